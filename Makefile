@@ -33,7 +33,7 @@ export LUNETTE_PROFILE := $(if $(profile),$(compiler))
 programs = -p lunette -p lunette_lab
 # What runs in guests of `lunette vm`: linked statically, and so in a folder of its own.
 agent_directory = $(target_directory)/guest-agent
-agent = $(agent_directory)/x86_64-unknown-linux-gnu/release/guest-agent
+guest_programs = $(agent_directory)/x86_64-unknown-linux-gnu/release
 release = $(CARGO) build --release $(if $(profile),--config 'build.rustflags=["-Cprofile-use=$(profile)"]')
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
@@ -46,7 +46,7 @@ build: ## Builds the optimised programs, lunette and lunette-lab
 	@scripts/setup build
 	@$(if $(profile),:,echo "build: no profile for this compiler in profile/ or RUSTFLAGS set: somewhat slower; make profile makes one")
 	$(release) $(programs)
-	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --release -p guest_agent \
+	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --release -p guest_agent -p guest_bench \
 		--target x86_64-unknown-linux-gnu --target-dir $(agent_directory)
 
 profile: ## Counts what is hot while every transport is driven and notes it in profile/, by which build and the benchmarks go
@@ -138,10 +138,13 @@ install: ## Installs the built programs, their man pages, completions, systemd u
 		$$built completion zsh > $(DESTDIR)$(zshdir)/_$$program && \
 		$$built completion fish > $(DESTDIR)$(fishdir)/$$program.fish || exit 1; \
 	done
-	@if test -x $(agent); then \
-		echo "install $(DESTDIR)$(libexecdir)/lunette/guest-agent"; \
-		install -D -m 755 $(agent) $(DESTDIR)$(libexecdir)/lunette/guest-agent; \
-	else echo "install: guest-agent is not built: lunette vm run boots systems of your own only; hint: make build" >&2; fi
+	@for program in guest-agent guest-bench; do \
+		built=$(guest_programs)/$$program; \
+		if test -x $$built; then \
+			echo "install $(DESTDIR)$(libexecdir)/lunette/$$program"; \
+			install -D -m 755 $$built $(DESTDIR)$(libexecdir)/lunette/$$program || exit 1; \
+		else echo "install: $$program is not built: lunette vm lacks what needs it; hint: make build" >&2; fi; \
+	done
 	sed "s|@BINDIR@|$(bindir)|" contrib/systemd/lunette.service.in > $(DESTDIR)$(systemddir)/lunette.service
 	install -m 644 contrib/systemd/lunette.socket $(DESTDIR)$(systemddir)/lunette.socket
 	install -D -m 644 contrib/systemd/sysusers.conf $(DESTDIR)$(sysusersdir)/lunette.conf
@@ -158,7 +161,7 @@ install: ## Installs the built programs, their man pages, completions, systemd u
 	done
 
 uninstall: ## Removes what install put there
-	rm -f $(DESTDIR)$(bindir)/lunette{,-lab} $(DESTDIR)$(libexecdir)/{lunette-vhost-user-{blk,scsi},lunette/guest-agent} \
+	rm -f $(DESTDIR)$(bindir)/lunette{,-lab} $(DESTDIR)$(libexecdir)/{lunette-vhost-user-{blk,scsi},lunette/guest-{agent,bench}} \
 		$(DESTDIR)$(descriptordir)/50-lunette-{blk,scsi}.json $(DESTDIR)$(mandir)/lunette{,-*}.1 \
 		$(DESTDIR)$(bashdir)/lunette{,-lab} $(DESTDIR)$(zshdir)/_lunette{,-lab} $(DESTDIR)$(fishdir)/lunette{,-lab}.fish \
 		$(DESTDIR)$(systemddir)/lunette.{service,socket} $(DESTDIR){$(sysusersdir),$(tmpfilesdir)}/lunette.conf

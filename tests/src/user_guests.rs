@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 use vm::running::{Registry, State, terminate};
-use vm::{Profile, Scratch, guest_program, lunette_program, tool, wait_until};
+use vm::{GuestProgram, Profile, Scratch, guest_program, lunette_program, tool, wait_until};
 
 /// Ends of processes and of folders are a matter of moments; the machine may be busy.
 const GONE_LIMIT: Duration = Duration::from_secs(60);
@@ -36,12 +36,21 @@ impl UserGuests {
         let lab = built.with_file_name("lunette-lab");
         link(&lab, &programs.join("lunette-lab"))?;
         link(&built, &programs.join("lunette"))?;
-        link(&guest_program()?, &libexec.join("guest-agent"))?;
+        let agent = GuestProgram::Agent;
+        link(&guest_program(agent)?, &libexec.join(agent.name()))?;
         Ok(UserGuests {
             scratch,
             programs,
             path,
         })
+    }
+
+    /// Also the load generator for guests, which takes a while to build.
+    pub fn with_bench(self) -> Result<UserGuests> {
+        let bench = GuestProgram::Bench;
+        let place = self.scratch.file("libexec/lunette").join(bench.name());
+        link(&guest_program(bench)?, &place)?;
+        Ok(self)
     }
 
     /// A file of this test's.

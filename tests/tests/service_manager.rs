@@ -257,7 +257,10 @@ fn units_pages_and_completions_are_installed_and_removed_again() -> Result<()> {
     }
     let agent = target.join("guest-agent/x86_64-unknown-linux-gnu/release");
     std::fs::create_dir_all(&agent)?;
-    std::fs::copy(vm::guest_program()?, agent.join("guest-agent"))?;
+    std::fs::copy(
+        vm::guest_program(vm::GuestProgram::Agent)?,
+        agent.join("guest-agent"),
+    )?;
     make("install", &prefix, &target)?;
     for file in [
         "libexec/lunette/guest-agent",

@@ -48,6 +48,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
             "vhost_frontend",
             "lunette",
             "guest_agent",
+            "guest_bench",
             "end_to_end",
             "lunette-fuzz",
         ],

@@ -32,11 +32,37 @@ pub fn lunette_program(profile: Profile) -> Result<PathBuf> {
     })
 }
 
-/// The path of the statically linked `guest-agent`. It has its own target directory, for it has its own linking.
-pub fn guest_program() -> Result<PathBuf> {
-    static PROGRAM: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    once(&PROGRAM, "guest-agent", || {
-        let mut command = cargo(&["guest_agent"]);
+/// A program for guests. All of them are linked statically, in a target directory of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestProgram {
+    /// What runs commands, and tests' workloads.
+    Agent,
+    /// The load generator of `lunette bench`.
+    Bench,
+}
+
+impl GuestProgram {
+    /// Its file's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            GuestProgram::Agent => "guest-agent",
+            GuestProgram::Bench => "guest-bench",
+        }
+    }
+
+    fn package(self) -> &'static str {
+        match self {
+            GuestProgram::Agent => "guest_agent",
+            GuestProgram::Bench => "guest_bench",
+        }
+    }
+}
+
+/// The path of a program for guests, as a build of this source tree gives it.
+pub fn guest_program(program: GuestProgram) -> Result<PathBuf> {
+    static PROGRAMS: [OnceLock<Result<PathBuf, String>>; 2] = [OnceLock::new(), OnceLock::new()];
+    once(&PROGRAMS[program as usize], program.name(), || {
+        let mut command = cargo(&[program.package()]);
         command
             .args([
                 "--release",

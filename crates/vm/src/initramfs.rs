@@ -2,12 +2,13 @@
 //!
 //! Built once and kept beside the kernel under a name made from its ingredients' sizes and times.
 
+use crate::build::GuestProgram;
 use crate::cpio::Archive;
 use crate::multipath::MULTIPATH_CONF;
 use crate::places::{
     Kernel, guest_directory, initiator_tool, multipath_file, tool, unpacked_libraries,
 };
-use crate::setup::{agent_program, busybox};
+use crate::setup::{busybox, program_for_guests};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -212,7 +213,10 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
         .map(|module| (format!("modules/{}", base_name(&module)), module))
         .collect();
     files.push(("bin/busybox".into(), busybox()?));
-    files.push(("bin/guest-agent".into(), agent_program()?));
+    files.push((
+        "bin/guest-agent".into(),
+        program_for_guests(GuestProgram::Agent)?,
+    ));
     let mut tools = Vec::new();
     for name in TOOLS {
         match tool(name) {

@@ -1,7 +1,7 @@
 //! What a guest is made of, brought to a user's own folder: Debian's cloud kernel and a static busybox, downloaded and unpacked,
 //! never installed; and the agent, which comes with Lunette.
 
-use crate::build::guest_program;
+use crate::build::{GuestProgram, guest_program};
 use crate::initramfs::{self, Equipment};
 use crate::interrupt::interrupted;
 use crate::places::{guest_directory, is_installed, kernel, tool};
@@ -17,9 +17,8 @@ const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 const BUSYBOX_PACKAGE: &str = "busybox-static";
 /// Folders that are not finished.
 const PART: &str = "part-";
-const AGENT: &str = "guest-agent";
-/// Where `make install` puts the agent, from the folder of the program.
-const AGENT_FOLDER: &str = "../libexec/lunette";
+/// Where `make install` puts programs for guests, from the folder of the program.
+const PROGRAM_FOLDER: &str = "../libexec/lunette";
 
 /// What a guest boots.
 #[derive(Clone, Debug)]
@@ -40,18 +39,19 @@ pub fn user_system() -> Result<UserSystem> {
     })
 }
 
-/// The statically linked agent: beside this program or in `../libexec/lunette`, and in a source tree as a build gives it.
-pub fn agent_program() -> Result<PathBuf> {
+/// A statically linked program for guests: beside this program or in `../libexec/lunette`, and in a source tree as a build gives it.
+pub fn program_for_guests(program: GuestProgram) -> Result<PathBuf> {
     if !is_installed() {
-        return guest_program();
+        return guest_program(program);
     }
     let own = std::env::current_exe().context("cannot find this program")?;
     let folder = own.parent().unwrap_or(Path::new("/"));
-    let candidates = [folder.join(AGENT), folder.join(AGENT_FOLDER).join(AGENT)];
+    let name = program.name();
+    let candidates = [folder.join(name), folder.join(PROGRAM_FOLDER).join(name)];
     let found = candidates.iter().find(|path| is_static(path));
     found.cloned().with_context(|| {
         format!(
-            "no statically linked {AGENT} at {} or {}; hint: `make install` puts it there",
+            "no statically linked {name} at {} or {}; hint: `make install` puts it there",
             candidates[0].display(),
             candidates[1].display()
         )

@@ -60,7 +60,7 @@ pub fn run(arguments: &CopyArguments) -> Outcome {
     })
 }
 
-fn copy_in(socket: &Path, source: &Path, inside: &str) -> Result<()> {
+pub(super) fn copy_in(socket: &Path, source: &Path, inside: &str) -> Result<()> {
     let file = File::open(source).with_context(|| format!("cannot open {}", source.display()))?;
     let metadata = file.metadata()?;
     ensure!(
@@ -82,7 +82,7 @@ fn copy_in(socket: &Path, source: &Path, inside: &str) -> Result<()> {
     run_script(socket, script, &words, input, &mut std::io::sink())
 }
 
-fn copy_out(socket: &Path, inside: &str, destination: &Path) -> Result<()> {
+pub(super) fn copy_out(socket: &Path, inside: &str, destination: &Path) -> Result<()> {
     let name = Path::new(inside)
         .file_name()
         .context("the source has no name")?;
@@ -121,7 +121,7 @@ fn copy_out(socket: &Path, inside: &str, destination: &Path) -> Result<()> {
 }
 
 /// Runs a script with positional parameters; what it complains of is the error.
-fn run_script(
+pub(super) fn run_script(
     socket: &Path,
     script: &str,
     words: &[&str],

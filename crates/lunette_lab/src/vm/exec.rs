@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 
 use clap::Args;
 use cli_common::{Failure, Outcome};
@@ -48,16 +48,7 @@ pub fn run(arguments: ExecArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
     let (place, _) = registry.find(&arguments.name).map_err(failed)?;
     let script = script(&arguments.command);
-    let (sender, signals) = channel();
-    let mut caught = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-    std::thread::spawn(move || {
-        for (index, signal) in caught.forever().enumerate() {
-            // Who asks twice does not want to wait for the guest.
-            if index > 0 || sender.send(signal as u8).is_err() {
-                std::process::exit(128 + signal);
-            }
-        }
-    });
+    let signals = caught_signals()?;
     let input = match arguments.no_stdin {
         true => ExecInput::Nothing,
         false => ExecInput::Reader(Box::new(std::io::stdin())),
@@ -77,6 +68,21 @@ pub fn run(arguments: ExecArguments) -> Outcome {
         Ended::Code(code) => std::process::exit(code as i32),
         Ended::NobodyReads => Err(Failure::NobodyReads),
     }
+}
+
+/// Signals that ask this process to end, for the guest's command.
+pub fn caught_signals() -> std::io::Result<Receiver<u8>> {
+    let (sender, signals) = channel();
+    let mut caught = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    std::thread::spawn(move || {
+        for (index, signal) in caught.forever().enumerate() {
+            // Who asks twice does not want to wait for the guest.
+            if index > 0 || sender.send(signal as u8).is_err() {
+                std::process::exit(128 + signal);
+            }
+        }
+    });
+    Ok(signals)
 }
 
 /// One argument is a script as it stands; several are words that no shell takes apart.

@@ -1,6 +1,7 @@
 //! `lunette vm`: guests whose disks come through Lunette, or through QEMU's own devices to compare with. One file for each
 //! subcommand, or for a few that belong together.
 
+mod bench;
 mod console;
 mod copy;
 mod exec;
@@ -39,6 +40,8 @@ enum Action {
     List(list::ListArguments),
     /// Run a command in a guest
     Exec(exec::ExecArguments),
+    /// Run a job file in a guest, and measure
+    Bench(Box<bench::BenchArguments>),
     /// Copy a file into a guest, or out of it
     Copy(copy::CopyArguments),
     /// Look at a guest's console, and type there
@@ -80,6 +83,7 @@ pub fn run(command: VmCommand) -> Outcome {
         Action::Run(arguments) => run::run(&arguments),
         Action::List(arguments) => list::run(&arguments),
         Action::Exec(arguments) => exec::run(arguments),
+        Action::Bench(arguments) => bench::run(&arguments),
         Action::Copy(arguments) => copy::run(&arguments),
         Action::Console(arguments) => console::console(&arguments),
         Action::Monitor(arguments) => console::monitor(&arguments),

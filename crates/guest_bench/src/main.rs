@@ -1,0 +1,58 @@
+//! `lunette bench` for guests: runs a job file of fio's language on the files and block devices that it names.
+//!
+//! Linked statically, because `lunette vm bench` puts it into whatever system a guest runs. Prints fio's JSON on stdout and writes the
+//! logs that the jobs ask for into the current folder. Exits with 1 when something failed, and with 2 when it was called wrongly.
+#![forbid(unsafe_code)]
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result, ensure};
+use bench::job::{Job, Surroundings, parse};
+use bench::report;
+use bench::run::{Plan, Progress, Repetition, run};
+use latency::Clock;
+
+const USAGE: &str = "usage: guest-bench JOB.fio";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [file] = &words[..] else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    match measure(file) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("guest-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn measure(file: &str) -> Result<()> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
+    let jobs = Surroundings::here(|here| parse(file, &text, &Job::default(), here))?;
+    let plan = Plan {
+        jobs,
+        ..Plan::default()
+    };
+    let never = Arc::new(AtomicBool::new(false));
+    let outcome = run(&plan, &Clock::new(), &never, &Progress::silent())?;
+    let document = report::to_json(&outcome, &plan.jobs, true);
+    writeln!(std::io::stdout(), "{document:#}").context("cannot write the result")?;
+    let turns = || outcome.subjects.iter().flat_map(|one| &one.repetitions);
+    let mut first = 1;
+    for (job, result) in plan.jobs.iter().zip(turns().flat_map(|turn| &turn.jobs)) {
+        report::write_logs(job, first, result)?;
+        first += u32::from(job.numjobs);
+    }
+    let errors: u64 = turns().map(Repetition::errors).sum();
+    let complaints = turns().flat_map(|turn| &turn.jobs);
+    let mut complaints = complaints.flat_map(|job| &job.complaints);
+    let complaint = complaints.next().map_or("", String::as_str);
+    ensure!(errors == 0, "{errors} errors or differences: {complaint}");
+    Ok(())
+}

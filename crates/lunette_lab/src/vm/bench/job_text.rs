@@ -1,0 +1,85 @@
+//! A job file's text, with options that hold for all jobs whatever the file says.
+
+/// `OPTION=VALUE` of the command line.
+pub fn option(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((option, value)) if !option.trim().is_empty() => {
+            Ok((option.trim().to_owned(), value.trim().to_owned()))
+        }
+        _ => Err("it is written OPTION=VALUE, such as ramp_time=0".to_owned()),
+    }
+}
+
+/// Disks as `filename` takes them: names are those in /dev, and a colon in a name is written `\:`.
+pub fn filename(disks: &[String]) -> String {
+    let paths = disks.iter().map(|disk| {
+        let path = match disk.starts_with('/') {
+            true => disk.clone(),
+            false => format!("/dev/{disk}"),
+        };
+        path.replace(':', "\\:")
+    });
+    paths.collect::<Vec<_>>().join(":")
+}
+
+/// Leaves out each line that sets one of these options, and sets them for all jobs at the beginning.
+///
+/// # Errors
+/// For a file that includes others: they are not in the guest.
+pub fn with_overrides(text: &str, overrides: &[(String, String)]) -> Result<String, String> {
+    let mut lines = Vec::new();
+    if !overrides.is_empty() {
+        lines.push("[global]".to_owned());
+        let given = overrides.iter();
+        lines.extend(given.map(|(option, value)| format!("{option}={value}")));
+    }
+    for (line, number) in text.lines().zip(1..) {
+        let bare = line.trim();
+        if bare.split_whitespace().next() == Some("include") {
+            return Err(format!(
+                "line {number}: `{bare}`: the guest has no other file; hint: put that file's text here"
+            ));
+        }
+        let option = bare.split('=').next().unwrap_or_default().trim();
+        if !overrides.iter().any(|(name, _)| name == option) {
+            lines.push(line.to_owned());
+        }
+    }
+    lines.push(String::new());
+    Ok(lines.join("\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn overrides(list: &[(&str, &str)]) -> Vec<(String, String)> {
+        let owned = |(a, b): &(&str, &str)| ((*a).to_owned(), (*b).to_owned());
+        list.iter().map(owned).collect()
+    }
+
+    #[test]
+    fn overrides_count_whatever_the_file_says() {
+        let text = "; size=1g\n[global]\nsize = 512m\nbs=4k\n[a]\nloops=10\nfilename=/dev/sda\n";
+        let new = with_overrides(text, &overrides(&[("size", "1m"), ("loops", "2")])).unwrap();
+        assert_eq!(
+            new,
+            "[global]\nsize=1m\nloops=2\n; size=1g\n[global]\nbs=4k\n[a]\nfilename=/dev/sda\n"
+        );
+        assert_eq!(with_overrides(text, &[]).unwrap(), text);
+    }
+
+    #[test]
+    fn a_file_that_includes_another_is_refused() {
+        let error = with_overrides("[a]\n include more.fio\n", &[]).unwrap_err();
+        assert!(error.starts_with("line 2:"), "{error}");
+    }
+
+    #[test]
+    fn disks_are_names_or_paths() {
+        let disks = ["vda".to_owned(), "/dev/disk/by-path/pci-0:1".to_owned()];
+        assert_eq!(filename(&disks), "/dev/vda:/dev/disk/by-path/pci-0\\:1");
+        assert_eq!(option("a = b=c"), Ok(("a".to_owned(), "b=c".to_owned())));
+        assert!(option("a").is_err() && option("=a").is_err());
+    }
+}

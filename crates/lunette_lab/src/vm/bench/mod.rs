@@ -1,0 +1,322 @@
+//! `lunette vm bench`: a job file of fio's language in a guest, by the load generator of `lunette bench` or by the guest's own fio.
+
+mod job_text;
+mod result;
+
+use std::fmt::Write as _;
+use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bench::job::{Job, Surroundings, parse};
+use bench::run::cpu_of;
+use clap::{Args, ValueEnum};
+use cli_common::{Failure, Outcome, say};
+use vm::GuestProgram;
+use vm::running::{AGENT_SOCKET, Ended, ExecInput, Place, Registry, State, exec};
+use vm::setup::program_for_guests;
+
+use super::copy::{copy_in, copy_out, run_script};
+use super::exec::caught_signals;
+use super::failed;
+use result::{CpuTimes, Measured};
+
+/// `lunette vm bench`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub struct BenchArguments {
+    /// The guest
+    name: String,
+    /// Job file in fio's language; its files and devices are the guest's
+    job: PathBuf,
+    /// Disks for all jobs, whatever the file says: names in /dev, or paths
+    #[arg(long, value_name = "DISK,DISK", value_delimiter = ',')]
+    disks: Vec<String>,
+    /// Instead of each size in the file
+    #[arg(long, value_name = "SIZE", help_heading = "Overrides")]
+    size: Option<String>,
+    /// Instead of each loops in the file
+    #[arg(long, value_name = "N", help_heading = "Overrides")]
+    loops: Option<u32>,
+    /// Instead of each runtime in the file
+    #[arg(long, value_name = "TIME", help_heading = "Overrides")]
+    runtime: Option<String>,
+    /// Another option for all jobs, whatever the file says
+    #[arg(long, value_name = "OPTION=VALUE", value_parser = job_text::option, help_heading = "Overrides")]
+    set: Vec<(String, String)>,
+    /// Who makes the load
+    #[arg(long, value_enum, default_value = "lunette")]
+    with: Generator,
+    /// Form of the result: a table, or fio's JSON
+    #[arg(long, value_enum, default_value = "normal")]
+    output_format: Format,
+    /// File for the result
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Folder for the logs that the jobs write [default: the job file's name without its end]
+    #[arg(long, value_name = "FOLDER")]
+    logs: Option<PathBuf>,
+}
+
+/// Who makes the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Generator {
+    /// The load generator of lunette bench, which this command puts into the guest
+    Lunette,
+    /// The fio that the guest has
+    Fio,
+}
+
+/// Forms of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A table
+    Normal,
+    /// fio's JSON, with CPU times under vm
+    Json,
+}
+
+const AFTER: &str = "\
+The jobs run on files and block devices of the guest. Data on the disks are lost where a job writes. Logs (write_bw_log and its
+like) come back as files of the same names. CPU times are of all of the guest and of the host's processes from the start of the
+load generator to its end, whatever the jobs leave out (ramp_time).
+
+Examples:
+    lunette vm bench guest1 contrib/jobs/four-disks.fio --size 16m --loops 1
+    lunette vm bench guest1 job.fio --disks vda,vdb --runtime 5s --output-format json --output result.json
+    lunette vm bench guest1 job.fio --with fio";
+
+/// Runs the jobs and prints what they gave.
+///
+/// # Errors
+/// What is wrong with the job file, or what failed in the guest.
+pub fn run(arguments: &BenchArguments) -> Outcome {
+    let registry = Registry::open().map_err(failed)?;
+    let (place, state) = registry.find(&arguments.name).map_err(failed)?;
+    let text = job_file(arguments)?;
+    let measured = in_guest(arguments, &place, &state, &text).map_err(|error| {
+        failed(error.context(format!(
+            "guest {}: bench {}",
+            arguments.name,
+            arguments.job.display()
+        )))
+    })?;
+    let text = match arguments.output_format {
+        Format::Normal => measured.table(),
+        Format::Json => format!("{:#}\n", measured.json()),
+    };
+    match &arguments.output {
+        Some(path) => std::fs::write(path, text).map_err(|error| {
+            Failure::because(format!("cannot write {}: {error}", path.display()))
+        })?,
+        None => std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes())?,
+    }
+    match measured.errors() {
+        0 => Ok(()),
+        count => Err(Failure::because(format!(
+            "guest {}: {count} jobs ended with errors",
+            arguments.name
+        ))),
+    }
+}
+
+/// The job file's text with what the command line says instead; of mistakes in it none reaches the guest.
+fn job_file(arguments: &BenchArguments) -> Result<String, Failure> {
+    let name = arguments.job.display().to_string();
+    let text = std::fs::read_to_string(&arguments.job)
+        .map_err(|error| Failure::mistake(format!("cannot read {name}: {error}")))?;
+    let mut overrides = arguments.set.clone();
+    let size = arguments.size.clone().map(|size| ("size", size));
+    let loops = arguments.loops.map(|loops| ("loops", loops.to_string()));
+    let runtime = arguments.runtime.clone().map(|time| ("runtime", time));
+    let given = [size, loops, runtime].into_iter().flatten();
+    overrides.extend(given.map(|(option, value)| (option.to_owned(), value)));
+    if !arguments.disks.is_empty() {
+        let disks = job_text::filename(&arguments.disks);
+        overrides.push(("filename".to_owned(), disks));
+    }
+    let text = job_text::with_overrides(&text, &overrides)
+        .map_err(|message| Failure::mistake(format!("{name}: {message}")))?;
+    if arguments.with == Generator::Lunette {
+        let jobs = Surroundings::here(|here| parse(&name, &text, &Job::default(), here));
+        if let Err(mistakes) = jobs {
+            for mistake in &mistakes.0 {
+                say(&format_args!("lunette: {mistake}"));
+            }
+            return Err(Failure::Mistaken);
+        }
+    }
+    Ok(text)
+}
+
+/// A folder in the guest, which goes with this.
+struct GuestFolder<'a> {
+    socket: &'a Path,
+    path: String,
+}
+
+impl Drop for GuestFolder<'_> {
+    fn drop(&mut self) {
+        // A guest that is gone has taken it along.
+        let words = [self.path.as_str()];
+        let nothing = ExecInput::Nothing;
+        run_script(
+            self.socket,
+            "rm -rf \"$1\"",
+            &words,
+            nothing,
+            &mut std::io::sink(),
+        )
+        .unwrap_or(());
+    }
+}
+
+impl GuestFolder<'_> {
+    /// What a script in it prints.
+    fn ask(&self, script: &str, words: &[&str]) -> Result<String> {
+        let script = format!("cd {} || exit 1\n{script}", self.path);
+        let mut output = Vec::new();
+        run_script(self.socket, &script, words, ExecInput::Nothing, &mut output)?;
+        String::from_utf8(output).context("the guest printed what is no text")
+    }
+}
+
+fn in_guest(
+    arguments: &BenchArguments,
+    place: &Place,
+    state: &State,
+    job: &str,
+) -> Result<Measured> {
+    let socket = place.file(AGENT_SOCKET);
+    let mut path = Vec::new();
+    let make = "mktemp -d /tmp/bench.XXXXXX";
+    run_script(&socket, make, &[], ExecInput::Nothing, &mut path)?;
+    let path = String::from_utf8_lossy(&path).trim().to_owned();
+    let is_sound = |c: char| c.is_ascii_alphanumeric() || "/.".contains(c);
+    ensure!(
+        path.starts_with("/tmp/bench.") && path.chars().all(is_sound) && !path.contains(".."),
+        "the guest made the folder {path:?}"
+    );
+    let folder = GuestFolder {
+        socket: &socket,
+        path,
+    };
+    let bytes = ExecInput::Bytes(job.as_bytes().to_vec());
+    let words = [folder.path.as_str()];
+    let put = "cat > \"$1/job.fio\"";
+    run_script(&socket, put, &words, bytes, &mut std::io::sink())?;
+    let load = match arguments.with {
+        Generator::Lunette => format!("{} job.fio > result.json", generator(&socket)?),
+        Generator::Fio => {
+            ensure!(
+                folder
+                    .ask("command -v fio >/dev/null && echo yes || echo no", &[])?
+                    .trim()
+                    == "yes",
+                "the guest has no fio; hint: --with lunette needs none; a static fio comes in with `lunette vm copy {} fio :/bin/fio`, and a system of your own (--system) may have its distribution's, which needs libraries",
+                arguments.name
+            );
+            "fio --output-format=json --output=result.json job.fio >&2".to_owned()
+        }
+    };
+    let (elapsed, qemu, daemon) = watched(&folder, state, &load)?;
+    let times = |file: &str| -> Result<CpuTimes> {
+        let text = folder.ask(&format!("cat {file}"), &[])?;
+        CpuTimes::parse(&text).with_context(|| format!("the guest's /proc/stat says {text:?}"))
+    };
+    let guest_cpu = times("after")?.since(&times("before")?);
+    let result = folder.ask("cat result.json", &[])?;
+    let logs = fetch_logs(arguments, &folder)?;
+    Measured::new(&result, state, elapsed, guest_cpu, [qemu, daemon], logs)
+}
+
+/// Runs the load; how long it took, and what QEMU and the daemon used meanwhile.
+fn watched(
+    folder: &GuestFolder<'_>,
+    state: &State,
+    load: &str,
+) -> Result<(Duration, Option<u64>, Option<u64>)> {
+    let script = format!(
+        "cd {} || exit 1\ncat /proc/stat > before\n{load}\ncode=$?\ncat /proc/stat > after\nexit $code\n",
+        folder.path
+    );
+    let used = || [state.qemu, state.daemon].map(|pid| pid.and_then(cpu_of));
+    let (mut output, mut errors) = (Vec::new(), Vec::new());
+    let signals = caught_signals().context("cannot catch signals")?;
+    let (begin, before) = (Instant::now(), used());
+    let ended = exec(
+        folder.socket,
+        script.as_bytes(),
+        ExecInput::Nothing,
+        &mut output,
+        &mut errors,
+        Some(signals),
+    )?;
+    let (elapsed, after) = (begin.elapsed(), used());
+    let errors = String::from_utf8_lossy(&errors);
+    match ended {
+        // A job of errors has its result all the same, and the result says so.
+        Ended::Code(0) => {}
+        Ended::Code(code) => {
+            let has_result = folder.ask("test -s result.json && echo yes || echo no", &[])?;
+            if code > 128 || has_result.trim() != "yes" {
+                bail!("{} (exit code {code} in the guest)", errors.trim());
+            }
+            say(&format_args!("lunette: {}", errors.trim()));
+        }
+        Ended::NobodyReads => bail!("nobody reads what the guest prints"),
+    }
+    let spent = |at: usize| Some(after[at]?.saturating_sub(before[at]?));
+    Ok((elapsed, spent(0), spent(1)))
+}
+
+/// The load generator's path in the guest, where it stays for the next time.
+fn generator(socket: &Path) -> Result<String> {
+    let program = program_for_guests(GuestProgram::Bench)?;
+    let metadata = std::fs::metadata(&program)
+        .with_context(|| format!("cannot look at {}", program.display()))?;
+    let made = metadata.modified()?.duration_since(std::time::UNIX_EPOCH);
+    let made = made.map_or(0, |time| time.as_nanos());
+    let path = format!("/tmp/guest-bench-{:x}-{made:x}", metadata.len());
+    let mut there = Vec::new();
+    let look = "test -x \"$1\" && echo yes || echo no";
+    run_script(socket, look, &[&path], ExecInput::Nothing, &mut there)?;
+    if there != b"yes\n" {
+        copy_in(socket, &program, &path).context("cannot put the load generator into the guest")?;
+    }
+    Ok(path)
+}
+
+/// Brings the logs; their names are the guest's word, and stay within the folder.
+fn fetch_logs(arguments: &BenchArguments, folder: &GuestFolder<'_>) -> Result<Vec<PathBuf>> {
+    let list = folder.ask("ls -1", &[])?;
+    let names: Vec<&str> = list.lines().filter(|name| name.ends_with(".log")).collect();
+    let target = match &arguments.logs {
+        Some(folder) => folder.clone(),
+        None => PathBuf::from(arguments.job.file_stem().unwrap_or_default()),
+    };
+    let mut logs = Vec::new();
+    for name in names {
+        let mut parts = Path::new(name).components();
+        ensure!(
+            matches!(parts.next(), Some(Component::Normal(_))) && parts.next().is_none(),
+            "the guest has a log of the name {name:?}"
+        );
+        std::fs::create_dir_all(&target)
+            .with_context(|| format!("cannot make {}", target.display()))?;
+        let place = target.join(name);
+        copy_out(folder.socket, &format!("{}/{name}", folder.path), &place)?;
+        logs.push(place);
+    }
+    Ok(logs)
+}
+
+/// Nanoseconds as seconds, or a dash.
+fn seconds(nanos: Option<u64>) -> String {
+    let mut text = String::new();
+    match nanos {
+        Some(nanos) => write!(text, "{:.2} s", nanos as f64 / 1e9).unwrap_or(()),
+        None => text.push('-'),
+    }
+    text
+}

@@ -1,0 +1,228 @@
+//! What a job file gave in a guest: fio's JSON with CPU times, and a table of both.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use vm::running::State;
+
+use super::seconds;
+
+/// A kernel's unit in /proc/stat, in nanoseconds.
+const TICK_NS: u64 = 10_000_000;
+
+/// What a guest's CPUs did, in nanoseconds, all CPUs together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTimes {
+    /// Programs, niced ones too.
+    user: u64,
+    /// The kernel, for programs and for itself.
+    system: u64,
+    /// Interrupts.
+    irq: u64,
+    /// What interrupts leave for later.
+    softirq: u64,
+    /// What the host took.
+    steal: u64,
+}
+
+impl CpuTimes {
+    /// From the first line of /proc/stat.
+    pub fn parse(text: &str) -> Option<CpuTimes> {
+        let mut words = text.lines().next()?.split_whitespace();
+        if words.next() != Some("cpu") {
+            return None;
+        }
+        // user nice system idle iowait irq softirq steal
+        let words: Vec<u64> = words
+            .map(|word| word.parse::<u64>().ok()?.checked_mul(TICK_NS))
+            .collect::<Option<_>>()?;
+        Some(CpuTimes {
+            user: words.first()?.checked_add(*words.get(1)?)?,
+            system: *words.get(2)?,
+            irq: *words.get(5)?,
+            softirq: *words.get(6)?,
+            steal: *words.get(7)?,
+        })
+    }
+
+    /// Since an earlier moment.
+    pub fn since(&self, earlier: &CpuTimes) -> CpuTimes {
+        CpuTimes {
+            user: self.user.saturating_sub(earlier.user),
+            system: self.system.saturating_sub(earlier.system),
+            irq: self.irq.saturating_sub(earlier.irq),
+            softirq: self.softirq.saturating_sub(earlier.softirq),
+            steal: self.steal.saturating_sub(earlier.steal),
+        }
+    }
+}
+
+/// A result.
+pub struct Measured {
+    document: Value,
+}
+
+impl Measured {
+    /// fio's JSON, which may follow lines of text, and what was measured around it.
+    pub fn new(
+        result: &str,
+        state: &State,
+        elapsed: Duration,
+        guest: CpuTimes,
+        [qemu, daemon]: [Option<u64>; 2],
+        logs: Vec<PathBuf>,
+    ) -> Result<Measured> {
+        let begin = result.find('{').unwrap_or(0);
+        let mut document: Value = serde_json::from_str(&result[begin..])
+            .context("the load generator's result is no JSON")?;
+        let object = document.as_object_mut();
+        let object = object.context("the load generator's result is no JSON object")?;
+        let around = json!({
+            "guest": state.name,
+            "topology": state.topology,
+            "accelerator": state.accelerator,
+            "cpus": state.cpus,
+            "elapsed_ns": elapsed.as_nanos() as u64,
+            "guest_cpu_ns": {
+                "user": guest.user,
+                "system": guest.system,
+                "irq": guest.irq,
+                "softirq": guest.softirq,
+                "steal": guest.steal,
+            },
+            "host_cpu_ns": {"qemu": qemu, "daemon": daemon},
+            "logs": logs,
+        });
+        object.insert("vm".to_owned(), around);
+        Ok(Measured { document })
+    }
+
+    /// For programs.
+    pub fn json(&self) -> &Value {
+        &self.document
+    }
+
+    fn jobs(&self) -> &[Value] {
+        let jobs = self.document["jobs"].as_array();
+        jobs.map_or(&[], Vec::as_slice)
+    }
+
+    /// Jobs that ended with an error.
+    pub fn errors(&self) -> usize {
+        let jobs = self.jobs().iter();
+        jobs.filter(|job| job["error"].as_u64() != Some(0)).count()
+    }
+
+    /// For people.
+    pub fn table(&self) -> String {
+        let mut lines = vec![
+            [
+                "job", "", "I/Os", "IOPS", "MB/s", "mean us", "p50 us", "p99 us",
+            ]
+            .map(str::to_owned)
+            .to_vec(),
+        ];
+        for job in self.jobs() {
+            for direction in ["read", "write", "trim"] {
+                let one = &job[direction];
+                if one["total_ios"].as_u64().unwrap_or(0) == 0 {
+                    continue;
+                }
+                let micros = |value: &Value| match value.as_f64() {
+                    Some(nanos) => format!("{:.1}", nanos / 1e3),
+                    None => "-".to_owned(),
+                };
+                let percentiles = &one["clat_ns"]["percentile"];
+                lines.push(vec![
+                    job["jobname"].as_str().unwrap_or("-").to_owned(),
+                    direction.to_owned(),
+                    one["total_ios"].to_string(),
+                    format!("{:.0}", one["iops"].as_f64().unwrap_or(0.0)),
+                    format!("{:.2}", one["bw_bytes"].as_f64().unwrap_or(0.0) / 1e6),
+                    micros(&one["lat_ns"]["mean"]),
+                    micros(&percentiles["50.000000"]),
+                    micros(&percentiles["99.000000"]),
+                ]);
+            }
+        }
+        let mut text = columns(&lines);
+        self.add_around(&mut text);
+        text
+    }
+
+    fn add_around(&self, text: &mut String) {
+        let around = &self.document["vm"];
+        let guest = |name: &str| seconds(around["guest_cpu_ns"][name].as_u64());
+        let host = |name: &str| seconds(around["host_cpu_ns"][name].as_u64());
+        let elapsed = seconds(around["elapsed_ns"].as_u64());
+        let word = |name: &str| around[name].as_str().unwrap_or("-");
+        let lines = [
+            format!(
+                "\nguest {} ({}, {} CPUs) for {elapsed}",
+                word("guest"),
+                word("accelerator"),
+                around["cpus"]
+            ),
+            format!(
+                "guest CPU: user {}, system {}, irq {}, softirq {}, steal {}",
+                guest("user"),
+                guest("system"),
+                guest("irq"),
+                guest("softirq"),
+                guest("steal")
+            ),
+            format!("host CPU: QEMU {}, daemon {}", host("qemu"), host("daemon")),
+        ];
+        for line in lines {
+            writeln!(text, "{line}").unwrap_or(());
+        }
+        for log in around["logs"].as_array().into_iter().flatten() {
+            writeln!(text, "log: {}", log.as_str().unwrap_or("-")).unwrap_or(());
+        }
+    }
+}
+
+/// Cells below each other, the first two to the left.
+fn columns(lines: &[Vec<String>]) -> String {
+    let width = |at: usize| {
+        let cells = lines.iter().filter_map(|line| line.get(at));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let mut text = String::new();
+    for line in lines {
+        let cells = line.iter().enumerate().map(|(at, cell)| match at {
+            0 | 1 => format!("{cell:<0$}", width(at)),
+            _ => format!("{cell:>0$}", width(at)),
+        });
+        let cells: Vec<String> = cells.collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_between_two_moments() {
+        let times = |text: &str| CpuTimes::parse(text).unwrap();
+        let before = times("cpu  10 1 5 100 7 2 3 4 0 0\ncpu0 1\n");
+        let after = times("cpu  20 2 9 900 9 5 4 4 0 0\n");
+        let expected = CpuTimes {
+            user: 110_000_000,
+            system: 40_000_000,
+            irq: 30_000_000,
+            softirq: 10_000_000,
+            steal: 0,
+        };
+        assert_eq!(after.since(&before), expected);
+        for wrong in ["", "cpu 1 2", "intr 1 2 3 4 5 6 7 8", "cpu a b c d e f g h"] {
+            assert_eq!(CpuTimes::parse(wrong), None, "{wrong}");
+        }
+    }
+}
