@@ -17,6 +17,14 @@ pub fn compare(a: (&str, &Outcome), b: (&str, &Outcome)) -> String {
             b.1.environment.cpu
         ));
     }
+    for (one, other) in [(a, b), (b, a)] {
+        let known = &other.1.environment.findings;
+        for (check, found) in &one.1.environment.findings {
+            if !known.contains_key(check) {
+                text.push_str(&format!("note: {} only: {found}\n", one.0));
+            }
+        }
+    }
     let mut lines = vec![vec![
         "subject".to_owned(),
         a.0.to_owned(),
@@ -103,6 +111,15 @@ mod tests {
             assert!(text.contains(verdict), "{text}");
             assert!(!text.contains("warning"));
         }
+        let mut slower = base.clone();
+        let found = "CPU frequency governor powersave on 8 of 8 CPUs".to_owned();
+        slower
+            .environment
+            .findings
+            .insert("governor".to_owned(), found);
+        let text = compare(("x.json", &base), ("y.json", &slower));
+        let note = "note: y.json only: CPU frequency governor powersave on 8 of 8 CPUs\n";
+        assert!(text.starts_with(note), "{text}");
         let mut elsewhere = base.clone();
         elsewhere.environment.cpu = "another".to_owned();
         let text = compare(("x.json", &base), ("y.json", &elsewhere));

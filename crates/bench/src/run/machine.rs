@@ -1,5 +1,6 @@
 //! The machine: what it is, and who else used its CPUs meanwhile.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,9 @@ pub struct Environment {
     pub cpus: usize,
     /// Frequency governor of CPU 0, where there is one.
     pub governor: Option<String>,
+    /// What `lunette doctor` finds of the host, by the names of its checks.
+    #[serde(default)]
+    pub findings: BTreeMap<String, String>,
     /// Version of this program.
     pub version: String,
     /// Commit, where LUNETTE_COMMIT says it in the environment, or said it when this was built, as `make` does.
@@ -75,6 +79,7 @@ pub fn environment() -> Environment {
             .map_or_else(String::new, |(_, name)| name.trim().to_owned()),
         cpus: std::thread::available_parallelism().map_or(1, usize::from),
         governor: governor.ok().map(|text| text.trim().to_owned()),
+        findings: findings(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: std::env::var("LUNETTE_COMMIT")
             .ok()
@@ -86,6 +91,12 @@ pub fn environment() -> Environment {
         command: std::env::args().collect(),
         time: now.map_or(0, |time| time.as_secs()),
     }
+}
+
+fn findings() -> BTreeMap<String, String> {
+    let found = doctor::examine(&doctor::Host::at("/"), &doctor::Question::default());
+    let named = found.into_iter();
+    named.map(|one| (one.check.to_owned(), one.found)).collect()
 }
 
 /// CPU time of a process in nanoseconds, that of threads which have ended included; `None` where there is no such process.
