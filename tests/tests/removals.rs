@@ -142,6 +142,14 @@ fn a_reload_that_removes_a_lun_in_use_waits_no_longer_than_its_caller() -> Resul
         "{status}: {answer}"
     );
     another_change_is_made(&client)?;
+    // Whichever of two whole configurations ended last would undo the other.
+    let second = client.change(Method::POST, &format!("{reload}=0"), None);
+    let said = second.as_ref().map_err(ToString::to_string);
+    ensure!(
+        said.as_ref()
+            .is_err_and(|said| said.contains("another whole configuration has been waiting")),
+        "{said:?}"
+    );
     ensure!(!reader.is_finished(), "the other change has waited");
     let status = reader.join().expect("it does not panic")?;
     ensure!(

@@ -44,6 +44,16 @@ pub enum Work {
     Reload(Box<Config>),
 }
 
+impl Work {
+    /// Does it say what all objects are to be?
+    fn is_whole(&self) -> bool {
+        match self {
+            Work::Reload(_) => true,
+            Work::Change(change) => matches!(**change, Change::Replace(_)),
+        }
+    }
+}
+
 /// Takes what became of a change.
 pub type Reply = Box<dyn FnOnce(Result<Made, Refusal>) + Send>;
 
@@ -52,6 +62,8 @@ pub type Reply = Box<dyn FnOnce(Result<Made, Refusal>) + Send>;
 pub struct Draining {
     number: u64,
     since: Instant,
+    /// For a change that says what all objects are to be.
+    is_whole: bool,
     is_announced: bool,
     exports: Vec<String>,
     luns: Vec<ExportLuns>,
@@ -189,12 +201,13 @@ impl ToDrain {
         self.exports.is_empty() && self.luns.is_empty() && self.shrink.is_empty()
     }
 
-    fn view(&self, number: u64) -> Draining {
+    fn view(&self, number: u64, is_whole: bool) -> Draining {
         let name = |export: &ExportConfig| export.as_ref().name().to_owned();
         let disk = |(disk, _): &(Arc<Disk>, u64)| disk.name().to_owned();
         Draining {
             number,
             since: Instant::now(),
+            is_whole,
             is_announced: false,
             exports: self.exports.iter().map(name).collect(),
             luns: self.luns.iter().map(|(luns, _)| luns.clone()).collect(),
@@ -308,6 +321,15 @@ impl Drains {
 impl Owner {
     /// Makes a change and gives the result to `reply`: at once, or when the requests to what it takes away have ended.
     pub fn begin_change(&mut self, work: Work, how: How, reply: Reply) {
+        // Of two that say what all objects are to be, the one that ends last would undo the other.
+        if work.is_whole()
+            && let Some(first) = self.drains.draining.iter().find(|one| one.is_whole)
+        {
+            let seconds = first.since.elapsed().as_secs();
+            let detail =
+                format!("another whole configuration has been waiting for clients for {seconds} s");
+            return reply(Err(Refusal::Conflict(vec![Fault::new(detail).help(HELP)])));
+        }
         self.go_on(work, how, Drained::default(), reply);
     }
 
@@ -376,7 +398,7 @@ impl Owner {
         drains.threads.retain(|thread| !thread.is_finished());
         drains.last += 1;
         let number = drains.last;
-        drains.draining.push(to_drain.view(number));
+        drains.draining.push(to_drain.view(number, work.is_whole()));
         let (pool, messages) = (Arc::clone(&self.servers.pool), self.messages.clone());
         // Kept apart from the thread, which may not come to be.
         let parts = Arc::new(std::sync::Mutex::new(Some((
