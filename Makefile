@@ -46,7 +46,7 @@ build: ## Builds the optimised programs, lunette and lunette-lab
 	@scripts/setup build
 	@$(if $(profile),:,echo "build: no profile for this compiler in profile/ or RUSTFLAGS set: somewhat slower; make profile makes one")
 	$(release) $(programs)
-	RUSTFLAGS='-C target-feature=+crt-static' $(CARGO) build --release -p guest_agent -p guest_bench \
+	RUSTFLAGS='-C target-feature=+crt-static -C strip=debuginfo' $(CARGO) build --release -p guest_agent -p guest_bench \
 		--target x86_64-unknown-linux-gnu --target-dir $(agent_directory)
 
 profile: ## Counts what is hot while every transport is driven and notes it in profile/, by which build and the benchmarks go

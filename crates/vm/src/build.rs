@@ -71,7 +71,10 @@ pub fn guest_program(program: GuestProgram) -> Result<PathBuf> {
                 "--target-dir",
             ])
             .arg(guest_directory().join("target"))
-            .env("RUSTFLAGS", "-C target-feature=+crt-static")
+            .env(
+                "RUSTFLAGS",
+                "-C target-feature=+crt-static -C strip=debuginfo",
+            )
             .env_remove("CARGO_ENCODED_RUSTFLAGS");
         command
     })
