@@ -268,8 +268,12 @@ fn connections_that_break_all_the_time_cost_no_error_and_no_write() -> Result<()
     let verified = load.finish();
     verified.with_context(|| near.daemon.process().log_tail())?;
     let log = near.daemon.process().log();
+    // Rate-limited: not one for each.
     let losses = log.matches("session lost").count();
-    ensure!(losses > 10, "the session was lost {losses} times only");
+    ensure!(
+        (2..30).contains(&losses),
+        "{losses} lines of losses:\n{log}"
+    );
     Ok(())
 }
 

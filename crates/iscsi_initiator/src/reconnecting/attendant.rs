@@ -27,6 +27,9 @@ const LOSSES_MAX: u32 = 64;
 /// Function complete, and task does not exist (RFC 7143, 11.6.1).
 const FUNCTION_COMPLETE: u8 = 0;
 
+/// So far apart are two log lines of lost sessions at least.
+const WARNINGS_APART: Duration = Duration::from_secs(1);
+
 /// There is no session.
 struct Down {
     since: Instant,
@@ -56,6 +59,9 @@ pub(super) struct Attendant {
     /// Sessions in a row in which no command has ended.
     fruitless: u32,
     is_fruitful: bool,
+    /// When a loss was last logged, and how many were not since then.
+    warned: Option<Instant>,
+    suppressed: u32,
 }
 
 impl Attendant {
@@ -79,6 +85,8 @@ impl Attendant {
             active: Instant::now(),
             fruitless: 0,
             is_fruitful: false,
+            warned: None,
+            suppressed: 0,
         }
     }
 
@@ -177,8 +185,13 @@ impl Attendant {
                 read_length: (task.command.read > 0).then_some(task.command.read),
                 ..Request::default()
             };
-            let itt = unit.session().queue(request)?;
-            self.running.insert(itt, task);
+            match unit.session().queue(request) {
+                Ok(itt) => drop(self.running.insert(itt, task)),
+                Err(error) => {
+                    task.end(Ended::Lost);
+                    return Err(error.into());
+                }
+            }
         }
         Ok(())
     }
@@ -310,7 +323,7 @@ impl Attendant {
                 _ => task.end(Ended::Lost),
             }
         }
-        tracing::warn!(unit = %self.settings.address, "session lost, logging in again: {reason}");
+        self.warn(now, reason);
         self.fruitless = match std::mem::take(&mut self.is_fruitful) {
             true => 0,
             false => self.fruitless + 1,
@@ -327,6 +340,19 @@ impl Attendant {
             is_expired: false,
         });
         (self.observer)(UnitEvent::Down { reason, next_try });
+    }
+
+    /// A target that comes and goes must not fill the log.
+    fn warn(&mut self, now: Instant, reason: &str) {
+        let is_early = |at: Instant| now.duration_since(at) < WARNINGS_APART;
+        if self.warned.is_some_and(is_early) {
+            self.suppressed += 1;
+            return;
+        }
+        self.warned = Some(now);
+        let suppressed = std::mem::take(&mut self.suppressed);
+        let unit = &self.settings.address;
+        tracing::warn!(%unit, suppressed, "session lost, logging in again: {reason}");
     }
 
     /// One round without a session: tries to log in when it is time, or waits for that.
@@ -373,7 +399,10 @@ impl Attendant {
             .down
             .take()
             .map_or(Duration::ZERO, |down| down.since.elapsed());
-        tracing::info!(unit = %self.settings.address, seconds = waited.as_secs_f32(), "session is back");
+        if self.suppressed == 0 {
+            let unit = &self.settings.address;
+            tracing::info!(%unit, seconds = waited.as_secs_f32(), "session is back");
+        }
         self.info = unit.info().clone();
         self.unit = Some(unit);
         self.shared.is_up.store(true, Ordering::Release);
