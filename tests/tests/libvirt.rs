@@ -267,3 +267,56 @@ fn a_plan_knows_the_disks_of_a_running_daemon() -> Result<()> {
     }
     Ok(())
 }
+
+/// Devices of a command line as `DRIVER at ADDRESS`, sorted; QEMU's short form and its JSON.
+fn devices(words: &[String]) -> Result<Vec<String>> {
+    let pairs = words.windows(2).filter(|pair| pair[0] == "-device");
+    let found = pairs.map(|pair| {
+        let (driver, address) = match serde_json::from_str::<Value>(&pair[1]) {
+            Ok(json) => (json["driver"].clone(), json["addr"].clone()),
+            Err(_) => {
+                let mut parts = pair[1].split(',');
+                let driver = parts.next().unwrap_or_default();
+                let address = parts.find_map(|part| part.strip_prefix("addr="));
+                (driver.into(), address.map_or(Value::Null, Value::from))
+            }
+        };
+        Ok(format!("{driver} at {address}"))
+    });
+    let mut found = found.collect::<Result<Vec<String>>>()?;
+    found.sort();
+    Ok(found)
+}
+
+/// A shell's words.
+fn words(text: &str) -> Result<Vec<String>> {
+    let output = Command::new("sh")
+        .args(["-c", &format!("printf '%s\\0' {text}")])
+        .output()?;
+    let text = printed(output)?;
+    Ok(text.split('\0').map(str::to_owned).collect())
+}
+
+#[test]
+fn a_domain_has_the_same_devices_on_our_command_line_as_on_libvirts() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let libvirt = Libvirt::new(&scratch)?;
+    let domain = scratch.file("domain.xml");
+    let file = vm::workspace().join("crates/vm/tests/domains/compared.xml");
+    std::fs::copy(file, &domain)?;
+    open_to_all(&domain, 0o644)?;
+    let native = libvirt.native(&domain)?;
+    let output = Command::new(lunette_program(Profile::Dev)?)
+        .args(["libvirt", "from-xml"])
+        .arg(&domain)
+        .output()?;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(told.is_empty(), "{told}");
+    let ours = printed(output)?;
+    let (theirs, ours) = (devices(&words(native.trim())?)?, devices(&words(&ours)?)?);
+    ensure!(
+        ours == theirs && ours.len() > 10,
+        "ours {ours:#?}, libvirt's {theirs:#?}"
+    );
+    Ok(())
+}

@@ -116,14 +116,16 @@ impl<'d> Parts<'_, 'd> {
     }
 
     /// The address of a device, as read; one that has none gets the next slot that is free.
-    fn pci_address(&self, node: Node<'d, 'd>) -> PciAddress {
+    pub(super) fn pci_address(&mut self, node: Node<'d, 'd>) -> PciAddress {
         let reader = self.reader;
         let root = self.options.machine.bus().to_owned();
         let Some(address) = reader.child(node, "address") else {
+            let slot = self.free_slot();
+            self.given.push(slot);
             return PciAddress {
                 bus: root,
                 number: 0,
-                slot: self.free_slot(),
+                slot,
                 function: 0,
                 multifunction: false,
             };
@@ -162,6 +164,7 @@ impl<'d> Parts<'_, 'd> {
             .collect();
         let taken = |slot: &u32| {
             chipset.contains(slot)
+                || self.given.contains(slot)
                 || named.contains(slot)
                 || self
                     .devices

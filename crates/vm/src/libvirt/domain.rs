@@ -42,6 +42,8 @@ pub(super) struct Parts<'r, 'd> {
     pub devices: Vec<PlannedDevice>,
     pub disks: Vec<PlannedDisk>,
     pub ports: Vec<Port>,
+    /// Slots of devices that have no address of their own.
+    pub given: Vec<u32>,
 }
 
 impl Domain {
@@ -67,9 +69,12 @@ impl Domain {
             devices: Vec::new(),
             disks: Vec::new(),
             ports: Vec::new(),
+            given: Vec::new(),
         };
         parts.guest()?;
         parts.devices();
+        // What is around the disks has the place of a plan's consoles.
+        parts.options.console = parts.peripherals();
         let plan = parts.finish();
         Ok(Domain {
             unread: reader.unread(),
@@ -258,9 +263,7 @@ impl Parts<'_, '_> {
             reason: None,
             extension: self.options.machine.extension(),
         };
-        let mut options = self.options;
-        // A domain has consoles of its own, or none.
-        options.console = ["-display", "none"].map(str::to_owned).to_vec();
+        let options = self.options;
         let mut disks = self.disks;
         disks.sort_by_key(|disk| match disk.place {
             Place::Blk { device } => (device, 0, 0),

@@ -6,5 +6,6 @@
 mod disks;
 mod document;
 mod domain;
+mod peripherals;
 
 pub use domain::{Domain, DomainError};
