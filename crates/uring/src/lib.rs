@@ -4,7 +4,7 @@
 //! call; [`Ring::enter`] submits all of them, and waits where asked, with one. No allocation per operation once
 //! as many slots exist as operations were ever in flight together. One of the three crates where `unsafe`
 //! lives; what it exports is safe: memory that the kernel may still touch is leaked rather than freed.
-//! Also here, because they need raw system calls: [`file_lock`], [`guard`] and [`first_unwritten`]. Tests: `tests/`.
+//! Also here, because they need raw system calls: [`file_lock`], [`guard`], [`first_unwritten`] and [`make_tap`]. Tests: `tests/`.
 
 mod discard;
 mod event;
@@ -22,6 +22,7 @@ mod signal;
 #[cfg(feature = "simulated")]
 mod simulated;
 mod slab;
+mod tap;
 mod unwritten;
 
 use guest_memory::IoBuffer;
@@ -32,6 +33,7 @@ pub use fd::RingFd;
 pub use message::Message;
 pub use ring::{Receive, Ring, Wait, WatchId};
 pub use signal::{HeldUp, Signal};
+pub use tap::make_tap;
 pub use unwritten::first_unwritten;
 
 /// Who is told of a completion: the reactor deals completions out by it.

@@ -111,9 +111,12 @@ fi
 if grep -q lunette.user /proc/cmdline; then
     hostname $(sed -n 's/.*lunette.user=\\([^ ]*\\).*/\\1/p' /proc/cmdline)
     if grep -q lunette.share /proc/cmdline; then mount -t virtiofs share /share; fi
-    if grep -q lunette.net=user /proc/cmdline; then
+    net=$(sed -n 's/.*lunette.net=\\([^ ]*\\).*/\\1/p' /proc/cmdline)
+    if [ \"$net\" = user ]; then
         ip link set eth0 up; ip address add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2
         echo nameserver 10.0.2.3 > /etc/resolv.conf
+    elif [ -n \"$net\" ]; then
+        ip link set lo up; ip link set eth0 up; ip address add $net dev eth0
     fi
     while :; do guest-agent channel; sleep 1; done &
     export HOME=/root PS1='\\h:\\w# '

@@ -7,6 +7,7 @@ mod copy;
 mod exec;
 mod guest;
 mod list;
+mod net;
 mod plan;
 mod plug;
 mod run;

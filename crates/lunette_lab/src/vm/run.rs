@@ -12,12 +12,13 @@ use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, find_sibling, say};
 use vm::running::{
     Attached, Expect, GuestEnd, MONITOR_SOCKET, OwnDaemon, Phase, Place, Program, Recipe, Registry,
-    State, Supervisor, attach, ports,
+    State, Supervisor, Tap, attach, ports,
 };
 use vm::topology::{GuestKernel, MachineType, Plan, Topology};
 use vm::{Accelerator, setup, tool, user_command_line};
 
-use super::{GuestArguments, failed, mistake, running_daemon};
+use super::net::Net;
+use super::{GuestArguments, failed, mistake, net, running_daemon};
 
 /// `lunette vm run`
 #[derive(Debug, Args)]
@@ -34,11 +35,18 @@ pub struct RunArguments {
     /// Join the terminal to QEMU's monitor instead of the guest's console
     #[arg(long, value_enum, help_heading = "Run")]
     monitor: Option<MonitorWord>,
-    /// Network of the guest
-    #[arg(long, value_enum, default_value = "none", help_heading = "Run")]
-    net: NetWord,
+    /// Network of the guest: none; user, which is QEMU's own and needs no privileges: the guest reaches what this machine reaches, as
+    /// 10.0.2.15, and this machine is 10.0.2.2; or tap, a network interface of this machine, with
+    /// ,bridge=NAME,vhost=on,queues=N,mac=ADDRESS,address=ADDRESS/LENGTH as needed
+    #[arg(
+        long,
+        value_name = "NETWORK",
+        default_value = "none",
+        help_heading = "Run"
+    )]
+    net: Net,
     /// Hardware address of its network card
-    #[arg(long, value_name = "ADDRESS", value_parser = hardware_address, help_heading = "Run")]
+    #[arg(long, value_name = "ADDRESS", value_parser = net::hardware_address, help_heading = "Run")]
     mac: Option<String>,
     /// Give the guest a balloon, by which the monitor's `balloon MIB` takes memory from it
     #[arg(long, help_heading = "Run")]
@@ -54,26 +62,6 @@ pub struct RunArguments {
         help_heading = "Run"
     )]
     boot_limit: u64,
-}
-
-/// Which network a guest has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum NetWord {
-    /// None
-    None,
-    /// QEMU's own, without privileges: the guest reaches what this machine reaches, as 10.0.2.15; this machine is 10.0.2.2
-    User,
-}
-
-/// Six bytes in hexadecimal, of a single station (IEEE 802, 8.2.2: the first byte's lowest bit is 0).
-fn hardware_address(text: &str) -> Result<String, String> {
-    let bytes: Vec<&str> = text.split(':').collect();
-    let is_byte = |byte: &&str| byte.len() == 2 && u8::from_str_radix(byte, 16).is_ok();
-    let first = u8::from_str_radix(bytes[0], 16).unwrap_or(1);
-    match bytes.len() == 6 && bytes.iter().all(is_byte) && first & 1 == 0 {
-        true => Ok(text.to_owned()),
-        false => Err("expected six bytes such as 52:54:00:12:34:56, the first one even".to_owned()),
-    }
 }
 
 /// Where QEMU's monitor is.
@@ -282,16 +270,20 @@ fn claim(arguments: &RunArguments) -> Result<Claimed, Failure> {
     let registry = Registry::open().map_err(failed)?;
     let name = &arguments.guest.name;
     let place = registry.place(name).map_err(failed)?;
-    let (plan, accelerator) = plan(arguments, &place)?;
-    let recipe = recipe(arguments, &place, &plan, accelerator)?;
+    let (tap, without) = arguments.net.tap().map_err(failed)?;
+    let (plan, accelerator) = plan(arguments, &place, tap.as_ref())?;
+    let mut recipe = recipe(arguments, &place, &plan, accelerator)?;
+    recipe.tap = tap.map(Arc::new);
     let state = &recipe.state;
     let line = format!(
         "guest {name}: {}, {} CPUs, {} MiB, {}",
         state.accelerator, state.cpus, state.memory_mib, state.topology
     );
-    match std::env::var_os(BACKGROUND) {
-        Some(_) => println!("say {line}"),
-        None => say(&line),
+    for line in without.into_iter().chain([line]) {
+        match std::env::var_os(BACKGROUND) {
+            Some(_) => println!("say {line}"),
+            None => say(&line),
+        }
     }
     let mut watch = Command::new(std::env::current_exe()?);
     watch.args(["vm", "watch", name]).env_remove(BACKGROUND);
@@ -342,6 +334,7 @@ fn recipe(
         },
         daemon,
         helpers: Vec::new(),
+        tap: None,
         qemu: Program {
             path: tool(vm::topology::QEMU).map_err(failed)?,
             arguments: plan.qemu_arguments(),
@@ -369,7 +362,11 @@ fn boot_hint(arguments: &RunArguments, accelerator: Accelerator) -> String {
 }
 
 /// The plan with the guest's folder, its ports and what it boots.
-fn plan(arguments: &RunArguments, place: &Place) -> Result<(Plan, Accelerator), Failure> {
+fn plan(
+    arguments: &RunArguments,
+    place: &Place,
+    tap: Option<&Tap>,
+) -> Result<(Plan, Accelerator), Failure> {
     let guest = &arguments.guest;
     let topology = Topology::parse(&guest.topology).map_err(mistake)?;
     let accelerator = Accelerator::detect().map_err(failed)?;
@@ -384,9 +381,9 @@ fn plan(arguments: &RunArguments, place: &Place) -> Result<(Plan, Accelerator), 
         options.kernel = Some(GuestKernel {
             image: guest.kernel.clone().unwrap_or(system.kernel),
             initrd: Some(system.initramfs),
-            append: match arguments.net {
-                NetWord::None => user_command_line(&guest.name),
-                NetWord::User => format!("{} lunette.net=user", user_command_line(&guest.name)),
+            append: match arguments.net.kernel_word() {
+                None => user_command_line(&guest.name),
+                Some(word) => format!("{} {word}", user_command_line(&guest.name)),
             },
         });
     }
@@ -394,7 +391,7 @@ fn plan(arguments: &RunArguments, place: &Place) -> Result<(Plan, Accelerator), 
     if arguments.balloon {
         options.reserved.push("balloon".to_owned());
     }
-    if arguments.net == NetWord::User {
+    if arguments.net != Net::None {
         options.reserved.push("net".to_owned());
     }
     if options.machine == MachineType::Q35 {
@@ -416,13 +413,9 @@ fn plan(arguments: &RunArguments, place: &Place) -> Result<(Plan, Accelerator), 
                 console.push(format!("virtio-balloon-pci,id=balloon{properties}"));
             }
             "net" => {
-                let mac = arguments.mac.as_ref();
-                let mac = mac.map_or(String::new(), |mac| format!(",mac={mac}"));
-                console.extend(["-netdev".to_owned(), "user,id=net".to_owned()]);
-                console.push("-device".to_owned());
-                console.push(format!(
-                    "virtio-net-pci,id=net-card,netdev=net,romfile={mac}{properties}"
-                ));
+                let usual = net::usual_address(&plan.options.seed, &plan.options.name);
+                let mac = arguments.mac.as_deref();
+                console.extend(arguments.net.card(tap, mac, &usual, &properties));
             }
             port => {
                 // Chassis of ports that the plan itself needs count from 1.
@@ -469,24 +462,5 @@ fn create(path: &Path, size: u64) -> Result<()> {
             .with_context(|| format!("cannot make {} {size} bytes long", path.display())),
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => bail!("cannot make {}: {error}", path.display()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn hardware_addresses_have_six_bytes_and_mean_one_station() {
-        assert!(hardware_address("52:54:00:12:34:56").is_ok());
-        for wrong in [
-            "",
-            "52:54:00:12:34",
-            "53:54:00:12:34:56",
-            "52:54:00:12:34:5x",
-            "52-54-00-12-34-56",
-        ] {
-            assert!(hardware_address(wrong).is_err(), "{wrong}");
-        }
     }
 }

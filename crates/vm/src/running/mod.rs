@@ -5,11 +5,13 @@
 //! - A second one, the **watcher**, waits for the supervisor's end, however it comes, and then kills what is left and removes the
 //!   guest's folder (`watcher.rs`).
 //! - The guest's **folder** lies below `$XDG_RUNTIME_DIR/lunette/vm` and holds sockets, logs and its state (`registry.rs`).
+//! - A network card's **tap** is made here and goes to QEMU as descriptors (`network.rs`).
 //! - Every other command is a client of those sockets (`client.rs`).
 
 mod agent_port;
 mod client;
 mod console;
+mod network;
 mod outbox;
 mod registry;
 mod supervisor;
@@ -17,6 +19,7 @@ mod watcher;
 
 pub use client::{Ended, ExecInput, exec};
 pub use console::{Attached, attach};
+pub use network::{Tap, TapOptions};
 pub use registry::{Claim, Phase, Place, Plugged, Registry, State};
 pub use supervisor::{
     AGENT_SOCKET, CONSOLE_SOCKET, Daemon as OwnDaemon, Expect, GuestEnd, MONITOR_SOCKET, Program,

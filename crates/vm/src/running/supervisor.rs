@@ -2,6 +2,7 @@
 
 use super::agent_port::{AgentPort, accept};
 use super::console::Console;
+use super::network::Tap;
 use super::registry::{Claim, Phase, Place, Registry, State};
 use super::watcher::Watcher;
 use crate::interrupt::interrupted;
@@ -13,6 +14,7 @@ use std::fs::File;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Their starts are a matter of milliseconds; the machine may be busy.
@@ -58,6 +60,8 @@ pub struct Recipe {
     pub daemon: Option<Daemon>,
     /// Programs that QEMU needs beside it, with the sockets that they make.
     pub helpers: Vec<Daemon>,
+    /// The tap whose descriptors are in QEMU's arguments.
+    pub tap: Option<Arc<Tap>>,
     /// QEMU, whose ports and monitor are those of [`ports`].
     pub qemu: Program,
     /// What is expected of the system.
@@ -198,7 +202,13 @@ impl Supervisor {
             wait_for(&helper.sockets, &mut process, || true)?;
             self.helpers.push(process);
         }
+        // From now on it is QEMU's alone, and ends with it.
+        let tap = self.recipe.tap.take();
+        if let Some(tap) = &tap {
+            tap.set_inherited(true)?;
+        }
         let qemu = self.spawn("QEMU", &self.recipe.qemu, &place.file("qemu.log"))?;
+        drop(tap);
         self.state.qemu = Some(qemu.id());
         let qemu = self.qemu.insert(qemu);
         let console = accept(&console_port, START_LIMIT, || qemu.check_running())?;
