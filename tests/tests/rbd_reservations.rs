@@ -195,6 +195,23 @@ fn reservations_hold_at_both_daemons_through_restarts_and_the_death_of_one() -> 
     Ok(())
 }
 
+/// Stops a daemon, and waits until each of its threads has stopped: one that runs on another CPU may still take a command.
+fn stand_still(rig: &mut Rig) -> Result<()> {
+    let process = rig.daemon.process();
+    process.signal(Signal::STOP)?;
+    let tasks = format!("/proc/{}/task", process.id());
+    let is_still = || -> Option<()> {
+        for task in std::fs::read_dir(&tasks).ok()? {
+            let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+            // The state is behind the name, which may have anything in it (proc(5)).
+            let (_, state) = stat.rsplit_once(") ")?;
+            state.starts_with('T').then_some(())?;
+        }
+        Some(())
+    };
+    wait_until(Duration::from_secs(20), is_still).context("it does not stop")
+}
+
 /// A daemon that stands still has not heard of what another one does, and would go on as if it had the reservation.
 #[test]
 fn a_daemon_that_stands_still_writes_nothing_after_its_initiator_was_preempted() -> Result<()> {
@@ -222,7 +239,7 @@ fn a_daemon_that_stands_still_writes_nothing_after_its_initiator_was_preempted()
     };
     ensure!(excluded.write(BESIDE, &[1; 512])? == status::OK);
 
-    first.daemon.process().signal(Signal::STOP)?;
+    stand_still(&mut first)?;
     let writer = std::thread::spawn(move || {
         let cdb = [0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0];
         let done = a.command(&cdb, Some(&[66; 4096]), 0);
@@ -315,7 +332,7 @@ fn three_daemons_agree_also_when_one_stands_still_and_another_may_not_blocklist_
     ensure!(write(&mut a, 2)? == REGISTRATIONS_PREEMPTED && write(&mut a, 2)? == CONFLICT);
     ensure!(write(&mut c, 3)? == GOOD && read(&mut a)? == (GOOD, Some(3)));
 
-    second.daemon.process().signal(Signal::STOP)?;
+    stand_still(&mut second)?;
     let writer = std::thread::spawn(move || {
         let cdb = [0x2a, 0, 0, 0, 0, 0, 0, 0, 8, 0];
         let done = b.command(&cdb, Some(&[66; 4096]), 0);
