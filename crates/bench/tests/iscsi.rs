@@ -81,6 +81,32 @@ fn what_is_written_is_read_again_with_digests_and_without() {
 }
 
 #[test]
+fn a_session_of_four_connections_reads_what_it_wrote() {
+    let (_server, place) = serve();
+    for (keys, polling) in [
+        ("", true),
+        (",max_burst=65536,first_burst=4096,max_segment=8192", false),
+        (",immediate_data=0,initial_r2t=1,digests=1", false),
+    ] {
+        let subject = Subject::parse(&format!("{place}/0,connections=4{keys}")).unwrap();
+        let jobs = vec![job(&[
+            ("rw", "randwrite"),
+            ("bs", "256k"),
+            ("size", "8m"),
+            ("iodepth", "16"),
+            ("verify", "crc32c"),
+        ])];
+        let driver = DriverOptions {
+            polling,
+            ..DriverOptions::default()
+        };
+        let outcome = outcome(&plan(vec![subject], jobs, driver));
+        let one = &outcome.subjects[0].repetitions[0];
+        assert_eq!((one.errors(), one.jobs[0].verified_bytes), (0, 8 << 20));
+    }
+}
+
+#[test]
 fn every_clone_has_a_session_and_makes_its_ios() {
     let (server, place) = serve();
     let jobs = vec![job(&[

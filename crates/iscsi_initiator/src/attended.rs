@@ -59,9 +59,20 @@ impl Session {
         self.done.pop_front()
     }
 
-    /// Queues a command: [`Session::attend`] sends it.
-    pub(crate) fn queue(&mut self, request: Request) -> Result<u32> {
+    /// Starts a command without sending it yet: see [`Session::send_queued`].
+    ///
+    /// # Errors
+    /// When the session is over.
+    pub fn queue(&mut self, request: Request) -> Result<u32> {
         Ok(self.enqueue(request)?.0)
+    }
+
+    /// Sends what was queued, as much as the sockets take.
+    ///
+    /// # Errors
+    /// When the session is over.
+    pub fn send_queued(&mut self) -> Result<()> {
+        (0..self.links.len() as u16).try_for_each(|cid| self.send(cid))
     }
 
     /// Queues ABORT TASK for a command, on the command's connection.

@@ -354,6 +354,25 @@ impl Session {
         }
     }
 
+    /// The next command that has ended, if one has or does within `limit`.
+    ///
+    /// # Errors
+    /// When the session is over.
+    pub fn poll(&mut self, limit: Duration) -> Result<Option<CommandDone>> {
+        if self.done.is_empty() {
+            let moved = self.move_bytes_until(None, limit)?;
+            let waited = self.heard.elapsed();
+            if !moved && !self.in_flight.is_empty() && waited > self.timeout {
+                return Err(SessionError::Silent {
+                    portal: self.portal.clone(),
+                    waited,
+                });
+            }
+            self.other.clear();
+        }
+        Ok(self.done.pop_front())
+    }
+
     /// One command from beginning to end; others that end meanwhile are kept for [`Session::wait`].
     ///
     /// # Errors
@@ -432,7 +451,7 @@ impl Session {
         }
     }
 
-    fn send(&mut self, cid: u16) -> Result<()> {
+    pub(crate) fn send(&mut self, cid: u16) -> Result<()> {
         let Some(link) = self.links.get_mut(usize::from(cid)) else {
             return Ok(());
         };

@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 pub use file::{block_size, prepare as prepare_file};
-pub use iscsi::Place as IscsiPlace;
+pub use iscsi::{Place as IscsiPlace, SessionKeys};
 pub use subject::{FORMS, Kind, Subject};
 
 /// What a device is asked.
@@ -185,7 +185,10 @@ impl Session {
         match self {
             Session::Vhost(session) => session.queue(options, demand).map(Seed::Vhost),
             Session::File(session) => session.queue(options, demand).map(Seed::File),
-            Session::Iscsi(session) => session.queue(demand).map(Seed::Iscsi),
+            Session::Iscsi(session) => match session.multi(demand) {
+                Some(queue) => queue.map(Seed::Multi),
+                None => session.queue(demand).map(Seed::Iscsi),
+            },
         }
     }
 }
@@ -198,6 +201,8 @@ pub enum Seed {
     File(file::FileSeed),
     /// A connection.
     Iscsi(Box<iscsi::IscsiQueue>),
+    /// A session of several connections.
+    Multi(Box<iscsi::MultiQueue>),
 }
 
 impl Seed {
@@ -207,6 +212,7 @@ impl Seed {
             Seed::Vhost(queue) => Device::Vhost(queue),
             Seed::File(seed) => Device::File(Box::new(seed.start()?)),
             Seed::Iscsi(queue) => Device::Iscsi(queue),
+            Seed::Multi(queue) => Device::Multi(queue),
         })
     }
 
@@ -214,7 +220,7 @@ impl Seed {
     pub fn waker(&self) -> Result<Option<OwnedFd>> {
         match self {
             Seed::Vhost(queue) => queue.waker().map(Some),
-            Seed::File(_) | Seed::Iscsi(_) => Ok(None),
+            Seed::File(_) | Seed::Iscsi(_) | Seed::Multi(_) => Ok(None),
         }
     }
 }
@@ -227,6 +233,8 @@ pub enum Device {
     File(Box<file::FileQueue>),
     /// A connection.
     Iscsi(Box<iscsi::IscsiQueue>),
+    /// A session of several connections.
+    Multi(Box<iscsi::MultiQueue>),
 }
 
 macro_rules! each {
@@ -235,6 +243,7 @@ macro_rules! each {
             Device::Vhost($queue) => $call,
             Device::File($queue) => $call,
             Device::Iscsi($queue) => $call,
+            Device::Multi($queue) => $call,
         }
     };
 }
@@ -267,7 +276,7 @@ impl Device {
                 ok: queue.did_well(done.slot),
                 ..done
             },
-            Device::File(_) | Device::Iscsi(_) => done,
+            Device::File(_) | Device::Iscsi(_) | Device::Multi(_) => done,
         }
     }
 
@@ -290,7 +299,7 @@ impl Device {
     pub fn signals(&mut self) -> (u64, u64) {
         match self {
             Device::Vhost(queue) => queue.signals(),
-            Device::File(_) | Device::Iscsi(_) => (0, 0),
+            Device::File(_) | Device::Iscsi(_) | Device::Multi(_) => (0, 0),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
-use super::IscsiPlace;
+use super::{IscsiPlace, SessionKeys};
 
 /// Kinds of subjects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +42,12 @@ pub struct Subject {
     pub direct: bool,
     /// With CRC32C digests, for iSCSI.
     pub digests: bool,
+    /// Keys of the login, for iSCSI.
+    pub keys: SessionKeys,
 }
 
 /// How a subject is written.
-pub const FORMS: &str = "vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH or iscsi://HOST[:PORT]/TARGET/LUN, then ,pid=N ,control=SOCKET ,name=NAME ,direct=0|1 ,digests=0|1";
+pub const FORMS: &str = "vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH or iscsi://HOST[:PORT]/TARGET/LUN, then ,pid=N ,control=SOCKET ,name=NAME ,direct=0|1 ,digests=0|1; for a session of several connections ,connections=N and with it ,max_burst=BYTES ,first_burst=BYTES ,max_segment=BYTES ,immediate_data=0|1 ,initial_r2t=0|1";
 
 impl Subject {
     /// Is this how a subject begins?
@@ -83,6 +85,7 @@ impl Subject {
             control: None,
             direct: true,
             digests: false,
+            keys: SessionKeys::default(),
         };
         for part in parts {
             match part.split_once('=') {
@@ -96,8 +99,12 @@ impl Subject {
                 Some(("direct", "1")) if kind == Kind::File => subject.direct = true,
                 Some(("digests", "0")) if kind == Kind::Iscsi => subject.digests = false,
                 Some(("digests", "1")) if kind == Kind::Iscsi => subject.digests = true,
+                Some((key, value)) if kind == Kind::Iscsi && subject.keys.take(key, value) => {}
                 _ => bail!("`{text}`: `{part}` is not an option of this subject: {FORMS}"),
             }
+        }
+        if subject.keys.is_idle() {
+            bail!("`{text}`: keys of the login go with connections=N; hint: connections=1");
         }
         Ok(subject)
     }
@@ -115,6 +122,7 @@ impl Subject {
             control: None,
             direct,
             digests: false,
+            keys: SessionKeys::default(),
         })
     }
 }
@@ -167,6 +175,9 @@ mod tests {
             "vhost-user-blk:/s,digests=1",
             "iscsi://h/iqn.a:b",
             "iscsi:h/iqn.a:b/0",
+            "iscsi://h/iqn.a:b/0,connections=17",
+            "iscsi://h/iqn.a:b/0,max_burst=65536",
+            "file:/d,connections=2",
         ] {
             let error = Subject::parse(text).unwrap_err().to_string();
             assert!(error.contains(text), "{error}");

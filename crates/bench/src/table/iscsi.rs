@@ -96,7 +96,7 @@ const CASES: &[Case] = &[
 ];
 
 /// A target that serves.
-struct Served {
+pub(super) struct Served {
     name: &'static str,
     daemon: Daemon,
     subject: String,
@@ -105,6 +105,15 @@ struct Served {
 }
 
 impl Served {
+    /// The subject without further keys.
+    pub(super) fn place(&self) -> &str {
+        &self.subject
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
     fn subject(&self, digests: bool) -> Result<Subject> {
         let digests = u8::from(digests);
         Subject::parse(&format!(
@@ -200,7 +209,7 @@ fn await_port(daemon: &mut Daemon, address: SocketAddr, log: &Path) -> Result<()
     Ok(())
 }
 
-fn lunette(
+pub(super) fn lunette(
     options: &TableOptions,
     folder: &Path,
     name: &'static str,
@@ -280,7 +289,7 @@ fn tgt(options: &TableOptions, folder: &Path) -> Result<Served> {
     })
 }
 
-fn job(name: &str, options: &[(&str, &str)]) -> Result<Job> {
+pub(super) fn job(name: &str, options: &[(&str, &str)]) -> Result<Job> {
     let mut job = Job {
         name: name.to_owned(),
         ..Job::default()
@@ -315,7 +324,11 @@ fn plan(case: &Case, subjects: Vec<Subject>, options: &TableOptions) -> Result<P
 }
 
 /// Memory that was never written would be read for less than it costs.
-fn fill(subjects: Vec<Subject>, clock: &Clock, interrupted: &Arc<AtomicBool>) -> Result<()> {
+pub(super) fn fill(
+    subjects: Vec<Subject>,
+    clock: &Clock,
+    interrupted: &Arc<AtomicBool>,
+) -> Result<()> {
     let plan = Plan {
         subjects,
         jobs: vec![job("fill", &[("rw", "write"), LARGE, DEPTH_8])?],

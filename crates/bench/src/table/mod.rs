@@ -6,6 +6,7 @@
 
 mod empty;
 mod iscsi;
+mod mcs;
 mod peers;
 mod rbd;
 
@@ -18,6 +19,7 @@ use anyhow::{Context, Result, ensure};
 use latency::Clock;
 
 pub use iscsi::iscsi_table;
+pub use mcs::{McsOptions, McsTable, mcs_table};
 pub use peers::Place;
 pub use rbd::{RbdPlace, rbd_table};
 

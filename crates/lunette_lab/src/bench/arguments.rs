@@ -22,7 +22,7 @@ const AFTER: &str = "\
 Subjects: vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH,
 iscsi://HOST[:PORT]/TARGET/LUN; then ,pid=N (whose CPU time counts as the device's),
 ,control=SOCKET (a Lunette: its stages are printed), ,name=NAME, for a file ,direct=0|1, for
-iSCSI ,digests=0|1.
+iSCSI ,digests=0|1 and ,connections=N (a session of so many, MC/S).
 
 Examples:
   Random reads at depth 32, five seconds, by a driver that polls on CPU 0
@@ -69,6 +69,8 @@ pub enum BenchCommand {
     IscsiTable(TableArguments),
     /// Measure images of a Ceph cluster beside qemu-storage-daemon's rbd driver; both images are overwritten
     RbdTable(RbdTableArguments),
+    /// Measure one iSCSI session with one to several connections (MC/S)
+    Mcs(McsArguments),
     /// Measure what stamps cost: the same load with and without them, in turns
     StampCost(StampArguments),
     /// Is the tool right? Known service times, exact percentiles, and fio on the same device
@@ -279,6 +281,29 @@ pub struct TableArguments {
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
+}
+
+/// `lunette bench mcs`
+#[derive(Debug, Args)]
+pub struct McsArguments {
+    /// A unit, whose content is lost; without it a daemon with a RAM disk is started
+    #[arg(value_name = "iscsi://HOST[:PORT]/TARGET/LUN")]
+    pub target: Option<String>,
+    /// Up to so many connections
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
+    pub connections: u16,
+    /// Bytes of a request
+    #[arg(long, value_name = "SIZE", default_value = "256k")]
+    pub bs: String,
+    /// Requests in flight
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub iodepth: u32,
+    /// JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// What all tables take
+    #[command(flatten)]
+    pub table: TableArguments,
 }
 
 /// `lunette bench rbd-table`

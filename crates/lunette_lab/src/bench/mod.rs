@@ -33,6 +33,7 @@ pub fn run(arguments: BenchArguments) -> Outcome {
         Some(BenchCommand::Table(arguments)) => table::vhost(arguments),
         Some(BenchCommand::IscsiTable(arguments)) => table::iscsi(arguments),
         Some(BenchCommand::RbdTable(arguments)) => table::rbd(arguments),
+        Some(BenchCommand::Mcs(arguments)) => table::mcs(arguments),
         Some(BenchCommand::StampCost(arguments)) => self_check::stamp_cost(&arguments),
         Some(BenchCommand::SelfCheck(arguments)) => self_check::self_check(&arguments),
         Some(BenchCommand::Matrix(arguments)) => matrix::run(&arguments),

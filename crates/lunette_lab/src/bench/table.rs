@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use bench::run::Progress;
-use bench::table::{RbdPlace, TableOptions, iscsi_table, rbd_table, table};
+use bench::table::{McsOptions, RbdPlace, TableOptions, iscsi_table, mcs_table, rbd_table, table};
 
-use super::arguments::{RbdTableArguments, TableArguments};
+use super::arguments::{McsArguments, RbdTableArguments, TableArguments};
 use super::{interrupted, to_its_end, unless_interrupted};
 use cli_common::{Failure, Outcome};
 
@@ -37,6 +37,29 @@ pub fn rbd(arguments: RbdTableArguments) -> Outcome {
         arguments.table,
         "bench-rbd",
         |options, interrupted, progress| rbd_table(options, &place, interrupted, progress),
+    )
+}
+
+/// Makes the table of one session with several connections.
+pub fn mcs(arguments: McsArguments) -> Outcome {
+    let is_json = arguments.json;
+    run(
+        arguments.table,
+        "bench mcs",
+        |table, interrupted, progress| {
+            let options = McsOptions {
+                table: table.clone(),
+                target: arguments.target,
+                connections: arguments.connections,
+                size: arguments.bs,
+                depth: arguments.iodepth,
+            };
+            let made = mcs_table(&options, interrupted, progress)?;
+            Ok(match is_json {
+                true => format!("{}\n", made.json),
+                false => made.text,
+            })
+        },
     )
 }
 

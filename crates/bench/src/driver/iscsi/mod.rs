@@ -3,6 +3,7 @@
 //! Here are its place, its login and what is asked once; `queue` drives. Negotiates what open-iscsi and libiscsi ask
 //! for, so that every target is met as it is in use. No authentication.
 
+mod multi;
 mod process;
 mod queue;
 
@@ -16,6 +17,7 @@ use iscsi::negotiation::{DigestOffer, Offer, SessionParameters, TaskReporting};
 use iscsi::pdu::{Decoder, Digests, LoginResponse, Progress, encode};
 
 use super::{Demand, DeviceInfo, Subject};
+pub use multi::{MultiQueue, SessionKeys};
 pub use queue::IscsiQueue;
 
 /// How an iSCSI unit is written.
@@ -25,6 +27,8 @@ const PORT: u16 = 3260;
 const QUEUES_MAX: u16 = 256;
 /// For the steps of a login.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a thread waits before it looks whether it is to stop.
+const LOOK_UP: Duration = Duration::from_millis(50);
 /// What a Login Response may carry (RFC 7143, 13.12).
 const LOGIN_SEGMENT_MAX: u32 = 8192;
 /// Largest data segment and unsolicited burst: what initiators offer by default.
@@ -80,6 +84,14 @@ impl Place {
         [method | high, low, 0, 0, 0, 0, 0, 0]
     }
 
+    /// For people and for the initiator.
+    fn portal(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+
     fn address(&self) -> Result<SocketAddr> {
         let host = self.host.as_str();
         let found = (host, self.port).to_socket_addrs();
@@ -93,6 +105,7 @@ impl Place {
 pub struct IscsiSession {
     place: Place,
     digests: bool,
+    keys: SessionKeys,
     info: DeviceInfo,
     /// Sessions so far: each has an ISID of its own.
     sessions: u16,
@@ -107,6 +120,7 @@ impl IscsiSession {
         let mut session = IscsiSession {
             place,
             digests: subject.digests,
+            keys: subject.keys,
             info: DeviceInfo {
                 capacity: 0,
                 block_size: 512,
@@ -155,6 +169,14 @@ impl IscsiSession {
     /// One more session.
     pub fn queue(&mut self, demand: Demand) -> Result<Box<IscsiQueue>> {
         self.connect(demand).map(Box::new)
+    }
+
+    /// One more session of several connections, where the subject has asked for that.
+    pub fn multi(&mut self, demand: Demand) -> Option<Result<Box<MultiQueue>>> {
+        self.keys.connections?;
+        let block_size = self.info.block_size;
+        let queue = MultiQueue::open(&self.place, self.keys, self.digests, block_size, demand);
+        Some(queue.map(Box::new))
     }
 
     fn connect(&mut self, demand: Demand) -> Result<IscsiQueue> {

@@ -16,7 +16,7 @@ use iscsi::pdu::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{PATIENCE, SEGMENT_BYTES};
+use super::{LOOK_UP, PATIENCE, SEGMENT_BYTES};
 use crate::driver::{Ask, Demand, Done, scsi_end};
 use crate::workload::Random;
 
@@ -26,9 +26,6 @@ const STAGE_BYTES: usize = 256 << 10;
 const DIRECT_BYTES_MIN: usize = 4096;
 /// Pieces sent with one system call.
 const PIECES_MAX: usize = 128;
-
-/// How long a thread waits before it looks whether it is to stop.
-const LOOK_UP: Duration = Duration::from_millis(50);
 
 /// Parameter list of UNMAP with one descriptor (SBC-3, 5.30).
 const UNMAP_BYTES: usize = 24;

@@ -1,0 +1,270 @@
+//! A session of several connections (MC/S) as a queue: the initiator that remote disks have, with a slot per request.
+//!
+//! A command goes by the connection with the fewest in flight. What is read takes the place of the slot's data.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use iscsi::initiator::Request;
+use iscsi_initiator::{CommandDone, Portal, Session, SessionOptions};
+
+use super::{LOOK_UP, Place};
+use crate::driver::{Ask, Demand, Done};
+use crate::workload::Random;
+
+/// Bytes of UNMAP's parameter list with one range (SBC-4, 5.35).
+const UNMAP_BYTES: u8 = 24;
+/// Commands of a new session that may be answered with a unit attention.
+const ATTEMPTS: usize = 4;
+
+/// Keys of a login, where the subject says them; `None`: what the initiator offers by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionKeys {
+    /// Connections of each session; `None`: the driver with one connection.
+    pub connections: Option<u16>,
+    /// MaxBurstLength.
+    pub max_burst: Option<u32>,
+    /// FirstBurstLength.
+    pub first_burst: Option<u32>,
+    /// MaxRecvDataSegmentLength.
+    pub max_segment: Option<u32>,
+    /// ImmediateData.
+    pub immediate_data: Option<bool>,
+    /// InitialR2T.
+    pub initial_r2t: Option<bool>,
+}
+
+impl SessionKeys {
+    /// Takes a key; false: there is none of this name, or the value is not one of it.
+    pub fn take(&mut self, key: &str, value: &str) -> bool {
+        // Lengths have 24 bits (RFC 7143, 13.12 to 13.14).
+        let length = value.parse().ok().filter(|n| (512..1 << 24).contains(n));
+        let flag = match value {
+            "0" => Some(false),
+            "1" => Some(true),
+            _ => None,
+        };
+        match key {
+            "connections" => {
+                self.connections = value.parse().ok().filter(|n| (1..=16).contains(n));
+                self.connections.is_some()
+            }
+            "max_burst" => put(&mut self.max_burst, length),
+            "first_burst" => put(&mut self.first_burst, length),
+            "max_segment" => put(&mut self.max_segment, length),
+            "immediate_data" => put(&mut self.immediate_data, flag),
+            "initial_r2t" => put(&mut self.initial_r2t, flag),
+            _ => false,
+        }
+    }
+
+    /// Keys without connections would have no effect.
+    pub fn is_idle(&self) -> bool {
+        self.connections.is_none() && *self != SessionKeys::default()
+    }
+
+    fn options(&self, connections: u16, digests: bool) -> SessionOptions {
+        let mut options = SessionOptions {
+            connections,
+            ..SessionOptions::default()
+        };
+        let offer = &mut options.offer;
+        if digests {
+            offer.header_digest = iscsi_initiator::DigestOffer::Crc32c;
+            offer.data_digest = iscsi_initiator::DigestOffer::Crc32c;
+        }
+        if let Some(bytes) = self.max_segment {
+            offer.max_recv_data_segment_length = bytes;
+        }
+        let session = &mut offer.session;
+        session.max_burst_length = self.max_burst.unwrap_or(session.max_burst_length);
+        session.first_burst_length = self.first_burst.unwrap_or(session.first_burst_length);
+        // The first burst may not be longer than any (13.14).
+        session.first_burst_length = session.first_burst_length.min(session.max_burst_length);
+        session.immediate_data = self.immediate_data.unwrap_or(session.immediate_data);
+        session.initial_r2t = self.initial_r2t.unwrap_or(session.initial_r2t);
+        options
+    }
+}
+
+fn put<T>(key: &mut Option<T>, value: Option<T>) -> bool {
+    *key = value;
+    key.is_some()
+}
+
+struct Slot {
+    data: Vec<u8>,
+    ask: Ask,
+    length: usize,
+}
+
+/// A session with all its connections.
+pub struct MultiQueue {
+    session: Session,
+    lun: [u8; 8],
+    block_size: u32,
+    slots: Vec<Slot>,
+    by_tag: HashMap<u32, u16>,
+    /// Why a command could not be sent: told by the next call that may fail.
+    failed: Option<anyhow::Error>,
+    ended: Vec<CommandDone>,
+}
+
+impl MultiQueue {
+    pub(super) fn open(
+        place: &Place,
+        keys: SessionKeys,
+        digests: bool,
+        block_size: u32,
+        demand: Demand,
+    ) -> Result<MultiQueue> {
+        let wanted = keys.connections.unwrap_or(1);
+        let portal: Portal = place.portal().parse().map_err(anyhow::Error::msg)?;
+        let options = keys.options(wanted, digests);
+        let mut session = Session::login(&portal, &place.target, &options)?;
+        ensure!(
+            session.connections() == usize::from(wanted),
+            "connections={wanted}: {} at {portal} allows {}; hint: say connections={0}, or raise MaxConnections of the target",
+            place.target,
+            session.connections()
+        );
+        let lun = place.lun();
+        for attempt in 1.. {
+            let done = session.run(Request {
+                lun,
+                cdb: vec![0; 6],
+                ..Request::default()
+            })?;
+            if done.status == 0 {
+                break;
+            }
+            ensure!(
+                attempt < ATTEMPTS,
+                "TEST UNIT READY ends with status {:02x}h",
+                done.status
+            );
+        }
+        let mut noise = Random::new(u64::from(demand.slots));
+        let slots = (0..demand.slots).map(|_| {
+            let mut data = vec![0; demand.largest as usize];
+            if !demand.zeroes {
+                data.fill_with(|| noise.draw() as u8);
+            }
+            Slot {
+                data,
+                ask: Ask::Flush,
+                length: 0,
+            }
+        });
+        Ok(MultiQueue {
+            session,
+            lun,
+            block_size,
+            slots: slots.collect(),
+            by_tag: HashMap::new(),
+            failed: None,
+            ended: Vec::new(),
+        })
+    }
+
+    /// Sends a request.
+    pub fn submit(&mut self, index: u16, ask: Ask, offset: u64, length: u32) {
+        let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+            return;
+        };
+        let block = offset / u64::from(self.block_size);
+        let blocks = length / self.block_size;
+        (slot.ask, slot.length) = (ask, length as usize);
+        let mut cdb = vec![0; 16];
+        cdb[2..10].copy_from_slice(&block.to_be_bytes());
+        cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
+        let mut request = Request {
+            lun: self.lun,
+            ..Request::default()
+        };
+        match ask {
+            Ask::Read => {
+                cdb[0] = 0x88;
+                request.read_length = Some(length);
+            }
+            Ask::Write => {
+                cdb[0] = 0x8a;
+                // It comes back with the answer.
+                request.write = Some(match slot.data.len() == slot.length {
+                    true => std::mem::take(&mut slot.data),
+                    false => slot.data[..slot.length].to_vec(),
+                });
+            }
+            Ask::Flush => cdb[0] = 0x91,
+            Ask::Trim => {
+                cdb = vec![0x42, 0, 0, 0, 0, 0, 0, 0, UNMAP_BYTES, 0];
+                let mut list = vec![0, UNMAP_BYTES - 2, 0, 16, 0, 0, 0, 0];
+                list.extend(block.to_be_bytes());
+                list.extend(blocks.to_be_bytes());
+                list.extend([0; 4]);
+                request.write = Some(list);
+            }
+        }
+        request.cdb = cdb;
+        match self.session.queue(request) {
+            Ok(tag) => {
+                self.by_tag.insert(tag, index);
+            }
+            Err(error) => self.failed = Some(error.into()),
+        }
+    }
+
+    /// Sends what was queued.
+    pub fn publish(&mut self) -> Result<()> {
+        self.failed.take().map_or(Ok(()), Err)?;
+        Ok(self.session.send_queued()?)
+    }
+
+    /// Takes what has come back.
+    pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
+        self.publish()?;
+        while let Some(ended) = self.session.poll(Duration::ZERO)? {
+            self.ended.push(ended);
+        }
+        for ended in self.ended.drain(..) {
+            let index = self.by_tag.remove(&ended.itt);
+            let index = index.context("an answer to no request")?;
+            let slot = &mut self.slots[usize::from(index)];
+            let mut ok = ended.response == 0 && ended.status == 0;
+            if slot.ask == Ask::Read {
+                ok &= ended.data.len() == slot.length;
+                match ok && slot.data.len() == slot.length {
+                    true => slot.data = ended.data,
+                    false if ok => slot.data[..slot.length].copy_from_slice(&ended.data),
+                    false => {}
+                }
+            } else if slot.data.is_empty() {
+                slot.data = ended.written;
+            }
+            done.push(Done { slot: index, ok });
+        }
+        Ok(())
+    }
+
+    /// Waits for the sockets.
+    pub fn wait(&mut self, limit: Duration) -> Result<()> {
+        let ended = self.session.poll(limit.min(LOOK_UP))?;
+        self.ended.extend(ended);
+        Ok(())
+    }
+
+    /// Changes a slot's data.
+    pub fn write_data(&mut self, slot: u16, data: &[u8]) {
+        if let Some(slot) = self.slots.get_mut(usize::from(slot)) {
+            slot.data[..data.len()].copy_from_slice(data);
+        }
+    }
+
+    /// Looks at a slot's data.
+    pub fn read_data(&self, slot: u16, into: &mut [u8]) {
+        if let Some(slot) = self.slots.get(usize::from(slot)) {
+            into.copy_from_slice(&slot.data[..into.len()]);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! `lunette bench mcs`: one session with one to several connections (MC/S), the classic table.
+//!
+//! Reads, writes and both at 256 KiB with 64 in flight; each number of connections is a subject, and all take turns. The target is
+//! ours with a RAM disk on one CPU, or any that is named.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use latency::Clock;
+use serde_json::{Value, json};
+
+use super::iscsi::{Served, fill, job, lunette};
+use super::{TableOptions, chosen, disturbances, head, introduction};
+use crate::children::Scratch;
+use crate::driver::{DriverOptions, Subject};
+use crate::job::Job;
+use crate::report::{columns, rate, ratio};
+use crate::run::{
+    Outcome, Plan, Progress, Repetition, SubjectResult, bootstrap_ratio, run_without_errors, spread,
+};
+use std::time::Duration;
+
+/// What is measured, and with which target.
+#[derive(Clone, Debug)]
+pub struct McsOptions {
+    /// What all tables take.
+    pub table: TableOptions,
+    /// `iscsi://HOST[:PORT]/TARGET/LUN`, whose content is lost; `None`: a daemon of our own.
+    pub target: Option<String>,
+    /// Up to so many connections.
+    pub connections: u16,
+    /// Bytes of a request, as fio writes them.
+    pub size: String,
+    /// Requests in flight in the session.
+    pub depth: u32,
+}
+
+/// Name, and what fio calls it.
+const CASES: [(&str, &str); 3] = [("read", "read"), ("write", "write"), ("both", "rw")];
+
+/// What one case gave, with a subject for each number of connections.
+struct Line {
+    case: &'static str,
+    outcome: Outcome,
+}
+
+/// The table as text, and the same for programs.
+pub struct McsTable {
+    /// For people.
+    pub text: String,
+    /// For programs.
+    pub json: Value,
+}
+
+/// Makes the table.
+pub fn mcs_table(
+    options: &McsOptions,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+) -> Result<McsTable> {
+    chosen(&options.table, CASES.iter().map(|(name, _)| *name))?;
+    let clock = Clock::new();
+    let folder = Scratch::for_sockets("lm")?;
+    let own = match options.target {
+        Some(_) => None,
+        None => {
+            progress.say("starting the target and filling its disk");
+            Some(lunette(&options.table, folder.path(), "lunette", &[])?)
+        }
+    };
+    let subjects = subjects(options, own.as_ref())?;
+    if own.is_some() {
+        fill(subjects[..1].to_vec(), &clock, interrupted)?;
+    }
+    let mut lines = Vec::new();
+    for (case, pattern) in CASES {
+        let only = options.table.only.as_ref();
+        if !only.is_none_or(|only| case.contains(only.as_str()))
+            || interrupted.load(Ordering::Relaxed)
+        {
+            continue;
+        }
+        let plan = plan(case, pattern, subjects.clone(), options)?;
+        let outcome = run_without_errors(&plan, &clock, interrupted, progress)
+            .with_context(|| format!("case {case}"))?;
+        lines.push(Line { case, outcome });
+    }
+    Ok(McsTable {
+        text: render(&lines, options),
+        json: to_json(&lines),
+    })
+}
+
+fn subjects(options: &McsOptions, own: Option<&Served>) -> Result<Vec<Subject>> {
+    ensure!(
+        (1..=16).contains(&options.connections),
+        "{} connections; a session has 1 to 16",
+        options.connections
+    );
+    let (place, pid) = match (own, &options.target) {
+        (Some(own), _) => (own.place().to_owned(), format!(",pid={}", own.pid())),
+        (None, Some(target)) => (target.clone(), String::new()),
+        (None, None) => anyhow::bail!("there is no target"),
+    };
+    (1..=options.connections)
+        .map(|count| Subject::parse(&format!("{place},name={count},connections={count}{pid}")))
+        .collect()
+}
+
+fn plan(case: &str, pattern: &str, subjects: Vec<Subject>, options: &McsOptions) -> Result<Plan> {
+    let depth = options.depth.to_string();
+    let words = [
+        ("rw", pattern),
+        ("bs", options.size.as_str()),
+        ("iodepth", depth.as_str()),
+    ];
+    let job = Job {
+        time_based: true,
+        runtime: Some(options.table.turn),
+        ..job(case, &words)?
+    };
+    Ok(Plan {
+        subjects,
+        jobs: vec![job],
+        driver: DriverOptions {
+            polling: false,
+            ..DriverOptions::default()
+        },
+        repetitions: options.table.repetitions,
+        warm_up: Duration::from_millis(100),
+        cpus: vec![options.table.driver_cpu],
+        retries: 1,
+        disturbance_max: 0.1,
+        ..Plan::default()
+    })
+}
+
+fn measured(line: &Line) -> impl Iterator<Item = &SubjectResult> {
+    let subjects = line.outcome.subjects.iter();
+    subjects.filter(|subject| !subject.repetitions.is_empty())
+}
+
+fn render(lines: &[Line], options: &McsOptions) -> String {
+    let mut text = introduction(&options.table);
+    text.push_str(&format!(
+        "One session, {} a request, {} in flight; MB/s and I/Os per second: median, half the spread; against one connection: ratio of \
+         medians with its 95 % interval; CPU seconds per million requests\n\n",
+        options.size, options.depth
+    ));
+    let mut rows = vec![head(&[
+        "case",
+        "connections",
+        "MB/s",
+        "IOPS",
+        "against one",
+        "target CPU",
+        "driver CPU",
+    ])];
+    for line in lines {
+        let first = measured(line).next().map(|one| one.each(Repetition::iops));
+        for subject in measured(line) {
+            let iops = subject.each(Repetition::iops);
+            let (bytes, ios) = (spread(&subject.each(Repetition::bandwidth)), spread(&iops));
+            let middle = subject.median_repetition();
+            let cpu = |of: Option<f64>| of.map_or_else(|| "-".to_owned(), |s| format!("{s:.1} s"));
+            let between = first.as_ref().filter(|_| subject.name != "1");
+            rows.push(vec![
+                line.case.to_owned(),
+                subject.name.clone(),
+                format!(
+                    "{:.0} +-{:.0} %",
+                    bytes.median / 1e6,
+                    bytes.relative() * 100.0
+                ),
+                rate(ios.median),
+                between.map_or_else(String::new, |first| ratio(bootstrap_ratio(&iops, first))),
+                cpu(middle.and_then(|one| one.device_cpu_per_million)),
+                cpu(middle.map(|one| one.driver_cpu_per_million)),
+            ]);
+        }
+    }
+    text.push_str(&columns(&rows));
+    text.push_str(&disturbances(lines.iter().flat_map(measured)));
+    text
+}
+
+fn to_json(lines: &[Line]) -> Value {
+    let rows = lines.iter().flat_map(|line| {
+        measured(line).map(|subject| {
+            let middle = subject.median_repetition();
+            json!({
+                "case": line.case,
+                "connections": subject.name.parse::<u16>().ok(),
+                "bytes_per_second": subject.each(Repetition::bandwidth),
+                "iops": subject.each(Repetition::iops),
+                "target_cpu_seconds_per_million": middle.and_then(|one| one.device_cpu_per_million),
+                "driver_cpu_seconds_per_million": middle.map(|one| one.driver_cpu_per_million),
+            })
+        })
+    });
+    rows.collect()
+}
