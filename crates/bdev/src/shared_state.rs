@@ -6,6 +6,7 @@
 //! nothing that it has begun reaches the content any more.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The longest state in bytes.
 pub const STATE_MAX: usize = 128 << 10;
@@ -35,6 +36,10 @@ pub trait StateObserver: Send + Sync {
 
     /// Is the state that was given last the one that holds? If not, nothing may be begun that depends on it.
     fn set_current(&self, current: bool);
+
+    /// The state that was given last is the one that holds up to this time of the process' clock, if nothing else is said: others may
+    /// replace it afterwards without being acknowledged.
+    fn set_valid_until(&self, until: Duration);
 
     /// No daemon has served the content before this one. What the state becomes by that; `None`: it stays.
     fn after_power_on(&self, version: u64, state: &[u8]) -> Option<Vec<u8>>;

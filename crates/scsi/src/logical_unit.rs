@@ -58,8 +58,8 @@ impl Word {
     pub const RESERVED: u64 = 1;
     /// Ejected, being sanitized or formatted, or not active behind some port.
     pub const NOT_READY: u64 = 1 << 1;
-    /// Other daemons may have changed the reservations.
-    pub const OUT_OF_DATE: u64 = 1 << 2;
+    /// Other daemons may change the reservations: whether what is known of them still holds depends on the time.
+    pub const SHARED: u64 = 1 << 2;
     const SLOW: u64 = 0xffff;
     /// Nothing may be written. This and what follows is looked at where it matters, without a lock.
     pub const WRITE_PROTECTED: u64 = 1 << 16;
@@ -299,8 +299,8 @@ impl LogicalUnit {
         if !state.ready() {
             word |= Word::NOT_READY;
         }
-        if state.is_out_of_date() {
-            word |= Word::OUT_OF_DATE;
+        if state.sharing.is_some() {
+            word |= Word::SHARED;
         }
         self.word.store(word, Ordering::Release);
     }

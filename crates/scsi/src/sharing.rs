@@ -1,8 +1,12 @@
 //! A logical unit that other daemons serve too: its reservations are those of all, and what is known of them here is a copy.
 //!
 //! The copy is adopted whenever the state that the daemons share has changed, wherever that was; then initiators here are told, by
-//! unit attentions, what the change did to them. While the copy may be old, commands that reservations concern are answered BUSY.
+//! unit attentions, what the change did to them. While the copy may be old, commands that reservations concern are answered BUSY: after
+//! the daemon has noticed that, and in any case after the time up to which the copy is known to hold. A process that was stopped
+//! finds commands before it notices anything; the time is over by then.
 //! Tests: `tests/shared_reservations.rs`.
+
+use std::time::Duration;
 
 use crate::logical_unit::LogicalUnit;
 use crate::reservations::{DaemonId, Notice, Registrant, Reservations, SharedReservations};
@@ -20,6 +24,9 @@ pub(crate) struct Sharing {
     complete_from: u64,
     notices: Vec<Notice>,
     is_current: bool,
+    /// Up to when the copy holds, on the clock that is asked.
+    valid_until: Duration,
+    now: fn() -> Duration,
 }
 
 impl Sharing {
@@ -48,14 +55,16 @@ impl Sharing {
 impl UnitState {
     /// Other daemons may have changed the reservations, and what they are now is not known.
     pub fn is_out_of_date(&self) -> bool {
-        self.sharing.as_ref().is_some_and(|it| !it.is_current)
+        let is_old = |it: &Sharing| !it.is_current || (it.now)() >= it.valid_until;
+        self.sharing.as_ref().is_some_and(is_old)
     }
 }
 
 impl LogicalUnit {
     /// Other daemons serve the unit's medium too, and its reservations are theirs as well. `daemon` names this one among them, for
-    /// good. Until [`LogicalUnit::set_reservations_current`] nothing is known.
-    pub fn share_reservations(&self, daemon: u128) {
+    /// good. Until [`LogicalUnit::set_reservations_current`] nothing is known, and nothing after the time, by `now`, of
+    /// [`LogicalUnit::set_reservations_valid_until`].
+    pub fn share_reservations(&self, daemon: u128, now: fn() -> Duration) {
         let mut state = self.state();
         state.reservations = Reservations::default();
         state.sharing = Some(Sharing {
@@ -64,6 +73,8 @@ impl LogicalUnit {
             complete_from: 0,
             notices: Vec::new(),
             is_current: false,
+            valid_until: Duration::ZERO,
+            now,
         });
         self.refresh_word(&state);
     }
@@ -75,6 +86,13 @@ impl LogicalUnit {
             sharing.is_current = current;
         }
         self.refresh_word(&state);
+    }
+
+    /// Up to when what is known holds, if nobody says that it does not.
+    pub fn set_reservations_valid_until(&self, until: Duration) {
+        if let Some(sharing) = &mut self.state().sharing {
+            sharing.valid_until = until;
+        }
     }
 
     /// The state that daemons share is this now. Returns which tasks have to be aborted by what has changed.

@@ -145,6 +145,26 @@ fn preempt_and_abort_aborts_tasks_at_the_daemon_of_its_victim() {
     assert_eq!((shared.take_aborts(), keys(&mut b)), (vec![], vec![]));
 }
 
+/// A process that was stopped, and goes on, finds commands before anybody tells it that it does not know what holds.
+#[test]
+fn what_is_known_holds_up_to_its_time_and_no_longer_for_the_holder_either() {
+    let (_shared, [mut a, mut b]) = daemons();
+    for (bed, key) in [(&mut a, 1), (&mut b, 2)] {
+        assert_eq!(out(bed, REGISTER, 0, [0, key], 0), GOOD);
+    }
+    assert_eq!(out(&mut a, RESERVE, 1, [1, 0], 0), GOOD);
+    // Twice: the second one goes the way of a nexus that is known to be privileged.
+    assert_eq!((write(&mut a), write(&mut a)), (GOOD, GOOD));
+    set_now(VALID - std::time::Duration::from_nanos(1));
+    assert_eq!((write(&mut a), read(&mut b)), (GOOD, GOOD));
+    set_now(VALID);
+    assert_eq!((write(&mut a), read(&mut a)), (BUSY, BUSY));
+    assert_eq!((write(&mut b), read(&mut b)), (BUSY, BUSY));
+    assert_eq!(out(&mut b, PREEMPT, 1, [2, 1], 0), BUSY);
+    a.unit(0).set_reservations_valid_until(2 * VALID);
+    assert_eq!((write(&mut a), write(&mut b)), (GOOD, BUSY));
+}
+
 #[test]
 fn a_daemon_that_does_not_know_what_holds_is_busy_and_catches_up() {
     let (shared, [mut a, mut b]) = daemons();

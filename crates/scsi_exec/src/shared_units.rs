@@ -5,9 +5,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use bdev::{Disk, StateMembership, StateObserver};
 use block::Identity;
+use latency::Clock;
 use scsi::{LogicalUnit, Store};
 
 use crate::runners::{Call, Want};
@@ -40,7 +42,8 @@ pub(crate) fn join(
 ) -> Option<StateMembership> {
     let state = disk.device().shared_state()?;
     let daemon = daemon(store);
-    unit.share_reservations(daemon);
+    // Asked for each command of such a unit, which is one of a cluster's image.
+    unit.share_reservations(daemon, || Clock::shared().elapsed());
     let observer = Observer {
         units: units.clone(),
         unit: Arc::downgrade(unit),
@@ -89,6 +92,12 @@ impl StateObserver for Observer {
     fn set_current(&self, current: bool) {
         if let Some(unit) = self.unit.upgrade() {
             unit.set_reservations_current(current);
+        }
+    }
+
+    fn set_valid_until(&self, until: Duration) {
+        if let Some(unit) = self.unit.upgrade() {
+            unit.set_reservations_valid_until(until);
         }
     }
 

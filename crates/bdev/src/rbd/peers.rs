@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use block::Identity;
+use latency::Clock;
 use librbd::{Error, Image, Notification, Object, Watch};
 
 use super::Shared;
@@ -233,6 +234,18 @@ impl Peers {
         self.observer.set_current(current);
     }
 
+    /// The watch is there: what is known holds until so long after the cluster has confirmed that.
+    fn extend(&self, watch: &Watch) -> Result<(), i32> {
+        // Read first: a process that is stopped in between has an age that is too small for the time after it.
+        let now = Clock::shared().elapsed();
+        let left = AGE_MAX
+            .checked_sub(watch.age()?)
+            .filter(|left| !left.is_zero());
+        let left = left.ok_or(libc::ETIMEDOUT)?;
+        self.observer.set_valid_until(now + left);
+        Ok(())
+    }
+
     /// Acts on a record from now on, unless a later one is known.
     fn adopt(&self, record: SharedRecord) -> Result<(), Error> {
         let mut known = lock(&self.known);
@@ -390,6 +403,9 @@ impl Peers {
                 }
                 Ok(Event::Announced(instance, _)) if instance != lock(&self.known).instance => {}
                 Ok(Event::Announced(_, Ok(()))) => {
+                    if let Err(errno) = self.extend(watch) {
+                        return lost(errno);
+                    }
                     tracing::info!(image = %self.image, "reservations known");
                     self.set_current(true);
                 }
@@ -399,10 +415,8 @@ impl Peers {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return lost(libc::ESHUTDOWN),
             }
-            match watch.age() {
-                Ok(age) if age < AGE_MAX => {}
-                Ok(_) => return lost(libc::ETIMEDOUT),
-                Err(errno) => return lost(errno),
+            if let Err(errno) = self.extend(watch) {
+                return lost(errno);
             }
         }
     }

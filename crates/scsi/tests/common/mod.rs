@@ -2,11 +2,29 @@
 
 #![allow(dead_code, missing_docs)]
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use block::{DiskInfo, Extent, Geometry, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use scsi::*;
+
+thread_local! {
+    static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Up to when what daemons share holds, unless a test says otherwise.
+pub const VALID: Duration = Duration::from_secs(12);
+
+/// The time of the test that runs on this thread.
+pub fn now() -> Duration {
+    NOW.get()
+}
+
+pub fn set_now(now: Duration) {
+    NOW.set(now);
+}
 
 pub fn info(block_size: u32, blocks: u64, number: u64) -> DiskInfo {
     DiskInfo {
@@ -93,7 +111,8 @@ impl SharedState {
     /// The unit at LUN 0 of a bed, in the daemon of this number, takes part.
     pub fn join(self: &Arc<Self>, bed: &mut Bed, daemon: u128) {
         let unit = bed.unit(0);
-        unit.share_reservations(daemon);
+        unit.share_reservations(daemon, now);
+        unit.set_reservations_valid_until(VALID);
         let mut shared = self.0.lock().unwrap();
         unit.adopt_reservations(shared.version, &shared.state)
             .unwrap();
