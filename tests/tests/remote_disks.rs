@@ -185,6 +185,20 @@ fn data_discards_zeroes_and_block_size_pass_through_a_session_of_four_connection
     );
     ensure!(word(36) > 0, "no discards: {config:?}");
 
+    // The same unit once more, by another disk: its reservations and locks would be two.
+    let disks: Vec<Value> = control::get(&pair.near.daemon.control(), "/v1/disks")?;
+    let unit = disks[0]["unit"].as_str().context("no unit")?;
+    let users = disks[0]["chap_file"].as_str().context("no file")?;
+    let again = format!("again={unit},chap_file={users},require");
+    let added = pair.near.daemon.ask(&["disk", "add", &again])?;
+    let said = String::from_utf8_lossy(&added.stderr).into_owned();
+    let shown = |name: &str| pair.near.daemon.ask(&["disk", "show", name]);
+    let state = String::from_utf8_lossy(&shown("again")?.stdout).into_owned();
+    ensure!(
+        said.contains("the identity of the disk r") || state.contains("the identity of the disk r"),
+        "{said}\n{state}"
+    );
+
     let mut verifier = Verifier::new(0, 2048, 7);
     for _ in 0..200 {
         verifier.round(&mut queue, 16)?;
@@ -241,14 +255,10 @@ fn a_target_that_is_killed_and_comes_back_costs_no_error_and_no_write() -> Resul
 fn connections_that_break_all_the_time_cost_no_error_and_no_write() -> Result<()> {
     let address = free_portal()?;
     let portal = address.to_string();
-    let far = Rig::prepared(|scratch, daemon| {
-        let config = scratch.file("far.toml");
-        let text = format!(
-            "[[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"32M\"\n\
-             [[iscsi]]\nname = \"{TARGET}\"\nportals = [\"{portal}\"]\ndemo_mode = \"rw\"\ndisks = [\"d\"]\n"
-        );
-        std::fs::write(&config, text)?;
-        Ok(daemon.arguments(["--config", &config.display().to_string()]))
+    let far = Rig::new(|daemon| {
+        let target = format!("{TARGET}=d");
+        let arguments = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "rw"];
+        daemon.disk("d=ram:32M").arguments(arguments)
     })?;
     let proxy = Proxy::start(address)?;
     let disk = format!(

@@ -4,7 +4,10 @@
 
 use std::sync::Arc;
 
-use block::{Capacity, CompareAndWrite, DiskInfo, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use block::{
+    Capacity, CompareAndWrite, DiskInfo, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest,
+};
+use guest_memory::IoBuffer;
 
 /// The part of a disk's info that the check reads, flat and small.
 #[derive(Clone, Debug)]
@@ -32,6 +35,28 @@ impl Limits {
     /// Blocks that the disk has.
     pub(crate) fn blocks(&self) -> u64 {
         self.capacity.bytes() / (self.block_mask + 1)
+    }
+
+    /// [`Limits::admit`] for a device without atomic writes. `Some`: the I/O is over, refused or because it is empty.
+    ///
+    /// # Panics
+    /// When the buffer's window is not as long as the I/O says: a defect of whoever submits it.
+    pub(crate) fn begin(&self, io: &IoRequest, buffer: &IoBuffer) -> Option<IoOutcome> {
+        if let Err(refused) = self.admit(io) {
+            return Some(Err(refused));
+        }
+        if io.flags.has(IoFlags::ATOMIC) {
+            return Some(Err(IoErrorKind::Unsupported.into()));
+        }
+        if io.length == 0 && io.kind != IoKind::Flush {
+            return Some(Ok(()));
+        }
+        let expected = io.buffer_length();
+        assert!(
+            expected == 0 || buffer.len() as u64 == expected,
+            "window and I/O differ"
+        );
+        None
     }
 
     /// May this I/O be done at all?

@@ -26,6 +26,7 @@ mod file;
 mod iscsi;
 mod layer;
 mod medium;
+mod network_medium;
 mod null;
 mod on_error;
 mod ram;

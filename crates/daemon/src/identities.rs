@@ -248,7 +248,7 @@ pub(crate) fn resolve_conflicts(
             };
             if certainty == Certainty::Written {
                 let reason = format!(
-                    "it has the identity of the disk {other}, {identity}: both are one file, device or image, or one is a snapshot of \
+                    "it has the identity of the disk {other}, {identity}: both are one file, device, image or logical unit, or one is a snapshot of \
                      the other; hint: for a snapshot of a file, setfattr -x user.lunette.identity FILE gives it a new identity"
                 );
                 failed.push((name.clone(), reason));

@@ -3,10 +3,10 @@
 //! Pure: pages come as the unit sent them, and are as short or as wrong as it likes.
 
 /// Properties of a disk behind SCSI.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnitProperties {
-    /// Written data may sit in a volatile cache until SYNCHRONIZE CACHE; true as well where the unit does not say.
-    pub write_cache: bool,
+    /// Written data may sit in a volatile cache until SYNCHRONIZE CACHE; `None`: the unit does not say.
+    pub write_cache: Option<bool>,
     /// It takes the FUA bit (DPOFUA).
     pub fua: bool,
     /// log2 of the logical blocks of a physical one.
@@ -27,24 +27,6 @@ pub struct UnitProperties {
     pub compare_and_write_max: u8,
     /// Best blocks of one transfer; 0: not said.
     pub optimal_transfer: u32,
-}
-
-impl Default for UnitProperties {
-    fn default() -> Self {
-        UnitProperties {
-            write_cache: true,
-            fua: false,
-            physical_exponent: 0,
-            rotational: false,
-            unmap: false,
-            unmap_by_write_same: false,
-            unmap_max: None,
-            unmap_granularity: 0,
-            write_same_max: None,
-            compare_and_write_max: 0,
-            optimal_transfer: 0,
-        }
-    }
 }
 
 /// The number in `bytes` bytes at `at`; 0 where the page ends before.
@@ -95,8 +77,7 @@ impl UnitProperties {
                 _ => (4, number(rest, 2, 2) as usize),
             };
             if code & 0x7f == CACHING {
-                // Absent or cut off, the unit has not said.
-                self.write_cache = rest.get(2).is_none_or(|flags| flags & 0x04 != 0);
+                self.write_cache = rest.get(2).map(|flags| flags & 0x04 != 0);
                 return;
             }
             rest = rest.get(head + length..).unwrap_or_default();
@@ -137,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caching_page_is_found_behind_others_and_a_unit_that_does_not_say_has_a_cache() {
+    fn the_caching_page_is_found_behind_others_and_may_not_be_there() {
         // Header with DPOFUA, read-write error recovery, then caching with and without WCE.
         let mode = |flags| {
             let mut data = vec![0, 0, 0x10, 0, 0x01, 0x0a];
@@ -151,14 +132,14 @@ mod tests {
             unit.take_mode(data);
             (unit.write_cache, unit.fua)
         };
-        assert_eq!(taken(&mode(0)), (false, true));
-        assert_eq!(taken(&mode(4)), (true, true));
-        assert_eq!(taken(&[3, 0, 0, 0]), (true, false));
+        assert_eq!(taken(&mode(0)), (Some(false), true));
+        assert_eq!(taken(&mode(4)), (Some(true), true));
+        assert_eq!(taken(&[3, 0, 0, 0]), (None, false));
         for cut in 0..mode(0).len() {
             taken(&mode(0)[..cut]);
         }
         // A page that says to be longer than all, and a block descriptor that does.
-        assert!(taken(&[9, 0, 0, 0, 0x01, 0xff, 0]).0);
-        assert!(taken(&[9, 0, 0, 0xff, 0x08, 0x12, 0]).0);
+        assert_eq!(taken(&[9, 0, 0, 0, 0x01, 0xff, 0]).0, None);
+        assert_eq!(taken(&[9, 0, 0, 0xff, 0x08, 0x12, 0]).0, None);
     }
 }

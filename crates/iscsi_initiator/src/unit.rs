@@ -424,7 +424,7 @@ pub fn luns(session: &mut Session) -> Result<Vec<u16>> {
     Ok(luns)
 }
 
-/// The extents of GET LBA STATUS (SBC-4, 5.6.2) from block `from` on, of a unit of so many blocks.
+/// The extents of GET LBA STATUS (SBC-4, 5.6.2) from block `from` on, of a unit with `blocks` blocks.
 ///
 /// # Errors
 /// When they do not follow each other, or there is none.

@@ -130,15 +130,17 @@ impl IscsiChannel {
             Ended::Cancelled => return Some(Err(IoErrorKind::Cancelled.into())),
             Ended::Lost => return Some(Err(self.lost(&io))),
         };
-        if is_unknown_command(&done) && !slot.is_flushing {
+        if is_unknown_command(&done) {
+            let flushes = slot.is_flushing || io.kind == IoKind::Flush;
             match io.kind {
+                _ if flushes && self.shared.manner.is_flush_needless() => return Some(Ok(())),
+                _ if flushes => return Some(Err(IoErrorKind::WriteMedium.into())),
                 IoKind::WriteZeroes if !self.shared.zeroes_by_writing() => {
                     self.shared.write_zeroes_from_now_on();
                     self.start(index);
                     return None;
                 }
-                // Whoever has no such command has no cache, or knows of no holes.
-                IoKind::Flush => return Some(Ok(())),
+                // It knows of no holes.
                 IoKind::BlockStatus => {
                     let status = self.shared.manner.block_status(&io, &[], 0);
                     slot.buffer.write_at(0, &status);
@@ -191,20 +193,9 @@ impl IoChannel for IscsiChannel {
         buffer: &mut IoBuffer,
         tag: Tag,
     ) -> Submission {
-        if let Err(refused) = self.limits.admit(io) {
-            return Submission::Done(Err(refused));
+        if let Some(outcome) = self.limits.begin(io, buffer) {
+            return Submission::Done(outcome);
         }
-        if io.flags.has(block::IoFlags::ATOMIC) {
-            return Submission::Done(Err(IoErrorKind::Unsupported.into()));
-        }
-        if io.length == 0 && io.kind != IoKind::Flush {
-            return Submission::Done(Ok(()));
-        }
-        let expected = io.buffer_length();
-        assert!(
-            expected == 0 || buffer.len() as u64 == expected,
-            "window and I/O differ"
-        );
         let index = self.occupy(Slot {
             tag,
             io: *io,

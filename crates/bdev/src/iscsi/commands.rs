@@ -35,9 +35,10 @@ pub(super) struct Manner {
     block_size: u64,
     transfer_max: u64,
     unmaps: Unmaps,
+    unmapped_zeroes: bool,
     unmap_max: u64,
     write_same_max: u64,
-    write_cache: bool,
+    write_cache: Option<bool>,
     fua: bool,
 }
 
@@ -72,15 +73,25 @@ impl Manner {
                 .unwrap_or(TRANSFER_BYTES)
                 .clamp(block_size, TRANSFER_BYTES_MAX),
             unmaps: match () {
+                // Blocks that it does not unmap it has to write; UNMAP is a hint, and may leave them as they were.
+                () if unit.thin && unit.zeroes && properties.unmap_by_write_same => {
+                    Unmaps::ByWriteSame
+                }
                 () if unit.thin && properties.unmap => Unmaps::ByUnmap,
                 () if unit.thin && properties.unmap_by_write_same => Unmaps::ByWriteSame,
                 () => Unmaps::No,
             },
+            unmapped_zeroes: unit.zeroes,
             unmap_max: range(properties.unmap_max.map(u64::from)),
             write_same_max: range(properties.write_same_max),
             write_cache: properties.write_cache,
             fua: properties.fua,
         }
+    }
+
+    /// Do ranges that were given back read as zeroes, all of them?
+    pub fn discards_to_zeroes(&self) -> bool {
+        self.unmaps == Unmaps::ByWriteSame && self.unmapped_zeroes
     }
 
     /// Can ranges be given back?
@@ -140,7 +151,8 @@ impl Manner {
             IoKind::WriteZeroes => {
                 let bytes = left.min(self.write_same_max);
                 let mut cdb = cdb16(WRITE_SAME_16, block, blocks(bytes));
-                if io.flags.has(IoFlags::UNMAP) && self.unmaps() {
+                // Without LBPRZ what it unmaps may read as anything.
+                if io.flags.has(IoFlags::UNMAP) && self.discards_to_zeroes() {
                     cdb[1] = UNMAP_BIT;
                 }
                 step(cdb, vec![0; self.block_size as usize], 0, bytes)
@@ -176,10 +188,18 @@ impl Manner {
         Step { command, bytes: 0 }
     }
 
-    /// Does this I/O end with a flush, because the unit has a cache and does not take the FUA bit (or the command has none)?
+    /// A unit that does not know SYNCHRONIZE CACHE has nothing to bring to stable storage, unless it has said that it has a cache.
+    pub fn is_flush_needless(&self) -> bool {
+        self.write_cache != Some(true)
+    }
+
+    /// Does this I/O end with a flush, because the unit may have a cache and does not take the FUA bit (or the command has none)?
     pub fn flushes_after(&self, io: &IoRequest) -> bool {
         let is_sent_with_fua = io.kind == IoKind::Write && self.fua;
-        io.modifies() && io.flags.has(IoFlags::FUA) && self.write_cache && !is_sent_with_fua
+        io.modifies()
+            && io.flags.has(IoFlags::FUA)
+            && self.write_cache != Some(false)
+            && !is_sent_with_fua
     }
 
     /// What GET LBA STATUS says of an I/O's range, as the bytes of a block status. What makes no sense is data.
@@ -232,7 +252,7 @@ pub(super) fn outcome(io: &IoRequest, step_bytes: u64, done: &CommandDone) -> Io
         return Err(medium.into());
     }
     match done.status {
-        // Status GOOD and less data than asked for: what is missing is not zeroes.
+        // Status GOOD with a part of the data: what is missing is not zeroes.
         GOOD if io.kind == IoKind::Read && done.data.len() as u64 != step_bytes => {
             Err(medium.into())
         }
@@ -353,7 +373,7 @@ mod tests {
         let zeroed = step(&manner, &zeroes, 0);
         assert_eq!(
             zeroed.command.cdb,
-            [0x93, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0]
+            [0x93, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0]
         );
         assert_eq!(zeroed.command.out, [0; 512]);
         let kept = step(&manner, &IoRequest::write_zeroes(0, 512), 0);
@@ -378,8 +398,12 @@ mod tests {
         assert_eq!(step(&manner, &write, 0).command.cdb[1], 0);
         assert!(manner.flushes_after(&write));
         assert!(!manner.flushes_after(&IoRequest::write(0, 512)));
-        unit.properties.write_cache = false;
+        unit.properties.write_cache = Some(false);
         assert!(!Manner::of(&unit).flushes_after(&write));
+        assert!(Manner::of(&unit).is_flush_needless());
+        // One that has a cache and cannot be flushed keeps no promise of durability.
+        unit.properties.write_cache = Some(true);
+        assert!(Manner::of(&unit).flushes_after(&write) && !Manner::of(&unit).is_flush_needless());
     }
 
     #[test]
@@ -392,6 +416,31 @@ mod tests {
         assert_eq!(discard.command.cdb[..2], [0x93, 8]);
         unit.thin = false;
         assert!(!Manner::of(&unit).unmaps());
+    }
+
+    /// SANITIZE and others go by it.
+    #[test]
+    fn discards_are_said_to_leave_zeroes_only_where_a_command_has_to() {
+        let mut unit = unit();
+        assert!(!Manner::of(&unit).discards_to_zeroes());
+        unit.zeroes = true;
+        let by_unmap = Manner::of(&unit);
+        assert_eq!(
+            step(&by_unmap, &IoRequest::discard(0, 512), 0).command.cdb[0],
+            0x42
+        );
+        assert!(!by_unmap.discards_to_zeroes());
+        unit.properties.unmap_by_write_same = true;
+        let by_write_same = Manner::of(&unit);
+        let discard = step(&by_write_same, &IoRequest::discard(0, 512), 0).command;
+        assert_eq!(
+            (discard.cdb[..2].to_vec(), discard.out),
+            (vec![0x93, 8], vec![0; 512])
+        );
+        assert!(by_write_same.discards_to_zeroes());
+        let zeroes = IoRequest::write_zeroes(0, 512).flagged(IoFlags::UNMAP);
+        assert_eq!(step(&by_write_same, &zeroes, 0).command.cdb[..2], [0x93, 8]);
+        assert_eq!(step(&by_unmap, &zeroes, 0).command.cdb[..2], [0x93, 0]);
     }
 
     #[test]
@@ -423,7 +472,7 @@ mod tests {
         }
         let conflict = outcome(&read, 512, &answer(RESERVATION_CONFLICT, [0; 3])).unwrap_err();
         assert_eq!(conflict.errno, libc::EBADE);
-        // Less data than asked for.
+        // A part of the data.
         assert_eq!(
             outcome(&read, 1024, &answer(GOOD, [0; 3])).map_err(|e| e.kind),
             Err(IoErrorKind::ReadMedium)

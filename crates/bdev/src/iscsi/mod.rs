@@ -19,8 +19,8 @@ use latency::Clock;
 use sha2::{Digest, Sha256};
 
 use self::commands::Manner;
-use self::medium::UnitMedium;
 use crate::error::{check_block_size, check_size};
+use crate::network_medium::NetworkMedium;
 use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium, OpenError};
 
 /// What to open, and how.
@@ -45,7 +45,7 @@ struct Shared {
     info: DiskInfo,
     capacity: Arc<Capacity>,
     manner: Manner,
-    medium: UnitMedium,
+    medium: NetworkMedium,
     watch: Arc<Watch>,
     /// The unit does not know how to write zeroes.
     zeroes_by_writing: AtomicBool,
@@ -158,7 +158,7 @@ impl Iscsi {
         let manner = Manner::of(&info);
         Ok(Iscsi {
             shared: Arc::new(Shared {
-                medium: UnitMedium::of(&address, &info),
+                medium: medium::of(&address, &info),
                 info: disk_info(&info, geometry, &manner, options.read_only),
                 unit,
                 capacity,
@@ -169,6 +169,9 @@ impl Iscsi {
         })
     }
 }
+
+/// Larger granularities and best transfers than any device has.
+const SENSIBLE_BYTES: u32 = 64 << 20;
 
 /// What tells this host from others that may have the same initiator name.
 fn host_name() -> String {
@@ -191,17 +194,22 @@ fn isid(of: &[&str]) -> [u8; 6] {
 fn disk_info(unit: &UnitInfo, geometry: Geometry, manner: &Manner, read_only: bool) -> DiskInfo {
     let block_size = geometry.block_size();
     let properties = &unit.properties;
-    let bytes = |blocks: u32| blocks.saturating_mul(block_size);
-    let granularity = bytes(properties.unmap_granularity.max(1));
+    // What makes no sense as a size is as if it was not said.
+    let sensible = |blocks: u32| {
+        let bytes = blocks.checked_mul(block_size);
+        bytes.filter(|bytes| bytes.is_power_of_two() && *bytes <= SENSIBLE_BYTES)
+    };
+    let granularity = sensible(properties.unmap_granularity).unwrap_or(block_size);
     let compared = u64::from(properties.compare_and_write_max) * u64::from(block_size);
     DiskInfo {
         geometry,
         physical_block_size: (block_size << properties.physical_exponent.min(7)).min(65_536),
-        optimal_io_size: bytes(properties.optimal_transfer),
+        optimal_io_size: sensible(properties.optimal_transfer).unwrap_or(0),
         read_only: read_only || unit.read_only,
-        write_cache: properties.write_cache,
+        // One that does not say may have one.
+        write_cache: properties.write_cache.unwrap_or(true),
         discard_granularity: manner.unmaps().then_some(granularity),
-        discard_zeroes: unit.zeroes,
+        discard_zeroes: manner.discards_to_zeroes(),
         write_zeroes: true,
         anchors: false,
         atomic_writes: None,
@@ -269,6 +277,30 @@ impl BlockDevice for Iscsi {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_that_make_no_sense_are_as_if_they_were_not_said() {
+        let info = |granularity, optimal| {
+            let mut unit = UnitInfo {
+                block_size: 512,
+                blocks: 1 << 20,
+                thin: true,
+                ..UnitInfo::default()
+            };
+            unit.properties.unmap = true;
+            unit.properties.unmap_granularity = granularity;
+            unit.properties.optimal_transfer = optimal;
+            unit.properties.physical_exponent = 15;
+            let geometry = Geometry::new(512, unit.bytes());
+            let info = disk_info(&unit, geometry, &Manner::of(&unit), false);
+            assert_eq!(info.physical_block_size, 65_536);
+            (info.discard_granularity, info.optimal_io_size)
+        };
+        assert_eq!(info(8, 2048), (Some(4096), 1 << 20));
+        for wrong in [0, 3, 1 << 20, u32::MAX] {
+            assert_eq!(info(wrong, wrong), (Some(512), 0), "{wrong}");
+        }
+    }
 
     #[test]
     fn isid_is_of_the_random_format_and_the_same_for_the_same_disk() {

@@ -316,20 +316,9 @@ impl IoChannel for RbdChannel {
         if io.kind == IoKind::ReplaceState {
             return self.replace_state(io, buffer, tag);
         }
-        if let Err(refused) = self.limits.admit(io) {
-            return Submission::Done(Err(refused));
+        if let Some(outcome) = self.limits.begin(io, buffer) {
+            return Submission::Done(outcome);
         }
-        if io.flags.has(IoFlags::ATOMIC) {
-            return Submission::Done(Err(IoErrorKind::Unsupported.into()));
-        }
-        if io.length == 0 && io.kind != IoKind::Flush {
-            return Submission::Done(Ok(()));
-        }
-        let expected = io.buffer_length();
-        assert!(
-            expected == 0 || buffer.len() as u64 == expected,
-            "window and I/O differ"
-        );
         if self.generation != self.shared.generation() && !self.change_image() {
             return Submission::Done(Err(IoErrorKind::Offline.into()));
         }

@@ -290,7 +290,7 @@ impl BlockDevice for Rbd {
     }
 
     fn medium(&self) -> Option<&dyn Medium> {
-        Some(&self.shared.medium)
+        Some(self.shared.medium.medium())
     }
 
     fn shared_state(&self) -> Option<&dyn SharedState> {

@@ -17,7 +17,7 @@ use librbd::{Cluster, Image};
 
 use super::medium::ImageMedium;
 use super::{Settings, Shared, lock};
-use crate::{DiskState, Medium, OpenError};
+use crate::{DiskState, OpenError};
 
 /// The first wait; each later one is twice as long, up to the longest.
 const WAIT_FIRST: Duration = Duration::from_secs(1);

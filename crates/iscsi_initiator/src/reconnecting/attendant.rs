@@ -22,7 +22,7 @@ const PAUSE_FIRST: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// The pause after a session in which nothing was done; it doubles.
 const FRUITLESS_PAUSE: Duration = Duration::from_millis(20);
-/// A command in whose company so many sessions were lost is what loses them.
+/// A command that was in flight when this many sessions were lost is taken for the cause.
 const LOSSES_MAX: u32 = 64;
 /// Function complete, and task does not exist (RFC 7143, 11.6.1).
 const FUNCTION_COMPLETE: u8 = 0;

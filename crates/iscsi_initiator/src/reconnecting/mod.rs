@@ -113,7 +113,7 @@ struct Inbox {
 
 /// A command on its way.
 struct Task {
-    /// Who is told; `None`: the thread's own.
+    /// Where its end goes; `None`: it is a command of the thread's own.
     sink: Option<Arc<dyn CommandSink>>,
     token: u64,
     command: UnitCommand,

@@ -16,7 +16,7 @@ const ABORTED_COMMAND: u8 = 0x0b;
 /// In the process of becoming ready.
 const BECOMING_READY: (u8, u8) = (0x04, 0x01);
 
-/// A new nexus is told some things, one a command; more than these mean that it never ends.
+/// A new nexus has some unit attentions, reported one per command; a unit with more than these never stops.
 const ATTENTIONS_MAX: u8 = 16;
 /// How often a command is sent that the target aborts.
 const ABORTED_MAX: u8 = 4;

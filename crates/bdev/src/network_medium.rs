@@ -1,0 +1,74 @@
+//! A medium that is the same wherever it is served, such as an image of a cluster or a unit of a target: its name there is its key,
+//! and a disk's identity follows from that.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use block::Identity;
+use sha2::{Digest, Sha256};
+
+use crate::{IdentityRecord, Medium, Stamp};
+
+/// Every daemon that serves the medium has the same key.
+pub(crate) struct NetworkMedium {
+    key: String,
+}
+
+impl NetworkMedium {
+    pub fn new(key: String) -> NetworkMedium {
+        NetworkMedium { key }
+    }
+}
+
+impl Medium for NetworkMedium {
+    fn key(&self) -> String {
+        self.key.clone()
+    }
+
+    fn own_identity(&self) -> Option<Identity> {
+        let digest = Sha256::digest(&self.key);
+        let bits = digest.iter().take(16);
+        let bits = bits.fold(0, |bits: u128, byte| bits << 8 | u128::from(*byte));
+        Some(Identity::from_random_bits(bits))
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        None
+    }
+
+    fn attribute(&self) -> io::Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    /// Copies and clones take what is kept with an image with them, which would give them its identity; a unit keeps nothing.
+    fn set_attribute(&self, _bytes: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn is_copy_of(&self, _record: &IdentityRecord) -> bool {
+        false
+    }
+
+    fn reopen(&self) -> io::Result<OwnedFd> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_identity_depends_on_the_key_alone() {
+        let identity = |key: &str| NetworkMedium::new(key.to_owned()).own_identity().unwrap();
+        let image = identity("rbd:9cb3a0c5-1111-4222-8333-444455556666/2/10b8e1f0d7");
+        assert_eq!(
+            image,
+            identity("rbd:9cb3a0c5-1111-4222-8333-444455556666/2/10b8e1f0d7")
+        );
+        let other = identity("rbd:9cb3a0c5-1111-4222-8333-444455556666/2/10b8e1f0d8");
+        assert_ne!(image, other);
+        assert_ne!(image.naa(), other.naa());
+        assert_ne!(image.serial(), other.serial());
+    }
+}
