@@ -12,7 +12,7 @@ use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX, ShownConfig};
 use super::objects::{NAME_ALLOWED, read_name};
 use super::place::At;
-use super::rbd::{RbdConfig, read_image, read_options};
+use super::rbd::{self, RbdConfig};
 use super::remote::{self, RemoteConfig};
 use super::size::{SIZE_MAX, parse_size};
 use super::value::{Fields, Raw, Reader};
@@ -43,9 +43,9 @@ pub struct DiskDraft {
     cache: Option<CacheMode>,
     time: Option<DelayTime>,
     around: Option<Around>,
-    image: Option<ImageName>,
-    cluster: ClusterConfig,
-    lock: RbdLock,
+    pub(super) image: Option<ImageName>,
+    pub(super) cluster: ClusterConfig,
+    pub(super) lock: RbdLock,
     pub(crate) remote: RemoteConfig,
     block_size: Option<u32>,
     read_only: bool,
@@ -166,96 +166,13 @@ pub static DISK_KEYS: &[DiskKey] = &[
             _ => None,
         },
     },
-    Key {
-        name: "image",
-        kind: Kind::Text("`POOL[/NAMESPACE]/IMAGE[@SNAPSHOT]`", ImageName::FORM),
-        default: REQUIRED,
-        run_time: RunTime::AddAnew,
-        of: &["rbd"],
-        help: "the image; a snapshot is read-only",
-        read: |key, reader, disk| disk.image = read_image(reader, key.name),
-        get: |disk| Some(json!(rbd(disk)?.image.to_string())),
-    },
-    Key {
-        name: "conf",
-        kind: Kind::Text(
-            "path of a file",
-            "the path of Ceph's configuration, such as /etc/ceph/ceph.conf",
-        ),
-        default: "Ceph's",
-        run_time: RunTime::AddAnew,
-        of: &["rbd"],
-        help: "configuration of the cluster",
-        read: |key, reader, disk| disk.cluster.conf = key.text(reader).map(|at| at.value.into()),
-        get: |disk| rbd(disk)?.cluster.conf.as_deref().map(path_value),
-    },
-    Key {
-        name: "id",
-        kind: Kind::Text(
-            "a user without `client.`",
-            "a user of the cluster without `client.`, such as admin",
-        ),
-        default: "Ceph's (`admin`)",
-        run_time: RunTime::AddAnew,
-        of: &["rbd"],
-        help: "the user",
-        read: |key, reader, disk| disk.cluster.id = key.text(reader).map(|at| at.value),
-        get: |disk| rbd(disk)?.cluster.id.clone().map(Value::from),
-    },
-    Key {
-        name: "keyring",
-        kind: Kind::Text("path of a file", "the path of the file with the user's key"),
-        default: "Ceph's",
-        run_time: RunTime::AddAnew,
-        of: &["rbd"],
-        help: "file with the user's key",
-        read: |key, reader, disk| disk.cluster.keyring = key.text(reader).map(|at| at.value.into()),
-        get: |disk| rbd(disk)?.cluster.keyring.as_deref().map(path_value),
-    },
-    Key {
-        name: "mon_host",
-        kind: Kind::Text(
-            "addresses of monitors",
-            "addresses of monitors, such as \"10.0.0.1,10.0.0.2\"",
-        ),
-        default: "Ceph's",
-        run_time: RunTime::AddAnew,
-        of: &["rbd"],
-        help: "monitors",
-        read: |key, reader, disk| disk.cluster.mon_host = key.text(reader).map(|at| at.value),
-        get: |disk| rbd(disk)?.cluster.mon_host.clone().map(Value::from),
-    },
-    Key {
-        name: "lock",
-        kind: Kind::Word(&const { words(&RbdLock::WORDS) }),
-        default: "`cooperative`",
-        run_time: RunTime::AddAnew,
-        of: &["rbd"],
-        help: "[who else may write](rbd.md#who-else-may-write)",
-        read: |key, reader, disk| {
-            let lock = reader.choice(key.name, &RbdLock::WORDS);
-            disk.lock = lock.map_or(RbdLock::default(), |at| at.value);
-        },
-        get: |disk| {
-            let lock = rbd(disk)?.lock;
-            (lock != RbdLock::default()).then(|| json!(lock.word()))
-        },
-    },
-    Key {
-        name: "option",
-        kind: Kind::Table("a table of Ceph's options, such as { rbd_cache = \"true\" }"),
-        default: NONE,
-        run_time: RunTime::AddAnew,
-        of: &["rbd"],
-        help: "further options of Ceph. In a flag `option.KEY=VALUE`",
-        read: |key, reader, disk| {
-            disk.cluster.options = read_options(reader, key.name, &key.kind.allowed());
-        },
-        get: |disk| {
-            let options = &rbd(disk)?.cluster.options;
-            (!options.is_empty()).then(|| json!(options))
-        },
-    },
+    rbd::IMAGE,
+    rbd::CONF,
+    rbd::ID,
+    rbd::KEYRING,
+    rbd::MON_HOST,
+    rbd::LOCK,
+    rbd::OPTION,
     remote::UNIT,
     remote::CONNECTIONS_KEY,
     remote::CHAP_FILE,
@@ -434,15 +351,8 @@ pub static DISK_KEYS: &[DiskKey] = &[
     },
 ];
 
-fn path_value(path: &Path) -> Value {
+pub(super) fn path_value(path: &Path) -> Value {
     json!(path.to_string_lossy())
-}
-
-fn rbd(disk: &DiskConfig) -> Option<&RbdConfig> {
-    match &disk.backend {
-        BlockDeviceConfig::Rbd(rbd) => Some(rbd),
-        _ => None,
-    }
 }
 
 impl DiskConfig {
@@ -455,7 +365,7 @@ impl DiskConfig {
 
     /// The same as a file has it: an image has the size that it has.
     pub fn file_values(&self) -> impl Iterator<Item = (&'static DiskKey, Value)> {
-        let is_image = rbd(self).is_some();
+        let is_image = rbd::config(self).is_some();
         self.values()
             .filter(move |(key, _)| !(is_image && key.run_time == DISK_RESIZE))
     }

@@ -3,8 +3,13 @@
 use std::collections::BTreeMap;
 
 use bdev::{ClusterConfig, ImageName, RbdLock};
+use serde_json::{Value, json};
 
+use super::devices::BlockDeviceConfig;
 use super::diagnostics::{Mistake, MistakeKind};
+use super::disk::{DiskKey, path_value};
+use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
+use super::model::DiskConfig;
 use super::value::{Raw, Reader, wrong};
 
 /// An image and the way to it.
@@ -20,11 +25,19 @@ pub struct RbdConfig {
     pub size: Option<u64>,
 }
 
+/// That of a disk on an image.
+pub fn config(disk: &DiskConfig) -> Option<&RbdConfig> {
+    match &disk.backend {
+        BlockDeviceConfig::Rbd(rbd) => Some(rbd),
+        _ => None,
+    }
+}
+
 /// Options of Ceph that would show a secret to whoever may look on.
 const SECRETS: [&str; 2] = ["key", "keyfile"];
 
 /// The name of an image.
-pub fn read_image(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<ImageName> {
+fn read_image(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<ImageName> {
     let text = reader.text(key, ImageName::FORM)?;
     match ImageName::parse(&text.value) {
         Some(image) => Some(image),
@@ -38,7 +51,7 @@ pub fn read_image(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Imag
 }
 
 /// Options of Ceph.
-pub fn read_options(
+fn read_options(
     reader: &mut Reader<'_, '_>,
     key: &'static str,
     allowed: &str,
@@ -82,3 +95,100 @@ pub fn read_options(
     }
     options
 }
+
+pub const IMAGE: DiskKey = Key {
+    name: "image",
+    kind: Kind::Text("`POOL[/NAMESPACE]/IMAGE[@SNAPSHOT]`", ImageName::FORM),
+    default: REQUIRED,
+    run_time: RunTime::AddAnew,
+    of: &["rbd"],
+    help: "the image; a snapshot is read-only",
+    read: |key, reader, disk| disk.image = read_image(reader, key.name),
+    get: |disk| Some(json!(config(disk)?.image.to_string())),
+};
+
+pub const CONF: DiskKey = Key {
+    name: "conf",
+    kind: Kind::Text(
+        "path of a file",
+        "the path of Ceph's configuration, such as /etc/ceph/ceph.conf",
+    ),
+    default: "Ceph's",
+    run_time: RunTime::AddAnew,
+    of: &["rbd"],
+    help: "configuration of the cluster",
+    read: |key, reader, disk| disk.cluster.conf = key.text(reader).map(|at| at.value.into()),
+    get: |disk| config(disk)?.cluster.conf.as_deref().map(path_value),
+};
+
+pub const ID: DiskKey = Key {
+    name: "id",
+    kind: Kind::Text(
+        "a user without `client.`",
+        "a user of the cluster without `client.`, such as admin",
+    ),
+    default: "Ceph's (`admin`)",
+    run_time: RunTime::AddAnew,
+    of: &["rbd"],
+    help: "the user",
+    read: |key, reader, disk| disk.cluster.id = key.text(reader).map(|at| at.value),
+    get: |disk| config(disk)?.cluster.id.clone().map(Value::from),
+};
+
+pub const KEYRING: DiskKey = Key {
+    name: "keyring",
+    kind: Kind::Text("path of a file", "the path of the file with the user's key"),
+    default: "Ceph's",
+    run_time: RunTime::AddAnew,
+    of: &["rbd"],
+    help: "file with the user's key",
+    read: |key, reader, disk| disk.cluster.keyring = key.text(reader).map(|at| at.value.into()),
+    get: |disk| config(disk)?.cluster.keyring.as_deref().map(path_value),
+};
+
+pub const MON_HOST: DiskKey = Key {
+    name: "mon_host",
+    kind: Kind::Text(
+        "addresses of monitors",
+        "addresses of monitors, such as \"10.0.0.1,10.0.0.2\"",
+    ),
+    default: "Ceph's",
+    run_time: RunTime::AddAnew,
+    of: &["rbd"],
+    help: "monitors",
+    read: |key, reader, disk| disk.cluster.mon_host = key.text(reader).map(|at| at.value),
+    get: |disk| config(disk)?.cluster.mon_host.clone().map(Value::from),
+};
+
+pub const LOCK: DiskKey = Key {
+    name: "lock",
+    kind: Kind::Word(&const { words(&RbdLock::WORDS) }),
+    default: "`cooperative`",
+    run_time: RunTime::AddAnew,
+    of: &["rbd"],
+    help: "[who else may write](rbd.md#who-else-may-write)",
+    read: |key, reader, disk| {
+        let lock = reader.choice(key.name, &RbdLock::WORDS);
+        disk.lock = lock.map_or(RbdLock::default(), |at| at.value);
+    },
+    get: |disk| {
+        let lock = config(disk)?.lock;
+        (lock != RbdLock::default()).then(|| json!(lock.word()))
+    },
+};
+
+pub const OPTION: DiskKey = Key {
+    name: "option",
+    kind: Kind::Table("a table of Ceph's options, such as { rbd_cache = \"true\" }"),
+    default: NONE,
+    run_time: RunTime::AddAnew,
+    of: &["rbd"],
+    help: "further options of Ceph. In a flag `option.KEY=VALUE`",
+    read: |key, reader, disk| {
+        disk.cluster.options = read_options(reader, key.name, &key.kind.allowed());
+    },
+    get: |disk| {
+        let options = &config(disk)?.cluster.options;
+        (!options.is_empty()).then(|| json!(options))
+    },
+};

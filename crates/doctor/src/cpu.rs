@@ -50,9 +50,9 @@ fn governor(host: &Host) -> Option<Finding> {
             let governor = host.text(file).unwrap_or_default();
             let folder = file.trim_end_matches("scaling_governor");
             let preference = host.text(&format!("{folder}energy_performance_preference"));
-            // With these drivers the firmware decides, and the preference is what it is told.
-            let is_told = preference.as_deref() == Some("performance");
-            !(governor == "performance" || is_told)
+            // With these drivers the firmware chooses the clock, by this preference.
+            let prefers_speed = preference.as_deref() == Some("performance");
+            !(governor == "performance" || prefers_speed)
         })
         .cloned()
         .collect();

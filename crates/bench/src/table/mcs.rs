@@ -28,7 +28,7 @@ pub struct McsOptions {
     pub table: TableOptions,
     /// `iscsi://HOST[:PORT]/TARGET/LUN`, whose content is lost; `None`: a daemon of our own.
     pub target: Option<String>,
-    /// Up to so many connections.
+    /// The largest number of connections.
     pub connections: u16,
     /// Bytes of a request, as fio writes them.
     pub size: String,

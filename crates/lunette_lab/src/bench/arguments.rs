@@ -22,7 +22,7 @@ const AFTER: &str = "\
 Subjects: vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH,
 iscsi://HOST[:PORT]/TARGET/LUN; then ,pid=N (whose CPU time counts as the device's),
 ,control=SOCKET (a Lunette: its stages are printed), ,name=NAME, for a file ,direct=0|1, for
-iSCSI ,digests=0|1 and ,connections=N (a session of so many, MC/S).
+iSCSI ,digests=0|1 and ,connections=N (one session with N connections, MC/S).
 
 Examples:
   Random reads at depth 32, five seconds, by a driver that polls on CPU 0
@@ -289,7 +289,7 @@ pub struct McsArguments {
     /// A unit, whose content is lost; without it a daemon with a RAM disk is started
     #[arg(value_name = "iscsi://HOST[:PORT]/TARGET/LUN")]
     pub target: Option<String>,
-    /// Up to so many connections
+    /// The largest number of connections
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub connections: u16,
     /// Bytes of a request

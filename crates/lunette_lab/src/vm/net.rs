@@ -170,9 +170,12 @@ fn network_address(text: &str) -> Result<String, String> {
 /// Six bytes in hexadecimal, of a single station (IEEE 802, 8.2.2: the first byte's lowest bit is 0).
 pub fn hardware_address(text: &str) -> Result<String, String> {
     let bytes: Vec<&str> = text.split(':').collect();
-    let is_byte = |byte: &&str| byte.len() == 2 && u8::from_str_radix(byte, 16).is_ok();
-    let first = u8::from_str_radix(bytes[0], 16).unwrap_or(1);
-    match bytes.len() == 6 && bytes.iter().all(is_byte) && first & 1 == 0 {
+    let is_byte = |byte: &&str| byte.len() == 2 && byte.bytes().all(|b| b.is_ascii_hexdigit());
+    let first = bytes
+        .first()
+        .and_then(|first| u8::from_str_radix(first, 16).ok());
+    match bytes.len() == 6 && bytes.iter().all(is_byte) && first.is_some_and(|first| first & 1 == 0)
+    {
         true => Ok(text.to_owned()),
         false => Err("expected six bytes such as 52:54:00:12:34:56, the first one even".to_owned()),
     }
@@ -191,6 +194,7 @@ mod tests {
             "53:54:00:12:34:56",
             "52:54:00:12:34:5x",
             "52-54-00-12-34-56",
+            "52:54:00:12:34:+6",
         ] {
             assert!(hardware_address(wrong).is_err(), "{wrong}");
         }

@@ -99,7 +99,7 @@ pub fn known(
     };
     let disks = match Client::new(&socket).get::<Vec<Disk>>("/v1/disks") {
         Ok(disks) => disks,
-        // Its socket stayed behind; nobody has asked for this daemon.
+        // A socket without a daemon, which the command line does not name.
         Err(_) if control.is_none() => return Ok(BTreeMap::new()),
         Err(error) => return Err(unanswered(&socket, &error)),
     };

@@ -171,7 +171,7 @@ impl IscsiSession {
         self.connect(demand).map(Box::new)
     }
 
-    /// One more session of several connections, where the subject has asked for that.
+    /// One more session of several connections, if the subject has the key `connections`.
     pub fn multi(&mut self, demand: Demand) -> Option<Result<Box<MultiQueue>>> {
         self.keys.connections?;
         let block_size = self.info.block_size;

@@ -189,6 +189,7 @@ fn in_guest(
 ) -> Result<Measured> {
     let socket = place.file(AGENT_SOCKET);
     let mut path = Vec::new();
+    // mktemp replaces the X by letters.
     let make = "mktemp -d /tmp/bench.XXXXXX";
     run_script(&socket, make, &[], ExecInput::Nothing, &mut path)?;
     let path = String::from_utf8_lossy(&path).trim().to_owned();
