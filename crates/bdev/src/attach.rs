@@ -3,6 +3,8 @@
 //! A device that stands on another takes an owner for itself and hands the same `Attach` down: every layer hears of its own
 //! completions by its own owner, and none borrows bits of another's tokens.
 
+use std::io;
+
 use uring::{Owner, Ring};
 
 /// A worker that attaches to a device.
@@ -21,6 +23,25 @@ impl<'a> Attach<'a> {
     /// An owner of this layer's own.
     pub fn owner(&mut self) -> Owner {
         (self.next_owner)()
+    }
+
+    /// Attaches to a device below, and tells its owners from those of others.
+    pub(crate) fn below<T>(
+        &mut self,
+        attach: impl FnOnce(&mut Attach<'_>) -> io::Result<T>,
+    ) -> io::Result<(T, Vec<Owner>)> {
+        let mut owners = Vec::new();
+        let next = &mut self.next_owner;
+        let mut next_owner = || {
+            let owner = next();
+            owners.push(owner);
+            owner
+        };
+        let attached = attach(&mut Attach {
+            ring: self.ring,
+            next_owner: &mut next_owner,
+        })?;
+        Ok((attached, owners))
     }
 
     /// The worker's ring, to register descriptors with or to watch them.

@@ -7,6 +7,7 @@
 //! Tests: `tests/file_*.rs`.
 
 mod bounce;
+mod container;
 mod durability;
 mod errno;
 mod format;
@@ -28,6 +29,7 @@ use rustix::fs::{Mode, OFlags, SeekFrom};
 
 use crate::blocking::BlockingCalls;
 use crate::{Attach, BlockDevice, IoChannel, OpenError};
+pub use container::Container;
 use durability::Durability;
 pub use format::ImageFormat;
 
@@ -83,6 +85,8 @@ pub struct FileOptions {
     pub block_size: Option<u32>,
     /// Keep other writers out, QEMU included. Off only where the file system has no locks.
     pub lock: bool,
+    /// The content is an image of another format: any size will do, and nobody is warned of that.
+    pub is_container: bool,
 }
 
 impl FileOptions {
@@ -95,6 +99,7 @@ impl FileOptions {
             read_only: false,
             block_size: None,
             lock: true,
+            is_container: false,
         }
     }
 }
@@ -112,6 +117,10 @@ struct Refused {
     discard_blocks: AtomicBool,
     punch: AtomicBool,
     zero_range: AtomicBool,
+}
+
+fn refuse(flag: &AtomicBool) {
+    flag.store(true, Ordering::Relaxed);
 }
 
 /// What all workers' handles share.

@@ -17,12 +17,14 @@
 mod admit;
 mod attach;
 mod blocking;
+mod blocking_io;
 mod conditions;
 mod delay;
 mod disk_object;
 mod error;
 mod faulty;
 mod file;
+mod image;
 mod iscsi;
 mod layer;
 mod medium;
@@ -44,12 +46,14 @@ use guest_memory::IoBuffer;
 use uring::{Completion, Ring};
 
 pub use attach::Attach;
+pub use blocking_io::BlockingIo;
 pub use conditions::{Condition, Conditions};
 pub use delay::{Delay, DelayTime};
 pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
-pub use file::{CacheMode, File, FileOptions, ImageFormat};
+pub use file::{CacheMode, Container, File, FileOptions, ImageFormat};
+pub use image::{Image, ImageOptions};
 pub use iscsi::{Iscsi, IscsiOptions};
 pub use layer::Layer;
 pub use librbd::{ClusterConfig, ImageName};
@@ -65,7 +69,7 @@ pub use shared_state::{
 pub use state::{DiskState, StateCell, WaitingIo};
 pub use throttle::{Moment, RateLimits, Throttle};
 /// Protocols of devices, for whoever describes them or looks at what they serve.
-pub use {iscsi_initiator, librbd};
+pub use {iscsi_initiator, librbd, qcow2};
 
 /// What the submitter calls its I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

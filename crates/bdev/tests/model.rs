@@ -5,9 +5,10 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use bdev::{BlockDevice, CacheMode, FaultPlan, Faulty, NullOptions, Ram, RamOptions};
+use bdev::qcow2::{self, CreateOptions, Repair};
+use bdev::{BlockDevice, CacheMode, FaultPlan, Faulty, FileOptions, NullOptions, Ram, RamOptions};
 use block::{IoFlags, IoKind, IoRequest};
-use common::{Worker, bytes, cut, open, options};
+use common::{Worker, bytes, cut, make_image, open, open_image, options};
 use proptest::prelude::*;
 
 const BLOCKS: u64 = 600;
@@ -138,6 +139,48 @@ fn file(folder: &str, cache: CacheMode, block_size: u32) -> (tempfile::TempDir, 
     (folder, open(options))
 }
 
+/// An image of zeroes; with a backing image that holds something else, and is shorter or longer.
+fn image(
+    cluster_bits: u32,
+    cache: CacheMode,
+    backing_blocks: Option<u64>,
+) -> (tempfile::TempDir, bdev::Image) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.qcow2");
+    if let Some(blocks) = backing_blocks {
+        let content = vec![0x77; (blocks * 512) as usize];
+        std::fs::write(folder.path().join("base"), content).unwrap();
+    }
+    make_image(
+        &path,
+        &CreateOptions {
+            cluster_bits,
+            backing: backing_blocks.map(|_| ("base".to_owned(), "raw".to_owned())),
+            ..CreateOptions::new(BLOCKS * 512)
+        },
+    );
+    let image = open_image(&path, cache).unwrap();
+    let whole = IoRequest::write_zeroes(0, BLOCKS * 512);
+    Worker::new(&image).do_plain(whole).unwrap();
+    (folder, image)
+}
+
+/// Closes an image and checks it.
+fn close((folder, image): (tempfile::TempDir, bdev::Image)) {
+    drop(image);
+    let file = open(FileOptions {
+        is_container: true,
+        ..FileOptions::new(folder.path().join("disk.qcow2"))
+    });
+    let report = qcow2::Image::check(file.container().unwrap(), Repair::Nothing).unwrap();
+    assert_eq!(
+        (report.leaks, report.corruptions),
+        (0, 0),
+        "{:?}",
+        report.findings
+    );
+}
+
 fn shuffled(device: Arc<dyn BlockDevice>, seed: u64) -> Faulty {
     let plan = FaultPlan {
         shuffle: Some(seed),
@@ -182,6 +225,34 @@ proptest! {
     #[test]
     fn writethrough_file_agrees(batches in steps()) {
         agrees(&*file("", CacheMode::Writethrough, 512).1, &batches);
+    }
+
+    #[test]
+    fn image_agrees(batches in steps(), seed in 1_u64..1000) {
+        let image = image(16, CacheMode::None, None);
+        agrees(&image.1, &batches);
+        close(image);
+        let image = self::image(12, CacheMode::None, None);
+        let (folder, device) = image;
+        let device = Arc::new(device);
+        agrees(&shuffled(device.clone(), seed), &batches);
+        close((folder, Arc::into_inner(device).unwrap()));
+    }
+
+    #[test]
+    fn image_with_clusters_of_a_block_agrees(batches in steps()) {
+        let image = image(9, CacheMode::None, None);
+        agrees(&image.1, &batches);
+        close(image);
+    }
+
+    #[test]
+    fn image_on_another_agrees(batches in steps(), blocks in 1..BLOCKS + 50) {
+        for (bits, cache) in [(16, CacheMode::None), (12, CacheMode::Writethrough), (10, CacheMode::Writeback)] {
+            let image = image(bits, cache, Some(blocks));
+            agrees(&image.1, &batches);
+            close(image);
+        }
     }
 
     #[test]

@@ -69,6 +69,7 @@ fn file(path: PathBuf, c: Common, cache: CacheMode) -> Result<Arc<dyn BlockDevic
         read_only,
         block_size: Some(block_size),
         lock: true,
+        is_container: false,
     };
     Ok(Arc::new(File::open(options)?))
 }

@@ -1,33 +1,436 @@
-//! Images that `qemu-img` makes are known by their formats. A process of its own: a program that is being started has the locks
-//! of its parent for a moment, which other tests would meet.
+//! Images that QEMU's tools make and change, and that the block device `image` reads and changes in turn: contents are equal, and
+//! `qemu-img check` finds nothing. Needs qemu-img and qemu-io (Debian: qemu-utils). `LUNETTE_SEEDS=1000` tries more images.
 
-use bdev::ImageFormat;
+mod common;
 
-/// Needs qemu-utils. LUKS is left out: qemu-img measures the CPU for it, and gives up where that is busy.
-#[test]
-fn images_made_by_qemu_img_are_known() {
-    let folder = tempfile::tempdir().unwrap();
-    let made = [
-        ("qcow2", "qcow2", ""),
-        ("qcow2", "qcow2", "compat=0.10"),
-        ("vmdk", "VMDK", ""),
-        ("vmdk", "VMDK", "subformat=monolithicFlat"),
-        ("vmdk", "VMDK", "subformat=streamOptimized"),
-        ("vhdx", "VHDX", ""),
-        ("vdi", "VDI", ""),
-    ];
-    for (index, (kind, format, option)) in made.into_iter().enumerate() {
-        let path = folder.path().join(format!("{index}.{kind}"));
-        let mut command = std::process::Command::new("qemu-img");
-        command.args(["create", "-q", "-f", kind]);
-        if !option.is_empty() {
-            command.args(["-o", option]);
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bdev::{CacheMode, ImageOptions};
+use block::{IoFlags, IoRequest};
+use common::{Worker, open_image};
+
+/// A process that is just being started has the files of all threads for a moment, and their locks.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Numbers from a seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bits ^ (bits >> 31)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+}
+
+/// Runs a tool of QEMU in a folder; what it prints.
+fn qemu(folder: &Path, tool: &str, arguments: &[&str]) -> String {
+    let ran = Command::new(tool)
+        .args(arguments)
+        .current_dir(folder)
+        .output();
+    let ran = ran.unwrap_or_else(|error| {
+        panic!("cannot run {tool}: {error}; hint: apt-get install qemu-utils")
+    });
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        ran.status.success(),
+        "{tool} {arguments:?}: {}{}",
+        text(&ran.stdout),
+        text(&ran.stderr)
+    );
+    text(&ran.stdout)
+}
+
+struct Disk {
+    folder: tempfile::TempDir,
+    path: PathBuf,
+    content: Vec<u8>,
+    cluster: u64,
+    /// Nothing was written yet: QEMU compresses into clusters that have nothing only.
+    is_fresh: bool,
+}
+
+impl Disk {
+    fn make(random: &mut Random) -> Disk {
+        let folder = tempfile::tempdir().unwrap();
+        let cluster = random.one_of(&[512, 1024, 4096, 65_536, 65_536, 2 << 20]);
+        let sectors = match cluster {
+            2_097_152 => 4096 + random.below(8192),
+            _ => 200 + random.below(3000),
+        };
+        let mut content = vec![0; (sectors * 512) as usize];
+        let size = (sectors * 512).to_string();
+        let is_old = random.below(4) == 0;
+        let mut options = format!("cluster_size={cluster}");
+        options += if is_old {
+            ",compat=0.10"
+        } else {
+            ",compat=1.1"
+        };
+        if !is_old {
+            let bits = random.one_of(&[16, 16, 16, 8, 32, 64]);
+            options += &format!(",refcount_bits={bits}");
+            options += random.one_of(&["", ",lazy_refcounts=on"]);
+            options += random.one_of(&["", ",compression_type=zstd"]);
         }
-        let output = command.arg(&path).arg("1M").output();
-        let output = output.unwrap_or_else(|e| panic!("qemu-img (qemu-utils) is needed: {e}"));
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{kind} {option}: {errors}");
-        let found = ImageFormat::of_path(&path).map(|found| found.to_string());
-        assert_eq!(found.as_deref(), Some(format), "{kind} {option}");
+        let backing = random.one_of(&["", "", "raw", "qcow2"]);
+        let mut create = vec!["create", "-q", "-f", "qcow2"];
+        if !backing.is_empty() {
+            let bytes = (sectors / 2 + random.below(sectors)) * 512;
+            let below: Vec<u8> = (0..bytes).map(|at| (at / 512 % 251) as u8).collect();
+            std::fs::write(folder.path().join("base.raw"), &below).unwrap();
+            let known = below.len().min(content.len());
+            content[..known].copy_from_slice(&below[..known]);
+            if backing == "qcow2" {
+                let compressed = random.one_of(&[&["-c"][..], &[]]);
+                let arguments = [
+                    &["convert", "-q", "-O", "qcow2"],
+                    compressed,
+                    &["base.raw", "base"],
+                ];
+                qemu(folder.path(), "qemu-img", &arguments.concat());
+            } else {
+                std::fs::rename(folder.path().join("base.raw"), folder.path().join("base"))
+                    .unwrap();
+            }
+            create.extend(["-b", "base", "-F", backing]);
+        } else {
+            options += random.one_of(&["", "", ",preallocation=metadata", ",preallocation=falloc"]);
+        }
+        create.extend(["-o", &options, "disk", &size]);
+        qemu(folder.path(), "qemu-img", &create);
+        Disk {
+            path: folder.path().join("disk"),
+            folder,
+            content,
+            cluster,
+            is_fresh: !options.contains("preallocation"),
+        }
+    }
+
+    fn range(&self, random: &mut Random) -> std::ops::Range<usize> {
+        let sectors = self.content.len() as u64 / 512;
+        let from = random.below(sectors);
+        let longest = random.one_of(&[1, 8, 64, 400]);
+        let to = (from + 1 + random.below(longest)).min(sectors);
+        (from * 512) as usize..(to * 512) as usize
+    }
+
+    /// QEMU changes the image, and perhaps takes or removes a snapshot.
+    fn by_qemu(&mut self, random: &mut Random) {
+        let mut commands: Vec<String> = Vec::new();
+        for _ in 0..random.below(12) {
+            let range = self.range(random);
+            let (at, length) = (range.start, range.len());
+            match random.below(8) {
+                0..4 => {
+                    let byte = random.below(256) as u8;
+                    commands.push(format!("write -q -P {byte} {at} {length}"));
+                    self.content[range].fill(byte);
+                }
+                4 => {
+                    commands.push(format!("write -q -z {at} {length}"));
+                    self.content[range].fill(0);
+                }
+                5 => {
+                    commands.push(format!("write -q -z -u {at} {length}"));
+                    self.content[range].fill(0);
+                }
+                _ => {
+                    let cluster = self.cluster as usize;
+                    let from = at / cluster * cluster;
+                    if from + cluster <= self.content.len() && commands.is_empty() && self.is_fresh
+                    {
+                        let byte = random.below(256) as u8;
+                        commands.push(format!("write -q -c -P {byte} {from} {cluster}"));
+                        self.content[from..from + cluster].fill(byte);
+                    }
+                }
+            }
+        }
+        self.is_fresh = false;
+        let mut arguments = vec!["-f", "qcow2"];
+        for command in &commands {
+            arguments.extend(["-c", command]);
+        }
+        arguments.push("disk");
+        if !commands.is_empty() {
+            qemu(self.folder.path(), "qemu-io", &arguments);
+        }
+        match random.below(6) {
+            0 | 1 => {
+                let name = format!("s{}", random.below(1000));
+                qemu(
+                    self.folder.path(),
+                    "qemu-img",
+                    &["snapshot", "-q", "-c", &name, "disk"],
+                );
+            }
+            2 => {
+                let listed = qemu(self.folder.path(), "qemu-img", &["snapshot", "-l", "disk"]);
+                let first = listed
+                    .lines()
+                    .nth(2)
+                    .and_then(|line| line.split_whitespace().nth(1));
+                if let Some(name) = first {
+                    qemu(
+                        self.folder.path(),
+                        "qemu-img",
+                        &["snapshot", "-q", "-d", name, "disk"],
+                    );
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Ours reads all, and changes the image.
+    fn by_us(&mut self, random: &mut Random, what: &str) {
+        let cache = random.one_of(&[
+            CacheMode::None,
+            CacheMode::Writeback,
+            CacheMode::Writethrough,
+        ]);
+        let image = open_image(&self.path, cache).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let mut worker = Worker::new(&image);
+        let read = worker.read(0, self.content.len()).unwrap();
+        assert!(
+            read == self.content,
+            "{what}: ours reads something else at {:?}",
+            self.differs(&read)
+        );
+        for _ in 0..random.below(20) {
+            let range = self.range(random);
+            let (at, length) = (range.start as u64, range.len() as u64);
+            match random.below(8) {
+                0..4 => {
+                    let byte = random.below(256) as u8;
+                    worker.write(at, &vec![byte; range.len()]).unwrap();
+                    self.content[range].fill(byte);
+                }
+                4 => {
+                    let io = IoRequest::write_zeroes(at, length);
+                    worker.do_plain(io).unwrap();
+                    self.content[range].fill(0);
+                }
+                5 => {
+                    let io = IoRequest::write_zeroes(at, length).flagged(IoFlags::UNMAP);
+                    worker.do_plain(io).unwrap();
+                    self.content[range].fill(0);
+                }
+                6 => {
+                    worker.do_plain(IoRequest::discard(at, length)).unwrap();
+                    self.content[range].fill(0);
+                }
+                _ => worker.do_plain(IoRequest::flush()).unwrap(),
+            }
+        }
+        let read = worker.read(0, self.content.len()).unwrap();
+        assert!(
+            read == self.content,
+            "{what}: ours reads other than it wrote at {:?}",
+            self.differs(&read)
+        );
+    }
+
+    fn differs(&self, read: &[u8]) -> Option<usize> {
+        self.content
+            .iter()
+            .zip(read)
+            .position(|(expected, found)| expected != found)
+    }
+
+    fn check(&self, what: &str) {
+        let checked = Command::new("qemu-img")
+            .args(["check", "-f", "qcow2", "disk"])
+            .current_dir(self.folder.path())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&checked.stdout).into_owned();
+        let wrong = String::from_utf8_lossy(&checked.stderr).into_owned();
+        assert!(checked.status.success(), "{what}: {text}{wrong}");
+        let raw = self.folder.path().join("out.raw");
+        qemu(
+            self.folder.path(),
+            "qemu-img",
+            &["convert", "-f", "qcow2", "-O", "raw", "disk", "out.raw"],
+        );
+        let read = std::fs::read(raw).unwrap();
+        assert!(
+            read == self.content,
+            "{what}: QEMU reads something else at {:?}",
+            self.differs(&read)
+        );
+        let file = common::open(bdev::FileOptions {
+            is_container: true,
+            ..bdev::FileOptions::new(&self.path)
+        });
+        let container = file.container().unwrap();
+        let report = bdev::qcow2::Image::check(container, bdev::qcow2::Repair::Nothing).unwrap();
+        assert_eq!(
+            (report.leaks, report.corruptions),
+            (0, 0),
+            "{what}: {:?}",
+            report.findings
+        );
+    }
+}
+
+#[test]
+fn images_that_qemu_and_ours_change_in_turn_hold_what_was_written() {
+    let _alone = alone();
+    let seeds = std::env::var("LUNETTE_SEEDS").ok();
+    let seeds = seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(60);
+    for seed in 0..seeds {
+        let random = &mut Random(seed);
+        let mut disk = Disk::make(random);
+        for round in 0..3 {
+            let what = format!("seed {seed}, round {round}");
+            disk.by_qemu(random);
+            disk.by_us(random, &what);
+            disk.check(&what);
+        }
+    }
+}
+
+#[test]
+fn an_image_is_not_served_twice_and_not_while_qemu_has_it() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    qemu(
+        folder.path(),
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "disk", "1M"],
+    );
+    let path = folder.path().join("disk");
+    let ours = open_image(&path, CacheMode::None).unwrap();
+    let error = open_image(&path, CacheMode::None)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(error.contains("is in use"), "{error}");
+    let refused = Command::new("qemu-img")
+        .arg("info")
+        .arg(&path)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && text.contains("lock"), "{text}");
+    drop(ours);
+    qemu(folder.path(), "qemu-img", &["info", "disk"]);
+    let reading = |read_only| {
+        bdev::Image::open(&ImageOptions {
+            path: path.clone(),
+            cache: CacheMode::None,
+            read_only,
+            block_size: None,
+        })
+    };
+    let (_one, _other) = (reading(true).unwrap(), reading(true).unwrap());
+    assert!(reading(false).is_err());
+}
+
+/// An image that says to be encrypted; its content does not matter.
+fn make_encrypted(folder: &Path) {
+    let create = ["create", "-q", "-f", "qcow2", "encrypted", "1M"];
+    qemu(folder, "qemu-img", &create);
+    let mut image = std::fs::read(folder.join("encrypted")).unwrap();
+    // crypt_method: LUKS
+    image[35] = 2;
+    std::fs::write(folder.join("encrypted"), image).unwrap();
+}
+
+#[test]
+fn what_is_not_served_is_refused_by_name() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    qemu(
+        at,
+        "qemu-img",
+        &[
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-o",
+            "extended_l2=on,cluster_size=128k",
+            "extended",
+            "1M",
+        ],
+    );
+    qemu(
+        at,
+        "qemu-img",
+        &[
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-o",
+            "data_file=data,data_file_raw=on",
+            "external",
+            "1M",
+        ],
+    );
+    make_encrypted(at);
+    std::fs::write(at.join("raw"), vec![0; 1 << 20]).unwrap();
+    qemu(
+        at,
+        "qemu-img",
+        &[
+            "create",
+            "-q",
+            "-f",
+            "qcow2",
+            "-u",
+            "-b",
+            "nbd://h/x",
+            "-F",
+            "raw",
+            "far",
+            "1M",
+        ],
+    );
+    for (name, below) in [("loop", "other"), ("other", "loop")] {
+        qemu(
+            at,
+            "qemu-img",
+            &[
+                "create", "-q", "-f", "qcow2", "-u", "-b", below, "-F", "qcow2", name, "1M",
+            ],
+        );
+    }
+    for (name, reason) in [
+        ("extended", "subclusters"),
+        ("external", "external data file"),
+        ("encrypted", "LUKS"),
+        ("raw", "file:PATH"),
+        ("far", "not a file"),
+        ("loop", "stands on itself"),
+        ("absent", "lunette image create"),
+    ] {
+        let error = open_image(&at.join(name), CacheMode::None)
+            .err()
+            .map(|error| error.to_string());
+        let error = error.unwrap_or_else(|| panic!("{name} was opened"));
+        assert!(error.contains(reason), "{name}: {error}");
     }
 }

@@ -13,6 +13,8 @@ pub enum Failure {
     Reasons(Vec<String>),
     /// The reasons have been printed already, in the form that was asked for.
     Told,
+    /// What was looked for is not as it should be; that has been printed, and the command's exit code says what it is.
+    Found(u8),
     /// The configuration, or the command line, has mistakes, which have been printed: trying again will not help.
     Mistaken,
     /// Ctrl-C, or its like, came before the end; what there was has been printed.
@@ -72,6 +74,7 @@ pub fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(()) | Err(Failure::NobodyReads) => ExitCode::SUCCESS,
         Err(Failure::Told) => ExitCode::FAILURE,
+        Err(Failure::Found(code)) => ExitCode::from(code),
         Err(Failure::Mistaken) => ExitCode::from(MISTAKEN),
         Err(Failure::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(Failure::Reasons(reasons)) => {

@@ -1,13 +1,15 @@
-//! What the command lines of `lunette` and `lunette-lab` share: how they fail and log, their man pages and completions, and how
-//! each finds the other.
+//! What the command lines of `lunette` and `lunette-lab` share: how they fail and log, their man pages and completions, how
+//! each finds the other, and which daemon they ask.
 
 #![forbid(unsafe_code)]
 
+mod daemon_address;
 mod failure;
 mod logging;
 mod pages;
 mod sibling;
 
+pub use daemon_address::DaemonAddress;
 pub use failure::{Failure, Outcome, exit_code, say};
 pub use logging::{Levels, LogFormat, LogOptions};
 pub use pages::{CompletionArguments, ManArguments, Pages};

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bdev::{
-    BlockDevice, Delay, DelayTime, File, FileOptions, Iscsi, Null, NullOptions, OpenError, Ram,
-    RamOptions, Rbd, RbdOptions,
+    BlockDevice, Delay, DelayTime, File, FileOptions, Image, ImageOptions, Iscsi, Null,
+    NullOptions, OpenError, Ram, RamOptions, Rbd, RbdOptions,
 };
 
 use super::model::DiskConfig;
@@ -45,6 +45,15 @@ pub enum BlockDeviceConfig {
         /// The file; relative to the folder that the daemon was started in.
         path: PathBuf,
         /// Bytes; a file that is not there is created with this size, sparse.
+        size: Option<u64>,
+        /// What sits between it and stable storage.
+        cache: CacheMode,
+    },
+    /// A qcow2 image in a file or on a block device.
+    Image {
+        /// The file; relative to the folder that the daemon was started in.
+        path: PathBuf,
+        /// Bytes that it was given at run time; the image keeps them.
         size: Option<u64>,
         /// What sits between it and stable storage.
         cache: CacheMode,
@@ -96,6 +105,14 @@ impl CacheMode {
         ("writethrough", CacheMode::Writethrough),
     ];
 
+    fn of_device(self) -> bdev::CacheMode {
+        match self {
+            CacheMode::None => bdev::CacheMode::None,
+            CacheMode::Writeback => bdev::CacheMode::Writeback,
+            CacheMode::Writethrough => bdev::CacheMode::Writethrough,
+        }
+    }
+
     /// The word for it in files and flags.
     pub fn word(self) -> &'static str {
         match self {
@@ -113,16 +130,18 @@ pub enum DeviceKind {
     Null,
     Delay,
     File,
+    Image,
     Rbd,
     Iscsi,
 }
 
 /// All of them, with their words.
-pub const DEVICE_KINDS: [(&str, DeviceKind); 6] = [
+pub const DEVICE_KINDS: [(&str, DeviceKind); 7] = [
     ("ram", DeviceKind::Ram),
     ("null", DeviceKind::Null),
     ("delay", DeviceKind::Delay),
     ("file", DeviceKind::File),
+    ("image", DeviceKind::Image),
     ("rbd", DeviceKind::Rbd),
     ("iscsi", DeviceKind::Iscsi),
 ];
@@ -135,6 +154,7 @@ impl BlockDeviceConfig {
             BlockDeviceConfig::Null { .. } => "null",
             BlockDeviceConfig::Delay { .. } => "delay",
             BlockDeviceConfig::File { .. } => "file",
+            BlockDeviceConfig::Image { .. } => "image",
             BlockDeviceConfig::Rbd(_) => "rbd",
             BlockDeviceConfig::Iscsi(_) => "iscsi",
         }
@@ -170,14 +190,16 @@ impl BlockDeviceConfig {
             }
             BlockDeviceConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
                 size: *size,
-                cache: match cache {
-                    CacheMode::None => bdev::CacheMode::None,
-                    CacheMode::Writeback => bdev::CacheMode::Writeback,
-                    CacheMode::Writethrough => bdev::CacheMode::Writethrough,
-                },
+                cache: cache.of_device(),
                 read_only: disk.read_only,
                 block_size: disk.block_size,
                 ..FileOptions::new(path)
+            })?),
+            BlockDeviceConfig::Image { path, cache, .. } => Arc::new(Image::open(&ImageOptions {
+                path: path.clone(),
+                cache: cache.of_device(),
+                read_only: disk.read_only,
+                block_size: disk.block_size,
             })?),
             BlockDeviceConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
                 cluster: rbd.cluster.clone(),
@@ -192,18 +214,31 @@ impl BlockDeviceConfig {
         })
     }
 
+    /// Does what it lies in say its size, whoever changes that?
+    pub fn keeps_size(&self) -> bool {
+        matches!(
+            self,
+            BlockDeviceConfig::Image { .. } | BlockDeviceConfig::Rbd(_)
+        )
+    }
+
     /// May opening it take seconds, which nothing else should wait for?
     pub fn takes_long(&self) -> bool {
         matches!(
             self,
-            BlockDeviceConfig::Rbd(_) | BlockDeviceConfig::Iscsi(_)
+            // An image that was not closed cleanly is repaired first.
+            BlockDeviceConfig::Image { .. }
+                | BlockDeviceConfig::Rbd(_)
+                | BlockDeviceConfig::Iscsi(_)
         )
     }
 
     /// The file that it lies in, if it lies in one of this machine.
     pub fn file(&self) -> Option<&Path> {
         match self {
-            BlockDeviceConfig::File { path, .. } => Some(path),
+            BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {
+                Some(path)
+            }
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }
             | BlockDeviceConfig::Delay { .. }
@@ -217,7 +252,9 @@ impl BlockDeviceConfig {
     pub fn follows_size(&self, is_device: impl FnOnce(&Path) -> bool) -> Option<bool> {
         match self {
             BlockDeviceConfig::File { path, .. } => Some(is_device(path)),
-            BlockDeviceConfig::Rbd(_) | BlockDeviceConfig::Iscsi(_) => Some(true),
+            BlockDeviceConfig::Image { .. }
+            | BlockDeviceConfig::Rbd(_)
+            | BlockDeviceConfig::Iscsi(_) => Some(true),
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }
             | BlockDeviceConfig::Delay { .. } => None,
@@ -230,7 +267,7 @@ impl BlockDeviceConfig {
             BlockDeviceConfig::Ram { size }
             | BlockDeviceConfig::Null { size }
             | BlockDeviceConfig::Delay { size, .. } => Some(*size),
-            BlockDeviceConfig::File { size, .. } => *size,
+            BlockDeviceConfig::File { size, .. } | BlockDeviceConfig::Image { size, .. } => *size,
             BlockDeviceConfig::Rbd(rbd) => rbd.size,
             BlockDeviceConfig::Iscsi(_) => None,
         }
@@ -246,7 +283,9 @@ impl BlockDeviceConfig {
                 | BlockDeviceConfig::Delay { size, .. },
                 Some(new),
             ) => *size = new,
-            (BlockDeviceConfig::File { size, .. }, new) => *size = new,
+            (BlockDeviceConfig::File { size, .. } | BlockDeviceConfig::Image { size, .. }, new) => {
+                *size = new
+            }
             (BlockDeviceConfig::Rbd(rbd), new) => rbd.size = new,
             (
                 BlockDeviceConfig::Ram { .. }

@@ -93,7 +93,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         run_time: DISK_RESIZE,
         of: &[],
         help: "`ram`, `null`, `delay`: required. `file`: a file that is missing is created with it, sparse; without it the disk \
-            follows the file's size. `rbd`, `iscsi`: not allowed, image and unit have their size",
+            follows the file's size. `image`, `rbd`, `iscsi`: not allowed, image and unit have their size",
         read: |key, reader, disk| disk.size = reader.size(key.name),
         get: |disk| disk.backend.size().map(Value::from),
     },
@@ -105,15 +105,17 @@ pub static DISK_KEYS: &[DiskKey] = &[
         ),
         default: REQUIRED,
         run_time: RunTime::AddAnew,
-        of: &["file"],
-        help: "a qcow2, VMDK, VHDX, VDI or LUKS image is served as raw bytes, with a warning",
+        of: &["file", "image"],
+        help: "`image`: a qcow2 image. `file`: any content is served as raw bytes; that of an image gets a warning",
         read: |key, reader, disk| {
             disk.path = key
                 .text(reader)
                 .map(|at| At::new(at.value.into(), at.place));
         },
         get: |disk| match &disk.backend {
-            BlockDeviceConfig::File { path, .. } => Some(path_value(path)),
+            BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {
+                Some(path_value(path))
+            }
             _ => None,
         },
     },
@@ -122,7 +124,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         kind: Kind::Word(&const { words(&CacheMode::WORDS) }),
         default: "`none`",
         run_time: RunTime::AddAnew,
-        of: &["file"],
+        of: &["file", "image"],
         help: "`none`: O_DIRECT. `writeback`: the page cache holds written data until a flush. `writethrough`: each write is \
             durable when it is answered",
         read: |key, reader, disk| {
@@ -131,7 +133,9 @@ pub static DISK_KEYS: &[DiskKey] = &[
                 .map(|at| at.value);
         },
         get: |disk| match &disk.backend {
-            BlockDeviceConfig::File { cache, .. } => Some(json!(cache.word())),
+            BlockDeviceConfig::File { cache, .. } | BlockDeviceConfig::Image { cache, .. } => {
+                Some(json!(cache.word()))
+            }
             _ => None,
         },
     },
@@ -365,7 +369,7 @@ impl DiskConfig {
 
     /// The same as a file has it: an image has the size that it has.
     pub fn file_values(&self) -> impl Iterator<Item = (&'static DiskKey, Value)> {
-        let is_image = rbd::config(self).is_some();
+        let is_image = self.backend.keeps_size();
         self.values()
             .filter(move |(key, _)| !(is_image && key.run_time == DISK_RESIZE))
     }
@@ -459,6 +463,11 @@ impl DiskDraft {
                 size,
                 cache: self.cache.unwrap_or(CacheMode::None),
             },
+            DeviceKind::Image => BlockDeviceConfig::Image {
+                path: self.path.as_ref()?.value.clone(),
+                size: None,
+                cache: self.cache.unwrap_or(CacheMode::None),
+            },
             DeviceKind::Rbd => BlockDeviceConfig::Rbd(Box::new(RbdConfig {
                 image: self.image.clone()?,
                 cluster: self.cluster.clone(),
@@ -489,7 +498,7 @@ impl DiskDraft {
 
 /// Which back ends need a size, and which size; false where it is none of the disk's blocks.
 fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
-    use DeviceKind::{Delay, Iscsi, Null, Ram, Rbd};
+    use DeviceKind::{Delay, Image, Iscsi, Null, Ram, Rbd};
     if matches!(draft.device, Some(Ram | Null | Delay)) {
         reader.require("size", super::size::SIZE_ALLOWED);
     }
@@ -500,6 +509,10 @@ fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
         Some(Rbd) => Some((
             "`size`: an image has the size that it has",
             "change it with `lunette disk resize` or `rbd resize`",
+        )),
+        Some(Image) => Some((
+            "`size`: an image has the size that it has",
+            "change it with `lunette disk resize`, or `lunette image resize` while it is not served",
         )),
         Some(Iscsi) => Some((
             "`size`: a logical unit has the size that it has",

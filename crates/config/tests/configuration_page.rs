@@ -9,6 +9,7 @@ use config::{Config, DISK_KEYS, Diagnostics, Flags, Surroundings, parse};
 const DISK: &str = "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n";
 const FILE: &str =
     "[[disk]]\nname = \"d0\"\nbackend = \"file\"\npath = \"d0.raw\"\nsize = \"1M\"\n";
+const IMAGE: &str = "[[disk]]\nname = \"d0\"\nbackend = \"image\"\npath = \"d0.qcow2\"\n";
 const RBD: &str = "[[disk]]\nname = \"d0\"\nbackend = \"rbd\"\nimage = \"rbd/vm\"\n";
 const REMOTE: &str = "[[disk]]\nname = \"d0\"\nbackend = \"iscsi\"\nunit = \"iscsi://h/iqn.2026-11.org.example:t0/0\"\n";
 const DELAY: &str = "[[disk]]\nname = \"d0\"\nbackend = \"delay\"\ntime = \"1ms\"\nsize = \"1M\"\n";
@@ -39,6 +40,7 @@ fn sections() -> Vec<Section> {
         section("## The daemon", &[], "", None),
         section("## Disks", &[], DISK, Some("disk")),
         section("### Files and block devices", &[], FILE, Some("disk")),
+        section("### Images", &[], IMAGE, Some("disk")),
         section("### Ceph RBD images", &[], RBD, Some("disk")),
         section(
             "### Logical units of iSCSI targets",
@@ -187,6 +189,7 @@ fn rows_of_disks_are_what_their_keys_declare() {
     for (heading, device) in [
         ("## Disks", None),
         ("### Files and block devices", Some("file")),
+        ("### Images", Some("image")),
         ("### Ceph RBD images", Some("rbd")),
         ("### Logical units of iSCSI targets", Some("iscsi")),
         ("### Delays", Some("delay")),

@@ -4,10 +4,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use cli_common::{CompletionArguments, LogOptions, ManArguments};
+use cli_common::{CompletionArguments, DaemonAddress, LogOptions, ManArguments};
 use config::Flags;
 
-use crate::daemon_address::DaemonAddress;
 use crate::lab::LabArguments;
 use crate::objects::arguments::{
     ConfigCommand, DiskCommand, ExportCommand, LookArguments, LunCommand, ReloadArguments,
@@ -67,7 +66,8 @@ pub enum Command {
     /// Show where requests' time goes, stage by stage
     Latency(LatencyArguments),
     /// Watch rates and latencies on a screen, second by second
-    Top(TopArguments),
+    #[command(disable_help_flag = true, after_help = AFTER_TOP)]
+    Top(LabArguments),
     /// Show or set the log filter of a running daemon
     Log(LogArguments),
     /// Drive a device as a guest's driver would, and measure it (the program lunette-lab runs this)
@@ -76,6 +76,9 @@ pub enum Command {
     /// Say what of this host's set-up makes disks of virtual machines slow, and how to change it
     #[command(disable_help_flag = true, after_help = AFTER_DOCTOR)]
     Doctor(LabArguments),
+    /// Make, check and convert qcow2 images that nobody serves
+    #[command(disable_help_flag = true, after_help = AFTER_IMAGE)]
+    Image(LabArguments),
     /// Look at iSCSI targets, and copy their disks, without a driver
     #[command(disable_help_flag = true, after_help = AFTER_ISCSI)]
     Iscsi(LabArguments),
@@ -103,7 +106,7 @@ pub struct Configuration {
     /// Read the configuration from this TOML file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// A disk: NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH, NAME=rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT] or NAME=iscsi://[USER@]HOST[:PORT]/TARGET/LUN, then ,KEY=VALUE: of a file
+    /// A disk: NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT] or NAME=iscsi://[USER@]HOST[:PORT]/TARGET/LUN, then ,KEY=VALUE: of a file
     /// size (to create it), cache (none, writeback, writethrough); of an image conf, id, keyring, mon_host, lock (cooperative, exclusive, shared), option.KEY; of all disks block_size (512, 4096), physical_block_size, ro, require, removable, serial, wwn, copy_across_targets,
     /// on_error (report, stop, enospc), io_timeout (seconds), and limits in a second: iops, bandwidth (with iops_burst, bandwidth_burst)
     #[arg(long, value_name = "NAME=BACKEND:...")]
@@ -304,37 +307,6 @@ The stages of a request, each measured from the one before:
     answered   the status is written, the buffer is given back
     notified   the client is notified";
 
-/// `lunette top`
-#[derive(Debug, Args)]
-#[command(after_help = AFTER_TOP)]
-pub struct TopArguments {
-    /// Begin with exports, queues, disks or workers
-    #[arg(value_name = "VIEW", default_value = "exports")]
-    pub view: String,
-    /// Only rows with this text in them: a name, a disk, a kind of export
-    #[arg(long, value_name = "TEXT")]
-    pub filter: Option<String>,
-    /// Seconds between two updates
-    #[arg(long, value_name = "SECONDS", default_value = "1")]
-    pub interval: f64,
-    /// Print one frame as plain text, for pipes
-    #[arg(long)]
-    pub once: bool,
-    /// Which daemon
-    #[command(flatten)]
-    pub daemon: DaemonAddress,
-}
-
-const AFTER_TOP: &str = "\
-Examples:
-    lunette top                      all exports; press ? for the keys
-    lunette top disks                begin with the disks
-    lunette top queues --filter vm0 --interval 5
-    lunette top workers --once | head
-
-The bars below the table show the stages of the selected row, as lunette latency names them: how
-much of a request's time each one takes.";
-
 /// `lunette log`
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_LOG)]
@@ -361,6 +333,12 @@ const AFTER_LIBVIRT: &str = "\
 Example:
     lunette libvirt from-xml domain.xml --to toml";
 
+const AFTER_TOP: &str = "\
+lunette top --help shows its options. It needs the program lunette-lab, beside lunette or in PATH.
+
+Example:
+    lunette top disks";
+
 const AFTER_VM: &str = "\
 Examples:
     lunette vm plan scsi:4x1,queues=2 blk:1
@@ -378,6 +356,12 @@ lunette doctor --help shows its options. It needs the program lunette-lab, besid
 
 Example:
     lunette doctor /srv/vm1.raw";
+
+const AFTER_IMAGE: &str = "\
+lunette image --help shows its commands. It needs the program lunette-lab, beside lunette or in PATH.
+
+Example:
+    lunette image create vm.qcow2 20G";
 
 const AFTER_ISCSI: &str = "\
 lunette iscsi --help shows its commands. It needs the program lunette-lab, beside lunette or in PATH.

@@ -1,4 +1,5 @@
-//! Commands that the program `lunette-lab` runs: benchmarks and guests bring drivers, plots and fonts, which no daemon needs.
+//! Commands that the program `lunette-lab` runs: benchmarks, guests and screens bring drivers, plots and fonts, which no daemon
+//! needs.
 //!
 //! `lunette bench ...` becomes `lunette-lab bench ...` by exec(2): the process, its descriptors, its signals and its exit code are
 //! those of the command.
@@ -14,7 +15,7 @@ use cli_common::{Failure, Outcome, find_sibling};
 pub const PROGRAM: &str = "lunette-lab";
 
 /// The commands that it runs.
-pub const COMMANDS: [&str; 5] = ["bench", "doctor", "iscsi", "libvirt", "vm"];
+pub const COMMANDS: [&str; 7] = ["bench", "doctor", "image", "iscsi", "libvirt", "top", "vm"];
 
 /// The command's own arguments, which only `lunette-lab` knows.
 #[derive(Debug, Args)]

@@ -48,7 +48,7 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
             print(&reports, &held, arguments.json)?;
             continue;
         }
-        let rows = ratatui::termion::terminal_size().map_or(24, |(_, rows)| rows);
+        let rows = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(24, |size| size.ws_row);
         let mut stdout = std::io::stdout().lock();
         // To the top left corner, and clear what was there.
         write!(

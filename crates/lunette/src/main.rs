@@ -6,7 +6,6 @@
 
 mod check;
 mod cli;
-mod daemon_address;
 mod failure;
 mod inherited_sockets;
 mod lab;
@@ -18,7 +17,6 @@ mod pages;
 mod program;
 mod rbd;
 mod serve;
-mod top;
 
 use std::process::ExitCode;
 
@@ -42,8 +40,10 @@ fn run(cli: Cli) -> Outcome {
         Command::Serve(arguments) => serve::run(&arguments, logging::handle(levels)),
         Command::Bench(_)
         | Command::Doctor(_)
+        | Command::Image(_)
         | Command::Iscsi(_)
         | Command::Libvirt(_)
+        | Command::Top(_)
         | Command::Vm(_) => lab::run(),
         Command::Check(arguments) => check::run(&arguments),
         Command::Status(arguments) => objects::status::run(&arguments),
@@ -56,7 +56,6 @@ fn run(cli: Cli) -> Outcome {
         Command::Reload(arguments) => objects::config::reload(&arguments),
         Command::Rbd(command) => rbd::run(command),
         Command::Latency(arguments) => latency::run(&arguments),
-        Command::Top(arguments) => top::run(&arguments),
         Command::Log(arguments) => log::run(&arguments),
         Command::Completion(arguments) => pages::pages().completion(&arguments),
         Command::Man(arguments) => pages::pages().man(&arguments),

@@ -5,8 +5,10 @@ use cli_common::{CompletionArguments, LogOptions, ManArguments};
 
 use crate::bench::BenchArguments;
 use crate::doctor::DoctorArguments;
+use crate::image::ImageArguments;
 use crate::iscsi::IscsiArguments;
 use crate::libvirt::LibvirtCommand;
+use crate::top::TopArguments;
 use crate::vm::VmCommand;
 
 /// Measures block devices of virtual machines, and runs guests that use them.
@@ -42,10 +44,14 @@ pub enum Command {
     Bench(Box<BenchArguments>),
     /// Say what of this host's set-up makes disks of virtual machines slow, and how to change it
     Doctor(Box<DoctorArguments>),
+    /// Make, check and convert qcow2 images that nobody serves
+    Image(ImageArguments),
     /// Look at iSCSI targets, and copy their disks, without a driver
     Iscsi(Box<IscsiArguments>),
     /// Make domains of libvirt, and read them
     Libvirt(LibvirtCommand),
+    /// Watch a daemon's rates and latencies on a screen, second by second
+    Top(TopArguments),
     /// Plan and run guests whose disks are Lunette's, or QEMU's to compare with
     Vm(VmCommand),
     /// Print a shell's completion script for lunette-lab

@@ -121,10 +121,6 @@ fn from_xml(arguments: &FromArguments) -> Result<String, Failure> {
     }
     match arguments.to {
         Form::Qemu => Ok(domain.plan.qemu_text()),
-        Form::Toml => {
-            let plan = domain.served(&arguments.sockets);
-            let plan = plan.map_err(|error| Failure::because(format!("{file}: {error}")))?;
-            Ok(plan.toml())
-        }
+        Form::Toml => Ok(domain.served(&arguments.sockets).toml()),
     }
 }

@@ -7,8 +7,11 @@
 mod bench;
 mod cli;
 mod doctor;
+mod image;
 mod iscsi;
 mod libvirt;
+mod meter;
+mod top;
 mod vm;
 
 use std::process::ExitCode;
@@ -28,8 +31,10 @@ fn run(cli: Cli) -> Outcome {
     match cli.command {
         Command::Bench(arguments) => bench::run(*arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Image(arguments) => image::run(&arguments),
         Command::Iscsi(arguments) => iscsi::run(*arguments),
         Command::Libvirt(command) => libvirt::run(command),
+        Command::Top(arguments) => top::run(&arguments),
         Command::Vm(command) => vm::run(command),
         Command::Completion(arguments) => pages().completion(&arguments),
         Command::Man(arguments) => pages().man(&arguments),

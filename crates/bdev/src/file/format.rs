@@ -12,7 +12,7 @@ const HEAD_BYTES: usize = 68;
 /// Where the signature of VDI lies.
 const VDI_SIGNATURE_OFFSET: usize = 64;
 
-/// A format of disk images that is not served as one yet.
+/// A format of disk images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageFormat {
     /// QEMU's copy-on-write format, all versions.
@@ -67,9 +67,15 @@ impl ImageFormat {
 
     /// What a user of a disk in such a file needs to know.
     pub fn warning(self) -> String {
+        let hint = match self {
+            ImageFormat::Qcow2 => "; hint: image:PATH serves the disk in it",
+            ImageFormat::Vmdk | ImageFormat::Vhdx | ImageFormat::Vdi => {
+                "; hint: qemu-img convert -O qcow2 makes an image that image:PATH serves"
+            }
+            ImageFormat::Luks => "",
+        };
         format!(
-            "its content begins as a disk image in the format {self}, which is not supported yet: it is served as raw bytes, the \
-             image's header included"
+            "its content begins as a disk image in the format {self}: it is served as raw bytes, the image's header included{hint}"
         )
     }
 }

@@ -6,7 +6,6 @@
 //! has as many slots as I/Os were ever in flight; never blocks.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest, encode_extents};
 use guest_memory::IoBuffer;
@@ -14,7 +13,7 @@ use uring::{Completion, Owner, Ring, RingFd};
 
 use super::bounce::{Bounce, BounceSlot, PIECE_BYTES};
 use super::errno::{classify, is_of_device, is_refusal};
-use super::{CacheMode, Shared};
+use super::{CacheMode, Shared, refuse};
 use crate::admit::Limits;
 use crate::blocking::StatusCalls;
 use crate::{Finished, IoChannel, Submission, Tag};
@@ -439,10 +438,6 @@ fn usable(moved: u32, slot: &Slot, alignment: u32) -> u64 {
     } else {
         moved & !(u64::from(alignment) - 1)
     }
-}
-
-fn refuse(flag: &AtomicBool) {
-    flag.store(true, Ordering::Relaxed);
 }
 
 impl IoChannel for FileBackend {

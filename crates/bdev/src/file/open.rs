@@ -151,7 +151,10 @@ fn examine(
     if size == 0 {
         return Err(fail(path, "is empty: a disk needs at least one block"));
     }
-    let format = ImageFormat::of_file(&control);
+    let (size, format) = match options.is_container {
+        true => (size.next_multiple_of(block_size.into()), None),
+        false => (size, ImageFormat::of_file(&control)),
+    };
     if !size.is_multiple_of(u64::from(block_size)) {
         return Err(fail(path, no_whole_blocks(path, size, block_size, format)));
     }
@@ -186,10 +189,11 @@ fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<Image
     };
     let hint = match format {
         ImageFormat::Luks => String::new(),
+        ImageFormat::Qcow2 => format!("; hint: serve it as what it is, image:{shown}"),
         _ => format!("; hint: make a raw copy, qemu-img convert -O raw {shown} {shown}.raw"),
     };
     format!(
-        "{what}; its content begins as a disk image in the format {format}, which is not supported yet: leave it as it is, for \
+        "{what}; its content begins as a disk image in the format {format}: leave it as it is, for \
          another size would damage it{hint}"
     )
 }

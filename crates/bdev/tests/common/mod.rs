@@ -143,3 +143,23 @@ pub fn options(path: &Path, size: u64, cache: CacheMode) -> FileOptions {
 pub fn open(options: FileOptions) -> Arc<File> {
     Arc::new(File::open(options).unwrap_or_else(|e| panic!("{e}")))
 }
+
+/// Makes an image.
+pub fn make_image(path: &Path, options: &bdev::qcow2::CreateOptions) {
+    let file = open(FileOptions {
+        size: Some(4096),
+        is_container: true,
+        ..FileOptions::new(path)
+    });
+    bdev::qcow2::create(&file.container().unwrap(), options).unwrap();
+}
+
+/// An image that can be served.
+pub fn open_image(path: &Path, cache: CacheMode) -> Result<bdev::Image, bdev::OpenError> {
+    bdev::Image::open(&bdev::ImageOptions {
+        path: path.to_owned(),
+        cache,
+        read_only: false,
+        block_size: None,
+    })
+}

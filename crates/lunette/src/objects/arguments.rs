@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use crate::daemon_address::DaemonAddress;
+use cli_common::DaemonAddress;
 
 /// Which daemon is asked, and how the answer is printed.
 #[derive(Clone, Debug, Args)]
@@ -70,7 +70,7 @@ pub enum DiskAction {
     },
     /// Add a disk
     Add {
-        /// NAME=ram:SIZE, NAME=null:SIZE, NAME=file:PATH, NAME=rbd:POOL/IMAGE or NAME=iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as for serve --disk
+        /// NAME=ram:SIZE, NAME=null:SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL/IMAGE or NAME=iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as for serve --disk
         #[arg(value_name = "NAME=BACKEND:...")]
         disk: String,
     },

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::arguments::Transfer;
 use super::ends::{Destination, Piece, Source};
-use super::meter::Meter;
+use crate::meter::Meter;
 
 /// Set by Ctrl-C and SIGTERM; the second one ends the process.
 fn interrupted() -> Result<Arc<AtomicBool>, Failure> {

@@ -4,7 +4,6 @@ mod arguments;
 mod copy;
 mod ends;
 mod look;
-mod meter;
 mod persist;
 mod whole_blocks;
 

@@ -2,8 +2,8 @@
 
 use super::document::Reader;
 use crate::topology::{
-    Budget, GuestKernel, MachineType, Medium, Place, Plan, PlanOptions, PlannedDevice, PlannedDisk,
-    Port, TopologyError, Via,
+    Budget, GuestKernel, MachineType, Place, Plan, PlanOptions, PlannedDevice, PlannedDisk, Port,
+    Via,
 };
 use roxmltree::{Document, Node};
 use std::fmt;
@@ -83,26 +83,8 @@ impl Domain {
     }
 
     /// The same guest with every virtio disk served by Lunette, at sockets in this folder.
-    ///
-    /// # Errors
-    /// Disks that Lunette does not serve.
-    pub fn served(&self, sockets: &Path) -> Result<Plan, TopologyError> {
+    pub fn served(&self, sockets: &Path) -> Plan {
         let mut plan = self.plan.clone();
-        for disk in &plan.disks {
-            let Medium::Existing {
-                path,
-                is_qcow2: true,
-                ..
-            } = &disk.medium
-            else {
-                continue;
-            };
-            return Err(TopologyError {
-                word: disk.name.clone(),
-                problem: format!("{} is qcow2, and Lunette serves raw disks", path.display()),
-                hint: "qemu-img convert -O raw".to_owned(),
-            });
-        }
         for device in plan
             .devices
             .iter_mut()
@@ -114,7 +96,7 @@ impl Domain {
             device.is_mapped = false;
             device.ioeventfd = None;
         }
-        Ok(plan)
+        plan
     }
 }
 

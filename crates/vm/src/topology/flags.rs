@@ -110,9 +110,12 @@ fn disk_flag(disk: &PlannedDisk) -> Option<String> {
             format!("{}=file:{},size={size}{cache}", disk.name, path_value(path))
         }
         Medium::Block { path } | Medium::Existing { path, .. } => {
-            format!("{}=file:{}", disk.name, path_value(path))
+            format!("{}={}:{}", disk.name, disk.medium.kind(), path_value(path))
         }
-        Medium::System(system) => format!("{}=file:{}", disk.name, path_value(&system.path)),
+        Medium::System(system) => {
+            let kind = disk.medium.kind();
+            format!("{}={kind}:{}", disk.name, path_value(&system.path))
+        }
         Medium::Daemon => return None,
     };
     if disk.removable {

@@ -76,7 +76,7 @@ pub struct SystemDisk {
     pub path: PathBuf,
     /// Is it qcow2? Else it is raw.
     pub is_qcow2: bool,
-    /// Served by Lunette, which serves raw disks only; else by QEMU.
+    /// Served by Lunette; else by QEMU.
     pub by_lunette: bool,
 }
 

@@ -79,6 +79,14 @@ impl Medium {
         !is_cached
     }
 
+    /// The back end of a daemon that serves a file of this format.
+    pub fn kind(&self) -> &'static str {
+        match self.is_qcow2() {
+            true => "image",
+            false => "file",
+        }
+    }
+
     /// Is it qcow2? Else it is raw.
     pub fn is_qcow2(&self) -> bool {
         match self {
@@ -275,21 +283,6 @@ pub(super) fn check_options(options: &PlanOptions) -> Result<(), TopologyError> 
     if options.memory_mib < 64 {
         let problem = format!("{} MiB; a guest needs 64 MiB", options.memory_mib);
         return wrong("--memory", problem, "--memory 1G");
-    }
-    if let Some(system) = options
-        .system
-        .as_ref()
-        .filter(|system| system.is_qcow2 && system.by_lunette)
-    {
-        let problem = format!(
-            "{} is qcow2, and Lunette serves raw disks",
-            system.path.display()
-        );
-        return wrong(
-            "--system",
-            problem,
-            "let QEMU serve it: leave by=lunette away, or convert it: qemu-img convert -O raw",
-        );
     }
     Ok(())
 }

@@ -85,11 +85,11 @@ fn disk_table(disk: &PlannedDisk) -> Option<String> {
             }
         }
         Medium::Block { path } | Medium::Existing { path, .. } => {
-            line("backend", text("file"));
+            line("backend", text(disk.medium.kind()));
             line("path", path_text(path));
         }
         Medium::System(system) => {
-            line("backend", text("file"));
+            line("backend", text(disk.medium.kind()));
             line("path", path_text(&system.path));
         }
         Medium::Daemon => return None,

@@ -53,7 +53,8 @@ fn look(seconds: u64) -> Look {
                 requests: 20 * seconds,
                 wait_ns: 1_000_000 * seconds,
             },
-            ..daemon::statistics::disk(name, None)
+            name: name.to_owned(),
+            ..DiskStatistics::default()
         }
     };
     Look {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use control::{Client, Token};
 
-use crate::failure::Failure;
+use crate::Failure;
 
 /// Which daemon is asked.
 #[derive(Clone, Debug, Default, Args)]

@@ -25,10 +25,41 @@ use ratatui::termion::input::TermRead;
 use ratatui::termion::raw::IntoRawMode;
 use ratatui::termion::screen::{IntoAlternateScreen, ToMainScreen};
 
-use crate::cli::TopArguments;
-use crate::failure::{Failure, Outcome};
+use clap::Args;
+use cli_common::{DaemonAddress, Failure, Outcome};
 use rates::{Look, View};
 use screen::{Screen, Wish};
+
+/// `lunette top`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_TOP)]
+pub struct TopArguments {
+    /// Begin with exports, queues, disks or workers
+    #[arg(value_name = "VIEW", default_value = "exports")]
+    pub view: String,
+    /// Only rows with this text in them: a name, a disk, a kind of export
+    #[arg(long, value_name = "TEXT")]
+    pub filter: Option<String>,
+    /// Seconds between two updates
+    #[arg(long, value_name = "SECONDS", default_value = "1")]
+    pub interval: f64,
+    /// Print one frame as plain text, for pipes
+    #[arg(long)]
+    pub once: bool,
+    /// Which daemon
+    #[command(flatten)]
+    pub daemon: DaemonAddress,
+}
+
+const AFTER_TOP: &str = "\
+Examples:
+    lunette top                      all exports; press ? for the keys
+    lunette top disks                begin with the disks
+    lunette top queues --filter vm0 --interval 5
+    lunette top workers --once | head
+
+The bars below the table show the stages of the selected row, as lunette latency names them: how
+much of a request's time each one takes.";
 
 /// How often the terminal is asked for its size.
 const SIZE_INTERVAL: Duration = Duration::from_millis(250);

@@ -1,0 +1,149 @@
+//! A file as what an image of another format lies in: its owner reads and writes the image's tables through the page cache, on a thread
+//! that may block, while data go the usual way.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::FallocateFlags;
+
+use super::errno::is_refusal;
+use super::{File, Shared, refuse};
+
+/// Zeroes that are written at once where a file system cannot make them.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Access to a file's bytes that blocks.
+#[derive(Clone)]
+pub struct Container {
+    shared: Arc<Shared>,
+    /// With an open file description of its own: positions and errors are nobody else's.
+    file: Arc<std::fs::File>,
+}
+
+impl File {
+    /// The file as what an image lies in.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn container(&self) -> io::Result<Container> {
+        let access = super::open_flags(super::CacheMode::Writeback, self.shared.info.read_only);
+        let fd = super::reopen(&self.shared.control, access)?;
+        Ok(Container {
+            shared: Arc::clone(&self.shared),
+            file: Arc::new(fd.into()),
+        })
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.shared.path
+    }
+}
+
+impl Container {
+    /// Makes the file longer, sparse; a block device has the size that it has.
+    fn extend(&self, end: u64) -> io::Result<()> {
+        let shared = &self.shared;
+        if end <= shared.capacity.bytes() {
+            return Ok(());
+        }
+        if shared.block_device {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        if end > self.file.metadata()?.len() {
+            self.file.set_len(end)?;
+        }
+        shared.capacity.set(end);
+        Ok(())
+    }
+
+    fn fallocate(&self, flags: FallocateFlags, offset: u64, length: u64) -> io::Result<bool> {
+        match rustix::fs::fallocate(self.file.as_fd(), flags, offset, length) {
+            Ok(()) => Ok(true),
+            Err(error) if is_refusal(error.raw_os_error()) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn write_zeroes(&self, mut offset: u64, mut length: u64) -> io::Result<()> {
+        while length > 0 {
+            let part = length.min(ZEROES.len() as u64);
+            self.file.write_all_at(&ZEROES[..part as usize], offset)?;
+            (offset, length) = (offset + part, length - part);
+        }
+        Ok(())
+    }
+}
+
+impl qcow2::Storage for Container {
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.file.read_at(&mut bytes[done..], offset + done as u64) {
+                Ok(0) => {
+                    bytes[done..].fill(0);
+                    break;
+                }
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.extend(offset + bytes.len() as u64)?;
+        self.file.write_all_at(bytes, offset)
+    }
+
+    fn zero(&self, offset: u64, length: u64) -> io::Result<()> {
+        let before = self.shared.capacity.bytes();
+        self.extend(offset + length)?;
+        // What the file has just got reads as zeroes.
+        let length = (offset + length).min(before.max(offset)) - offset;
+        if length == 0 {
+            return Ok(());
+        }
+        let refused = &self.shared.refused;
+        let keep = FallocateFlags::KEEP_SIZE;
+        if !Shared::is(&refused.punch) {
+            if self.fallocate(FallocateFlags::PUNCH_HOLE | keep, offset, length)? {
+                return Ok(());
+            }
+            refuse(&refused.punch);
+        }
+        if !Shared::is(&refused.zero_range) {
+            if self.fallocate(FallocateFlags::ZERO_RANGE | keep, offset, length)? {
+                return Ok(());
+            }
+            refuse(&refused.zero_range);
+        }
+        self.write_zeroes(offset, length)
+    }
+
+    /// What cannot be made durable here is lost for all: a flush must not say otherwise.
+    fn sync(&self) -> io::Result<()> {
+        if let Some(errno) = self.shared.durability.lost() {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        self.file.sync_data().inspect_err(|error| {
+            self.shared.lose(error.raw_os_error().unwrap_or(libc::EIO));
+        })
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.shared.capacity.bytes())
+    }
+}
+
+impl std::fmt::Debug for Container {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Container")
+            .field(&self.file.as_raw_fd())
+            .finish()
+    }
+}

@@ -1,0 +1,550 @@
+//! One worker's I/O on an image. Reads and overwrites of clusters that are the image's own go to the file at once; everything else asks
+//! the image's owner first, or the backing image.
+//!
+//! An I/O is done piece by piece, each a part of the disk with one mapping; nearly always there is one piece.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use block::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use qcow2::{Map, Mapping, Segment};
+use uring::{Completion, Owner, Ring, WatchId};
+
+use super::Shared;
+use super::owner::{Answer, Ask, Inbox, Request};
+use super::readers::Reader;
+use crate::admit::Limits;
+use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
+
+/// Clusters that are made writable with one ask, at most.
+const PREPARED_MAX: u64 = 512;
+
+/// What an I/O waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waits {
+    /// Nothing: its slot is free, or being worked on.
+    Nothing,
+    /// The file moves the whole buffer.
+    File { whole: bool, bytes: u64 },
+    /// The backing image reads into a part of the buffer, or all of it.
+    Backing { whole: bool, bytes: u64 },
+    /// The file makes all durable: then the I/O is over.
+    Durable,
+    /// The owner answers the ask of this number; so many bytes are done then.
+    Answer { token: u64, bytes: u64 },
+}
+
+struct Slot {
+    tag: Tag,
+    io: IoRequest,
+    /// Except while the file or the backing image has it.
+    buffer: IoBuffer,
+    /// Bytes from the start that are done.
+    done: u64,
+    waits: Waits,
+    generation: u64,
+}
+
+/// What comes next for an I/O.
+enum Next {
+    /// It waits.
+    Waits(Waits),
+    /// So many more bytes are done.
+    Done(u64),
+    Failed(IoError),
+}
+
+pub(super) struct ImageChannel {
+    shared: Arc<Shared>,
+    map: Arc<Map>,
+    map_number: u64,
+    limits: Limits,
+    reader: Reader,
+    file: Box<dyn IoChannel>,
+    file_owners: Vec<Owner>,
+    backing: Option<Box<dyn IoChannel>>,
+    owner: Owner,
+    requests: Sender<Request>,
+    inbox: Arc<Inbox>,
+    /// `None` once the channel closes.
+    watch: Option<WatchId>,
+    next_token: u64,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    finished_below: Vec<Finished>,
+    answers: Vec<(u64, Answer)>,
+}
+
+impl ImageChannel {
+    pub fn new(
+        shared: &Arc<Shared>,
+        requests: Sender<Request>,
+        attach: &mut Attach<'_>,
+    ) -> io::Result<ImageChannel> {
+        let (file, file_owners) = attach.below(|attach| shared.file.attach(attach))?;
+        let backing = match &shared.backing {
+            Some(device) => Some(device.attach(attach)?),
+            None => None,
+        };
+        let owner = attach.owner();
+        let event = attach.ring().event()?;
+        let watch = attach.ring().watch_event(owner, 0, &event)?;
+        let (map_number, map) = shared.map();
+        Ok(ImageChannel {
+            limits: Limits::of(&shared.info, &shared.capacity),
+            reader: shared.readers.add(),
+            shared: Arc::clone(shared),
+            map,
+            map_number,
+            file,
+            file_owners,
+            backing,
+            owner,
+            requests,
+            inbox: Arc::new(Inbox::new(event)),
+            watch: Some(watch),
+            next_token: 0,
+            slots: Vec::new(),
+            free: Vec::new(),
+            finished_below: Vec::new(),
+            answers: Vec::new(),
+        })
+    }
+
+    fn occupy(&mut self, tag: Tag, io: &IoRequest, generation: u64) -> u32 {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None => {
+                self.slots.push(Slot {
+                    tag,
+                    io: *io,
+                    buffer: IoBuffer::default(),
+                    done: 0,
+                    waits: Waits::Nothing,
+                    generation,
+                });
+                self.free.reserve(self.slots.len());
+                return self.slots.len() as u32 - 1;
+            }
+        };
+        let slot = &mut self.slots[index as usize];
+        (slot.tag, slot.io, slot.generation) = (tag, *io, generation);
+        (slot.done, slot.waits) = (0, Waits::Nothing);
+        index
+    }
+
+    fn vacate(&mut self, index: u32) -> (Tag, IoBuffer) {
+        self.free.push(index);
+        let slot = &mut self.slots[index as usize];
+        slot.waits = Waits::Nothing;
+        self.reader.end(slot.generation);
+        (slot.tag, std::mem::take(&mut slot.buffer))
+    }
+
+    fn refresh_map(&mut self) {
+        if self.shared.map_number() != self.map_number {
+            (self.map_number, self.map) = self.shared.map();
+        }
+    }
+
+    /// Goes on with an I/O until it waits. `Some`: it is over.
+    fn advance(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
+        loop {
+            let slot = &self.slots[index as usize];
+            let io = slot.io;
+            let left = io.length - slot.done;
+            let next = match io.kind {
+                IoKind::Flush => self.make_durable(ring, index),
+                _ if left == 0 && self.shared.is_durable(&io) => self.make_durable(ring, index),
+                _ if left == 0 => return Some(Ok(())),
+                IoKind::Read => self.read(ring, index, left),
+                IoKind::Write => self.write(ring, index, left),
+                IoKind::Discard | IoKind::WriteZeroes => self.zero(ring, index, left),
+                IoKind::BlockStatus => self.ask(
+                    Ask::BlockStatus {
+                        offset: io.offset,
+                        length: io.length,
+                    },
+                    io.length,
+                ),
+                IoKind::CompareAndWrite | IoKind::ReplaceState => {
+                    Next::Failed(IoErrorKind::Unsupported.into())
+                }
+            };
+            match next {
+                Next::Waits(waits) => {
+                    self.slots[index as usize].waits = waits;
+                    return None;
+                }
+                Next::Done(bytes) => self.slots[index as usize].done += bytes,
+                Next::Failed(error) => return Some(Err(error)),
+            }
+            // A flush that was answered at once.
+            if matches!(io.kind, IoKind::Flush) || left == 0 {
+                return Some(Ok(()));
+            }
+        }
+    }
+
+    fn segment(&self, index: u32, left: u64) -> (u64, Segment) {
+        let slot = &self.slots[index as usize];
+        let at = slot.io.offset + slot.done;
+        (at, self.map.segment(at, left))
+    }
+
+    fn read(&mut self, ring: &mut Ring, index: u32, left: u64) -> Next {
+        let (at, Segment { mapping, length }) = self.segment(index, left);
+        match mapping {
+            Mapping::Data { host, .. } => {
+                self.move_data(ring, index, IoRequest::read(host, length))
+            }
+            Mapping::Unallocated if at < self.shared.backing_bytes => {
+                let length = length.min(self.shared.backing_bytes - at);
+                self.read_backing(ring, index, IoRequest::read(at, length))
+            }
+            Mapping::Unallocated | Mapping::Zero => {
+                let slot = &self.slots[index as usize];
+                slot.buffer.fill(slot.done as usize, length as usize, 0);
+                Next::Done(length)
+            }
+            Mapping::NotLoaded => self.ask(Ask::Load(at), 0),
+            Mapping::Compressed => self.ask(Ask::ReadCompressed(at), length),
+            Mapping::Bad => Next::Failed(self.bad(at, IoErrorKind::ReadMedium)),
+        }
+    }
+
+    fn write(&mut self, ring: &mut Ring, index: u32, left: u64) -> Next {
+        let (at, Segment { mapping, length }) = self.segment(index, left);
+        match mapping {
+            Mapping::Data {
+                host,
+                writable: true,
+            } => self.move_data(ring, index, IoRequest::write(host, length)),
+            Mapping::Bad => Next::Failed(self.bad(at, IoErrorKind::WriteMedium)),
+            _ => self.prepare(at, left),
+        }
+    }
+
+    /// Asks for clusters from `at` on that may be written.
+    fn prepare(&mut self, at: u64, length: u64) -> Next {
+        let bits = self.map.cluster_bytes().trailing_zeros();
+        let (first, last) = (at >> bits, (at + length - 1) >> bits);
+        let clusters = first..=last.min(first + PREPARED_MAX - 1);
+        let offsets = clusters.map(|cluster| cluster << bits).collect();
+        self.ask(Ask::PrepareWrite(offsets), 0)
+    }
+
+    /// Whole clusters become zeroes in the tables, if their space may be given back or they have none; parts of clusters in the file.
+    fn zero(&mut self, ring: &mut Ring, index: u32, left: u64) -> Next {
+        let (at, Segment { mapping, length }) = self.segment(index, left);
+        let cluster = self.map.cluster_bytes();
+        let io = self.slots[index as usize].io;
+        let gives_back = io.kind == IoKind::Discard || io.flags.has(IoFlags::UNMAP);
+        let is_covered = at < self.shared.backing_bytes;
+        // The last cluster of a disk may be cut.
+        let reaches_end = at + left >= self.map.size();
+        let whole = match (at.is_multiple_of(cluster), reaches_end) {
+            (true, true) => left,
+            (true, false) => left / cluster * cluster,
+            (false, _) => 0,
+        };
+        if whole > 0 && gives_back && (!is_covered || self.shared.can_zero) {
+            return self.ask(
+                Ask::Zero {
+                    offset: at,
+                    length: whole,
+                },
+                whole,
+            );
+        }
+        // Up to the end of a cluster that is not zeroed as a whole.
+        let length = match whole {
+            0 => length.min(cluster - at % cluster),
+            whole => length.min(whole),
+        };
+        match mapping {
+            Mapping::Data {
+                host,
+                writable: true,
+            } => {
+                let unmap = if gives_back {
+                    IoFlags::UNMAP
+                } else {
+                    IoFlags::NONE
+                };
+                let zeroes = IoRequest::write_zeroes(host, length).flagged(unmap);
+                self.move_data(ring, index, zeroes)
+            }
+            Mapping::Zero => Next::Done(length),
+            Mapping::Unallocated if !is_covered => {
+                // What lies before the end of the backing image is not passed over with what lies beyond.
+                Next::Done(length)
+            }
+            Mapping::NotLoaded => self.ask(Ask::Load(at), 0),
+            Mapping::Bad => Next::Failed(self.bad(at, IoErrorKind::WriteMedium)),
+            Mapping::Unallocated if whole > 0 && self.shared.can_zero => {
+                let end = (at + length).next_multiple_of(cluster).min(at + whole);
+                let length = end - at;
+                self.ask(Ask::Zero { offset: at, length }, length)
+            }
+            _ => self.prepare(at, length),
+        }
+    }
+
+    /// Gives the file a piece: with the I/O's own buffer if that is all of it.
+    fn move_data(&mut self, ring: &mut Ring, index: u32, io: IoRequest) -> Next {
+        let slot = &mut self.slots[index as usize];
+        let (mut buffer, whole) = piece(slot, &io);
+        let bytes = io.length;
+        match self.file.submit(ring, &io, &mut buffer, Tag(index.into())) {
+            Submission::Pending => Next::Waits(Waits::File { whole, bytes }),
+            Submission::Done(outcome) => {
+                let slot = &mut self.slots[index as usize];
+                after(slot, buffer, whole, outcome, bytes)
+            }
+        }
+    }
+
+    #[cold]
+    fn read_backing(&mut self, ring: &mut Ring, index: u32, io: IoRequest) -> Next {
+        let Some(backing) = &mut self.backing else {
+            return Next::Failed(IoErrorKind::ReadMedium.into());
+        };
+        let slot = &mut self.slots[index as usize];
+        let (mut buffer, whole) = piece(slot, &io);
+        let bytes = io.length;
+        match backing.submit(ring, &io, &mut buffer, Tag(index.into())) {
+            Submission::Pending => Next::Waits(Waits::Backing { whole, bytes }),
+            Submission::Done(outcome) => {
+                let slot = &mut self.slots[index as usize];
+                after(slot, buffer, whole, outcome, bytes)
+            }
+        }
+    }
+
+    /// Tables were written before what they refer to was answered, and so one flush of the file is one of the image.
+    fn make_durable(&mut self, ring: &mut Ring, index: u32) -> Next {
+        let mut none = IoBuffer::default();
+        let flush = IoRequest::flush();
+        match self.file.submit(ring, &flush, &mut none, Tag(index.into())) {
+            Submission::Pending => Next::Waits(Waits::Durable),
+            Submission::Done(Ok(())) => Next::Done(0),
+            Submission::Done(Err(error)) => Next::Failed(error),
+        }
+    }
+
+    #[cold]
+    fn ask(&mut self, ask: Ask, bytes: u64) -> Next {
+        self.next_token += 1;
+        let token = self.next_token;
+        let request = Request::Worker {
+            ask,
+            token,
+            inbox: Arc::clone(&self.inbox),
+        };
+        match self.requests.send(request) {
+            Ok(()) => Next::Waits(Waits::Answer { token, bytes }),
+            // Its thread has ended: a defect of ours that has been said.
+            Err(_) => Next::Failed(IoErrorKind::Offline.into()),
+        }
+    }
+
+    #[cold]
+    fn bad(&self, at: u64, kind: IoErrorKind) -> IoError {
+        self.shared
+            .say_corrupt(&format!("the table entry of offset {at} is damaged"));
+        IoError::with_errno(kind, libc::EIO)
+    }
+
+    /// What is over below goes on, or is over here.
+    fn go_on(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
+        self.refresh_map();
+        let mut below = std::mem::take(&mut self.finished_below);
+        for one in below.drain(..) {
+            let index = one.tag.0 as u32;
+            let slot = &mut self.slots[index as usize];
+            let outcome = match slot.waits {
+                Waits::Durable => Some(one.outcome),
+                Waits::File { whole, bytes } | Waits::Backing { whole, bytes } => {
+                    match after(slot, one.buffer, whole, one.outcome, bytes) {
+                        Next::Done(bytes) => {
+                            slot.done += bytes;
+                            self.advance(ring, index)
+                        }
+                        Next::Failed(error) => Some(Err(error)),
+                        Next::Waits(_) => None,
+                    }
+                }
+                Waits::Nothing | Waits::Answer { .. } => None,
+            };
+            self.finish(index, outcome, finished);
+        }
+        self.finished_below = below;
+    }
+
+    fn finish(&mut self, index: u32, outcome: Option<IoOutcome>, finished: &mut Vec<Finished>) {
+        if let Some(outcome) = outcome {
+            let (tag, buffer) = self.vacate(index);
+            finished.push(Finished {
+                tag,
+                buffer,
+                outcome,
+            });
+        }
+    }
+
+    #[cold]
+    fn hear(&mut self, ring: &mut Ring, more: bool, finished: &mut Vec<Finished>) {
+        if !more && self.watch.is_some() {
+            // The kernel has ended the watch, for want of memory it may be.
+            match ring.watch_event(self.owner, 0, &self.inbox.event) {
+                Ok(again) => self.watch = Some(again),
+                Err(error) => tracing::error!("image's owner is not heard of any more: {error}"),
+            }
+        }
+        self.refresh_map();
+        let mut answers = std::mem::take(&mut self.answers);
+        self.inbox.take(&mut answers);
+        for (number, answer) in answers.drain(..) {
+            let asked =
+                |slot: &Slot| matches!(slot.waits, Waits::Answer { token, .. } if token == number);
+            let Some(index) = self.slots.iter().position(asked) else {
+                continue;
+            };
+            let outcome = match answer {
+                Ok(bytes) => {
+                    self.take_answer(index, &bytes);
+                    self.advance(ring, index as u32)
+                }
+                Err(error) => Some(Err(error)),
+            };
+            self.finish(index as u32, outcome, finished);
+        }
+        self.answers = answers;
+    }
+
+    fn take_answer(&mut self, index: usize, content: &[u8]) {
+        let slot = &mut self.slots[index];
+        let Waits::Answer { bytes, .. } = slot.waits else {
+            return;
+        };
+        match slot.io.kind {
+            IoKind::BlockStatus => slot.buffer.write_at(0, content),
+            // A compressed cluster, of which a part was wanted.
+            IoKind::Read if bytes > 0 => {
+                let at = (slot.io.offset + slot.done) % self.map.cluster_bytes();
+                let part = &content[at as usize..(at + bytes) as usize];
+                slot.buffer.write_at(slot.done as usize, part);
+            }
+            _ => {}
+        }
+        slot.done += bytes;
+    }
+}
+
+/// The memory of a piece: the I/O's own buffer, if the piece is all of it.
+fn piece(slot: &mut Slot, io: &IoRequest) -> (IoBuffer, bool) {
+    if !io.moves_data() {
+        return (IoBuffer::default(), false);
+    }
+    if io.length == slot.io.length {
+        return (std::mem::take(&mut slot.buffer), true);
+    }
+    let part = slot.buffer.slice(slot.done as usize, io.length as usize);
+    (part, false)
+}
+
+fn after(slot: &mut Slot, buffer: IoBuffer, whole: bool, outcome: IoOutcome, bytes: u64) -> Next {
+    if whole {
+        slot.buffer = buffer;
+    }
+    match outcome {
+        Ok(()) => Next::Done(bytes),
+        Err(error) => Next::Failed(error),
+    }
+}
+
+impl IoChannel for ImageChannel {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        if let Some(outcome) = self.limits.begin(io, buffer) {
+            return Submission::Done(outcome);
+        }
+        // Before the map is read.
+        let generation = self.reader.begin(&self.shared.readers);
+        self.refresh_map();
+        let index = self.occupy(tag, io, generation);
+        self.slots[index as usize].buffer = std::mem::take(buffer);
+        match self.advance(ring, index) {
+            None => Submission::Pending,
+            Some(outcome) => {
+                *buffer = self.vacate(index).1;
+                Submission::Done(outcome)
+            }
+        }
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        if completion.owner == self.owner {
+            return self.hear(ring, completion.more, finished);
+        }
+        let below = &mut self.finished_below;
+        match &mut self.backing {
+            Some(backing) if !self.file_owners.contains(&completion.owner) => {
+                backing.complete(ring, completion, below);
+            }
+            _ => self.file.complete(ring, completion, below),
+        }
+        if !self.finished_below.is_empty() {
+            self.go_on(ring, finished);
+        }
+    }
+
+    /// What waits for the owner is answered at once; what the owner says later is dropped.
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        let named = |slot: &Slot| slot.tag == tag && slot.waits != Waits::Nothing;
+        let Some(index) = self.slots.iter().position(named) else {
+            return;
+        };
+        let below = Tag(index as u64);
+        match self.slots[index].waits {
+            Waits::File { .. } | Waits::Durable => self.file.abort(ring, below),
+            Waits::Backing { .. } => {
+                if let Some(backing) = &mut self.backing {
+                    backing.abort(ring, below);
+                }
+            }
+            Waits::Answer { token, .. } => self.inbox.cancel(token),
+            Waits::Nothing => {}
+        }
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        self.file.close(ring);
+        if let Some(backing) = &mut self.backing {
+            backing.close(ring);
+        }
+        if let Some(watch) = self.watch.take() {
+            ring.unwatch(watch);
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        let is_backing_closed = self
+            .backing
+            .as_ref()
+            .is_none_or(|backing| backing.is_closed());
+        self.in_flight() == 0 && self.file.is_closed() && is_backing_closed
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}

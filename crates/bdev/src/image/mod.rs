@@ -1,0 +1,215 @@
+//! `image`: a disk in a qcow2 image, in a file or on a block device, with the images that it stands on.
+//!
+//! Workers read the image's tables without a lock ([`qcow2::Map`]) and move data through the file as a raw disk does (`channel`). What
+//! changes tables is done by the image's owner, a thread (`owner`); clusters that are given up wait for the I/O that may be at them
+//! (`readers`). The order of writes, by which a crash leaves an image without faults, is that of the crate `qcow2`.
+//! Tests: `tests/image.rs`, and `tests/model.rs` with the other devices.
+
+mod channel;
+mod open;
+mod owner;
+mod readers;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use block::{Capacity, DiskInfo, IoFlags, IoRequest};
+use qcow2::Map;
+
+use crate::{Attach, BlockDevice, CacheMode, File, IoChannel, Medium, OpenError};
+use owner::{Order, Request};
+use readers::Readers;
+
+/// Which image, and how.
+#[derive(Clone, Debug)]
+pub struct ImageOptions {
+    /// A file or block device that has an image.
+    pub path: PathBuf,
+    /// What stands between a write and the device.
+    pub cache: CacheMode,
+    /// Refuse writes, and let others read at the same time.
+    pub read_only: bool,
+    /// Bytes per logical block; 512 by default.
+    pub block_size: Option<u32>,
+}
+
+/// What the owner and all workers share.
+struct Shared {
+    file: File,
+    info: DiskInfo,
+    capacity: Arc<Capacity>,
+    cache: CacheMode,
+    backing: Option<Arc<dyn BlockDevice>>,
+    /// Bytes of the backing image; 0: there is none.
+    backing_bytes: u64,
+    /// Clusters that the backing image has can be made zeroes in the tables.
+    can_zero: bool,
+    map: Mutex<Arc<Map>>,
+    map_number: AtomicU64,
+    readers: Readers,
+    is_said_corrupt: AtomicBool,
+}
+
+impl Shared {
+    fn path(&self) -> std::path::Display<'_> {
+        self.file.path().display()
+    }
+
+    /// The number of the newest map.
+    #[inline]
+    fn map_number(&self) -> u64 {
+        self.map_number.load(Ordering::Acquire)
+    }
+
+    fn map(&self) -> (u64, Arc<Map>) {
+        let map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.map_number(), Arc::clone(&map))
+    }
+
+    fn publish(&self, new: Arc<Map>) {
+        let mut map = self.map.lock().unwrap_or_else(PoisonError::into_inner);
+        *map = new;
+        self.map_number.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Has this I/O to be durable when it is answered?
+    fn is_durable(&self, io: &IoRequest) -> bool {
+        io.modifies() && (io.flags.has(IoFlags::FUA) || self.cache == CacheMode::Writethrough)
+    }
+
+    #[cold]
+    fn say_corrupt(&self, what: &str) {
+        if !self.is_said_corrupt.swap(true, Ordering::Relaxed) {
+            let path = self.path();
+            tracing::error!(
+                "{path}: image is damaged: {what}; I/O there fails; hint: lunette image check {path}, once the disk is removed"
+            );
+        }
+    }
+}
+
+/// The block device `image`.
+pub struct Image {
+    shared: Arc<Shared>,
+    requests: Option<Sender<Request>>,
+    owner: Option<JoinHandle<()>>,
+}
+
+impl Image {
+    /// Opens an image and the images that it stands on.
+    ///
+    /// # Errors
+    /// What cannot be opened or served, why, and what to do about it.
+    pub fn open(options: &ImageOptions) -> Result<Image, OpenError> {
+        Image::serve(open::open(options)?)
+    }
+
+    /// Starts the thread of an open image.
+    fn serve(opened: open::Opened) -> Result<Image, OpenError> {
+        let path = opened.shared.file.path().to_owned();
+        let (requests, waiting) = channel();
+        let shared = Arc::clone(&opened.shared);
+        let thread = std::thread::Builder::new().name("image-owner".to_owned());
+        let (started, has_started) = channel();
+        let spawned = thread.spawn(move || match opened.start() {
+            Ok(owner) => {
+                started.send(Ok(())).ok();
+                owner.run(&waiting);
+            }
+            Err(error) => {
+                started.send(Err(error)).ok();
+            }
+        });
+        let failed = |what: String| OpenError::File {
+            path: path.clone(),
+            what,
+        };
+        let owner = spawned.map_err(|error| failed(format!("cannot start a thread: {error}")))?;
+        match has_started.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                return Err(failed(format!("cannot read its backing image: {error}")));
+            }
+            Err(_) => return Err(failed("its thread has ended".to_owned())),
+        }
+        Ok(Image {
+            shared,
+            requests: Some(requests),
+            owner: Some(owner),
+        })
+    }
+
+    fn requests(&self) -> io::Result<&Sender<Request>> {
+        let gone = || io::Error::other("the image is closed");
+        self.requests.as_ref().ok_or_else(gone)
+    }
+
+    /// The file that it lies in.
+    pub fn path(&self) -> &Path {
+        self.shared.file.path()
+    }
+}
+
+impl Drop for Image {
+    /// What was reserved is given back before the locks are.
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(owner) = self.owner.take()
+            && owner.join().is_err()
+        {
+            tracing::error!("{}: image's thread has panicked", self.shared.path());
+        }
+    }
+}
+
+impl BlockDevice for Image {
+    fn info(&self) -> DiskInfo {
+        let info = &self.shared.info;
+        DiskInfo {
+            geometry: info.geometry.resized(self.shared.capacity.bytes()),
+            ..info.clone()
+        }
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        &self.shared.capacity
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        if self.shared.info.read_only {
+            return Err(io::Error::other("the disk is read-only"));
+        }
+        let (reply, resized) = channel();
+        let gone = || io::Error::other("the image is closed");
+        let order = Request::Control(Order::Resize(bytes, reply));
+        self.requests()?.send(order).map_err(|_| gone())?;
+        resized.recv().map_err(|_| gone())?
+    }
+
+    /// Others cannot change it while it is open.
+    fn found_size(&self) -> io::Result<Option<u64>> {
+        Ok(Some(self.shared.capacity.bytes()))
+    }
+
+    fn medium(&self) -> Option<&dyn Medium> {
+        self.shared.file.medium()
+    }
+
+    fn kind(&self) -> &'static str {
+        "image"
+    }
+
+    fn below(&self) -> Option<&dyn BlockDevice> {
+        self.shared.backing.as_deref()
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        let requests = self.requests()?.clone();
+        let channel = channel::ImageChannel::new(&self.shared, requests, attach)?;
+        Ok(Box::new(channel))
+    }
+}

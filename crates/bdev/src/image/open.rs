@@ -1,0 +1,264 @@
+//! Opening an image, with the images that it stands on.
+
+use std::collections::HashSet;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+
+use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity};
+use qcow2::{Header, OpenOptions};
+
+use super::owner::Owner;
+use super::readers::Readers;
+use super::{Image, ImageOptions, Shared};
+use crate::error::check_size;
+use crate::file::Container;
+use crate::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, OpenError};
+
+/// Images of a chain. One of more is read too slowly to be meant, or has no end.
+const CHAIN_MAX: usize = 64;
+
+const BLOCK_SIZE_DEFAULT: u32 = 512;
+
+/// An image that is open, before its thread is there.
+pub(super) struct Opened {
+    image: qcow2::Image<Container>,
+    pub shared: Arc<Shared>,
+}
+
+impl Opened {
+    /// On the thread that will own it.
+    pub fn start(self) -> io::Result<Owner> {
+        let backing = match &self.shared.backing {
+            Some(device) => Some(BlockingIo::new(Arc::clone(device))?),
+            None => None,
+        };
+        Ok(Owner {
+            image: self.image,
+            backing,
+            shared: self.shared,
+            freeing: None,
+        })
+    }
+}
+
+/// Files of a chain by device and inode: one that stands on itself would have no end.
+type Seen = HashSet<(u64, u64)>;
+
+pub(super) fn open(options: &ImageOptions) -> Result<Opened, OpenError> {
+    open_in_chain(options, &mut Seen::new())
+}
+
+fn fail(path: &Path, what: impl std::fmt::Display) -> OpenError {
+    OpenError::File {
+        path: path.to_owned(),
+        what: what.to_string(),
+    }
+}
+
+fn open_in_chain(options: &ImageOptions, seen: &mut Seen) -> Result<Opened, OpenError> {
+    let path = options.path.as_path();
+    let found = std::fs::metadata(path).map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound => {
+                "; hint: lunette image create makes an image, or correct the path"
+            }
+            _ => "",
+        };
+        fail(path, format!("cannot open it: {error}{hint}"))
+    })?;
+    if !seen.insert((found.dev(), found.ino())) {
+        return Err(fail(
+            path,
+            "it stands on itself, through its backing images",
+        ));
+    }
+    if seen.len() > CHAIN_MAX {
+        return Err(fail(
+            path,
+            format!("it stands on more than {CHAIN_MAX} images"),
+        ));
+    }
+    let (file, container, header) = open_file(options)?;
+    let is_image = |error: qcow2::Error| fail(path, error);
+    let backing = match &header.backing_file {
+        None => None,
+        Some(name) => Some(open_backing(options, name, &header, seen)?),
+    };
+    let block_size = options.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
+    check_size(header.size, block_size).map_err(|error| fail(path, error))?;
+    let image = qcow2::Image::open(
+        container,
+        OpenOptions {
+            read_only: options.read_only,
+        },
+    );
+    let image = image.map_err(is_image)?;
+    if header.has_bitmaps && !options.read_only {
+        tracing::warn!(
+            "{}: the image has bitmaps, which are not kept up to date: they are no longer valid",
+            path.display()
+        );
+    }
+    let backing_bytes = backing
+        .as_ref()
+        .map_or(0, |backing| backing.info().geometry.capacity_bytes());
+    let info = describe(&file.info(), options, &header, block_size);
+    let shared = Shared {
+        capacity: Arc::new(Capacity::new(header.size)),
+        info,
+        cache: options.cache,
+        backing_bytes,
+        backing,
+        can_zero: image.can_zero(),
+        map: Mutex::new(image.map()),
+        map_number: AtomicU64::new(0),
+        readers: Readers::default(),
+        is_said_corrupt: AtomicBool::new(false),
+        file,
+    };
+    Ok(Opened {
+        image,
+        shared: Arc::new(shared),
+    })
+}
+
+fn open_file(options: &ImageOptions) -> Result<(File, Container, Header), OpenError> {
+    let path = options.path.as_path();
+    let open = |cache| {
+        let file = File::open(FileOptions {
+            cache,
+            read_only: options.read_only,
+            block_size: options.block_size,
+            is_container: true,
+            ..FileOptions::new(path)
+        })?;
+        let container = file
+            .container()
+            .map_err(|error| fail(path, format!("cannot open it again: {error}")))?;
+        let header = Header::read(&container).map_err(|error| fail(path, not_served(&error)))?;
+        Ok::<_, OpenError>((file, container, header))
+    };
+    let opened = open(options.cache)?;
+    // A page of the cache with tables and data would write old data back over what went past the cache.
+    let page = rustix::param::page_size() as u64;
+    if options.cache == CacheMode::None && opened.2.cluster_bytes() < page {
+        drop(opened);
+        tracing::info!(
+            "{}: the image's clusters are smaller than a page: it is served with cache=writeback",
+            path.display()
+        );
+        return open(CacheMode::Writeback);
+    }
+    Ok(opened)
+}
+
+fn not_served(error: &qcow2::Error) -> String {
+    match error {
+        qcow2::Error::Unsupported(what) if what.contains("no qcow2 image") => {
+            format!("{what}; hint: a raw disk is served with file:PATH")
+        }
+        error => error.to_string(),
+    }
+}
+
+/// The backing image, which nobody writes. Its format is what the image says of it: what a raw disk begins with is up to its guest.
+fn open_backing(
+    options: &ImageOptions,
+    name: &str,
+    header: &Header,
+    seen: &mut Seen,
+) -> Result<Arc<dyn BlockDevice>, OpenError> {
+    let path = options.path.as_path();
+    let below = backing_path(path, name)?;
+    let shown = path.display();
+    match header.backing_format.as_deref() {
+        Some("raw" | "file" | "host_device") => {
+            let found = std::fs::metadata(&below);
+            if found.is_ok_and(|found| !seen.insert((found.dev(), found.ino()))) {
+                return Err(fail(
+                    path,
+                    "it stands on itself, through its backing images",
+                ));
+            }
+            Ok(Arc::new(File::open(FileOptions {
+                cache: options.cache,
+                read_only: true,
+                is_container: true,
+                ..FileOptions::new(&below)
+            })?))
+        }
+        Some("qcow2") => {
+            let opened = open_in_chain(
+                &ImageOptions {
+                    path: below,
+                    cache: options.cache,
+                    read_only: true,
+                    block_size: None,
+                },
+                seen,
+            )?;
+            Ok(Arc::new(Image::serve(opened)?))
+        }
+        Some(format) => Err(fail(
+            path,
+            format!(
+                "its backing image {name} has the format {format}, which is not served; hint: qemu-img convert makes one image of the chain"
+            ),
+        )),
+        None => Err(fail(
+            path,
+            format!(
+                "it does not say which format its backing image {name} has; hint: qemu-img rebase -u -b {name} -F raw {shown} (or -F qcow2) says it"
+            ),
+        )),
+    }
+}
+
+/// Relative names are so to the image.
+fn backing_path(path: &Path, name: &str) -> Result<PathBuf, OpenError> {
+    let name = name.strip_prefix("file:").unwrap_or(name);
+    let is_protocol = name.split_once(':').is_some_and(|(before, _)| {
+        !before.is_empty()
+            && before
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'+')
+    });
+    if is_protocol {
+        return Err(fail(
+            path,
+            format!(
+                "its backing image {name} is not a file, which is not served; hint: qemu-img convert makes one image of the chain"
+            ),
+        ));
+    }
+    let folder = path.parent().unwrap_or(Path::new(""));
+    Ok(folder.join(name))
+}
+
+fn describe(file: &DiskInfo, options: &ImageOptions, header: &Header, block_size: u32) -> DiskInfo {
+    let cluster = header.cluster_bytes() as u32;
+    let writable = !options.read_only;
+    DiskInfo {
+        geometry: Geometry::new(block_size, header.size),
+        physical_block_size: file.physical_block_size.max(block_size),
+        optimal_io_size: cluster.max(block_size),
+        read_only: options.read_only,
+        write_cache: writable && options.cache != CacheMode::Writethrough,
+        discard_granularity: writable.then_some(cluster.max(block_size)),
+        // Parts of clusters are zeroed.
+        discard_zeroes: writable,
+        write_zeroes: writable,
+        anchors: false,
+        compare_and_write: Some(CompareAndWrite::Emulated),
+        // A write may lie in two clusters that are not neighbours.
+        atomic_writes: None,
+        shared: false,
+        rotational: file.rotational,
+        identity: Identity::UNSET,
+        serial: String::new(),
+        naa: 0,
+    }
+}

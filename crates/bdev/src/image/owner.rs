@@ -1,0 +1,282 @@
+//! The thread that owns an image: it allocates, zeroes and reads what no worker can by itself, one thing after the other, and tells the
+//! worker that asked. Workers that have not asked never meet it.
+
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use block::{Extent, IoError, IoErrorKind, STATUS_BYTES, encode_extents};
+use qcow2::{Backing, Error, Image, Mapping};
+use uring::Event;
+
+use super::Shared;
+use crate::BlockingIo;
+use crate::file::Container;
+
+/// How often it is looked whether those who may be at clusters that were given up are done.
+const RELEASE_PAUSE: Duration = Duration::from_millis(20);
+/// Requests that are served together.
+const BATCH_MAX: usize = 256;
+
+/// What a worker asks for.
+#[derive(Clone, Debug)]
+pub(super) enum Ask {
+    /// The table of an offset, in the map.
+    Load(u64),
+    /// Clusters that may be written in place: their offsets.
+    PrepareWrite(Vec<u64>),
+    /// Whole clusters that read as zeroes.
+    Zero { offset: u64, length: u64 },
+    /// The content of a compressed cluster.
+    ReadCompressed(u64),
+    /// The extents of a range.
+    BlockStatus { offset: u64, length: u64 },
+}
+
+/// What the control plane asks for.
+pub(super) enum Order {
+    /// Another size.
+    Resize(u64, std::sync::mpsc::Sender<io::Result<()>>),
+}
+
+pub(super) enum Request {
+    Worker {
+        ask: Ask,
+        token: u64,
+        inbox: Arc<Inbox>,
+    },
+    Control(Order),
+}
+
+/// Bytes, for asks that bring some.
+pub(super) type Answer = Result<Vec<u8>, IoError>;
+
+/// Answers on their way to a worker.
+pub(super) struct Inbox {
+    answers: Mutex<Vec<(u64, Answer)>>,
+    pub event: Event,
+}
+
+impl Inbox {
+    pub fn new(event: Event) -> Inbox {
+        Inbox {
+            answers: Mutex::default(),
+            event,
+        }
+    }
+
+    fn put(&self, token: u64, answer: Answer) {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = answers.is_empty();
+        answers.push((token, answer));
+        drop(answers);
+        if is_first {
+            self.event.notify();
+        }
+    }
+
+    /// Answers an ask before its owner does.
+    pub fn cancel(&self, token: u64) {
+        self.put(token, Err(IoErrorKind::Cancelled.into()));
+    }
+
+    pub fn take(&self, into: &mut Vec<(u64, Answer)>) {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        into.append(&mut answers);
+    }
+}
+
+pub(super) struct Owner {
+    pub image: Image<Container>,
+    pub backing: Option<BlockingIo>,
+    pub shared: Arc<Shared>,
+    /// Clusters that are free once all I/O that began before this generation is over.
+    pub freeing: Option<(u64, Vec<u64>)>,
+}
+
+impl Owner {
+    /// Until nobody is left who could ask.
+    pub fn run(mut self, requests: &Receiver<Request>) {
+        loop {
+            let first = match self.freeing {
+                None => requests.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(_) => requests.recv_timeout(RELEASE_PAUSE),
+            };
+            match first {
+                Ok(first) => {
+                    let others = requests.try_iter().take(BATCH_MAX - 1);
+                    let batch = std::iter::once(first).chain(others).collect();
+                    self.serve(batch);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            self.free();
+        }
+        if let Err(error) = self.close() {
+            let path = self.shared.path();
+            tracing::error!("{path}: image cannot be closed cleanly: {error}");
+        }
+    }
+
+    fn close(&mut self) -> qcow2::Result<()> {
+        if let Some((_, clusters)) = self.freeing.take() {
+            self.image.free(clusters)?;
+        }
+        self.image.close()
+    }
+
+    /// Begins to free what was given up, or ends it when all are done with it.
+    fn free(&mut self) {
+        if let Some((generation, _)) = &self.freeing
+            && self.shared.readers.are_past(*generation)
+            && let Some((_, clusters)) = self.freeing.take()
+            && let Err(error) = self.image.free(clusters)
+        {
+            let path = self.shared.path();
+            tracing::warn!("{path}: clusters of the image stay in use that are not: {error}");
+        }
+        if self.freeing.is_none() && self.image.has_released() {
+            let generation = self.shared.readers.begin_generation();
+            self.freeing = Some((generation, self.image.take_released()));
+        }
+    }
+
+    fn serve(&mut self, batch: Vec<Request>) {
+        let (mut writes, mut others) = (Vec::new(), Vec::new());
+        for request in batch {
+            match request {
+                Request::Worker {
+                    ask: Ask::PrepareWrite(offsets),
+                    token,
+                    inbox,
+                } => writes.push((offsets, token, inbox)),
+                other => others.push(other),
+            }
+        }
+        self.prepare(writes);
+        for request in others {
+            match request {
+                Request::Worker { ask, token, inbox } => {
+                    let answer = self.answer(&ask).map_err(|error| self.failed(&ask, &error));
+                    inbox.put(token, answer);
+                }
+                Request::Control(Order::Resize(size, reply)) => {
+                    let resized = self.resize(size);
+                    reply.send(resized).ok();
+                }
+            }
+        }
+    }
+
+    /// All allocations of a batch are one: what has to be durable in between is so by one sync.
+    fn prepare(&mut self, writes: Vec<(Vec<u64>, u64, Arc<Inbox>)>) {
+        if writes.is_empty() {
+            return;
+        }
+        let offsets: Vec<u64> = writes
+            .iter()
+            .flat_map(|(offsets, ..)| offsets)
+            .copied()
+            .collect();
+        let backing = self
+            .backing
+            .as_mut()
+            .map(|backing| backing as &mut dyn Backing);
+        let failed = self.image.prepare_write(&offsets, backing);
+        let mask = !(self.image.header().cluster_bytes() - 1);
+        for (offsets, token, inbox) in writes {
+            let its =
+                |(failed, _): &&(u64, Error)| offsets.iter().any(|offset| offset & mask == *failed);
+            let answer = match failed.iter().find(its) {
+                None => Ok(Vec::new()),
+                Some((_, error)) => Err(self.failed(&Ask::PrepareWrite(Vec::new()), error)),
+            };
+            inbox.put(token, answer);
+        }
+    }
+
+    fn answer(&mut self, ask: &Ask) -> qcow2::Result<Vec<u8>> {
+        match ask {
+            Ask::Load(offset) => self.image.load(*offset)?,
+            // Served by `prepare`.
+            Ask::PrepareWrite(_) => {}
+            Ask::Zero { offset, length } => {
+                let backing = self.shared.backing_bytes;
+                self.image.zero_clusters(*offset, *length, backing)?;
+            }
+            Ask::ReadCompressed(offset) => {
+                let mut content = vec![0; self.image.header().cluster_bytes() as usize];
+                self.image.read_compressed(*offset, &mut content)?;
+                return Ok(content);
+            }
+            Ask::BlockStatus { offset, length } => return Ok(self.block_status(*offset, *length)),
+        }
+        Ok(Vec::new())
+    }
+
+    /// What has no cluster here is what the backing image has.
+    fn block_status(&mut self, offset: u64, length: u64) -> Vec<u8> {
+        let range = offset..offset + length;
+        let end_of_backing = self.shared.backing_bytes;
+        let extents = encode_extents(range.clone(), |at| {
+            if self.image.load(at).is_err() {
+                return Extent::UNKNOWN;
+            }
+            let segment = self.image.map().segment(at, range.end - at);
+            let end = at + segment.length;
+            match segment.mapping {
+                Mapping::Zero => Extent::hole(end),
+                Mapping::Unallocated if at >= end_of_backing => Extent::hole(end),
+                Mapping::Unallocated => self.below(at, end.min(end_of_backing)),
+                _ => Extent::data(end),
+            }
+        });
+        debug_assert_eq!(extents.len(), STATUS_BYTES);
+        extents
+    }
+
+    /// What the backing image has; where it does not say, data.
+    fn below(&mut self, at: u64, end: u64) -> Extent {
+        let unknown = Extent::data(end);
+        let Some(backing) = &mut self.backing else {
+            return unknown;
+        };
+        let found = backing.block_status(at, end - at);
+        let first = found.ok().and_then(|extents| extents.into_iter().next());
+        first.filter(|extent| extent.end <= end).unwrap_or(unknown)
+    }
+
+    fn resize(&mut self, size: u64) -> io::Result<()> {
+        let backing = self
+            .backing
+            .as_mut()
+            .map(|backing| backing as &mut dyn Backing);
+        let resized = self.image.resize(size, backing);
+        self.shared.publish(self.image.map());
+        resized.map_err(|error| match error {
+            Error::Io { source, .. } => source,
+            other => io::Error::other(other.to_string()),
+        })
+    }
+
+    fn failed(&self, ask: &Ask, error: &Error) -> IoError {
+        let path = self.shared.path();
+        tracing::debug!("{path}: {ask:?} failed: {error}");
+        if let Error::Corrupt(what) = error {
+            self.shared.say_corrupt(what);
+        }
+        let errno = error.errno();
+        let kind = match ask {
+            Ask::Load(_) | Ask::ReadCompressed(_) | Ask::BlockStatus { .. } => {
+                IoErrorKind::ReadMedium
+            }
+            Ask::PrepareWrite(_) | Ask::Zero { .. } => match errno {
+                libc::ENOSPC | libc::EDQUOT => IoErrorKind::NoSpace,
+                _ => IoErrorKind::WriteMedium,
+            },
+        };
+        IoError::with_errno(kind, errno)
+    }
+}

@@ -1,0 +1,139 @@
+//! Who may still be at a cluster that was given up: workers that found it in the map before.
+//!
+//! I/O has the generation in which it began. Clusters are given up, then a generation begins; when all I/O of earlier ones is over,
+//! nobody can be at them. At most two generations have I/O, for the owner begins none before. A worker writes its own line, and only when
+//! it begins after a pause, or the generation has changed.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// No I/O.
+const IDLE: u64 = u64::MAX;
+
+/// All workers of an image.
+#[derive(Debug, Default)]
+pub(super) struct Readers {
+    generation: AtomicU64,
+    each: Mutex<Vec<Weak<Oldest>>>,
+}
+
+/// The oldest generation of which a worker has I/O.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Oldest(AtomicU64);
+
+impl Readers {
+    /// From now on I/O has this generation.
+    pub fn begin_generation(&self) -> u64 {
+        self.generation.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// Is all I/O over that began before this generation?
+    pub fn are_past(&self, generation: u64) -> bool {
+        fence(Ordering::SeqCst);
+        let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
+        each.retain(|oldest| oldest.strong_count() > 0);
+        let mut alive = each.iter().filter_map(Weak::upgrade);
+        alive.all(|oldest| oldest.0.load(Ordering::SeqCst) >= generation)
+    }
+
+    /// Another worker.
+    pub fn add(&self) -> Reader {
+        let oldest = Arc::new(Oldest(AtomicU64::new(IDLE)));
+        let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
+        each.push(Arc::downgrade(&oldest));
+        Reader {
+            oldest,
+            now: 0,
+            now_count: 0,
+            before: 0,
+            before_count: 0,
+        }
+    }
+}
+
+/// One worker's I/O, by generation.
+#[derive(Debug)]
+pub(super) struct Reader {
+    oldest: Arc<Oldest>,
+    now: u64,
+    now_count: usize,
+    before: u64,
+    before_count: usize,
+}
+
+impl Reader {
+    /// An I/O begins: its generation.
+    #[inline]
+    pub fn begin(&mut self, readers: &Readers) -> u64 {
+        let generation = readers.generation.load(Ordering::SeqCst);
+        if self.now_count == 0 || self.now != generation {
+            self.enter(generation);
+        }
+        self.now_count += 1;
+        self.now
+    }
+
+    #[cold]
+    fn enter(&mut self, generation: u64) {
+        if self.now_count > 0 {
+            assert_eq!(self.before_count, 0, "three generations have I/O");
+            (self.before, self.before_count) = (self.now, self.now_count);
+            self.now_count = 0;
+        }
+        self.now = generation;
+        if self.before_count == 0 {
+            self.oldest.0.store(generation, Ordering::SeqCst);
+        }
+        // Before the map is read: either the owner sees this, or what it has changed is seen.
+        fence(Ordering::SeqCst);
+    }
+
+    /// An I/O of this generation is over.
+    #[inline]
+    pub fn end(&mut self, generation: u64) {
+        if generation == self.now {
+            self.now_count -= 1;
+            if self.now_count > 0 || self.before_count > 0 {
+                return;
+            }
+        } else {
+            self.before_count -= 1;
+            if self.before_count > 0 {
+                return;
+            }
+        }
+        let oldest = if self.now_count > 0 { self.now } else { IDLE };
+        self.oldest.0.store(oldest, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_generation_is_past_when_all_earlier_io_is_over() {
+        let readers = Readers::default();
+        let (mut one, mut two) = (readers.add(), readers.add());
+        let first = one.begin(&readers);
+        let generation = readers.begin_generation();
+        let later = two.begin(&readers);
+        assert!(!readers.are_past(generation));
+        let beside = one.begin(&readers);
+        assert!(first < beside && beside == later && !readers.are_past(generation));
+        one.end(first);
+        assert!(readers.are_past(generation));
+        // The other worker does not hold up what began before its I/O.
+        let next = readers.begin_generation();
+        assert!(!readers.are_past(next));
+        one.end(beside);
+        two.end(later);
+        assert!(readers.are_past(next));
+        let again = one.begin(&readers);
+        assert!(again == next && readers.are_past(next));
+        one.end(again);
+        drop(one);
+        assert!(readers.are_past(next + 1));
+    }
+}

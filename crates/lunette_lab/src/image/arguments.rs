@@ -1,0 +1,201 @@
+//! The command line of `lunette image`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+/// `lunette image`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub struct ImageArguments {
+    /// What to do
+    #[command(subcommand)]
+    pub action: Action,
+}
+
+const AFTER: &str = "\
+Images are qcow2, as QEMU's; raw files and block devices are disks too. All but create and convert refuse what somebody serves or has open
+for writing, QEMU included.
+
+Examples:
+    lunette image create vm.qcow2 20G
+    lunette image create overlay.qcow2 --backing vm.qcow2
+    lunette image check vm.qcow2 --repair leaks
+    lunette image convert vm.qcow2 vm.raw --to raw
+    lunette serve --disk d0=image:vm.qcow2 --vhost-blk d0:/run/d0.sock";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Action {
+    /// Make an empty image
+    Create(CreateArguments),
+    /// Say what an image is: size, clusters, backing images, snapshots
+    Info {
+        /// The image
+        #[arg(value_name = "PATH")]
+        path: PathBuf,
+        /// Also of the images that it stands on
+        #[arg(long)]
+        chain: bool,
+        /// Print JSON, with the fields of qemu-img info
+        #[arg(long)]
+        json: bool,
+    },
+    /// Look for faults. Exit code 0: none; 2: it is damaged; 3: it only has clusters that nobody uses
+    Check {
+        /// The image
+        #[arg(value_name = "PATH")]
+        path: PathBuf,
+        /// Repair clusters that nobody uses, or all that can be repaired
+        #[arg(long, value_name = "WHAT")]
+        repair: Option<RepairWhat>,
+        /// Print JSON, with the fields of qemu-img check
+        #[arg(long)]
+        json: bool,
+    },
+    /// Give the disk in an image another size
+    Resize {
+        /// The image
+        #[arg(value_name = "PATH")]
+        path: PathBuf,
+        /// Bytes, or K, M, G, T (powers of 1024); with + or - before it, by so many
+        #[arg(value_name = "SIZE", allow_hyphen_values = true)]
+        size: String,
+        /// Let the disk become smaller: what is behind its new end is lost
+        #[arg(long)]
+        shrink: bool,
+    },
+    /// Show which parts of a disk have data
+    Map {
+        /// The image, raw file or block device
+        #[arg(value_name = "PATH")]
+        path: PathBuf,
+        /// Its format; by default that which its first bytes say
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<Format>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Copy a disk into a new file of another format; holes and zeroes take no room
+    Convert(ConvertArguments),
+    /// Say whether two disks have the same content. Exit code 0: yes; 1: no
+    Compare {
+        /// An image, raw file or block device
+        #[arg(value_name = "PATH")]
+        one: PathBuf,
+        /// Another one
+        #[arg(value_name = "PATH")]
+        other: PathBuf,
+        /// Show no progress
+        #[arg(long, short)]
+        quiet: bool,
+    },
+}
+
+/// `lunette image create`
+#[derive(Debug, Args)]
+pub struct CreateArguments {
+    /// The image, which must not exist
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Bytes of the disk, or K, M, G, T (powers of 1024); by default those of the backing image
+    #[arg(value_name = "SIZE")]
+    pub size: Option<String>,
+    /// The image shows this one where nothing was written; relative to the new image
+    #[arg(long, value_name = "PATH")]
+    pub backing: Option<String>,
+    /// The backing image's format; by default that which its first bytes say
+    #[arg(long, value_name = "FORMAT", requires = "backing")]
+    pub backing_format: Option<Format>,
+    /// Bytes of a cluster: 512 to 2M, a power of two
+    #[arg(long, value_name = "SIZE", default_value = "64K")]
+    pub cluster_size: String,
+}
+
+/// `lunette image convert`
+#[derive(Debug, Args)]
+pub struct ConvertArguments {
+    /// An image, raw file or block device
+    #[arg(value_name = "SOURCE")]
+    pub source: PathBuf,
+    /// The new file, which must not exist
+    #[arg(value_name = "DESTINATION")]
+    pub destination: PathBuf,
+    /// The source's format; by default that which its first bytes say
+    #[arg(long, value_name = "FORMAT")]
+    pub from: Option<Format>,
+    /// The new file's format
+    #[arg(long, value_name = "FORMAT")]
+    pub to: Format,
+    /// Bytes of a cluster of a new image
+    #[arg(long, value_name = "SIZE", default_value = "64K")]
+    pub cluster_size: String,
+    /// Show no progress
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+/// A format of disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// Bytes as they are.
+    Raw,
+    /// QEMU's images.
+    Qcow2,
+}
+
+impl Format {
+    /// As images name it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Format::Raw => "raw",
+            Format::Qcow2 => "qcow2",
+        }
+    }
+}
+
+/// What a check repairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RepairWhat {
+    /// Clusters that nobody uses.
+    Leaks,
+    /// Those, and counts and flags that are wrong.
+    All,
+}
+
+/// Bytes from a text.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
+        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
+        Some(b'T' | b't') => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    let number = digits.parse::<u64>().ok();
+    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
+    bytes.filter(|_| !digits.starts_with('+')).ok_or_else(|| {
+        format!("{text:?} is no size: a number of bytes, or with K, M, G or T (powers of 1024)")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_bytes_or_powers_of_1024() {
+        for (text, bytes) in [
+            ("512", 512),
+            ("64K", 65_536),
+            ("2m", 2 << 20),
+            ("1T", 1 << 40),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes));
+        }
+        for wrong in ["", "K", "-1", "+1G", "1.5G", "99999999999T"] {
+            assert!(parse_bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+}

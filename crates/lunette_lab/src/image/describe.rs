@@ -1,0 +1,162 @@
+//! `lunette image info` and `lunette image map`.
+
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use bdev::qcow2::{self, Compression, OpenOptions};
+use block::Allocation;
+use cli_common::{Failure, Outcome};
+use serde_json::{Value, json};
+
+use super::arguments::Format;
+use super::{of, open_container, open_disk};
+
+/// Images of a chain that are shown.
+const CHAIN_MAX: usize = 64;
+
+/// What images are.
+pub fn info(path: &Path, chain: bool, as_json: bool) -> Outcome {
+    let mut shown = Vec::new();
+    let mut next = Some(path.to_owned());
+    while let Some(path) = next.take().filter(|_| shown.len() < CHAIN_MAX) {
+        let (value, below) = describe(&path)?;
+        shown.push(value);
+        next = below.filter(|_| chain);
+    }
+    let mut stdout = std::io::stdout().lock();
+    if as_json {
+        let text = match chain {
+            true => Value::from(shown),
+            false => shown.remove(0),
+        };
+        return Ok(writeln!(stdout, "{text:#}")?);
+    }
+    for value in shown {
+        let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+        writeln!(stdout, "image: {}", text("filename"))?;
+        writeln!(stdout, "format: {}", text("format"))?;
+        writeln!(stdout, "disk: {} bytes", value["virtual-size"])?;
+        writeln!(stdout, "file: {} bytes", value["actual-size"])?;
+        if let Some(cluster) = value.get("cluster-size") {
+            writeln!(stdout, "clusters: {cluster} bytes")?;
+        }
+        if value.get("backing-filename").is_some() {
+            let (name, format) = (text("backing-filename"), text("backing-filename-format"));
+            let format = if format.is_empty() {
+                "no format said"
+            } else {
+                &format
+            };
+            writeln!(stdout, "backing image: {name} ({format})")?;
+        }
+        if value["dirty-flag"] == true {
+            writeln!(
+                stdout,
+                "not closed cleanly: its counts are repaired when it is next served"
+            )?;
+        }
+        if value["format-specific"]["data"]["corrupt"] == true {
+            writeln!(
+                stdout,
+                "marked as damaged; hint: lunette image check --repair all"
+            )?;
+        }
+        for snapshot in value["snapshots"].as_array().into_iter().flatten() {
+            let word = |key: &str| snapshot[key].as_str().unwrap_or_default().to_owned();
+            writeln!(stdout, "snapshot {}: {}", word("id"), word("name"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What one is, and which it stands on.
+fn describe(path: &Path) -> Result<(Value, Option<PathBuf>), Failure> {
+    let used = std::fs::metadata(path)
+        .map_err(|error| of(path)(&error))?
+        .blocks()
+        * 512;
+    if super::probe(path)? == Format::Raw {
+        let bytes = open_disk(path, Some(Format::Raw))?.bytes();
+        let value =
+            json!({"filename": path, "format": "raw", "virtual-size": bytes, "actual-size": used});
+        return Ok((value, None));
+    }
+    let image = qcow2::Image::open(open_container(path, true)?, OpenOptions { read_only: true });
+    let image = image.map_err(|error| of(path)(&error))?;
+    let header = image.header();
+    let has = |bit: u32| header.incompatible >> bit & 1 == 1;
+    let mut value = json!({
+        "filename": path, "format": "qcow2", "virtual-size": header.size, "actual-size": used,
+        "cluster-size": header.cluster_bytes(), "dirty-flag": has(0),
+        "format-specific": {"type": "qcow2", "data": {
+            "compat": if header.version == 2 { "0.10" } else { "1.1" },
+            "compression-type": match header.compression { Compression::Zlib => "zlib", Compression::Zstd => "zstd" },
+            "lazy-refcounts": header.compatible & 1 == 1,
+            "refcount-bits": 1_u64 << header.refcount_order,
+            "corrupt": has(1), "extended-l2": false,
+        }},
+    });
+    let snapshots = image.snapshots().iter().map(|snapshot| {
+        json!({"id": snapshot.id, "name": snapshot.name, "date-sec": snapshot.seconds,
+            "vm-state-size": snapshot.state_bytes, "disk-size": snapshot.size})
+    });
+    let snapshots: Vec<Value> = snapshots.collect();
+    if !snapshots.is_empty() {
+        value["snapshots"] = Value::from(snapshots);
+    }
+    let mut below = None;
+    if let Some(name) = &header.backing_file {
+        let place = path.parent().unwrap_or(Path::new("")).join(name);
+        value["backing-filename"] = json!(name);
+        value["full-backing-filename"] = json!(place);
+        if let Some(format) = &header.backing_format {
+            value["backing-filename-format"] = json!(format);
+        }
+        below = Some(place);
+    }
+    Ok((value, below))
+}
+
+/// Which parts have data: those of all images of the chain together.
+pub fn map(path: &Path, format: Option<Format>, as_json: bool) -> Outcome {
+    let mut disk = open_disk(path, format)?;
+    let end = disk.bytes();
+    let mut at = 0;
+    let mut extents: Vec<(u64, u64, bool)> = Vec::new();
+    while at < end {
+        let found = disk
+            .block_status(at, end - at)
+            .map_err(|error| of(path)(&error))?;
+        for extent in found
+            .into_iter()
+            .filter(|extent| extent.end > at)
+            .collect::<Vec<_>>()
+        {
+            let has_data = extent.allocation == Allocation::Data;
+            let stop = extent.end.min(end);
+            match extents.last_mut() {
+                Some((_, last, had)) if *had == has_data => *last = stop,
+                _ => extents.push((at, stop, has_data)),
+            }
+            at = stop;
+        }
+    }
+    let mut stdout = std::io::stdout().lock();
+    if as_json {
+        let each = extents.iter().map(|(from, to, has_data)| {
+            json!({"start": from, "length": to - from, "data": has_data, "zero": !has_data})
+        });
+        return Ok(writeln!(
+            stdout,
+            "{:#}",
+            Value::from(each.collect::<Vec<_>>())
+        )?);
+    }
+    writeln!(stdout, "{:>16}  {:>16}  content", "from", "bytes")?;
+    for (from, to, has_data) in extents {
+        let content = if has_data { "data" } else { "zeroes" };
+        writeln!(stdout, "{from:>16}  {:>16}  {content}", to - from)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! `lunette image`: makes, checks and changes images that nobody serves.
+
+mod arguments;
+mod convert;
+mod describe;
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use bdev::qcow2::{self, CreateOptions, Repair};
+use bdev::{
+    BlockDevice, BlockingIo, CacheMode, Container, File, FileOptions, Image, ImageFormat,
+    ImageOptions,
+};
+use cli_common::{Failure, Outcome};
+use serde_json::json;
+
+pub use arguments::ImageArguments;
+use arguments::{Action, CreateArguments, Format, RepairWhat, parse_bytes};
+
+/// Exit codes of a check, as qemu-img has them.
+const DAMAGED: u8 = 2;
+const LEAKING: u8 = 3;
+
+/// A new file is as long as this before its image is made.
+const FIRST_BYTES: u64 = 512;
+
+/// Runs the command.
+pub fn run(arguments: &ImageArguments) -> Outcome {
+    match &arguments.action {
+        Action::Create(create) => self::create(create),
+        Action::Info { path, chain, json } => describe::info(path, *chain, *json),
+        Action::Check { path, repair, json } => check(path, *repair, *json),
+        Action::Resize { path, size, shrink } => resize(path, size, *shrink),
+        Action::Map { path, format, json } => describe::map(path, *format, *json),
+        Action::Convert(convert) => convert::convert(convert),
+        Action::Compare { one, other, quiet } => convert::compare(one, other, *quiet),
+    }
+}
+
+/// A failure that names its file.
+fn of(path: &Path) -> impl Fn(&dyn std::fmt::Display) -> Failure {
+    let path = path.display().to_string();
+    move |error| Failure::because(format!("{path}: {error}"))
+}
+
+/// The format that a file's first bytes say: raw if they say none.
+fn probe(path: &Path) -> Result<Format, Failure> {
+    match ImageFormat::of_path(path) {
+        Some(ImageFormat::Qcow2) => Ok(Format::Qcow2),
+        None => Ok(Format::Raw),
+        Some(other) => Err(of(path)(&format!(
+            "it begins as a disk image in the format {other}, which is not read; hint: qemu-img convert reads it, and the option \
+             that names the format takes it as raw bytes"
+        ))),
+    }
+}
+
+/// The file of an image, locked.
+fn open_container(path: &Path, read_only: bool) -> Result<Container, Failure> {
+    let file = File::open(FileOptions {
+        read_only,
+        cache: CacheMode::Writeback,
+        is_container: true,
+        ..FileOptions::new(path)
+    });
+    let file = file.map_err(|error| Failure::because(error.to_string()))?;
+    file.container().map_err(|error| of(path)(&error))
+}
+
+/// A disk to read, in whichever format.
+fn open_disk(path: &Path, format: Option<Format>) -> Result<BlockingIo, Failure> {
+    let format = match format {
+        Some(format) => format,
+        None => probe(path)?,
+    };
+    let device: Result<Arc<dyn BlockDevice>, _> = match format {
+        Format::Raw => File::open(FileOptions {
+            read_only: true,
+            cache: CacheMode::Writeback,
+            is_container: true,
+            ..FileOptions::new(path)
+        })
+        .map(|file| Arc::new(file) as Arc<dyn BlockDevice>),
+        Format::Qcow2 => Image::open(&ImageOptions {
+            path: path.to_owned(),
+            cache: CacheMode::Writeback,
+            read_only: true,
+            block_size: None,
+        })
+        .map(|image| Arc::new(image) as Arc<dyn BlockDevice>),
+    };
+    let device = device.map_err(|error| Failure::because(error.to_string()))?;
+    BlockingIo::new(device).map_err(|error| of(path)(&error))
+}
+
+/// A new file for an image; one that exists is left alone.
+fn new_container(path: &Path) -> Result<Container, Failure> {
+    if path.exists() {
+        return Err(of(path)(
+            &"exists already; hint: remove it first, or give another path",
+        ));
+    }
+    let file = File::open(FileOptions {
+        size: Some(FIRST_BYTES),
+        cache: CacheMode::Writeback,
+        is_container: true,
+        ..FileOptions::new(path)
+    });
+    let file = file.map_err(|error| Failure::because(error.to_string()))?;
+    file.container().map_err(|error| of(path)(&error))
+}
+
+fn cluster_bits(text: &str) -> Result<u32, Failure> {
+    let bytes =
+        parse_bytes(text).map_err(|why| Failure::mistake(format!("--cluster-size: {why}")))?;
+    if !bytes.is_power_of_two() || !(512..=2 << 20).contains(&bytes) {
+        return Err(Failure::mistake(format!(
+            "--cluster-size {text}: must be a power of two from 512 to 2M"
+        )));
+    }
+    Ok(bytes.trailing_zeros())
+}
+
+fn create(arguments: &CreateArguments) -> Outcome {
+    let path = arguments.path.as_path();
+    let mut options = CreateOptions {
+        cluster_bits: cluster_bits(&arguments.cluster_size)?,
+        ..CreateOptions::new(0)
+    };
+    let size = arguments.size.as_deref().map(parse_bytes).transpose();
+    let size = size.map_err(Failure::mistake)?;
+    let mut below = None;
+    if let Some(name) = &arguments.backing {
+        let place = path.parent().unwrap_or(Path::new("")).join(name);
+        let format = match arguments.backing_format {
+            Some(format) => format,
+            None => probe(&place)?,
+        };
+        below = Some(open_disk(&place, Some(format))?.bytes());
+        options.backing = Some((name.clone(), format.word().to_owned()));
+    }
+    options.size = match size.or(below) {
+        Some(size) => size,
+        None => {
+            return Err(Failure::mistake(
+                "a size is needed; hint: lunette image create vm.qcow2 20G",
+            ));
+        }
+    };
+    let made = qcow2::create(&new_container(path)?, &options);
+    if let Err(error) = made {
+        std::fs::remove_file(path).ok();
+        return Err(of(path)(&error));
+    }
+    Ok(writeln!(
+        std::io::stdout(),
+        "{}: qcow2, {} bytes",
+        path.display(),
+        options.size
+    )?)
+}
+
+fn check(path: &Path, repair: Option<RepairWhat>, as_json: bool) -> Outcome {
+    let repair = match repair {
+        None => Repair::Nothing,
+        Some(RepairWhat::Leaks) => Repair::Leaks,
+        Some(RepairWhat::All) => Repair::All,
+    };
+    let container = open_container(path, repair == Repair::Nothing)?;
+    let report = qcow2::Image::check(container, repair).map_err(|error| of(path)(&error))?;
+    let mut stdout = std::io::stdout().lock();
+    if as_json {
+        let text = json!({
+            "filename": path, "format": "qcow2", "check-errors": 0,
+            "image-end-offset": report.end, "total-clusters": report.clusters,
+            "allocated-clusters": report.allocated, "compressed-clusters": report.compressed,
+            "leaks": report.leaks, "leaks-fixed": report.leaks_fixed,
+            "corruptions": report.corruptions, "corruptions-fixed": report.corruptions_fixed,
+        });
+        writeln!(stdout, "{text:#}")?;
+    } else {
+        for finding in &report.findings {
+            writeln!(stdout, "{finding}")?;
+        }
+        let rest = (report.leaks + report.corruptions).saturating_sub(report.findings.len() as u64);
+        if rest > 0 {
+            writeln!(stdout, "and {rest} more")?;
+        }
+        writeln!(
+            stdout,
+            "{} of {} clusters have data, {} of them compressed; {} faults, {} of them repaired; {} clusters that nobody uses, {} of them freed",
+            report.allocated,
+            report.clusters,
+            report.compressed,
+            report.corruptions,
+            report.corruptions_fixed,
+            report.leaks,
+            report.leaks_fixed
+        )?;
+    }
+    match () {
+        () if report.is_clean() => Ok(()),
+        () if report.corruptions > report.corruptions_fixed => Err(Failure::Found(DAMAGED)),
+        () => Err(Failure::Found(LEAKING)),
+    }
+}
+
+fn resize(path: &Path, text: &str, may_shrink: bool) -> Outcome {
+    let image = Image::open(&ImageOptions {
+        path: path.to_owned(),
+        cache: CacheMode::Writeback,
+        read_only: false,
+        block_size: None,
+    });
+    let image = image.map_err(|error| Failure::because(error.to_string()))?;
+    let before = image.capacity().bytes();
+    let wrong = |why: String| Failure::mistake(why);
+    let size = match (text.strip_prefix('+'), text.strip_prefix('-')) {
+        (Some(by), _) => before.checked_add(parse_bytes(by).map_err(wrong)?),
+        (_, Some(by)) => before.checked_sub(parse_bytes(by).map_err(wrong)?),
+        _ => Some(parse_bytes(text).map_err(wrong)?),
+    };
+    let size = size.filter(|size| *size > 0 && size.is_multiple_of(512));
+    let Some(size) = size else {
+        return Err(Failure::mistake(format!(
+            "{text}: the disk has {before} bytes, and its new size must be a multiple of 512"
+        )));
+    };
+    if size < before && !may_shrink {
+        return Err(Failure::mistake(format!(
+            "the disk has {before} bytes: what is behind {size} would be lost; hint: --shrink if that is meant"
+        )));
+    }
+    image.set_size(size).map_err(|error| of(path)(&error))?;
+    Ok(writeln!(
+        std::io::stdout(),
+        "{}: {size} bytes, before {before}",
+        path.display()
+    )?)
+}

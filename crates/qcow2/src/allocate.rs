@@ -1,0 +1,298 @@
+//! What the owner does for a write to clusters that are not the image's own yet, and for those that become zeroes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::entry::{self, COPIED, L2Entry, ZERO};
+use crate::map::Table;
+use crate::{Backing, Error, Image, Result, Storage, corrupt, io};
+
+/// A cluster that gets another entry.
+struct Change {
+    offset: u64,
+    entry: u64,
+    /// What it had, if that is given up.
+    given_up: Option<L2Entry>,
+}
+
+/// Entries that are written together, at most.
+const CHANGES_MAX: usize = 4096;
+
+impl<S: Storage> Image<S> {
+    /// Makes clusters writable in place; `offsets` are of the disk, one in each cluster. Afterwards each is data of this image alone,
+    /// which reads as before. What failed, by offset.
+    pub fn prepare_write(
+        &mut self,
+        offsets: &[u64],
+        mut backing: Option<&mut dyn Backing>,
+    ) -> Vec<(u64, Error)> {
+        let (mut changes, mut failed) = (Vec::new(), Vec::new());
+        let mut must_sync = false;
+        let mask = !(self.header.cluster_bytes() - 1);
+        let mut offsets: Vec<u64> = offsets.iter().map(|offset| offset & mask).collect();
+        offsets.sort_unstable();
+        offsets.dedup();
+        for offset in offsets {
+            let (table, _) = self.map.place(offset);
+            let prepared = self
+                .own_table(table)
+                .and_then(|()| self.prepare(offset, &mut backing, &mut must_sync));
+            match prepared {
+                Ok(change) => changes.extend(change),
+                Err(error) => failed.push((offset, error)),
+            }
+        }
+        if must_sync && let Err(error) = self.storage.sync() {
+            // The clusters stay counted: what is in them is not known to be what it has to be.
+            let errno = error.raw_os_error().unwrap_or(5);
+            for change in changes {
+                let source = std::io::Error::from_raw_os_error(errno);
+                let what = "cannot sync";
+                failed.push((change.offset, Error::Io { what, source }));
+            }
+            return failed;
+        }
+        failed.extend(self.write_entries(changes));
+        failed
+    }
+
+    fn prepare(
+        &mut self,
+        offset: u64,
+        backing: &mut Option<&mut dyn Backing>,
+        must_sync: &mut bool,
+    ) -> Result<Option<Change>> {
+        let bits = self.header.cluster_bits;
+        let found = self.entry(offset);
+        let change = |entry, given_up| {
+            Ok(Some(Change {
+                offset,
+                entry,
+                given_up,
+            }))
+        };
+        let content = match found {
+            L2Entry::Bad => return corrupt(format!("the L2 entry of offset {offset} is damaged")),
+            L2Entry::Data { copied: true, .. } => return Ok(None),
+            L2Entry::Data { host, .. } => {
+                if self.refcounts.get(&self.storage, host >> bits)? == 1 {
+                    return change(entry::data(host), None);
+                }
+                Some(self.read_cluster(host)?)
+            }
+            L2Entry::Zero {
+                kept: Some(host),
+                copied,
+            } if copied || self.refcounts.get(&self.storage, host >> bits)? == 1 => {
+                self.storage
+                    .zero(host, self.header.cluster_bytes())
+                    .map_err(io("cannot zero a cluster"))?;
+                *must_sync = true;
+                return change(entry::data(host), None);
+            }
+            L2Entry::Zero { .. } => None,
+            L2Entry::Compressed { .. } => {
+                let mut content = vec![0; self.header.cluster_bytes() as usize];
+                self.read_compressed(offset, &mut content)?;
+                Some(content)
+            }
+            L2Entry::Unallocated => self.read_backing(offset, backing)?,
+        };
+        let host = self.take_cluster()?;
+        if let Some(content) = content.filter(|content| content.iter().any(|byte| *byte != 0)) {
+            *must_sync = true;
+            if let Err(error) = self.storage.write_at(host, &content) {
+                self.released.add(host >> bits);
+                return Err(io("cannot write a cluster")(error));
+            }
+        }
+        change(entry::data(host), Some(found))
+    }
+
+    fn read_cluster(&self, host: u64) -> Result<Vec<u8>> {
+        let mut content = vec![0; self.header.cluster_bytes() as usize];
+        self.storage
+            .read_at(host, &mut content)
+            .map_err(io("cannot read a cluster"))?;
+        Ok(content)
+    }
+
+    fn read_backing(
+        &self,
+        offset: u64,
+        backing: &mut Option<&mut dyn Backing>,
+    ) -> Result<Option<Vec<u8>>> {
+        let Some(backing) = backing else {
+            return Ok(None);
+        };
+        let cluster = self.header.cluster_bytes();
+        let known = backing.size().saturating_sub(offset).min(cluster);
+        if known == 0 {
+            return Ok(None);
+        }
+        let mut content = vec![0; cluster as usize];
+        backing
+            .read_at(offset, &mut content[..known as usize])
+            .map_err(io("cannot read the backing image"))?;
+        Ok(Some(content))
+    }
+
+    /// Sees to it that a table is this image's alone, and in memory.
+    fn own_table(&mut self, table: usize) -> Result<()> {
+        let bits = self.header.cluster_bits;
+        self.load_table(table)?;
+        let old = self.map.l1_entry(table);
+        let per_table = 1 << (bits - 3);
+        // One without entries is not in memory yet. In the slot before the L1 table says so.
+        self.map.tables[table].get_or_init(|| (0..per_table).map(|_| AtomicU64::new(0)).collect());
+        if old & COPIED != 0 {
+            return Ok(());
+        }
+        let Some(old) = self.map.l2_offset(table) else {
+            let host = self.take_cluster()?;
+            self.loaded.insert(host);
+            return self.write_l1(table, entry::data(host));
+        };
+        if self.refcounts.get(&self.storage, old >> bits)? == 1 {
+            return self.write_l1(table, entry::data(old));
+        }
+        let entries = self.read_l2(old)?;
+        let bytes: Vec<u8> = entries
+            .iter()
+            .flat_map(|entry| entry.to_be_bytes())
+            .collect();
+        let host = self.take_cluster()?;
+        self.storage
+            .write_at(host, &bytes)
+            .and_then(|()| self.storage.sync())
+            .map_err(io("cannot write an L2 table"))?;
+        self.write_l1(table, entry::data(host))?;
+        self.loaded.remove(&old);
+        self.loaded.insert(host);
+        self.released.add(old >> bits);
+        Ok(())
+    }
+
+    pub(crate) fn write_l1(&mut self, table: usize, entry: u64) -> Result<()> {
+        let at = self.header.l1_offset + table as u64 * 8;
+        self.storage
+            .write_at(at, &entry.to_be_bytes())
+            .map_err(io("cannot write the L1 table"))?;
+        self.map.l1[table].store(entry, Ordering::Release);
+        Ok(())
+    }
+
+    /// Writes entries, neighbours together, and publishes them; sorted by offset.
+    fn write_entries(&mut self, changes: Vec<Change>) -> Vec<(u64, Error)> {
+        let mut failed = Vec::new();
+        let mut rest = changes.as_slice();
+        while let Some(first) = rest.first() {
+            let (table, index) = self.map.place(first.offset);
+            let is_next = |(n, change): &(usize, &Change)| {
+                self.map.place(change.offset) == (table, index + n)
+            };
+            let together = rest.iter().enumerate().take_while(is_next).count();
+            let (run, after) = rest.split_at(together);
+            rest = after;
+            if let Err(error) = self.write_run(table, index, run) {
+                let errno = error.errno();
+                failed.extend(run.iter().map(|change| {
+                    let source = std::io::Error::from_raw_os_error(errno);
+                    let what = "cannot write an L2 table";
+                    (change.offset, Error::Io { what, source })
+                }));
+                continue;
+            }
+            for change in run {
+                if let Some(entry) = change.given_up {
+                    self.release_entry(entry);
+                }
+            }
+        }
+        failed
+    }
+
+    fn write_run(&self, table: usize, index: usize, run: &[Change]) -> Result<()> {
+        let (Some(at), Some(entries)) = (self.map.l2_offset(table), self.loaded_table(table))
+        else {
+            return corrupt(format!("L2 table {table} is not there"));
+        };
+        let bytes = run.iter().flat_map(|change| change.entry.to_be_bytes());
+        self.storage
+            .write_at(at + index as u64 * 8, &bytes.collect::<Vec<u8>>())
+            .map_err(io("cannot write an L2 table"))?;
+        for (change, entry) in run.iter().zip(&entries[index..]) {
+            entry.store(change.entry, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    fn loaded_table(&self, table: usize) -> Option<Table> {
+        self.map.tables.get(table)?.get().map(Arc::clone)
+    }
+
+    /// Can clusters of a part that the backing image has be made zeroes without writing them?
+    pub fn can_zero(&self) -> bool {
+        self.header.has_zero_flag()
+    }
+
+    /// Makes whole clusters read as zeroes, and gives up what they had. `backing` is the size of the backing image; a part that it has
+    /// needs [`Image::can_zero`].
+    ///
+    /// # Errors
+    /// The storage's, or a table is damaged: some clusters may be zeroes by then.
+    pub fn zero_clusters(&mut self, offset: u64, length: u64, backing: u64) -> Result<()> {
+        let cluster = self.header.cluster_bytes();
+        let span = self.header.l2_span();
+        let mut at = offset;
+        let mut changes: Vec<Change> = Vec::new();
+        while at < offset + length {
+            let (table, _) = self.map.place(at);
+            self.load_table(table)?;
+            let has_none = self.map.tables[table].get().is_none();
+            if has_none && at >= backing {
+                at = (at / span + 1) * span;
+                continue;
+            }
+            if let Some(change) = self.zeroed(at, backing)? {
+                if changes
+                    .first()
+                    .is_none_or(|first| self.map.place(first.offset).0 != table)
+                {
+                    self.write_all(&mut changes)?;
+                    self.own_table(table)?;
+                }
+                changes.push(change);
+                if changes.len() >= CHANGES_MAX {
+                    self.write_all(&mut changes)?;
+                }
+            }
+            at += cluster;
+        }
+        self.write_all(&mut changes)
+    }
+
+    fn write_all(&mut self, changes: &mut Vec<Change>) -> Result<()> {
+        let failed = self.write_entries(std::mem::take(changes));
+        match failed.into_iter().next() {
+            None => Ok(()),
+            Some((_, error)) => Err(error),
+        }
+    }
+
+    fn zeroed(&mut self, offset: u64, backing: u64) -> Result<Option<Change>> {
+        let is_covered = offset < backing;
+        let entry = if is_covered { ZERO } else { 0 };
+        let found = self.entry(offset);
+        match found {
+            L2Entry::Bad => corrupt(format!("the L2 entry of offset {offset} is damaged")),
+            L2Entry::Unallocated if !is_covered => Ok(None),
+            L2Entry::Zero { kept: None, .. } => Ok(None),
+            _ => Ok(Some(Change {
+                offset,
+                entry,
+                given_up: Some(found),
+            })),
+        }
+    }
+}

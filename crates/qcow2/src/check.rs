@@ -1,0 +1,295 @@
+//! Is an image consistent? Counts every use of every cluster and compares.
+
+use std::collections::HashMap;
+
+use crate::entry::{self, COPIED, L2Entry};
+use crate::header::{CORRUPT, DIRTY};
+use crate::image::{OpenOptions, read_table};
+use crate::{Header, Image, Result, Storage, corrupt, io, snapshots};
+
+/// What a check may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repair {
+    /// Nothing.
+    Nothing,
+    /// Clusters that are counted more often than they are used.
+    Leaks,
+    /// Those, and counts that are too low.
+    All,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckReport {
+    /// Clusters of the disk, and those that have data of this image.
+    pub clusters: u64,
+    /// Clusters that have data of this image.
+    pub allocated: u64,
+    /// Of those, compressed ones.
+    pub compressed: u64,
+    /// Clusters that are counted more often than they are used: they only take room.
+    pub leaks: u64,
+    /// Clusters that are used more often than they are counted, and entries that cannot be.
+    pub corruptions: u64,
+    /// Leaks that were freed.
+    pub leaks_fixed: u64,
+    /// Other faults that were repaired.
+    pub corruptions_fixed: u64,
+    /// The end of the last cluster in use.
+    pub end: u64,
+    /// What was found, in words, the first of them.
+    pub findings: Vec<String>,
+}
+
+/// Findings that are put into words.
+const FINDINGS_MAX: usize = 20;
+
+impl CheckReport {
+    /// Nothing is wrong, or nothing is wrong any more.
+    pub fn is_clean(&self) -> bool {
+        self.leaks == self.leaks_fixed && self.corruptions == self.corruptions_fixed
+    }
+
+    fn find(&mut self, finding: String) {
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(finding);
+        }
+    }
+
+    fn fault(&mut self, finding: String) {
+        self.corruptions += 1;
+        self.find(finding);
+    }
+}
+
+/// How often each cluster is used.
+type Uses = HashMap<u64, u64>;
+
+/// A cluster whose entry says that it belongs to the disk alone, or not: where the entry lies, the cluster, the entry.
+type Flag = (u64, u64, u64);
+
+impl<S: Storage> Image<S> {
+    /// Checks an image that nobody serves, and repairs it. The image is open afterwards, for reading its header at most.
+    ///
+    /// # Errors
+    /// It cannot be read at all, or repaired.
+    pub fn check(storage: S, repair: Repair) -> Result<CheckReport> {
+        let header = Header::read(&storage)?;
+        let read_only = repair == Repair::Nothing;
+        let mut image = Image::read(storage, header, OpenOptions { read_only })?;
+        image.examine(repair)
+    }
+
+    /// What a dirty image needs before it is written: its counts may be old.
+    pub(crate) fn repair_after_crash(&mut self) -> Result<()> {
+        let report = self.examine(Repair::All)?;
+        if !report.is_clean() {
+            return corrupt(format!(
+                "it was not closed cleanly and cannot be repaired: {}; hint: qemu-img check -r all",
+                report.findings.join("; ")
+            ));
+        }
+        Ok(())
+    }
+
+    fn examine(&mut self, repair: Repair) -> Result<CheckReport> {
+        let mut report = CheckReport {
+            clusters: self.header.size.div_ceil(self.header.cluster_bytes()),
+            ..CheckReport::default()
+        };
+        let (mut uses, mut flags) = (Uses::new(), Vec::new());
+        self.count_tables(&mut uses)?;
+        let l1 = (self.header.l1_offset, self.header.l1_entries);
+        self.count_disk(l1, true, &mut uses, &mut flags, &mut report)?;
+        for snapshot in self.snapshots.clone() {
+            let l1 = (snapshot.l1_offset, snapshot.l1_entries);
+            self.add(&mut uses, l1.0, u64::from(l1.1) * 8);
+            self.count_disk(l1, false, &mut uses, &mut flags, &mut report)?;
+        }
+        let last = uses.keys().max().map_or(0, |last| last + 1);
+        report.end = last << self.header.cluster_bits;
+        // What uses clusters in a way that is not known has them counted.
+        let knows_all = !self.header.has_bitmaps && !self.header.has_unknown_extension;
+        if !knows_all {
+            report.find(
+                "it has extensions whose clusters are not known: leaks are not looked for"
+                    .to_owned(),
+            );
+        }
+        self.compare_counts(&uses, last, knows_all, repair, &mut report)?;
+        self.compare_flags(&flags, repair, &mut report)?;
+        if repair == Repair::All && report.is_clean() {
+            self.storage.sync().map_err(io("cannot sync"))?;
+            let features = self.header.incompatible & !(DIRTY | CORRUPT);
+            self.set_incompatible(features)?;
+        }
+        Ok(report)
+    }
+
+    fn add(&self, uses: &mut Uses, offset: u64, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        let bits = self.header.cluster_bits;
+        for cluster in offset >> bits..=(offset + bytes - 1) >> bits {
+            *uses.entry(cluster).or_default() += 1;
+        }
+    }
+
+    fn count_tables(&self, uses: &mut Uses) -> Result<()> {
+        let header = &self.header;
+        let cluster = header.cluster_bytes();
+        self.add(uses, 0, 1);
+        self.add(uses, header.l1_offset, u64::from(header.l1_entries) * 8);
+        let bytes = u64::from(header.refcount_table_clusters) * cluster;
+        self.add(uses, header.refcount_table_offset, bytes);
+        for block in self.refcounts.table.iter().filter(|block| **block != 0) {
+            self.add(uses, *block, cluster);
+        }
+        let (_, bytes) = snapshots::read_table(&self.storage, header)?;
+        self.add(uses, header.snapshots_offset, bytes);
+        Ok(())
+    }
+
+    fn count_disk(
+        &self,
+        (l1_offset, l1_entries): (u64, u32),
+        is_active: bool,
+        uses: &mut Uses,
+        flags: &mut Vec<Flag>,
+        report: &mut CheckReport,
+    ) -> Result<()> {
+        let bits = self.header.cluster_bits;
+        let size = self.storage.size().map_err(io("cannot read the size"))?;
+        let l1 = read_table(&self.storage, l1_offset, l1_entries)?;
+        for (number, l1_entry) in l1.into_iter().enumerate() {
+            let host = match entry::l2_table(l1_entry, bits) {
+                Ok(None) => continue,
+                Ok(Some(host)) if host < size => host,
+                _ => {
+                    report.fault(format!(
+                        "entry {number} of an L1 table cannot be: {l1_entry:#x}"
+                    ));
+                    continue;
+                }
+            };
+            self.add(uses, host, 1 << bits);
+            if is_active {
+                flags.push((l1_offset + number as u64 * 8, host >> bits, l1_entry));
+            }
+            for (index, l2_entry) in self.read_l2(host)?.into_iter().enumerate() {
+                let at = host + index as u64 * 8;
+                self.count_entry((at, l2_entry, size), is_active, uses, flags, report);
+            }
+        }
+        Ok(())
+    }
+
+    fn count_entry(
+        &self,
+        (at, l2_entry, size): (u64, u64, u64),
+        is_active: bool,
+        uses: &mut Uses,
+        flags: &mut Vec<Flag>,
+        report: &mut CheckReport,
+    ) {
+        let bits = self.header.cluster_bits;
+        let found = L2Entry::decode(l2_entry, bits, self.header.has_zero_flag());
+        match found {
+            L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } => {}
+            L2Entry::Data { host, .. }
+            | L2Entry::Zero {
+                kept: Some(host), ..
+            } if host < size => {
+                self.add(uses, host, 1 << bits);
+                if is_active {
+                    flags.push((at, host >> bits, l2_entry));
+                    report.allocated += 1;
+                }
+            }
+            L2Entry::Compressed { host, bytes } if host < size => {
+                self.add(uses, host, bytes);
+                report.allocated += u64::from(is_active);
+                report.compressed += u64::from(is_active);
+            }
+            L2Entry::Data { .. }
+            | L2Entry::Zero { .. }
+            | L2Entry::Compressed { .. }
+            | L2Entry::Bad => {
+                report.fault(format!("the L2 entry at {at:#x} cannot be: {l2_entry:#x}"));
+            }
+        }
+    }
+
+    fn compare_counts(
+        &mut self,
+        uses: &Uses,
+        last: u64,
+        knows_all: bool,
+        repair: Repair,
+        report: &mut CheckReport,
+    ) -> Result<()> {
+        let per_block = self.refcounts.per_block();
+        let blocks = self.refcounts.table.len() as u64;
+        for block in 0..blocks.max(last.div_ceil(per_block)) {
+            let is_there = self
+                .refcounts
+                .table
+                .get(block as usize)
+                .is_some_and(|offset| *offset != 0);
+            if !is_there && block * per_block >= last {
+                continue;
+            }
+            for cluster in block * per_block..(block + 1) * per_block {
+                let used = uses.get(&cluster).copied().unwrap_or(0);
+                let counted = self.refcounts.get(&self.storage, cluster)?;
+                if counted < used {
+                    report.fault(format!(
+                        "cluster {cluster} is used {used} times and counted {counted} times"
+                    ));
+                    let can = is_there && used <= self.refcounts.max();
+                    if repair == Repair::All && can {
+                        self.refcounts.set(&self.storage, cluster, 1, used)?;
+                        report.corruptions_fixed += 1;
+                    }
+                } else if counted > used && knows_all {
+                    report.leaks += 1;
+                    report.find(format!(
+                        "cluster {cluster} is used {used} times and counted {counted} times"
+                    ));
+                    if repair != Repair::Nothing {
+                        self.refcounts.set(&self.storage, cluster, 1, used)?;
+                        report.leaks_fixed += 1;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The flag of an entry says whether its cluster is counted once.
+    fn compare_flags(
+        &mut self,
+        flags: &[Flag],
+        repair: Repair,
+        report: &mut CheckReport,
+    ) -> Result<()> {
+        for (at, cluster, entry) in flags {
+            let is_alone = self.refcounts.get(&self.storage, *cluster)? == 1;
+            if is_alone == (entry & COPIED != 0) {
+                continue;
+            }
+            report.fault(format!(
+                "the entry at {at:#x} is wrong in saying whether cluster {cluster} is shared"
+            ));
+            if repair == Repair::All {
+                let right = (entry ^ COPIED).to_be_bytes();
+                self.storage
+                    .write_at(*at, &right)
+                    .map_err(io("cannot write a table"))?;
+                report.corruptions_fixed += 1;
+            }
+        }
+        Ok(())
+    }
+}

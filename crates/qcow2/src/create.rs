@@ -1,0 +1,146 @@
+//! New images: header, refcount table and blocks, and an L1 table without entries.
+
+use crate::refcounts::set;
+use crate::{Error, Result, Storage, io};
+
+const VERSION: u32 = 3;
+/// Counts of 16 bits, as QEMU makes them.
+const REFCOUNT_ORDER: u32 = 4;
+const REFCOUNT_ORDER_MAX: u32 = 6;
+const HEADER_BYTES: u32 = 104;
+const BACKING_FORMAT: u32 = 0xe279_2aca;
+const BACKING_NAME_MAX: usize = 1023;
+
+/// What a new image is like.
+#[derive(Clone, Debug)]
+pub struct CreateOptions {
+    /// Bytes of the disk: a multiple of 512.
+    pub size: u64,
+    /// log2 of the bytes of a cluster: 9 to 21.
+    pub cluster_bits: u32,
+    /// log2 of the bits of a reference count: 0 to 6.
+    pub refcount_order: u32,
+    /// The backing image's name and format.
+    pub backing: Option<(String, String)>,
+}
+
+impl CreateOptions {
+    /// An image of clusters of 64 KiB that stands alone.
+    pub fn new(size: u64) -> CreateOptions {
+        CreateOptions {
+            size,
+            cluster_bits: 16,
+            refcount_order: REFCOUNT_ORDER,
+            backing: None,
+        }
+    }
+}
+
+/// Makes an image in an empty storage.
+///
+/// # Errors
+/// The storage's; or there can be no such image.
+pub fn create(storage: &impl Storage, options: &CreateOptions) -> Result<()> {
+    let CreateOptions {
+        size,
+        cluster_bits,
+        refcount_order,
+        ..
+    } = *options;
+    if !(9..=21).contains(&cluster_bits)
+        || refcount_order > REFCOUNT_ORDER_MAX
+        || !size.is_multiple_of(512)
+        || size > i64::MAX as u64
+    {
+        return Err(Error::Unsupported(format!(
+            "an image of {size} bytes in clusters of 2^{cluster_bits}: sizes are multiples of 512, clusters have 2^9 to 2^21 bytes"
+        )));
+    }
+    let cluster = 1_u64 << cluster_bits;
+    let l1_entries = size.div_ceil(cluster << (cluster_bits - 3));
+    if l1_entries > (32 << 20) / 8 {
+        return Err(Error::Unsupported(format!(
+            "an image with clusters of {cluster} bytes cannot have {size} bytes; hint: larger clusters"
+        )));
+    }
+    let l1_clusters = (l1_entries.max(1) * 8).div_ceil(cluster);
+    let per_block = (cluster * 8) >> refcount_order;
+    // header, table, blocks, L1 table
+    let (mut blocks, mut table_clusters) = (1, 1);
+    let used = loop {
+        let used = 1 + table_clusters + blocks + l1_clusters;
+        let (needed, needed_table) = (used.div_ceil(per_block), (blocks * 8).div_ceil(cluster));
+        if needed <= blocks && needed_table <= table_clusters {
+            break used;
+        }
+        (blocks, table_clusters) = (needed.max(blocks), needed_table.max(table_clusters));
+    };
+    let head = header(options, l1_entries as u32, table_clusters, blocks)?;
+    let first_block = 1 + table_clusters;
+    let table: Vec<u8> = (0..blocks)
+        .flat_map(|n| ((first_block + n) << cluster_bits).to_be_bytes())
+        .collect();
+    let zeroed = storage.zero(0, used << cluster_bits);
+    zeroed
+        .and_then(|()| storage.write_at(1 << cluster_bits, &table))
+        .map_err(io("cannot write the refcount table"))?;
+    for number in 0..blocks {
+        let mut block = vec![0; cluster as usize];
+        for at in 0..used.saturating_sub(number * per_block).min(per_block) {
+            set(&mut block, refcount_order, at, 1);
+        }
+        storage
+            .write_at((first_block + number) << cluster_bits, &block)
+            .map_err(io("cannot write a refcount block"))?;
+    }
+    storage
+        .sync()
+        .and_then(|()| storage.write_at(0, &head))
+        .and_then(|()| storage.sync())
+        .map_err(io("cannot write the header"))
+}
+
+fn header(
+    options: &CreateOptions,
+    l1_entries: u32,
+    table_clusters: u64,
+    blocks: u64,
+) -> Result<Vec<u8>> {
+    let bits = options.cluster_bits;
+    let l1_offset = (1 + table_clusters + blocks) << bits;
+    let mut head = b"QFI\xfb".to_vec();
+    head.extend(VERSION.to_be_bytes());
+    // The name of the backing image and its length are put in below.
+    head.extend([0; 12]);
+    head.extend(bits.to_be_bytes());
+    head.extend(options.size.to_be_bytes());
+    head.extend(0_u32.to_be_bytes());
+    head.extend(l1_entries.to_be_bytes());
+    head.extend(l1_offset.to_be_bytes());
+    head.extend((1_u64 << bits).to_be_bytes());
+    head.extend((table_clusters as u32).to_be_bytes());
+    // no snapshots, no features
+    head.extend([0; 4 + 8 + 3 * 8]);
+    head.extend(options.refcount_order.to_be_bytes());
+    head.extend(HEADER_BYTES.to_be_bytes());
+    if let Some((name, format)) = &options.backing {
+        head.extend(BACKING_FORMAT.to_be_bytes());
+        head.extend((format.len() as u32).to_be_bytes());
+        head.extend(format.as_bytes());
+        head.resize(head.len().next_multiple_of(8), 0);
+        head.extend([0; 8]);
+        let at = head.len() as u64;
+        head[8..16].copy_from_slice(&at.to_be_bytes());
+        head[16..20].copy_from_slice(&(name.len() as u32).to_be_bytes());
+        head.extend(name.as_bytes());
+        if name.len() > BACKING_NAME_MAX || head.len() as u64 > 1 << bits {
+            return Err(Error::Unsupported(format!(
+                "the backing image's name has {} bytes, which the header has no room for; hint: a relative path is shorter",
+                name.len()
+            )));
+        }
+    } else {
+        head.extend([0; 8]);
+    }
+    Ok(head)
+}

@@ -1,0 +1,159 @@
+//! Where data lies: tables that any thread reads without a lock, and that only the image's owner changes.
+//!
+//! An L2 table is loaded when it is needed for the first time and stays in memory: 8 bytes for each cluster of the disk that it maps,
+//! which is 128 MiB for each TiB of a disk with clusters of 64 KiB whose every part was used. A table without an entry takes no memory
+//! until something is put into it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::entry::{self, L2Entry};
+
+/// An L2 table in memory.
+pub(crate) type Table = Arc<[AtomicU64]>;
+
+/// The tables of an image as it is now. A resize makes a new one.
+pub struct Map {
+    pub(crate) cluster_bits: u32,
+    pub(crate) has_zero_flag: bool,
+    pub(crate) size: u64,
+    /// Entries of the L1 table.
+    pub(crate) l1: Box<[AtomicU64]>,
+    pub(crate) tables: Box<[OnceLock<Table>]>,
+    /// Tables on storage that have no entry: they need not be in memory.
+    pub(crate) is_empty: Box<[AtomicBool]>,
+}
+
+/// What a part of the disk reads as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapping {
+    /// The owner has to load the table that says it.
+    NotLoaded,
+    /// Nothing of this image: the backing image shows, or zeroes.
+    Unallocated,
+    /// Zeroes, whatever the backing image has.
+    Zero,
+    /// What lies at `host`; it may be written in place if `writable`.
+    Data {
+        /// Offset in the storage.
+        host: u64,
+        /// It belongs to nobody else, such as a snapshot.
+        writable: bool,
+    },
+    /// Compressed data: the owner reads them.
+    Compressed,
+    /// The table is wrong here.
+    Bad,
+}
+
+/// A part of the disk with one mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// What it is.
+    pub mapping: Mapping,
+    /// Bytes, from the offset that was asked for.
+    pub length: u64,
+}
+
+impl Map {
+    /// Bytes of the disk.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes of a cluster.
+    pub fn cluster_bytes(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    pub(crate) fn place(&self, offset: u64) -> (usize, usize) {
+        let cluster = offset >> self.cluster_bits;
+        let entries_bits = self.cluster_bits - 3;
+        let in_table = cluster & ((1 << entries_bits) - 1);
+        ((cluster >> entries_bits) as usize, in_table as usize)
+    }
+
+    /// The mapping of one byte, within its cluster.
+    #[inline]
+    fn at(&self, offset: u64) -> Mapping {
+        let (table, index) = self.place(offset);
+        let Some(slot) = self.tables.get(table) else {
+            return Mapping::Bad;
+        };
+        let Some(entries) = slot.get() else {
+            return self.at_absent(offset, table);
+        };
+        let entry = entries[index].load(Ordering::Acquire);
+        match L2Entry::decode(entry, self.cluster_bits, self.has_zero_flag) {
+            L2Entry::Unallocated => Mapping::Unallocated,
+            L2Entry::Zero { .. } => Mapping::Zero,
+            L2Entry::Data { host, copied } => Mapping::Data {
+                host: host + (offset & (self.cluster_bytes() - 1)),
+                writable: copied,
+            },
+            L2Entry::Compressed { .. } => Mapping::Compressed,
+            L2Entry::Bad => Mapping::Bad,
+        }
+    }
+
+    #[cold]
+    fn at_absent(&self, offset: u64, table: usize) -> Mapping {
+        // A table that gets its first entry is in its slot before the L1 table says so.
+        let is_absent = self.l1[table].load(Ordering::Acquire) == 0;
+        if is_absent || self.is_empty[table].load(Ordering::Acquire) {
+            return Mapping::Unallocated;
+        }
+        match self.tables[table].get() {
+            Some(_) => self.at(offset),
+            None => Mapping::NotLoaded,
+        }
+    }
+
+    /// How the range from `offset` on begins: as many of its `length` bytes as have one mapping, and lie together. Compressed clusters
+    /// come one by one.
+    #[inline]
+    pub fn segment(&self, offset: u64, length: u64) -> Segment {
+        let mapping = self.at(offset);
+        let cluster = self.cluster_bytes();
+        let mut known = cluster - (offset & (cluster - 1));
+        if known >= length {
+            return Segment { mapping, length };
+        }
+        while known < length {
+            let next = self.at(offset + known);
+            let goes_on = match (mapping, next) {
+                (
+                    Mapping::Data { host, writable },
+                    Mapping::Data {
+                        host: next,
+                        writable: next_writable,
+                    },
+                ) => next == host + known && writable == next_writable,
+                (Mapping::Compressed | Mapping::NotLoaded | Mapping::Bad, _) => false,
+                (one, other) => one == other,
+            };
+            if !goes_on {
+                break;
+            }
+            known += cluster;
+        }
+        Segment {
+            mapping,
+            length: known.min(length),
+        }
+    }
+
+    pub(crate) fn l1_entry(&self, table: usize) -> u64 {
+        self.l1[table].load(Ordering::Acquire)
+    }
+
+    pub(crate) fn l2_offset(&self, table: usize) -> Option<u64> {
+        entry::l2_table(self.l1_entry(table), self.cluster_bits).ok()?
+    }
+}
+
+impl std::fmt::Debug for Map {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Map").field("size", &self.size).finish()
+    }
+}

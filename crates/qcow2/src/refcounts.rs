@@ -1,0 +1,325 @@
+//! Reference counts of clusters: a table of blocks, read when they are needed, written at once.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::header::REFCOUNT_TABLE_FIELD;
+use crate::{Header, Result, Storage, corrupt, io};
+
+/// Blocks in memory; each is a cluster.
+const BLOCKS_MAX: usize = 64;
+
+/// No file is longer than this, with room for a table.
+const CLUSTERS_END: u64 = 1 << 62;
+
+pub(crate) struct Refcounts {
+    cluster_bits: u32,
+    order: u32,
+    /// Offsets of blocks, 0 for one that is not there.
+    pub table: Vec<u64>,
+    table_offset: u64,
+    blocks: HashMap<usize, Vec<u8>>,
+    /// No cluster before it is free.
+    hint: u64,
+}
+
+impl Refcounts {
+    pub fn read(storage: &impl Storage, header: &Header) -> Result<Refcounts> {
+        let cluster = header.cluster_bytes();
+        let bytes = u64::from(header.refcount_table_clusters) * cluster;
+        let mut table = vec![0; bytes as usize];
+        storage
+            .read_at(header.refcount_table_offset, &mut table)
+            .map_err(io("cannot read the refcount table"))?;
+        let table: Vec<u64> = entries(&table).collect();
+        let size = storage.size().map_err(io("cannot read the size"))?;
+        let mut seen = HashSet::new();
+        for offset in table.iter().filter(|offset| **offset != 0) {
+            if !offset.is_multiple_of(cluster) || *offset >= size || !seen.insert(*offset) {
+                return corrupt(format!(
+                    "a refcount block lies at {offset:#x}, where none can be"
+                ));
+            }
+        }
+        Ok(Refcounts {
+            cluster_bits: header.cluster_bits,
+            order: header.refcount_order,
+            table,
+            table_offset: header.refcount_table_offset,
+            blocks: HashMap::new(),
+            hint: 0,
+        })
+    }
+
+    fn cluster_bytes(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Counts of one block.
+    pub fn per_block(&self) -> u64 {
+        (self.cluster_bytes() * 8) >> self.order
+    }
+
+    /// The largest count there may be.
+    pub fn max(&self) -> u64 {
+        u64::MAX >> (64 - (1_u32 << self.order))
+    }
+
+    fn block(&mut self, storage: &impl Storage, index: usize) -> Result<Option<&mut Vec<u8>>> {
+        let offset = self.table.get(index).copied().unwrap_or(0);
+        if offset == 0 {
+            return Ok(None);
+        }
+        if !self.blocks.contains_key(&index) {
+            if self.blocks.len() >= BLOCKS_MAX {
+                self.blocks.clear();
+            }
+            let mut block = vec![0; 1 << self.cluster_bits];
+            storage
+                .read_at(offset, &mut block)
+                .map_err(io("cannot read reference counts"))?;
+            self.blocks.insert(index, block);
+        }
+        Ok(self.blocks.get_mut(&index))
+    }
+
+    fn split(&self, cluster: u64) -> (usize, u64) {
+        let per_block = self.per_block();
+        ((cluster / per_block) as usize, cluster % per_block)
+    }
+
+    /// How often a cluster is used.
+    pub fn get(&mut self, storage: &impl Storage, cluster: u64) -> Result<u64> {
+        let (index, at) = self.split(cluster);
+        let order = self.order;
+        let block = self.block(storage, index)?;
+        Ok(block.map_or(0, |block| get(block, order, at)))
+    }
+
+    /// Sets the count of clusters that lie together, as far as a block covers them; the block must be there. How many those were.
+    fn set_in_block(
+        &mut self,
+        storage: &impl Storage,
+        first: u64,
+        count: u64,
+        to: u64,
+    ) -> Result<u64> {
+        let (index, at) = self.split(first);
+        let (order, count) = (self.order, count.min(self.per_block() - at));
+        let offset = self.table.get(index).copied().unwrap_or(0);
+        let Some(block) = self.block(storage, index)? else {
+            return corrupt(format!(
+                "cluster {first} is in use without a refcount block"
+            ));
+        };
+        let mut changed = block.clone();
+        for at in at..at + count {
+            set(&mut changed, order, at, to);
+        }
+        let bits = 1 << order;
+        let (from, to) = (at * bits / 8, ((at + count) * bits).div_ceil(8));
+        let bytes = &changed[from as usize..to as usize];
+        let written = storage.write_at(offset + from, bytes);
+        match written {
+            Ok(()) => *block = changed,
+            // What there is now has to be read again.
+            Err(_) => {
+                self.blocks.remove(&index);
+            }
+        }
+        written.map_err(io("cannot write reference counts"))?;
+        Ok(count)
+    }
+
+    /// Sets the count of clusters that lie together.
+    pub fn set(&mut self, storage: &impl Storage, first: u64, count: u64, to: u64) -> Result<()> {
+        let mut done = 0;
+        while done < count {
+            done += self.set_in_block(storage, first + done, count - done, to)?;
+        }
+        if to == 0 {
+            self.hint = self.hint.min(first);
+        }
+        Ok(())
+    }
+
+    /// Takes one use from a cluster; true: nobody uses it any more.
+    pub fn lower(&mut self, storage: &impl Storage, cluster: u64) -> Result<bool> {
+        match self.get(storage, cluster)? {
+            0 => corrupt(format!(
+                "cluster {cluster} is in use with a reference count of 0"
+            )),
+            count => {
+                self.set(storage, cluster, 1, count - 1)?;
+                Ok(count == 1)
+            }
+        }
+    }
+
+    /// Raises the counts of up to `count` free clusters that lie together to one, and makes blocks for them where there are none. The
+    /// first of them, and how many. On stable storage only after the next sync.
+    pub fn take(&mut self, storage: &impl Storage, count: u64) -> Result<(u64, u64)> {
+        loop {
+            let first = self.find_free(storage)?;
+            if first >= CLUSTERS_END >> self.cluster_bits {
+                return corrupt("all clusters that there may be are counted as used");
+            }
+            let (index, at) = self.split(first);
+            if index >= self.table.len() {
+                self.grow_table(storage)?;
+                continue;
+            }
+            if self.table[index] == 0 {
+                self.add_block(storage, index, first)?;
+                continue;
+            }
+            let (order, end) = (self.order, (at + count).min(self.per_block()));
+            let block = self.block(storage, index)?.map_or(&[][..], |block| block);
+            let is_free = |at: &u64| get(block, order, *at) == 0;
+            let found = (at..end).take_while(is_free).count() as u64;
+            self.set_in_block(storage, first, found, 1)?;
+            self.hint = first + found;
+            return Ok((first, found));
+        }
+    }
+
+    fn find_free(&mut self, storage: &impl Storage) -> Result<u64> {
+        let per_block = self.per_block();
+        let mut cluster = self.hint;
+        loop {
+            let (index, at) = self.split(cluster);
+            let order = self.order;
+            let Some(block) = self.block(storage, index)? else {
+                break;
+            };
+            let free = (at..per_block).find(|at| get(block, order, *at) == 0);
+            if let Some(at) = free {
+                cluster = index as u64 * per_block + at;
+                break;
+            }
+            cluster = (index as u64 + 1) * per_block;
+        }
+        self.hint = cluster;
+        Ok(cluster)
+    }
+
+    /// Makes a block for clusters from `first` on, which has none yet, and lies in the first of them.
+    fn add_block(&mut self, storage: &impl Storage, index: usize, first: u64) -> Result<()> {
+        let mut block = vec![0; 1 << self.cluster_bits];
+        let (_, at) = self.split(first);
+        set(&mut block, self.order, at, 1);
+        let offset = first << self.cluster_bits;
+        storage
+            .write_at(offset, &block)
+            .and_then(|()| storage.sync())
+            .map_err(io("cannot write a refcount block"))?;
+        let entry = self.table_offset + index as u64 * 8;
+        storage
+            .write_at(entry, &offset.to_be_bytes())
+            .map_err(io("cannot write the refcount table"))?;
+        self.table[index] = offset;
+        self.hint = first + 1;
+        Ok(())
+    }
+
+    /// Makes a table of half as many blocks more, in clusters that the old one does not cover. The old one's clusters stay counted
+    /// until the new one is on stable storage.
+    fn grow_table(&mut self, storage: &impl Storage) -> Result<()> {
+        let cluster = self.cluster_bytes();
+        let per_block = self.per_block();
+        let old_entries = self.table.len() as u64;
+        let start = old_entries * per_block;
+        let table_bytes = ((old_entries + old_entries.div_ceil(2)) * 8).next_multiple_of(cluster);
+        let table_clusters = table_bytes / cluster;
+        // Blocks that count the new table and themselves.
+        let mut blocks = 1;
+        while blocks * per_block < table_clusters + blocks {
+            blocks += 1;
+        }
+        let used = table_clusters + blocks;
+        let mut table = self.table.clone();
+        table.resize((table_bytes / 8) as usize, 0);
+        for number in 0..blocks {
+            let mut block = vec![0; cluster as usize];
+            for at in 0..used.saturating_sub(number * per_block).min(per_block) {
+                set(&mut block, self.order, at, 1);
+            }
+            let offset = (start + table_clusters + number) << self.cluster_bits;
+            storage
+                .write_at(offset, &block)
+                .map_err(io("cannot write a refcount block"))?;
+            table[(old_entries + number) as usize] = offset;
+        }
+        let bytes: Vec<u8> = table.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+        let offset = start << self.cluster_bits;
+        let mut field = offset.to_be_bytes().to_vec();
+        field.extend((table_clusters as u32).to_be_bytes());
+        storage
+            .write_at(offset, &bytes)
+            .and_then(|()| storage.sync())
+            .and_then(|()| storage.write_at(REFCOUNT_TABLE_FIELD, &field))
+            .map_err(io("cannot write a larger refcount table"))?;
+        let old = (
+            self.table_offset >> self.cluster_bits,
+            old_entries * 8 / cluster,
+        );
+        (self.table, self.table_offset) = (table, offset);
+        self.set(storage, old.0, old.1, 0)
+    }
+}
+
+/// Numbers of a table, most significant byte first.
+pub(crate) fn entries(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let (entries, _) = bytes.as_chunks::<8>();
+    entries.iter().map(|entry| u64::from_be_bytes(*entry))
+}
+
+/// One count of a block: counts of less than a byte lie from the least significant bit on.
+pub(crate) fn get(block: &[u8], order: u32, at: u64) -> u64 {
+    if order < 3 {
+        let (bits, bit) = (1_u32 << order, at << order);
+        let byte = block.get((bit / 8) as usize).copied().unwrap_or(0);
+        return u64::from(byte >> (bit % 8)) & ((1 << bits) - 1);
+    }
+    let bytes = 1_usize << (order - 3);
+    let from = at as usize * bytes;
+    let field = block.get(from..from + bytes).unwrap_or(&[]);
+    field
+        .iter()
+        .fold(0, |count, byte| count << 8 | u64::from(*byte))
+}
+
+pub(crate) fn set(block: &mut [u8], order: u32, at: u64, to: u64) {
+    if order < 3 {
+        let (bits, bit) = (1_u32 << order, at << order);
+        let mask = ((1_u32 << bits) - 1) as u8;
+        let byte = &mut block[(bit / 8) as usize];
+        *byte = *byte & !(mask << (bit % 8)) | (to as u8 & mask) << (bit % 8);
+        return;
+    }
+    let bytes = 1_usize << (order - 3);
+    let from = at as usize * bytes;
+    block[from..from + bytes].copy_from_slice(&to.to_be_bytes()[8 - bytes..]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_all_widths_are_kept_apart() {
+        for order in 0..=6 {
+            let mut block = vec![0; 512];
+            let max = u64::MAX >> (64 - (1_u32 << order));
+            for at in 0..20 {
+                set(&mut block, order, at, at % 3 * (max / 2));
+            }
+            for at in 0..20 {
+                assert_eq!(get(&block, order, at), at % 3 * (max / 2), "{order} {at}");
+            }
+        }
+        let mut block = vec![0; 512];
+        set(&mut block, 4, 1, 0x0102);
+        set(&mut block, 1, 0, 3);
+        assert_eq!(block[..4], [3, 0, 1, 2]);
+    }
+}

@@ -1,0 +1,82 @@
+//! Clusters that no table refers to any more. They are free once that is durable, and nobody is at them any more.
+
+use crate::entry::L2Entry;
+use crate::{Image, Result, Storage, io};
+
+/// Clusters that were given up, each as often as it lost a use.
+#[derive(Debug, Default)]
+pub(crate) struct Released(Vec<u64>);
+
+impl Released {
+    pub fn add(&mut self, cluster: u64) {
+        self.0.push(cluster);
+    }
+}
+
+impl<S: Storage> Image<S> {
+    /// Was something given up that [`Image::take_released`] has not given yet?
+    pub fn has_released(&self) -> bool {
+        !self.released.0.is_empty()
+    }
+
+    /// What was given up. Whoever takes it calls [`Image::free`] with it, when everybody is done who may have found these clusters in
+    /// the map.
+    pub fn take_released(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.released.0)
+    }
+
+    /// Frees what was given up, where nobody else reads the map or all have finished.
+    ///
+    /// # Errors
+    /// The storage's: some clusters are still counted then, and nobody uses them.
+    pub fn release(&mut self) -> Result<()> {
+        let released = self.take_released();
+        self.free(released)
+    }
+
+    /// Frees clusters that [`Image::take_released`] gave.
+    ///
+    /// # Errors
+    /// As [`Image::release`].
+    pub fn free(&mut self, mut released: Vec<u64>) -> Result<()> {
+        if released.is_empty() {
+            return Ok(());
+        }
+        // That nothing refers to them has to be durable before they are used for something else.
+        self.storage.sync().map_err(io("cannot sync"))?;
+        released.sort_unstable();
+        let mut free: Vec<(u64, u64)> = Vec::new();
+        for cluster in released {
+            if !self.refcounts.lower(&self.storage, cluster)? {
+                continue;
+            }
+            match free.last_mut() {
+                Some((first, count)) if *first + *count == cluster => *count += 1,
+                _ => free.push((cluster, 1)),
+            }
+        }
+        let bits = self.header.cluster_bits;
+        for (first, count) in free {
+            // To give space back; before they are used again they are zeroed anyway.
+            self.storage.zero(first << bits, count << bits).ok();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn release_entry(&mut self, entry: L2Entry) {
+        let bits = self.header.cluster_bits;
+        match entry {
+            L2Entry::Data { host, .. }
+            | L2Entry::Zero {
+                kept: Some(host), ..
+            } => self.released.add(host >> bits),
+            L2Entry::Compressed { host, bytes } => {
+                let last = (host + bytes - 1) >> bits;
+                for cluster in host >> bits..=last {
+                    self.released.add(cluster);
+                }
+            }
+            L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } | L2Entry::Bad => {}
+        }
+    }
+}

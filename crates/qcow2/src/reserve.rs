@@ -1,0 +1,98 @@
+//! Clusters that are counted already, and not used yet: a run of them costs two writes and one sync. They read as zeroes, on stable
+//! storage. A process that is killed leaves them counted: the run's size is the limit of what is lost by that.
+
+use crate::{Error, Image, Result, Storage, io};
+
+/// The first run, and the longest, in bytes.
+const RUN_BYTES_MIN: u64 = 1 << 20;
+const RUN_BYTES_MAX: u64 = 64 << 20;
+
+/// The run that clusters are taken from.
+#[derive(Debug, Default)]
+pub(crate) struct Reserve {
+    next: u64,
+    end: u64,
+    /// Clusters of the last run; 0: none yet.
+    run: u64,
+}
+
+impl<S: Storage> Image<S> {
+    /// A cluster that reads as zeroes and is counted once.
+    pub(crate) fn take_cluster(&mut self) -> Result<u64> {
+        if self.reserve.next == self.reserve.end {
+            self.refill()?;
+        }
+        let cluster = self.reserve.next;
+        self.reserve.next += 1;
+        Ok(cluster << self.header.cluster_bits)
+    }
+
+    fn refill(&mut self) -> Result<()> {
+        let bits = self.header.cluster_bits;
+        let longest = (RUN_BYTES_MAX >> bits).max(1);
+        let run = match self.reserve.run {
+            0 => (RUN_BYTES_MIN >> bits).max(1),
+            run => (run * 2).min(longest),
+        };
+        // Where there is no room for a run there may be some for one.
+        let (first, count) = match self.reserve_run(run) {
+            Err(Error::Io { .. }) if run > 1 => {
+                self.reserve.run = 0;
+                self.reserve_run(1)?
+            }
+            reserved => {
+                let reserved = reserved?;
+                self.reserve.run = run;
+                reserved
+            }
+        };
+        (self.reserve.next, self.reserve.end) = (first, first + count);
+        Ok(())
+    }
+
+    fn reserve_run(&mut self, run: u64) -> Result<(u64, u64)> {
+        let bits = self.header.cluster_bits;
+        let (first, count) = self.refcounts.take(&self.storage, run)?;
+        let made = self
+            .storage
+            .zero(first << bits, count << bits)
+            .and_then(|()| self.storage.sync());
+        if made.is_err() {
+            // Otherwise they are counted, and nobody uses them.
+            self.refcounts.set(&self.storage, first, count, 0).ok();
+        }
+        made.map_err(io("cannot make room for more clusters"))?;
+        Ok((first, count))
+    }
+
+    /// Clusters that lie together, for a table; what is in them is not said.
+    pub(crate) fn take_together(&mut self, count: u64) -> Result<u64> {
+        if count >= self.refcounts.per_block() {
+            return Err(Error::Unsupported(format!(
+                "a table of {count} clusters is not made; hint: qemu-img resize makes one"
+            )));
+        }
+        let mut passed_over = Vec::new();
+        let found = loop {
+            let (first, found) = self.refcounts.take(&self.storage, count)?;
+            if found == count {
+                break first;
+            }
+            passed_over.push((first, found));
+        };
+        for (first, count) in passed_over {
+            self.refcounts.set(&self.storage, first, count, 0)?;
+        }
+        Ok(found)
+    }
+
+    /// Gives back what was not used.
+    pub(crate) fn return_reserve(&mut self) -> Result<()> {
+        let (next, end) = (self.reserve.next, self.reserve.end);
+        self.reserve = Reserve::default();
+        if next < end {
+            self.refcounts.set(&self.storage, next, end - next, 0)?;
+        }
+        Ok(())
+    }
+}

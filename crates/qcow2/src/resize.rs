@@ -1,0 +1,160 @@
+//! Images that get another size.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::header::{L1_FIELD, SIZE_FIELD};
+use crate::image::new_map;
+use crate::map::Mapping;
+use crate::{Backing, Error, Image, Result, Storage, io};
+
+/// As QEMU limits it.
+const L1_ENTRIES_MAX: u64 = (32 << 20) / 8;
+
+impl<S: Storage> Image<S> {
+    /// Gives the disk another size. What it gets reads as zeroes, whatever the backing image has there; what it loses is given up.
+    /// There is another map afterwards.
+    ///
+    /// # Errors
+    /// The storage's, or there can be no table for that size. The disk has its old size then.
+    pub fn resize(&mut self, size: u64, backing: Option<&mut dyn Backing>) -> Result<()> {
+        let (old, old_map) = (self.header.size, self.map());
+        let resized = match size.cmp(&old) {
+            std::cmp::Ordering::Equal => return Ok(()),
+            std::cmp::Ordering::Greater => self.grow(old, size, backing),
+            std::cmp::Ordering::Less => self.shrink(old, size),
+        };
+        let written = resized.and_then(|()| {
+            self.storage
+                .sync()
+                .and_then(|()| self.storage.write_at(SIZE_FIELD, &size.to_be_bytes()))
+                .and_then(|()| self.storage.sync())
+                .map_err(io("cannot write the header"))
+        });
+        match written {
+            Ok(()) => self.set_size(size),
+            // A table that was moved stays where it is.
+            Err(_) => (self.header.size, self.map) = (old, old_map),
+        }
+        written
+    }
+
+    fn set_size(&mut self, size: u64) {
+        self.header.size = size;
+        let l1 = self.map.l1.iter();
+        let l1: Vec<u64> = l1.map(|entry| entry.load(Ordering::Acquire)).collect();
+        self.map = Arc::new(new_map(&self.header, &l1, Some(&self.map)));
+    }
+
+    fn grow(&mut self, old: u64, size: u64, mut backing: Option<&mut dyn Backing>) -> Result<()> {
+        let needed = size.div_ceil(self.header.l2_span());
+        if needed > L1_ENTRIES_MAX || size > i64::MAX as u64 {
+            return Err(Error::Unsupported(format!(
+                "an image with clusters of {} bytes cannot have {size} bytes; hint: qemu-img convert -o cluster_size=2M makes one that can",
+                self.header.cluster_bytes()
+            )));
+        }
+        let needed = needed as u32;
+        if needed > self.header.l1_entries {
+            self.move_l1(needed)?;
+        }
+        self.clear_l1(needed)?;
+        self.set_size(size);
+        let cluster = self.header.cluster_bytes();
+        let whole = old.next_multiple_of(cluster).min(size);
+        let covered = backing.as_ref().map_or(0, |backing| backing.size());
+        if old < whole {
+            self.zero_within(old, whole - old, covered, &mut backing)?;
+        }
+        if whole < covered.min(size) {
+            let end = covered.next_multiple_of(cluster).min(size);
+            self.zero_clusters(whole, end - whole, covered)?;
+        }
+        Ok(())
+    }
+
+    /// Zeroes a part of one cluster.
+    fn zero_within(
+        &mut self,
+        offset: u64,
+        length: u64,
+        covered: u64,
+        backing: &mut Option<&mut dyn Backing>,
+    ) -> Result<()> {
+        self.load(offset)?;
+        let found = self.map.segment(offset, length).mapping;
+        if found == Mapping::Zero || found == Mapping::Unallocated && offset >= covered {
+            return Ok(());
+        }
+        let backing = backing
+            .as_mut()
+            .map(|backing| &mut **backing as &mut dyn Backing);
+        if let Some((_, error)) = self.prepare_write(&[offset], backing).into_iter().next() {
+            return Err(error);
+        }
+        match self.map.segment(offset, length).mapping {
+            Mapping::Data { host, .. } => self
+                .storage
+                .zero(host, length)
+                .map_err(io("cannot zero a part of a cluster")),
+            _ => crate::corrupt(format!("offset {offset} cannot be written")),
+        }
+    }
+
+    fn shrink(&mut self, old: u64, size: u64) -> Result<()> {
+        let whole = size.next_multiple_of(self.header.cluster_bytes());
+        if whole < old {
+            self.zero_clusters(whole, old - whole, 0)?;
+        }
+        let kept = size.div_ceil(self.header.l2_span()) as usize;
+        for table in kept..self.map.tables.len() {
+            if let Some(host) = self.map.l2_offset(table) {
+                self.write_l1(table, 0)?;
+                self.loaded.remove(&host);
+                self.released.add(host >> self.header.cluster_bits);
+            }
+        }
+        Ok(())
+    }
+
+    /// What the L1 table may have beyond the old end is not what the disk begins with there.
+    fn clear_l1(&mut self, entries: u32) -> Result<()> {
+        let from = self.map.l1.len() as u64;
+        let zeroes = vec![0; u64::from(entries).saturating_sub(from) as usize * 8];
+        self.storage
+            .write_at(self.header.l1_offset + from * 8, &zeroes)
+            .map_err(io("cannot write the L1 table"))
+    }
+
+    fn move_l1(&mut self, entries: u32) -> Result<()> {
+        let bits = self.header.cluster_bits;
+        let bytes = u64::from(entries) * 8;
+        let clusters = bytes.div_ceil(self.header.cluster_bytes());
+        let first = self.take_together(clusters)?;
+        let l1 = self
+            .map
+            .l1
+            .iter()
+            .map(|entry| entry.load(Ordering::Acquire));
+        let mut table: Vec<u8> = l1.flat_map(u64::to_be_bytes).collect();
+        table.resize(bytes as usize, 0);
+        let mut field = entries.to_be_bytes().to_vec();
+        field.extend((first << bits).to_be_bytes());
+        self.storage
+            .write_at(first << bits, &table)
+            .and_then(|()| self.storage.sync())
+            .and_then(|()| self.storage.write_at(L1_FIELD, &field))
+            .and_then(|()| self.storage.sync())
+            .map_err(io("cannot write a larger L1 table"))?;
+        let old = self.header.l1_offset >> bits;
+        let old_clusters =
+            (u64::from(self.header.l1_entries) * 8).div_ceil(self.header.cluster_bytes());
+        self.metadata.extend(first..first + clusters);
+        for cluster in old..old + old_clusters {
+            self.metadata.remove(&cluster);
+            self.released.add(cluster);
+        }
+        (self.header.l1_entries, self.header.l1_offset) = (entries, first << bits);
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! Internal snapshots, as far as their table says what they are. Their clusters are shared with the disk, which copies them before it
+//! writes.
+
+use crate::{Header, Result, Storage, corrupt, io};
+
+/// The fixed part of an entry.
+const ENTRY_BYTES: usize = 40;
+/// What the whole table may have at most: as QEMU limits it.
+const TABLE_BYTES_MAX: u64 = 64 << 20;
+
+/// A snapshot inside the image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its number.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// When it was taken: seconds since 1970.
+    pub seconds: u32,
+    /// Bytes of a virtual machine's state that is kept with it.
+    pub state_bytes: u64,
+    /// Bytes of the disk.
+    pub size: Option<u64>,
+    pub(crate) l1_offset: u64,
+    pub(crate) l1_entries: u32,
+}
+
+/// Bytes of the table, and what it says.
+pub(crate) fn read(storage: &impl Storage, header: &Header) -> Result<Vec<Snapshot>> {
+    Ok(read_table(storage, header)?.0)
+}
+
+pub(crate) fn read_table(storage: &impl Storage, header: &Header) -> Result<(Vec<Snapshot>, u64)> {
+    let mut at = header.snapshots_offset;
+    let mut snapshots = Vec::new();
+    let read = |at: u64, length: usize| {
+        let mut bytes = vec![0; length];
+        storage
+            .read_at(at, &mut bytes)
+            .map_err(io("cannot read the snapshot table"))?;
+        Ok(bytes)
+    };
+    for _ in 0..header.snapshots {
+        let fixed = read(at, ENTRY_BYTES)?;
+        let number = |at: usize, bytes: usize| {
+            let field = &fixed[at..at + bytes];
+            field
+                .iter()
+                .fold(0, |number: u64, byte| number << 8 | u64::from(*byte))
+        };
+        let (id_bytes, name_bytes) = (number(12, 2) as usize, number(14, 2) as usize);
+        let extra_bytes = number(36, 4) as usize;
+        if extra_bytes > 1024 {
+            return corrupt("an entry of the snapshot table is too long");
+        }
+        let l1_entries = number(8, 4) as u32;
+        let l1_offset = number(0, 8);
+        if l1_entries > (32 << 20) / 8 || !l1_offset.is_multiple_of(header.cluster_bytes()) {
+            return corrupt("a snapshot's L1 table is where none can be");
+        }
+        let rest = read(at + ENTRY_BYTES as u64, extra_bytes + id_bytes + name_bytes)?;
+        let (extra, names) = rest.split_at(extra_bytes);
+        let (id, name) = names.split_at(id_bytes);
+        let extra = |at: usize| {
+            let field = extra.get(at..at + 8)?;
+            Some(
+                field
+                    .iter()
+                    .fold(0, |number: u64, byte| number << 8 | u64::from(*byte)),
+            )
+        };
+        snapshots.push(Snapshot {
+            id: String::from_utf8_lossy(id).into_owned(),
+            name: String::from_utf8_lossy(name).into_owned(),
+            seconds: number(16, 4) as u32,
+            state_bytes: extra(0).unwrap_or(number(32, 4)),
+            size: extra(8),
+            l1_offset,
+            l1_entries,
+        });
+        let length = (ENTRY_BYTES + rest.len()) as u64;
+        at += length.next_multiple_of(8);
+        if at - header.snapshots_offset > TABLE_BYTES_MAX {
+            return corrupt("the snapshot table is too long");
+        }
+    }
+    Ok((snapshots, at - header.snapshots_offset))
+}

@@ -1,0 +1,49 @@
+//! An image whose bytes are anybody's, used in every way: nothing may panic, and no more memory be taken than the image has bytes.
+
+use qcow2::{Image, Mapping, OpenOptions, Repair};
+
+use super::{Bytes, Recorded, write};
+
+/// Opens, reads, writes, zeroes, resizes and checks what may be an image.
+pub fn use_in_every_way(bytes: Vec<u8>) {
+    let storage = Recorded::of(bytes.clone());
+    // A writer of such an image may be told that it is longer than any file.
+    *storage.limit.borrow_mut() = Some(16 << 20);
+    Image::check(&storage, Repair::Nothing).ok();
+    if let Ok(mut image) = Image::open(&storage, OpenOptions { read_only: false }) {
+        let size = image.map().size();
+        let cluster = image.map().cluster_bytes();
+        for offset in [0, cluster, size / 2, size.saturating_sub(512)] {
+            let offset = offset / 512 * 512;
+            if offset >= size {
+                continue;
+            }
+            image.load(offset).ok();
+            let segment = image.map().segment(offset, 512);
+            assert!(segment.length <= 512);
+            if segment.mapping == Mapping::Compressed {
+                image
+                    .read_compressed(offset, &mut vec![0; cluster as usize])
+                    .ok();
+            }
+            write(
+                &mut image,
+                &mut Some(Bytes(vec![1; 4096])),
+                offset,
+                &[7; 512],
+            )
+            .ok();
+            let whole = offset / cluster * cluster;
+            image
+                .zero_clusters(whole, cluster.min(size - whole), 4096)
+                .ok();
+        }
+        image.resize(size.saturating_add(1 << 20), None).ok();
+        image.resize(512, None).ok();
+        image.release().ok();
+        image.close().ok();
+    }
+    let storage = Recorded::of(bytes);
+    *storage.limit.borrow_mut() = Some(16 << 20);
+    Image::check(&storage, Repair::All).ok();
+}

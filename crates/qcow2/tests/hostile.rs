@@ -1,0 +1,90 @@
+//! Images with damaged bytes, from a few to many, where it hurts: in the header and the tables. `LUNETTE_SEEDS=100000` tries more.
+
+mod common;
+
+use common::hostile::use_in_every_way;
+use common::{Random, Recorded, write};
+use qcow2::{CreateOptions, Image, OpenOptions, create};
+
+/// An image with tables, data and zeroes in it.
+fn image(random: &mut Random) -> Vec<u8> {
+    let storage = Recorded::default();
+    let options = CreateOptions {
+        cluster_bits: 9 + random.below(3) as u32,
+        refcount_order: random.below(7) as u32,
+        ..CreateOptions::new(512 * (100 + random.below(1000)))
+    };
+    create(&&storage, &options).unwrap();
+    let mut image = Image::open(&storage, OpenOptions { read_only: false }).unwrap();
+    for _ in 0..10 {
+        let sector = random.below(options.size / 512);
+        write(&mut image, &mut None, sector * 512, &[9; 512]).unwrap();
+    }
+    image.close().unwrap();
+    storage.bytes()
+}
+
+#[test]
+fn damaged_images_are_refused_or_served_with_errors() {
+    let seeds = std::env::var("LUNETTE_SEEDS").ok();
+    let seeds = seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(400);
+    for seed in 0..seeds {
+        let random = &mut Random(seed);
+        let mut bytes = image(random);
+        for _ in 0..1 + random.below(4) {
+            // Most of what says where something is lies in the first clusters.
+            let region = if random.below(3) == 0 {
+                112
+            } else {
+                bytes.len().min(16_384)
+            };
+            let at = random.below(region as u64) as usize;
+            match random.below(4) {
+                0 => bytes[at] = random.below(256) as u8,
+                1 => bytes[at] ^= 1 << random.below(8),
+                2 => {
+                    let at = at / 8 * 8;
+                    let target = random.below(bytes.len() as u64 * 2) & !511;
+                    let entry = (1_u64 << 63 | target).to_be_bytes();
+                    let end = bytes.len().min(at + 8);
+                    bytes[at..end].copy_from_slice(&entry[..end - at]);
+                }
+                _ => {
+                    let at = at / 8 * 8;
+                    let end = bytes.len().min(at + 8);
+                    let entry = random.next().to_be_bytes();
+                    bytes[at..end].copy_from_slice(&entry[..end - at]);
+                }
+            }
+        }
+        use_in_every_way(bytes);
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_memory_is_taken_for_it() {
+    let mut sound = image(&mut Random(1));
+    sound.resize(1 << 20, 0);
+    for (at, field, reason) in [
+        (20, &[0, 0, 0, 40][..], "clusters of 2^40 bytes"),
+        (24, &[0x80; 8], "a disk of"),
+        (36, &[0xff; 4], "L1 table of"),
+        (40, &[0; 8], "L1 table lies at 0"),
+        (48, &[0xff; 8], "refcount table lies"),
+        (56, &[0xff; 4], "refcount table of"),
+        (60, &[0xff; 4], "4294967295 snapshots"),
+        (72, &[0, 0, 0, 0, 0, 0, 0, 4], "external data file"),
+        (72, &[0, 0, 0, 0, 0, 0, 1, 0], "bits 0x100"),
+        (96, &[0, 0, 0, 7], "2^7 bits"),
+    ] {
+        let mut bytes = sound.clone();
+        bytes[at..at + field.len()].copy_from_slice(field);
+        let storage = Recorded::of(bytes);
+        let opened = Image::open(&storage, OpenOptions { read_only: true });
+        let error = opened
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default();
+        assert!(error.contains(reason), "{at}: {error:?}");
+    }
+}

@@ -1,0 +1,334 @@
+//! An image is used at random, and every state is looked at that a killed process or a power cut may leave behind: it has no fault but
+//! clusters that nobody uses, and holds what was written.
+//!
+//! A killed process leaves all writes up to a point. A power cut leaves all that was written up to the last sync, and of later writes any
+//! sectors. `LUNETTE_SEEDS=100000` tries more runs; a failure names its seed.
+
+mod common;
+
+use common::{Bytes, Event, Random, Recorded, apply, read, write};
+use qcow2::{CheckReport, CreateOptions, Image, OpenOptions, Repair, Storage, create};
+
+const SECTOR: usize = 512;
+const WRITABLE: OpenOptions = OpenOptions { read_only: false };
+
+/// What sectors of the disk held, and since which event of the storage.
+struct Model {
+    sectors: Vec<Vec<(usize, u8)>>,
+}
+
+impl Model {
+    fn new(content: &[u8]) -> Model {
+        let first = |sector: &[u8]| vec![(0, sector[0])];
+        Model {
+            sectors: content.chunks(SECTOR).map(first).collect(),
+        }
+    }
+
+    /// From `begun` on a sector may have the value; from now on it has.
+    fn put(&mut self, sectors: std::ops::Range<usize>, begun: usize, done: usize, value: u8) {
+        for sector in &mut self.sectors[sectors] {
+            sector.push((begun, value));
+            sector.push((done, value));
+        }
+    }
+
+    /// What a sector may hold when all events up to `durable` have happened, and any of those up to `last`.
+    fn allowed(&self, sector: usize, durable: usize, last: usize) -> Vec<u8> {
+        let history = &self.sectors[sector];
+        // The last value that was answered before `durable`: entries come in pairs, begun and done.
+        let mut base = 0;
+        for (n, (at, _)) in history.iter().enumerate() {
+            let is_done = n % 2 == 0;
+            if is_done && *at <= durable {
+                base = n;
+            }
+        }
+        let possible = history[base..].iter().filter(|(at, _)| *at <= last);
+        possible.map(|(_, value)| *value).collect()
+    }
+}
+
+struct Run {
+    is_closed: bool,
+    history: Vec<Event>,
+    model: Model,
+    backing: Option<Vec<u8>>,
+    size: u64,
+}
+
+/// As QEMU zeroes clusters whose space is kept: some that have data get the flag. Their numbers.
+fn zero_and_keep(storage: &&Recorded, random: &mut Random) -> Vec<usize> {
+    const COPIED: u64 = 1 << 63;
+    let number = |at: u64| {
+        let mut bytes = [0; 8];
+        storage.read_at(at, &mut bytes).unwrap();
+        u64::from_be_bytes(bytes)
+    };
+    let per_table = (1 << (number(20) >> 32)) / 8;
+    let (entries, l1) = (number(32) & 0xffff_ffff, number(40));
+    let mut zeroed = Vec::new();
+    for table in 0..entries {
+        let at = number(l1 + table * 8);
+        for index in (0..per_table).filter(|_| at & COPIED != 0) {
+            let place = (at & !COPIED) + index * 8;
+            let entry = number(place);
+            if entry & COPIED != 0 && random.below(4) == 0 {
+                storage.write_at(place, &(entry | 1).to_be_bytes()).unwrap();
+                zeroed.push((table * per_table + index) as usize);
+            }
+        }
+    }
+    storage.sync().unwrap();
+    zeroed
+}
+
+fn use_at_random(seed: u64) -> Run {
+    let random = &mut Random(seed);
+    let cluster_bits = 9 + random.below(4) as u32;
+    // Small clusters and wide counts make many blocks, and tables that grow.
+    let (refcount_order, size) = match random.below(3) {
+        0 => (6, (64 + random.below(6000)) * 512),
+        _ => (random.below(7) as u32, (64 + random.below(600)) * 512),
+    };
+    let longest = size / 512 / 25 + 1;
+    let backing = (random.below(2) == 0).then(|| {
+        let sectors = 1 + random.below(size / 512 + 20);
+        let content = (0..sectors).flat_map(|n| [(n % 250 + 1) as u8; SECTOR]);
+        content.collect::<Vec<u8>>()
+    });
+    let storage = Recorded::default();
+    let options = CreateOptions {
+        size,
+        cluster_bits,
+        refcount_order,
+        backing: None,
+    };
+    create(&&storage, &options).unwrap();
+    let mut first: Vec<u8> = backing.clone().unwrap_or_default();
+    first.resize(size as usize, 0);
+    let mut model = Model::new(&first);
+    let mut below = backing.clone().map(Bytes);
+    let mut image = Image::open(&storage, WRITABLE).unwrap();
+    let backing_bytes = backing.as_ref().map_or(0, |backing| backing.len() as u64);
+    for _ in 0..30 + random.below(60) {
+        let sectors = size / 512;
+        let from = random.below(sectors);
+        let to = (from + 1 + random.below(longest)).min(sectors);
+        let range = from as usize..to as usize;
+        let begun = storage.events() + 1;
+        match random.below(10) {
+            0..6 => {
+                let value = random.below(256) as u8;
+                let content = vec![value; range.len() * SECTOR];
+                write(&mut image, &mut below, from * 512, &content).unwrap();
+                model.put(range, begun, storage.events(), value);
+            }
+            6..8 => {
+                let cluster = 1 << cluster_bits;
+                let start = (from * 512).next_multiple_of(cluster);
+                let end = match to * 512 {
+                    end if end == size => end,
+                    end => end / cluster * cluster,
+                };
+                if start < end {
+                    let length = end - start;
+                    image.zero_clusters(start, length, backing_bytes).unwrap();
+                    let range = (start / 512) as usize..(end / 512) as usize;
+                    model.put(range, begun, storage.events(), 0);
+                }
+            }
+            8 => image.release().unwrap(),
+            _ if random.below(3) == 0 => {
+                image.close().unwrap();
+                let begun = storage.events() + 1;
+                for cluster in zero_and_keep(&&storage, random) {
+                    let per_cluster = 1 << (cluster_bits - 9);
+                    let first = cluster * per_cluster;
+                    let last = (first + per_cluster).min(size as usize / 512);
+                    model.put(first..last, begun, storage.events(), 0);
+                }
+                image = Image::open(&storage, WRITABLE).unwrap();
+            }
+            _ => Storage::sync(&&storage).unwrap(),
+        }
+    }
+    let is_closed = random.below(2) == 0;
+    if is_closed {
+        image.close().unwrap();
+    }
+    Run {
+        is_closed,
+        history: storage.history(),
+        model,
+        backing,
+        size,
+    }
+}
+
+impl Run {
+    /// The image that is left: no faults, and every sector as it may be.
+    fn examine(&self, left: Vec<u8>, durable: usize, last: usize, what: &str) {
+        let storage = Recorded::of(left);
+        let report: CheckReport = Image::check(&storage, Repair::Nothing).unwrap();
+        assert_eq!(report.corruptions, 0, "{what}: {:?}", report.findings);
+        let mut image = Image::open(&storage, WRITABLE).unwrap();
+        let mut below = self.backing.clone().map(Bytes);
+        let mut content = vec![0; self.size as usize];
+        read(&mut image, &mut below, 0, &mut content);
+        for (sector, bytes) in content.chunks(SECTOR).enumerate() {
+            let allowed = self.model.allowed(sector, durable, last);
+            assert!(
+                allowed.contains(&bytes[0]) && bytes.iter().all(|byte| *byte == bytes[0]),
+                "{what}: sector {sector} holds {}, may hold {allowed:?}",
+                bytes[0]
+            );
+        }
+        drop(image);
+        let report = Image::check(&storage, Repair::Leaks).unwrap();
+        assert!(report.is_clean(), "{what}: {:?}", report.findings);
+        let report = Image::check(&storage, Repair::Nothing).unwrap();
+        assert_eq!((report.leaks, report.corruptions), (0, 0), "{what}");
+    }
+
+    /// What is left of the storage after the first events.
+    fn left_at(&self, last: usize) -> Vec<u8> {
+        let mut left = Vec::new();
+        for event in &self.history[..last] {
+            apply(&mut left, event);
+        }
+        left
+    }
+
+    fn kill_at(&self, last: usize, seed: u64) {
+        self.examine(
+            self.left_at(last),
+            last,
+            last,
+            &format!("seed {seed}, killed after {last} writes"),
+        );
+    }
+
+    fn cut_power_at(&self, last: usize, random: &mut Random, seed: u64) {
+        let is_sync = |event: &Event| matches!(event, Event::Sync);
+        let durable = self.history[..last]
+            .iter()
+            .rposition(is_sync)
+            .map_or(0, |at| at + 1);
+        let mut left = self.left_at(durable);
+        let chance = random.below(5);
+        for event in &self.history[durable..last] {
+            tear(event, chance, random, &mut left);
+        }
+        let what = format!("seed {seed}, power cut after {last} writes, {durable} of them durable");
+        self.examine(left, durable, last, &what);
+    }
+}
+
+/// Any sectors of a write.
+fn tear(event: &Event, chance: u64, random: &mut Random, left: &mut Vec<u8>) {
+    match event {
+        Event::Write(offset, bytes) => {
+            let mut at = 0;
+            while at < bytes.len() {
+                let start = *offset as usize + at;
+                let length = (SECTOR - start % SECTOR).min(bytes.len() - at);
+                if random.below(4) < chance {
+                    let part = bytes[at..at + length].to_vec();
+                    apply(left, &Event::Write(start as u64, part));
+                }
+                at += length;
+            }
+        }
+        Event::Zero(offset, length) => {
+            for sector in (*offset..offset + length).step_by(SECTOR) {
+                if random.below(4) < chance {
+                    apply(left, &Event::Zero(sector, SECTOR as u64));
+                }
+            }
+        }
+        Event::Sync => {}
+    }
+}
+
+fn seeds() -> u64 {
+    let seeds = std::env::var("LUNETTE_SEEDS").ok();
+    seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(60)
+}
+
+#[test]
+fn every_crash_leaves_an_image_that_holds_what_was_written() {
+    for seed in 0..seeds() {
+        let run = use_at_random(seed);
+        let random = &mut Random(seed ^ 0xc0ff_ee00);
+        // The image is there from the header's sync on.
+        let is_header = |event: &Event| matches!(event, Event::Write(0, _));
+        let first = run.history.iter().position(is_header).unwrap() + 2;
+        for _ in 0..40 {
+            let last = first + random.below((run.history.len() - first + 1) as u64) as usize;
+            run.kill_at(last, seed);
+            run.cut_power_at(last, random, seed);
+            // Where most is not durable yet: just before a sync.
+            let is_sync = |event: &Event| matches!(event, Event::Sync);
+            let next = run.history[last..].iter().position(is_sync);
+            let last = next.map_or(last, |next| last + next);
+            run.cut_power_at(last, random, seed);
+        }
+        run.kill_at(run.history.len(), seed);
+        if run.is_closed {
+            let storage = Recorded::of(run.left_at(run.history.len()));
+            let report = Image::check(&storage, Repair::Nothing).unwrap();
+            assert_eq!(report.leaks, 0, "seed {seed}: {:?}", report.findings);
+        }
+    }
+}
+
+#[test]
+fn a_full_file_system_fails_writes_and_nothing_else() {
+    for seed in 0..seeds() / 3 {
+        let random = &mut Random(seed);
+        let storage = Recorded::default();
+        let options = CreateOptions {
+            cluster_bits: 9 + random.below(4) as u32,
+            ..CreateOptions::new(512 * 512)
+        };
+        create(&&storage, &options).unwrap();
+        let mut image = Image::open(&storage, WRITABLE).unwrap();
+        let mut model = vec![0; 512];
+        let limit = Storage::size(&&storage).unwrap() + random.below(100_000);
+        *storage.limit.borrow_mut() = Some(limit);
+        let mut failed = 0;
+        for _ in 0..300 {
+            let sector = random.below(512) as usize;
+            let value = random.below(255) as u8 + 1;
+            match write(&mut image, &mut None, sector as u64 * 512, &[value; SECTOR]) {
+                Ok(()) => model[sector] = value,
+                Err(error) => {
+                    assert_eq!(error.errno(), 28, "{error}");
+                    failed += 1;
+                }
+            }
+        }
+        assert!(failed > 0, "seed {seed}: {limit} bytes were enough");
+        let mut content = vec![0; 512 * 512];
+        read(&mut image, &mut None, 0, &mut content);
+        for (sector, bytes) in content.chunks(SECTOR).enumerate() {
+            assert_eq!(
+                bytes, [model[sector]; SECTOR],
+                "seed {seed}, sector {sector}"
+            );
+        }
+        // There is room again: all goes on.
+        *storage.limit.borrow_mut() = None;
+        for sector in 0..512 {
+            write(&mut image, &mut None, sector * 512, &[7; SECTOR]).unwrap();
+        }
+        image.close().unwrap();
+        let report = Image::check(&storage, Repair::Nothing).unwrap();
+        assert_eq!(
+            (report.corruptions, report.leaks),
+            (0, 0),
+            "seed {seed}: {report:?}"
+        );
+    }
+}

@@ -1,0 +1,292 @@
+//! Disks in qcow2 images: a guest's verified I/O through kills of the daemon, on an image with a backing image; growth at run time; the
+//! commands of `lunette image`, judged by qemu-img. Needs: a guest, qemu-img. Takes: 40 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::rig::kernel_is_content;
+use end_to_end::{Context, GuestBuilder, Result, Rig, Scratch, ensure};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+use vhost_frontend::VerifiedLoad;
+
+const MIB: usize = 1 << 20;
+const SOON: Duration = Duration::from_secs(60);
+
+fn run(folder: &Path, program: &str, arguments: &[&str]) -> Result<Output> {
+    let mut command = Command::new(program);
+    let ran = command.args(arguments).current_dir(folder).output();
+    ran.with_context(|| format!("cannot run {program}; hint: apt-get install qemu-utils"))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// What it prints, if it does what is asked.
+fn succeeds(folder: &Path, program: &str, arguments: &[&str]) -> Result<String> {
+    let ran = run(folder, program, arguments)?;
+    let (stdout, stderr) = (text(&ran.stdout), text(&ran.stderr));
+    ensure!(
+        ran.status.success(),
+        "{program} {arguments:?}: {stdout}{stderr}"
+    );
+    Ok(stdout)
+}
+
+fn lunette(folder: &Path, arguments: &[&str]) -> Result<String> {
+    succeeds(folder, &program()?, &[&["image"], arguments].concat())
+}
+
+fn program() -> Result<String> {
+    Ok(vm::lunette_program(vm::Profile::Dev)?.display().to_string())
+}
+
+/// An overlay on a raw image of 32 MiB.
+fn make_overlay(folder: &Path) -> Result<()> {
+    let content: Vec<u8> = (0..32 * MIB).map(|at| (at / 512 % 251) as u8).collect();
+    std::fs::write(folder.join("base.raw"), content)?;
+    let create = [
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        "base.raw",
+        "-F",
+        "raw",
+        "disk.qcow2",
+    ];
+    succeeds(folder, "qemu-img", &create)?;
+    Ok(())
+}
+
+/// After a kill an image may have clusters that nobody uses, which a repair frees, and no other fault.
+fn has_leaks_at_most(folder: &Path) -> Result<()> {
+    let checked = run(folder, "qemu-img", &["check", "disk.qcow2"])?;
+    let code = checked.status.code();
+    ensure!(
+        matches!(code, Some(0 | 3)),
+        "{}{}",
+        text(&checked.stdout),
+        text(&checked.stderr)
+    );
+    lunette(folder, &["check", "disk.qcow2", "--repair", "leaks"])?;
+    succeeds(folder, "qemu-img", &["check", "disk.qcow2"])?;
+    Ok(())
+}
+
+#[test]
+fn an_image_whose_daemon_is_killed_under_load_has_no_fault() -> Result<()> {
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        make_overlay(scratch.files())?;
+        Ok(daemon.disk("d=image:disk.qcow2").vhost_blk("d"))
+    })?;
+    for is_killed in [false, true, true] {
+        let load = VerifiedLoad::start(&rig.socket("d"))?;
+        load.goes_on(SOON)?;
+        if is_killed {
+            rig.daemon.kill()?;
+            drop(load);
+            has_leaks_at_most(rig.scratch.files())?;
+            rig.daemon.start_again()?;
+            continue;
+        }
+        ensure!(load.finish()? > 0);
+        let held = run(rig.scratch.files(), "qemu-img", &["info", "disk.qcow2"])?;
+        ensure!(
+            text(&held.stderr).contains("lock"),
+            "QEMU opens what the daemon has: {}",
+            text(&held.stdout)
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_guest_keeps_its_data_in_an_image_that_grows_through_kills_of_the_daemon() -> Result<()> {
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        make_overlay(scratch.files())?;
+        let image = daemon.disk("d=image:disk.qcow2").vhost_blk("d");
+        Ok(image.arguments(["--workers", "2"]))
+    })?;
+    let mut guest = GuestBuilder::new("image")
+        .cpus(2)
+        .vhost_user_blk(&rig.socket("d"), 2)
+        .boot()?;
+    guest.wait_for_disks(&["vda"])?;
+    let soak = guest.start("guest-agent soak --file /dev/vda --seed 38 --depth 8 --runtime 8")?;
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(1500));
+        rig.daemon.kill()?;
+        rig.daemon.start_again()?;
+    }
+    let report = guest
+        .wait_ok(soak, Duration::from_secs(180))
+        .with_context(|| rig.daemon.process().log_tail())?;
+    ensure!(report.contains("\"mismatches\":0"), "{report}");
+    let resized = rig.daemon.ask(&["disk", "resize", "d", "48M"])?;
+    ensure!(resized.status.success(), "{}", text(&resized.stderr));
+    let sectors = guest.ok(
+        "for n in $(seq 100); do test $(cat /sys/block/vda/size) = 98304 && break; sleep 0.1; done; cat /sys/block/vda/size",
+    )?;
+    ensure!(
+        sectors.trim() == "98304",
+        "the guest sees {sectors} sectors"
+    );
+    let zeroes =
+        guest.ok("dd if=/dev/vda bs=1M skip=32 count=16 2>/dev/null | tr -d '\\0' | wc -c")?;
+    ensure!(
+        zeroes.trim() == "0",
+        "{zeroes} bytes of what it got are not zero"
+    );
+    kernel_is_content(&mut guest)?;
+    drop(guest);
+    // The image keeps its size; configuration and daemon follow.
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    let shown: Value = control::get(&rig.daemon.control(), "/v1/disks/d")?;
+    ensure!(shown["status"]["size"] == 48 << 20, "{shown}");
+    rig.daemon.kill()?;
+    has_leaks_at_most(rig.scratch.files())
+}
+
+#[test]
+fn images_are_made_checked_and_converted_as_qemu_does() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let at = scratch.files();
+    lunette(at, &["create", "new.qcow2", "64M", "--cluster-size", "32K"])?;
+    succeeds(at, "qemu-img", &["check", "new.qcow2"])?;
+    succeeds(
+        at,
+        "qemu-io",
+        &[
+            "-c",
+            "write -P 7 5M 3M",
+            "-c",
+            "write -P 9 60M 4M",
+            "new.qcow2",
+        ],
+    )?;
+    lunette(at, &["create", "overlay.qcow2", "--backing", "new.qcow2"])?;
+    succeeds(
+        at,
+        "qemu-io",
+        &[
+            "-c",
+            "write -P 8 6M 64k",
+            "-c",
+            "write -z 60M 1M",
+            "overlay.qcow2",
+        ],
+    )?;
+
+    let info: Value = serde_json::from_str(&lunette(at, &["info", "overlay.qcow2", "--json"])?)?;
+    let theirs = succeeds(at, "qemu-img", &["info", "--output=json", "overlay.qcow2"])?;
+    let theirs: Value = serde_json::from_str(&theirs)?;
+    for key in [
+        "virtual-size",
+        "format",
+        "cluster-size",
+        "backing-filename",
+        "backing-filename-format",
+        "dirty-flag",
+    ] {
+        ensure!(info[key] == theirs[key], "{key}: {info} and {theirs}");
+    }
+    let chain: Value = serde_json::from_str(&lunette(
+        at,
+        &["info", "--chain", "overlay.qcow2", "--json"],
+    )?)?;
+    ensure!(chain[1]["virtual-size"] == 64 << 20, "{chain}");
+
+    lunette(at, &["convert", "overlay.qcow2", "ours.raw", "--to", "raw"])?;
+    succeeds(at, "qemu-img", &["compare", "overlay.qcow2", "ours.raw"])?;
+    lunette(at, &["convert", "ours.raw", "back.qcow2", "--to", "qcow2"])?;
+    succeeds(at, "qemu-img", &["compare", "overlay.qcow2", "back.qcow2"])?;
+    succeeds(at, "qemu-img", &["check", "back.qcow2"])?;
+    succeeds(
+        at,
+        "qemu-img",
+        &["convert", "-c", "-O", "qcow2", "ours.raw", "small.qcow2"],
+    )?;
+    lunette(at, &["compare", "overlay.qcow2", "small.qcow2"])?;
+    let map: Value = serde_json::from_str(&lunette(at, &["map", "overlay.qcow2", "--json"])?)?;
+    ensure!(
+        map[1]["start"] == 5 << 20 && map[1]["length"] == 3 << 20 && map[1]["data"] == true,
+        "{map}"
+    );
+
+    images_are_resized(at)
+}
+
+/// Of the images that stand in the folder.
+fn images_are_resized(at: &Path) -> Result<()> {
+    lunette(at, &["resize", "overlay.qcow2", "+16M"])?;
+    let refused = run(
+        at,
+        &program()?,
+        &["image", "resize", "overlay.qcow2", "32M"],
+    )?;
+    ensure!(
+        text(&refused.stderr).contains("--shrink"),
+        "{}",
+        text(&refused.stderr)
+    );
+    lunette(at, &["resize", "overlay.qcow2", "32M", "--shrink"])?;
+    succeeds(at, "qemu-img", &["check", "overlay.qcow2"])?;
+    let differs = run(
+        at,
+        &program()?,
+        &["image", "compare", "overlay.qcow2", "ours.raw"],
+    )?;
+    ensure!(
+        differs.status.code() == Some(1) && text(&differs.stderr).contains("byte 63963136"),
+        "{}",
+        text(&differs.stderr)
+    );
+    let again = run(at, &program()?, &["image", "create", "new.qcow2", "1M"])?;
+    ensure!(
+        text(&again.stderr).contains("exists already"),
+        "{}",
+        text(&again.stderr)
+    );
+    Ok(())
+}
+
+/// A count that is too low is a fault; one that is too high only takes room.
+#[test]
+fn a_check_tells_faults_from_clusters_that_nobody_uses() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let at = scratch.files();
+    let disk = at.join("disk.qcow2");
+    succeeds(
+        at,
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "disk.qcow2", "8M"],
+    )?;
+    succeeds(at, "qemu-io", &["-c", "write -P 7 0 256k", "disk.qcow2"])?;
+    // The refcount block of QEMU's new images is the third cluster; counts have 16 bits.
+    let count_of = |cluster: usize| 2 * 65_536 + 2 * cluster + 1;
+    std::fs::File::options()
+        .write(true)
+        .open(&disk)?
+        .set_len(20 * 65_536)?;
+    let sound = std::fs::read(&disk)?;
+    for (cluster, count, code) in [(12, 1, 3), (6, 0, 2), (6, 2, 2)] {
+        let mut wrong = sound.clone();
+        wrong[count_of(cluster)] = count;
+        std::fs::write(&disk, wrong)?;
+        let ours = run(at, &program()?, &["image", "check", "disk.qcow2"])?;
+        let theirs = run(at, "qemu-img", &["check", "disk.qcow2"])?;
+        ensure!(
+            ours.status.code() == Some(code) && theirs.status.code() == Some(code),
+            "cluster {cluster}, count {count}: {}{}",
+            text(&ours.stdout),
+            text(&theirs.stdout)
+        );
+        lunette(at, &["check", "disk.qcow2", "--repair", "all"])?;
+        succeeds(at, "qemu-img", &["check", "disk.qcow2"])?;
+    }
+    Ok(())
+}
