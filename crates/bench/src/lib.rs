@@ -5,11 +5,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod chart;
 pub mod children;
 pub mod drive;
 pub mod driver;
 pub mod job;
 pub mod matrix;
+pub mod picture;
 pub mod report;
 pub mod run;
 pub mod selfcheck;

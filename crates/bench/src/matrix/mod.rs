@@ -1,13 +1,11 @@
 //! The fifteen-case study: five mixtures at three depths, over both transports, with several numbers of workers and queues.
 //!
 //! On eight disks at once. Every run is a line of the result file as soon as it is over, so that a study that was ended goes
-//! on where it stopped (`study`). [`report`] makes a page of it that needs nothing from outside, with pictures (`chart`),
+//! on where it stopped (`study`). [`report`] makes a page of it that needs nothing from outside, with pictures ([`crate::chart`]),
 //! tables, and advice in words (`advice`); whether polling pays is found by a comparison of its own (`polling`).
 
 mod advice;
-mod chart;
 mod page;
-mod picture;
 mod polling;
 mod study;
 

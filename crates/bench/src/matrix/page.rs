@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::advice::advice;
-use super::chart::{Chart, Point, Series, number};
-use super::picture::Painter;
 use super::study::{Configuration, Record, Study};
 use super::{DEPTHS, MIXTURES};
+use crate::chart::{Chart, Point, Series, number};
+use crate::picture::Painter;
 use crate::run::spread;
 
 /// Configurations in their order.

@@ -17,7 +17,8 @@ use cli_common::{Failure, Outcome};
 use serde_json::json;
 
 pub use arguments::ImageArguments;
-use arguments::{Action, CreateArguments, Format, RepairWhat, parse_bytes};
+pub use arguments::parse_bytes;
+use arguments::{Action, CreateArguments, Format, RepairWhat};
 
 /// Exit codes of a check, as qemu-img has them.
 const DAMAGED: u8 = 2;

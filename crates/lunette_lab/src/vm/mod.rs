@@ -14,6 +14,7 @@ mod run;
 pub mod running_daemon;
 mod setup;
 mod stop;
+mod study;
 mod watch;
 
 use clap::{Args, Subcommand};
@@ -43,6 +44,10 @@ enum Action {
     Exec(exec::ExecArguments),
     /// Run a job file in a guest, and measure
     Bench(Box<bench::BenchArguments>),
+    /// Say how far from bare metal a guest's disks are: host, Lunette and QEMU in turns
+    Compare(Box<study::compare::CompareArguments>),
+    /// Measure the fifteen cases in guests, by transport and number of threads
+    Matrix(Box<study::matrix::MatrixArguments>),
     /// Copy a file into a guest, or out of it
     Copy(copy::CopyArguments),
     /// Look at a guest's console, and type there
@@ -85,6 +90,8 @@ pub fn run(command: VmCommand) -> Outcome {
         Action::List(arguments) => list::run(&arguments),
         Action::Exec(arguments) => exec::run(arguments),
         Action::Bench(arguments) => bench::run(&arguments),
+        Action::Compare(arguments) => study::compare::run(&arguments),
+        Action::Matrix(arguments) => study::matrix::run(&arguments),
         Action::Copy(arguments) => copy::run(&arguments),
         Action::Console(arguments) => console::console(&arguments),
         Action::Monitor(arguments) => console::monitor(&arguments),

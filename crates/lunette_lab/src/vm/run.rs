@@ -51,6 +51,15 @@ pub struct RunArguments {
     /// Give the guest a balloon, by which the monitor's `balloon MIB` takes memory from it
     #[arg(long, help_heading = "Run")]
     balloon: bool,
+    /// One more argument for the guest's own daemon, such as --workers=2; may be given again
+    #[arg(
+        long,
+        value_name = "ARGUMENT",
+        allow_hyphen_values = true,
+        conflicts_with = "control",
+        help_heading = "Run"
+    )]
+    daemon_arg: Vec<String>,
     /// Root ports of the q35 machine that stay free for `lunette vm plug`
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=16), help_heading = "Run")]
     spare_ports: u32,
@@ -307,7 +316,7 @@ fn recipe(
         None => place.file("control.sock"),
     };
     let daemon = match (plan.needs_daemon(), &arguments.guest.control) {
-        (true, None) => Some(daemon(plan, place, &control)?),
+        (true, None) => Some(daemon(plan, place, &control, &arguments.daemon_arg)?),
         _ => None,
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -431,7 +440,12 @@ fn plan(
     Ok((plan, accelerator))
 }
 
-fn daemon(plan: &Plan, place: &Place, control: &Path) -> Result<OwnDaemon, Failure> {
+fn daemon(
+    plan: &Plan,
+    place: &Place,
+    control: &Path,
+    more: &[String],
+) -> Result<OwnDaemon, Failure> {
     let text = |path: &Path| path.display().to_string();
     let mut arguments = vec![
         "serve".to_owned(),
@@ -441,6 +455,7 @@ fn daemon(plan: &Plan, place: &Place, control: &Path) -> Result<OwnDaemon, Failu
         text(&place.file("state")),
     ];
     arguments.extend(plan.daemon_flags());
+    arguments.extend(more.iter().cloned());
     let sockets = plan
         .devices
         .iter()

@@ -66,6 +66,7 @@ impl KnownExport {
             aio: None,
             ioeventfd: None,
             vq_mapping: None,
+            iothreads: None,
         }
     }
 }

@@ -8,6 +8,7 @@ use super::options::PlanOptions;
 use super::pci::{MachineType, PciAddress, Port};
 use super::plan::{Place, Plan, PlannedDevice, PlannedDisk};
 use super::words::Via;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 /// Text between tags, or in quotes.
@@ -90,8 +91,8 @@ impl Plan {
             xml.line(1, "</memoryBacking>");
         }
         xml.line(1, &format!("<vcpu>{}</vcpu>", options.cpus));
-        let threads = self.devices.iter().map(|device| device.iothreads.len());
-        let threads: usize = threads.sum();
+        let threads = self.devices.iter().flat_map(|device| &device.iothreads);
+        let threads = threads.collect::<BTreeSet<_>>().len();
         if threads > 0 {
             xml.line(1, &format!("<iothreads>{threads}</iothreads>"));
         }

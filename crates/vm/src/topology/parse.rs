@@ -26,7 +26,7 @@ const SIZE: u64 = 256 << 20;
 /// Sectors are never larger, so every disk has whole ones.
 const SIZE_UNIT: u64 = 4096;
 
-const GROUP_KEYS: &str = "queues, virtqueue_size, packed, via, backing, size, aio, ioeventfd, iothread_vq_mapping, and for scsi removable and cmd_per_lun";
+const GROUP_KEYS: &str = "queues, virtqueue_size, packed, via, backing, size, aio, ioeventfd, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun";
 
 /// What stands behind a word's colon and commas.
 struct Options<'a> {
@@ -159,6 +159,7 @@ fn group(word: &str, defaults: &Defaults) -> Result<Group, TopologyError> {
         aio: options.aio()?,
         ioeventfd: options.switch("ioeventfd")?,
         vq_mapping: options.number("iothread_vq_mapping", 1, 64)?,
+        iothreads: options.number("iothreads", 1, 64)?,
     };
     options.none_is_left()?;
     check(&group)?;
@@ -415,6 +416,7 @@ fn check(group: &Group) -> Result<(), TopologyError> {
         let keys = [
             ("aio", group.aio.is_some()),
             ("ioeventfd", group.ioeventfd.is_some()),
+            ("iothreads", group.iothreads.is_some()),
             ("iothread_vq_mapping", group.vq_mapping.is_some()),
         ];
         if let Some((key, _)) = keys.iter().find(|(_, is_given)| *is_given) {
@@ -428,6 +430,12 @@ fn check(group: &Group) -> Result<(), TopologyError> {
         return wrong(
             "iothread_vq_mapping is for via=qemu-iothread".to_owned(),
             "blk:4,via=qemu-iothread,iothread_vq_mapping=2",
+        );
+    }
+    if group.iothreads.is_some() && (group.via != Via::QemuIothread || group.vq_mapping.is_some()) {
+        return wrong(
+            "iothreads is for via=qemu-iothread, and not beside iothread_vq_mapping".to_owned(),
+            "blk:4,via=qemu-iothread,iothreads=2",
         );
     }
     if group.via == Via::QemuIothread && group.ioeventfd == Some(false) {

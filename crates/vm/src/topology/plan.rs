@@ -298,6 +298,8 @@ pub(super) struct Builder {
     hosts: usize,
     next_disk: usize,
     iothreads: usize,
+    /// A group whose devices share threads: its word, its first thread, its devices so far.
+    shared: Option<(String, usize, u32)>,
 }
 
 impl Builder {
@@ -312,6 +314,7 @@ impl Builder {
             hosts: 0,
             next_disk: 0,
             iothreads: 0,
+            shared: None,
         }
     }
 
@@ -337,6 +340,7 @@ impl Builder {
             aio: None,
             ioeventfd: None,
             vq_mapping: None,
+            iothreads: None,
         };
         // QEMU gives a kernel that it loads itself the first place in the boot order.
         let boots = self.options.kernel.is_none();
@@ -456,6 +460,23 @@ impl Builder {
         Ok((name, medium))
     }
 
+    /// The thread of the next device of a group whose devices share some, one after the other.
+    fn shared_thread(&mut self, group: &Group, threads: u32) -> (usize, usize) {
+        let devices = match group.shape {
+            Shape::Blk { count } => count,
+            Shape::Scsi { .. } => 1,
+        };
+        let fresh = (group.word.clone(), self.iothreads, 0);
+        let (word, first, used) = self.shared.take().unwrap_or_else(|| fresh.clone());
+        let (_, first, used) = match word == group.word && used < devices {
+            true => (word, first, used),
+            false => fresh,
+        };
+        let thread = first + (used % threads) as usize;
+        self.shared = Some((group.word.clone(), first, used + 1));
+        (thread, thread + 1)
+    }
+
     /// Adds a device and gives its index.
     pub(super) fn device(&mut self, id: String, group: &Group, boots: bool) -> usize {
         let queues = self.queues(group);
@@ -463,8 +484,11 @@ impl Builder {
             Via::QemuIothread => group.vq_mapping.unwrap_or(1).min(queues),
             Via::Lunette | Via::Qemu => 0,
         };
-        let first = self.iothreads;
-        self.iothreads += threads as usize;
+        let (first, end) = match group.iothreads {
+            Some(shared) => self.shared_thread(group, shared),
+            None => (self.iothreads, self.iothreads + threads as usize),
+        };
+        self.iothreads = self.iothreads.max(end);
         let is_tmpfs = matches!(group.backing, Backing::Tmpfs(_));
         let socket = self.options.sockets.join(format!("{id}.sock"));
         self.devices.push(PlannedDevice {
@@ -488,7 +512,7 @@ impl Builder {
                 false => Aio::Native,
             }),
             ioeventfd: group.ioeventfd,
-            iothreads: (first..self.iothreads)
+            iothreads: (first..end)
                 .map(|index| format!("iothread{}", index + 1))
                 .collect(),
             is_mapped: group.vq_mapping.is_some(),

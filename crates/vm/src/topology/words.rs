@@ -139,6 +139,8 @@ pub struct Group {
     pub ioeventfd: Option<bool>,
     /// Each device's queues are spread over so many threads for I/O.
     pub vq_mapping: Option<u32>,
+    /// Threads that the group's devices share.
+    pub iothreads: Option<u32>,
 }
 
 /// All disks of a guest.

@@ -94,7 +94,14 @@ pub fn run(arguments: &BenchArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
     let (place, state) = registry.find(&arguments.name).map_err(failed)?;
     let text = job_file(arguments)?;
-    let measured = in_guest(arguments, &place, &state, &text).map_err(|error| {
+    let load = Load {
+        with: arguments.with,
+        logs: Some(match &arguments.logs {
+            Some(folder) => folder.clone(),
+            None => PathBuf::from(arguments.job.file_stem().unwrap_or_default()),
+        }),
+    };
+    let measured = in_guest(&load, &place, &state, &text).map_err(|error| {
         failed(error.context(format!(
             "guest {}: bench {}",
             arguments.name,
@@ -181,12 +188,24 @@ impl GuestFolder<'_> {
     }
 }
 
-fn in_guest(
-    arguments: &BenchArguments,
-    place: &Place,
-    state: &State,
-    job: &str,
-) -> Result<Measured> {
+/// Who makes a load, and where its logs go.
+pub(super) struct Load {
+    with: Generator,
+    logs: Option<PathBuf>,
+}
+
+impl Load {
+    /// By our own generator; logs stay in the guest.
+    pub(super) fn plain() -> Load {
+        Load {
+            with: Generator::Lunette,
+            logs: None,
+        }
+    }
+}
+
+/// Runs the jobs of a text in a guest.
+pub(super) fn in_guest(load: &Load, place: &Place, state: &State, job: &str) -> Result<Measured> {
     let socket = place.file(AGENT_SOCKET);
     let mut path = Vec::new();
     // mktemp replaces the X by letters.
@@ -206,7 +225,7 @@ fn in_guest(
     let words = [folder.path.as_str()];
     let put = "cat > \"$1/job.fio\"";
     run_script(&socket, put, &words, bytes, &mut std::io::sink())?;
-    let load = match arguments.with {
+    let command = match load.with {
         Generator::Lunette => format!("{} job.fio > result.json", generator(&socket)?),
         Generator::Fio => {
             ensure!(
@@ -215,19 +234,22 @@ fn in_guest(
                     .trim()
                     == "yes",
                 "the guest has no fio; hint: --with lunette needs none; a static fio comes in with `lunette vm copy {} fio :/bin/fio`, and a system of your own (--system) may have its distribution's, which needs libraries",
-                arguments.name
+                state.name
             );
             "fio --output-format=json --output=result.json job.fio >&2".to_owned()
         }
     };
-    let (elapsed, qemu, daemon) = watched(&folder, state, &load)?;
+    let (elapsed, qemu, daemon) = watched(&folder, state, &command)?;
     let times = |file: &str| -> Result<CpuTimes> {
         let text = folder.ask(&format!("cat {file}"), &[])?;
         CpuTimes::parse(&text).with_context(|| format!("the guest's /proc/stat says {text:?}"))
     };
     let guest_cpu = times("after")?.since(&times("before")?);
     let result = folder.ask("cat result.json", &[])?;
-    let logs = fetch_logs(arguments, &folder)?;
+    let logs = match &load.logs {
+        Some(target) => fetch_logs(target, &folder)?,
+        None => Vec::new(),
+    };
     Measured::new(&result, state, elapsed, guest_cpu, [qemu, daemon], logs)
 }
 
@@ -289,13 +311,9 @@ fn generator(socket: &Path) -> Result<String> {
 }
 
 /// Brings the logs; their names are the guest's word, and stay within the folder.
-fn fetch_logs(arguments: &BenchArguments, folder: &GuestFolder<'_>) -> Result<Vec<PathBuf>> {
+fn fetch_logs(target: &Path, folder: &GuestFolder<'_>) -> Result<Vec<PathBuf>> {
     let list = folder.ask("ls -1", &[])?;
     let names: Vec<&str> = list.lines().filter(|name| name.ends_with(".log")).collect();
-    let target = match &arguments.logs {
-        Some(folder) => folder.clone(),
-        None => PathBuf::from(arguments.job.file_stem().unwrap_or_default()),
-    };
     let mut logs = Vec::new();
     for name in names {
         let mut parts = Path::new(name).components();
@@ -303,7 +321,7 @@ fn fetch_logs(arguments: &BenchArguments, folder: &GuestFolder<'_>) -> Result<Ve
             matches!(parts.next(), Some(Component::Normal(_))) && parts.next().is_none(),
             "the guest has a log of the name {name:?}"
         );
-        std::fs::create_dir_all(&target)
+        std::fs::create_dir_all(target)
             .with_context(|| format!("cannot make {}", target.display()))?;
         let place = target.join(name);
         copy_out(folder.socket, &format!("{}/{name}", folder.path), &place)?;

@@ -9,15 +9,24 @@ pub struct Painter {
     options: Options<'static>,
 }
 
-impl Painter {
-    /// Looks for fonts.
-    pub fn new() -> Painter {
+impl Default for Painter {
+    fn default() -> Self {
         let mut options = Options::default();
         options.fontdb_mut().load_system_fonts();
         Painter { options }
     }
+}
+
+impl Painter {
+    /// Looks for fonts.
+    pub fn new() -> Painter {
+        Painter::default()
+    }
 
     /// The picture as PNG.
+    ///
+    /// # Errors
+    /// When the SVG is none.
     pub fn png(&self, svg: &str) -> Result<Vec<u8>> {
         let tree = Tree::from_str(svg, &self.options).context("an SVG of ours is none")?;
         let size = tree.size().to_int_size();

@@ -14,22 +14,31 @@ const LABEL_ROOM: f64 = 46.0;
 /// A value and how far its repetitions reach.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Point {
+    /// The value.
     pub value: f64,
+    /// The least.
     pub low: f64,
+    /// The largest.
     pub high: f64,
 }
 
 /// Bars of one colour: one for each group.
 pub struct Series {
+    /// What they are of.
     pub name: String,
+    /// One for each group; `None`: there is none.
     pub points: Vec<Option<Point>>,
 }
 
 /// A picture.
 pub struct Chart {
+    /// Above it.
     pub title: String,
+    /// Of its values.
     pub unit: String,
+    /// Names of the groups of bars.
     pub groups: Vec<String>,
+    /// The bars.
     pub series: Vec<Series>,
     /// Series stand on each other, not beside.
     pub stacked: bool,

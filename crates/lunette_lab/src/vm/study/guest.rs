@@ -1,0 +1,155 @@
+//! A guest of a study: started and ended with it, and what its disks are called.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use vm::Process;
+use vm::running::{AGENT_SOCKET, ExecInput, Phase, Place, Registry, State};
+
+use super::Setup;
+use crate::vm::bench::{Load, in_guest};
+use crate::vm::copy::run_script;
+
+/// How long it may take to come up.
+const BOOT_LIMIT: Duration = Duration::from_secs(240);
+
+/// A guest that runs.
+pub struct StudyGuest {
+    process: Process,
+    place: Place,
+    state: State,
+    /// Of each way that is not the host: its disks in the guest.
+    disks: Vec<Vec<String>>,
+}
+
+/// What `lunette vm plan` says of a setup.
+pub struct Planned {
+    words: Vec<String>,
+    plan: Value,
+}
+
+impl Planned {
+    /// Plans the guest `name`.
+    pub fn new(setup: &Setup, name: &str, more: &[String]) -> Result<Planned> {
+        let ways = setup.ways.iter().filter_map(|way| way.words.clone());
+        let mut words: Vec<String> = ways.collect();
+        words.extend(more.iter().cloned());
+        words.extend(["--name".to_owned(), name.to_owned()]);
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["vm", "plan", "--format", "json"])
+            .args(&words);
+        let planned = command.output().context("cannot plan a guest")?;
+        let wrong = String::from_utf8_lossy(&planned.stderr);
+        ensure!(planned.status.success(), "{}", wrong.trim());
+        let plan = serde_json::from_slice(&planned.stdout).context("the plan is no JSON")?;
+        Ok(Planned { words, plan })
+    }
+
+    /// Files that its disks lie in, with their sizes.
+    pub fn files(&self) -> Vec<(PathBuf, u64)> {
+        let disks = self.plan["disks"].as_array().into_iter().flatten();
+        let file = |disk: &Value| Some((disk["path"].as_str()?.into(), disk["size"].as_u64()?));
+        disks.filter_map(file).collect()
+    }
+
+    /// Starts it, and waits until it takes commands.
+    pub fn start(&self, setup: &Setup, name: &str, log: &std::path::Path) -> Result<StudyGuest> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
+            .args(["vm", "run"])
+            .args(&self.words)
+            .args(&setup.options);
+        let mut process = Process::start(name, &command, log)?;
+        let registry = Registry::open()?;
+        let is_up = || -> Option<Result<(Place, State)>> {
+            if let Err(error) = process.check_running() {
+                return Some(Err(error));
+            }
+            let found = registry.find(name).ok()?;
+            (found.1.phase == Phase::Running).then_some(Ok(found))
+        };
+        let up = vm::wait_until(BOOT_LIMIT, is_up);
+        let (place, state) = match up {
+            Some(found) => found?,
+            None if vm::interrupted() => bail!("interrupted"),
+            None => bail!("guest {name} does not come up: {}", process.log_tail()),
+        };
+        let mut guest = StudyGuest {
+            process,
+            place,
+            state,
+            disks: Vec::new(),
+        };
+        guest.find_disks(setup, &self.plan)?;
+        Ok(guest)
+    }
+}
+
+impl StudyGuest {
+    /// The disks of a plan stand in the order of its words.
+    fn find_disks(&mut self, setup: &Setup, plan: &Value) -> Result<()> {
+        let mut planned = plan["disks"].as_array().into_iter().flatten();
+        for way in setup.ways.iter().filter(|way| way.words.is_some()) {
+            let mut names = Vec::new();
+            for _ in 0..way.disks {
+                let disk = planned
+                    .next()
+                    .context("the plan has fewer disks than its words")?;
+                let guest = &disk["guest"];
+                names.push(match guest["find"].as_str() {
+                    Some(find) => format!("/dev/{}", self.ask(find)?),
+                    None => guest["device"]
+                        .as_str()
+                        .context("a disk has no name")?
+                        .to_owned(),
+                });
+            }
+            self.disks.push(names);
+        }
+        Ok(())
+    }
+
+    fn ask(&self, script: &str) -> Result<String> {
+        let mut output = Vec::new();
+        let socket = self.place.file(AGENT_SOCKET);
+        run_script(&socket, script, &[], ExecInput::Nothing, &mut output)?;
+        let text = String::from_utf8_lossy(&output).trim().to_owned();
+        let is_name = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric());
+        ensure!(is_name, "the guest answers {text:?} to {script}");
+        Ok(text)
+    }
+
+    /// The disks of the guest's ways, in their order.
+    pub fn disks(&self) -> &[Vec<String>] {
+        &self.disks
+    }
+
+    /// `KVM` or `TCG`.
+    pub fn accelerator(&self) -> &str {
+        &self.state.accelerator
+    }
+
+    /// Runs a job file's text; the generator's result with what is around it.
+    pub fn run(&self, job: &str) -> Result<Value> {
+        let measured = in_guest(&Load::plain(), &self.place, &self.state, job)?;
+        ensure!(
+            measured.errors() == 0,
+            "jobs ended with errors: {}",
+            measured.json()
+        );
+        Ok(measured.json().clone())
+    }
+
+    /// Ends it, with its daemon.
+    pub fn end(mut self) -> Result<()> {
+        self.process.signal(rustix::process::Signal::TERM)?;
+        if self.process.wait(Duration::from_secs(20)).is_err() {
+            self.process.kill()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,335 @@
+//! `lunette vm matrix`: the fifteen cases in guests, by transport and number of threads.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bench::matrix::{DEPTHS, MIXTURES};
+use clap::Args;
+use cli_common::{Failure, Outcome, say};
+
+use super::engine::{Study, has_direct_io};
+use super::report::{Report, caution, draw, sentence};
+use super::{Case, Run, Setup, Way};
+use crate::image::parse_bytes;
+use crate::vm::failed;
+
+/// `lunette vm matrix`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub struct MatrixArguments {
+    /// Disks at once, for each way
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    disks: u32,
+    /// Numbers of workers and I/O threads; 0: workers that all exports share as by default, and QEMU's main loop
+    #[arg(
+        long,
+        default_value = "0,1,2,4,8",
+        value_name = "N,N",
+        value_delimiter = ','
+    )]
+    threads: Vec<u32>,
+    /// Only ways whose name has one of these words in it
+    #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
+    series: Vec<String>,
+    /// Request queues of each device [default: one for each virtual CPU]
+    #[arg(long, value_name = "N")]
+    queues: Option<u32>,
+    /// Virtual CPUs of the guests
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    smp: u32,
+    /// Depths
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    depths: Vec<u32>,
+    /// Turns; with fewer than four the intervals say little
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    turns: u32,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
+    turn_time: f64,
+    /// Bytes of each disk
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    size: String,
+    /// Where disks' files, results and pictures go; also on network file systems
+    #[arg(long, default_value = "lunette-matrix", value_name = "FOLDER")]
+    folder: PathBuf,
+    /// Disks of memory: Lunette's RAM disks, and files in /dev/shm for QEMU
+    #[arg(long)]
+    memory: bool,
+    /// Two mixtures, one depth, two numbers of threads, short runs
+    #[arg(long)]
+    quick: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const AFTER: &str = "\
+4 KiB requests: randread, mixtures of 75, 50 and 25 % reads, and randwrite, with 1, 4 and 8 requests in flight for each disk. The ways of one
+number of threads are in one guest and take turns; a guest boots for each number and turn. Interrupted, the command goes on where it was
+when it is given again. More threads than CPUs are measured all the same, and named in the output.
+
+Examples:
+    lunette vm matrix --quick
+    lunette vm matrix --folder /srv/matrix --smp 4 --turns 6
+    lunette vm matrix --threads 1,2 --series Lunette --memory";
+
+/// With fewer turns an interval says nothing.
+const TURNS_FOR_INTERVALS: u32 = 4;
+
+/// Ways of one number of threads: name, words without backing.
+fn ways_of(threads: u32, arguments: &MatrixArguments, folder: &str) -> Vec<Way> {
+    let disks = arguments.disks;
+    let queues = arguments
+        .queues
+        .map_or(String::new(), |queues| format!(",queues={queues}"));
+    let (ours, theirs) = match arguments.memory {
+        true => (
+            format!("backing=ram:{}", arguments.size),
+            format!("backing=tmpfs:/dev/shm,size={}", arguments.size),
+        ),
+        false => {
+            let file = format!("backing=file:{folder},size={}", arguments.size);
+            (file.clone(), file)
+        }
+    };
+    let shared = match threads {
+        0 => "shared workers".to_owned(),
+        1 => "1 worker".to_owned(),
+        n => format!("{n} workers"),
+    };
+    let mut ways = vec![
+        (
+            format!("Lunette blk, {shared}"),
+            format!("blk:{disks}{queues},{ours}"),
+        ),
+        (
+            format!("Lunette scsi, {shared}"),
+            format!("scsi:{disks}x1{queues},{ours}"),
+        ),
+    ];
+    match threads {
+        0 => {
+            ways.push((
+                "QEMU blk, main loop".to_owned(),
+                format!("blk:{disks}{queues},via=qemu,{theirs}"),
+            ));
+            ways.push((
+                "QEMU scsi, main loop".to_owned(),
+                format!("scsi:{disks}x1{queues},via=qemu,{theirs}"),
+            ));
+        }
+        n => {
+            let plural = if n == 1 { "" } else { "s" };
+            ways.push((
+                format!("QEMU blk, {n} iothread{plural}"),
+                format!("blk:{disks}{queues},via=qemu-iothread,iothreads={n},{theirs}"),
+            ));
+            // A controller has one thread.
+            if n == 1 {
+                ways.push((
+                    "QEMU scsi, 1 iothread".to_owned(),
+                    format!("scsi:{disks}x1{queues},via=qemu-iothread,{theirs}"),
+                ));
+            }
+        }
+    }
+    let ways = ways.into_iter().map(|(name, words)| Way {
+        name,
+        words: Some(words),
+        disks,
+    });
+    let is_wanted = |way: &Way| {
+        arguments.series.is_empty() || arguments.series.iter().any(|word| way.name.contains(word))
+    };
+    ways.filter(is_wanted).collect()
+}
+
+fn setups(arguments: &MatrixArguments, threads: &[u32], folder: &str) -> Vec<Setup> {
+    let setup = |threads: &u32| Setup {
+        name: format!("{threads} threads"),
+        options: match threads {
+            0 => Vec::new(),
+            n => vec![format!("--daemon-arg=--workers={n}")],
+        },
+        ways: ways_of(*threads, arguments, folder),
+    };
+    let setups = threads.iter().map(setup);
+    setups.filter(|setup| !setup.ways.is_empty()).collect()
+}
+
+fn cases(arguments: &MatrixArguments) -> Vec<Case> {
+    let depths: Vec<u32> = match (arguments.depths.as_slice(), arguments.quick) {
+        ([], true) => vec![4],
+        ([], false) => DEPTHS.iter().map(|depth| u32::from(*depth)).collect(),
+        (given, _) => given.to_vec(),
+    };
+    let mixtures = MIXTURES
+        .iter()
+        .filter(|(_, pattern, _)| !arguments.quick || *pattern != "randrw");
+    let cases = mixtures.flat_map(|(name, pattern, reads)| {
+        depths.iter().map(move |depth| Case {
+            name: format!("{name}, depth {depth}"),
+            pattern: (*pattern).to_owned(),
+            reads: *reads,
+            depth: *depth,
+            block_size: "4k".to_owned(),
+        })
+    });
+    cases.collect()
+}
+
+fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
+    if !(0.05..=3600.0).contains(&arguments.turn_time) {
+        return Err(Failure::mistake(
+            "--turn-time: must be 0.05 to 3600 seconds",
+        ));
+    }
+    let because = |error: std::io::Error| {
+        Failure::because(format!(
+            "cannot make {}: {error}",
+            arguments.folder.display()
+        ))
+    };
+    std::fs::create_dir_all(&arguments.folder).map_err(because)?;
+    let folder = std::fs::canonicalize(&arguments.folder).map_err(because)?;
+    if !arguments.memory && !has_direct_io(&folder) {
+        return Err(Failure::because(format!(
+            "{}: its file system has no direct I/O (O_DIRECT); hint: --folder on another one, or --memory",
+            folder.display()
+        )));
+    }
+    let size =
+        parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
+    let threads: Vec<u32> = match arguments.quick {
+        true => arguments
+            .threads
+            .iter()
+            .copied()
+            .filter(|n| *n <= 1)
+            .collect(),
+        false => arguments.threads.clone(),
+    };
+    let setups = setups(arguments, &threads, &folder.display().to_string());
+    if setups.is_empty() {
+        return Err(Failure::mistake("--series: no way has such a name"));
+    }
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    for many in threads.iter().filter(|n| **n as usize > cpus) {
+        say(&format_args!(
+            "note: {many} threads on a host of {cpus} CPUs"
+        ));
+    }
+    let seconds = if arguments.quick {
+        arguments.turn_time.min(1.0)
+    } else {
+        arguments.turn_time
+    };
+    Ok(Study {
+        setups,
+        cases: cases(arguments),
+        turns: arguments.turns,
+        turn: Duration::from_secs_f64(seconds),
+        folder,
+        guest: vec![
+            "--smp".to_owned(),
+            arguments.smp.to_string(),
+            "--memory".to_owned(),
+            "2G".to_owned(),
+        ],
+        direct: !arguments.memory,
+        size,
+    })
+}
+
+/// A picture's name and title, and what it shows.
+type Picture = (&'static str, &'static str, fn(&Run) -> f64);
+
+/// Measures, and says what follows.
+pub fn run(arguments: &MatrixArguments) -> Outcome {
+    vm::watch().map_err(failed)?;
+    let study = study(arguments)?;
+    let results = study.run().map_err(failed)?;
+    if vm::interrupted() {
+        say(&"interrupted; the same command goes on from here");
+        return Err(Failure::Interrupted);
+    }
+    let report = Report {
+        runs: &results.runs,
+        ways: study.setups.iter().flat_map(|setup| &setup.ways).collect(),
+        cases: &study.cases,
+    };
+    let pictures: [Picture; 3] = [
+        ("combined-read", "Reads in guests", |run| run.read_iops),
+        ("combined-write", "Writes in guests", |run| run.write_iops),
+        ("combined-iops", "Reads and writes in guests", Run::iops),
+    ];
+    for (name, title, value) in pictures {
+        draw(&report.chart(title, value), &study.folder, name).map_err(failed)?;
+    }
+    let mut stdout = std::io::stdout().lock();
+    if arguments.json {
+        return Ok(writeln!(
+            stdout,
+            "{:#}",
+            report.json(&results.accelerator, None)
+        )?);
+    }
+    for case in &study.cases {
+        writeln!(stdout, "{}\n{}", case.name, report.table(&case.name, None))?;
+    }
+    for line in findings(&report, &study.setups) {
+        writeln!(stdout, "{line}")?;
+    }
+    writeln!(stdout)?;
+    for case in &study.cases {
+        writeln!(stdout, "{}", report.best(&case.name).unwrap_or_default())?;
+    }
+    if study.turns < TURNS_FOR_INTERVALS {
+        writeln!(
+            stdout,
+            "{} turns are too few to tell ways apart: --turns 4 or more",
+            study.turns
+        )?;
+    }
+    if let Some(caution) = caution(&results.accelerator) {
+        writeln!(stdout, "{caution}")?;
+    }
+    Ok(writeln!(
+        stdout,
+        "pictures: {}/combined-{{read,write,iops}}.svg and .png",
+        study.folder.display()
+    )?)
+}
+
+/// Of each case: the transports against each other with each number of threads, and more threads against the fewest.
+fn findings(report: &Report<'_>, setups: &[Setup]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for case in report.cases {
+        let mut compared = |one: &Way, other: &Way| {
+            let ratio = report.ratio(&one.name, &other.name, &case.name);
+            lines.push(sentence(&case.name, &one.name, &other.name, ratio));
+        };
+        for setup in setups {
+            let mut ways = setup.ways.iter();
+            if let Some(first) = ways.next() {
+                ways.for_each(|way| compared(way, first));
+            }
+        }
+        let first: Vec<&Way> = setups
+            .first()
+            .into_iter()
+            .flat_map(|setup| &setup.ways)
+            .collect();
+        for setup in setups.iter().skip(1) {
+            // Those of the same kind: the first two words.
+            let kind = |way: &Way| way.name.split(',').next().unwrap_or_default().to_owned();
+            for way in &setup.ways {
+                if let Some(fewest) = first.iter().find(|other| kind(other) == kind(way)) {
+                    compared(way, fewest);
+                }
+            }
+        }
+    }
+    lines
+}

@@ -1,0 +1,324 @@
+//! Tables, pictures and sentences of a study's runs.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use bench::chart::{Chart, Point, Series};
+use bench::picture::Painter;
+use bench::report::columns;
+use bench::run::{Interval, bootstrap_ratio, spread};
+use serde_json::{Value, json};
+
+use super::{Case, Run, Way};
+
+/// A study's runs, by way and case.
+pub struct Report<'a> {
+    pub runs: &'a [Run],
+    pub ways: Vec<&'a Way>,
+    pub cases: &'a [Case],
+}
+
+/// How many IOPS of bare metal's a way has: where it is worth looking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Below 40 %: a mistake in the configuration is likely.
+    Mistake,
+    /// 40 to 75 %: tuning is worth while.
+    Tuning,
+    /// Above.
+    Near,
+}
+
+impl Class {
+    /// Of a part of bare metal's IOPS.
+    pub fn of(ratio: f64) -> Class {
+        match ratio {
+            r if r < 0.40 => Class::Mistake,
+            r if r < 0.75 => Class::Tuning,
+            _ => Class::Near,
+        }
+    }
+
+    /// For people.
+    pub fn words(self) -> &'static str {
+        match self {
+            Class::Mistake => "below 40 %: a mistake in the configuration is likely",
+            Class::Tuning => "40 to 75 %: worth tuning",
+            Class::Near => "near bare metal",
+        }
+    }
+}
+
+impl Report<'_> {
+    fn runs_of(&self, way: &str, case: &str) -> Vec<&Run> {
+        let runs = self
+            .runs
+            .iter()
+            .filter(|run| run.way == way && run.case == case);
+        let mut runs: Vec<&Run> = runs.collect();
+        runs.sort_by_key(|run| run.turn);
+        runs
+    }
+
+    fn each(&self, way: &str, case: &str, value: impl Fn(&Run) -> f64) -> Vec<f64> {
+        self.runs_of(way, case).into_iter().map(value).collect()
+    }
+
+    /// IOPS of one way to those of another, of the turns that both have.
+    pub fn ratio(&self, way: &str, base: &str, case: &str) -> Option<Interval> {
+        let (of_way, of_base) = (self.runs_of(way, case), self.runs_of(base, case));
+        let turns = of_way.iter().filter_map(|run| {
+            let other = of_base.iter().find(|other| other.turn == run.turn)?;
+            Some((run.iops(), other.iops()))
+        });
+        let (a, b): (Vec<f64>, Vec<f64>) = turns.unzip();
+        bootstrap_ratio(&a, &b)
+    }
+
+    /// A line for each way that has runs of a case; `base`: whose part is shown.
+    pub fn table(&self, case: &str, base: Option<&str>) -> String {
+        let mut lines = vec![vec![
+            "way".to_owned(),
+            "IOPS".to_owned(),
+            "least to most".to_owned(),
+            "of the first".to_owned(),
+            "p50 us".to_owned(),
+            "p99 us".to_owned(),
+            "guest CPU us/IO".to_owned(),
+            "host CPU us/IO".to_owned(),
+        ]];
+        for way in &self.ways {
+            let iops = spread(&self.each(&way.name, case, Run::iops));
+            if iops.median == 0.0 {
+                continue;
+            }
+            let micros = |value: &dyn Fn(&Run) -> f64| {
+                format!(
+                    "{:.1}",
+                    spread(&self.each(&way.name, case, value)).median / 1e3
+                )
+            };
+            let ratio = base.filter(|base| *base != way.name);
+            let ratio = ratio.and_then(|base| self.ratio(&way.name, base, case));
+            let guest = match way.words {
+                Some(_) => {
+                    micros(&|run| run.guest_user_ns + run.guest_system_ns + run.guest_irq_ns)
+                }
+                None => "-".to_owned(),
+            };
+            lines.push(vec![
+                way.name.clone(),
+                format!("{:.0}", iops.median),
+                format!("{:.0} to {:.0}", iops.min, iops.max),
+                ratio.map_or("-".to_owned(), percent),
+                micros(&|run| run.p50_ns),
+                micros(&|run| run.p99_ns),
+                guest,
+                micros(&|run| run.host_ns.unwrap_or(0.0)),
+            ]);
+        }
+        columns(&lines)
+    }
+
+    /// The way with the most IOPS of a case, and those that cannot be told apart from it.
+    pub fn best(&self, case: &str) -> Option<String> {
+        let median = |way: &&&Way| spread(&self.each(&way.name, case, Run::iops)).median;
+        let best = self
+            .ways
+            .iter()
+            .max_by(|one, other| median(one).total_cmp(&median(other)))?;
+        let is_as_good = |way: &&&Way| {
+            let ratio = self.ratio(&way.name, &best.name, case);
+            way.name != best.name && ratio.is_some_and(|ratio| ratio.high >= 1.0)
+        };
+        let equals = self.ways.iter().filter(is_as_good);
+        let equals: Vec<&str> = equals.map(|way| way.name.as_str()).collect();
+        let also = match equals.as_slice() {
+            [] => String::new(),
+            equals => format!("; not to be told apart from it: {}", equals.join("; ")),
+        };
+        let iops = median(&best);
+        Some(format!(
+            "{case}: most IOPS ({iops:.0}) by {}{also}",
+            best.name
+        ))
+    }
+
+    /// Bars of a value, grouped by case.
+    pub fn chart(&self, title: &str, value: impl Fn(&Run) -> f64) -> Chart {
+        let series = self.ways.iter().map(|way| Series {
+            name: way.name.clone(),
+            points: self
+                .cases
+                .iter()
+                .map(|case| {
+                    let values = self.each(&way.name, &case.name, &value);
+                    let reach = spread(&values);
+                    (reach.median > 0.0).then_some(Point {
+                        value: reach.median,
+                        low: reach.min,
+                        high: reach.max,
+                    })
+                })
+                .collect(),
+        });
+        let series = series.filter(|series| series.points.iter().any(Option::is_some));
+        Chart {
+            title: title.to_owned(),
+            unit: "IOPS".to_owned(),
+            groups: self.cases.iter().map(|case| case.name.clone()).collect(),
+            series: series.collect(),
+            stacked: false,
+            logarithmic: false,
+        }
+    }
+
+    /// What was measured, for programs.
+    pub fn json(&self, accelerator: &str, base: Option<&str>) -> Value {
+        let cells = self
+            .cases
+            .iter()
+            .flat_map(|case| self.ways.iter().map(move |way| (case, way)));
+        let cells = cells.map(|(case, way)| {
+            let iops = spread(&self.each(&way.name, &case.name, Run::iops));
+            let median = |value: &dyn Fn(&Run) -> f64| {
+                spread(&self.each(&way.name, &case.name, value)).median
+            };
+            let ratio = base.and_then(|base| self.ratio(&way.name, base, &case.name));
+            json!({
+                "way": way.name, "case": case.name, "iops": iops,
+                "turns": self.runs_of(&way.name, &case.name).len(),
+                "of_first": ratio, "mean_ns": median(&|run| run.mean_ns),
+                "p50_ns": median(&|run| run.p50_ns), "p99_ns": median(&|run| run.p99_ns),
+                "guest_cpu_ns_per_io": {"user": median(&|run| run.guest_user_ns),
+                    "system": median(&|run| run.guest_system_ns), "irq": median(&|run| run.guest_irq_ns)},
+                "host_cpu_ns_per_io": median(&|run| run.host_ns.unwrap_or(0.0)),
+            })
+        });
+        json!({"accelerator": accelerator, "cells": cells.collect::<Vec<_>>()})
+    }
+}
+
+/// A ratio and its interval, in per cent.
+pub fn percent(ratio: Interval) -> String {
+    let Interval { value, low, high } = ratio;
+    format!(
+        "{:.0} % ({:.0} to {:.0})",
+        value * 100.0,
+        low * 100.0,
+        high * 100.0
+    )
+}
+
+/// A picture as SVG and PNG.
+pub fn draw(chart: &Chart, folder: &Path, name: &str) -> Result<PathBuf> {
+    let svg = chart.svg();
+    let path = folder.join(format!("{name}.svg"));
+    let write = |path: &Path, bytes: &[u8]| {
+        std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    };
+    write(&path, svg.as_bytes())?;
+    write(
+        &folder.join(format!("{name}.png")),
+        &Painter::new().png(&svg)?,
+    )?;
+    Ok(path)
+}
+
+/// One sentence on two ways; what the interval does not tell apart is said to be so.
+pub fn sentence(case: &str, one: &str, other: &str, ratio: Option<Interval>) -> String {
+    let mut text = format!("{case}: ");
+    let written = match ratio {
+        None => write!(text, "{one} and {other} have no turn in common"),
+        Some(Interval { value, low, high }) if low <= 1.0 && high >= 1.0 => write!(
+            text,
+            "{one} and {other} cannot be told apart: {value:.2} ({low:.2} to {high:.2})"
+        ),
+        Some(Interval { value, low, high }) => write!(
+            text,
+            "{one} has {value:.2} ({low:.2} to {high:.2}) of the IOPS of {other}"
+        ),
+    };
+    written.unwrap_or(());
+    text
+}
+
+/// What a guest under emulation says of others.
+pub fn caution(accelerator: &str) -> Option<&'static str> {
+    (accelerator != "KVM").then_some(
+        "The guest was emulated (TCG): its instructions take many times as long as a CPU's. Parts of bare metal and ratios between \
+         ways say little of guests under KVM.",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(way: &str, turn: u32, iops: f64) -> Run {
+        Run {
+            way: way.to_owned(),
+            case: "c".to_owned(),
+            turn,
+            read_iops: iops,
+            write_iops: 0.0,
+            mean_ns: 1e9 / iops,
+            p50_ns: 1e9 / iops,
+            p99_ns: 1e9 / iops,
+            guest_user_ns: 100.0,
+            guest_system_ns: 0.0,
+            guest_irq_ns: 0.0,
+            host_ns: None,
+        }
+    }
+
+    /// A disk of three times the host's latency has a third of its IOPS at depth one.
+    #[test]
+    fn a_part_of_bare_metal_has_its_class() {
+        let runs: Vec<Run> = (0..4)
+            .flat_map(|turn| {
+                let drift = 1.0 + f64::from(turn) * 0.05;
+                [
+                    run("host", turn, 30_000.0 * drift),
+                    run("slow", turn, 10_000.0 * drift),
+                    run("half", turn, 15_100.0 * drift),
+                ]
+            })
+            .collect();
+        let report = Report {
+            runs: &runs,
+            ways: Vec::new(),
+            cases: &[],
+        };
+        let class = |way| Class::of(report.ratio(way, "host", "c").unwrap().value);
+        assert_eq!(class("slow"), Class::Mistake);
+        assert_eq!(class("half"), Class::Tuning);
+        assert_eq!(class("host"), Class::Near);
+        for (ratio, class) in [
+            (0.399, Class::Mistake),
+            (0.40, Class::Tuning),
+            (0.749, Class::Tuning),
+            (0.75, Class::Near),
+        ] {
+            assert_eq!(Class::of(ratio), class);
+        }
+    }
+
+    #[test]
+    fn sentences_say_what_the_interval_says() {
+        let interval = |value, low, high| Some(Interval { value, low, high });
+        assert_eq!(
+            sentence(
+                "randread, depth 1",
+                "scsi",
+                "blk",
+                interval(0.91, 0.88, 0.94)
+            ),
+            "randread, depth 1: scsi has 0.91 (0.88 to 0.94) of the IOPS of blk"
+        );
+        let same = sentence("x", "a", "b", interval(0.99, 0.95, 1.02));
+        assert!(same.contains("cannot be told apart"), "{same}");
+        assert!(sentence("x", "a", "b", None).contains("no turn in common"));
+    }
+}
