@@ -6,6 +6,7 @@ mod console;
 mod copy;
 mod exec;
 mod guest;
+mod latency;
 mod list;
 mod net;
 mod plan;
@@ -48,6 +49,8 @@ enum Action {
     Compare(Box<study::compare::CompareArguments>),
     /// Measure the fifteen cases in guests, by transport and number of threads
     Matrix(Box<study::matrix::MatrixArguments>),
+    /// Show where the time goes between an application in a guest and the disk, layer by layer
+    Latency(Box<latency::LatencyArguments>),
     /// Copy a file into a guest, or out of it
     Copy(copy::CopyArguments),
     /// Look at a guest's console, and type there
@@ -91,6 +94,7 @@ pub fn run(command: VmCommand) -> Outcome {
         Action::Exec(arguments) => exec::run(arguments),
         Action::Bench(arguments) => bench::run(&arguments),
         Action::Compare(arguments) => study::compare::run(&arguments),
+        Action::Latency(arguments) => latency::run(&arguments),
         Action::Matrix(arguments) => study::matrix::run(&arguments),
         Action::Copy(arguments) => copy::run(&arguments),
         Action::Console(arguments) => console::console(&arguments),

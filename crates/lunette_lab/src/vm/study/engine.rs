@@ -183,33 +183,10 @@ impl Study {
         Ok(())
     }
 
-    /// The same generator on files of the same folder, without a guest.
     fn on_host(&self, way: &Way, case: &Case, milliseconds: u64) -> Result<Value> {
-        let files = (0..way.disks).map(|number| self.folder.join(format!("host-{number}.raw")));
-        let files: Vec<PathBuf> = files.collect();
-        for file in &files {
-            fill(file, self.size)?;
-        }
-        let names: Vec<String> = files
-            .iter()
-            .map(|file| file.display().to_string())
-            .collect();
-        let job = self.folder.join("host.fio");
-        std::fs::write(&job, case.job(&names, milliseconds, self.direct))?;
-        let program = program_for_guests(GuestProgram::Bench)?;
-        let before = children_ns();
-        let ran = Command::new(program)
-            .arg(&job)
-            .output()
-            .context("cannot run the generator")?;
-        let spent = children_ns()
-            .zip(before)
-            .map(|(after, before)| after - before);
-        let wrong = String::from_utf8_lossy(&ran.stderr);
-        ensure!(ran.status.success(), "{}", wrong.trim());
-        let mut document: Value = serde_json::from_slice(&ran.stdout)?;
-        document["vm"] = json!({"guest_cpu_ns": {}, "host_cpu_ns": {"qemu": spent}});
-        Ok(document)
+        on_host(&self.folder, way.disks, self.size, &|files| {
+            case.job(files, milliseconds, self.direct)
+        })
     }
 
     fn begin_file(&self, accelerator: &str, results: &mut Results) -> Result<()> {
@@ -234,6 +211,40 @@ impl Study {
     }
 }
 
+/// The generator on files of a folder, without a guest: its result, with the CPU time of its process.
+pub fn on_host(
+    folder: &Path,
+    disks: u32,
+    size: u64,
+    job: &dyn Fn(&[String]) -> String,
+) -> Result<Value> {
+    let files = (0..disks).map(|number| folder.join(format!("host-{number}.raw")));
+    let files: Vec<PathBuf> = files.collect();
+    for file in &files {
+        fill(file, size)?;
+    }
+    let names: Vec<String> = files
+        .iter()
+        .map(|file| file.display().to_string())
+        .collect();
+    let text = folder.join("host.fio");
+    std::fs::write(&text, job(&names))?;
+    let program = program_for_guests(GuestProgram::Bench)?;
+    let before = children_ns();
+    let ran = Command::new(program)
+        .arg(&text)
+        .output()
+        .context("cannot run the generator")?;
+    let spent = children_ns()
+        .zip(before)
+        .map(|(after, before)| after - before);
+    let wrong = String::from_utf8_lossy(&ran.stderr);
+    ensure!(ran.status.success(), "{}", wrong.trim());
+    let mut document: Value = serde_json::from_slice(&ran.stdout)?;
+    document["vm"] = json!({"guest_cpu_ns": {}, "host_cpu_ns": {"qemu": spent}});
+    Ok(document)
+}
+
 /// CPU time of children that have ended, in nanoseconds: cutime and cstime of proc(5), which count from behind the name.
 fn children_ns() -> Option<u64> {
     const TICK_NS: u64 = 10_000_000;
@@ -244,7 +255,7 @@ fn children_ns() -> Option<u64> {
 }
 
 /// Sees to it that a file has data everywhere: holes are read faster than any disk.
-fn fill(path: &Path, size: u64) -> Result<()> {
+pub fn fill(path: &Path, size: u64) -> Result<()> {
     const PIECE: usize = 1 << 20;
     let is_there = std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == size);
     if is_there {

@@ -113,11 +113,21 @@ impl StudyGuest {
         Ok(())
     }
 
-    fn ask(&self, script: &str) -> Result<String> {
+    /// What a script prints.
+    pub fn script(&self, script: &str) -> Result<String> {
         let mut output = Vec::new();
         let socket = self.place.file(AGENT_SOCKET);
         run_script(&socket, script, &[], ExecInput::Nothing, &mut output)?;
-        let text = String::from_utf8_lossy(&output).trim().to_owned();
+        Ok(String::from_utf8_lossy(&output).into_owned())
+    }
+
+    /// The control socket of its daemon.
+    pub fn control(&self) -> Option<&std::path::Path> {
+        self.state.control.as_deref()
+    }
+
+    fn ask(&self, script: &str) -> Result<String> {
+        let text = self.script(script)?.trim().to_owned();
         let is_name = !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric());
         ensure!(is_name, "the guest answers {text:?} to {script}");
         Ok(text)

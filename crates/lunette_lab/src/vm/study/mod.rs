@@ -5,10 +5,10 @@
 //! commands; `report` makes tables, pictures and sentences of the lines.
 
 pub mod compare;
-mod engine;
-mod guest;
+pub mod engine;
+pub mod guest;
 pub mod matrix;
-mod report;
+pub mod report;
 
 use serde::{Deserialize, Serialize};
 

@@ -1,0 +1,113 @@
+//! Layers as bars within each other: each as long as its mean, one below the other.
+
+use std::fmt::Write;
+
+use super::Study;
+
+const WIDTH: f64 = 900.0;
+const LEFT: f64 = 250.0;
+const RIGHT: f64 = 110.0;
+const ROW: f64 = 24.0;
+/// Distinguishable also for those who see fewer colours; parts are grey.
+const COLOUR: &str = "#0072B2";
+const PART: &str = "#999999";
+
+/// All studies below each other.
+pub fn svg(studies: &[Study]) -> String {
+    let rows: usize = studies.iter().map(|study| study.layers.len() + 2).sum();
+    let height = rows as f64 * ROW + ROW;
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n"
+    );
+    let mut y = ROW;
+    for study in studies {
+        text(
+            &mut svg,
+            10.0,
+            y,
+            "start",
+            &format!(
+                "<tspan font-weight=\"bold\">{}</tspan>",
+                escape(&study.title)
+            ),
+        );
+        y += ROW;
+        let means = study
+            .layers
+            .iter()
+            .filter_map(|layer| layer.found.as_ref().ok());
+        let longest = means.map(|found| found.0).fold(1.0, f64::max);
+        for layer in &study.layers {
+            text(&mut svg, LEFT - 8.0, y, "end", &escape(layer.name.trim()));
+            match &layer.found {
+                Ok((mean, _)) => {
+                    let width = mean / longest * (WIDTH - LEFT - RIGHT);
+                    let (colour, inset) = if layer.is_part {
+                        (PART, 5.0)
+                    } else {
+                        (COLOUR, 2.0)
+                    };
+                    let (top, tall) = (y - 16.0 + inset, 20.0 - 2.0 * inset);
+                    writeln!(svg, "<rect x=\"{LEFT}\" y=\"{top}\" width=\"{width:.1}\" height=\"{tall}\" fill=\"{colour}\"/>").unwrap_or(());
+                    text(
+                        &mut svg,
+                        LEFT + width + 6.0,
+                        y,
+                        "start",
+                        &format!("{:.1} us", mean / 1e3),
+                    );
+                }
+                Err(_) => text(&mut svg, LEFT, y, "start", "-"),
+            }
+            y += ROW;
+        }
+        y += ROW;
+    }
+    svg + "</svg>\n"
+}
+
+fn text(svg: &mut String, x: f64, y: f64, anchor: &str, words: &str) {
+    writeln!(
+        svg,
+        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"#222222\">{words}</text>"
+    )
+    .unwrap_or(());
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Layer;
+    use super::*;
+
+    #[test]
+    fn layers_are_bars_as_long_as_their_means() {
+        let layer = |name: &str, found| Layer {
+            name: name.to_owned(),
+            found,
+            control_ns: None,
+            is_part: false,
+        };
+        let study = Study {
+            title: "a < b".to_owned(),
+            layers: vec![
+                layer("one", Ok((200_000.0, 5))),
+                layer("two", Ok((100_000.0, 5))),
+                layer("none", Err("why".to_owned())),
+            ],
+            matched: super::super::Matched::default(),
+        };
+        let svg = svg(&[study]);
+        assert!(
+            svg.contains("width=\"540.0\"") && svg.contains("width=\"270.0\""),
+            "{svg}"
+        );
+        assert!(svg.contains("a &lt; b") && svg.contains("100.0 us"));
+    }
+}

@@ -1,0 +1,86 @@
+//! `lunette vm latency`: every layer of a guest has a figure, a disk's delay is seen by the layers that wait for it and by no other, and
+//! the parts of requests sum to what the application sees. Needs: a guest. Takes: 50 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::{Context, Result, UserGuests, ensure};
+use serde_json::Value;
+
+/// Far longer than anything that a guest adds, also one that is emulated on a busy machine.
+const DELAY_NS: f64 = 20e6;
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+#[test]
+fn a_delay_is_seen_by_the_layers_that_wait_for_it_and_by_no_other() -> Result<()> {
+    let guests = UserGuests::new()?.with_bench()?;
+    let folder = vm::workspace().join("target/vm-latency");
+    std::fs::remove_dir_all(&folder).ok();
+    let place = folder.display().to_string();
+    let words = [
+        "latency", "--delay", "20ms", "--rw", "randread", "--time", "1", "--size", "16M",
+    ];
+    let printed = guests.ok(&[&words[..], &["--folder", &place, "--json"]].concat())?;
+    let document: Value = serde_json::from_str(&printed)?;
+    let studies = document["studies"].as_array().context("no studies")?;
+    ensure!(studies.len() == 2, "{document}");
+    for (study, guest_layers) in studies.iter().zip([3, 4]) {
+        layers(study, guest_layers).with_context(|| study.to_string())?;
+        parts(study).with_context(|| study.to_string())?;
+    }
+    std::fs::remove_dir_all(&folder)?;
+    guests.nothing_is_left()
+}
+
+fn layers(study: &Value, guest_layers: usize) -> Result<()> {
+    let layers = study["layers"].as_array().context("no layers")?;
+    let waits = |layer: &Value| {
+        let name = layer["layer"].as_str().unwrap_or_default();
+        let is_whole = name.starts_with("Guest")
+            || name.starts_with("Device")
+            || name.starts_with("Block device");
+        is_whole || name == "reaped"
+    };
+    let (mut of_guest, mut waiting) = (0, 0);
+    for layer in layers {
+        let (name, mean) = (&layer["layer"], number(&layer["mean_ns"]));
+        if layer["why_not"].is_string() {
+            ensure!(name == "Host kvm" || name == "Host, no guest", "{layer}");
+            continue;
+        }
+        ensure!(number(&layer["requests"]) >= 10.0, "{layer}");
+        of_guest += usize::from(name.as_str().is_some_and(|name| name.starts_with("Guest ")));
+        match waits(layer) {
+            true => {
+                waiting += 1;
+                ensure!(mean >= DELAY_NS && mean < 2.0 * DELAY_NS, "{layer}");
+            }
+            false => ensure!(mean < DELAY_NS / 2.0, "{layer}"),
+        }
+    }
+    // The application beside the layers below it; device, reaped and block device.
+    ensure!(
+        of_guest == guest_layers + 1 && waiting == of_guest + 3,
+        "{of_guest} and {waiting} layers"
+    );
+    Ok(())
+}
+
+fn parts(study: &Value) -> Result<()> {
+    let parts = study["parts"].as_array().context("no parts")?;
+    let control = number(&study["matched_control_ns"]);
+    ensure!(number(&study["matched"]) >= 10.0);
+    let mut sum = 0.0;
+    for part in parts {
+        let mean = number(&part["mean_ns"]);
+        sum += mean;
+        let is_device = part["part"] == "kicked to interrupted";
+        ensure!((mean >= DELAY_NS) == is_device, "{part}");
+    }
+    ensure!(
+        sum > control * 0.95 && sum < control * 1.05,
+        "{sum} of {control}"
+    );
+    Ok(())
+}
