@@ -54,7 +54,7 @@ fn layers(study: &Value, guest_layers: usize) -> Result<()> {
         match waits(layer) {
             true => {
                 waiting += 1;
-                ensure!(mean >= DELAY_NS && mean < 2.0 * DELAY_NS, "{layer}");
+                ensure!((DELAY_NS..2.0 * DELAY_NS).contains(&mean), "{layer}");
             }
             false => ensure!(mean < DELAY_NS / 2.0, "{layer}"),
         }
