@@ -37,7 +37,7 @@ guest_programs = $(agent_directory)/x86_64-unknown-linux-gnu/release
 release = $(CARGO) build --release $(if $(profile),--config 'build.rustflags=["-Cprofile-use=$(profile)"]')
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build profile demo bench bench-iscsi bench-rbd test test-fast test-one check unit guests fuzz install uninstall clean
+.PHONY: help build profile demo bench bench-iscsi bench-rbd test test-fast test-one check unit guests fuzz deb install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,11 @@ fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
 		echo "fuzz: $$fuzz_target for $(FUZZ_SECONDS) s"; \
 		$(CARGO) +nightly fuzz run "$$fuzz_target" -- -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; \
 	done
+
+deb: ## Debian packages of the built programs, in OUT (target/debian)
+	@test -x $(target_directory)/release/lunette || { echo "deb: nothing is built yet; hint: make build" >&2; exit 1; }
+	@scripts/setup deb
+	@scripts/deb $(target_directory) $(or $(OUT),$(target_directory)/debian)
 
 install: ## Installs the built programs, their man pages, completions, systemd units, and descriptors for QEMU (PREFIX, DESTDIR)
 	@test -x $(target_directory)/release/lunette || { echo "install: nothing is built yet; hint: make build" >&2; exit 1; }

@@ -1,0 +1,176 @@
+//! Debian packages: built twice alike, without a complaint of lintian, installed below a folder, upgraded over, removed and purged; what
+//! they install runs. Needs: dpkg-dev, lintian. Takes: 60 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::{Context, Result, Scratch, ensure};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use vm::{GuestProgram, Profile, guest_program, lunette_program};
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn run(command: &mut Command) -> Result<Output> {
+    let ran = command.output();
+    ran.with_context(|| format!("cannot run {command:?}; hint: apt-get install dpkg-dev lintian"))
+}
+
+fn succeeds(command: &mut Command) -> Result<String> {
+    let ran = run(command)?;
+    let (said, wrong) = (text(&ran.stdout), text(&ran.stderr));
+    ensure!(ran.status.success(), "{command:?}: {said}{wrong}");
+    Ok(said)
+}
+
+/// A target directory with the programs of this build; what is in their packages is the same for every profile.
+fn built(scratch: &Scratch) -> Result<PathBuf> {
+    let target = scratch.file("target");
+    let (release, guests) = (
+        target.join("release"),
+        target.join("guest-agent/x86_64-unknown-linux-gnu/release"),
+    );
+    std::fs::create_dir_all(&release)?;
+    std::fs::create_dir_all(&guests)?;
+    let program = lunette_program(Profile::Dev)?;
+    for name in ["lunette", "lunette-lab"] {
+        // Without debug information, which takes long to pack.
+        let place = release.join(name);
+        succeeds(
+            Command::new("strip")
+                .arg("-o")
+                .arg(&place)
+                .arg(program.with_file_name(name)),
+        )?;
+        std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o755))?;
+    }
+    for program in [GuestProgram::Agent, GuestProgram::Bench] {
+        std::fs::copy(guest_program(program)?, guests.join(program.name()))?;
+    }
+    Ok(target)
+}
+
+fn packages(target: &Path, out: &Path, revision: &str) -> Result<Vec<PathBuf>> {
+    let script = vm::workspace().join("scripts/deb");
+    let mut command = Command::new(script);
+    command
+        .arg(target)
+        .arg(out)
+        .arg(revision)
+        .env("SOURCE_DATE_EPOCH", "1795000000")
+        .env("DEB_LEVEL", "0");
+    let made = succeeds(&mut command)?;
+    Ok(made.lines().map(PathBuf::from).collect())
+}
+
+/// dpkg on a folder in the place of the root: maintainer scripts run with DPKG_ROOT, which leaves this machine alone.
+fn dpkg(root: &Path, arguments: &[&str], packages: &[PathBuf]) -> Result<()> {
+    let mut command = Command::new("dpkg");
+    command.arg(format!("--root={}", root.display()));
+    command.args([
+        "--force-not-root",
+        "--force-script-chrootless",
+        "--force-depends",
+    ]);
+    command.arg(format!("--log={}", root.join("dpkg.log").display()));
+    succeeds(command.args(arguments).args(packages)).map(drop)
+}
+
+#[test]
+fn packages_are_reproducible_install_upgrade_and_leave_nothing() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let target = built(&scratch)?;
+    let (one, two) = (scratch.file("one"), scratch.file("two"));
+    let first = packages(&target, &one, "1")?;
+    let again = packages(&target, &two, "1")?;
+    ensure!(first.len() == 2);
+    for (one, two) in first.iter().zip(&again) {
+        ensure!(
+            std::fs::read(one)? == std::fs::read(two)?,
+            "{} differs",
+            one.display()
+        );
+    }
+    let mut lintian = Command::new("lintian");
+    lintian.args(["--no-cfg", "--allow-root", "--fail-on", "warning,error"]);
+    let complaints = run(lintian.args(&first))?;
+    ensure!(
+        complaints.status.success(),
+        "{}{}",
+        text(&complaints.stdout),
+        text(&complaints.stderr)
+    );
+
+    let root = scratch.file("root");
+    for folder in [
+        "var/lib/dpkg/info",
+        "var/lib/dpkg/updates",
+        "etc",
+        "run",
+        "tmp",
+    ] {
+        std::fs::create_dir_all(root.join(folder))?;
+    }
+    for file in ["var/lib/dpkg/status", "var/lib/dpkg/available"] {
+        std::fs::write(root.join(file), "")?;
+    }
+    dpkg(&root, &["--install"], &first)?;
+    installed(&root)?;
+    let state = root.join("var/lib/lunette/state");
+    std::fs::create_dir_all(&state)?;
+    std::fs::write(root.join("etc/lunette/lunette.toml"), "# of the user\n")?;
+    let newer = packages(&target, &scratch.file("newer"), "2")?;
+    dpkg(&root, &["--install"], &newer)?;
+    installed(&root)?;
+    ensure!(state.exists(), "an upgrade loses what the daemon kept");
+    dpkg(&root, &["--remove", "lunette-lab", "lunette"], &[])?;
+    ensure!(!root.join("usr/bin/lunette").exists() && state.exists());
+    dpkg(&root, &["--purge", "lunette-lab", "lunette"], &[])?;
+    ensure!(!state.exists(), "purge leaves what the daemon kept");
+    ensure!(
+        root.join("etc/lunette/lunette.toml").exists(),
+        "purge takes the user's configuration"
+    );
+    let left = succeeds(
+        Command::new("find")
+            .arg(root.join("usr"))
+            .args(["-type", "f"]),
+    )
+    .unwrap_or_default();
+    ensure!(left.is_empty(), "{left}");
+    Ok(())
+}
+
+fn installed(root: &Path) -> Result<()> {
+    for (file, mode) in [
+        ("usr/bin/lunette", 0o755),
+        ("usr/bin/lunette-lab", 0o755),
+        ("usr/libexec/lunette/guest-bench", 0o755),
+        ("usr/libexec/lunette-vhost-user-blk", 0o755),
+        ("usr/lib/systemd/system/lunette.service", 0o644),
+        ("usr/share/qemu/vhost-user/50-lunette-blk.json", 0o644),
+        ("usr/share/man/man1/lunette-serve.1.gz", 0o644),
+        ("usr/share/man/man1/lunette-vm-run.1.gz", 0o644),
+        ("usr/share/bash-completion/completions/lunette", 0o644),
+        ("usr/share/doc/lunette/examples/lunette.toml", 0o644),
+        ("usr/share/doc/lunette-lab/copyright", 0o644),
+    ] {
+        let found =
+            std::fs::metadata(root.join(file)).with_context(|| format!("{file} is missing"))?;
+        let found = found.permissions().mode() & 0o777;
+        ensure!(found == mode, "{file} has the mode {found:o}");
+    }
+    let users = std::fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
+    ensure!(
+        users.contains("lunette:"),
+        "there is no user lunette: {users}"
+    );
+    ensure!(root.join("etc/lunette").is_dir());
+    let version = succeeds(Command::new(root.join("usr/bin/lunette")).arg("--version"))?;
+    ensure!(version.starts_with("lunette "), "{version}");
+    // One program finds the other.
+    let helped = succeeds(Command::new(root.join("usr/bin/lunette")).args(["image", "--help"]))?;
+    ensure!(helped.contains("convert"), "{helped}");
+    Ok(())
+}
