@@ -12,7 +12,14 @@ use vm::workspace;
 const LEVELS: [(&str, &[&str]); 5] = [
     (
         "words",
-        &["block", "latency", "guest_memory", "probes", "iscsi_name"],
+        &[
+            "block",
+            "latency",
+            "guest_memory",
+            "probes",
+            "iscsi_name",
+            "sandbox",
+        ],
     ),
     (
         "protocols",

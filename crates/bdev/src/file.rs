@@ -15,23 +15,25 @@ mod handle;
 mod medium;
 mod open;
 mod properties;
+mod reopen;
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::{Capacity, DiskInfo, Extent, Geometry};
-use rustix::fs::{Mode, OFlags, SeekFrom};
+use rustix::fs::{OFlags, SeekFrom};
 
 use crate::blocking::BlockingCalls;
 use crate::{Attach, BlockDevice, IoChannel, OpenError};
 pub use container::Container;
 use durability::Durability;
 pub use format::ImageFormat;
+use reopen::reopen;
 
 /// What stands between a client's write and the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -199,16 +201,6 @@ impl File {
     }
 }
 
-/// Opens the file behind a descriptor once more, with an open file description of its own.
-fn reopen(control: &OwnedFd, flags: OFlags) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", control.as_raw_fd());
-    Ok(rustix::fs::open(
-        path,
-        flags | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?)
-}
-
 fn open_flags(cache: CacheMode, read_only: bool) -> OFlags {
     let access = if read_only {
         OFlags::RDONLY
@@ -292,7 +284,7 @@ impl BlockDevice for File {
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let shared = self.shared.clone();
         let flags = open_flags(shared.cache, shared.info.read_only);
-        let fd = reopen(&shared.control, flags).map_err(|e| {
+        let fd = reopen(shared.control.as_fd(), flags).map_err(|e| {
             let path = shared.path.display();
             io::Error::new(
                 e.kind(),

@@ -27,6 +27,10 @@ pub struct Surroundings {
     /// Files that are not found here are nowhere; else the daemon, which another user may have started on another
     /// machine, is to look.
     pub files_are_here: bool,
+    /// The sandbox where nothing else is configured: `LUNETTE_SANDBOX`, for tests.
+    pub sandbox: sandbox::Mode,
+    /// Its paths, set apart by colons: `LUNETTE_SANDBOX_PATHS`.
+    pub sandbox_paths: Vec<PathBuf>,
 }
 
 impl Surroundings {
@@ -41,6 +45,9 @@ impl Surroundings {
         Surroundings {
             cpus,
             files_are_here: true,
+            sandbox: sandbox_of_environment(),
+            sandbox_paths: std::env::var_os("LUNETTE_SANDBOX_PATHS")
+                .map_or_else(Vec::new, |paths| std::env::split_paths(&paths).collect()),
         }
     }
 
@@ -56,6 +63,12 @@ impl Surroundings {
     fn workers_default(&self) -> usize {
         (self.cpus.len() / 2).clamp(1, 4)
     }
+}
+
+fn sandbox_of_environment() -> sandbox::Mode {
+    let word = std::env::var("LUNETTE_SANDBOX").unwrap_or_default();
+    let named = sandbox::Mode::WORDS.iter().find(|(name, _)| *name == word);
+    named.map_or_else(sandbox::Mode::default, |(_, mode)| *mode)
 }
 
 /// The configuration that `draft` says; every mistake that is left goes to `diagnostics`.
@@ -86,6 +99,10 @@ pub fn complete(
         },
         state: draft.state.map(|at| at.value),
         metrics_listen: draft.metrics_listen.map(|at| at.value),
+        sandbox: draft.sandbox.map_or(surroundings.sandbox, |at| at.value),
+        sandbox_paths: draft
+            .sandbox_paths
+            .map_or_else(|| surroundings.sandbox_paths.clone(), |at| at.value),
         workers: WorkersConfig {
             placement,
             poll: draft

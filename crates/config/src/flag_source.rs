@@ -57,6 +57,10 @@ pub struct Flags {
     pub readers_token_file: Option<String>,
     /// `--metrics-listen ADDRESS:PORT`
     pub metrics_listen: Option<String>,
+    /// `--sandbox off|log|enforce`
+    pub sandbox: Option<String>,
+    /// `--sandbox-path PATH`
+    pub sandbox_path: Vec<String>,
 }
 
 /// How a disk is said in a flag.

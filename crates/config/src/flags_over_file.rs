@@ -31,6 +31,20 @@ pub fn add(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
         &mut draft.discovery_auth,
         objects::read_file_name,
     );
+    for path in &flags.sandbox_path {
+        let mut more = None;
+        over.put(
+            "sandbox_path",
+            &Some(path.clone()),
+            &mut more,
+            objects::read_paths,
+        );
+        match (&mut draft.sandbox_paths, more) {
+            (Some(paths), Some(more)) => paths.value.extend(more.value),
+            (None, more) => draft.sandbox_paths = more,
+            (Some(_), None) => {}
+        }
+    }
     over.put(
         "control",
         &flags.control,
@@ -48,6 +62,12 @@ pub fn add(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
         &flags.metrics_listen,
         &mut draft.metrics_listen,
         objects::read_address,
+    );
+    over.put(
+        "sandbox",
+        &flags.sandbox,
+        &mut draft.sandbox,
+        objects::read_sandbox,
     );
     over.put(
         "api_listen",

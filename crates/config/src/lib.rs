@@ -10,6 +10,8 @@ mod check;
 mod devices;
 mod diagnostics;
 mod disk;
+#[cfg(test)]
+mod example_tests;
 mod flag_source;
 mod flags_over_file;
 mod iscsi;

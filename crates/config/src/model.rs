@@ -42,6 +42,10 @@ pub struct Config {
     pub state: Option<PathBuf>,
     /// Where metrics are served over TCP; `None`: on the control socket only.
     pub metrics_listen: Option<SocketAddr>,
+    /// What becomes of a thread that does what it has no need of.
+    pub sandbox: sandbox::Mode,
+    /// Folders and files that the daemon may open beside those of the configuration.
+    pub sandbox_paths: Vec<PathBuf>,
     /// The threads that do the work.
     pub workers: WorkersConfig,
     /// Named block devices.
@@ -71,6 +75,8 @@ impl Config {
             access: self.access.clone(),
             state: self.state.clone(),
             metrics_listen: self.metrics_listen,
+            sandbox: self.sandbox,
+            sandbox_paths: self.sandbox_paths.clone(),
             workers: self.workers.clone(),
             disks: Vec::new(),
             vhost_blk: Vec::new(),

@@ -87,6 +87,8 @@ pub struct Draft {
     pub state: Option<At<PathBuf>>,
     /// Where metrics are served over TCP.
     pub metrics_listen: Option<At<SocketAddr>>,
+    pub sandbox: Option<At<sandbox::Mode>>,
+    pub sandbox_paths: Option<At<Vec<PathBuf>>>,
     pub workers: WorkersDraft,
     pub poll: Option<At<PollLimit>>,
     pub network_poll: Option<At<PollLimit>>,
@@ -122,6 +124,8 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     let readers_token_file = read_file_name(&mut reader, "readers_token_file");
     let state = read_folder(&mut reader, "state");
     let metrics_listen = read_address(&mut reader, "metrics_listen");
+    let sandbox = read_sandbox(&mut reader, "sandbox");
+    let sandbox_paths = read_paths(&mut reader, "sandbox_paths");
     let discovery_auth = read_file_name(&mut reader, "discovery_auth");
     let count = reader.raw("workers");
     let cpus = reader.raw("cpus");
@@ -145,6 +149,8 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
         readers_token_file,
         state,
         metrics_listen,
+        sandbox,
+        sandbox_paths,
         workers: WorkersDraft {
             count: count.and_then(|value| read_workers(value, diagnostics)),
             cpus: cpus.and_then(|value| read_cpus(value, diagnostics)),
@@ -168,6 +174,37 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
         luns: Vec::new(),
         astray: Vec::new(),
     }
+}
+
+/// What the sandbox does.
+pub fn read_sandbox(reader: &mut Reader, key: &'static str) -> Option<At<sandbox::Mode>> {
+    reader.choice(key, &sandbox::Mode::WORDS)
+}
+
+/// Paths, as a list of texts; in a flag one path.
+pub fn read_paths(reader: &mut Reader, key: &'static str) -> Option<At<Vec<PathBuf>>> {
+    const ALLOWED: &str = "a list of paths, such as [\"/srv/disks\"]";
+    let value = reader.raw(key)?;
+    let items = match &value.value {
+        Raw::List(items) => items.as_slice(),
+        Raw::Word(_) => std::slice::from_ref(value),
+        _ => {
+            reader
+                .diagnostics()
+                .push(wrong(key, value).allowed(ALLOWED));
+            return None;
+        }
+    };
+    let mut paths = Vec::new();
+    for item in items {
+        match &item.value {
+            Raw::Text(text) | Raw::Word(text) if !text.is_empty() && !text.contains('\0') => {
+                paths.push(PathBuf::from(text));
+            }
+            _ => reader.diagnostics().push(wrong(key, item).allowed(ALLOWED)),
+        }
+    }
+    Some(At::new(paths, value.place.clone()))
 }
 
 /// An address to listen on, with its port.

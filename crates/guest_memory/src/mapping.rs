@@ -118,6 +118,7 @@ impl Mapping {
         if length == 0 {
             return Err(io::Error::from(rustix::io::Errno::INVAL));
         }
+        crate::used_pages::pagemap();
         // SAFETY: as in `shared_file`.
         let base = unsafe {
             mmap_anonymous(

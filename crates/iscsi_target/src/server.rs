@@ -145,7 +145,10 @@ impl Server {
         let accepting = state.clone();
         let thread = std::thread::Builder::new()
             .name("iscsi".into())
-            .spawn(move || accept_all(&accepting))?;
+            .spawn(move || match sandbox::confine(sandbox::Thread::Session) {
+                Ok(()) => accept_all(&accepting),
+                Err(error) => tracing::error!("no initiator is served: {error}"),
+            })?;
         Ok(Server {
             state,
             thread: Some(thread),

@@ -179,6 +179,13 @@ pub struct Configuration {
     /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics; with a token file only to clients with a token
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics_listen: Option<String>,
+    /// System calls and files that the daemon has no need of: off, log (name them in the kernel's log) or enforce (end the
+    /// process) [default: log]
+    #[arg(long, value_name = "MODE")]
+    pub sandbox: Option<String>,
+    /// Folder that --sandbox=enforce allows beside those of disks, sockets and state: for disks that are added later
+    #[arg(long, value_name = "PATH")]
+    pub sandbox_path: Vec<String>,
 }
 
 impl Configuration {
@@ -207,6 +214,8 @@ impl Configuration {
             token_file: self.token_file.clone(),
             readers_token_file: self.readers_token_file.clone(),
             metrics_listen: self.metrics_listen.clone(),
+            sandbox: self.sandbox.clone(),
+            sandbox_path: self.sandbox_path.clone(),
         }
     }
 }

@@ -16,7 +16,7 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 use serde_json::{Value, json};
 
 use crate::cli::{BlkProgram, ProgramArguments, ScsiProgram};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{self, Failure, Outcome};
 use crate::serve;
 
 /// Enough for one device; it costs nothing while the device is idle.
@@ -122,11 +122,14 @@ fn queues(common: &ProgramArguments) -> Result<u16, Failure> {
 }
 
 fn empty() -> Config {
+    let surroundings = config::Surroundings::of_this_process();
     Config {
         control: None,
         state: None,
         access: AccessConfig::default(),
         metrics_listen: None,
+        sandbox: surroundings.sandbox,
+        sandbox_paths: surroundings.sandbox_paths,
         workers: WorkersConfig {
             placement: Placement::Count(1),
             poll: PollLimit::Micros(POLL_MICROS),
@@ -189,6 +192,7 @@ fn serve_one(config: Config, export: String, common: &ProgramArguments) -> Outco
         inherited,
         ..StartOptions::default()
     };
+    daemon::confine(&config, &options, None).map_err(failure::not_started)?;
     serve::serve(config, options, None)
 }
 

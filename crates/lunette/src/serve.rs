@@ -25,6 +25,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     let (file, flags) = (configuration.config.clone(), configuration.flags());
     let surroundings = Surroundings::of_this_process();
     let config = config::load(file.as_deref(), &flags, &surroundings).map_err(failure::mistaken)?;
+    let file_of_config = file.clone();
     // Paths of the configuration are relative to the folder of the start, and the daemon stays in it.
     let reload: Option<Reload> = file.map(|file| {
         let read = move || config::load(Some(&file), &flags, &surroundings);
@@ -40,6 +41,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
         without_stamps: arguments.without_stamps,
         reload,
     };
+    daemon::confine(&config, &options, file_of_config.as_deref()).map_err(failure::not_started)?;
     serve(config, options, Notifier::from_environment())
 }
 

@@ -447,7 +447,13 @@ fn start_worker(
             }
             // The ring belongs to the thread that makes it.
             let ring = Ring::new(RING_ENTRIES);
-            match ring.and_then(|ring| Worker::new(mailbox, index, poll, ring, ledger)) {
+            let worker = ring.and_then(|ring| Worker::new(mailbox, index, poll, ring, ledger));
+            // From here on it needs nothing that has a name.
+            let confined = worker.and_then(|worker| {
+                sandbox::confine(sandbox::Thread::Worker)?;
+                Ok(worker)
+            });
+            match confined {
                 Ok(worker) => {
                     drop(ready.send(Ok(())));
                     let _end = EndProcessOnPanic(index);

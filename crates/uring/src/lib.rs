@@ -16,6 +16,7 @@ mod memory;
 mod message;
 mod now;
 mod ramp;
+mod restrict;
 mod ring;
 mod setup;
 mod signal;

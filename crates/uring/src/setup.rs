@@ -8,6 +8,8 @@ use std::io;
 
 use io_uring::{EnterFlags, IoUring};
 
+use crate::restrict;
+
 /// Completion slots per submission slot: more operations may be in flight than are submitted at once.
 const COMPLETIONS_PER_SUBMISSION: u32 = 4;
 
@@ -31,6 +33,7 @@ pub(crate) fn build_level(entries: u32, level: u32) -> io::Result<IoUring> {
     builder
         .setup_clamp()
         .dontfork()
+        .setup_r_disabled()
         .setup_cqsize(entries.saturating_mul(COMPLETIONS_PER_SUBMISSION));
     match level {
         0 => {
@@ -43,7 +46,9 @@ pub(crate) fn build_level(entries: u32, level: u32) -> io::Result<IoUring> {
         }
         _ => {}
     }
-    builder.build(entries)
+    let ring = builder.build(entries)?;
+    restrict::restrict_and_enable(&ring)?;
+    Ok(ring)
 }
 
 fn check_features(ring: IoUring) -> io::Result<IoUring> {

@@ -185,7 +185,11 @@ impl Server {
         let accepting = state.clone();
         let thread = thread::Builder::new()
             .name("vhost-user".into())
-            .spawn(move || accept_all(&accepting))?;
+            .spawn(move || match sandbox::confine(sandbox::Thread::Session) {
+                // Threads of sessions are started by this one, and inherit it.
+                Ok(()) => accept_all(&accepting),
+                Err(error) => tracing::error!("no front end is served: {error}"),
+            })?;
         Ok(Server {
             state,
             thread: Some(thread),
@@ -227,7 +231,9 @@ impl Server {
             .iter_mut()
             .rev()
             .find(|export| export.device.name() == name);
-        export.map_or(Ok(()), |export| start_session(export, stream, &self.state))
+        export.map_or(Ok(()), |export| {
+            start_session(export, stream, &self.state, true)
+        })
     }
 
     fn add(
@@ -456,7 +462,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
 fn start_or_log(export: &mut Export, stream: UnixStream, state: &Arc<State>) {
     // Its slot is free: what is left of the last one ends by itself.
     export.end_session();
-    if let Err(error) = start_session(export, stream, state) {
+    if let Err(error) = start_session(export, stream, state, false) {
         tracing::warn!(
             export = export.device.name(),
             "cannot serve a front end: {error}"
@@ -488,7 +494,13 @@ impl Drop for Leaving {
     }
 }
 
-fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) -> io::Result<()> {
+/// `confines`: the caller is not confined itself, so the session's thread has nothing to inherit.
+fn start_session(
+    export: &mut Export,
+    stream: UnixStream,
+    state: &Arc<State>,
+    confines: bool,
+) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     let (device, state, slot) = (export.device.clone(), state.clone(), export.session.clone());
     let held_up = export.held_up.clone();
@@ -509,6 +521,10 @@ fn start_session(export: &mut Export, stream: UnixStream, state: &Arc<State>) ->
                 export: export.clone(),
                 over: is_over,
             };
+            if confines && let Err(error) = sandbox::confine(sandbox::Thread::Session) {
+                tracing::error!("cannot set up a session: {error}");
+                return;
+            }
             let started = move |handle| {
                 let mut slot = lock(&in_place);
                 *slot = Some(handle);

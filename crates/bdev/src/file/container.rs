@@ -30,7 +30,7 @@ impl File {
     /// What the system says.
     pub fn container(&self) -> io::Result<Container> {
         let access = super::open_flags(super::CacheMode::Writeback, self.shared.info.read_only);
-        let fd = super::reopen(&self.shared.control, access)?;
+        let fd = super::reopen(self.shared.control.as_fd(), access)?;
         Ok(Container {
             shared: Arc::clone(&self.shared),
             file: Arc::new(fd.into()),

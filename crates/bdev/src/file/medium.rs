@@ -1,7 +1,7 @@
 //! A file or block device as what a disk's identity is kept with. Tests: the identities of the daemon.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -110,7 +110,7 @@ impl Medium for Shared {
     }
 
     fn reopen(&self) -> io::Result<OwnedFd> {
-        super::reopen(&self.control, OFlags::RDONLY | OFlags::NONBLOCK)
+        super::reopen(self.control.as_fd(), OFlags::RDONLY | OFlags::NONBLOCK)
     }
 }
 

@@ -319,7 +319,7 @@ fn determine_alignment(
         )
     };
     // Also shows, while there is somebody to tell, that handles can be opened.
-    let handle = reopen(control, flags).map_err(|error| match error.raw_os_error() {
+    let handle = reopen(control.as_fd(), flags).map_err(|error| match error.raw_os_error() {
         Some(libc::EINVAL) if options.cache == CacheMode::None => no_direct(),
         _ => fail(
             path,

@@ -116,10 +116,15 @@ impl Image {
         let thread = std::thread::Builder::new().name("image-owner".to_owned());
         let (started, has_started) = channel();
         let spawned = thread.spawn(move || match opened.start() {
-            Ok(owner) => {
-                started.send(Ok(())).ok();
-                owner.run(&waiting);
-            }
+            Ok(owner) => match sandbox::confine(sandbox::Thread::Device) {
+                Ok(()) => {
+                    started.send(Ok(())).ok();
+                    owner.run(&waiting);
+                }
+                Err(error) => {
+                    started.send(Err(error.into())).ok();
+                }
+            },
             Err(error) => {
                 started.send(Err(error)).ok();
             }

@@ -160,6 +160,8 @@ impl Plan {
             ),
             ("/state", now.state != next.state),
             ("/metrics_listen", now.metrics_listen != next.metrics_listen),
+            ("/sandbox", now.sandbox != next.sandbox),
+            ("/sandbox_paths", now.sandbox_paths != next.sandbox_paths),
             ("/iscsi_limits", now.iscsi_limits != next.iscsi_limits),
             (placement, ran.placement != run.placement),
             ("/poll_us", ran.poll != run.poll),

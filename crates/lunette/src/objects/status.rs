@@ -60,6 +60,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
         ),
     };
     line(kept);
+    line(sandbox_line(&status));
     line(String::new());
     for export in exports.iter().take(EXPORTS_SHOWN) {
         let sessions = export.status().map_or(0, |status| status.sessions);
@@ -90,6 +91,21 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
     verdict(&worries)
+}
+
+/// A kernel that is too old is no fault of the daemon, so it is said and nothing to worry about.
+fn sandbox_line(status: &Status) -> String {
+    let mode = match status.sandbox.as_str() {
+        "" => "unknown",
+        mode => mode,
+    };
+    match status.sandbox_missing.is_empty() {
+        true => format!("sandbox: {mode}"),
+        false => format!(
+            "sandbox: {mode}, but the kernel lacks {}",
+            status.sandbox_missing.join(", ")
+        ),
+    }
 }
 
 fn verdict(worries: &[String]) -> Outcome {

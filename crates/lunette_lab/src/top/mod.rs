@@ -122,7 +122,7 @@ fn look(client: &Client) -> Result<Look, ClientError> {
 
 /// What the screen waits for.
 enum Input {
-    Look(Result<Look, String>),
+    Look(Box<Result<Look, String>>),
     Key(Key),
     /// Nobody sends keys any more: the terminal is gone.
     NoKeys,
@@ -141,7 +141,7 @@ fn show<B: Backend<Error = std::io::Error>>(
         loop {
             std::thread::sleep(interval);
             let answer = look(&client).map_err(|error| error.to_string());
-            if looks.send(Input::Look(answer)).is_err() {
+            if looks.send(Input::Look(Box::new(answer))).is_err() {
                 return;
             }
         }
@@ -160,7 +160,7 @@ fn show<B: Backend<Error = std::io::Error>>(
         let size = terminal.size()?;
         loop {
             match inputs.recv_timeout(SIZE_INTERVAL) {
-                Ok(Input::Look(look)) => screen.looked(look),
+                Ok(Input::Look(look)) => screen.looked(*look),
                 Ok(Input::Key(key)) if screen.key(key) == Wish::Leave => return Ok(()),
                 Ok(Input::Key(_)) => {}
                 Ok(Input::NoKeys) => return Ok(()),

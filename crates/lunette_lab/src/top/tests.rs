@@ -62,6 +62,8 @@ fn look(seconds: u64) -> Look {
             version: "0.1.0".to_owned(),
             pid: 4711,
             uptime_seconds: seconds,
+            sandbox: "log".to_owned(),
+            sandbox_missing: Vec::new(),
             workers: 2,
             disks: Vec::<DiskStatus>::new(),
             exports: vec![

@@ -1,0 +1,57 @@
+//! Opens a file that is open once more, with an open file description of its own.
+//!
+//! The path is one of /proc, and a confined worker opens no path: one thread of the process opens for all. It is started by the
+//! control plane, with the first file, and lasts as long as the process. A worker waits for it as long as it would for its own call.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rustix::fs::{Mode, OFlags};
+
+struct Request {
+    path: String,
+    flags: OFlags,
+    answer: Sender<io::Result<OwnedFd>>,
+}
+
+static OPENER: OnceLock<Mutex<Sender<Request>>> = OnceLock::new();
+
+/// Starts the thread, if it does not run: to be called where paths can be opened.
+pub fn prepare() -> io::Result<()> {
+    if OPENER.get().is_some() {
+        return Ok(());
+    }
+    let (sender, requests) = channel::<Request>();
+    std::thread::Builder::new()
+        .name("reopen".to_owned())
+        .spawn(move || {
+            for request in requests {
+                let opened = rustix::fs::open(request.path, request.flags, Mode::empty());
+                // Whoever asked may have been ended meanwhile.
+                request.answer.send(opened.map_err(io::Error::from)).ok();
+            }
+        })?;
+    // If another caller was first, this one's thread ends with its sender.
+    OPENER.set(Mutex::new(sender)).ok();
+    Ok(())
+}
+
+/// Opens what is behind `control` once more.
+pub fn reopen(control: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
+    prepare()?;
+    let ended = || io::Error::other("the thread that opens files has ended");
+    let (answer, answered) = channel();
+    let request = Request {
+        path: format!("/proc/self/fd/{}", control.as_raw_fd()),
+        flags: flags | OFlags::CLOEXEC,
+        answer,
+    };
+    let opener = OPENER.get().ok_or_else(ended)?;
+    let sender = opener.lock().unwrap_or_else(PoisonError::into_inner);
+    sender.send(request).map_err(|_| ended())?;
+    drop(sender);
+    // `control` is borrowed until the answer is there, so that its number means the same file.
+    answered.recv().map_err(|_| ended())?
+}

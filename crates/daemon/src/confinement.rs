@@ -1,0 +1,135 @@
+//! Which files the sandbox leaves to the daemon: what the configuration names, `sandbox_paths`, and what libraries read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use config::{BlockDeviceConfig, Config, ExportRef};
+use sandbox::{Mode, Paths};
+
+use crate::running::{StartError, StartOptions};
+use crate::state;
+
+/// What libraries and the daemon read of the system: names of hosts and groups, shared libraries that are loaded late, properties of
+/// disks and of this process.
+const SYSTEM: [&str; 11] = [
+    "/etc",
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/proc",
+    "/sys",
+    "/dev/urandom",
+    "/dev/random",
+    "/run/systemd/resolve",
+    "/run/NetworkManager",
+    "/run/resolvconf",
+];
+/// Where Ceph's libraries have their sockets and logs, if they are configured to.
+const CEPH: [&str; 3] = ["/run/ceph", "/var/log/ceph", "/var/lib/ceph"];
+
+/// Confines the process as `config` says, before it has any other thread; `config_file` can be read again later.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn confine(
+    config: &Config,
+    options: &StartOptions,
+    config_file: Option<&Path>,
+) -> Result<(), StartError> {
+    let paths = match config.sandbox {
+        Mode::Enforce => paths(config, options, config_file),
+        Mode::Off | Mode::Log => Paths::default(),
+    };
+    let report = sandbox::begin(config.sandbox, &paths).map_err(|error| error.to_string())?;
+    if report.mode != Mode::Off {
+        tracing::debug!(mode = %report.mode, "sandbox");
+    }
+    for missing in &report.missing {
+        tracing::warn!("sandbox: this kernel lacks {missing}");
+    }
+    Ok(())
+}
+
+fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) -> Paths {
+    let mut paths = Paths {
+        // A service manager in a container may listen on such a socket.
+        abstract_sockets: std::env::var_os("NOTIFY_SOCKET")
+            .is_some_and(|socket| socket.to_string_lossy().starts_with('@')),
+        ..Paths::default()
+    };
+    paths.read.extend(SYSTEM.iter().map(PathBuf::from));
+    paths.write.push(PathBuf::from("/dev/null"));
+    let access = &config.access;
+    let secrets = [
+        &access.token_file,
+        &access.readers_token_file,
+        &config.discovery_auth,
+    ];
+    let users = config.iscsi.iter().map(|target| &target.chap_users);
+    for file in secrets.into_iter().chain(users).flatten() {
+        paths.read.push(folder_of(file));
+    }
+    paths.read.extend(config_file.map(folder_of));
+
+    let passed = options.passed_control.as_ref().map(|passed| &passed.path);
+    let control = config.control.as_ref().or(passed);
+    let control = control
+        .or(options.control.as_ref())
+        .map(|path| folder_of(path));
+    let state = config.state.clone().or_else(state::default_folder);
+    for folder in [control, state].into_iter().flatten() {
+        // It is made when it is first needed, and a rule needs it now. What cannot be made is reported then.
+        fs::create_dir_all(&folder).ok();
+        paths.write.push(folder);
+    }
+    let sockets = config.exports().filter_map(ExportRef::socket);
+    paths.write.extend(sockets.map(|socket| folder_of(socket)));
+    for disk in &config.disks {
+        let list = match disk.read_only {
+            true => &mut paths.read,
+            false => &mut paths.write,
+        };
+        match &disk.backend {
+            BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {
+                list.push(place_of(path));
+            }
+            BlockDeviceConfig::Rbd(_) => paths.write.extend(CEPH.iter().map(PathBuf::from)),
+            BlockDeviceConfig::Ram { .. }
+            | BlockDeviceConfig::Null { .. }
+            | BlockDeviceConfig::Delay { .. }
+            | BlockDeviceConfig::Iscsi(_) => {}
+        }
+    }
+    paths.write.extend(config.sandbox_paths.iter().cloned());
+    paths
+}
+
+fn folder_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// The folder that has the file, for a file may be replaced; of a device its node alone, for the folder has all others. A device
+/// that is not there yet has no node to name.
+fn place_of(path: &Path) -> PathBuf {
+    let found = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    match found.starts_with("/dev") && found.exists() {
+        true => found,
+        false => folder_of(&found),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_is_allowed_alone_and_a_file_with_its_folder() {
+        assert_eq!(place_of(Path::new("/dev/null")), Path::new("/dev/null"));
+        assert_eq!(place_of(Path::new("/etc/hostname")), Path::new("/etc"));
+        assert_eq!(place_of(Path::new("d0.raw")), Path::new("."));
+        assert_eq!(place_of(Path::new("/dev/none/d0")), Path::new("/dev/none"));
+    }
+}

@@ -1,0 +1,80 @@
+//! A store whose files are opened by a thread of its own: a worker that carries a command out which changes saved state waits for the
+//! thread, and opens nothing itself. The thread ends with the store.
+
+use std::io;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, PoisonError};
+
+use scsi::Store;
+
+type Task = Box<dyn FnOnce(&dyn Store) + Send>;
+
+/// Hands what it is asked for to the thread that has the files.
+pub(crate) struct StateThread(Mutex<Sender<Task>>);
+
+impl StateThread {
+    /// Starts the thread over `store`.
+    pub fn start(store: impl Store + 'static) -> io::Result<StateThread> {
+        let (sender, tasks) = channel::<Task>();
+        std::thread::Builder::new()
+            .name("state".to_owned())
+            .spawn(move || {
+                for task in tasks {
+                    task(&store);
+                }
+            })?;
+        Ok(StateThread(Mutex::new(sender)))
+    }
+
+    fn call<T: Send + 'static>(
+        &self,
+        task: impl FnOnce(&dyn Store) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let (answer, answered) = channel();
+        let task: Task = Box::new(move |store| drop(answer.send(task(store))));
+        let gone = || io::Error::other("the thread that keeps state has ended");
+        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sender.send(task).map_err(|_| gone())?;
+        drop(sender);
+        answered.recv().map_err(|_| gone())
+    }
+}
+
+impl Store for StateThread {
+    fn load(&self, key: &str) -> Option<Vec<u8>> {
+        let key = key.to_owned();
+        let loaded = self.call(move |store| store.load(&key));
+        loaded.unwrap_or_else(|error| {
+            tracing::error!("cannot read saved state, ignoring it: {error}");
+            None
+        })
+    }
+
+    fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
+        let (key, bytes) = (key.to_owned(), bytes.to_vec());
+        self.call(move |store| store.save(&key, &bytes))?
+    }
+
+    fn remove(&self, key: &str) {
+        let key = key.to_owned();
+        if let Err(error) = self.call(move |store| store.remove(&key)) {
+            tracing::warn!("cannot remove saved state: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use scsi::MemoryStore;
+
+    use super::*;
+
+    #[test]
+    fn what_is_saved_is_loaded_until_it_is_removed() {
+        let store = StateThread::start(MemoryStore::default()).unwrap();
+        store.save("k", b"v").unwrap();
+        assert_eq!(store.load("k").as_deref(), Some(&b"v"[..]));
+        store.remove("k");
+        assert_eq!(store.load("k"), None);
+    }
+}
