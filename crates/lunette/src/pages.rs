@@ -27,12 +27,7 @@ mod tests {
     #[test]
     fn every_subcommand_has_a_page_with_its_examples() {
         let pages = pages().all();
-        for wanted in [
-            "lunette.1",
-            "lunette-serve.1",
-            "lunette-top.1",
-            "lunette-vhost-user-blk.1",
-        ] {
+        for wanted in ["lunette.1", "lunette-serve.1", "lunette-vhost-user-blk.1"] {
             let found = pages.iter().find(|(name, _)| name == wanted);
             let (_, page) = found.unwrap_or_else(|| panic!("{wanted} is missing"));
             assert!(
