@@ -26,7 +26,8 @@ use utoipa_axum::routes;
 use super::error_responses::problem;
 use super::{ErrorResponse, View};
 use super::{
-    clients, configuration, disks, events, exports, latency, log, luns, metrics, status, version,
+    clients, configuration, disks, events, exports, latency, log, luns, metrics, page, status,
+    version,
 };
 use crate::disks::{Devices, open_elsewhere};
 use crate::objects::{Change, How, Made, Manager, Work};
@@ -275,6 +276,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(configuration::changes))
         .routes(routes!(configuration::reload))
         .routes(routes!(events::listen))
+        .routes(routes!(page::get))
         .routes(routes!(describe))
 }
 

@@ -16,6 +16,7 @@ mod latency;
 mod log;
 mod luns;
 mod metrics;
+mod page;
 mod problem;
 mod server;
 mod socket;

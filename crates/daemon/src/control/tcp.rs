@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header;
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use hyper::server::conn::http1;
@@ -18,8 +18,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 
 use super::ErrorResponse;
-use super::access::{Peer, check};
+use super::access::{Peer, Right, check};
 use super::api::{Api, router};
+use super::page;
 use super::server::HEAD_TIME;
 use super::token::Tokens;
 use crate::tcp_service::TcpService;
@@ -60,9 +61,16 @@ impl TcpServer {
     }
 }
 
-/// Nobody without a token comes further than here, whatever is asked for.
+/// Nobody without a token comes further than here, but to the page.
 async fn recognise(State(tokens): State<Tokens>, mut request: Request, next: Next) -> Response {
-    match tokens.right(request.headers()) {
+    let known = match tokens.right(request.headers()) {
+        // The page has nothing of the daemon in it, and asks for the token.
+        Err(_) if request.method() == Method::GET && request.uri().path() == page::PATH => {
+            Ok(Right::Read)
+        }
+        known => known,
+    };
+    match known {
         Ok(right) => {
             request.headers_mut().remove(header::AUTHORIZATION);
             request.extensions_mut().insert(ConnectInfo(Peer { right }));

@@ -1,0 +1,157 @@
+//! The page for browsers: what it shows of a daemon under load, in headless Chromium, from a phone's width up; what it asks for; and that
+//! it names nobody else. Needs: chromium. Takes: 30 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::rig::free_portal;
+use end_to_end::{Context, Result, Rig, Scratch, ensure};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+use vhost_frontend::VerifiedLoad;
+
+const TOKEN: &str = "control-control-1";
+
+struct Shown {
+    rig: Rig,
+    address: String,
+}
+
+fn serve() -> Result<Shown> {
+    let address = free_portal()?.to_string();
+    let rig = Rig::prepared(|scratch, daemon| {
+        let token = scratch.file("token");
+        std::fs::write(&token, TOKEN)?;
+        std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+        let daemon = daemon.disk("d7=ram:32M").vhost_blk("d7");
+        let daemon = daemon.disk("odd=file:absent.raw");
+        let token = token.display().to_string();
+        Ok(daemon.arguments(["--api-listen", &address, "--token-file", &token]))
+    })?;
+    Ok(Shown { rig, address })
+}
+
+/// The document as a browser has it after some seconds.
+fn dom(scratch: &Scratch, address: &str, more: &[String]) -> Result<String> {
+    let profile = scratch.file("profile");
+    let output = Command::new("chromium")
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--virtual-time-budget=6000",
+        ])
+        .arg(format!("--user-data-dir={}", profile.display()))
+        .args(more)
+        .arg(address)
+        .output()
+        .context("cannot run chromium; hint: apt-get install chromium")?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn the_page_shows_disks_and_stages_of_a_daemon_under_load() -> Result<()> {
+    let shown = serve()?;
+    let load = VerifiedLoad::start(&shown.rig.socket("d7"))?;
+    load.goes_on(Duration::from_secs(60))?;
+    let scratch = Scratch::new()?;
+    let address = format!("http://{}/#token={TOKEN}", shown.address);
+    let dump = ["--dump-dom".to_owned()];
+    let document = dom(&scratch, &address, &dump)?;
+    for word in [
+        "1 of 2 disks need attention",
+        ">d7<",
+        ">odd<",
+        ">popped<",
+        ">reaped<",
+        "vhost-blk",
+        "32.0 MiB",
+    ] {
+        ensure!(document.contains(word), "no {word} in {document}");
+    }
+    ensure!(
+        document.contains("id=\"login\" class=\"note\" hidden"),
+        "it asks for a token that it has"
+    );
+    for size in ["1280,900", "360,740"] {
+        let picture = scratch.file(&format!("{size}.png"));
+        let more = [
+            format!("--screenshot={}", picture.display()),
+            format!("--window-size={size}"),
+        ];
+        dom(&scratch, &address, &more)?;
+        looks_like_a_picture(&picture)?;
+    }
+    ensure!(load.finish()? > 0);
+    Ok(())
+}
+
+fn looks_like_a_picture(path: &Path) -> Result<()> {
+    let bytes = std::fs::read(path).context("no screenshot")?;
+    ensure!(
+        bytes.starts_with(b"\x89PNG") && bytes.len() > 5000,
+        "{} bytes",
+        bytes.len()
+    );
+    if let Some(folder) = std::env::var_os("LUNETTE_SCREENSHOTS") {
+        let name = path.file_name().context("no name")?;
+        std::fs::copy(path, Path::new(&folder).join(name))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_page_is_for_everybody_and_data_for_those_with_a_token() -> Result<()> {
+    let shown = serve()?;
+    let ask = |path: &str, token: Option<&str>| -> Result<(String, String)> {
+        let mut command = Command::new("curl");
+        command.args(["-s", "-i", "--path-as-is"]);
+        if let Some(token) = token {
+            command.args(["-H", &format!("Authorization: Bearer {token}")]);
+        }
+        let output = command
+            .arg(format!("http://{}{path}", shown.address))
+            .output();
+        let output = output.context("cannot run curl; hint: apt-get install curl")?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (head, body) = text.split_once("\r\n\r\n").context("no answer")?;
+        Ok((head.to_lowercase(), body.to_owned()))
+    };
+    let (head, body) = ask("/", None)?;
+    ensure!(
+        head.starts_with("http/1.1 200") && head.contains("content-type: text/html"),
+        "{head}"
+    );
+    ensure!(
+        head.contains("content-security-policy: default-src 'none'"),
+        "{head}"
+    );
+    ensure!(body.contains("<title>Lunette</title>") && !body.contains("d7"));
+    for path in ["/v1/status", "/v1/statistics", "//", "/?x", "/v1/../"] {
+        let (head, body) = ask(path, None)?;
+        let is_page = path == "/?x";
+        ensure!(
+            head.starts_with("http/1.1 401") != is_page,
+            "{path}: {head}"
+        );
+        ensure!(!body.contains("d7"), "{path}: {body}");
+    }
+    let scratch = Scratch::new()?;
+    let dump = ["--dump-dom".to_owned()];
+    let document = dom(&scratch, &format!("http://{}/", shown.address), &dump)?;
+    ensure!(
+        document.contains("a token is needed") && !document.contains(">d7<"),
+        "{document}"
+    );
+    let document = dom(
+        &scratch,
+        &format!("http://{}/#token=wrong", shown.address),
+        &dump,
+    )?;
+    ensure!(
+        document.contains("wrong token") && !document.contains(">d7<"),
+        "{document}"
+    );
+    Ok(())
+}
