@@ -35,9 +35,12 @@ programs = -p lunette -p lunette_lab
 agent_directory = $(target_directory)/guest-agent
 guest_programs = $(agent_directory)/x86_64-unknown-linux-gnu/release
 release = $(CARGO) build --release $(if $(profile),--config 'build.rustflags=["-Cprofile-use=$(profile)"]')
+# The daemon as one file that needs no library.
+musl = x86_64-unknown-linux-musl
+static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build profile demo bench bench-iscsi bench-rbd test test-fast test-one check unit guests fuzz deb install uninstall clean
+.PHONY: help build profile demo bench bench-iscsi bench-rbd test test-fast test-one check unit guests fuzz deb static oci install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +126,14 @@ fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
 		echo "fuzz: $$fuzz_target for $(FUZZ_SECONDS) s"; \
 		$(CARGO) +nightly fuzz run "$$fuzz_target" -- -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; \
 	done
+
+static: ## One statically linked program of the daemon (musl), for any Linux on x86-64; without Ceph, whose libraries cannot be loaded
+	@scripts/setup static
+	$(release) -p lunette --target $(musl)
+	@echo $(static_program)
+
+oci: static ## That program as an OCI image layout, in target/oci, and as target/oci.tar, without a container engine
+	@scripts/oci $(static_program) $(target_directory)/oci
 
 deb: ## Debian packages of the built programs, in OUT (target/debian)
 	@test -x $(target_directory)/release/lunette || { echo "deb: nothing is built yet; hint: make build" >&2; exit 1; }

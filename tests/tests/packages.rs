@@ -1,5 +1,5 @@
 //! Debian packages: built twice alike, without a complaint of lintian, installed below a folder, upgraded over, removed and purged; what
-//! they install runs. Needs: dpkg-dev, lintian. Takes: 60 s.
+//! they install runs. The image for containers: built twice alike, its digests, its program. Needs: dpkg-dev, lintian. Takes: 60 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, Scratch, ensure};
@@ -172,5 +172,73 @@ fn installed(root: &Path) -> Result<()> {
     // One program finds the other.
     let helped = succeeds(Command::new(root.join("usr/bin/lunette")).args(["image", "--help"]))?;
     ensure!(helped.contains("convert"), "{helped}");
+    Ok(())
+}
+
+/// The image of this build's program. That program is not linked statically, so it runs on this system only.
+fn image(program: &Path, out: &Path) -> Result<PathBuf> {
+    let mut command = Command::new(vm::workspace().join("scripts/oci"));
+    command
+        .arg(program)
+        .arg(out)
+        .env("SOURCE_DATE_EPOCH", "1795000000")
+        .env("LUNETTE_COMMIT", "test")
+        .env("OCI_LEVEL", "1");
+    Ok(PathBuf::from(succeeds(&mut command)?.trim()))
+}
+
+/// The JSON or the bytes that a descriptor names, after its digest and size have been compared.
+fn blob(layout: &Path, descriptor: &serde_json::Value) -> Result<(PathBuf, serde_json::Value)> {
+    let digest = descriptor["digest"].as_str().context("no digest")?;
+    let sum = digest.strip_prefix("sha256:").context("another digest")?;
+    let path = layout.join("blobs/sha256").join(sum);
+    let counted = succeeds(Command::new("sha256sum").arg(&path))?;
+    ensure!(counted.starts_with(sum), "{digest}: {counted}");
+    let size = std::fs::metadata(&path)?.len();
+    ensure!(descriptor["size"].as_u64() == Some(size), "{descriptor}");
+    let json = serde_json::from_slice(&std::fs::read(&path)?).unwrap_or_default();
+    Ok((path, json))
+}
+
+#[test]
+fn image_layout_is_reproducible_and_has_the_program() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let program = scratch.file("lunette");
+    let built = lunette_program(Profile::Dev)?;
+    succeeds(Command::new("strip").arg("-o").arg(&program).arg(built))?;
+    let layout = scratch.file("oci");
+    let packed = image(&program, &layout)?;
+    let again = image(&program, &scratch.file("again"))?;
+    ensure!(
+        std::fs::read(packed)? == std::fs::read(again)?,
+        "the same program gives other bytes"
+    );
+
+    let read = |name: &str| -> Result<serde_json::Value> {
+        Ok(serde_json::from_slice(&std::fs::read(layout.join(name))?)?)
+    };
+    ensure!(read("oci-layout")?["imageLayoutVersion"] == "1.0.0");
+    let index = read("index.json")?;
+    let (_, manifest) = blob(&layout, &index["manifests"][0])?;
+    let (_, config) = blob(&layout, &manifest["config"])?;
+    let (layer, _) = blob(&layout, &manifest["layers"][0])?;
+    ensure!(config["config"]["Entrypoint"][0] == "/usr/bin/lunette");
+    let mut unpacked = Command::new("sh");
+    unpacked.args(["-c", "zcat \"$1\" | sha256sum", "sh"]);
+    let unpacked = succeeds(unpacked.arg(&layer))?;
+    let sum = unpacked.split(' ').next().unwrap_or_default();
+    ensure!(
+        config["rootfs"]["diff_ids"][0] == format!("sha256:{sum}"),
+        "{config}"
+    );
+
+    let root = scratch.file("image-root");
+    std::fs::create_dir_all(&root)?;
+    let mut untar = Command::new("tar");
+    untar.arg("--extract").arg("--gzip").arg("--file");
+    succeeds(untar.arg(&layer).arg("--directory").arg(&root))?;
+    let version = succeeds(Command::new(root.join("usr/bin/lunette")).arg("--version"))?;
+    ensure!(version.starts_with("lunette "), "{version}");
+    ensure!(root.join("etc/lunette").is_dir() && root.join("run/lunette").is_dir());
     Ok(())
 }

@@ -35,7 +35,7 @@ struct Region {
 }
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
-const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 /// A page of zeroes that was only ever read.

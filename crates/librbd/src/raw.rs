@@ -116,7 +116,7 @@ functions! {
         rados: fn rados_write_op_create(WriteOp, c_int, *const c_char);
         rados: fn rados_write_op_cmpext(WriteOp, *const c_char, usize, u64, *mut c_int);
         rados: fn rados_write_op_write_full(WriteOp, *const c_char, usize);
-        rados: fn rados_write_op_operate(WriteOp, IoCtx, *const c_char, *mut libc::time_t, c_int) -> c_int;
+        rados: fn rados_write_op_operate(WriteOp, IoCtx, *const c_char, *mut libc::c_long, c_int) -> c_int;
         rados: fn rados_read(IoCtx, *const c_char, *mut c_char, usize, u64) -> c_int;
         rados: fn rados_watch3(IoCtx, *const c_char, *mut u64, NotifiedCallback, WatchErrorCallback, u32, *mut c_void) -> c_int;
         rados: fn rados_watch_check(IoCtx, u64) -> c_int;

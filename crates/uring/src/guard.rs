@@ -24,7 +24,8 @@ const INTERRUPT: libc::c_int = libc::SIGURG;
 struct Guarded {
     /// Odd while the thread is in a call. Only the thread itself writes it.
     calls: AtomicU64,
-    thread: libc::pthread_t,
+    /// A number or a pointer, as the C library has it.
+    thread: usize,
 }
 
 #[derive(Default)]
@@ -60,7 +61,7 @@ pub fn guard_this_thread() -> io::Result<()> {
             let guarded = Arc::new(Guarded {
                 calls: AtomicU64::new(0),
                 // SAFETY: has no preconditions.
-                thread: unsafe { libc::pthread_self() },
+                thread: unsafe { libc::pthread_self() } as usize,
             });
             guard.lock().push((guarded.clone(), 0));
             guard.came.notify_one();
@@ -131,7 +132,7 @@ fn look(threads: &mut [(Arc<Guarded>, u64)]) -> bool {
         any |= inside || calls != *seen;
         if inside && calls == *seen {
             // SAFETY: the thread is on the list, whose lock is held, and leaves it before it ends.
-            unsafe { libc::pthread_kill(guarded.thread, INTERRUPT) };
+            unsafe { libc::pthread_kill(guarded.thread as libc::pthread_t, INTERRUPT) };
         }
         *seen = calls;
     }

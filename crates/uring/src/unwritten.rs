@@ -32,7 +32,7 @@ struct Map {
 }
 
 /// `_IOWR('f', 11, struct fiemap)`.
-const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
+const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
 /// Space is there, and reads as zeroes.
 const UNWRITTEN: u32 = 0x0800;
 

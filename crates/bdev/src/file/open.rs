@@ -79,6 +79,13 @@ fn no_access(read_only: bool) -> String {
     } else {
         ("reading and writing", ", or set read_only")
     };
+    // Landlock gives no other reason than a mode of the file does.
+    let confined = sandbox::report().is_some_and(|report| report.mode == sandbox::Mode::Enforce);
+    if confined {
+        return format!(
+            "no permission to open it for {what} as user {user} in the sandbox; hint: add its folder to sandbox_paths and restart the daemon, or give that user access to it and to every directory above it (chmod, chown, setfacl){hint}"
+        );
+    }
     format!(
         "no permission to open it for {what} as user {user}; hint: give that user access to it and to every directory above it (chmod, chown, setfacl){hint}"
     )
