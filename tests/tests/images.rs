@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 use vhost_frontend::VerifiedLoad;
+use vm::wait_until;
 
 const MIB: usize = 1 << 20;
 const SOON: Duration = Duration::from_secs(60);
@@ -99,6 +100,41 @@ fn an_image_whose_daemon_is_killed_under_load_has_no_fault() -> Result<()> {
             "QEMU opens what the daemon has: {}",
             text(&held.stdout)
         );
+    }
+    Ok(())
+}
+
+/// With a client that is at it; what was reserved is given back, and the image is free for others.
+#[test]
+fn an_image_that_is_removed_under_load_is_closed_and_can_be_served_again() -> Result<()> {
+    let rig = Rig::prepared(|scratch, daemon| {
+        make_overlay(scratch.files())?;
+        Ok(daemon.disk("d=image:disk.qcow2").vhost_blk("d"))
+    })?;
+    for _ in 0..3 {
+        let load = VerifiedLoad::start(&rig.socket("d"))?;
+        load.goes_on(SOON)?;
+        let removed = rig.daemon.ask(&["disk", "remove", "d", "--force"])?;
+        ensure!(removed.status.success(), "{}", text(&removed.stderr));
+        drop(load);
+        let closed = wait_until(SOON, || {
+            let checked = run(rig.scratch.files(), "qemu-img", &["check", "disk.qcow2"]).ok()?;
+            checked.status.success().then_some(())
+        });
+        closed.context("the image is not closed, or not clean")?;
+        let socket = rig.socket("d").display().to_string();
+        for words in [
+            &["disk", "add", "d=image:disk.qcow2"][..],
+            &["export", "add", "vhost-blk", &format!("d:{socket}")],
+        ] {
+            let added = rig.daemon.ask(words)?;
+            ensure!(added.status.success(), "{words:?}: {}", text(&added.stderr));
+        }
+        let ready = wait_until(SOON, || {
+            let shown: Value = control::get(&rig.daemon.control(), "/v1/disks/d").ok()?;
+            (shown["status"]["state"] == "ready").then_some(())
+        });
+        ready.context("the image is not served again")?;
     }
     Ok(())
 }

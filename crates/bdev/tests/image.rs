@@ -238,3 +238,34 @@ fn a_damaged_table_fails_its_part_of_the_disk_alone() {
     worker.write(8 * BLOCK as u64, &[4; BLOCK]).unwrap();
     assert_eq!(worker.read(8 * BLOCK as u64, BLOCK).unwrap(), [4; BLOCK]);
 }
+
+/// A worker may have the last hold on a disk, and lets go of it before its channel.
+#[test]
+fn an_image_is_let_go_of_while_a_channel_is_open_and_closed_when_that_is_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = make(folder.path(), 1 << 20, 12, false);
+    let (done, is_done) = std::sync::mpsc::channel();
+    let place = path.clone();
+    std::thread::spawn(move || {
+        let image = open_image(&place, CacheMode::None).unwrap();
+        let mut worker = Worker::new(&image);
+        worker.write(0, &[7; BLOCK]).unwrap();
+        drop(image);
+        worker.write(BLOCK as u64, &[8; BLOCK]).unwrap();
+        assert_eq!(worker.read(0, BLOCK).unwrap(), [7; BLOCK]);
+        drop(worker);
+        done.send(()).unwrap();
+    });
+    is_done
+        .recv_timeout(Duration::from_secs(30))
+        .expect("a thread waits for itself");
+    // The image's thread closes it by itself.
+    for _ in 0..1000 {
+        if let Ok(image) = open_image(&path, CacheMode::None) {
+            drop(image);
+            return check(&path);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the image stays open");
+}

@@ -160,10 +160,12 @@ impl Image {
 }
 
 impl Drop for Image {
-    /// What was reserved is given back before the locks are.
+    /// What was reserved is given back before the locks are. The thread ends when nobody can ask it any more; a worker that lets go of
+    /// the image before its channel must not wait for that.
     fn drop(&mut self) {
         self.requests = None;
-        if let Some(owner) = self.owner.take()
+        let has_channels = self.shared.readers.has_any();
+        if let Some(owner) = self.owner.take().filter(|_| !has_channels)
             && owner.join().is_err()
         {
             tracing::error!("{}: image's thread has panicked", self.shared.path());

@@ -141,10 +141,15 @@ fn open_file(options: &ImageOptions) -> Result<(File, Container, Header), OpenEr
         let header = Header::read(&container).map_err(|error| fail(path, not_served(&error)))?;
         Ok::<_, OpenError>((file, container, header))
     };
-    let opened = open(options.cache)?;
+    // A channel makes durable what has to be, with the tables: the file need not do so with each piece.
+    let cache = match options.cache {
+        CacheMode::None => CacheMode::None,
+        CacheMode::Writeback | CacheMode::Writethrough => CacheMode::Writeback,
+    };
+    let opened = open(cache)?;
     // A page of the cache with tables and data would write old data back over what went past the cache.
     let page = rustix::param::page_size() as u64;
-    if options.cache == CacheMode::None && opened.2.cluster_bytes() < page {
+    if cache == CacheMode::None && opened.2.cluster_bytes() < page {
         drop(opened);
         tracing::info!(
             "{}: the image's clusters are smaller than a page: it is served with cache=writeback",

@@ -37,6 +37,12 @@ impl Readers {
         alive.all(|oldest| oldest.0.load(Ordering::SeqCst) >= generation)
     }
 
+    /// Has any worker a channel?
+    pub fn has_any(&self) -> bool {
+        let each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
+        each.iter().any(|oldest| oldest.strong_count() > 0)
+    }
+
     /// Another worker.
     pub fn add(&self) -> Reader {
         let oldest = Arc::new(Oldest(AtomicU64::new(IDLE)));
