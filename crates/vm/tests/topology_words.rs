@@ -100,7 +100,7 @@ fn mistakes_name_the_word_what_is_allowed_and_what_to_write() {
         (
             "blk:4,queus=2",
             "blk:4,queus=2: the key \"queus\" is unknown or given twice; allowed are queues, virtqueue_size, packed, via, \
-             backing, size, aio, ioeventfd, iothread_vq_mapping, and for scsi removable and cmd_per_lun; \
+             backing, size, aio, ioeventfd, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun; \
              hint: scsi:4x1,queues=2,cmd_per_lun=64",
         ),
         (
