@@ -30,6 +30,13 @@ impl Libvirt<'_> {
                 chown(&folder, Some(USER), Some(USER))?;
             }
         }
+        // QEMU's output goes to a file: the daemon that would take it comes with a service for the whole machine.
+        let settings = scratch.socket("libvirt").join("etc");
+        std::fs::create_dir_all(&settings)?;
+        std::fs::write(settings.join("qemu.conf"), "stdio_handler = \"file\"\n")?;
+        if is_root() {
+            chown(&settings, Some(USER), Some(USER))?;
+        }
         open_to_all(scratch.sockets(), 0o755)?;
         open_to_all(scratch.files(), 0o755)?;
         Ok(libvirt)

@@ -185,3 +185,13 @@ pub fn tail(name: &str, log: &Path) -> String {
         last.join("\n")
     )
 }
+
+/// For tests that start processes, and for those that look at locks: a process that is being started has the descriptors of all threads
+/// for a moment, and with them their locks.
+#[cfg(test)]
+pub(crate) fn no_other_starts() -> std::sync::MutexGuard<'static, ()> {
+    static STARTS: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    STARTS
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -415,6 +415,7 @@ mod tests {
 
     #[test]
     fn a_name_is_taken_until_its_claim_is_gone() {
+        let _alone = crate::process::no_other_starts();
         let root = tempfile::tempdir().unwrap();
         let registry = Registry::at(root.path()).unwrap();
         let claim = registry.claim("one", 1, &state("one")).unwrap();
@@ -450,6 +451,7 @@ mod tests {
 
     #[test]
     fn a_watcher_removes_its_own_guest_only() {
+        let _alone = crate::process::no_other_starts();
         let root = tempfile::tempdir().unwrap();
         let registry = Registry::at(root.path()).unwrap();
         let claim = registry.claim("one", 1, &state("one")).unwrap();

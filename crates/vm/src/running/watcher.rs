@@ -173,6 +173,7 @@ mod tests {
 
     #[test]
     fn everybody_in_the_group_is_killed_and_nobody_else() {
+        let _alone = crate::process::no_other_starts();
         let leader = Command::new("sleep").arg("100").process_group(0).spawn();
         let mut leader = leader.unwrap();
         let group = leader.id();
