@@ -127,6 +127,8 @@ fn the_page_is_for_everybody_and_data_for_those_with_a_token() -> Result<()> {
         head.contains("content-security-policy: default-src 'none'"),
         "{head}"
     );
+    // Whoever has no token keeps no connection.
+    ensure!(head.contains("connection: close"), "{head}");
     ensure!(body.contains("<title>Lunette</title>") && !body.contains("d7"));
     for path in ["/v1/status", "/v1/statistics", "//", "/?x", "/v1/../"] {
         let (head, body) = ask(path, None)?;
@@ -153,5 +155,46 @@ fn the_page_is_for_everybody_and_data_for_those_with_a_token() -> Result<()> {
         document.contains("wrong token") && !document.contains(">d7<"),
         "{document}"
     );
+    Ok(())
+}
+
+/// Through a tunnel to the control socket nobody shows a token: only our own page may use that.
+#[test]
+fn pages_of_other_sites_do_not_reach_the_control_socket() -> Result<()> {
+    let shown = serve()?;
+    let control = shown.rig.daemon.control();
+    let ask = |more: &[&str]| -> Result<String> {
+        let mut command = Command::new("curl");
+        command.args([
+            "-s",
+            "-o",
+            "/dev/null",
+            "-w",
+            "%{http_code}",
+            "--unix-socket",
+        ]);
+        let output = command.arg(&control).args(more).output()?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let reload = "http://localhost:9751/v1/config/reload";
+    for (expected, more) in [
+        ("200", &["http://localhost:9751/"][..]),
+        (
+            "200",
+            &[
+                "-H",
+                "Origin: http://localhost:9751",
+                "http://localhost:9751/v1/status",
+            ],
+        ),
+        (
+            "403",
+            &["-X", "POST", "-H", "Origin: https://evil.example", reload],
+        ),
+        ("403", &["http://evil.example:9751/v1/status"]),
+    ] {
+        let found = ask(more)?;
+        ensure!(found == expected, "{more:?}: {found}");
+    }
     Ok(())
 }

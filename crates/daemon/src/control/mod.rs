@@ -6,6 +6,7 @@
 
 mod access;
 mod api;
+mod browsers;
 mod clients;
 mod configuration;
 mod disks;

@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 
 use super::access::{Guarded, check};
 use super::api::{Api, router};
+use super::browsers::{local_name, same_site};
 use super::{Bound, ErrorResponse};
 use config::AccessConfig;
 
@@ -99,7 +100,10 @@ async fn serve(
 ) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
     let guarded = Guarded::new(listener, access);
-    let routes = router(api).layer(middleware::from_fn(check));
+    let routes = router(api)
+        .layer(middleware::from_fn(check))
+        .layer(middleware::from_fn(same_site))
+        .layer(middleware::from_fn(local_name));
     loop {
         let (conversation, peer) = guarded.accept().await;
         let routes = routes.clone().layer(Extension(ConnectInfo(peer)));

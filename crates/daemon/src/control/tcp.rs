@@ -18,8 +18,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 
 use super::ErrorResponse;
-use super::access::{Peer, Right, check};
+use super::access::{Peer, check};
 use super::api::{Api, router};
+use super::browsers::same_site;
 use super::page;
 use super::server::HEAD_TIME;
 use super::token::Tokens;
@@ -40,6 +41,7 @@ impl TcpServer {
     pub fn start(address: SocketAddr, api: Api, tokens: Tokens) -> io::Result<TcpServer> {
         let routes: Router = router(api)
             .layer(middleware::from_fn(check))
+            .layer(middleware::from_fn(same_site))
             .layer(middleware::from_fn_with_state(tokens, recognise));
         let service = TcpService::start("api", address, CONNECTIONS_MAX, move |stream| {
             let service = TowerToHyperService::new(routes.clone());
@@ -63,13 +65,14 @@ impl TcpServer {
 
 /// Nobody without a token comes further than here, but to the page.
 async fn recognise(State(tokens): State<Tokens>, mut request: Request, next: Next) -> Response {
-    let known = match tokens.right(request.headers()) {
+    let known = tokens.right(request.headers());
+    if known.is_err() && request.method() == Method::GET && request.uri().path() == page::PATH {
         // The page has nothing of the daemon in it, and asks for the token.
-        Err(_) if request.method() == Method::GET && request.uri().path() == page::PATH => {
-            Ok(Right::Read)
-        }
-        known => known,
-    };
+        let mut response = page::get().await.into_response();
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(header::CONNECTION, close);
+        return response;
+    }
     match known {
         Ok(right) => {
             request.headers_mut().remove(header::AUTHORIZATION);
