@@ -23,7 +23,7 @@ use self::instruments::{BLOCK, DRIVER, Instrument, SCSI, VIRTIO_PCI, all_of};
 use self::slow::SlowDaemon;
 use self::trace::{mean, parts, spans};
 use super::failed;
-use super::study::engine::{fill, has_direct_io, on_host};
+use super::study::engine::{fill, on_host, remove_host_files, study_folder};
 use super::study::guest::{Planned, StudyGuest};
 use super::study::report::caution;
 use super::study::{Case, Setup, Way};
@@ -172,20 +172,7 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
     }
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
-    let cannot = |error: std::io::Error| {
-        Failure::because(format!(
-            "cannot make {}: {error}",
-            arguments.folder.display()
-        ))
-    };
-    std::fs::create_dir_all(&arguments.folder).map_err(cannot)?;
-    let folder = std::fs::canonicalize(&arguments.folder).map_err(cannot)?;
-    if !has_direct_io(&folder) {
-        return Err(Failure::because(format!(
-            "{}: its file system has no direct I/O (O_DIRECT); hint: --folder on another one",
-            folder.display()
-        )));
-    }
+    let folder = study_folder(&arguments.folder, Some("--folder on another one"))?;
     let (studies, accelerator) = studies(arguments, &folder, size).map_err(failed)?;
     let mut stdout = std::io::stdout().lock();
     if arguments.json {
@@ -258,6 +245,7 @@ fn studies(
     for (file, _) in &files {
         std::fs::remove_file(file).ok();
     }
+    remove_host_files(folder);
     let measured = measured?;
     ended?;
     Ok((measured, accelerator))

@@ -2,13 +2,12 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 use cli_common::{Failure, Outcome, say};
 
-use super::engine::{Study, has_direct_io};
-use super::report::{Class, Report, caution, draw, percent};
+use super::engine::{Study, study_folder, turn_time};
+use super::report::{Class, Report, caution, draw, percent, too_few};
 use super::{Case, Run, Setup, Way};
 use crate::image::parse_bytes;
 use crate::vm::failed;
@@ -44,9 +43,14 @@ pub struct CompareArguments {
     /// Virtual CPUs of the guest
     #[arg(long, default_value_t = 2, value_name = "N")]
     smp: u32,
-    /// Compare this disk of a running daemon, by virtio-blk, instead of Lunette's file
-    #[arg(long, value_name = "DISK", requires = "control")]
-    disk: Option<String>,
+    /// Compare these disks of a running daemon, by virtio-blk, instead of Lunette's files
+    #[arg(
+        long,
+        value_name = "DISK,DISK",
+        requires = "control",
+        value_delimiter = ','
+    )]
+    disk: Vec<String>,
     /// That daemon's control socket
     #[arg(long, value_name = "SOCKET", requires = "disk")]
     control: Option<PathBuf>,
@@ -77,18 +81,16 @@ fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
         disks: 1,
     };
     let mut ways = vec![way(HOST, None)];
-    match &arguments.disk {
-        Some(disk) => {
-            let words = format!("blk:1,backing=daemon:{disk}");
-            ways.push(way(&format!("Lunette virtio-blk, {disk}"), Some(words)));
-        }
-        None => {
-            ways.push(way("Lunette virtio-blk", Some(format!("blk:1,{backing}"))));
-            ways.push(way(
-                "Lunette virtio-scsi",
-                Some(format!("scsi:1x1,{backing}")),
-            ));
-        }
+    for disk in &arguments.disk {
+        let words = format!("blk:1,backing=daemon:{disk}");
+        ways.push(way(&format!("Lunette virtio-blk, {disk}"), Some(words)));
+    }
+    if arguments.disk.is_empty() {
+        ways.push(way("Lunette virtio-blk", Some(format!("blk:1,{backing}"))));
+        ways.push(way(
+            "Lunette virtio-scsi",
+            Some(format!("scsi:1x1,{backing}")),
+        ));
     }
     let qemu = [
         ("QEMU virtio-blk", "blk:1,via=qemu"),
@@ -111,25 +113,8 @@ fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
 }
 
 fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
-    if !(0.05..=3600.0).contains(&arguments.turn_time) {
-        return Err(Failure::mistake(
-            "--turn-time: must be 0.05 to 3600 seconds",
-        ));
-    }
-    std::fs::create_dir_all(&arguments.folder).map_err(|error| {
-        Failure::because(format!(
-            "cannot make {}: {error}",
-            arguments.folder.display()
-        ))
-    })?;
-    let folder = std::fs::canonicalize(&arguments.folder)?;
-    let direct = has_direct_io(&folder);
-    if !direct {
-        return Err(Failure::because(format!(
-            "{}: its file system has no direct I/O (O_DIRECT), without which the host's page cache is measured; hint: --folder on another one",
-            folder.display()
-        )));
-    }
+    let turn = turn_time("--turn-time", arguments.turn_time)?;
+    let folder = study_folder(&arguments.folder, Some("--folder on another one"))?;
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
     let mut guest = vec!["--smp".to_owned(), arguments.smp.to_string()];
@@ -157,10 +142,10 @@ fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
             block_size: arguments.bs.clone(),
         }],
         turns: arguments.turns,
-        turn: Duration::from_secs_f64(arguments.turn_time),
+        turn,
         folder,
         guest,
-        direct,
+        direct: true,
         size,
     })
 }
@@ -208,6 +193,9 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
                 class.words()
             )?;
         }
+    }
+    if let Some(too_few) = too_few(study.turns) {
+        writeln!(stdout, "{too_few}")?;
     }
     match caution(&results.accelerator) {
         Some(caution) => writeln!(stdout, "{caution}")?,

@@ -2,20 +2,23 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use cli_common::say;
+use cli_common::{Failure, say};
 use serde_json::{Value, json};
 use vm::GuestProgram;
 use vm::setup::program_for_guests;
 
 use super::guest::{Planned, StudyGuest};
+use super::results::Results;
 use super::{Case, Run, Setup, Way};
+
+/// What the guest's command prints, for whoever looks why it failed.
+const GUEST_LOG: &str = "guest.log";
 
 /// What a study is to do.
 pub struct Study {
@@ -32,13 +35,6 @@ pub struct Study {
     pub size: u64,
 }
 
-/// The first line of a result file says what was measured: another study does not go on with it.
-#[derive(Debug)]
-pub struct Results {
-    pub runs: Vec<Run>,
-    pub accelerator: String,
-}
-
 impl Study {
     fn header(&self) -> Value {
         let ways = self.setups.iter().flat_map(|setup| &setup.ways);
@@ -52,47 +48,11 @@ impl Study {
             "guest": self.guest})
     }
 
-    fn runs_file(&self) -> PathBuf {
-        self.folder.join("runs.jsonl")
-    }
-
-    /// What was measured before, if it was of this study.
-    fn measured_before(&self) -> Result<Results> {
-        let mut results = Results {
-            runs: Vec::new(),
-            accelerator: String::new(),
-        };
-        let path = self.runs_file();
-        let Ok(file) = File::open(&path) else {
-            return Ok(results);
-        };
-        let mut lines = BufReader::new(file).lines();
-        let header: Value = match lines.next() {
-            Some(line) => serde_json::from_str(&line?).unwrap_or_default(),
-            None => return Ok(results),
-        };
-        ensure!(
-            header["study"] == self.header(),
-            "{} holds the runs of another study; hint: give another --folder, or remove it",
-            path.display()
-        );
-        header["accelerator"]
-            .as_str()
-            .unwrap_or_default()
-            .clone_into(&mut results.accelerator);
-        // The last line of a study that was killed may be cut.
-        let runs = lines.map_while(Result::ok);
-        results.runs = runs
-            .map_while(|line| serde_json::from_str(&line).ok())
-            .collect();
-        Ok(results)
-    }
-
     /// Measures what is missing; what there is in the end, also where it was interrupted.
     pub fn run(&self) -> Result<Results> {
         std::fs::create_dir_all(&self.folder)
             .with_context(|| format!("cannot make {}", self.folder.display()))?;
-        let mut results = self.measured_before()?;
+        let mut results = Results::read(&self.folder, self.header())?;
         let key = |run: &Run| (run.way.clone(), run.case.clone(), run.turn);
         let done: HashSet<_> = results.runs.iter().map(key).collect();
         let is_missing = |way: &Way, case: &Case, turn| {
@@ -117,6 +77,8 @@ impl Study {
                 measured.with_context(|| format!("{}, turn {}", setup.name, turn + 1))?;
             }
         }
+        remove_host_files(&self.folder);
+        std::fs::remove_file(self.folder.join(GUEST_LOG)).ok();
         Ok(results)
     }
 
@@ -133,8 +95,8 @@ impl Study {
         for (file, size) in &files {
             fill(file, *size)?;
         }
-        let guest = planned.start(setup, &name, &self.folder.join("guest.log"))?;
-        self.begin_file(guest.accelerator(), results)?;
+        let guest = planned.start(setup, &name, &self.folder.join(GUEST_LOG))?;
+        results.begin(guest.accelerator())?;
         let measured = self.run_cases(setup, turn, &guest, results, is_missing);
         let ended = guest.end();
         for (file, _) in &files {
@@ -151,10 +113,17 @@ impl Study {
         results: &mut Results,
         is_missing: &dyn Fn(&Way, &Case, u32) -> bool,
     ) -> Result<()> {
+        let mut of_guest = guest.disks().iter();
+        let mut ways = Vec::new();
+        for way in &setup.ways {
+            let disks = way.words.as_ref().and_then(|_| of_guest.next());
+            ways.push((way, disks));
+        }
+        // Another one is first in each turn: what comes first after a pause is not always the same.
+        let first = turn as usize % ways.len().max(1);
+        ways.rotate_left(first);
         for case in &self.cases {
-            let mut of_guest = guest.disks().iter();
-            for way in &setup.ways {
-                let disks = way.words.as_ref().and_then(|_| of_guest.next());
+            for (way, disks) in &ways {
                 if !is_missing(way, case, turn) {
                     continue;
                 }
@@ -164,7 +133,7 @@ impl Study {
                     None => self.on_host(way, case, milliseconds),
                 };
                 let document = document.with_context(|| format!("{}, {}", way.name, case.name))?;
-                let run = run_of(&document, way, case, turn);
+                let run = Run::of(&document, way, case, turn);
                 say(&format_args!(
                     "turn {} of {}: {}, {}: {:.0} IOPS",
                     turn + 1,
@@ -173,8 +142,7 @@ impl Study {
                     case.name,
                     run.iops()
                 ));
-                self.add(&run)?;
-                results.runs.push(run);
+                results.add(run)?;
                 if vm::interrupted() {
                     bail!("interrupted");
                 }
@@ -188,27 +156,6 @@ impl Study {
             case.job(files, milliseconds, self.direct)
         })
     }
-
-    fn begin_file(&self, accelerator: &str, results: &mut Results) -> Result<()> {
-        let path = self.runs_file();
-        if results.accelerator.is_empty() {
-            accelerator.clone_into(&mut results.accelerator);
-            let line = json!({"study": self.header(), "accelerator": accelerator});
-            std::fs::write(&path, format!("{line}\n"))
-                .with_context(|| format!("cannot write {}", path.display()))?;
-        }
-        ensure!(
-            results.accelerator == accelerator,
-            "the runs before are of a guest under {}, this one is under {accelerator}; hint: give another --folder",
-            results.accelerator
-        );
-        Ok(())
-    }
-
-    fn add(&self, run: &Run) -> Result<()> {
-        let mut file = File::options().append(true).open(self.runs_file())?;
-        Ok(writeln!(file, "{}", serde_json::to_string(run)?)?)
-    }
 }
 
 /// The generator on files of a folder, without a guest: its result, with the CPU time of its process.
@@ -218,7 +165,7 @@ pub fn on_host(
     size: u64,
     job: &dyn Fn(&[String]) -> String,
 ) -> Result<Value> {
-    let files = (0..disks).map(|number| folder.join(format!("host-{number}.raw")));
+    let files = (0..disks).map(|number| folder.join(format!("{HOST_FILES}{number}.raw")));
     let files: Vec<PathBuf> = files.collect();
     for file in &files {
         fill(file, size)?;
@@ -227,7 +174,7 @@ pub fn on_host(
         .iter()
         .map(|file| file.display().to_string())
         .collect();
-    let text = folder.join("host.fio");
+    let text = folder.join(format!("{HOST_FILES}job.fio"));
     std::fs::write(&text, job(&names))?;
     let program = program_for_guests(GuestProgram::Bench)?;
     let before = children_ns();
@@ -241,8 +188,20 @@ pub fn on_host(
     let wrong = String::from_utf8_lossy(&ran.stderr);
     ensure!(ran.status.success(), "{}", wrong.trim());
     let mut document: Value = serde_json::from_slice(&ran.stdout)?;
-    document["vm"] = json!({"guest_cpu_ns": {}, "host_cpu_ns": {"qemu": spent}});
+    document["vm"] = json!({"guest_cpu_ns": {}, "host_cpu_ns": {"generator": spent}});
     Ok(document)
+}
+
+/// How the names of files begin that the host's own I/O is on.
+const HOST_FILES: &str = "host-";
+
+/// Removes what [`on_host`] made.
+pub fn remove_host_files(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(HOST_FILES) {
+            std::fs::remove_file(entry.path()).ok();
+        }
+    }
 }
 
 /// CPU time of children that have ended, in nanoseconds: cutime and cstime of proc(5), which count from behind the name.
@@ -279,8 +238,34 @@ pub fn fill(path: &Path, size: u64) -> Result<()> {
     write().with_context(|| format!("cannot write {} of {size} bytes", path.display()))
 }
 
+/// The folder of a study, made if it is missing. `hint`: what to do where files cannot be read past the page cache; `None`: no file is.
+pub fn study_folder(folder: &Path, hint: Option<&str>) -> Result<PathBuf, Failure> {
+    let cannot = |error: std::io::Error| {
+        Failure::because(format!("cannot make {}: {error}", folder.display()))
+    };
+    std::fs::create_dir_all(folder).map_err(cannot)?;
+    let folder = std::fs::canonicalize(folder).map_err(cannot)?;
+    match hint.filter(|_| !has_direct_io(&folder)) {
+        None => Ok(folder),
+        Some(hint) => Err(Failure::because(format!(
+            "{}: its file system has no direct I/O (O_DIRECT), without which the page cache is measured; hint: {hint}",
+            folder.display()
+        ))),
+    }
+}
+
+/// The time of a turn, from seconds.
+pub fn turn_time(option: &str, seconds: f64) -> Result<Duration, Failure> {
+    match (0.05..=3600.0).contains(&seconds) {
+        true => Ok(Duration::from_secs_f64(seconds)),
+        false => Err(Failure::mistake(format!(
+            "{option}: must be 0.05 to 3600 seconds"
+        ))),
+    }
+}
+
 /// Can files of a folder be read past the page cache?
-pub fn has_direct_io(folder: &Path) -> bool {
+fn has_direct_io(folder: &Path) -> bool {
     const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
     let probe = folder.join("direct");
     let made = std::fs::write(&probe, [0; 4096]);
@@ -290,42 +275,4 @@ pub fn has_direct_io(folder: &Path) -> bool {
         .open(&probe);
     std::fs::remove_file(&probe).ok();
     made.is_ok() && opened.is_ok()
-}
-
-/// All jobs of a result together.
-fn run_of(document: &Value, way: &Way, case: &Case, turn: u32) -> Run {
-    let jobs = document["jobs"].as_array().map_or(&[][..], Vec::as_slice);
-    let sides = || jobs.iter().flat_map(|job| [&job["read"], &job["write"]]);
-    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
-    let ios: f64 = sides().map(|side| number(&side["total_ios"])).sum();
-    let weighted = |field: &dyn Fn(&Value) -> f64| {
-        let sum: f64 = sides()
-            .map(|side| field(side) * number(&side["total_ios"]))
-            .sum();
-        if ios > 0.0 { sum / ios } else { 0.0 }
-    };
-    let of = |side: &str| jobs.iter().map(|job| number(&job[side]["iops"])).sum();
-    let percentile = |which: &'static str| {
-        weighted(&move |side: &Value| number(&side["clat_ns"]["percentile"][which]))
-    };
-    let per_io = |nanos: f64| if ios > 0.0 { nanos / ios } else { 0.0 };
-    let guest = &document["vm"]["guest_cpu_ns"];
-    let guest = |words: &[&str]| per_io(words.iter().map(|word| number(&guest[*word])).sum());
-    let host = &document["vm"]["host_cpu_ns"];
-    let qemu = host["qemu"].as_f64();
-    let host = qemu.map(|qemu| per_io(qemu + number(&host["daemon"])));
-    Run {
-        way: way.name.clone(),
-        case: case.name.clone(),
-        turn,
-        read_iops: of("read"),
-        write_iops: of("write"),
-        mean_ns: weighted(&|side: &Value| number(&side["lat_ns"]["mean"])),
-        p50_ns: percentile("50.000000"),
-        p99_ns: percentile("99.000000"),
-        guest_user_ns: guest(&["user"]),
-        guest_system_ns: guest(&["system"]),
-        guest_irq_ns: guest(&["irq", "softirq"]),
-        host_ns: host,
-    }
 }

@@ -2,14 +2,13 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use bench::matrix::{DEPTHS, MIXTURES};
 use clap::Args;
 use cli_common::{Failure, Outcome, say};
 
-use super::engine::{Study, has_direct_io};
-use super::report::{Report, caution, draw, sentence};
+use super::engine::{Study, study_folder, turn_time};
+use super::report::{Report, caution, draw, sentence, too_few};
 use super::{Case, Run, Setup, Way};
 use crate::image::parse_bytes;
 use crate::vm::failed;
@@ -73,9 +72,6 @@ Examples:
     lunette vm matrix --quick
     lunette vm matrix --folder /srv/matrix --smp 4 --turns 6
     lunette vm matrix --threads 1,2 --series Lunette --memory";
-
-/// With fewer turns an interval says nothing.
-const TURNS_FOR_INTERVALS: u32 = 4;
 
 /// Ways of one number of threads: name, words without backing.
 fn ways_of(threads: u32, arguments: &MatrixArguments, folder: &str) -> Vec<Way> {
@@ -180,25 +176,13 @@ fn cases(arguments: &MatrixArguments) -> Vec<Case> {
 }
 
 fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
-    if !(0.05..=3600.0).contains(&arguments.turn_time) {
-        return Err(Failure::mistake(
-            "--turn-time: must be 0.05 to 3600 seconds",
-        ));
-    }
-    let because = |error: std::io::Error| {
-        Failure::because(format!(
-            "cannot make {}: {error}",
-            arguments.folder.display()
-        ))
+    let seconds = match arguments.quick {
+        true => arguments.turn_time.min(1.0),
+        false => arguments.turn_time,
     };
-    std::fs::create_dir_all(&arguments.folder).map_err(because)?;
-    let folder = std::fs::canonicalize(&arguments.folder).map_err(because)?;
-    if !arguments.memory && !has_direct_io(&folder) {
-        return Err(Failure::because(format!(
-            "{}: its file system has no direct I/O (O_DIRECT); hint: --folder on another one, or --memory",
-            folder.display()
-        )));
-    }
+    let turn = turn_time("--turn-time", seconds)?;
+    let elsewhere = (!arguments.memory).then_some("--folder on another one, or --memory");
+    let folder = study_folder(&arguments.folder, elsewhere)?;
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
     let threads: Vec<u32> = match arguments.quick {
@@ -220,16 +204,11 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
             "note: {many} threads on a host of {cpus} CPUs"
         ));
     }
-    let seconds = if arguments.quick {
-        arguments.turn_time.min(1.0)
-    } else {
-        arguments.turn_time
-    };
     Ok(Study {
         setups,
         cases: cases(arguments),
         turns: arguments.turns,
-        turn: Duration::from_secs_f64(seconds),
+        turn,
         folder,
         guest: vec![
             "--smp".to_owned(),
@@ -278,19 +257,17 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     for case in &study.cases {
         writeln!(stdout, "{}\n{}", case.name, report.table(&case.name, None))?;
     }
-    for line in findings(&report, &study.setups) {
-        writeln!(stdout, "{line}")?;
-    }
-    writeln!(stdout)?;
-    for case in &study.cases {
-        writeln!(stdout, "{}", report.best(&case.name).unwrap_or_default())?;
-    }
-    if study.turns < TURNS_FOR_INTERVALS {
-        writeln!(
-            stdout,
-            "{} turns are too few to tell ways apart: --turns 4 or more",
-            study.turns
-        )?;
+    match too_few(study.turns) {
+        Some(too_few) => writeln!(stdout, "{too_few}")?,
+        None => {
+            for line in findings(&report, &study.setups) {
+                writeln!(stdout, "{line}")?;
+            }
+            writeln!(stdout)?;
+            for case in &study.cases {
+                writeln!(stdout, "{}", report.best(&case.name).unwrap_or_default())?;
+            }
+        }
     }
     if let Some(caution) = caution(&results.accelerator) {
         writeln!(stdout, "{caution}")?;

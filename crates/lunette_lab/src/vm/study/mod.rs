@@ -9,6 +9,7 @@ pub mod engine;
 pub mod guest;
 pub mod matrix;
 pub mod report;
+mod results;
 
 use serde::{Deserialize, Serialize};
 

@@ -65,6 +65,15 @@ impl Report<'_> {
         self.runs_of(way, case).into_iter().map(value).collect()
     }
 
+    /// CPU time of the host for each request, where all turns know it.
+    fn host_ns(&self, way: &str, case: &str) -> Option<f64> {
+        let runs = self.runs_of(way, case);
+        let known: Option<Vec<f64>> = runs.iter().map(|run| run.host_ns).collect();
+        known
+            .filter(|known| !known.is_empty())
+            .map(|known| spread(&known).median)
+    }
+
     /// IOPS of one way to those of another, of the turns that both have.
     pub fn ratio(&self, way: &str, base: &str, case: &str) -> Option<Interval> {
         let (of_way, of_base) = (self.runs_of(way, case), self.runs_of(base, case));
@@ -115,7 +124,8 @@ impl Report<'_> {
                 micros(&|run| run.p50_ns),
                 micros(&|run| run.p99_ns),
                 guest,
-                micros(&|run| run.host_ns.unwrap_or(0.0)),
+                self.host_ns(&way.name, case)
+                    .map_or("-".to_owned(), |nanos| format!("{:.1}", nanos / 1e3)),
             ]);
         }
         columns(&lines)
@@ -193,7 +203,7 @@ impl Report<'_> {
                 "p50_ns": median(&|run| run.p50_ns), "p99_ns": median(&|run| run.p99_ns),
                 "guest_cpu_ns_per_io": {"user": median(&|run| run.guest_user_ns),
                     "system": median(&|run| run.guest_system_ns), "irq": median(&|run| run.guest_irq_ns)},
-                "host_cpu_ns_per_io": median(&|run| run.host_ns.unwrap_or(0.0)),
+                "host_cpu_ns_per_io": self.host_ns(&way.name, &case.name),
             })
         });
         json!({"accelerator": accelerator, "cells": cells.collect::<Vec<_>>()})
@@ -224,6 +234,15 @@ pub fn draw(chart: &Chart, folder: &Path, name: &str) -> Result<PathBuf> {
         &Painter::new().png(&svg)?,
     )?;
     Ok(path)
+}
+
+/// Fewer turns tell no ways apart: the interval of a ratio is as wide as two or three values are by chance.
+const TURNS_FOR_INTERVALS: u32 = 4;
+
+/// What is said instead of sentences where there are too few turns.
+pub fn too_few(turns: u32) -> Option<String> {
+    (turns < TURNS_FOR_INTERVALS)
+        .then(|| format!("{turns} turns are too few to tell ways apart; hint: --turns {TURNS_FOR_INTERVALS} or more"))
 }
 
 /// One sentence on two ways; what the interval does not tell apart is said to be so.
