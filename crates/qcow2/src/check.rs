@@ -1,6 +1,6 @@
 //! Is an image consistent? Counts every use of every cluster and compares.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::entry::{self, COPIED, L2Entry};
 use crate::header::{CORRUPT, DIRTY};
@@ -65,8 +65,16 @@ impl CheckReport {
 /// How often each cluster is used.
 type Uses = HashMap<u64, u64>;
 
-/// A cluster whose entry says that it belongs to the disk alone, or not: where the entry lies, the cluster, the entry.
-type Flag = (u64, u64, u64);
+/// L2 tables by where they lie.
+type Tables = BTreeMap<u64, TableUse>;
+
+/// How often L1 tables refer to an L2 table.
+#[derive(Default)]
+struct TableUse {
+    uses: u64,
+    /// The disk's own L1 table does; not only those of snapshots.
+    is_active: bool,
+}
 
 impl<S: Storage> Image<S> {
     /// Checks an image that nobody serves, and repairs it. The image is open afterwards, for reading its header at most.
@@ -97,15 +105,16 @@ impl<S: Storage> Image<S> {
             clusters: self.header.size.div_ceil(self.header.cluster_bytes()),
             ..CheckReport::default()
         };
-        let (mut uses, mut flags) = (Uses::new(), Vec::new());
+        let (mut uses, mut tables) = (Uses::new(), Tables::new());
         self.count_tables(&mut uses)?;
         let l1 = (self.header.l1_offset, self.header.l1_entries);
-        self.count_disk(l1, true, &mut uses, &mut flags, &mut report)?;
-        for snapshot in self.snapshots.clone() {
+        self.find_tables(l1, true, &mut tables, &mut report)?;
+        for snapshot in &self.snapshots {
             let l1 = (snapshot.l1_offset, snapshot.l1_entries);
-            self.add(&mut uses, l1.0, u64::from(l1.1) * 8);
-            self.count_disk(l1, false, &mut uses, &mut flags, &mut report)?;
+            self.add(&mut uses, l1.0, u64::from(l1.1) * 8, 1);
+            self.find_tables(l1, false, &mut tables, &mut report)?;
         }
+        self.count_clusters(&tables, &mut uses, &mut report)?;
         let last = uses.keys().max().map_or(0, |last| last + 1);
         report.end = last << self.header.cluster_bits;
         // What uses clusters in a way that is not known has them counted.
@@ -117,7 +126,7 @@ impl<S: Storage> Image<S> {
             );
         }
         self.compare_counts(&uses, last, knows_all, repair, &mut report)?;
-        self.compare_flags(&flags, repair, &mut report)?;
+        self.compare_flags(&tables, repair, &mut report)?;
         if repair == Repair::All && report.is_clean() {
             self.storage.sync().map_err(io("cannot sync"))?;
             let features = self.header.incompatible & !(DIRTY | CORRUPT);
@@ -126,99 +135,110 @@ impl<S: Storage> Image<S> {
         Ok(report)
     }
 
-    fn add(&self, uses: &mut Uses, offset: u64, bytes: u64) {
+    fn add(&self, uses: &mut Uses, offset: u64, bytes: u64, times: u64) {
         if bytes == 0 {
             return;
         }
         let bits = self.header.cluster_bits;
         for cluster in offset >> bits..=(offset + bytes - 1) >> bits {
-            *uses.entry(cluster).or_default() += 1;
+            *uses.entry(cluster).or_default() += times;
         }
     }
 
     fn count_tables(&self, uses: &mut Uses) -> Result<()> {
         let header = &self.header;
         let cluster = header.cluster_bytes();
-        self.add(uses, 0, 1);
-        self.add(uses, header.l1_offset, u64::from(header.l1_entries) * 8);
+        self.add(uses, 0, 1, 1);
+        self.add(uses, header.l1_offset, u64::from(header.l1_entries) * 8, 1);
         let bytes = u64::from(header.refcount_table_clusters) * cluster;
-        self.add(uses, header.refcount_table_offset, bytes);
+        self.add(uses, header.refcount_table_offset, bytes, 1);
         for block in self.refcounts.table.iter().filter(|block| **block != 0) {
-            self.add(uses, *block, cluster);
+            self.add(uses, *block, cluster, 1);
         }
         let (_, bytes) = snapshots::read_table(&self.storage, header)?;
-        self.add(uses, header.snapshots_offset, bytes);
+        self.add(uses, header.snapshots_offset, bytes, 1);
         Ok(())
     }
 
-    fn count_disk(
+    /// The L2 tables of an L1 table; entries that cannot be are faults of it.
+    fn find_tables(
         &self,
         (l1_offset, l1_entries): (u64, u32),
         is_active: bool,
-        uses: &mut Uses,
-        flags: &mut Vec<Flag>,
+        tables: &mut Tables,
         report: &mut CheckReport,
     ) -> Result<()> {
-        let bits = self.header.cluster_bits;
         let size = self.storage.size().map_err(io("cannot read the size"))?;
-        let l1 = read_table(&self.storage, l1_offset, l1_entries)?;
-        for (number, l1_entry) in l1.into_iter().enumerate() {
-            let host = match entry::l2_table(l1_entry, bits) {
-                Ok(None) => continue,
-                Ok(Some(host)) if host < size => host,
-                _ => {
-                    report.fault(format!(
-                        "entry {number} of an L1 table cannot be: {l1_entry:#x}"
-                    ));
-                    continue;
+        for (number, l1_entry) in read_table(&self.storage, l1_offset, l1_entries)?
+            .into_iter()
+            .enumerate()
+        {
+            match entry::l2_table(l1_entry, self.header.cluster_bits) {
+                Ok(None) => {}
+                Ok(Some(host)) if host < size => {
+                    let table = tables.entry(host).or_default();
+                    table.uses += 1;
+                    table.is_active |= is_active;
                 }
-            };
-            self.add(uses, host, 1 << bits);
-            if is_active {
-                flags.push((l1_offset + number as u64 * 8, host >> bits, l1_entry));
-            }
-            for (index, l2_entry) in self.read_l2(host)?.into_iter().enumerate() {
-                let at = host + index as u64 * 8;
-                self.count_entry((at, l2_entry, size), is_active, uses, flags, report);
+                _ => report.fault(format!(
+                    "entry {number} of an L1 table cannot be: {l1_entry:#x}"
+                )),
             }
         }
         Ok(())
     }
 
+    /// Counts what L2 tables use. Each is read once, however many L1 tables refer to it.
+    fn count_clusters(
+        &self,
+        tables: &Tables,
+        uses: &mut Uses,
+        report: &mut CheckReport,
+    ) -> Result<()> {
+        let size = self.storage.size().map_err(io("cannot read the size"))?;
+        for (host, table) in tables {
+            self.add(uses, *host, self.header.cluster_bytes(), table.uses);
+            for (index, l2_entry) in self.read_l2(*host)?.into_iter().enumerate() {
+                if !self.count_entry(l2_entry, size, table, uses, report) {
+                    let at = host + index as u64 * 8;
+                    report.fault(format!("the L2 entry at {at:#x} cannot be: {l2_entry:#x}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// False: there is no such entry.
     fn count_entry(
         &self,
-        (at, l2_entry, size): (u64, u64, u64),
-        is_active: bool,
+        l2_entry: u64,
+        size: u64,
+        table: &TableUse,
         uses: &mut Uses,
-        flags: &mut Vec<Flag>,
         report: &mut CheckReport,
-    ) {
+    ) -> bool {
         let bits = self.header.cluster_bits;
-        let found = L2Entry::decode(l2_entry, bits, self.header.has_zero_flag());
-        match found {
+        let active = u64::from(table.is_active);
+        match L2Entry::decode(l2_entry, bits, self.header.has_zero_flag()) {
             L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } => {}
             L2Entry::Data { host, .. }
             | L2Entry::Zero {
                 kept: Some(host), ..
             } if host < size => {
-                self.add(uses, host, 1 << bits);
-                if is_active {
-                    flags.push((at, host >> bits, l2_entry));
-                    report.allocated += 1;
-                }
+                self.add(uses, host, 1 << bits, table.uses);
+                report.allocated += active;
             }
             L2Entry::Compressed { host, bytes } if host < size => {
-                self.add(uses, host, bytes);
-                report.allocated += u64::from(is_active);
-                report.compressed += u64::from(is_active);
+                self.add(uses, host, bytes, table.uses);
+                report.allocated += active;
+                report.compressed += active;
             }
             L2Entry::Data { .. }
             | L2Entry::Zero { .. }
             | L2Entry::Compressed { .. }
-            | L2Entry::Bad => {
-                report.fault(format!("the L2 entry at {at:#x} cannot be: {l2_entry:#x}"));
-            }
+            | L2Entry::Bad => return false,
         }
+        true
     }
 
     fn compare_counts(
@@ -267,28 +287,58 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// The flag of an entry says whether its cluster is counted once.
+    /// The flag of an entry says whether its cluster is counted once. Of the disk, not of snapshots.
     fn compare_flags(
         &mut self,
-        flags: &[Flag],
+        tables: &Tables,
         repair: Repair,
         report: &mut CheckReport,
     ) -> Result<()> {
-        for (at, cluster, entry) in flags {
-            let is_alone = self.refcounts.get(&self.storage, *cluster)? == 1;
-            if is_alone == (entry & COPIED != 0) {
-                continue;
+        let (l1_offset, bits) = (self.header.l1_offset, self.header.cluster_bits);
+        let l1 = read_table(&self.storage, l1_offset, self.header.l1_entries)?;
+        for (number, l1_entry) in l1.into_iter().enumerate() {
+            if let Ok(Some(host)) = entry::l2_table(l1_entry, bits) {
+                let at = l1_offset + number as u64 * 8;
+                self.compare_flag((at, host, l1_entry), repair, report)?;
             }
-            report.fault(format!(
-                "the entry at {at:#x} is wrong in saying whether cluster {cluster} is shared"
-            ));
-            if repair == Repair::All {
-                let right = (entry ^ COPIED).to_be_bytes();
-                self.storage
-                    .write_at(*at, &right)
-                    .map_err(io("cannot write a table"))?;
-                report.corruptions_fixed += 1;
+        }
+        let active = tables.iter().filter(|(_, table)| table.is_active);
+        for (table, _) in active {
+            for (index, l2_entry) in self.read_l2(*table)?.into_iter().enumerate() {
+                let found = L2Entry::decode(l2_entry, bits, self.header.has_zero_flag());
+                if let L2Entry::Data { host, .. }
+                | L2Entry::Zero {
+                    kept: Some(host), ..
+                } = found
+                {
+                    let at = table + index as u64 * 8;
+                    self.compare_flag((at, host, l2_entry), repair, report)?;
+                }
             }
+        }
+        Ok(())
+    }
+
+    fn compare_flag(
+        &mut self,
+        (at, host, entry): (u64, u64, u64),
+        repair: Repair,
+        report: &mut CheckReport,
+    ) -> Result<()> {
+        let cluster = host >> self.header.cluster_bits;
+        let is_alone = self.refcounts.get(&self.storage, cluster)? == 1;
+        if is_alone == (entry & COPIED != 0) {
+            return Ok(());
+        }
+        report.fault(format!(
+            "the entry at {at:#x} is wrong in saying whether cluster {cluster} is shared"
+        ));
+        if repair == Repair::All {
+            let right = (entry ^ COPIED).to_be_bytes();
+            self.storage
+                .write_at(at, &right)
+                .map_err(io("cannot write a table"))?;
+            report.corruptions_fixed += 1;
         }
         Ok(())
     }

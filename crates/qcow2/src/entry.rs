@@ -22,7 +22,7 @@ pub(crate) enum L2Entry {
     Zero { kept: Option<u64>, copied: bool },
     /// Data, in a cluster.
     Data { host: u64, copied: bool },
-    /// Compressed data: first byte, and at most so many bytes.
+    /// Compressed data: where they begin, and the most bytes that they take.
     Compressed { host: u64, bytes: u64 },
     /// No entry that there may be.
     Bad,

@@ -11,13 +11,13 @@
 //! 1. Clusters are reserved in runs: they are made to read as zeroes, their reference counts are raised, and both are on stable storage
 //!    before the first of them is used.
 //! 2. What a cluster keeps of the backing image, of a snapshot or of compressed data is on stable storage before a table refers to it.
-//! 3. A table's entry is written before anybody is told of the cluster. So whoever writes data into it has it found again when the
-//!    process is killed; a flush of the storage makes entries and data durable together.
+//! 3. A table's entry is written before data are written into the cluster. So these are found again when the process is killed; a flush of the storage makes entries and data durable together.
 //! 4. A cluster that is given up is used again only after the entry that referred to it is gone from stable storage, and after everybody
 //!    who may still be at it has finished ([`Image::release`]).
 //!
 //! All that an image says is checked when it is read, once: a bad table fails the I/Os that need it, and nothing else.
-//! Tests: in each module, `tests/power_cut.rs` (every state that a crash may leave), `tests/qemu.rs` (QEMU's own tools agree).
+//! Tests: in each module, `tests/power_cut.rs` (states that a crash may leave), `tests/hostile.rs` (damaged images), and
+//! `crates/bdev/tests/qemu_images.rs` (QEMU's own tools agree).
 
 #![forbid(unsafe_code)]
 

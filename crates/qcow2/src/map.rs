@@ -51,7 +51,7 @@ pub enum Mapping {
 pub struct Segment {
     /// What it is.
     pub mapping: Mapping,
-    /// Bytes, from the offset that was asked for.
+    /// Length in bytes, from the requested offset.
     pub length: u64,
 }
 

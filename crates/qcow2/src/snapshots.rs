@@ -5,6 +5,8 @@ use crate::{Header, Result, Storage, corrupt, io};
 
 /// The fixed part of an entry.
 const ENTRY_BYTES: usize = 40;
+/// Entries of all snapshots' L1 tables together, at most: more than 8,000 snapshots of a disk of 16 TiB in clusters of 64 KiB have.
+const L1_ENTRIES_MAX: u64 = 1 << 28;
 /// What the whole table may have at most: as QEMU limits it.
 const TABLE_BYTES_MAX: u64 = 64 << 20;
 
@@ -33,6 +35,8 @@ pub(crate) fn read(storage: &impl Storage, header: &Header) -> Result<Vec<Snapsh
 pub(crate) fn read_table(storage: &impl Storage, header: &Header) -> Result<(Vec<Snapshot>, u64)> {
     let mut at = header.snapshots_offset;
     let mut snapshots = Vec::new();
+    let size = storage.size().map_err(io("cannot read the size"))?;
+    let mut all_l1_entries = 0;
     let read = |at: u64, length: usize| {
         let mut bytes = vec![0; length];
         storage
@@ -55,7 +59,14 @@ pub(crate) fn read_table(storage: &impl Storage, header: &Header) -> Result<(Vec
         }
         let l1_entries = number(8, 4) as u32;
         let l1_offset = number(0, 8);
-        if l1_entries > (32 << 20) / 8 || !l1_offset.is_multiple_of(header.cluster_bytes()) {
+        all_l1_entries += u64::from(l1_entries);
+        let end = l1_offset.checked_add(u64::from(l1_entries) * 8);
+        let is_within = end.is_some_and(|end| end <= size);
+        if l1_entries > (32 << 20) / 8
+            || !l1_offset.is_multiple_of(header.cluster_bytes())
+            || !is_within
+            || all_l1_entries > L1_ENTRIES_MAX
+        {
             return corrupt("a snapshot's L1 table is where none can be");
         }
         let rest = read(at + ENTRY_BYTES as u64, extra_bytes + id_bytes + name_bytes)?;

@@ -4,7 +4,7 @@ mod common;
 
 use common::hostile::use_in_every_way;
 use common::{Random, Recorded, write};
-use qcow2::{CreateOptions, Image, OpenOptions, create};
+use qcow2::{CreateOptions, Image, OpenOptions, Repair, create};
 
 /// An image with tables, data and zeroes in it.
 fn image(random: &mut Random) -> Vec<u8> {
@@ -87,4 +87,42 @@ fn what_cannot_be_is_refused_before_memory_is_taken_for_it() {
             .unwrap_or_default();
         assert!(error.contains(reason), "{at}: {error:?}");
     }
+}
+
+/// An L1 table whose every entry names one L2 table, which is full: the work of a check is that of one table.
+#[test]
+fn a_table_that_is_named_a_million_times_is_read_twice() {
+    const ENTRIES: usize = 1 << 20;
+    let storage = Recorded::default();
+    let options = CreateOptions {
+        cluster_bits: 9,
+        ..CreateOptions::new(ENTRIES as u64 * 64 * 512)
+    };
+    create(&&storage, &options).unwrap();
+    let mut bytes = storage.bytes();
+    let l1 = u64::from_be_bytes(bytes[40..48].try_into().unwrap()) as usize;
+    let table = bytes.len() as u64;
+    bytes.resize(bytes.len() + 512, 0x80);
+    for entry in bytes[l1..l1 + ENTRIES * 8].chunks_exact_mut(8) {
+        entry.copy_from_slice(&(1_u64 << 63 | table).to_be_bytes());
+    }
+    let storage = Recorded::of(bytes);
+    let report = Image::check(&storage, Repair::Nothing).unwrap();
+    assert!(!report.is_clean());
+    let blocks = ENTRIES as u64 * 8 / 512 / 256;
+    assert!(
+        storage.reads.get() < 2 * blocks + 200,
+        "{} reads",
+        storage.reads.get()
+    );
+    // Of one image the disk cannot be read in two places: the second is refused when it is needed.
+    let mut image = Image::open(&storage, OpenOptions { read_only: true }).unwrap();
+    image.load(0).unwrap();
+    assert!(
+        image
+            .load(64 * 512)
+            .unwrap_err()
+            .to_string()
+            .contains("two L2 tables")
+    );
 }

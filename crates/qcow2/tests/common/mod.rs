@@ -1,5 +1,5 @@
 //! A disk on an image, as a worker would use it, in a storage that remembers every write.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod hostile;
 
@@ -21,6 +21,8 @@ pub enum Event {
 pub struct Recorded {
     bytes: RefCell<Vec<u8>>,
     events: RefCell<Vec<Event>>,
+    /// How often it was read.
+    pub reads: std::cell::Cell<u64>,
     /// Writes beyond this fail: the file system is full.
     pub limit: RefCell<Option<u64>>,
 }
@@ -80,6 +82,7 @@ impl Recorded {
 
 impl Storage for &Recorded {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.reads.set(self.reads.get() + 1);
         let bytes = self.bytes.borrow();
         let known = bytes.get(offset as usize..).unwrap_or_default();
         let known = &known[..known.len().min(into.len())];
