@@ -25,6 +25,7 @@ mod error;
 mod faulty;
 mod file;
 mod image;
+mod inbox;
 mod iscsi;
 mod layer;
 mod medium;

@@ -9,7 +9,7 @@ use scsi::Store;
 
 type Task = Box<dyn FnOnce(&dyn Store) + Send>;
 
-/// Hands what it is asked for to the thread that has the files.
+/// Passes each call on to the thread that has the files, and waits for its result.
 pub(crate) struct StateThread(Mutex<Sender<Task>>);
 
 impl StateThread {

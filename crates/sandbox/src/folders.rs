@@ -10,7 +10,7 @@ use landlock::{
 
 use crate::{Error, Paths};
 
-/// The newest that is asked for: scopes came with it. An older kernel gives less.
+/// The newest version of Landlock that is used: scopes came with it. An older kernel gives less.
 const NEWEST: ABI = ABI::V6;
 
 fn failed(what: &str, error: impl std::fmt::Display) -> Error {

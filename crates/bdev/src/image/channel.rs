@@ -1,5 +1,5 @@
-//! One worker's I/O on an image. Reads and overwrites of clusters that are the image's own go to the file at once; everything else asks
-//! the image's owner first, or the backing image.
+//! One worker's I/O on an image. Reads and overwrites of clusters that are the image's own go to the file at once; everything else goes
+//! to the image's owner first, or to the backing image.
 //!
 //! An I/O is done piece by piece, each a part of the disk with one mapping; nearly always there is one piece.
 
@@ -13,12 +13,13 @@ use qcow2::{Map, Mapping, Segment};
 use uring::{Completion, Owner, Ring, WatchId};
 
 use super::Shared;
-use super::owner::{Answer, Ask, Inbox, Request};
+use super::owner::{Answer, Command, Request};
 use super::readers::Reader;
 use crate::admit::Limits;
+use crate::inbox::Inbox;
 use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
 
-/// Clusters that are made writable with one ask, at most.
+/// Clusters that are made writable with one command, at most.
 const PREPARED_MAX: u64 = 512;
 
 /// What an I/O waits for.
@@ -32,7 +33,7 @@ enum Waits {
     Backing { whole: bool, bytes: u64 },
     /// The file makes all durable: then the I/O is over.
     Durable,
-    /// The owner answers the ask of this number; so many bytes are done then.
+    /// The owner answers the command of this number; `bytes` more are done then.
     Answer { token: u64, bytes: u64 },
 }
 
@@ -51,7 +52,7 @@ struct Slot {
 enum Next {
     /// It waits.
     Waits(Waits),
-    /// So many more bytes are done.
+    /// More bytes are done: this number.
     Done(u64),
     Failed(IoError),
 }
@@ -67,7 +68,7 @@ pub(super) struct ImageChannel {
     backing: Option<Box<dyn IoChannel>>,
     owner: Owner,
     requests: Sender<Request>,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Answer>>,
     /// `None` once the channel closes.
     watch: Option<WatchId>,
     next_token: u64,
@@ -162,8 +163,8 @@ impl ImageChannel {
                 IoKind::Read => self.read(ring, index, left),
                 IoKind::Write => self.write(ring, index, left),
                 IoKind::Discard | IoKind::WriteZeroes => self.zero(ring, index, left),
-                IoKind::BlockStatus => self.ask(
-                    Ask::BlockStatus {
+                IoKind::BlockStatus => self.send(
+                    Command::BlockStatus {
                         offset: io.offset,
                         length: io.length,
                     },
@@ -209,8 +210,8 @@ impl ImageChannel {
                 slot.buffer.fill(slot.done as usize, length as usize, 0);
                 Next::Done(length)
             }
-            Mapping::NotLoaded => self.ask(Ask::Load(at), 0),
-            Mapping::Compressed => self.ask(Ask::ReadCompressed(at), length),
+            Mapping::NotLoaded => self.send(Command::Load(at), 0),
+            Mapping::Compressed => self.send(Command::ReadCompressed(at), length),
             Mapping::Bad => Next::Failed(self.bad(at, IoErrorKind::ReadMedium)),
         }
     }
@@ -227,13 +228,13 @@ impl ImageChannel {
         }
     }
 
-    /// Asks for clusters from `at` on that may be written.
+    /// Has clusters from `at` on made writable.
     fn prepare(&mut self, at: u64, length: u64) -> Next {
         let bits = self.map.cluster_bytes().trailing_zeros();
         let (first, last) = (at >> bits, (at + length - 1) >> bits);
         let clusters = first..=last.min(first + PREPARED_MAX - 1);
         let offsets = clusters.map(|cluster| cluster << bits).collect();
-        self.ask(Ask::PrepareWrite(offsets), 0)
+        self.send(Command::PrepareWrite(offsets), 0)
     }
 
     /// Whole clusters become zeroes in the tables, if their space may be given back or they have none; parts of clusters in the file.
@@ -251,8 +252,8 @@ impl ImageChannel {
             (false, _) => 0,
         };
         if whole > 0 && gives_back && (!is_covered || self.shared.can_zero) {
-            return self.ask(
-                Ask::Zero {
+            return self.send(
+                Command::Zero {
                     offset: at,
                     length: whole,
                 },
@@ -282,12 +283,12 @@ impl ImageChannel {
                 // What lies before the end of the backing image is not passed over with what lies beyond.
                 Next::Done(length)
             }
-            Mapping::NotLoaded => self.ask(Ask::Load(at), 0),
+            Mapping::NotLoaded => self.send(Command::Load(at), 0),
             Mapping::Bad => Next::Failed(self.bad(at, IoErrorKind::WriteMedium)),
             Mapping::Unallocated if whole > 0 && self.shared.can_zero => {
                 let end = (at + length).next_multiple_of(cluster).min(at + whole);
                 let length = end - at;
-                self.ask(Ask::Zero { offset: at, length }, length)
+                self.send(Command::Zero { offset: at, length }, length)
             }
             _ => self.prepare(at, length),
         }
@@ -336,11 +337,11 @@ impl ImageChannel {
     }
 
     #[cold]
-    fn ask(&mut self, ask: Ask, bytes: u64) -> Next {
+    fn send(&mut self, command: Command, bytes: u64) -> Next {
         self.next_token += 1;
         let token = self.next_token;
         let request = Request::Worker {
-            ask,
+            command,
             token,
             inbox: Arc::clone(&self.inbox),
         };
@@ -397,20 +398,16 @@ impl ImageChannel {
 
     #[cold]
     fn hear(&mut self, ring: &mut Ring, more: bool, finished: &mut Vec<Finished>) {
-        if !more && self.watch.is_some() {
-            // The kernel has ended the watch, for want of memory it may be.
-            match ring.watch_event(self.owner, 0, &self.inbox.event) {
-                Ok(again) => self.watch = Some(again),
-                Err(error) => tracing::error!("image's owner is not heard of any more: {error}"),
-            }
+        if !more {
+            self.inbox.watch_again(ring, self.owner, &mut self.watch);
         }
         self.refresh_map();
         let mut answers = std::mem::take(&mut self.answers);
         self.inbox.take(&mut answers);
         for (number, answer) in answers.drain(..) {
-            let asked =
+            let waits =
                 |slot: &Slot| matches!(slot.waits, Waits::Answer { token, .. } if token == number);
-            let Some(index) = self.slots.iter().position(asked) else {
+            let Some(index) = self.slots.iter().position(waits) else {
                 continue;
             };
             let outcome = match answer {
@@ -521,7 +518,9 @@ impl IoChannel for ImageChannel {
                     backing.abort(ring, below);
                 }
             }
-            Waits::Answer { token, .. } => self.inbox.cancel(token),
+            Waits::Answer { token, .. } => {
+                self.inbox.put(token, Err(IoErrorKind::Cancelled.into()));
+            }
             Waits::Nothing => {}
         }
     }

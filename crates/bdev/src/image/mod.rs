@@ -21,7 +21,7 @@ use block::{Capacity, DiskInfo, IoFlags, IoRequest};
 use qcow2::Map;
 
 use crate::{Attach, BlockDevice, CacheMode, File, IoChannel, Medium, OpenError};
-use owner::{Order, Request};
+use owner::{Change, Request};
 use readers::Readers;
 
 /// Which image, and how.
@@ -160,7 +160,7 @@ impl Image {
 }
 
 impl Drop for Image {
-    /// What was reserved is given back before the locks are. The thread ends when nobody can ask it any more; a worker that lets go of
+    /// What was reserved is given back before the locks are. The thread ends when nobody can send it a command any more; a worker that lets go of
     /// the image before its channel must not wait for that.
     fn drop(&mut self) {
         self.requests = None;
@@ -192,8 +192,8 @@ impl BlockDevice for Image {
         }
         let (reply, resized) = channel();
         let gone = || io::Error::other("the image is closed");
-        let order = Request::Control(Order::Resize(bytes, reply));
-        self.requests()?.send(order).map_err(|_| gone())?;
+        let change = Request::Control(Change::Resize(bytes, reply));
+        self.requests()?.send(change).map_err(|_| gone())?;
         resized.recv().map_err(|_| gone())?
     }
 

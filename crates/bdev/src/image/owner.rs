@@ -1,27 +1,27 @@
-//! The thread that owns an image: it allocates, zeroes and reads what no worker can by itself, one thing after the other, and tells the
-//! worker that asked. Workers that have not asked never meet it.
+//! The thread that owns an image: it allocates, zeroes and reads what no worker can by itself, one thing after the other, and answers
+//! the worker that sent the command. Workers that send none never meet it.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use block::{Extent, IoError, IoErrorKind, STATUS_BYTES, encode_extents};
 use qcow2::{Backing, Error, Image, Mapping};
-use uring::Event;
 
 use super::Shared;
 use crate::BlockingIo;
 use crate::file::Container;
+use crate::inbox::Inbox;
 
 /// How often it is looked whether those who may be at clusters that were given up are done.
 const RELEASE_PAUSE: Duration = Duration::from_millis(20);
 /// Requests that are served together.
 const BATCH_MAX: usize = 256;
 
-/// What a worker asks for.
+/// What a worker cannot do by itself.
 #[derive(Clone, Debug)]
-pub(super) enum Ask {
+pub(super) enum Command {
     /// The table of an offset, in the map.
     Load(u64),
     /// Clusters that may be written in place: their offsets.
@@ -34,58 +34,23 @@ pub(super) enum Ask {
     BlockStatus { offset: u64, length: u64 },
 }
 
-/// What the control plane asks for.
-pub(super) enum Order {
+/// What the control plane wants.
+pub(super) enum Change {
     /// Another size.
     Resize(u64, std::sync::mpsc::Sender<io::Result<()>>),
 }
 
 pub(super) enum Request {
     Worker {
-        ask: Ask,
+        command: Command,
         token: u64,
-        inbox: Arc<Inbox>,
+        inbox: Arc<Inbox<Answer>>,
     },
-    Control(Order),
+    Control(Change),
 }
 
-/// Bytes, for asks that bring some.
+/// Bytes, for commands that bring some.
 pub(super) type Answer = Result<Vec<u8>, IoError>;
-
-/// Answers on their way to a worker.
-pub(super) struct Inbox {
-    answers: Mutex<Vec<(u64, Answer)>>,
-    pub event: Event,
-}
-
-impl Inbox {
-    pub fn new(event: Event) -> Inbox {
-        Inbox {
-            answers: Mutex::default(),
-            event,
-        }
-    }
-
-    fn put(&self, token: u64, answer: Answer) {
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first = answers.is_empty();
-        answers.push((token, answer));
-        drop(answers);
-        if is_first {
-            self.event.notify();
-        }
-    }
-
-    /// Answers an ask before its owner does.
-    pub fn cancel(&self, token: u64) {
-        self.put(token, Err(IoErrorKind::Cancelled.into()));
-    }
-
-    pub fn take(&self, into: &mut Vec<(u64, Answer)>) {
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        into.append(&mut answers);
-    }
-}
 
 pub(super) struct Owner {
     pub image: Image<Container>,
@@ -96,7 +61,7 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// Until nobody is left who could ask.
+    /// Until nobody is left who could send a command.
     pub fn run(mut self, requests: &Receiver<Request>) {
         loop {
             let first = match self.freeing {
@@ -148,7 +113,7 @@ impl Owner {
         for request in batch {
             match request {
                 Request::Worker {
-                    ask: Ask::PrepareWrite(offsets),
+                    command: Command::PrepareWrite(offsets),
                     token,
                     inbox,
                 } => writes.push((offsets, token, inbox)),
@@ -158,11 +123,17 @@ impl Owner {
         self.prepare(writes);
         for request in others {
             match request {
-                Request::Worker { ask, token, inbox } => {
-                    let answer = self.answer(&ask).map_err(|error| self.failed(&ask, &error));
+                Request::Worker {
+                    command,
+                    token,
+                    inbox,
+                } => {
+                    let answer = self
+                        .answer(&command)
+                        .map_err(|error| self.failed(&command, &error));
                     inbox.put(token, answer);
                 }
-                Request::Control(Order::Resize(size, reply)) => {
+                Request::Control(Change::Resize(size, reply)) => {
                     let resized = self.resize(size);
                     reply.send(resized).ok();
                 }
@@ -171,7 +142,7 @@ impl Owner {
     }
 
     /// All allocations of a batch are one: what has to be durable in between is so by one sync.
-    fn prepare(&mut self, writes: Vec<(Vec<u64>, u64, Arc<Inbox>)>) {
+    fn prepare(&mut self, writes: Vec<(Vec<u64>, u64, Arc<Inbox<Answer>>)>) {
         if writes.is_empty() {
             return;
         }
@@ -191,27 +162,29 @@ impl Owner {
                 |(failed, _): &&(u64, Error)| offsets.iter().any(|offset| offset & mask == *failed);
             let answer = match failed.iter().find(its) {
                 None => Ok(Vec::new()),
-                Some((_, error)) => Err(self.failed(&Ask::PrepareWrite(Vec::new()), error)),
+                Some((_, error)) => Err(self.failed(&Command::PrepareWrite(Vec::new()), error)),
             };
             inbox.put(token, answer);
         }
     }
 
-    fn answer(&mut self, ask: &Ask) -> qcow2::Result<Vec<u8>> {
-        match ask {
-            Ask::Load(offset) => self.image.load(*offset)?,
+    fn answer(&mut self, command: &Command) -> qcow2::Result<Vec<u8>> {
+        match command {
+            Command::Load(offset) => self.image.load(*offset)?,
             // Served by `prepare`.
-            Ask::PrepareWrite(_) => {}
-            Ask::Zero { offset, length } => {
+            Command::PrepareWrite(_) => {}
+            Command::Zero { offset, length } => {
                 let backing = self.shared.backing_bytes;
                 self.image.zero_clusters(*offset, *length, backing)?;
             }
-            Ask::ReadCompressed(offset) => {
+            Command::ReadCompressed(offset) => {
                 let mut content = vec![0; self.image.header().cluster_bytes() as usize];
                 self.image.read_compressed(*offset, &mut content)?;
                 return Ok(content);
             }
-            Ask::BlockStatus { offset, length } => return Ok(self.block_status(*offset, *length)),
+            Command::BlockStatus { offset, length } => {
+                return Ok(self.block_status(*offset, *length));
+            }
         }
         Ok(Vec::new())
     }
@@ -261,18 +234,18 @@ impl Owner {
         })
     }
 
-    fn failed(&self, ask: &Ask, error: &Error) -> IoError {
+    fn failed(&self, command: &Command, error: &Error) -> IoError {
         let path = self.shared.path();
-        tracing::debug!("{path}: {ask:?} failed: {error}");
+        tracing::debug!("{path}: {command:?} failed: {error}");
         if let Error::Corrupt(what) = error {
             self.shared.say_corrupt(what);
         }
         let errno = error.errno();
-        let kind = match ask {
-            Ask::Load(_) | Ask::ReadCompressed(_) | Ask::BlockStatus { .. } => {
+        let kind = match command {
+            Command::Load(_) | Command::ReadCompressed(_) | Command::BlockStatus { .. } => {
                 IoErrorKind::ReadMedium
             }
-            Ask::PrepareWrite(_) | Ask::Zero { .. } => match errno {
+            Command::PrepareWrite(_) | Command::Zero { .. } => match errno {
                 libc::ENOSPC | libc::EDQUOT => IoErrorKind::NoSpace,
                 _ => IoErrorKind::WriteMedium,
             },

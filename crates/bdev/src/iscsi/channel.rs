@@ -4,16 +4,17 @@
 //! memory that travels with the command.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use block::{IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use iscsi_initiator::{CommandSink, Ended};
-use uring::{Completion, Event, Owner, Ring, WatchId};
+use uring::{Completion, Owner, Ring, WatchId};
 
 use super::Shared;
 use super::commands::{is_unknown_command, outcome};
 use crate::admit::Limits;
+use crate::inbox::Inbox;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
 
 struct Slot {
@@ -29,21 +30,9 @@ struct Slot {
     is_free: bool,
 }
 
-/// Commands that have ended, on their way to the worker.
-struct Inbox {
-    ended: Mutex<Vec<(u64, Ended)>>,
-    event: Event,
-}
-
-impl CommandSink for Inbox {
+impl CommandSink for Inbox<Ended> {
     fn ended(&self, token: u64, ended: Ended) {
-        let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first = all.is_empty();
-        all.push((token, ended));
-        drop(all);
-        if is_first {
-            self.event.notify();
-        }
+        self.put(token, ended);
     }
 }
 
@@ -51,7 +40,7 @@ pub(super) struct IscsiChannel {
     shared: Arc<Shared>,
     limits: Limits,
     owner: Owner,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Ended>>,
     /// `None` once the channel closes.
     watch: Option<WatchId>,
     slots: Vec<Slot>,
@@ -68,10 +57,7 @@ impl IscsiChannel {
             limits: Limits::of(&shared.info, &shared.capacity),
             shared,
             owner,
-            inbox: Arc::new(Inbox {
-                ended: Mutex::default(),
-                event,
-            }),
+            inbox: Arc::new(Inbox::new(event)),
             watch: Some(watch),
             slots: Vec::new(),
             free: Vec::new(),
@@ -210,22 +196,11 @@ impl IoChannel for IscsiChannel {
     }
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
-        if !completion.more && self.watch.is_some() {
-            // The kernel has ended the watch, for want of memory it may be.
-            match ring.watch_event(self.owner, 0, &self.inbox.event) {
-                Ok(again) => self.watch = Some(again),
-                Err(error) => tracing::error!("a remote disk is not heard of any more: {error}"),
-            }
+        if !completion.more {
+            self.inbox.watch_again(ring, self.owner, &mut self.watch);
         }
         let mut ended = std::mem::take(&mut self.ended);
-        {
-            let mut inbox = self
-                .inbox
-                .ended
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            std::mem::swap(&mut *inbox, &mut ended);
-        }
+        self.inbox.take(&mut ended);
         for (token, how) in ended.drain(..) {
             let index = token as u32;
             if let Some(outcome) = self.step_ended(index, how) {

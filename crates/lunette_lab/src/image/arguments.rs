@@ -58,7 +58,7 @@ pub enum Action {
         /// The image
         #[arg(value_name = "PATH")]
         path: PathBuf,
-        /// Bytes, or K, M, G, T (powers of 1024); with + or - before it, by so many
+        /// New size in bytes, or with K, M, G, T (powers of 1024); +SIZE and -SIZE add and take away
         #[arg(value_name = "SIZE", allow_hyphen_values = true)]
         size: String,
         /// Let the disk become smaller: what is behind its new end is lost
@@ -70,7 +70,7 @@ pub enum Action {
         /// The image, raw file or block device
         #[arg(value_name = "PATH")]
         path: PathBuf,
-        /// Its format; by default that which its first bytes say
+        /// Its format [default: the one that its first bytes show]
         #[arg(long, value_name = "FORMAT")]
         format: Option<Format>,
         /// Print JSON
@@ -105,7 +105,7 @@ pub struct CreateArguments {
     /// The image shows this one where nothing was written; relative to the new image
     #[arg(long, value_name = "PATH")]
     pub backing: Option<String>,
-    /// The backing image's format; by default that which its first bytes say
+    /// The backing image's format [default: the one that its first bytes show]
     #[arg(long, value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
     /// Bytes of a cluster: 512 to 2M, a power of two
@@ -122,7 +122,7 @@ pub struct ConvertArguments {
     /// The new file, which must not exist
     #[arg(value_name = "DESTINATION")]
     pub destination: PathBuf,
-    /// The source's format; by default that which its first bytes say
+    /// The source's format [default: the one that its first bytes show]
     #[arg(long, value_name = "FORMAT")]
     pub from: Option<Format>,
     /// The new file's format

@@ -11,7 +11,7 @@ pub enum Point {
     Issued,
     /// SCSI gives the command to the host adapter's driver (`scsi_dispatch_cmd_start`).
     Dispatched,
-    /// The device is told (`vp_notify`).
+    /// The driver notifies the device (`vp_notify`).
     Kicked,
     /// The device's interrupt is there (`vring_interrupt`).
     Interrupted,

@@ -1,0 +1,51 @@
+//! Answers of a device's thread on their way to a worker, whose ring watches an event for them.
+
+use std::sync::{Mutex, PoisonError};
+
+use uring::{Event, Owner, Ring, WatchId};
+
+/// Answers by the number that the worker gave with its command.
+pub(crate) struct Inbox<T> {
+    waiting: Mutex<Vec<(u64, T)>>,
+    event: Event,
+}
+
+impl<T> Inbox<T> {
+    /// Of a worker that watches `event`.
+    pub fn new(event: Event) -> Inbox<T> {
+        Inbox {
+            waiting: Mutex::default(),
+            event,
+        }
+    }
+
+    /// On any thread: an answer for the worker, which is woken for the first of several.
+    pub fn put(&self, token: u64, answer: T) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = waiting.is_empty();
+        waiting.push((token, answer));
+        drop(waiting);
+        if is_first {
+            self.event.notify();
+        }
+    }
+
+    /// On the worker: moves all answers into an empty list, whose memory the next ones use.
+    pub fn take(&self, into: &mut Vec<(u64, T)>) {
+        debug_assert!(into.is_empty(), "answers are moved into an empty list");
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(&mut *waiting, into);
+    }
+
+    /// Watches the event again after the kernel has ended a watch, for want of memory it may be. `None`: the channel closes.
+    #[cold]
+    pub fn watch_again(&self, ring: &mut Ring, owner: Owner, watch: &mut Option<WatchId>) {
+        if watch.is_none() {
+            return;
+        }
+        match ring.watch_event(owner, 0, &self.event) {
+            Ok(again) => *watch = Some(again),
+            Err(error) => tracing::error!("answers of a disk are not noticed any more: {error}"),
+        }
+    }
+}
