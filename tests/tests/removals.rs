@@ -167,6 +167,32 @@ fn a_reload_that_removes_a_lun_in_use_waits_no_longer_than_its_caller() -> Resul
 }
 
 #[test]
+fn a_disk_that_comes_while_a_whole_configuration_waits_stays() -> Result<()> {
+    let Busy {
+        rig,
+        client,
+        reader,
+        ..
+    } = busy()?;
+    let mut whole: Value = client.get("/v1/config")?;
+    whole["exports"][0]["lun"] = json!([]);
+    let (status, answer) = client.change(Method::PUT, "/v1/config?wait=0", Some(&whole))?;
+    ensure!(status == 202, "{status}: {answer}");
+    another_change_is_made(&client)?;
+    ensure!(!reader.is_finished(), "the other change has waited");
+    reader.join().expect("it does not panic")?;
+    let lun = format!("/v1/exports/{TARGET}/luns/0:0");
+    let begun = Instant::now();
+    while client.get::<Value>(&lun).is_ok() {
+        ensure!(begun.elapsed() < Duration::from_secs(20), "it stays");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    client.get::<Value>("/v1/disks/other")?;
+    drop(rig);
+    Ok(())
+}
+
+#[test]
 fn a_reload_by_signal_that_waits_for_a_client_leaves_other_signals_heard() -> Result<()> {
     let Busy {
         mut rig,

@@ -62,7 +62,7 @@ pub(super) async fn replace(
     let body = json(body)?;
     let base = api.overview()?.live().config.without_objects();
     let wanted = blocking(move || objects_json(&body, base)).await?;
-    let change = Change::Replace(Box::new(wanted.map_err(Refusal::from)?));
+    let change = Change::Replace(Box::new(wanted.map_err(Refusal::from)?.into()));
     match api.change(change, force).await? {
         Some(made) => Ok(Json(summary(&made.plan)).into_response()),
         None => api.accepted(),

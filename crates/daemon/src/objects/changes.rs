@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::overlay::Overlay;
 use super::refusal::{Fault, Refusal};
 use config::{Config, DiskConfig, DiskSettings, ExportConfig, ExportRef, LimitsConfig, LunConfig};
 
@@ -29,7 +30,38 @@ pub enum Change {
     /// There is no logical unit at this target and number of an export.
     RemoveLun(String, u8, u16),
     /// All is as it is said here.
-    Replace(Box<Config>),
+    Replace(Box<Replacement>),
+}
+
+/// A whole configuration. While it waits for clients, other changes are made, and stay on top of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replacement {
+    whole: Config,
+    /// What was in effect when the change began.
+    begun_from: Option<Config>,
+}
+
+impl Replacement {
+    /// Changes from now on were made after it.
+    pub fn begin(&mut self, now: &Config) {
+        self.begun_from.get_or_insert_with(|| now.clone());
+    }
+
+    fn next(self, now: &Config) -> Config {
+        match self.begun_from {
+            None => self.whole,
+            Some(before) => Overlay::between(&before, now).over(&self.whole),
+        }
+    }
+}
+
+impl From<Config> for Replacement {
+    fn from(whole: Config) -> Replacement {
+        Replacement {
+            whole,
+            begun_from: None,
+        }
+    }
 }
 
 fn not_there(what: &str, name: &str) -> Refusal {
@@ -132,7 +164,7 @@ impl Change {
                     return Err(not_there("LUN", &format!("{export}/{target}:{lun}")));
                 }
             }
-            Change::Replace(config) => next = *config,
+            Change::Replace(replacement) => next = replacement.next(now),
         }
         Ok(next)
     }

@@ -320,7 +320,7 @@ impl Drains {
 
 impl Owner {
     /// Makes a change and gives the result to `reply`: at once, or when the requests to what it takes away have ended.
-    pub fn begin_change(&mut self, work: Work, how: How, reply: Reply) {
+    pub fn begin_change(&mut self, mut work: Work, how: How, reply: Reply) {
         // Of two that say what all objects are to be, the one that ends last would undo the other.
         if work.is_whole()
             && let Some(first) = self.drains.draining.iter().find(|one| one.is_whole)
@@ -329,6 +329,11 @@ impl Owner {
             let detail =
                 format!("another whole configuration has been waiting for clients for {seconds} s");
             return reply(Err(Refusal::Conflict(vec![Fault::new(detail).help(HELP)])));
+        }
+        if let Work::Change(change) = &mut work
+            && let Change::Replace(replacement) = &mut **change
+        {
+            replacement.begin(&self.config);
         }
         self.go_on(work, how, Drained::default(), reply);
     }

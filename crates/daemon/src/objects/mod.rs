@@ -8,6 +8,7 @@
 //!
 //! Nothing here is on a request's way: workers hear of changes between their iterations.
 
+mod apply;
 pub mod bodies;
 mod changes;
 mod clients;
@@ -15,6 +16,7 @@ mod draining;
 mod events;
 mod failed_io;
 mod following;
+mod handed_over;
 mod identity;
 mod overlay;
 mod owner;
@@ -116,19 +118,27 @@ impl Manager {
         answer.await.map_err(|_| Refusal::Ending)?
     }
 
-    /// Makes a change. It may wait for clients of what it takes away, and goes on also when nobody waits for what is returned.
+    /// Begins a change, and returns what it will give: at once, or when clients of what it takes away have ended their requests. What
+    /// waits for them is seen from then on ([`owner::Live::draining`]). The change goes on also when nobody waits for its result.
     ///
     /// # Errors
-    /// What the owner says, or that it is gone.
-    pub async fn change(&self, work: Work, how: How) -> Result<Made, Refusal> {
+    /// That the owner is gone.
+    pub async fn begin(
+        &self,
+        work: Work,
+        how: How,
+    ) -> Result<impl Future<Output = Result<Made, Refusal>> + use<>, Refusal> {
+        let (begun, has_begun) = tokio::sync::oneshot::channel();
         let (reply, answer) = tokio::sync::oneshot::channel();
         let message: Message = Box::new(move |owner| {
             // Whoever asked may have left.
             let reply = Box::new(|made| drop(reply.send(made)));
             owner.begin_change(work, how, reply);
+            begun.send(()).ok();
         });
         self.messages.send(message).map_err(|_| Refusal::Ending)?;
-        answer.await.map_err(|_| Refusal::Ending)?
+        has_begun.await.map_err(|_| Refusal::Ending)?;
+        Ok(async move { answer.await.map_err(|_| Refusal::Ending)? })
     }
 
     /// Makes a change and blocks until it is made.

@@ -1,0 +1,329 @@
+//! How the owner applies a plan: what may fail comes first, and is rolled back where something fails; then the state is persisted; then
+//! the rest runs, which cannot fail.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bdev::{Disk, Shrinking};
+
+use super::owner::{How, Owner, failed, refused};
+use super::plan::{Limit, Placing, Plan, Resize};
+use super::refusal::Refusal;
+use super::servers::Transports;
+use super::state_store::Resizing;
+use crate::disks::{self, Disks};
+use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
+use crate::running::Inherited;
+use config::{Config, ExportConfig, ExportRef};
+
+/// What was done and can be taken back.
+#[derive(Default)]
+struct Undo {
+    exports: Vec<OpenExport>,
+    /// Exports that made room for them.
+    replaced: Vec<ExportConfig>,
+    /// Exports that other workers serve by now, with their placement before.
+    placed: Vec<Placing>,
+    /// The CHAP users of these, whatever their files say now.
+    chap_users: HashMap<String, Arc<ChapUsers>>,
+    /// Disks with the size that they had.
+    resized: Vec<(String, u64)>,
+    /// Disks that are to be smaller, with nothing lost yet.
+    shrinking: Vec<(Arc<Disk>, Shrinking)>,
+}
+
+impl Owner {
+    /// What may fail comes first, then the change is written down, then what cannot fail.
+    pub(super) fn carry_out(
+        &mut self,
+        plan: &Plan,
+        next: &Config,
+        how: How,
+        transports: &Transports,
+    ) -> Result<Vec<ReadyExport>, Refusal> {
+        let How {
+            force: _,
+            inherited,
+            first,
+            mut opened,
+            devices,
+        } = how;
+        let store = self.servers.units.store();
+        let mut known = self.disks.clone();
+        known.extend(
+            opened
+                .iter()
+                .map(|(name, disk)| (name.clone(), disk.clone())),
+        );
+        let unopened = plan.add_disks.iter();
+        let unopened = unopened.filter(|disk| !opened.contains_key(&disk.name));
+        let opening = disks::open_all(unopened, devices, &known, &self.identities, store);
+        let reasons = opening.reasons();
+        if reasons.is_empty() {
+            opening.persist(store);
+        }
+        opened.extend(opening.disks());
+        let made_for_nothing = || {
+            opened
+                .values()
+                .for_each(|disk| disk.device().remove_if_created())
+        };
+        failed(&reasons).inspect_err(|_| made_for_nothing())?;
+        let mut all = self.disks.clone();
+        all.extend(
+            opened
+                .iter()
+                .map(|(name, disk)| (name.clone(), disk.clone())),
+        );
+
+        let mut undo = Undo::default();
+        let tried = self.try_parts(plan, &all, inherited, transports, &mut undo);
+        let tried = tried.and_then(|()| self.keep(next, first));
+        if let Err(refusal) = tried {
+            self.roll_back(undo, transports);
+            // An export that was opened has made it a unit, which would keep its file open.
+            opened.values().for_each(|disk| self.let_go(disk));
+            made_for_nothing();
+            return Err(refusal);
+        }
+        self.finish_parts(plan, &mut undo, &opened, all, first, transports);
+        self.identities.keep_volatile(next, &self.disks);
+        if !first {
+            self.tell(plan);
+        }
+        Ok(undo.exports.into_iter().map(|e| e.ready).collect())
+    }
+
+    /// What cannot fail, after everything that may has been done and the configuration persisted.
+    fn finish_parts(
+        &mut self,
+        plan: &Plan,
+        undo: &mut Undo,
+        opened: &Disks,
+        all: Disks,
+        first: bool,
+        transports: &Transports,
+    ) {
+        let shrunk = self.shrink(std::mem::take(&mut undo.shrinking));
+        if !first {
+            self.remove_parts(plan, &undo.replaced, transports);
+        }
+        if let (Some(state_store), true) = (&self.state_store, shrunk && !plan.resize.is_empty()) {
+            state_store.end_resize();
+        }
+        for OpenExport { name, device, .. } in &undo.exports {
+            self.enter(name, device);
+        }
+        for (name, disk) in opened {
+            self.follow_size(name, disk);
+            self.follow_waiting(disk);
+        }
+        self.disks = all;
+        for (export, luns) in &plan.add_luns {
+            self.add_luns(export, luns, transports);
+        }
+        for name in &plan.remove_disks {
+            self.forget_disk(name);
+        }
+        for Limit { disk, limits } in &plan.limit {
+            if let Some(disk) = self.disks.get(disk) {
+                disk.set_limits(disks::limits(limits));
+            }
+        }
+        for (name, policy) in &plan.errors {
+            if let Some(disk) = self.disks.get(name) {
+                disk.set_error_policy(*policy);
+                self.resume(disk);
+            }
+        }
+    }
+
+    /// What may fail, and can be taken back.
+    fn try_parts(
+        &mut self,
+        plan: &Plan,
+        disks: &Disks,
+        inherited: Vec<Inherited>,
+        transports: &Transports,
+        undo: &mut Undo,
+    ) -> Result<(), Refusal> {
+        let mut reasons = Vec::new();
+        let mut inherited = inherited;
+        // Before anything goes: what cannot be read now could not be had back either.
+        for export in plan.add_exports.iter().chain(&plan.replace_exports) {
+            if let Err(reason) = exports::chap_users(export.as_ref()) {
+                let export = export.as_ref();
+                reasons.push(format!("{} {}: {reason}", export.kind(), export.name()));
+            }
+        }
+        failed(&reasons)?;
+        undo.chap_users
+            .extend(std::mem::take(&mut self.drained.chap_users));
+        for before in plan.makes_room(&self.present) {
+            let name = before.as_ref().name();
+            if let Some(users) = transports.iscsi.chap_users(name) {
+                undo.chap_users.insert(name.to_owned(), users);
+            }
+            self.remove_export(&before, transports);
+            undo.replaced.push(before);
+        }
+        for export in plan.add_exports.iter().chain(&plan.replace_exports) {
+            let export = export.as_ref();
+            let handed = inherited.iter().position(|one| one.export == export.name());
+            let handed = match handed {
+                Some(index) => Some(self.keep_listening(export, inherited.swap_remove(index))),
+                None => self.handed(export),
+            };
+            match exports::open(export, disks, &self.servers, transports, handed, None) {
+                Ok(open) => undo.exports.push(open),
+                Err(reason) => {
+                    reasons.push(format!("{} {}: {reason}", export.kind(), export.name()));
+                }
+            }
+        }
+        failed(&reasons)?;
+        self.place_exports(plan, &mut undo.placed)?;
+        let size_of = |disk: &Disk| disk.info().geometry.capacity_bytes();
+        let known = plan.resize.iter();
+        let known =
+            known.filter_map(|resize| Some((resize, self.disks.get(&resize.disk)?.clone())));
+        let known: Vec<_> = known.collect();
+        if let (Some(state_store), false) = (&self.state_store, known.is_empty()) {
+            let resizing = known.iter().map(|(Resize { disk, size }, known)| Resizing {
+                disk: disk.clone(),
+                from: self.drained.size_before(known).unwrap_or(size_of(known)),
+                to: *size,
+            });
+            let told = state_store.begin_resize(&resizing.collect::<Vec<_>>());
+            told.map_err(Refusal::NotKept)?;
+        }
+        for (Resize { disk, size }, known) in known {
+            let before = size_of(&known);
+            // What a smaller disk loses is lost when nothing else can fail any more.
+            let done = if let Some(shrinking) = self.drained.take_shrinking(&known, *size) {
+                undo.shrinking.push((known, shrinking));
+                Ok(())
+            } else if *size < before {
+                let begun = known.begin_shrink(*size);
+                begun.map(|shrinking| undo.shrinking.push((known, shrinking)))
+            } else {
+                let resized = known.resize(*size);
+                resized.map(|()| undo.resized.push((disk.clone(), before)))
+            };
+            done.map_err(|error| refused(vec![format!("disk {disk}: {error}")]))?;
+        }
+        Ok(())
+    }
+
+    /// Disks get smaller, which is written down. False: one has not, and will when the daemon starts again.
+    fn shrink(&self, shrinking: Vec<(Arc<Disk>, Shrinking)>) -> bool {
+        let mut done = true;
+        for (disk, shrinking) in shrinking {
+            if let Err(error) = disk.shrink(shrinking) {
+                let name = disk.name();
+                tracing::error!("disk {name}: cannot resize now, only at the next start: {error}");
+                done = false;
+            }
+        }
+        done
+    }
+
+    /// Nothing of a change that failed stays.
+    fn roll_back(&mut self, undo: Undo, transports: &Transports) {
+        for open in &undo.exports {
+            exports::close(&open.name, &self.servers.pool, transports);
+        }
+        self.replace_as_before(&undo.placed);
+        for (disk, shrinking) in undo.shrinking {
+            disk.stay_large(shrinking);
+        }
+        for (name, size) in &undo.resized {
+            if let Some(disk) = self.disks.get(name)
+                && let Err(error) = disk.roll_back_growth(*size)
+            {
+                tracing::error!("disk {name}: cannot roll back its size to {size} bytes: {error}");
+            }
+        }
+        if let Some(state_store) = &self.state_store {
+            state_store.end_resize();
+        }
+        for export in &undo.replaced {
+            let export = export.as_ref();
+            let users = undo.chap_users.get(export.name()).map(|users| &**users);
+            self.reopen(export, users, transports);
+        }
+    }
+
+    /// Opens an export again that was closed for a change that failed.
+    pub(super) fn reopen(
+        &mut self,
+        export: ExportRef<'_>,
+        users: Option<&ChapUsers>,
+        transports: &Transports,
+    ) {
+        let handed = self.handed(export);
+        let servers = &self.servers;
+        match exports::open(export, &self.disks, servers, transports, handed, users) {
+            Ok(open) => self.enter(&open.name, &open.device),
+            Err(error) => {
+                let name = export.name();
+                tracing::error!("export {name}: rollback failed: {error}");
+            }
+        }
+    }
+
+    /// What goes, and who is told of another size.
+    fn remove_parts(&mut self, plan: &Plan, gone: &[ExportConfig], transports: &Transports) {
+        for (export, luns) in &plan.remove_luns {
+            self.tell_removed(export, luns);
+        }
+        let is_gone = |name: &str| gone.iter().any(|export| export.as_ref().name() == name);
+        for name in plan.remove_exports.iter().filter(|name| !is_gone(name)) {
+            if let Some(export) = self.present.export(name).map(ExportRef::to_owned) {
+                self.remove_export(&export, transports);
+            }
+        }
+        for Resize { disk, .. } in &plan.resize {
+            self.resized(disk, transports);
+        }
+    }
+
+    pub(super) fn enter(&mut self, name: &str, device: &exports::Device) {
+        match device {
+            exports::Device::Blk(device) => {
+                self.blk.insert(name.to_owned(), device.clone());
+            }
+            exports::Device::Scsi(device) => {
+                self.scsi.insert(name.to_owned(), device.clone());
+            }
+            exports::Device::Iscsi => {}
+        }
+    }
+
+    pub(super) fn remove_export(&mut self, export: &ExportConfig, transports: &Transports) {
+        let name = export.as_ref().name();
+        exports::close(name, &self.servers.pool, transports);
+        self.blk.remove(name);
+        self.scsi.remove(name);
+        self.servers.pool.forget(name);
+    }
+
+    fn forget_disk(&mut self, name: &str) {
+        if let Some(disk) = self.disks.remove(name) {
+            self.let_go(&disk);
+            if disk.device().medium().is_none() {
+                // Nobody sees a disk of this identity ever again.
+                scsi::forget(self.servers.units.store(), &disk.info());
+            }
+        }
+    }
+
+    pub(super) fn let_go(&self, disk: &Arc<Disk>) {
+        self.servers.units.remove(disk);
+        for worker in self.servers.pool.workers() {
+            let disk = disk.clone();
+            // Waited for, so that a file is free when the call is over.
+            worker.call(move |w| w.let_go(&disk)).ok();
+        }
+    }
+}
