@@ -40,7 +40,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build profile demo bench bench-iscsi bench-rbd test test-fast test-one check unit guests fuzz deb static oci install uninstall clean
+.PHONY: help build profile demo bench bench-iscsi bench-rbd test test-fast test-one check advisories unit guests fuzz deb static oci install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,13 +96,21 @@ test-one: ## One file of end-to-end tests: make test-one T=durability; or of tho
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test $(firstword $(T)) -- --test-threads=1 $(wordlist 2,99,$(T))
 
-check: ## Formatting and clippy, warnings denied; of the fuzz targets too, which are built with a compiler of their own
+check: ## Formatting, clippy (warnings denied; of the fuzz targets too), unused dependencies, licences and sources of all others
 	$(CARGO) fmt --all --check
+	@for tool in cargo-machete cargo-deny; do \
+		command -v $$tool > /dev/null || { echo "check: $$tool is missing; hint: cargo install --locked $$tool" >&2; exit 1; }; \
+	done
+	$(CARGO) machete --with-metadata
+	$(CARGO) deny check bans licenses sources
 	CUSTOM_LIBFUZZER_PATH=/not/linked/libfuzzer.a $(CARGO) clippy --workspace --all-targets -- -D warnings
 
 # Always the whole workspace, and of that the tests that are meant: of one crate alone, dependencies would be built anew, with other
 # features. So end-to-end tests have names that no other crate's tests have.
 tests_of = $(CARGO) test --workspace --exclude lunette-fuzz --no-fail-fast
+
+advisories: ## Asks RustSec's database, which is fetched, for known defects of the dependencies
+	$(CARGO) deny check advisories
 
 unit: ## Unit and property tests; those that need root and loop devices with sudo
 	$(tests_of) --exclude end_to_end
