@@ -275,7 +275,7 @@ fn group(name: &str) -> Result<u32> {
 }
 
 #[test]
-fn groups_look_on_or_change_as_the_configuration_says_and_others_are_hung_up_on() -> Result<()> {
+fn groups_read_or_change_and_others_are_hung_up_on() -> Result<()> {
     let rig = Rig::prepared(|scratch, daemon| {
         let file = scratch.file("lunette.toml");
         write(

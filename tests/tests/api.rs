@@ -150,7 +150,7 @@ fn strip_paths(mut objects: Value) -> Value {
 }
 
 #[test]
-fn sixteen_thousand_units_come_in_one_call_and_come_back_after_a_restart() -> Result<()> {
+fn sixteen_thousand_luns_come_in_one_call_and_survive_restart() -> Result<()> {
     const TARGETS: usize = 256;
     const LUNS: usize = 64;
     let mut rig = Rig::new(|daemon| daemon.vhost_scsi("c"))?;

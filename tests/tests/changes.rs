@@ -172,7 +172,7 @@ fn disk_of_a_refused_change_is_let_go_of() -> Result<()> {
 }
 
 #[test]
-fn crash_amid_a_change_of_several_sizes_leaves_those_of_before_or_of_after() -> Result<()> {
+fn crash_during_a_resize_of_several_leaves_old_or_new_sizes() -> Result<()> {
     for step in ["before-keep", "after-keep"] {
         for to in [MIB, 3 * MIB] {
             let scratch = Scratch::new()?;
@@ -209,7 +209,7 @@ fn crash_amid_a_change_of_several_sizes_leaves_those_of_before_or_of_after() -> 
 
 /// What an administrator does: another name in the file, for what is there.
 #[test]
-fn export_gets_another_name_on_its_socket_and_a_disk_is_told_why_it_does_not() -> Result<()> {
+fn export_is_renamed_on_its_socket_and_a_disk_is_not() -> Result<()> {
     let scratch = Scratch::new()?;
     let daemon = DaemonBuilder::new(&scratch)
         .disk("a=file:a.raw,size=1M")
@@ -282,8 +282,7 @@ fn target_comes_where_another_one_goes() -> Result<()> {
 
 /// A file of users may be moved together with the change that names its new place.
 #[test]
-fn target_that_a_refused_change_was_to_replace_is_had_back_without_its_file_of_users() -> Result<()>
-{
+fn target_is_rolled_back_without_its_chap_file() -> Result<()> {
     let scratch = Scratch::new()?;
     let users = scratch.file("users");
     std::fs::write(&users, "user a-secret-of-theirs\n")?;

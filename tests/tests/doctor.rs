@@ -59,7 +59,7 @@ fn findings_come_with_a_reason_and_a_command_and_exit_code_1() -> Result<()> {
 }
 
 #[test]
-fn a_host_without_findings_is_exit_code_0_and_a_record_of_this_one_can_be_read() -> Result<()> {
+fn host_without_findings_exits_0_and_records_can_be_read() -> Result<()> {
     let scratch = Scratch::new()?;
     let fine = scratch.file("fine.txt");
     std::fs::write(&fine, "--- /dev/kvm\n--- /proc/cmdline\nquiet\n")?;
@@ -85,7 +85,7 @@ fn a_host_without_findings_is_exit_code_0_and_a_record_of_this_one_can_be_read()
 }
 
 #[test]
-fn profiles_are_shown_as_a_difference_and_nothing_is_set_without_being_asked() -> Result<()> {
+fn profile_is_shown_as_a_diff_and_applied_only_on_request() -> Result<()> {
     let output = doctor(&["--profile", "iscsi-10g", "--from", &recorded("xeon")])?;
     let text = String::from_utf8(output.stdout)?;
     ensure!(output.status.code() == Some(1), "{text}");

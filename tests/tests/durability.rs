@@ -103,8 +103,7 @@ fn packed_ring_goes_on_after_kills_of_the_daemon() -> Result<()> {
 }
 
 #[test]
-fn virtio_scsi_data_survives_remounts_and_is_there_for_the_next_guest_at_either_transport()
--> Result<()> {
+fn scsi_data_survives_remounts_and_is_seen_by_virtio_blk() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
         daemon
             .disk("d=file:d.raw,size=256M,cache=none")

@@ -98,7 +98,7 @@ fn every_change_is_told_in_order() -> Result<()> {
 }
 
 #[test]
-fn a_listener_that_reads_nothing_holds_nobody_up_and_is_told_what_it_missed() -> Result<()> {
+fn listener_that_reads_nothing_is_told_what_it_missed() -> Result<()> {
     const UNITS: u16 = 4000;
     const ROUNDS: usize = 6;
     let mut rig = Rig::new(|daemon| daemon.disk("d=null:1M").vhost_scsi("c"))?;

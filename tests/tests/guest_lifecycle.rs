@@ -179,7 +179,7 @@ fn an_unprivileged_daemon_serves_a_guest_within_the_usual_limits() -> Result<()>
 
 /// A driver that has turned write-back off sends no flushes from then on: not to the daemon that comes after this one, either.
 #[test]
-fn write_back_that_a_driver_turned_off_stays_off_after_the_daemon_was_killed() -> Result<()> {
+fn write_back_turned_off_stays_off_after_the_daemon_is_killed() -> Result<()> {
     const WRITEBACK: u32 = 32;
     let mut rig = Rig::new(|daemon| {
         daemon

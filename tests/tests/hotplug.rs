@@ -69,7 +69,7 @@ fn a_unit_comes_and_goes_a_hundred_times_under_io_on_another() -> Result<()> {
 }
 
 #[test]
-fn a_unit_that_is_in_use_goes_when_its_requests_have_ended_or_by_force() -> Result<()> {
+fn lun_in_use_goes_when_its_requests_end_or_by_force() -> Result<()> {
     let rig = Rig::new(|daemon| {
         daemon
             .disk("base=ram:64M")
@@ -176,8 +176,7 @@ fn a_guest_sees_a_disk_grow_and_shrink_without_a_reboot() -> Result<()> {
 
 /// The guest has the old disk open, and writes to it, while it is replaced; the two differ in size and in block size.
 #[test]
-fn a_unit_that_is_replaced_is_a_new_disk_to_the_guest_and_gets_no_write_meant_for_the_old_one()
--> Result<()> {
+fn replaced_lun_is_a_new_disk_to_the_guest() -> Result<()> {
     const BYTE: u8 = 0x55;
     const WRITTEN: std::ops::Range<usize> = 40960..45056;
     let rig = Rig::new(|daemon| {

@@ -106,7 +106,7 @@ fn an_image_whose_daemon_is_killed_under_load_has_no_fault() -> Result<()> {
 
 /// With a client that is at it; what was reserved is given back, and the image is free for others.
 #[test]
-fn an_image_that_is_removed_under_load_is_closed_and_can_be_served_again() -> Result<()> {
+fn image_removed_under_load_is_closed_and_served_again() -> Result<()> {
     let rig = Rig::prepared(|scratch, daemon| {
         make_overlay(scratch.files())?;
         Ok(daemon.disk("d=image:disk.qcow2").vhost_blk("d"))
@@ -140,7 +140,7 @@ fn an_image_that_is_removed_under_load_is_closed_and_can_be_served_again() -> Re
 }
 
 #[test]
-fn a_guest_keeps_its_data_in_an_image_that_grows_through_kills_of_the_daemon() -> Result<()> {
+fn guest_data_in_a_growing_image_survives_kills() -> Result<()> {
     let mut rig = Rig::prepared(|scratch, daemon| {
         make_overlay(scratch.files())?;
         let image = daemon.disk("d=image:disk.qcow2").vhost_blk("d");

@@ -17,7 +17,7 @@ const SOON: Duration = Duration::from_secs(60);
     clippy::too_many_lines,
     reason = "one test, from its beginning to its end"
 )]
-fn linux_initiator_keeps_its_data_through_restarts_and_kills_of_the_daemon() -> Result<()> {
+fn linux_initiator_keeps_its_data_through_restarts_and_kills() -> Result<()> {
     let portal = free_portal()?;
     let mut rig = Rig::prepared(|scratch, daemon| {
         let users = scratch.file("users");
@@ -117,7 +117,7 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills_of_the_daemon() -> 
 }
 
 #[test]
-fn linux_initiator_logs_out_when_asked_to_and_comes_back_without_an_error() -> Result<()> {
+fn linux_initiator_logs_out_on_request_and_comes_back() -> Result<()> {
     let portal = free_portal()?;
     let mut rig = Rig::prepared(|_, daemon| {
         Ok(daemon

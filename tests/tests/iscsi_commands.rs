@@ -92,8 +92,7 @@ impl Bed {
 }
 
 #[test]
-fn targets_and_units_are_found_and_the_keys_of_a_login_are_those_that_were_asked_for() -> Result<()>
-{
+fn discovery_finds_targets_and_login_has_the_requested_keys() -> Result<()> {
     let bed = bed()?;
     let found = bed.json(&["discover", &bed.portal, "--json"])?;
     ensure!(found[0]["name"] == TARGET, "{found}");
@@ -166,7 +165,7 @@ fn targets_and_units_are_found_and_the_keys_of_a_login_are_those_that_were_asked
 }
 
 #[test]
-fn disks_are_copied_both_ways_over_four_connections_and_holes_stay_holes() -> Result<()> {
+fn copies_over_four_connections_keep_holes_both_ways() -> Result<()> {
     let bed = bed()?;
     // 20 MiB with data at both ends and a hole between, and an end that is no whole block.
     let original = bed.scratch.file("original");

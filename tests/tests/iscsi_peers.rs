@@ -254,7 +254,7 @@ fn copy(from: u64, to: u64) -> ([u8; 16], Vec<u8>) {
 }
 
 #[test]
-fn extended_copy_reaches_disks_of_other_targets_that_say_so_and_no_others() -> Result<()> {
+fn extended_copy_reaches_only_disks_that_allow_it() -> Result<()> {
     const OWN: u64 = 0x3a5b_0000_0000_0001;
     const OPEN: u64 = 0x3a5b_0000_0000_0002;
     const CLOSED: u64 = 0x3a5b_0000_0000_0003;

@@ -41,8 +41,7 @@ fn written(guest: &mut Guest, disk: &str) -> Result<Option<i64>> {
 }
 
 #[test]
-fn aptpl_reservation_of_either_transport_survives_kills_and_stops_writes_through_the_other()
--> Result<()> {
+fn aptpl_reservation_survives_kills_across_transports() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
         daemon
             .disk("d=file:d.raw,size=64M,cache=none")
@@ -125,7 +124,7 @@ fn aptpl_reservation_of_either_transport_survives_kills_and_stops_writes_through
 }
 
 #[test]
-fn registrations_stay_with_their_ports_whatever_comes_first_after_a_restart() -> Result<()> {
+fn registrations_stay_with_their_ports_after_a_restart() -> Result<()> {
     const OTHER: &str = "iqn.2026-11.org.example:t1";
     // READ KEYS and READ FULL STATUS are told by the daemon: each registration with its port.
     let held = |daemon: &end_to_end::Daemon| -> Result<Vec<Value>> {
@@ -232,7 +231,7 @@ fn configure(config: &Path, portal: &str, disks: &[(&str, &Path)]) -> Result<()>
 }
 
 #[test]
-fn reservation_follows_its_file_and_not_the_name_of_the_disk_or_of_the_file() -> Result<()> {
+fn reservation_follows_its_file_and_no_name() -> Result<()> {
     let portal = free_portal()?.to_string();
     let mut rig = Rig::prepared(|scratch, daemon| {
         let config = scratch.file("lunette.toml");

@@ -537,7 +537,7 @@ fn attach(rig: &mut Rig, script: &Path, argument: Option<&str>, word: &str) -> R
 }
 
 #[test]
-fn a_run_over_iscsi_is_told_from_published_to_seen_with_the_wait_for_data_apart() -> Result<()> {
+fn iscsi_run_has_stages_with_the_wait_for_data_apart() -> Result<()> {
     let mut rig = rig()?;
     let portal = portal(&mut rig)?;
     let control = rig.scratch.socket("control.sock");
@@ -588,7 +588,7 @@ fn a_run_over_iscsi_is_told_from_published_to_seen_with_the_wait_for_data_apart(
 }
 
 #[test]
-fn what_an_initiator_did_is_counted_by_session_and_stays_when_it_leaves() -> Result<()> {
+fn session_counters_stay_when_the_initiator_leaves() -> Result<()> {
     let mut rig = rig()?;
     let metrics = |rig: &Rig| -> Result<String> {
         Ok(control::Client::new(&rig.daemon.control()).text("/metrics")?)

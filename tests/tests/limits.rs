@@ -43,7 +43,7 @@ fn rates(driver: Child) -> Result<(f64, f64)> {
 }
 
 #[test]
-fn two_transports_of_a_disk_share_its_limits_and_another_disk_has_none() -> Result<()> {
+fn transports_share_the_limits_of_a_disk() -> Result<()> {
     let rig = Rig::new(|daemon| {
         daemon
             .disk("d=null:1G,iops=1000")
@@ -162,7 +162,7 @@ fn window(rig: &Rig, disk: &str, exports: [&str; 2]) -> Result<(f64, f64, [f64; 
     clippy::too_many_lines,
     reason = "one test, from its beginning to its end"
 )]
-fn limits_are_set_changed_and_taken_away_under_load_and_hold_within_five_percent() -> Result<()> {
+fn limits_change_under_load_and_hold_within_five_percent() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
         daemon
             .disk("d=null:1G")

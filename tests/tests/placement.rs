@@ -156,7 +156,7 @@ fn iscsi_connections_of_a_dedicated_target_are_its_workers_alone() -> Result<()>
 }
 
 #[test]
-fn placement_is_kept_over_a_restart_and_a_worker_that_does_not_exist_is_named() -> Result<()> {
+fn placement_survives_a_restart_and_a_missing_worker_is_named() -> Result<()> {
     let mut rig = Rig::new(|daemon| {
         daemon
             .disk("d0=ram:1M")

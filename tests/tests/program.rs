@@ -304,7 +304,7 @@ fn a_stale_socket_is_replaced_a_live_one_and_other_files_are_not() -> Result<()>
 }
 
 #[test]
-fn serve_ends_quickly_on_sigterm_and_sigint_and_prints_stages_on_sigusr1() -> Result<()> {
+fn serve_ends_on_sigterm_and_prints_stages_on_sigusr1() -> Result<()> {
     for signal in [Signal::TERM, Signal::INT] {
         let mut rig = Rig::new(|daemon| {
             daemon

@@ -312,7 +312,7 @@ fn lunette(words: &[&str]) -> Result<std::process::Output> {
     clippy::too_many_lines,
     reason = "one test, from its beginning to its end"
 )]
-fn a_disk_on_an_image_waits_for_its_osd_follows_sizes_and_ends_in_time() -> Result<()> {
+fn rbd_disk_waits_for_its_osd_and_follows_sizes() -> Result<()> {
     let mut ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
     ceph.rbd(&["create", "rbd/s", "--size", "8M"])?;
@@ -432,7 +432,7 @@ fn a_disk_on_an_image_waits_for_its_osd_follows_sizes_and_ends_in_time() -> Resu
 }
 
 #[test]
-fn a_guest_works_on_through_a_kill_of_the_osd_and_wrong_images_are_refused() -> Result<()> {
+fn guest_survives_a_kill_of_the_osd() -> Result<()> {
     let mut ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
     let disk = format!("a={}", ceph.disk("rbd/a"));
@@ -488,7 +488,7 @@ fn a_guest_works_on_through_a_kill_of_the_osd_and_wrong_images_are_refused() -> 
 }
 
 #[test]
-fn a_fenced_daemon_answers_with_errors_and_comes_back_when_the_entry_is_gone() -> Result<()> {
+fn fenced_daemon_fails_io_until_its_entry_is_gone() -> Result<()> {
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/a", "--size", "64M"])?;
     let disk = format!("a={}", ceph.disk("rbd/a"));
@@ -545,7 +545,7 @@ fn identity(rig: &mut Rig, disk: &str) -> Result<String> {
 }
 
 #[test]
-fn the_identity_is_the_images_whatever_it_is_called_and_another_images_is_another() -> Result<()> {
+fn identity_is_the_images_whatever_its_name() -> Result<()> {
     let ceph = Ceph::start()?;
     for image in ["rbd/a", "rbd/b"] {
         ceph.rbd(&["create", image, "--size", "8M"])?;
@@ -586,7 +586,7 @@ fn wait_for_state(rig: &Rig, state: &str, reason: &str) -> Result<()> {
 }
 
 #[test]
-fn an_exclusive_disk_keeps_other_clients_out_and_shared_ones_write_one_image() -> Result<()> {
+fn exclusive_disk_keeps_others_out_and_shared_disks_do_not() -> Result<()> {
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/x", "--size", "8M"])?;
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;

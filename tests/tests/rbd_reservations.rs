@@ -125,7 +125,7 @@ fn restart(rig: &mut Rig) -> Result<IscsiSession> {
 }
 
 #[test]
-fn reservations_hold_at_both_daemons_through_restarts_and_the_death_of_one() -> Result<()> {
+fn reservations_hold_at_both_daemons_through_restarts() -> Result<()> {
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
     let mut first = Rig::new(serve(&ceph))?;
@@ -214,7 +214,7 @@ fn stand_still(rig: &mut Rig) -> Result<()> {
 
 /// A daemon that stands still has not heard of what another one does, and would go on as if it had the reservation.
 #[test]
-fn a_daemon_that_stands_still_writes_nothing_after_its_initiator_was_preempted() -> Result<()> {
+fn stopped_daemon_writes_nothing_after_a_preemption() -> Result<()> {
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
     let mut first = Rig::new(|daemon| serve(&ceph)(daemon).vhost_blk("d"))?;
@@ -310,7 +310,7 @@ fn weak_user(ceph: &Ceph) -> Result<String> {
 
 /// Without the right to blocklist, the change is answered when the daemon that stands still has certainly stopped to rely on the old state.
 #[test]
-fn three_daemons_agree_also_when_one_stands_still_and_another_may_not_blocklist_it() -> Result<()> {
+fn three_daemons_agree_though_one_is_stopped() -> Result<()> {
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
     let weak = weak_user(&ceph)?;
@@ -380,7 +380,7 @@ fn lba_status(session: &mut IscsiSession, lun: u8) -> Result<Ended> {
 }
 
 #[test]
-fn without_the_osd_reservations_are_unknown_and_block_status_ends_by_its_timeout() -> Result<()> {
+fn without_osd_reservations_are_unknown_and_status_times_out() -> Result<()> {
     const COMMAND_TIMEOUT: Ended = (2, 0x2e02);
     let mut ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
@@ -432,7 +432,7 @@ fn object(ceph: &Ceph, connection: &str) -> Result<Arc<Object>> {
 }
 
 #[test]
-fn an_object_is_replaced_by_comparison_and_its_watchers_are_waited_for() -> Result<()> {
+fn object_is_compared_and_replaced_and_watchers_are_awaited() -> Result<()> {
     const ESHUTDOWN: i32 = 108;
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;

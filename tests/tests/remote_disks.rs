@@ -168,7 +168,7 @@ fn file_of(size: &str) -> String {
 }
 
 #[test]
-fn data_discards_zeroes_and_block_size_pass_through_a_session_of_four_connections() -> Result<()> {
+fn data_discards_and_block_size_pass_over_four_connections() -> Result<()> {
     let far_disk = "[[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"64M\"\nblock_size = 4096\n";
     let pair = Pair::start(
         far_disk,
@@ -288,8 +288,7 @@ fn connections_that_break_all_the_time_cost_no_error_and_no_write() -> Result<()
 }
 
 #[test]
-fn a_unit_that_grows_is_followed_and_one_that_stays_away_fails_io_after_the_timeout() -> Result<()>
-{
+fn growth_is_followed_and_a_lost_unit_fails_io_in_time() -> Result<()> {
     let mut pair = Pair::start(&file_of("8M"), ",replacement_timeout=2")?;
     let (front_end, mut queue) = pair.connect()?;
     let client = Client::new(&pair.far.daemon.control()).patient(SOON);
@@ -358,7 +357,7 @@ fn a_daemon_starts_without_its_target_and_errors_say_what_to_do() -> Result<()> 
 }
 
 #[test]
-fn a_guest_boots_from_a_remote_disk_though_the_target_restarts_meanwhile() -> Result<()> {
+fn guest_boots_from_a_remote_disk_through_a_target_restart() -> Result<()> {
     let file = "[[disk]]\nname = \"d\"\nbackend = \"file\"\npath = \"far.raw\"\n";
     let mut pair = Pair::prepared(file, "", vm::bios_image)?;
     let guest = GuestBuilder::new("remote-boot").vhost_user_blk(&pair.near.socket("r"), 1);
@@ -377,7 +376,7 @@ fn a_guest_boots_from_a_remote_disk_though_the_target_restarts_meanwhile() -> Re
 
 /// Guest, near daemon, far daemon: either is killed under verified I/O.
 #[test]
-fn a_chain_of_two_daemons_keeps_verified_io_of_a_guest_through_kills_of_either() -> Result<()> {
+fn chain_of_two_daemons_survives_kills_of_either() -> Result<()> {
     let mut pair = Pair::start(&file_of("64M"), ",connections=2")?;
     let mut guest = GuestBuilder::new("chain")
         .cpus(2)

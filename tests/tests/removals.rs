@@ -74,7 +74,7 @@ fn another_change_is_made(client: &Client) -> Result<()> {
 }
 
 #[test]
-fn a_lun_that_is_removed_is_seen_as_removing_until_its_requests_have_ended() -> Result<()> {
+fn removed_lun_is_seen_as_removing_until_its_requests_end() -> Result<()> {
     let Busy {
         rig,
         client,
@@ -193,7 +193,7 @@ fn a_disk_that_comes_while_a_whole_configuration_waits_stays() -> Result<()> {
 }
 
 #[test]
-fn a_reload_by_signal_that_waits_for_a_client_leaves_other_signals_heard() -> Result<()> {
+fn reload_by_signal_that_waits_leaves_other_signals_heard() -> Result<()> {
     let Busy {
         mut rig,
         portal,
@@ -230,7 +230,7 @@ fn a_reload_by_signal_that_waits_for_a_client_leaves_other_signals_heard() -> Re
 }
 
 #[test]
-fn an_export_that_is_removed_by_force_is_seen_as_removing_and_holds_up_nobody() -> Result<()> {
+fn export_removed_by_force_delays_nobody() -> Result<()> {
     let Busy {
         rig,
         client,

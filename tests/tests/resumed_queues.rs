@@ -108,7 +108,7 @@ fn base_after(requests: u32, packed: bool) -> u32 {
 }
 
 #[test]
-fn queue_that_resumes_on_another_disk_is_refused_until_its_driver_starts_anew() -> Result<()> {
+fn queue_resumed_on_another_disk_is_refused_until_a_reset() -> Result<()> {
     for packed in [false, true] {
         let mut rig = two_disks()?;
         let socket = rig.socket("d");
@@ -183,8 +183,7 @@ fn begin(front_end: &FrontEnd, queues: &mut [BlkQueue]) -> Result<()> {
 /// A VMM does not wait until a ring has started: its guest may submit before the daemon has looked at the ring. What tells such a driver
 /// from one that resumes is the in-flight region, which a VMM keeps for a driver that goes on and asks for anew otherwise.
 #[test]
-fn driver_with_a_new_inflight_region_is_served_though_it_submits_before_its_queues_start()
--> Result<()> {
+fn driver_that_submits_before_its_queues_start_is_served() -> Result<()> {
     let size = QueueOptions::default().size;
     for packed in [false, true] {
         let rig = two_disks()?;

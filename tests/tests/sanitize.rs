@@ -75,7 +75,7 @@ fn sanitize_goes_on_after_a_kill() -> Result<()> {
 }
 
 #[test]
-fn sanitize_of_a_removed_disk_leaves_its_file_alone_and_goes_on_when_it_is_back() -> Result<()> {
+fn sanitize_pauses_while_its_disk_is_removed() -> Result<()> {
     let (mut rig, portal) = rig("d0=file:d0.raw,size=64M,bandwidth=4M", false)?;
     let mut session = IscsiSession::login(&portal, TARGET, 1)?;
     begin_overwriting(&mut session, b"wipe")?;
@@ -119,7 +119,7 @@ fn statuses(queue: &mut BlkQueue) -> Result<[u8; 3]> {
 }
 
 #[test]
-fn sanitize_stops_virtio_blk_and_nothing_written_before_or_meanwhile_is_left() -> Result<()> {
+fn sanitize_stops_virtio_blk_and_leaves_nothing_written() -> Result<()> {
     let (rig, portal) = rig("d0=delay:300ms,size=4M,around=ram", true)?;
     let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
     let options = QueueOptions::default();

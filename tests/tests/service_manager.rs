@@ -176,7 +176,7 @@ fn export_on_a_socket_that_was_passed_can_be_changed_and_had_back() -> Result<()
 
 /// The sockets are matched to exports by the file and the flags, which know nothing of what was changed since.
 #[test]
-fn socket_that_was_passed_serves_what_was_changed_at_run_time_after_a_restart() -> Result<()> {
+fn passed_socket_serves_runtime_changes_after_a_restart() -> Result<()> {
     let scratch = Scratch::new()?;
     let (socket, control) = (scratch.socket("d.sock"), scratch.socket("control.sock"));
     let exports = OwnedFd::from(UnixListener::bind(&socket)?);

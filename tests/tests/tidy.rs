@@ -520,6 +520,32 @@ fn every_file_has_a_head_and_one_job() -> Result<()> {
     report("source files", findings)
 }
 
+/// The most characters of a test's name: subject, condition, result.
+const TEST_NAME_MAX: usize = 66;
+
+#[test]
+fn names_of_tests_are_short() -> Result<()> {
+    let mut findings = Vec::new();
+    for (path, text) in rust_files()? {
+        let mut is_test = false;
+        for line in text.lines().map(str::trim_start) {
+            let name = line.trim_start_matches("async ").strip_prefix("fn ");
+            let name = name.and_then(|rest| rest.split('(').next());
+            if let Some(name) = name.filter(|name| is_test && name.len() > TEST_NAME_MAX) {
+                let (path, length) = (path.display(), name.len());
+                findings.push(format!("{path}: {name} has {length} characters, {TEST_NAME_MAX} are the most: say subject, condition, result"));
+            }
+            is_test = match line.strip_prefix("#[") {
+                Some(attribute) => {
+                    is_test || attribute.starts_with("test") || attribute.starts_with("tokio::test")
+                }
+                None => false,
+            };
+        }
+    }
+    report("names of tests", findings)
+}
+
 /// Code without comments and tests: those begin with the attribute, and come last.
 fn code_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = text.lines().enumerate();

@@ -106,7 +106,7 @@ fn four_virtio_blk_disks_with_two_queues_each() -> Result<()> {
 }
 
 #[test]
-fn scsi_disks_sit_where_the_controller_puts_them_and_cost_nothing_when_idle() -> Result<()> {
+fn scsi_disks_have_their_addresses_and_idle_costs_nothing() -> Result<()> {
     // Host 0: 4 targets with 1 LUN; host 1: 1 target with 4 LUNs; host 2: 64 LUNs; host 3: the far corner.
     let mut addresses: Vec<(&str, u32, u32)> = Vec::new();
     addresses.extend((0..4).map(|target| ("wide", target, 0)));

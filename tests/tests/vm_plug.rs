@@ -12,7 +12,7 @@ fn until(test: &str) -> String {
 }
 
 #[test]
-fn a_virtio_blk_device_comes_and_goes_twenty_times_under_io_on_another_one() -> Result<()> {
+fn virtio_blk_device_comes_and_goes_20_times_under_io() -> Result<()> {
     let guests = UserGuests::new()?;
     let machine = ["--smp", "2", "--memory", "256M", "--spare-ports", "1"];
     let run = [

@@ -19,7 +19,7 @@ fn bytes(count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_guest_in_the_background_takes_commands_and_files_beside_another_one() -> Result<()> {
+fn detached_guests_take_commands_and_files() -> Result<()> {
     let guests = UserGuests::new()?;
     let run = |name: &str, more: &[&str]| {
         let words = [

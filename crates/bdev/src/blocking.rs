@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_made_one_after_the_other_and_an_aborted_one_is_answered_at_once() {
+    fn calls_run_in_order_and_an_aborted_one_is_answered_at_once() {
         let mut bed = Bed {
             ring: Ring::new(4).unwrap(),
             calls: BlockingCalls::default(),

@@ -390,7 +390,7 @@ mod tests {
 
     /// Where the promise is not kept, because the file has moved to another device, say, the kernel refuses: nothing else does it.
     #[test]
-    fn atomic_write_that_the_kernel_cannot_keep_whole_fails_and_writes_nothing() {
+    fn atomic_write_that_the_kernel_cannot_do_writes_nothing() {
         for cache in [CacheMode::None, CacheMode::Writeback] {
             let folder = tempfile::tempdir().unwrap();
             let mut file = File::open(FileOptions {
@@ -448,7 +448,7 @@ mod tests {
     /// A write with `RWF_DSYNC` through the page cache may fail for what was written before it, by an errno that looks like its
     /// own, and the next flush would know nothing of that. What a sync fails with always counts.
     #[test]
-    fn durable_write_through_the_page_cache_is_a_write_and_a_sync_of_its_own() {
+    fn durable_write_through_the_page_cache_has_its_own_sync() {
         for (cache, steps) in [
             (CacheMode::None, 1),
             (CacheMode::Writeback, 2),

@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapping_ranges_are_granted_one_after_the_other_and_others_at_once() {
+    fn overlapping_ranges_are_granted_in_order_others_at_once() {
         let locks = Arc::new(RangeLocks::default());
         let granted = Granted::default();
         granted.ask(&locks, 1, 0, 100);

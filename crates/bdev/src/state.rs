@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_io_that_waits_and_the_end_of_the_last_one_are_told_whichever_worker_they_are_of() {
+    fn first_and_last_waiting_io_of_all_workers_are_told() {
         use std::sync::Arc;
         let (state, told) = (StateCell::default(), Arc::new(Mutex::new(Vec::new())));
         let seen = told.clone();

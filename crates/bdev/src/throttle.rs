@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_larger_than_the_bucket_waits_for_a_full_one_and_the_next_for_its_debt() {
+    fn request_larger_than_the_bucket_leaves_a_debt_to_the_next() {
         let throttle = throttle(RateLimits {
             bandwidth: 1_000_000,
             bandwidth_burst: 1000,

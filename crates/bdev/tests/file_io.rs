@@ -258,7 +258,7 @@ fn full_file_system_is_no_space_and_the_rest_goes_on() {
 }
 
 #[test]
-fn buffer_that_is_used_again_is_registered_where_that_spares_and_moves_the_same() {
+fn buffer_used_again_is_registered_and_moves_the_same_data() {
     for cache in MODES {
         let mut s = setup(MIB as u64, cache);
         let mut buffer = IoBuffer::owned(64 << 10);

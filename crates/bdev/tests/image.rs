@@ -48,7 +48,7 @@ fn check(path: &Path) {
 
 /// Every worker has blocks of its own in each cluster; each writes, discards and reads them, in flight together, and finds what it wrote.
 #[test]
-fn workers_allocate_and_discard_in_the_same_clusters_and_each_finds_its_data() {
+fn workers_that_share_clusters_each_find_their_data() {
     const WORKERS: usize = 3;
     const BLOCKS: usize = 1024;
     for (bits, with_base, cache) in [
@@ -120,7 +120,7 @@ fn work(image: &bdev::Image, number: usize, workers: usize, blocks: usize) {
 
 /// A write is under way to a cluster that another worker discards: the cluster is nobody else's before the write is over.
 #[test]
-fn clusters_that_are_given_up_are_not_used_again_while_somebody_is_at_them() {
+fn freed_clusters_are_not_reused_while_somebody_reads_them() {
     const CLUSTERS: u64 = 1024;
     let folder = tempfile::tempdir().unwrap();
     let path = make(folder.path(), CLUSTERS * BLOCK as u64, 12, false);
@@ -241,7 +241,7 @@ fn a_damaged_table_fails_its_part_of_the_disk_alone() {
 
 /// A worker may have the last hold on a disk, and lets go of it before its channel.
 #[test]
-fn an_image_is_let_go_of_while_a_channel_is_open_and_closed_when_that_is_gone() {
+fn image_closes_when_its_last_channel_does() {
     let folder = tempfile::tempdir().unwrap();
     let path = make(folder.path(), 1 << 20, 12, false);
     let (done, is_done) = std::sync::mpsc::channel();

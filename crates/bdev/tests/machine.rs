@@ -246,7 +246,7 @@ fn mounted_block_device_is_refused() {
 
 #[test]
 #[ignore = "needs root and loop devices: see the head of this file"]
-fn failed_flush_stays_failed_on_every_worker_until_the_disk_is_reopened() {
+fn failed_flush_is_sticky_on_every_worker_until_a_reopen() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().to_str().unwrap();
     succeed("mount", &["-t", "tmpfs", "-o", "size=1m", "none", at]);

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_is_nanoseconds_at_depth_one_and_a_part_of_the_rate_elsewhere() {
+    fn cost_is_in_nanoseconds_at_depth_1_and_a_share_elsewhere() {
         let one = cost(
             true,
             [1040.0, 1140.0, 990.0, 1000.0],

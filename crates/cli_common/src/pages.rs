@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_subcommands_have_the_typed_name_and_those_of_the_other_program_are_left_out() {
+    fn man_pages_have_the_typed_names_of_their_own_program_only() {
         let sub = |name: &'static str| clap::Command::new(name).about("Does it");
         let bench = sub("bench").subcommand(sub("table"));
         let pages = Pages {

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_folder_comes_before_path_and_files_that_cannot_run_do_not_count() {
+    fn own_folder_precedes_path_and_only_executables_count() {
         let root = tempfile::tempdir().unwrap();
         let folder = |name: &str| root.path().join(name);
         let make = |name: &str, mode: u32| {

@@ -409,7 +409,7 @@ fn a_file_that_cannot_be_read_is_reported_as_a_mistake() {
 }
 
 #[test]
-fn an_image_is_said_alike_in_flags_and_files_and_what_is_wrong_with_it_is_named() {
+fn image_keys_are_the_same_in_flags_and_files() {
     let flags = Flags {
         disk: words(&[
             "d=rbd:p/n/i@s,conf=/c,id=me,keyring=/k,mon-host=10.0.0.1,,10.0.0.2,option.rbd_cache=true,\

@@ -72,7 +72,7 @@ fn new_file(path: &Path) {
 const CACHED: &str = ",cache=writeback";
 
 #[test]
-fn a_file_is_the_same_disk_after_restarts_renames_and_moves_without_any_state() {
+fn file_keeps_its_identity_through_renames_without_state() {
     let folder = tempfile::tempdir().unwrap();
     let (a, b) = (folder.path().join("a.raw"), folder.path().join("b.raw"));
     let store = MemoryStore::default;
@@ -102,7 +102,7 @@ fn a_file_is_the_same_disk_after_restarts_renames_and_moves_without_any_state() 
 }
 
 #[test]
-fn a_copy_is_another_disk_while_its_original_is_there_and_the_original_stays() {
+fn copy_is_another_disk_while_its_original_is_there() {
     let folder = tempfile::tempdir().unwrap();
     let (a, b) = (folder.path().join("a.raw"), folder.path().join("b.raw"));
     new_file(&a);
@@ -128,7 +128,7 @@ fn a_copy_is_another_disk_while_its_original_is_there_and_the_original_stays() {
 }
 
 #[test]
-fn of_two_files_of_one_daemon_that_cannot_be_told_from_moved_ones_one_is_another_disk() {
+fn one_of_two_indistinguishable_files_gets_another_identity() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let flag = |name: &str| format!("{name}=file:{},cache=writeback", path(name).display());
@@ -233,7 +233,7 @@ fn nothing_that_is_spoilt_keeps_a_disk_from_being_opened() {
 }
 
 #[test]
-fn a_disk_in_memory_is_the_same_after_a_restart_and_another_one_after_it_was_removed() {
+fn ram_disk_keeps_its_identity_until_it_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let store = MemoryStore::default();
     let flags = ["r=ram:1M", "n=null:1M", "w=delay:1ms,size=1M"];
@@ -270,7 +270,7 @@ fn a_disk_in_memory_is_the_same_after_a_restart_and_another_one_after_it_was_rem
 }
 
 #[test]
-fn a_new_identity_is_kept_and_is_refused_where_the_file_holds_one_that_cannot_be_changed() {
+fn new_identity_is_refused_where_the_file_cannot_hold_it() {
     let folder = tempfile::tempdir().unwrap();
     let a = folder.path().join("a.raw");
     new_file(&a);
@@ -330,7 +330,7 @@ fn a_device_has_a_record_under_its_own_name() {
 }
 
 #[test]
-fn an_identity_that_follows_from_the_medium_needs_no_record_until_it_is_replaced() {
+fn identity_of_the_medium_has_no_record_until_replaced() {
     struct Image;
     impl Medium for Image {
         fn key(&self) -> String {

@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_control_socket_in_use_is_no_reason_to_fail_and_a_chosen_one_is() {
+    fn default_control_socket_in_use_is_no_failure_a_chosen_is() {
         let folder = tempfile::tempdir().unwrap();
         let usual = folder.path().join("control.sock");
         let _other = control::bind(&usual).unwrap();

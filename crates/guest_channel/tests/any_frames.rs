@@ -73,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_frames_give_frames_or_a_violation_and_hold_no_more_than_one(
+    fn damaged_frames_are_violations_and_hold_one_frame_at_most(
         frames in proptest::collection::vec((any::<u32>(), frame()), 1..6),
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
         tail in proptest::collection::vec(any::<u8>(), 0..200),

@@ -299,7 +299,7 @@ fn aborted_write_takes_late_data_off_the_stream() {
 
 /// An initiator answers every R2T of tasks that are being aborted (RFC 7143, 4.2.3.3), however many they are.
 #[test]
-fn as_many_writes_as_the_window_holds_may_be_aborted_before_their_data_come() {
+fn writes_of_a_whole_window_can_be_aborted_before_their_data() {
     let mut raw = Raw::new(&CLOSED_BURSTS);
     let window = Limits::default().commands_per_session;
     let asked: Vec<(u32, u32)> = (0..window)
@@ -388,7 +388,7 @@ fn broken_header_digest_or_length_ends_the_connection() {
 }
 
 #[test]
-fn additional_headers_of_length_zero_are_rejected_and_of_the_largest_length_taken_off() {
+fn empty_ahs_is_rejected_and_the_largest_ahs_is_taken_off() {
     let mut raw = Raw::new(&[]);
     let header = raw.command(10, 0x80, 0, &[0; 6]);
     assert_rejected(

@@ -78,7 +78,7 @@ fn ask(target_end: &mut TargetEnd, pdu: &[u8]) -> Answer {
 }
 
 #[test]
-fn first_response_echoes_isid_itt_and_numbers_and_tells_the_portal_group() {
+fn first_login_response_echoes_isid_and_itt_and_has_the_tpgt() {
     let mut target_end = target_end(Policy::open(small_offer()));
     let mut request = text(&NAMES);
     request.extend(text(&[("AuthMethod", "None")]));

@@ -270,7 +270,7 @@ fn logout_for_every_reason() {
 }
 
 #[test]
-fn logout_is_answered_when_its_cleanup_is_over_and_nothing_counts_until_then() {
+fn logout_is_answered_after_cleanup_and_ignores_all_until_then() {
     let mut raw = Raw::new(&[]);
     raw.target_end.answers_logouts = false;
     assert_eq!(raw.send(logout(0, 0), &[], &[]), []);

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_is_placed_when_its_login_request_is_there_and_loses_nothing_of_it() {
+    fn connection_is_placed_by_its_whole_login_request() {
         let (mut client, server, peer) = connected();
         let mut arrivals = NewConnections::default();
         arrivals.add(server, peer, NOW, 8);

@@ -54,7 +54,7 @@ fn answers(client: &mut Client, count: usize) -> Vec<iscsi::initiator::CommandDo
 }
 
 #[test]
-fn ordered_write_does_not_change_what_reads_before_it_have_yet_to_send() {
+fn ordered_write_spares_what_earlier_reads_have_yet_to_send() {
     let rig = Rig::ram();
     let mut client = client(&rig, Offer::default());
     // 8 MiB: more than the sockets take.
@@ -267,7 +267,7 @@ fn connections_of_a_session_share_what_it_may_hold() {
 }
 
 #[test]
-fn begun_writes_of_many_connections_hold_what_a_session_may_and_all_end() {
+fn begun_writes_hold_what_a_session_may_and_all_end() {
     let allowed = 2 << 20;
     let (rig, mut client) = session_of_sixteen(allowed, Offer::default());
     // Twice FirstBurstLength: half of each comes unasked, and for the rest there is room for some only.

@@ -112,7 +112,7 @@ fn blocks_read_back_over_four_connections_on_two_workers() {
 }
 
 #[test]
-fn blocks_read_back_over_sixteen_connections_and_there_is_no_seventeenth() {
+fn data_passes_over_16_connections_and_a_17th_is_refused() {
     let rig = Rig::ram();
     let mut client = Client::login(rig.portal, settings(1, Offer::default()), 16);
     client.settle();

@@ -70,7 +70,7 @@ fn add(rig: &Rig, name: &str, portals: &[String]) -> Result<Vec<SocketAddr>, Ser
 }
 
 #[test]
-fn asker_over_ipv6_is_told_no_address_of_a_portal_that_hears_ipv4_alone() {
+fn discovery_over_ipv6_names_no_ipv4_only_portal() {
     let options = TargetOptions {
         portals: vec!["0.0.0.0:0".parse().unwrap()],
         ..target()
@@ -90,7 +90,7 @@ fn asker_over_ipv6_is_told_no_address_of_a_portal_that_hears_ipv4_alone() {
 }
 
 #[test]
-fn wildcards_of_both_families_stand_beside_each_other_and_come_and_go_in_any_order() {
+fn wildcard_portals_of_both_families_come_in_any_order() {
     let options = TargetOptions {
         portals: vec!["[::]:0,2".parse().unwrap()],
         ..target()
@@ -186,7 +186,7 @@ fn announced_address_is_named_instead_of_the_portal() {
 }
 
 #[test]
-fn discovery_users_are_asked_of_every_discovery_session_and_of_no_other() {
+fn discovery_users_are_required_of_discovery_sessions_only() {
     let rig = Rig::ram();
     let at = rig.portal;
     assert!(

@@ -60,7 +60,7 @@ fn submitted(heard: &[Heard]) -> Vec<u64> {
 }
 
 #[test]
-fn a_disk_that_wants_to_know_is_told_of_the_next_of_several_commands_that_came_together() {
+fn prefetch_hint_names_the_next_of_several_commands() {
     let story = Story::default();
     let device = Arc::new(Listening {
         inner: ram(16),

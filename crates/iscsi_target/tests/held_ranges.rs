@@ -58,7 +58,7 @@ fn read_sees_all_of_a_compare_and_write_or_nothing() {
 }
 
 #[test]
-fn initiator_that_does_not_take_its_data_holds_no_atomic_write_up_and_has_them_whole() {
+fn stalled_initiator_delays_no_atomic_write_and_reads_whole() {
     const BLOCKS: u16 = 2048;
     const READS: usize = 32;
     let rig = Rig::ram();
@@ -97,7 +97,7 @@ fn initiator_that_does_not_take_its_data_holds_no_atomic_write_up_and_has_them_w
 
 /// What it has not taken is copied, and there is a bound to that.
 #[test]
-fn initiator_that_does_not_take_very_much_loses_its_connection_to_an_atomic_write() {
+fn initiator_stalled_on_much_data_is_dropped_for_atomic_write() {
     const BLOCKS: u16 = 2048;
     let rig = Rig::ram();
     let (mut slow, mut writes) = (login(&rig, 1), login(&rig, 2));
@@ -121,7 +121,7 @@ fn initiator_that_does_not_take_very_much_loses_its_connection_to_an_atomic_writ
 /// The memory of a disk that has grown is not one piece: what is read before the border is sent from there, what lies across it
 /// is not.
 #[test]
-fn stalled_read_is_whole_where_an_atomic_write_lies_across_the_end_that_a_disk_had() {
+fn stalled_read_is_whole_beside_atomic_write_at_the_old_end() {
     const BLOCKS: u16 = 2048;
     const READS: usize = 16;
     let device = ram(16);

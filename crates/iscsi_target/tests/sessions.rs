@@ -106,7 +106,7 @@ fn logout_of_another_connection_leaves_the_session() {
 }
 
 #[test]
-fn target_that_is_removed_takes_sessions_along_however_they_have_spelled_it() {
+fn removed_target_ends_its_sessions_in_every_spelling() {
     let rig = Rig::ram();
     let settings = InitiatorSettings {
         target_name: Some(common::TARGET.replace("example", "EXAMPLE")),
@@ -145,7 +145,7 @@ fn target_that_is_replaced_has_its_portal_again_at_once() {
 
 /// Whoever needed no secret when the login began would have none to show at its end.
 #[test]
-fn login_that_has_begun_does_not_end_at_the_target_that_replaces_its_own() {
+fn begun_login_does_not_reach_the_replacing_target() {
     let rig = Rig::ram();
     let mut stream = rig.connect();
     // Byte 1: the operational stage, which stays; then it ends (RFC 7143, 11.12).
@@ -563,7 +563,7 @@ fn is_asked_to_log_out(client: &mut Client, connections: u16) {
 }
 
 #[test]
-fn session_that_is_to_end_is_served_until_its_initiator_has_logged_out() {
+fn ending_session_is_served_until_its_initiator_logs_out() {
     let rig = Rig::ram();
     let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
     client.settle();
@@ -584,7 +584,7 @@ fn session_that_is_to_end_is_served_until_its_initiator_has_logged_out() {
 }
 
 #[test]
-fn initiator_that_does_not_log_out_is_dropped_in_time_or_when_asked_again() {
+fn initiator_that_does_not_log_out_is_dropped_in_time() {
     let rig = Rig::ram();
     let (mut one, mut other) = (login(&rig, 1), login(&rig, 2));
     for session in rig.server.sessions() {

@@ -136,7 +136,7 @@ fn lose_connections(offer: Offer, seed: u64) {
 
 /// At error recovery level 0 a connection that is seen to fail ends its session (7.1.4.4: session recovery).
 #[test]
-fn connection_that_leaves_without_logout_ends_its_session_and_written_data_stays() {
+fn lost_connection_ends_its_session_and_written_data_stays() {
     let rig = Rig::ram();
     let mut client = Client::login(
         rig.portal,

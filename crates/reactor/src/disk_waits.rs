@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wait_of_a_second_says_little_and_a_slow_disk_is_known_after_some_hundred_waits() {
+    fn slow_disk_is_known_after_a_hundred_waits_not_after_one() {
         let mut waits = waits();
         wait(&mut waits, 1_000_000_000);
         assert!(waits.expected() <= 1_000);

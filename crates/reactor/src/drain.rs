@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_counted_and_what_is_borrowed_is_waited_for_and_flushes_are_not() {
+    fn drain_waits_for_borrowed_data_but_not_for_flushes() {
         let (_pool, mut drain) = drain();
         let flush = drain.flush_tag(Tag(1));
         drain.flush_pended();

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_has_gone_is_counted_once_and_on_top_of_it_its_successor() {
+    fn ended_queue_is_counted_once_beside_its_successor() {
         let ledger = Ledger::new(Clock::simulated().0);
         for round in 1..=3 {
             let timeline = QueueTimeline::new(labels(0), 1);
@@ -344,7 +344,7 @@ mod tests {
 
     /// Its client may come a thousand times a second, and each time that it goes its worker adds to what is kept.
     #[test]
-    fn of_a_queue_that_comes_and_goes_no_more_slow_requests_are_kept_than_of_one_that_stays() {
+    fn queue_that_comes_and_goes_keeps_no_more_slow_requests() {
         let (clock, time) = Clock::simulated();
         let ledger = Ledger::new(clock.clone());
         for round in 1..=200 {

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn one_timer_is_set_at_a_time_though_it_fires_late_and_others_fire_meanwhile() {
+    fn one_timer_at_a_time_is_set_though_it_fires_late() {
         let throttle = Throttle::default();
         throttle.set(RateLimits {
             iops: 1_000,

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn short_sleeps_widen_the_window_up_to_the_limit_and_long_ones_close_it() {
+    fn short_sleeps_widen_the_polling_window_long_ones_close_it() {
         let mut p = polling(PollLimit::Micros(50));
         for want in [25_000, 12_500, 6_250, 0, 0] {
             sleep(&mut p, 0, 1_000_000);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_came_late_in_the_window_widens_it_and_work_that_came_soon_does_not() {
+    fn late_work_widens_the_polling_window_and_early_does_not() {
         let mut p = polling(PollLimit::Micros(50));
         sleep(&mut p, 0, 60_000);
         let mut find = |idle: u64| {
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn one_io_is_polled_for_within_the_bound_and_several_for_what_a_sleep_costs() {
+    fn one_io_is_polled_for_to_the_bound_several_for_a_sleep() {
         let mut p = polling(PollLimit::Micros(50));
         let waits = |p: &Polling, pending, expected, ns| {
             p.waits_for_disk(pending, expected, ns) == Idle::Poll
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_are_slept_for_and_rings_polled_and_neither_learns_from_the_other() {
+    fn rings_are_polled_and_connections_slept_for_independently() {
         let (clock, _) = Clock::simulated();
         let limits = PollLimits {
             rings: PollLimit::Micros(50),

@@ -223,7 +223,7 @@ fn read_of_a_ram_disk_sees_all_of_an_atomic_write_or_nothing() {
 }
 
 #[test]
-fn read_through_the_page_cache_sees_all_of_what_a_holder_writes_or_nothing() {
+fn page_cache_read_sees_all_of_a_holders_write_or_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let file = File::open(FileOptions {
         size: Some(1 << 20),
@@ -239,7 +239,7 @@ fn read_through_the_page_cache_sees_all_of_what_a_holder_writes_or_nothing() {
 
 /// What is pending for long was begun before the range was held, and what waits for limits comes after.
 #[test]
-fn read_of_a_slow_disk_with_limits_sees_all_of_an_atomic_write_or_nothing() {
+fn slow_limited_read_sees_all_of_an_atomic_write_or_nothing() {
     let time = Duration::from_micros(200);
     let limits = RateLimits {
         iops: 1_000_000,

@@ -530,7 +530,7 @@ fn for_all_seeds(name: &str, run: fn(u64)) {
 }
 
 #[test]
-fn each_io_ends_once_and_locked_ranges_are_left_alone_whatever_the_order() {
+fn each_io_ends_once_outside_locked_ranges_in_any_order() {
     for_all_seeds("any order", anything);
 }
 

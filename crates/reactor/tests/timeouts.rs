@@ -178,7 +178,7 @@ impl Rig {
 }
 
 #[test]
-fn an_io_that_takes_too_long_is_cancelled_and_one_that_cannot_be_goes_on() {
+fn io_is_cancelled_at_its_timeout_if_it_can_be() {
     let mut rig = rig(OnError::Report);
     rig.submit(&IoRequest::write(0, 4096), 0);
     rig.submit(&IoRequest::read(4096, 4096), 1);

@@ -204,7 +204,7 @@ impl Rig {
 }
 
 #[test]
-fn io_that_fails_waits_with_its_data_and_is_submitted_again_when_the_disk_is_resumed() {
+fn failed_io_waits_with_its_data_and_is_resumed() {
     // Once it ends at once, and once through the ring.
     for shuffle in [None, Some(7)] {
         let mut rig = Rig::new(sick(5, full(), shuffle), OnError::Stop);
@@ -229,7 +229,7 @@ fn io_that_fails_waits_with_its_data_and_is_submitted_again_when_the_disk_is_res
 }
 
 #[test]
-fn only_a_full_device_is_waited_for_where_the_disk_says_so_and_nothing_by_default() {
+fn enospc_policy_waits_for_a_full_device_only() {
     let broken = IoError::from(IoErrorKind::WriteMedium);
     for (on_error, error, waits) in [
         (OnError::Report, full(), false),
@@ -274,7 +274,7 @@ fn waiting_io_of_an_aborted_task_is_cancelled_and_others_wait_on() {
 }
 
 #[test]
-fn source_that_stops_gets_its_waiting_ios_back_with_their_errors_and_no_others_wait_for_it() {
+fn stopped_source_gets_its_waiting_ios_back_with_errors() {
     let mut rig = Rig::new(sick(9, full(), Some(3)), OnError::Stop);
     rig.write(0);
     // One more is in flight when the source stops, and fails then.
@@ -317,7 +317,7 @@ fn disk_that_is_closed_refuses_what_waits() {
 }
 
 #[test]
-fn acquirer_of_a_range_does_not_wait_for_an_io_that_waits_and_is_waited_for() {
+fn range_lock_does_not_wait_for_an_io_that_waits() {
     let mut rig = Rig::new(sick(1, full(), Some(3)), OnError::Stop);
     rig.write(0);
     let (grant, granted) = std::sync::mpsc::channel();
@@ -335,7 +335,7 @@ fn acquirer_of_a_range_does_not_wait_for_an_io_that_waits_and_is_waited_for() {
 }
 
 #[test]
-fn io_waits_for_a_device_that_cannot_be_attached_to_and_goes_on_by_itself_when_it_can() {
+fn io_waits_for_a_device_until_it_can_be_attached() {
     let device = sick(0, full(), Some(3));
     device.absent.store(true, Ordering::Release);
     let mut rig = Rig::new(device.clone(), OnError::Stop);

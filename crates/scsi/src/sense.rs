@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn sense_of_a_device_is_passed_on_unless_its_key_is_none_of_a_block_device() {
+    fn device_sense_is_passed_on_if_its_key_is_a_block_devices() {
         let wire = |key| {
             let sense = DeviceSense {
                 key,

@@ -161,7 +161,7 @@ fn a_write_takes_the_whole_blocks_that_come_and_tells_the_rest() {
 }
 
 #[test]
-fn a_write_whose_data_ends_inside_a_block_is_refused_and_tells_the_rest() {
+fn write_that_ends_inside_a_block_is_refused_with_residual() {
     let mut bed = Bed::new(512, 2048);
     for cdb in [
         [0x2a, 0, 0, 0, 0, 0, 0, 0, 2, 0],

@@ -227,7 +227,7 @@ fn bed() -> Bed {
 }
 
 #[test]
-fn every_supported_command_is_in_the_table_and_reports_the_bits_that_are_honoured() {
+fn every_supported_command_reports_the_bits_it_honours() {
     let mut bed = bed();
     let all = bed.run(0, &[0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0], &[], 8192);
     let reported: BTreeSet<_> = all.data[4..]
@@ -281,7 +281,7 @@ fn every_bit_that_is_not_honoured_is_refused_with_a_pointer_to_it() {
 
 /// Of two bits the first is pointed to.
 #[test]
-fn naca_and_the_rest_of_the_control_byte_are_refused_after_what_comes_before_them() {
+fn naca_and_the_control_byte_are_refused_last() {
     let mut bed = bed();
     // SAM-5, 5.2: vendor specific, reserved, NACA, obsolete FLAG and LINK
     for (control, bit) in [
@@ -348,7 +348,7 @@ fn reads_and_writes_that_are_plain_otherwise_are_refused_all_the_same() {
 
 /// A unit that is not there says so of any command; the well-known one and INQUIRY of a missing one look at bits too.
 #[test]
-fn commands_without_a_unit_are_refused_for_their_bits_where_they_are_served() {
+fn commands_served_without_a_unit_are_refused_for_their_bits() {
     let mut bed = bed();
     assert_eq!(
         bed.run(7, &[0x28, 0, 0, 0, 0, 0, 0xc0, 0, 1, 4], &[], 512)

@@ -34,7 +34,7 @@ fn compare_and_write_writes_only_what_compares() {
 }
 
 #[test]
-fn compare_and_write_holds_its_range_exclusively_and_needs_both_halves() {
+fn compare_and_write_locks_its_range_and_needs_both_halves() {
     let mut bed = Bed::new(512, 2048);
     assert_eq!(
         compare_and_write(&mut bed, 1, &[0; 4 * BLOCK]).code(),
@@ -131,7 +131,7 @@ fn orwrite_combines_with_what_is_there() {
 
 /// What the block limits page says holds for all commands that move blocks.
 #[test]
-fn commands_that_compare_or_combine_take_as_much_as_the_block_limits_say() {
+fn comparing_commands_take_as_much_as_block_limits_say() {
     let blocks = 2 * TRANSFER_MAX as usize / BLOCK;
     let mut bed = Bed::new(512, blocks as u64);
     let page = bed.run(0, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).data;
@@ -668,7 +668,7 @@ fn get_lba_status_reads_only_where_data_may_be() {
 }
 
 #[test]
-fn a_disk_that_other_daemons_serve_too_promises_neither_reservations_nor_atomic_comparisons() {
+fn shared_disk_offers_no_reservation_or_compare_and_write() {
     let disk = block::DiskInfo {
         shared: true,
         compare_and_write: None,

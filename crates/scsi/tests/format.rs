@@ -144,7 +144,7 @@ fn a_format_under_way_tells_its_progress_and_lets_nothing_else_pass() {
 
 /// MEDIUM FORMAT CORRUPTED, until a format or a sanitize operation succeeds.
 #[test]
-fn a_format_that_fails_leaves_the_medium_corrupted_until_another_succeeds() {
+fn failed_format_corrupts_the_medium_until_another_succeeds() {
     let failed = || {
         let mut bed = Bed::new(512, 2048);
         bed.disks.failure = Some(IoErrorKind::WriteMedium);
@@ -255,7 +255,7 @@ fn lists_that_end_too_soon_are_a_length_error() {
 
 /// The pointer is to a byte where a field of several bytes is at fault (SPC-5, 4.4.2.4.2).
 #[test]
-fn patterns_and_defect_lists_that_cannot_be_are_refused_with_a_pointer() {
+fn bad_patterns_and_defect_lists_are_refused_with_a_pointer() {
     let long = [0x04, 0x38, 0, 0, 0, 0];
     for (cdb, list, pointer) in [
         // DEFECT LIST LENGTH

@@ -71,7 +71,7 @@ fn device_identification_has_naa_t10_ports_and_names() {
 
 /// Disks of one serial number, as a template for many hosts gives them, stay apart; those of one `wwn` are one disk.
 #[test]
-fn both_designators_of_a_unit_are_the_identitys_or_the_wwns_and_never_the_serials() {
+fn unit_designators_come_from_identity_or_wwn_never_serial() {
     let designators = |identity: u128, naa: Option<u64>| {
         let disk = DiskInfo {
             identity: block::Identity::from_random_bits(identity),

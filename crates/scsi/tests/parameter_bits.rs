@@ -422,7 +422,7 @@ fn lists() -> Vec<List> {
 }
 
 #[test]
-fn every_bit_of_a_list_that_is_not_honoured_is_refused_with_a_pointer_to_it() {
+fn unhonoured_bits_of_lists_are_refused_with_a_pointer() {
     for list in lists() {
         let mut refused = 0;
         for at in 0..list.list.len() {

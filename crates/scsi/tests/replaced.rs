@@ -52,7 +52,7 @@ fn another_unit_under_a_lun_tells_changed_luns_and_inquiry_data() {
 }
 
 #[test]
-fn the_same_unit_that_comes_back_larger_tells_its_capacity_and_goes_on() {
+fn unit_that_comes_back_larger_reports_its_capacity() {
     let mut bed = Bed::new(512, 2048);
     bed.target.detach_unit(0);
     bed.add(0, info(512, 4096, 0), false);
@@ -104,7 +104,7 @@ fn another_unit_does_no_io_until_its_capacity_has_been_read() {
 }
 
 #[test]
-fn commands_built_for_another_block_size_are_refused_also_after_the_capacity_was_read() {
+fn commands_for_another_block_size_are_refused() {
     let mut bed = replaced(4096);
     let nexus = bed.nexus.clone();
     attentions(&mut bed, &nexus, 0);
@@ -137,7 +137,7 @@ fn commands_built_for_another_block_size_are_refused_also_after_the_capacity_was
 }
 
 #[test]
-fn a_session_that_comes_back_still_knows_the_unit_that_was_replaced_meanwhile() {
+fn returning_session_learns_that_its_unit_was_replaced() {
     let mut bed = Bed::new(512, 2048);
     let old = bed.nexus.clone();
     bed.target.detach_nexus(&old);
@@ -157,7 +157,7 @@ fn a_session_that_comes_back_still_knows_the_unit_that_was_replaced_meanwhile() 
 }
 
 #[test]
-fn a_unit_that_has_another_lun_too_is_held_back_only_where_it_replaced_one() {
+fn unit_with_two_luns_is_held_back_only_where_it_replaced() {
     let mut bed = Bed::new(512, 2048);
     let other = bed.add(1, info(512, 2048, 1), false);
     let nexus = bed.nexus.clone();

@@ -266,7 +266,7 @@ fn preempt_and_abort_takes_over_and_names_the_tasks() {
 
 /// SPC-4, 5.13.11.2.6, and SBC-4, 5.15: whoever is gone cannot take its prevention back.
 #[test]
-fn preempt_and_abort_and_clear_let_the_medium_go_that_the_preempted_one_kept() {
+fn preempt_and_clear_release_prevented_medium_removal() {
     let prevent = [0x1e, 0, 0, 0, 1, 0];
     let eject = [0x1b, 0, 0, 0, 0x02, 0];
     for (action, two_keeps_it) in [
@@ -414,7 +414,7 @@ fn spec_i_pt_is_for_who_is_not_registered() {
 
 /// SPC-4, 5.13.7: it is no error to be registered again.
 #[test]
-fn who_is_registered_may_change_its_key_where_there_is_no_room_for_others() {
+fn registrant_may_change_its_key_when_the_table_is_full() {
     let mut bed = Bed::new(512, 2048);
     let (one, two, three) = (
         Arc::clone(&bed.nexus),
@@ -483,7 +483,7 @@ fn spec_i_pt_registers_a_guest_by_its_name() {
 }
 
 #[test]
-fn all_tg_pt_registers_at_every_port_of_the_unit_and_nothing_else_does() {
+fn only_all_tg_pt_registers_at_every_port_of_the_unit() {
     for (all_ports, status) in [(0x00, Status::ReservationConflict), (0x04, Status::Good)] {
         let mut bed = Bed::new(512, 2048);
         let elsewhere = Target::new(vec![port(2)]);

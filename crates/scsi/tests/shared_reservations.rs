@@ -78,7 +78,7 @@ fn keys(bed: &mut Bed) -> Vec<u8> {
 }
 
 #[test]
-fn a_reservation_of_one_daemon_stops_initiators_of_the_other_until_it_is_preempted() {
+fn reservation_holds_at_the_other_daemon_until_preempted() {
     let (_shared, [mut a, mut b]) = daemons();
     assert_eq!(out(&mut a, REGISTER, 0, [0, 1], 0), GOOD);
     assert_eq!(out(&mut b, REGISTER, 0, [0, 2], 0), GOOD);
@@ -102,7 +102,7 @@ fn a_reservation_of_one_daemon_stops_initiators_of_the_other_until_it_is_preempt
 }
 
 #[test]
-fn unit_attentions_of_a_change_reach_registrants_of_the_other_daemon_and_nobody_else() {
+fn unit_attentions_reach_registrants_of_the_other_daemon() {
     let (shared, [mut a, mut b]) = daemons();
     let stranger = b.other_nexus(2);
     for (bed, key) in [(&mut a, 1), (&mut b, 2)] {
@@ -147,7 +147,7 @@ fn preempt_and_abort_aborts_tasks_at_the_daemon_of_its_victim() {
 
 /// A process that was stopped, and goes on, finds commands before anybody tells it that it does not know what holds.
 #[test]
-fn what_is_known_holds_up_to_its_time_and_no_longer_for_the_holder_either() {
+fn shared_state_holds_to_its_deadline_for_the_holder_too() {
     let (_shared, [mut a, mut b]) = daemons();
     for (bed, key) in [(&mut a, 1), (&mut b, 2)] {
         assert_eq!(out(bed, REGISTER, 0, [0, key], 0), GOOD);
@@ -236,7 +236,7 @@ fn a_change_on_old_knowledge_is_made_anew() {
 }
 
 #[test]
-fn without_aptpl_the_state_ends_with_the_last_daemon_and_with_it_it_stays() {
+fn shared_state_outlives_the_last_daemon_only_with_aptpl() {
     let (shared, [mut a, mut b]) = daemons();
     assert_eq!(out(&mut a, REGISTER, 0, [0, 1], 0), GOOD);
     let (_, volatile) = shared.get();

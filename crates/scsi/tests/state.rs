@@ -57,7 +57,7 @@ fn swp_protects_the_unit_until_it_is_taken_back() {
 }
 
 #[test]
-fn a_cache_that_goes_off_is_flushed_and_writes_are_forced_from_then_on() {
+fn cache_turned_off_is_flushed_and_later_writes_are_forced() {
     let mut bed = Bed::new(512, 2048);
     assert_eq!(select(&mut bed, false, &caching(0)).status, Status::Good);
     bed.run(0, &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512], 0);
@@ -102,7 +102,7 @@ fn saved_pages_come_back_after_a_restart() {
 }
 
 #[test]
-fn mode_select_refuses_what_cannot_be_changed_and_then_changes_nothing() {
+fn mode_select_that_is_refused_changes_nothing() {
     let mut bed = Bed::new(512, 2048);
     let mut list = vec![0; 4];
     list.extend(control(0x04, 0));
@@ -157,7 +157,7 @@ fn mode_select_whose_page_cannot_be_kept_changes_nothing() {
 }
 
 #[test]
-fn a_transport_that_knows_no_media_holds_it_and_loads_one_that_was_ejected() {
+fn transport_without_media_holds_and_loads_the_medium() {
     let mut bed = Bed::with(info(512, 64, 0), true);
     let other = bed.other_nexus(2);
     let unit = bed.unit(0);

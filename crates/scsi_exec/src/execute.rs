@@ -284,7 +284,7 @@ mod tests {
     const GONE: scsi::DiskId = scsi::DiskId(7);
 
     #[test]
-    fn an_io_on_a_disk_that_is_gone_is_answered_and_its_data_is_not_requested() {
+    fn io_to_a_removed_disk_fails_and_requests_no_data() {
         for need in [
             Need::Data(GONE, block::IoRequest::write(0, 512)),
             Need::Scratch(GONE, block::IoRequest::read(0, 512), 0..512),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn parameter_data_for_which_there_is_no_memory_is_answered_task_set_full() {
+    fn parameter_data_without_memory_is_task_set_full() {
         let mut command = Fake::new(Data::There);
         command.memory = WorkMemory::new(64);
         let mut other = Task::default();

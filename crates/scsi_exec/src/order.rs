@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordered_task_waits_for_older_ones_of_other_queues_and_holds_younger_ones() {
+    fn ordered_task_waits_for_older_and_holds_younger_everywhere() {
         let bed = Bed::new(2);
         bed.come(0, Simple, 0);
         bed.come(1, Ordered, 1);

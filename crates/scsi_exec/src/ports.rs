@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_ports_that_are_gone_are_given_anew_when_there_are_no_others() {
+    fn port_numbers_are_reused_when_no_others_are_left() {
         let kept = Kept::default();
         let lines: String = (1..=u16::MAX).map(|n| format!("{n} old{n:05}\n")).collect();
         kept.save(KEY, lines.as_bytes()).unwrap();

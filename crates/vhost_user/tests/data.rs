@@ -17,7 +17,7 @@ use vhost_frontend::{
 const PIECE: u64 = 4 << 20;
 
 #[test]
-fn data_comes_back_through_every_kind_of_ring_queue_count_and_worker_count() {
+fn data_comes_back_through_every_ring_queue_and_worker_count() {
     for workers in [1, 2] {
         let rig = Rig::new(workers);
         let socket = rig.serve_ram("d", 4);
@@ -173,7 +173,7 @@ fn a_null_disk_answers_every_kind() {
 }
 
 #[test]
-fn what_the_disk_does_not_have_or_know_is_an_error_and_the_session_goes_on() {
+fn unknown_request_is_an_error_and_the_session_goes_on() {
     let rig = Rig::new(1);
     let socket = rig.serve_ram("d", 1);
     let mut front_end = connect(&socket);

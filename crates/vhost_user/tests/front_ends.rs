@@ -32,7 +32,7 @@ fn place(front_end: &mut FrontEnd) -> BlkQueue {
 /// A daemon is killed when the driver could see the answer and before it sent the interrupt; the driver, with nothing else in
 /// flight, sleeps. The device that comes after it has nothing to answer.
 #[test]
-fn driver_is_told_of_an_answer_whose_interrupt_an_earlier_device_did_not_send() {
+fn driver_gets_the_interrupt_that_an_earlier_device_owed() {
     for packed in [false, true] {
         let rig = Rig::polling(1, PollLimit::Never);
         let socket = rig.serve_ram("d", 1);
@@ -80,7 +80,7 @@ fn ring_without_a_kick_is_polled() {
 
 /// Firmware without VIRTIO_BLK_F_FLUSH, then a kernel with it, in one session and without RESET_DEVICE.
 #[test]
-fn driver_that_can_flush_is_not_served_durably_because_the_one_before_could_not() {
+fn write_through_of_one_driver_ends_with_its_session() {
     const FLUSH: u64 = 1 << 9;
     let rig = Rig::polling(1, PollLimit::Never);
     let device = Watched::new(ram(1 << 20), Duration::ZERO);
@@ -220,7 +220,7 @@ fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
 
 /// States that differ by single regions share the others, and yet many of them can use many regions.
 #[test]
-fn front_end_with_slow_requests_and_many_regions_does_not_take_all_room_either() {
+fn front_end_with_slow_requests_leaves_room_for_others() {
     let rig = Rig::polling(1, PollLimit::Never);
     let device = Watched::new(ram(1 << 20), Duration::ZERO);
     let slow = Arc::new(Faulty::new(device.clone(), FaultPlan::default()));
@@ -255,7 +255,7 @@ fn front_end_with_slow_requests_and_many_regions_does_not_take_all_room_either()
 
 /// Memory is added in many small steps (virtio-mem), as many as there are slots, whatever a disk takes for its requests meanwhile.
 #[test]
-fn memory_grows_by_more_regions_than_there_may_be_older_states_while_requests_are_slow() {
+fn memory_can_grow_by_many_regions_while_requests_are_slow() {
     let rig = Rig::polling(1, PollLimit::Never);
     let device = Watched::new(ram(1 << 20), Duration::ZERO);
     let slow = Arc::new(Faulty::new(device.clone(), FaultPlan::default()));
@@ -322,7 +322,7 @@ fn descriptors_that_are_no_events_are_refused() {
 /// Cloud Hypervisor gives the available index as the base when a back end has been restarted: without an in-flight region
 /// nobody but the ring knows of the requests that the one before had taken.
 #[test]
-fn requests_of_an_earlier_back_end_are_answered_when_the_base_is_the_available_index() {
+fn old_requests_are_answered_when_base_is_the_avail_index() {
     // Eight requests of three descriptors each; the used index, or place, is where the ring began.
     for (packed, base) in [(false, 8), (true, 0x8000_8018)] {
         let rig = Rig::polling(1, PollLimit::Never);

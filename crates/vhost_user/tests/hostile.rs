@@ -69,7 +69,7 @@ fn hostile_front_end_of_a_disk_ends_its_own_session_and_no_other() {
 }
 
 #[test]
-fn hostile_front_end_of_a_controller_ends_its_own_session_and_no_other() {
+fn hostile_controller_front_end_ends_its_own_session_only() {
     // Queue 0 is the control queue here, which has other requests and no less to check.
     let cases = hostile::cases().filter(|case| !case.slow);
     let serve = |rig: &Rig| rig.serve_controller(Duration::ZERO);
@@ -84,7 +84,7 @@ fn front_end_that_stops_amid_a_message_is_given_up() {
 
 /// `O_NONBLOCK` belongs to the eventfd, not to us: a front end can take it away between two requests.
 #[test]
-fn front_end_that_makes_its_interrupt_block_holds_nobody_up_and_is_left_alone_for_a_while() {
+fn blocking_interrupt_descriptor_delays_nobody() {
     let rig = Rig::polling(1, PollLimit::Never);
     let (bad, good) = (rig.serve_ram("bad", 1), rig.serve_ram("good", 1));
     let bystander = VerifiedLoad::start(&good).unwrap();

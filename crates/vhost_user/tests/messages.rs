@@ -127,7 +127,7 @@ fn refused_message_is_answered_and_the_session_goes_on() {
 
 /// The front end would go on as if it had been done.
 #[test]
-fn refused_message_without_an_answer_ends_the_session_where_something_depends_on_it() {
+fn refused_message_without_reply_ends_the_session_if_it_must() {
     let (_rig, socket) = rig();
     for (request, payload, ends) in [
         (2, [0xff; 8], true),

@@ -29,7 +29,7 @@ fn share(rig: &Rig, sizes: &[u64]) -> Option<vhost_frontend::FrontEnd> {
 }
 
 #[test]
-fn front_end_with_as_much_memory_as_there_are_addresses_leaves_some_for_others() {
+fn front_end_with_all_memory_leaves_addresses_for_others() {
     let rig = Rig::polling(1, PollLimit::Never);
     let (_, good) = (rig.serve_ram("bad", 1), rig.serve_ram("good", 1));
     let mut sizes = Vec::new();

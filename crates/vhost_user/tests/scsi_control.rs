@@ -206,7 +206,7 @@ fn event(queue: &mut Queue, at: &Area, room: usize) -> Vec<u8> {
 }
 
 #[test]
-fn events_without_buffers_are_missed_and_said_to_be_and_short_buffers_are_given_back() {
+fn events_without_buffers_are_reported_as_missed() {
     const MISSED: u8 = 0x80;
     let rig = Rig::new(1);
     let (socket, _, controller) = rig.serve_watched_controller(Duration::ZERO);

@@ -49,7 +49,7 @@ fn attentions(queue: &mut ScsiQueue) -> Vec<(u8, u8)> {
 }
 
 #[test]
-fn another_disk_under_a_lun_is_told_and_gets_no_write_meant_for_the_old_one() {
+fn replaced_disk_of_a_lun_gets_no_write_meant_for_the_old() {
     let rig = Rig::new(1);
     let (socket, _, controller) = rig.serve_watched_controller(Duration::ZERO);
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();

@@ -70,7 +70,7 @@ fn times(device: &Watched, block: u64) -> (usize, usize) {
 }
 
 #[test]
-fn ordered_waits_for_what_is_older_and_head_of_queue_does_not_whatever_their_queues() {
+fn ordered_waits_and_head_of_queue_does_not_across_queues() {
     let rig = Rig::new(2);
     let (socket, device, _) = rig.serve_watched_controller(Duration::from_millis(50));
     for packed in [false, true] {
@@ -112,7 +112,7 @@ fn ordered_waits_for_what_is_older_and_head_of_queue_does_not_whatever_their_que
 }
 
 #[test]
-fn what_waits_for_its_turn_is_aborted_with_its_session_and_the_next_is_served() {
+fn waiting_tasks_are_aborted_with_their_session() {
     let rig = Rig::new(2);
     let (socket, device, _) = rig.serve_watched_controller(Duration::from_millis(200));
     for _ in 0..3 {
@@ -306,7 +306,7 @@ fn manage(front_end: &mut FrontEnd, control: &mut Queue, function: u8, tag: u8) 
 
 /// The command behind waits for PREEMPT AND ABORT to end, which waits for the commands that it aborts: that one, too.
 #[test]
-fn command_that_waits_for_what_aborts_it_is_answered_and_the_queue_goes_on() {
+fn command_that_waits_for_its_abort_is_answered() {
     const ABORTED: u8 = 2;
     let rig = Rig::new(1);
     let (socket, device, _) = rig.serve_watched_controller(Duration::from_millis(100));

@@ -98,7 +98,7 @@ fn is_interrupted(queue: &mut BlkQueue) -> bool {
 
 /// A driver that polls is asked for its wish later, by a worker that polls, sleeps, or is busy by then.
 #[test]
-fn driver_that_polls_and_sleeps_by_turns_is_interrupted_whenever_it_sleeps() {
+fn polling_driver_is_interrupted_whenever_it_sleeps() {
     const POLLED: usize = 80;
     for (packed, event_idx) in [(false, true), (false, false), (true, true), (true, false)] {
         let rig = Rig::new(1);

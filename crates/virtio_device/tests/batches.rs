@@ -200,7 +200,7 @@ fn few_at_once_are_taken_at_once() {
 }
 
 #[test]
-fn a_driver_that_has_more_in_flight_than_ever_is_not_served_by_the_halves_of_before() {
+fn growing_depth_is_not_served_by_the_old_batch_size() {
     let mut rig = Rig::new();
     assert_eq!(rig.iterate(), 0);
     rig.ask(16);
@@ -262,7 +262,7 @@ fn a_driver_that_has_fewer_in_flight_now_is_served_by_halves_of_those() {
 }
 
 #[test]
-fn a_driver_that_sleeps_is_woken_by_the_first_answers_while_the_rest_is_worked_off() {
+fn sleeping_driver_is_woken_by_the_first_answers() {
     for packed in [false, true] {
         let mut rig = Rig::sleeping(packed);
         assert_eq!(rig.iterate(), 0);
@@ -321,7 +321,7 @@ const RINGS: [(Transport, bool); 4] = [
 ];
 
 #[test]
-fn a_driver_that_polled_and_goes_to_sleep_is_interrupted_though_nothing_else_comes() {
+fn driver_that_stops_polling_is_interrupted_on_an_idle_queue() {
     for (transport, packed) in RINGS {
         let mut rig = polled_for_long(transport, packed);
         assert!(!rig.driver.enable_interrupts());
@@ -357,7 +357,7 @@ fn a_driver_that_goes_to_sleep_is_interrupted_while_others_poll() {
 }
 
 #[test]
-fn a_driver_that_polled_and_goes_to_sleep_is_interrupted_before_its_queue_ends() {
+fn driver_that_stops_polling_is_interrupted_at_queue_end() {
     for (transport, packed) in RINGS {
         let mut rig = polled_for_long(transport, packed);
         assert!(!rig.driver.enable_interrupts());

@@ -90,7 +90,7 @@ impl Rig {
 }
 
 #[test]
-fn a_disk_that_wants_to_know_is_told_of_each_io_before_the_one_ahead_of_it_is_submitted() {
+fn prefetch_hint_of_each_io_precedes_the_io_before_it() {
     let heard = Story::default();
     let device = Arc::new(Listening {
         inner: Arc::new(Null::create(NullOptions::default()).unwrap()),
@@ -129,7 +129,7 @@ fn a_disk_that_wants_to_know_is_told_of_each_io_before_the_one_ahead_of_it_is_su
 }
 
 #[test]
-fn disks_that_do_not_want_to_know_are_served_beside_one_that_does_and_after_it() {
+fn disks_without_prefetch_hints_are_served_beside_others() {
     let heard = Story::default();
     let listening = Arc::new(Listening {
         inner: Arc::new(Null::create(NullOptions::default()).unwrap()),

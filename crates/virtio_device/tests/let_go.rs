@@ -92,7 +92,7 @@ fn ram(name: &str) -> Arc<Disk> {
 }
 
 #[test]
-fn request_that_rests_does_not_reach_the_disk_that_has_its_handle_by_then() {
+fn deferred_request_does_not_reach_a_disk_that_reuses_a_handle() {
     let spec = RegionSpec {
         guest_address: 0,
         size: MEMORY as u64,

@@ -380,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guests_of_controllers_whose_names_differ_in_case_are_different_initiators() {
+    fn controllers_whose_names_differ_in_case_are_two_initiators() {
         assert_eq!(initiator_name("c0"), "iqn.2026-11.org.lunette:c0");
         let device = |name| TransportId::iscsi_device(&initiator_name(name));
         assert_ne!(device("vm1"), device("Vm1"));

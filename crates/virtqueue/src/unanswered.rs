@@ -179,7 +179,7 @@ mod tests {
 
         /// Linux with a constant number in flight, answered in any order: as benchmarks and busy disks have it.
         #[test]
-        fn constant_number_in_flight_is_exact_unless_one_waited_for_longer_than_the_ring(
+        fn constant_depth_is_exact_unless_one_waits_a_ring_long(
             start in any::<u16>(),
             depth in 1..SIZE,
             answers in prop::collection::vec(any::<usize>(), 0..200),

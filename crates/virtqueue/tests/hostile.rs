@@ -104,7 +104,7 @@ fn split_entry_that_was_seen_is_not_read_again() {
 }
 
 #[test]
-fn split_ring_that_is_offered_more_than_it_holds_is_answered_round_its_end() {
+fn overfull_split_ring_is_answered_round_its_end() {
     for offered in [4u16, 5, 10, 130, 300] {
         let mut b = Bench::split(4);
         b.raw.set_descriptor(0, DATA, 1, 0, 0);
@@ -226,7 +226,7 @@ fn indirect_table_outside_of_memory_is_refused_alone() {
 }
 
 #[test]
-fn split_indirect_table_is_read_by_its_links_in_whatever_order_it_lies() {
+fn split_indirect_table_is_read_by_its_links_in_any_order() {
     let (header, data, answer) = ((DATA, 16), (DATA + 512, 128), (DATA + 1024, 1));
     let whole = [
         (header.0, header.1, NEXT, 1),
@@ -450,7 +450,7 @@ fn chain_longer_than_the_limit_is_refused_alone() {
 }
 
 #[test]
-fn chain_of_more_than_32_bits_of_bytes_is_refused_before_any_sum_overflows() {
+fn chain_above_32_bits_of_bytes_is_refused_before_overflow() {
     // Elements may name the same memory again and again.
     let length = MEMORY as u32;
     let mut b = Bench::new(4, false, |c| c.max_chain_descriptors = 0xffff);

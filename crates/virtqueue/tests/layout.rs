@@ -5,7 +5,7 @@ mod common;
 use common::{Bench, Pair};
 
 #[test]
-fn split_chain_is_read_and_its_used_element_written_as_clause_2_7_lays_it_out() {
+fn split_chain_and_used_element_are_laid_out_by_clause_2_7() {
     let mut b = Bench::split(4);
     let put = |at: u64, bytes: &[u8]| b.memory.mapping.write(at as usize, bytes);
     // Descriptor 2: 16 readable bytes at 0x80010, then descriptor 1.
@@ -67,7 +67,7 @@ fn split_events_lie_after_the_rings() {
 }
 
 #[test]
-fn split_used_event_that_was_passed_while_nobody_asked_is_found_by_the_question() {
+fn passed_split_used_event_is_found_when_asked_for() {
     let mut b = Bench::new(4, false, |c| c.event_idx = true);
     b.device.push(0, 1, 0);
     assert!(b.device.publish(), "first answer");
@@ -106,7 +106,7 @@ fn driver_has_to_be_asked_before_its_event_could_be_passed_twice() {
 }
 
 #[test]
-fn split_avail_event_asks_for_the_next_request_until_notifications_are_disabled() {
+fn split_avail_event_names_the_next_request_until_disabled() {
     let mut b = Bench::new(4, false, |c| c.event_idx = true);
     // avail_event: after flags, idx and four elements of eight bytes.
     let avail_event = b.layout.device_area + 4 + 32;
@@ -135,7 +135,7 @@ fn split_flags_suppress_without_event_idx() {
 }
 
 #[test]
-fn packed_chain_is_read_and_its_used_descriptor_written_as_clause_2_8_lays_it_out() {
+fn packed_chain_and_used_element_are_laid_out_by_clause_2_8() {
     let mut b = Bench::packed(3);
     let mapping = b.memory.mapping.clone();
     let put = |at: usize, bytes: &[u8]| mapping.write(at, bytes);

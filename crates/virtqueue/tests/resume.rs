@@ -46,7 +46,7 @@ fn queue_made_with_the_old_ones_base_goes_on() {
 }
 
 #[test]
-fn first_answer_of_a_queue_made_anew_notifies_for_what_the_old_one_may_not_have_said() {
+fn first_answer_of_a_resumed_queue_notifies_for_the_old_one() {
     for packed in [false, true] {
         let mut p = Pair::new(8, packed, true, 0);
         p.driver.enable_interrupts();

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_known_by_what_it_says_of_itself_and_a_partition_by_its_place_on_it() {
+    fn device_is_known_by_its_names_and_partition_by_its_start() {
         let folder = tempfile::tempdir().unwrap();
         let disk = folder.path().join("vda");
         std::fs::create_dir_all(disk.join("device")).unwrap();

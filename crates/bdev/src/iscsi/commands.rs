@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_with_a_cache_and_without_fua_is_flushed_after_a_durable_write() {
+    fn durable_write_to_a_cached_unit_without_fua_is_flushed() {
         let mut unit = unit();
         unit.properties.fua = false;
         let manner = Manner::of(&unit);
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn block_status_is_what_the_unit_says_and_data_where_it_makes_no_sense() {
+    fn implausible_block_status_of_a_unit_is_read_as_data() {
         let manner = Manner::of(&unit());
         let mut data = vec![0; 8];
         for (block, blocks, state) in [(8u64, 8u32, 1u8), (16, 8, 0)] {

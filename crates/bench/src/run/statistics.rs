@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outliers_do_not_move_the_middle_and_more_values_make_its_interval_narrower() {
+    fn outliers_spare_the_median_and_values_narrow_its_interval() {
         assert_eq!(
             middle_mean(&[1.0, -900.0, 2.0, 3.0, 2.0, 1.0, 3.0, 5000.0]),
             2.0

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_may_connect_where_groups_are_told_apart_whatever_the_umask() {
+    fn socket_with_groups_admits_everybody_whatever_the_umask() {
         let folder = tempfile::tempdir().unwrap();
         let before = rustix::process::umask(Mode::from_raw_mode(0o077));
         let bound = bind_for_all(&folder.path().join("s"));

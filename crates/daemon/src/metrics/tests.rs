@@ -285,7 +285,7 @@ fn names_in(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_dashboard_names_only_metrics_that_there_are_and_the_document_names_all() {
+fn dashboard_names_real_metrics_and_the_document_names_all() {
     let (types, samples) = read(&render(&status(), &statistics()));
     let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
     let mut expressions = Vec::new();

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_comes_back_over_the_same_file_and_over_an_edited_one() {
+    fn changes_come_back_over_the_same_file_and_an_edited_one() {
         let base = config(
             &["a=ram:1M", "b=ram:1M", "c=ram:1M"],
             &["a:/run/a.sock"],
@@ -405,7 +405,7 @@ mod tests {
 
     /// A new size or limit says nothing of where the disk's data are.
     #[test]
-    fn disk_that_the_file_has_elsewhere_now_is_there_with_the_limits_that_were_changed() {
+    fn changed_limits_stay_on_a_disk_that_the_file_moved() {
         let disk = |words: &str| config(&[words], &[], &[], &[]);
         let base = disk("a=file:/x/a,size=1M,iops=10");
         for (now, lines) in [

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_counts_when_its_worst_run_is_better_than_the_best_without_it() {
+    fn change_counts_if_its_worst_run_beats_the_best_without() {
         let effect = |with: [f64; 3]| Effect {
             without: vec![100.0, 90.0, 95.0],
             with: with.to_vec(),

@@ -81,7 +81,7 @@ fn worker_with(kick: Option<RingFd>) -> (Worker, Rc<RefCell<Seen>>) {
 }
 
 #[test]
-fn worker_that_waits_for_a_slow_disk_sleeps_with_notifications_on_and_then_polls_on() {
+fn worker_sleeps_for_a_slow_disk_with_notifications_on() {
     let (mut worker, seen) = worker_that_waits();
     assert_eq!(worker.next_wait(false, Stamp(1_000)), Wait::No);
     assert_eq!(worker.next_wait(false, Stamp(4_000)), Wait::No);
@@ -105,7 +105,7 @@ fn worker_that_waits_for_a_slow_disk_sleeps_with_notifications_on_and_then_polls
 }
 
 #[test]
-fn what_a_source_has_left_for_later_is_done_before_the_worker_sleeps_or_lets_go_of_it_or_ends() {
+fn deferred_work_of_a_source_is_done_before_sleep_and_end() {
     let flushed = |seen: &Rc<RefCell<Seen>>| std::mem::take(&mut seen.borrow_mut().flushed);
     // It sleeps until a disk has completed.
     let (mut worker, seen) = worker_that_waits();
@@ -184,7 +184,7 @@ fn every_kick_is_told_whether_its_client_is_hot_or_not() {
 }
 
 #[test]
-fn id_of_a_source_that_is_gone_finds_nobody_though_another_has_its_place() {
+fn stale_source_id_finds_nobody_though_its_slot_is_reused() {
     let mut worker = Worker::standalone(Ring::new(64).unwrap(), Clock::new()).unwrap();
     let add = |worker: &mut Worker| {
         let client = Client(Rc::default(), None);
@@ -215,8 +215,7 @@ fn id_of_a_source_that_is_gone_finds_nobody_though_another_has_its_place() {
 /// A tag says in its highest bits whether its I/O is counted. A worker takes on a source for each queue that
 /// starts and each connection that is made: there is no end to their number.
 #[test]
-fn range_is_granted_when_reads_and_changes_have_ended_and_no_sooner_however_many_sources_there_were()
- {
+fn range_is_granted_when_all_earlier_ios_have_ended() {
     let slow = Delay::new(
         Arc::new(Null::create(NullOptions::default()).unwrap()),
         std::time::Duration::from_millis(5),

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn this_daemon_is_written_by_its_number_and_another_one_reads_it_as_another() {
+    fn another_daemon_reads_the_number_of_this_one_as_foreign() {
         let mut reservations = Reservations::default();
         let registered = reservations.register(&who(0, 1), &[], 0, 7, false, false);
         assert!(registered.is_ok());

@@ -95,7 +95,7 @@ mod tests {
     proptest! {
         /// What a driver asks, in whatever order: chains, looks that found none before, and whether it wants an interrupt.
         #[test]
-        fn whatever_came_before_all_that_is_there_is_taken_in_a_few_iterations(
+        fn batch_size_reaches_what_is_there_in_a_few_iterations(
             asked in proptest::collection::vec((1usize..=BATCH, 0u64..3, any::<bool>()), 1..60),
         ) {
             let (mut batch_size, mut polls) = (BatchSize::new(), 0);

@@ -127,7 +127,7 @@ fn a_commands_streams_and_its_code_reach_their_own_client() {
 }
 
 #[test]
-fn what_is_no_frame_ends_every_command_and_the_next_greeting_begins_anew() {
+fn bad_frame_ends_every_command_until_the_next_greeting() {
     let mut rig = Rig::greeted();
     let first = rig.exec("one", ExecInput::Nothing);
     rig.guest.started();
@@ -152,7 +152,7 @@ fn what_is_no_frame_ends_every_command_and_the_next_greeting_begins_anew() {
 }
 
 #[test]
-fn output_beyond_the_window_a_strange_channel_and_a_hosts_frame_end_the_session() {
+fn protocol_violations_of_an_agent_end_its_session() {
     for attack in 0..3 {
         let mut rig = Rig::greeted();
         // A client that never reads.
@@ -200,7 +200,7 @@ fn a_client_that_leaves_has_its_command_killed_and_its_output_dropped() {
 }
 
 #[test]
-fn input_goes_in_windows_and_output_comes_back_without_a_limit_on_length() {
+fn input_goes_in_windows_and_output_has_no_length_limit() {
     let mut rig = Rig::greeted();
     let data: Vec<u8> = (0..10 * WINDOW).map(|at| (at % 251) as u8).collect();
     let running = rig.exec("cat", ExecInput::Bytes(data.clone()));
