@@ -172,6 +172,48 @@ fn installed(root: &Path) -> Result<()> {
     // One program finds the other.
     let helped = succeeds(Command::new(root.join("usr/bin/lunette")).args(["image", "--help"]))?;
     ensure!(helped.contains("convert"), "{helped}");
+    bill_of_materials(root, "lunette")?;
+    bill_of_materials(root, "lunette-lab")
+}
+
+/// CycloneDX 1.5: all that is linked, with licences, checksums of what comes from the registry, and needs that are all listed.
+fn bill_of_materials(root: &Path, package: &str) -> Result<()> {
+    let file = root.join(format!("usr/share/doc/{package}/{package}.cdx.json.gz"));
+    let text = succeeds(Command::new("gzip").arg("-dc").arg(file))?;
+    let bill: serde_json::Value = serde_json::from_str(&text)?;
+    ensure!(bill["bomFormat"] == "CycloneDX" && bill["specVersion"] == "1.5");
+    let crate_name = package.replace('-', "_");
+    let program = &bill["metadata"]["component"];
+    ensure!(program["name"] == crate_name.as_str(), "{program}");
+    let components = bill["components"].as_array().context("no components")?;
+    let locked = std::fs::read_to_string(vm::workspace().join("Cargo.lock"))?;
+    let mut listed = vec![program["bom-ref"].clone()];
+    for one in components {
+        ensure!(one["licenses"][0]["expression"].is_string(), "{one}");
+        let (name, version) = (one["name"].as_str(), one["version"].as_str());
+        let (name, version) = (name.context("no name")?, version.context("no version")?);
+        let entry = format!("name = \"{name}\"\nversion = \"{version}\"\n");
+        let entry = locked.split("\n\n").find(|text| text.contains(&entry));
+        let entry = entry.with_context(|| format!("{name} is not in Cargo.lock"))?;
+        match one["hashes"][0]["content"].as_str() {
+            Some(sum) => ensure!(entry.contains(&format!("checksum = \"{sum}\"")), "{one}"),
+            None => ensure!(!entry.contains("source = "), "{one} has no checksum"),
+        }
+        listed.push(one["bom-ref"].clone());
+    }
+    for name in ["tokio", "bdev", "clap"] {
+        ensure!(
+            components.iter().any(|one| one["name"] == name),
+            "{name} is missing"
+        );
+    }
+    let needs = bill["dependencies"].as_array().context("no dependencies")?;
+    ensure!(needs.len() == listed.len());
+    let mut needed = needs
+        .iter()
+        .flat_map(|one| one["dependsOn"].as_array())
+        .flatten();
+    ensure!(needed.all(|reference| listed.contains(reference)));
     Ok(())
 }
 
