@@ -1,8 +1,11 @@
 //! The demonstration: one daemon, one guest, the same two disks through both transports, measured inside the guest and by
-//! the daemon. Everything is started here and stopped here, on errors and on Ctrl-C too.
+//! the daemon; then the page for browsers. Everything is started here and stopped here, on errors and on Ctrl-C too.
+
+mod page;
 
 use crate::{Accelerator, DaemonBuilder, Guest, GuestBuilder, Scratch, interrupted};
 use anyhow::{Context, Result, bail};
+use page::Page;
 use serde_json::Value;
 use std::io::{IsTerminal, Read};
 use std::time::{Duration, Instant};
@@ -13,6 +16,9 @@ const SECONDS_PER_ROUND: u32 = 1;
 const MEASURED_MIB: u32 = 128;
 const DEPTH: u32 = 4;
 const CPUS: u32 = 2;
+
+/// While a picture of the page is taken.
+const PICTURE_SECONDS: u32 = 8;
 
 /// A disk and its export behind each transport.
 struct Disk {
@@ -56,7 +62,9 @@ pub fn run() -> Result<()> {
 fn show() -> Result<()> {
     let ink = Ink::new();
     let scratch = Scratch::new()?;
-    let builder = DaemonBuilder::new(&scratch)
+    let page = Page::new(&scratch)?;
+    let builder = page
+        .serve(DaemonBuilder::new(&scratch))
         .release()
         .disk("ram=ram:256M")
         .disk("file=file:vm.raw,cache=none")
@@ -111,6 +119,7 @@ fn show() -> Result<()> {
 
     compare(&mut guest, &devices, &ink)?;
     stages(&daemon.latency(&["--json"])?, &ink)?;
+    show_page(&page, &scratch, &mut guest, &devices, &ink)?;
 
     guest.power_off()?;
     let status = daemon.stop(Duration::from_secs(10))?;
@@ -125,6 +134,30 @@ fn show() -> Result<()> {
         ink.heading("The guest and the daemon are stopped, their files removed.")
     );
     Ok(())
+}
+
+/// Says where the daemon's page is, with a picture of it under load.
+fn show_page(
+    page: &Page,
+    scratch: &Scratch,
+    guest: &mut Guest,
+    [[ram, _], _]: &Devices,
+    ink: &Ink,
+) -> Result<()> {
+    println!("\n{}", ink.heading("Seen in a browser"));
+    match page.begin_picture(scratch)? {
+        None => println!(
+            "  no picture of the page: no Chromium is installed; hint: apt-get install chromium"
+        ),
+        Some(picture) => {
+            guest.io_ok(&format!(
+                "load --file /dev/{ram} --rw randrw --bs 4096 --depth {DEPTH} --runtime {PICTURE_SECONDS} --size {MEASURED_MIB}M"
+            ))?;
+            println!("  picture of the page: {}", picture.finish()?.display());
+        }
+    }
+    println!("  page of the daemon:  {}", page.url());
+    page.linger()
 }
 
 /// The kernel names virtio-blk disks in order, but SCSI disks as they are found.

@@ -1,0 +1,130 @@
+//! The page for browsers of the demonstration's daemon: its address and token, and a picture of it under load where a browser is installed.
+
+use crate::{DaemonBuilder, Process, Scratch, interrupted, tool, workspace};
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Read, Write as _};
+use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// For how long the page collects rates before the picture is taken, in the browser's own time.
+const COLLECT_MS: u32 = 6000;
+/// A browser starts slowly on a busy machine.
+const PICTURE_LIMIT: Duration = Duration::from_secs(60);
+const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
+
+/// Where the page is.
+pub(super) struct Page {
+    address: String,
+    token: String,
+    token_file: PathBuf,
+}
+
+impl Page {
+    /// A free port of this machine and a new token.
+    pub fn new(scratch: &Scratch) -> Result<Page> {
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+        let mut random = [0; 16];
+        std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+        let token = random.iter().fold(String::new(), |mut token, byte| {
+            // Writing to a string does not fail.
+            write!(token, "{byte:02x}").ok();
+            token
+        });
+        let token_file = scratch.file("token");
+        let mut options = std::fs::OpenOptions::new();
+        let options = options.write(true).create_new(true).mode(0o600);
+        let mut file = options.open(&token_file)?;
+        file.write_all(token.as_bytes())?;
+        Ok(Page {
+            address,
+            token,
+            token_file,
+        })
+    }
+
+    /// The daemon with that page.
+    pub fn serve(&self, daemon: DaemonBuilder) -> DaemonBuilder {
+        let token = self.token_file.display().to_string();
+        daemon.arguments(["--api-listen", &self.address, "--token-file", &token])
+    }
+
+    /// What to open; the token stays in the browser.
+    pub fn url(&self) -> String {
+        format!("http://{}/#token={}", self.address, self.token)
+    }
+
+    /// Begins to take a picture of the page, which is finished after some seconds of load. `None`: no browser is installed.
+    pub fn begin_picture(&self, scratch: &Scratch) -> Result<Option<Picture>> {
+        let Some(browser) = BROWSERS.into_iter().find_map(|name| tool(name).ok()) else {
+            return Ok(None);
+        };
+        let file = scratch.file("page.png");
+        let mut command = Command::new(browser);
+        command
+            // What it shows comes from the daemon alone; root has no sandbox of the browser's.
+            .args(["--headless", "--no-sandbox", "--disable-gpu"])
+            .args(["--hide-scrollbars", "--window-size=1280,900"])
+            .arg(format!("--virtual-time-budget={COLLECT_MS}"))
+            .arg(format!(
+                "--user-data-dir={}",
+                scratch.file("browser").display()
+            ))
+            .arg(format!("--screenshot={}", file.display()))
+            .arg(self.url());
+        let process = Process::start("browser", &command, &scratch.file("browser.log"))?;
+        Ok(Some(Picture { file, process }))
+    }
+
+    /// Where somebody looks on: the daemon and the guest stay until a line comes, or Ctrl-C.
+    pub fn linger(&self) -> Result<()> {
+        let input = std::io::stdin();
+        if !input.is_terminal() || !std::io::stdout().is_terminal() {
+            return Ok(());
+        }
+        println!("  the daemon and the guest stay until you press Enter");
+        while !interrupted() {
+            let second = Timespec {
+                tv_sec: 1,
+                tv_nsec: 0,
+            };
+            let mut waited = [PollFd::new(&input, PollFlags::IN)];
+            if poll(&mut waited, Some(&second)).is_ok_and(|ready| ready > 0) {
+                input.read_line(&mut String::new())?;
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A picture that is being taken.
+pub(super) struct Picture {
+    file: PathBuf,
+    process: Process,
+}
+
+impl Picture {
+    /// Waits for it, and puts it where it stays when everything else is removed.
+    pub fn finish(mut self) -> Result<PathBuf> {
+        let status = self.process.wait(PICTURE_LIMIT)?;
+        let kept = kept_at()?;
+        std::fs::copy(&self.file, &kept).with_context(|| {
+            let log = self.process.log_tail();
+            format!("the browser ended with {status} and left no picture\n{log}")
+        })?;
+        Ok(kept)
+    }
+}
+
+fn kept_at() -> Result<PathBuf> {
+    let folder = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| workspace().join("target"), PathBuf::from);
+    let folder = folder.join("demo");
+    std::fs::create_dir_all(&folder)?;
+    Ok(folder.join("page.png"))
+}
