@@ -104,6 +104,22 @@ fn an_image_whose_daemon_is_killed_under_load_has_no_fault() -> Result<()> {
     Ok(())
 }
 
+/// The daemon ends while a front end is connected, and while somebody reads statistics.
+#[test]
+fn image_has_no_unused_clusters_after_an_orderly_stop() -> Result<()> {
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        make_overlay(scratch.files())?;
+        Ok(daemon.disk("d=image:disk.qcow2").vhost_blk("d"))
+    })?;
+    let load = VerifiedLoad::start(&rig.socket("d"))?;
+    load.goes_on(SOON)?;
+    let status = rig.daemon.stop(SOON)?;
+    ensure!(status.success(), "{}", rig.daemon.process().log_tail());
+    drop(load);
+    succeeds(rig.scratch.files(), "qemu-img", &["check", "disk.qcow2"])?;
+    Ok(())
+}
+
 /// With a client that is at it; what was reserved is given back, and the image is free for others.
 #[test]
 fn image_removed_under_load_is_closed_and_served_again() -> Result<()> {

@@ -406,6 +406,14 @@ impl Drop for Running {
         self.metrics = None;
         self.manager = None;
         self.overview.servers.end();
+        // Whoever still looks on keeps no disk open: an image gives back what it has reserved when it is closed.
+        let live = &self.overview.live;
+        let mut live = live.write().unwrap_or_else(PoisonError::into_inner);
+        let disks = live.take_disks();
+        drop(live);
+        disks
+            .values()
+            .for_each(|disk| self.overview.servers.let_go(disk));
     }
 }
 

@@ -82,7 +82,7 @@ impl Owner {
         if let Err(refusal) = tried {
             self.roll_back(undo, transports);
             // An export that was opened has made it a unit, which would keep its file open.
-            opened.values().for_each(|disk| self.let_go(disk));
+            opened.values().for_each(|disk| self.servers.let_go(disk));
             made_for_nothing();
             return Err(refusal);
         }
@@ -310,20 +310,11 @@ impl Owner {
 
     fn forget_disk(&mut self, name: &str) {
         if let Some(disk) = self.disks.remove(name) {
-            self.let_go(&disk);
+            self.servers.let_go(&disk);
             if disk.device().medium().is_none() {
                 // Nobody sees a disk of this identity ever again.
                 scsi::forget(self.servers.units.store(), &disk.info());
             }
-        }
-    }
-
-    pub(super) fn let_go(&self, disk: &Arc<Disk>) {
-        self.servers.units.remove(disk);
-        for worker in self.servers.pool.workers() {
-            let disk = disk.clone();
-            // Waited for, so that a file is free when the call is over.
-            worker.call(move |w| w.let_go(&disk)).ok();
         }
     }
 }

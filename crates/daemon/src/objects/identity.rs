@@ -21,7 +21,7 @@ impl Owner {
             return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
         }
         // A unit that is known has what was saved under the identity before.
-        self.let_go(&disk);
+        self.servers.let_go(&disk);
         let store = self.servers.units.store();
         if disk.device().medium().is_none() {
             scsi::forget(store, &disk.info());

@@ -42,6 +42,14 @@ pub struct Live {
     pub draining: Arc<Vec<Draining>>,
 }
 
+impl Live {
+    /// Takes the disks away: the daemon ends.
+    pub fn take_disks(&mut self) -> Arc<Disks> {
+        self.waiting = Arc::default();
+        std::mem::take(&mut self.disks)
+    }
+}
+
 /// How a change is to be made.
 #[derive(Default)]
 pub struct How {

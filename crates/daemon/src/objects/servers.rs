@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bdev::Disk;
 use reactor::Pool;
 use scsi_exec::Units;
 
@@ -79,6 +80,16 @@ impl Servers {
     /// The transports; `None` once the daemon ends.
     pub fn transports(&self) -> Option<Transports> {
         self.lock().clone()
+    }
+
+    /// Has all workers let go of a disk, and waits for them, so that its file is free when nobody else has it.
+    pub fn let_go(&self, disk: &Arc<Disk>) {
+        self.units.remove(disk);
+        for worker in self.pool.workers() {
+            let disk = disk.clone();
+            // One that has ended has let go.
+            worker.call(move |w| w.let_go(&disk)).ok();
+        }
     }
 
     /// Ends all sessions, once no thread uses the transports any more.
