@@ -165,7 +165,7 @@ fn linux_initiator_logs_out_on_request_and_comes_back() -> Result<()> {
 fn qemu_boots_a_guest_from_a_target() -> Result<()> {
     let portal = free_portal()?;
     let mut rig = Rig::prepared(|scratch, daemon| {
-        vm::bootable_image(&scratch.file("boot.raw"), 160)?;
+        vm::bootable_image(&scratch.file("boot.raw"), 160, vm::BootableSystem::Agent)?;
         Ok(daemon
             .disk("d=file:d.raw,size=160M,cache=none")
             .arguments(["--iscsi", &format!("{TARGET}=d")])

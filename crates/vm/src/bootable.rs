@@ -1,5 +1,5 @@
 //! A disk image that a PC boots from: an MBR, a FAT partition with SYSLINUX, the kernel and the initramfs, and a partition
-//! with the root file system, in which the guest's agent runs then. Made without privileges.
+//! with the root file system, in which an agent of ours runs then. Made without privileges.
 
 use crate::initramfs::{self, Equipment};
 use crate::places::{kernel, tool};
@@ -20,14 +20,39 @@ const ROOT: &str = "/dev/vda2";
 const BOOT_CODE: &str = "/usr/lib/syslinux/mbr/mbr.bin";
 const TABLE_AT: u64 = 446;
 
-/// Makes one of so many MiB at `path`; gives the offset of its root file system.
-pub fn bootable_image(path: &Path, mib: u64) -> Result<()> {
+/// What boots from an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BootableSystem {
+    /// The agent of tests' guests, on the second serial port.
+    Agent,
+    /// What guests of `lunette vm run` have: a shell on the console, and an agent for `lunette vm exec`.
+    User,
+}
+
+impl BootableSystem {
+    fn equipment(self) -> Equipment {
+        match self {
+            BootableSystem::Agent => Equipment::Usual,
+            BootableSystem::User => Equipment::User,
+        }
+    }
+
+    fn command_line(self) -> String {
+        match self {
+            BootableSystem::Agent => initramfs::command_line(),
+            BootableSystem::User => initramfs::user_command_line("booted"),
+        }
+    }
+}
+
+/// Makes one of so many MiB at `path`.
+pub fn bootable_image(path: &Path, mib: u64, system: BootableSystem) -> Result<()> {
     let size = mib * MIB;
     let file = File::create(path)?;
     file.set_len(size)?;
     let code = std::fs::read(BOOT_CODE).with_context(|| {
         format!(
-            "cannot read {BOOT_CODE}\nmend: apt-get install --no-install-recommends syslinux-common"
+            "cannot read {BOOT_CODE}\nhint: apt-get install --no-install-recommends syslinux-common"
         )
     })?;
     ensure!(code.len() as u64 <= TABLE_AT, "{BOOT_CODE} is too long");
@@ -39,8 +64,8 @@ pub fn bootable_image(path: &Path, mib: u64) -> Result<()> {
     ];
     file.write_all_at(&entries.concat(), TABLE_AT)?;
     file.write_all_at(&[0x55, 0xaa], 510)?;
-    boot_partition(path)?;
-    root_partition(path, size - ROOT_AT)
+    boot_partition(path, system)?;
+    root_partition(path, size - ROOT_AT, system)
 }
 
 /// One entry of the partition table, by block addresses; the cylinder fields say "beyond".
@@ -53,7 +78,7 @@ fn entry(status: u8, kind: u8, start: u64, length: u64) -> [u8; 16] {
     bytes
 }
 
-fn boot_partition(image: &Path) -> Result<()> {
+fn boot_partition(image: &Path, system: BootableSystem) -> Result<()> {
     let at = format!("{}@@{BOOT_AT}", image.display());
     let sectors = ((ROOT_AT - BOOT_AT) / 512).to_string();
     let hidden = (BOOT_AT / 512).to_string();
@@ -61,12 +86,12 @@ fn boot_partition(image: &Path) -> Result<()> {
         .args(["-i", &at, "-F", "-h", "255", "-s", "63"])
         .args(["-T", &sectors, "-H", &hidden, "::"]))?;
     let kernel = kernel()?;
-    let initramfs = initramfs::archive(&kernel, Equipment::Usual)?;
+    let initramfs = initramfs::archive(&kernel, system.equipment())?;
     let mut configuration = tempfile::NamedTempFile::new()?;
     write!(
         configuration,
         "DEFAULT linux\nLABEL linux\nLINUX /vmlinuz\nINITRD /initrd\nAPPEND {} {}={ROOT}\n",
-        initramfs::command_line(),
+        system.command_line(),
         initramfs::ROOT
     )?;
     for (from, to) in [
@@ -85,9 +110,9 @@ fn boot_partition(image: &Path) -> Result<()> {
 }
 
 /// The same tree as the initramfs, without the modules that are loaded then.
-fn root_partition(image: &Path, size: u64) -> Result<()> {
+fn root_partition(image: &Path, size: u64, system: BootableSystem) -> Result<()> {
     let tree = tempfile::tempdir()?;
-    let initramfs = initramfs::archive(&kernel()?, Equipment::Usual)?;
+    let initramfs = initramfs::archive(&kernel()?, system.equipment())?;
     run(Command::new(tool("busybox")?)
         .args(["cpio", "-i", "-d"])
         .current_dir(tree.path())

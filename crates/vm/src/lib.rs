@@ -32,14 +32,14 @@ pub mod topology;
 
 pub use accelerator::Accelerator;
 pub use agent::{Output, Running};
-pub use bootable::bootable_image;
+pub use bootable::{BootableSystem, bootable_image};
 pub use build::{GuestProgram, Profile, guest_program, lunette_program};
 pub use ceph::{CEPH_USER, Ceph};
 pub use daemon::{Daemon, DaemonBuilder};
 pub use firmware::{READ_WHOLE, bios_image, efi_image};
 pub use guest::{Guest, GuestBuilder};
 pub use initiator::RemoteTarget;
-pub use initramfs::user_command_line;
+pub use initramfs::{ROOT, user_command_line};
 pub use interrupt::{interrupt, interrupted, watch};
 pub use places::{guest_directory, tool, use_data_folder, workspace};
 pub use process::{Process, wait_until};

@@ -14,6 +14,7 @@ mod plug;
 mod run;
 pub mod running_daemon;
 mod setup;
+mod share;
 mod stop;
 mod study;
 mod watch;

@@ -18,7 +18,7 @@ use vm::topology::{GuestKernel, MachineType, Plan, Topology};
 use vm::{Accelerator, setup, tool, user_command_line};
 
 use super::net::Net;
-use super::{GuestArguments, failed, mistake, net, running_daemon};
+use super::{GuestArguments, failed, mistake, net, running_daemon, share};
 
 /// `lunette vm run`
 #[derive(Debug, Args)]
@@ -48,6 +48,10 @@ pub struct RunArguments {
     /// Hardware address of its network card
     #[arg(long, value_name = "ADDRESS", value_parser = net::hardware_address, help_heading = "Run")]
     mac: Option<String>,
+    /// Folder of this machine that the guest has too, to read and to write, by virtiofs: the small system has it at /share, others mount
+    /// the tag `share`
+    #[arg(long, value_name = "FOLDER", value_parser = share::folder, help_heading = "Run")]
+    share: Option<PathBuf>,
     /// Give the guest a balloon, by which the monitor's `balloon MIB` takes memory from it
     #[arg(long, help_heading = "Run")]
     balloon: bool,
@@ -99,7 +103,10 @@ Examples:
     lunette vm run blk:1,backing=daemon:d1 --control /run/lunette/control.sock
 
   A system of one's own, beside whose disk there are four of Lunette's
-    lunette vm run blk:4 --system disk.qcow2 --memory 4G";
+    lunette vm run blk:4 --system disk.qcow2 --memory 4G
+
+  A folder of this machine, at /share in the guest
+    lunette vm run blk:1 --share ~/jobs";
 
 /// Set for the process that runs a guest in the background.
 const BACKGROUND: &str = "LUNETTE_VM_BACKGROUND";
@@ -169,7 +176,8 @@ fn detach(name: &str) -> Outcome {
         .env(BACKGROUND, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        // Mistakes of the command line are told there; it lets go of it when it is ready.
+        .stderr(Stdio::inherit())
         .spawn()?;
     // Its stdin ends with this process: until it is ready it ends with us.
     let life = child.stdin.take();
@@ -210,7 +218,7 @@ fn detach(name: &str) -> Outcome {
         said.push(format!("the process of guest {name} has ended, {status}"));
     }
     match status.code() {
-        Some(2) => Err(Failure::mistake(said.join("\n"))),
+        Some(2) => Err(Failure::Mistaken),
         _ => Err(Failure::because(said.join("\n"))),
     }
 }
@@ -236,20 +244,24 @@ fn run_in_background(arguments: &RunArguments) -> Outcome {
         let stopped = claimed.supervisor.stop();
         ended.and(stopped).map_err(failed)
     });
-    if let Err(Failure::Reasons(reasons)) = &outcome {
-        let mut stdout = std::io::stdout();
-        for reason in reasons {
-            // Once the guest was up nobody reads.
-            writeln!(stdout, "{reason}").unwrap_or(());
-        }
+    let Err(Failure::Reasons(reasons)) = &outcome else {
+        return outcome;
+    };
+    let mut stdout = std::io::stdout();
+    for reason in reasons {
+        // Once the guest was up nobody reads.
+        writeln!(stdout, "{reason}").unwrap_or(());
     }
-    outcome
+    // Whoever waits tells them.
+    Err(Failure::Told)
 }
 
 fn run_alone(arguments: &RunArguments, claimed: &mut Claimed, is_ready: &AtomicBool) -> Result<()> {
     claimed.start(arguments)?;
     let supervisor = &mut claimed.supervisor;
     supervisor.wait_until_up()?;
+    let nowhere = std::fs::File::options().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stderr(nowhere)?;
     is_ready.store(true, Ordering::Relaxed);
     // Who waited has gone: then nobody wants the guest.
     let told = writeln!(std::io::stdout(), "{READY}");
@@ -288,7 +300,8 @@ fn claim(arguments: &RunArguments) -> Result<Claimed, Failure> {
         "guest {name}: {}, {} CPUs, {} MiB, {}",
         state.accelerator, state.cpus, state.memory_mib, state.topology
     );
-    for line in without.into_iter().chain([line]) {
+    let loader = boot_loader(&plan, accelerator).map(str::to_owned);
+    for line in without.into_iter().chain([line]).chain(loader) {
         match std::env::var_os(BACKGROUND) {
             Some(_) => println!("say {line}"),
             None => say(&line),
@@ -342,7 +355,7 @@ fn recipe(
             plugged: Vec::new(),
         },
         daemon,
-        helpers: Vec::new(),
+        helpers: helpers(arguments, place).map_err(failed)?,
         tap: None,
         qemu: Program {
             path: tool(vm::topology::QEMU).map_err(failed)?,
@@ -357,6 +370,27 @@ fn recipe(
     })
 }
 
+/// What keeps a boot loader from starting: TCG does not see that another process has put the next stage where it ran the last one.
+fn boot_loader(plan: &Plan, accelerator: Accelerator) -> Option<&'static str> {
+    let options = &plan.options;
+    let is_read_by_lunette = options
+        .system
+        .as_ref()
+        .is_some_and(|system| system.by_lunette);
+    let is_stale =
+        accelerator == Accelerator::Tcg && is_read_by_lunette && options.kernel.is_none();
+    is_stale.then_some(
+        "boot loaders of several stages do not start under TCG from a disk that another process serves; hint: --system FILE,by=qemu or --kernel",
+    )
+}
+
+/// What QEMU needs beside the daemon.
+fn helpers(arguments: &RunArguments, place: &Place) -> Result<Vec<OwnDaemon>> {
+    let share = arguments.share.as_deref();
+    let share = share.map(|folder| share::daemon(folder, place));
+    Ok(share.transpose()?.into_iter().collect())
+}
+
 fn boot_hint(arguments: &RunArguments, accelerator: Accelerator) -> String {
     let again = match accelerator {
         Accelerator::Kvm => "LUNETTE_ACCEL=tcg does without KVM",
@@ -368,6 +402,20 @@ fn boot_hint(arguments: &RunArguments, accelerator: Accelerator) -> String {
         ),
         None => format!("{again}; --serial FILE keeps all of the console"),
     }
+}
+
+/// The kernel's command line in the small system.
+fn command_line(arguments: &RunArguments) -> String {
+    let share = arguments
+        .share
+        .as_ref()
+        .map(|_| share::KERNEL_WORD.to_owned());
+    let words = [
+        Some(user_command_line(&arguments.guest.name)),
+        arguments.net.kernel_word(),
+        share,
+    ];
+    words.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
 /// The plan with the guest's folder, its ports and what it boots.
@@ -390,15 +438,16 @@ fn plan(
         options.kernel = Some(GuestKernel {
             image: guest.kernel.clone().unwrap_or(system.kernel),
             initrd: Some(system.initramfs),
-            append: match arguments.net.kernel_word() {
-                None => user_command_line(&guest.name),
-                Some(word) => format!("{} {word}", user_command_line(&guest.name)),
-            },
+            append: command_line(arguments),
         });
     }
     options.reserved = vec!["agent-bus".to_owned()];
     if arguments.balloon {
         options.reserved.push("balloon".to_owned());
+    }
+    if arguments.share.is_some() {
+        options.reserved.push("share".to_owned());
+        options.is_memory_shared = true;
     }
     if arguments.net != Net::None {
         options.reserved.push("net".to_owned());
@@ -417,6 +466,7 @@ fn plan(
         let properties: String = properties.collect();
         match name.as_str() {
             "agent-bus" => console.extend(ports(place, &properties)),
+            "share" => console.extend(share::device(place, &properties)),
             "balloon" => {
                 console.push("-device".to_owned());
                 console.push(format!("virtio-balloon-pci,id=balloon{properties}"));
