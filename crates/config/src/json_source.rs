@@ -9,10 +9,9 @@ use serde_json::Value;
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
 use super::disk::{check_size, read_disk, read_limits, read_settings};
+use super::export::ExportConfig;
 use super::iscsi::{IscsiConfig, read_iscsi};
-use super::model::{
-    Config, DiskConfig, ExportConfig, LimitsConfig, LunConfig, VhostBlkConfig, VhostScsiConfig,
-};
+use super::model::{Config, DiskConfig, LimitsConfig, LunConfig, VhostBlkConfig, VhostScsiConfig};
 use super::objects::{LunDraft, read_lun, read_vhost_blk, read_vhost_scsi};
 use super::place::{At, Place, Source};
 use super::value::{Field, Fields, Raw, Reader, wrong};
@@ -315,11 +314,8 @@ pub fn objects_json(value: &Value, mut config: Config) -> Result<Config, Diagnos
             .extend(read_disk(&fields, &mut diagnostics).complete);
     }
     for fields in exports {
-        match export(without_status(fields.clone()), &mut diagnostics) {
-            Some(ExportConfig::VhostBlk(export)) => config.vhost_blk.push(export),
-            Some(ExportConfig::VhostScsi(export)) => config.vhost_scsi.push(export),
-            Some(ExportConfig::Iscsi(export)) => config.iscsi.push(export),
-            None => {}
+        if let Some(export) = export(without_status(fields.clone()), &mut diagnostics) {
+            config.add_export(export);
         }
     }
     checked(Some(config), diagnostics)

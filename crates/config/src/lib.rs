@@ -12,6 +12,7 @@ mod diagnostics;
 mod disk;
 #[cfg(test)]
 mod example_tests;
+mod export;
 mod flag_source;
 mod flags_over_file;
 mod iscsi;
@@ -37,6 +38,7 @@ pub use check::Surroundings;
 pub use devices::{Around, BlockDeviceConfig, CacheMode};
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use disk::{DISK_KEYS, DISK_SET, DiskDraft, DiskKey};
+pub use export::{ExportConfig, ExportObject, ExportRef};
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
 pub use iscsi::{
     AclEntry, Announced, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users,
@@ -48,10 +50,9 @@ pub use json_source::{
 };
 pub use key::{Key, Kind, RunTime};
 pub use model::{
-    AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, ExportConfig, ExportRef, LUNS_MAX,
-    LimitsConfig, LunConfig, NAME_MAX, POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX,
-    SERIAL_MAX, SOCKET_PATH_MAX, ShownConfig, TARGETS_MAX, VhostBlkConfig, VhostScsiConfig,
-    WORKERS_MAX, WorkersConfig,
+    AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX,
+    POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX,
+    ShownConfig, TARGETS_MAX, VhostBlkConfig, VhostScsiConfig, WORKERS_MAX, WorkersConfig,
 };
 pub use place::{At, Place, Source};
 pub use rbd::RbdConfig;

@@ -531,13 +531,13 @@ impl Overview {
             queues: export.queues(),
             connected: connected.contains(export.name()),
             served: served_by.remove(export.name()).unwrap_or_default(),
-            luns: match export {
-                ExportRef::VhostBlk(blk) => vec![LunStatus {
+            luns: match export.object().disk() {
+                Some(disk) => vec![LunStatus {
                     target: 0,
                     lun: 0,
-                    disk: blk.disk.clone(),
+                    disk: disk.to_owned(),
                 }],
-                _ => export.luns().unwrap_or_default().iter().map(lun).collect(),
+                None => export.luns().unwrap_or_default().iter().map(lun).collect(),
             },
         };
         live.config.exports().map(&mut status).collect()

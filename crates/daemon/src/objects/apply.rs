@@ -86,7 +86,7 @@ impl Owner {
             made_for_nothing();
             return Err(refusal);
         }
-        self.finish_parts(plan, &mut undo, &opened, all, first, transports);
+        self.finish_parts(plan, &mut undo, &opened, all, first);
         self.identities.keep_volatile(next, &self.disks);
         if !first {
             self.tell(plan);
@@ -102,17 +102,16 @@ impl Owner {
         opened: &Disks,
         all: Disks,
         first: bool,
-        transports: &Transports,
     ) {
         let shrunk = self.shrink(std::mem::take(&mut undo.shrinking));
         if !first {
-            self.remove_parts(plan, &undo.replaced, transports);
+            self.remove_parts(plan, &undo.replaced);
         }
         if let (Some(state_store), true) = (&self.state_store, shrunk && !plan.resize.is_empty()) {
             state_store.end_resize();
         }
-        for OpenExport { name, device, .. } in &undo.exports {
-            self.enter(name, device);
+        for open in &undo.exports {
+            self.enter(open);
         }
         for (name, disk) in opened {
             self.follow_size(name, disk);
@@ -120,7 +119,7 @@ impl Owner {
         }
         self.disks = all;
         for (export, luns) in &plan.add_luns {
-            self.add_luns(export, luns, transports);
+            self.add_luns(export, luns);
         }
         for name in &plan.remove_disks {
             self.forget_disk(name);
@@ -161,10 +160,11 @@ impl Owner {
             .extend(std::mem::take(&mut self.drained.chap_users));
         for before in plan.makes_room(&self.present) {
             let name = before.as_ref().name();
-            if let Some(users) = transports.iscsi.chap_users(name) {
+            let device = self.exports.get(name);
+            if let Some(users) = device.and_then(|device| device.chap_users()) {
                 undo.chap_users.insert(name.to_owned(), users);
             }
-            self.remove_export(&before, transports);
+            self.remove_export(name);
             undo.replaced.push(before);
         }
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
@@ -231,7 +231,7 @@ impl Owner {
     /// Nothing of a change that failed stays.
     fn roll_back(&mut self, undo: Undo, transports: &Transports) {
         for open in &undo.exports {
-            exports::close(&open.name, &self.servers.pool, transports);
+            exports::close(&open.name, &*open.device, &self.servers.pool);
         }
         self.replace_as_before(&undo.placed);
         for (disk, shrinking) in undo.shrinking {
@@ -264,7 +264,7 @@ impl Owner {
         let handed = self.handed(export);
         let servers = &self.servers;
         match exports::open(export, &self.disks, servers, transports, handed, users) {
-            Ok(open) => self.enter(&open.name, &open.device),
+            Ok(open) => self.enter(&open),
             Err(error) => {
                 let name = export.name();
                 tracing::error!("export {name}: rollback failed: {error}");
@@ -273,38 +273,28 @@ impl Owner {
     }
 
     /// What goes, and who is told of another size.
-    fn remove_parts(&mut self, plan: &Plan, gone: &[ExportConfig], transports: &Transports) {
+    fn remove_parts(&mut self, plan: &Plan, gone: &[ExportConfig]) {
         for (export, luns) in &plan.remove_luns {
             self.tell_removed(export, luns);
         }
         let is_gone = |name: &str| gone.iter().any(|export| export.as_ref().name() == name);
         for name in plan.remove_exports.iter().filter(|name| !is_gone(name)) {
-            if let Some(export) = self.present.export(name).map(ExportRef::to_owned) {
-                self.remove_export(&export, transports);
-            }
+            self.remove_export(name);
         }
         for Resize { disk, .. } in &plan.resize {
-            self.resized(disk, transports);
+            self.resized(disk);
         }
     }
 
-    pub(super) fn enter(&mut self, name: &str, device: &exports::Device) {
-        match device {
-            exports::Device::Blk(device) => {
-                self.blk.insert(name.to_owned(), device.clone());
-            }
-            exports::Device::Scsi(device) => {
-                self.scsi.insert(name.to_owned(), device.clone());
-            }
-            exports::Device::Iscsi => {}
-        }
+    pub(super) fn enter(&mut self, open: &OpenExport) {
+        let device = Arc::clone(&open.device);
+        self.exports.insert(open.name.clone(), device);
     }
 
-    pub(super) fn remove_export(&mut self, export: &ExportConfig, transports: &Transports) {
-        let name = export.as_ref().name();
-        exports::close(name, &self.servers.pool, transports);
-        self.blk.remove(name);
-        self.scsi.remove(name);
+    fn remove_export(&mut self, name: &str) {
+        if let Some(device) = self.exports.remove(name) {
+            exports::close(name, &*device, &self.servers.pool);
+        }
         self.servers.pool.forget(name);
     }
 

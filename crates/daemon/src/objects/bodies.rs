@@ -2,10 +2,11 @@
 
 use bdev::DiskState;
 use control::Keys;
-use control::objects::{Acl, Disk, DiskStatus, Export, Iscsi, Lun, VhostBlk, VhostScsi};
+use control::objects::{Acl, Disk, DiskStatus, Export, Lun};
 use reactor::ExportPlacement;
 
 use super::Live;
+use crate::exports;
 use config::{AclEntry, DiskConfig, ExportRef, LunConfig};
 
 /// A disk as it is configured.
@@ -91,53 +92,18 @@ pub fn lun(lun: &LunConfig) -> Lun {
 
 /// An export as it is configured.
 pub fn export(export: ExportRef<'_>) -> Export {
-    // In whatever order they came: as an initiator lists them.
-    let luns = |luns: &[LunConfig]| {
-        let mut luns: Vec<Lun> = luns.iter().map(lun).collect();
-        luns.sort_by_key(|lun| (lun.target, lun.lun));
-        luns
-    };
-    let (workers, dedicated) = placement(export.placement());
-    match export {
-        ExportRef::VhostBlk(export) => Export::VhostBlk(VhostBlk {
-            name: export.name.clone(),
-            disk: export.disk.clone(),
-            socket: export.socket.to_string_lossy().into_owned(),
-            queues: Some(export.queues),
-            workers,
-            dedicated,
-            status: None,
-        }),
-        ExportRef::VhostScsi(export) => Export::VhostScsi(VhostScsi {
-            name: export.name.clone(),
-            socket: export.socket.to_string_lossy().into_owned(),
-            queues: Some(export.queues),
-            workers,
-            dedicated,
-            lun: luns(&export.luns),
-            status: None,
-        }),
-        ExportRef::Iscsi(export) => Export::Iscsi(Iscsi {
-            name: export.name.clone(),
-            alias: export.alias.clone(),
-            lun: luns(&export.luns),
-            portals: export.portals.iter().map(ToString::to_string).collect(),
-            announce: export.announce.iter().map(ToString::to_string).collect(),
-            demo_mode: Some(export.demo_mode.to_string()),
-            chap_users: export
-                .chap_users
-                .as_ref()
-                .map(|path| path.to_string_lossy().into_owned()),
-            acl: export.acl.iter().map(acl).collect(),
-            workers,
-            dedicated,
-            status: None,
-        }),
-    }
+    exports::body(export)
+}
+
+/// Logical units in whatever order they came: as an initiator lists them.
+pub(crate) fn luns(luns: &[LunConfig]) -> Vec<Lun> {
+    let mut luns: Vec<Lun> = luns.iter().map(lun).collect();
+    luns.sort_by_key(|lun| (lun.target, lun.lun));
+    luns
 }
 
 /// The workers that a placement names, and whether it wants one of its own.
-fn placement(placement: &ExportPlacement) -> (Option<Vec<u32>>, bool) {
+pub(crate) fn placement(placement: &ExportPlacement) -> (Option<Vec<u32>>, bool) {
     match placement {
         ExportPlacement::Shared => (None, false),
         ExportPlacement::Workers(workers) => (Some(workers.clone()), false),
@@ -145,7 +111,8 @@ fn placement(placement: &ExportPlacement) -> (Option<Vec<u32>>, bool) {
     }
 }
 
-fn acl(entry: &AclEntry) -> Acl {
+/// An entry of an access list.
+pub(crate) fn acl(entry: &AclEntry) -> Acl {
     Acl {
         initiator: entry.initiator.clone(),
         network: entry.network.map(|network| network.to_string()),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::overlay::Overlay;
 use super::refusal::{Fault, Refusal};
-use config::{Config, DiskConfig, DiskSettings, ExportConfig, ExportRef, LimitsConfig, LunConfig};
+use config::{Config, DiskConfig, DiskSettings, ExportConfig, LimitsConfig, LunConfig};
 
 /// One change, by the names of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,13 +91,10 @@ pub fn users_of_all(config: &Config) -> HashMap<&str, Vec<String>> {
     let mut users: HashMap<&str, Vec<String>> = HashMap::new();
     for export in config.exports() {
         let name = export.name();
-        match export {
-            ExportRef::VhostBlk(blk) => {
-                users.entry(&blk.disk).or_default().push(name.to_owned());
-            }
-            ExportRef::VhostScsi(scsi) => luns_used(name, &scsi.luns, &mut users),
-            ExportRef::Iscsi(iscsi) => luns_used(name, &iscsi.luns, &mut users),
+        if let Some(disk) = export.object().disk() {
+            users.entry(disk).or_default().push(name.to_owned());
         }
+        luns_used(name, export.luns().unwrap_or_default(), &mut users);
     }
     users
 }
@@ -171,13 +168,12 @@ impl Change {
 }
 
 fn luns_of<'a>(config: &'a mut Config, export: &str) -> Result<&'a mut Vec<LunConfig>, Refusal> {
-    match config.export(export) {
-        None => return Err(not_there("export", export)),
-        Some(ExportRef::VhostBlk(_)) => {
-            let detail = format!("{export} is a vhost-blk export: it has one disk and no LUNs");
-            return Err(Refusal::Conflict(vec![Fault::new(detail)]));
-        }
-        Some(ExportRef::VhostScsi(_) | ExportRef::Iscsi(_)) => {}
+    let known = config.export(export);
+    let known = known.ok_or_else(|| not_there("export", export))?;
+    if known.luns().is_none() {
+        let kind = known.kind();
+        let detail = format!("{export} is a {kind} export: it has one disk and no LUNs");
+        return Err(Refusal::Conflict(vec![Fault::new(detail)]));
     }
     config
         .luns_mut(export)
@@ -195,10 +191,8 @@ fn remove_disk(next: &mut Config, name: &str, force: bool) -> Result<(), Refusal
         return Err(Refusal::Conflict(vec![fault]));
     }
     next.disks.retain(|disk| disk.name != name);
-    next.vhost_blk.retain(|export| export.disk != name);
-    let scsi = next.vhost_scsi.iter_mut().map(|export| &mut export.luns);
-    let iscsi = next.iscsi.iter_mut().map(|export| &mut export.luns);
-    for luns in scsi.chain(iscsi) {
+    next.retain_exports(|export| export.disk() != Some(name));
+    for luns in next.all_luns_mut() {
         luns.retain(|lun| lun.disk != name);
     }
     Ok(())

@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 
 use bdev::{Disk, ResizeError, Shrinking};
 use reactor::Pool;
-use scsi_exec::{Hold, Holding};
-use virtio_scsi::ScsiDevice;
+use scsi_exec::Holding;
 
 use super::Message;
 use super::changes::Change;
@@ -23,8 +22,7 @@ use super::overlay::Overlay;
 use super::owner::{How, Made, Owner, refused};
 use super::plan::{ExportLuns, Plan, Resize};
 use super::refusal::{Fault, Refusal};
-use super::servers::Transports;
-use crate::exports::{self, ChapUsers};
+use crate::exports::{self, ChapUsers, ExportDevice};
 use config::{Config, ExportConfig, ExportRef, LunConfig};
 
 /// How long a removal waits for requests that are in flight before it aborts them.
@@ -151,8 +149,8 @@ impl Draining {
 /// What a change takes away, before the requests of its clients have ended.
 #[derive(Default)]
 struct ToDrain {
-    exports: Vec<ExportConfig>,
-    luns: Vec<(ExportLuns, Option<Arc<ScsiDevice>>)>,
+    exports: Vec<(ExportConfig, Arc<dyn ExportDevice>)>,
+    luns: Vec<(ExportLuns, Arc<dyn ExportDevice>)>,
     shrink: Vec<(Arc<Disk>, u64)>,
     disks: Vec<String>,
 }
@@ -202,7 +200,7 @@ impl ToDrain {
     }
 
     fn view(&self, number: u64, is_whole: bool) -> Draining {
-        let name = |export: &ExportConfig| export.as_ref().name().to_owned();
+        let name = |(export, _): &(ExportConfig, _)| export.as_ref().name().to_owned();
         let disk = |(disk, _): &(Arc<Disk>, u64)| disk.name().to_owned();
         Draining {
             number,
@@ -217,17 +215,17 @@ impl ToDrain {
     }
 
     /// Takes everything from its clients. Waits for them.
-    fn run(self, force: bool, transports: &Transports, pool: &Pool, drained: &mut Drained) {
+    fn run(self, force: bool, pool: &Pool, drained: &mut Drained) {
         for ((export, luns), device) in self.luns {
-            detach_luns(&export, &luns, force, device.as_deref(), transports);
+            detach_luns(&export, &luns, force, &*device);
             drained.luns.push((export, luns));
         }
-        for export in self.exports {
+        for (export, device) in self.exports {
             let name = export.as_ref().name();
-            if let Some(users) = transports.iscsi.chap_users(name) {
+            if let Some(users) = device.chap_users() {
                 drained.chap_users.insert(name.to_owned(), users);
             }
-            exports::close(name, pool, transports);
+            exports::close(name, &*device, pool);
             drained.exports.push(export);
         }
         for (disk, size) in self.shrink {
@@ -241,38 +239,18 @@ impl ToDrain {
 
 /// Refuses new commands to logical units, and waits until those in flight have ended; they are aborted by force, or when they do not
 /// end in time.
-fn detach_luns(
-    export: &str,
-    luns: &[LunConfig],
-    force: bool,
-    device: Option<&ScsiDevice>,
-    transports: &Transports,
-) {
-    let drain = |begin: &dyn Fn(bool, &Hold)| {
-        let (hold, holding) = Holding::new();
-        begin(force, &hold);
+fn detach_luns(export: &str, luns: &[LunConfig], force: bool, device: &dyn ExportDevice) {
+    device.detach_luns(luns);
+    let (hold, holding) = Holding::new();
+    device.end_tasks(luns, force, &hold);
+    drop(hold);
+    if !holding.wait(DRAIN_PATIENCE) {
+        tracing::warn!("requests to LUNs of {export} did not complete in time: aborting them");
+        let (hold, aborted) = Holding::new();
+        device.end_tasks(luns, true, &hold);
         drop(hold);
-        if !holding.wait(DRAIN_PATIENCE) {
-            tracing::warn!("requests to LUNs of {export} did not complete in time: aborting them");
-            let (hold, aborted) = Holding::new();
-            begin(true, &hold);
-            drop(hold);
-            aborted.wait(DRAIN_PATIENCE);
-        }
-    };
-    if let Some(device) = device {
-        let at: Vec<(u8, u16)> = luns.iter().map(|lun| (lun.target, lun.lun)).collect();
-        for (target, lun) in &at {
-            device.detach_lun(*target, *lun);
-        }
-        return drain(&|abort, hold| device.end_tasks(&at, abort, hold));
+        aborted.wait(DRAIN_PATIENCE);
     }
-    let at: Vec<u16> = luns.iter().map(|lun| lun.lun).collect();
-    for lun in &at {
-        // It was there when this was planned.
-        transports.iscsi.detach_lun(export, *lun).ok();
-    }
-    drain(&|abort, hold| transports.iscsi.end_tasks(export, &at, abort, hold));
 }
 
 /// The changes that wait for clients.
@@ -371,16 +349,16 @@ impl Owner {
             .chain(replaced)
         {
             let export = self.present.export(name).map(ExportRef::to_owned);
-            to_drain
-                .exports
-                .extend(export.filter(|_| !drained.has_export(name)));
+            let export = export.filter(|_| !drained.has_export(name));
+            let open = export.zip(self.exports.get(name).cloned());
+            to_drain.exports.extend(open);
         }
         for (export, luns) in &plan.remove_luns {
             let luns = luns.iter().filter(|lun| !drained.has_lun(export, lun));
             let luns: Vec<LunConfig> = luns.cloned().collect();
-            if !luns.is_empty() {
-                let device = self.scsi.get(export).cloned();
-                to_drain.luns.push(((export.clone(), luns), device));
+            if let (Some(device), false) = (self.exports.get(export), luns.is_empty()) {
+                let luns = (export.clone(), luns);
+                to_drain.luns.push((luns, Arc::clone(device)));
             }
         }
         for Resize { disk, size } in &plan.resize {
@@ -396,9 +374,6 @@ impl Owner {
     }
 
     fn drain(&mut self, to_drain: ToDrain, work: Work, how: How, drained: Drained, reply: Reply) {
-        let Some(transports) = self.servers.transports() else {
-            return reply(Err(Refusal::Ending));
-        };
         let drains = &mut self.drains;
         drains.threads.retain(|thread| !thread.is_finished());
         drains.last += 1;
@@ -422,8 +397,7 @@ impl Owner {
                 let Some((to_drain, work, how, mut drained, reply)) = take(&of_thread) else {
                     return;
                 };
-                to_drain.run(how.force, &transports, &pool, &mut drained);
-                drop(transports);
+                to_drain.run(how.force, &pool, &mut drained);
                 let message: Message = Box::new(move |owner| {
                     owner.drains.draining.retain(|one| one.number != number);
                     owner.go_on(work, how, drained, reply);
@@ -481,7 +455,7 @@ impl Owner {
             let present = present.unwrap_or_default();
             let wanted = luns.iter().filter(|lun| present.contains(lun));
             let wanted: Vec<LunConfig> = wanted.cloned().collect();
-            self.add_luns(export, &wanted, &transports);
+            self.add_luns(export, &wanted);
         }
         self.publish();
     }

@@ -8,9 +8,6 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
-use virtio_blk::BlkDevice;
-use virtio_scsi::ScsiDevice;
-
 use super::changes::Change;
 use super::draining::{Drained, Draining, Drains};
 use super::events::EventBus;
@@ -22,7 +19,7 @@ use super::state_store::StateStore;
 use super::waiting::WaitingDisks;
 use super::{Inbox, Message};
 use crate::disks::{Devices, Disks};
-use crate::exports::{self, ChapUsers, ReadyExport};
+use crate::exports::{self, ChapUsers, ExportDevice, ReadyExport};
 use crate::identities::Identities;
 use crate::running::Inherited;
 use config::{Config, ExportRef, LunConfig};
@@ -83,8 +80,8 @@ pub struct Owner {
     pub(super) waiting: WaitingDisks,
     pub(super) base: Config,
     pub(super) disks: Disks,
-    pub(super) blk: HashMap<String, Arc<BlkDevice>>,
-    pub(super) scsi: HashMap<String, Arc<ScsiDevice>>,
+    /// The exports that are open, by name.
+    pub(super) exports: HashMap<String, Arc<dyn ExportDevice>>,
     pub(super) servers: Arc<Servers>,
     live: Arc<RwLock<Live>>,
     pub(super) state_store: Option<StateStore>,
@@ -130,8 +127,7 @@ impl Owner {
             waiting: WaitingDisks::default(),
             base,
             disks: Disks::new(),
-            blk: HashMap::new(),
-            scsi: HashMap::new(),
+            exports: HashMap::new(),
             servers,
             live: Arc::new(RwLock::new(live)),
             identities: Identities::load(state_store.as_ref().map(StateStore::folder)),
@@ -254,12 +250,10 @@ impl Owner {
 
     /// Targets that stay have the users that are in their files now.
     fn set_chap_users(&self, users: Vec<(String, ChapUsers)>, plan: &mut Plan) {
-        let Some(transports) = self.servers.transports() else {
-            return;
-        };
         for (name, users) in users {
             // Those that came have read them by themselves, and know of nothing else.
-            if let Ok(true) = transports.iscsi.set_chap_users(&name, users) {
+            let device = self.exports.get(&name);
+            if device.is_some_and(|device| device.set_chap_users(users)) {
                 plan.chap_users.push(name);
             }
         }
@@ -378,11 +372,12 @@ pub(super) fn is_block_device(path: &Path) -> bool {
 /// What the files of CHAP users say now, target by target.
 fn chap_users(config: &Config) -> Result<Vec<(String, ChapUsers)>, Refusal> {
     let (mut reasons, mut read) = (Vec::new(), Vec::new());
-    for target in config.iscsi.iter().filter(|one| one.chap_users.is_some()) {
-        let name = target.name.clone();
-        match exports::chap_users(ExportRef::Iscsi(target)) {
-            Ok(users) => read.push((name, users)),
-            Err(reason) => reasons.push(format!("iscsi {name}: {reason}")),
+    let has_users = |export: &ExportRef<'_>| export.object().chap_users().is_some();
+    for export in config.exports().filter(has_users) {
+        let (kind, name) = (export.kind(), export.name());
+        match exports::chap_users(export) {
+            Ok(users) => read.push((name.to_owned(), users)),
+            Err(reason) => reasons.push(format!("{kind} {name}: {reason}")),
         }
     }
     failed(&reasons)?;

@@ -106,7 +106,7 @@ impl Plan {
                 let socket = export.socket().map(|path| absolute(path));
                 let mut coming = self.add_exports.iter().chain(&self.replace_exports);
                 socket.is_some_and(|socket| wanted.contains(&socket))
-                    || coming.any(|other| bars(*export, other.as_ref()))
+                    || coming.any(|other| export.bars(other.as_ref()))
             };
             is_replaced || (is_removed && in_the_way())
         };
@@ -303,14 +303,6 @@ impl Plan {
             self.remove_luns.push((name, removed));
         }
     }
-}
-
-/// Can a target not be served beside another one? Portals they may share.
-fn bars(one: ExportRef<'_>, other: ExportRef<'_>) -> bool {
-    let (ExportRef::Iscsi(one), ExportRef::Iscsi(other)) = (one, other) else {
-        return false;
-    };
-    iscsi_name::is_same(&one.name, &other.name)
 }
 
 #[cfg(test)]

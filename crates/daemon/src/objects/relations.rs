@@ -17,10 +17,10 @@ pub fn check(next: &Config) -> Vec<Fault> {
     check_files(next, &mut faults);
     check_names_and_sockets(next, &mut faults);
     for export in next.exports() {
-        if let ExportRef::VhostBlk(blk) = export
-            && !disks.contains(blk.disk.as_str())
+        if let Some(disk) = export.object().disk()
+            && !disks.contains(disk)
         {
-            faults.push(Fault::at("/disk", no_disk(&blk.disk, &blk.name)));
+            faults.push(Fault::at("/disk", no_disk(disk, export.name())));
         }
         check_luns(export, &disks, &mut faults);
     }
@@ -78,8 +78,10 @@ fn check_luns(export: ExportRef<'_>, disks: &HashSet<&str>, faults: &mut Vec<Fau
             let detail = format!("target {target}, LUN {lun} of {name} is given twice");
             faults.push(Fault::at(format!("/lun/{index}"), detail));
         }
-        if *target != 0 && matches!(export, ExportRef::Iscsi(_)) {
-            let detail = format!("the target number of an iSCSI target is 0, not {target}");
+        if let Some(only) = export.object().only_target()
+            && *target != only
+        {
+            let detail = format!("the target number of an iSCSI target is {only}, not {target}");
             faults.push(Fault::at(format!("/lun/{index}/target"), detail));
         }
     }

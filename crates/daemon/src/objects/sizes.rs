@@ -160,9 +160,7 @@ impl Owner {
                 "disk {name} has grown from {before} to {now} bytes outside of the daemon"
             );
         }
-        if let Some(transports) = self.servers.transports() {
-            self.resized(name, &transports);
-        }
+        self.resized(name);
         self.event_bus.tell_size(name, now);
         Ok(())
     }

@@ -124,12 +124,7 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
 
 /// The daemon's folder may be another.
 fn absolute(mut export: ExportConfig) -> ExportConfig {
-    let path = match &mut export {
-        ExportConfig::VhostBlk(export) => Some(&mut export.socket),
-        ExportConfig::VhostScsi(export) => Some(&mut export.socket),
-        ExportConfig::Iscsi(export) => export.chap_users.as_mut(),
-    };
-    if let Some(path) = path
+    if let Some(path) = export.object_mut().path_mut()
         && let Ok(from_root) = std::path::absolute(&*path)
     {
         *path = from_root;

@@ -1,0 +1,391 @@
+//! An export as an object: what every kind of it has. A kind is a type that implements [`ExportObject`]; the enums here say which kinds there
+//! are, and nothing outside of this file asks which one it is.
+
+use std::path::{Path, PathBuf};
+
+use reactor::ExportPlacement;
+
+use super::iscsi::IscsiConfig;
+use super::model::{Config, LunConfig, VhostBlkConfig, VhostScsiConfig};
+
+/// An export of some kind.
+pub trait ExportObject {
+    /// Its name.
+    fn name(&self) -> &str;
+    /// The word for its kind.
+    fn kind(&self) -> &'static str;
+    /// Which workers serve it.
+    fn placement(&self) -> &ExportPlacement;
+    /// To change them.
+    fn placement_mut(&mut self) -> &mut ExportPlacement;
+
+    /// The path of its socket, if it has one.
+    fn socket(&self) -> Option<&PathBuf> {
+        None
+    }
+
+    /// Most request queues of a client; 0 where there are none.
+    fn queues(&self) -> u16 {
+        0
+    }
+
+    /// The disk of an export of one disk.
+    fn disk(&self) -> Option<&str> {
+        None
+    }
+
+    /// Its list of logical units; `None` for an export of one disk.
+    fn luns(&self) -> Option<&[LunConfig]> {
+        None
+    }
+
+    /// To change them.
+    fn luns_mut(&mut self) -> Option<&mut Vec<LunConfig>> {
+        None
+    }
+
+    /// The target number of all logical units, where there is no choice.
+    fn only_target(&self) -> Option<u8> {
+        None
+    }
+
+    /// The file of its CHAP users.
+    fn chap_users(&self) -> Option<&Path> {
+        None
+    }
+
+    /// The path in it, which who asks for it may mean from a folder of its own.
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        None
+    }
+
+    /// Can an export of this kind and of that name not be served beside it?
+    fn bars(&self, name: &str) -> bool {
+        // Names are compared elsewhere.
+        let _ = name;
+        false
+    }
+}
+
+impl ExportObject for VhostBlkConfig {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "vhost-blk"
+    }
+
+    fn placement(&self) -> &ExportPlacement {
+        &self.placement
+    }
+
+    fn placement_mut(&mut self) -> &mut ExportPlacement {
+        &mut self.placement
+    }
+
+    fn socket(&self) -> Option<&PathBuf> {
+        Some(&self.socket)
+    }
+
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        Some(&mut self.socket)
+    }
+
+    fn queues(&self) -> u16 {
+        self.queues
+    }
+
+    fn disk(&self) -> Option<&str> {
+        Some(&self.disk)
+    }
+}
+
+impl ExportObject for VhostScsiConfig {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "vhost-scsi"
+    }
+
+    fn placement(&self) -> &ExportPlacement {
+        &self.placement
+    }
+
+    fn placement_mut(&mut self) -> &mut ExportPlacement {
+        &mut self.placement
+    }
+
+    fn socket(&self) -> Option<&PathBuf> {
+        Some(&self.socket)
+    }
+
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        Some(&mut self.socket)
+    }
+
+    fn queues(&self) -> u16 {
+        self.queues
+    }
+
+    fn luns(&self) -> Option<&[LunConfig]> {
+        Some(&self.luns)
+    }
+
+    fn luns_mut(&mut self) -> Option<&mut Vec<LunConfig>> {
+        Some(&mut self.luns)
+    }
+}
+
+impl ExportObject for IscsiConfig {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> &'static str {
+        "iscsi"
+    }
+
+    fn placement(&self) -> &ExportPlacement {
+        &self.placement
+    }
+
+    fn placement_mut(&mut self) -> &mut ExportPlacement {
+        &mut self.placement
+    }
+
+    fn luns(&self) -> Option<&[LunConfig]> {
+        Some(&self.luns)
+    }
+
+    fn luns_mut(&mut self) -> Option<&mut Vec<LunConfig>> {
+        Some(&mut self.luns)
+    }
+
+    fn only_target(&self) -> Option<u8> {
+        Some(0)
+    }
+
+    fn chap_users(&self) -> Option<&Path> {
+        self.chap_users.as_deref()
+    }
+
+    fn path_mut(&mut self) -> Option<&mut PathBuf> {
+        self.chap_users.as_mut()
+    }
+
+    /// Initiators write a name in several ways (RFC 7143, 4.2.7.1). Portals they may share.
+    fn bars(&self, name: &str) -> bool {
+        iscsi_name::is_same(&self.name, name)
+    }
+}
+
+/// An export of any kind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExportConfig {
+    /// One disk as virtio-blk.
+    VhostBlk(VhostBlkConfig),
+    /// A virtio-scsi controller.
+    VhostScsi(VhostScsiConfig),
+    /// An iSCSI target.
+    Iscsi(IscsiConfig),
+}
+
+impl ExportConfig {
+    /// To look at.
+    pub fn as_ref(&self) -> ExportRef<'_> {
+        match self {
+            ExportConfig::VhostBlk(export) => ExportRef::VhostBlk(export),
+            ExportConfig::VhostScsi(export) => ExportRef::VhostScsi(export),
+            ExportConfig::Iscsi(export) => ExportRef::Iscsi(export),
+        }
+    }
+
+    /// To change.
+    pub fn object_mut(&mut self) -> &mut dyn ExportObject {
+        match self {
+            ExportConfig::VhostBlk(export) => export,
+            ExportConfig::VhostScsi(export) => export,
+            ExportConfig::Iscsi(export) => export,
+        }
+    }
+}
+
+/// An export of any kind, to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportRef<'a> {
+    /// One disk as virtio-blk.
+    VhostBlk(&'a VhostBlkConfig),
+    /// A virtio-scsi controller.
+    VhostScsi(&'a VhostScsiConfig),
+    /// An iSCSI target.
+    Iscsi(&'a IscsiConfig),
+}
+
+impl<'a> ExportRef<'a> {
+    /// What it has, whatever its kind.
+    pub fn object(self) -> &'a dyn ExportObject {
+        match self {
+            ExportRef::VhostBlk(export) => export,
+            ExportRef::VhostScsi(export) => export,
+            ExportRef::Iscsi(export) => export,
+        }
+    }
+
+    /// A copy.
+    pub fn to_owned(self) -> ExportConfig {
+        match self {
+            ExportRef::VhostBlk(export) => ExportConfig::VhostBlk(export.clone()),
+            ExportRef::VhostScsi(export) => ExportConfig::VhostScsi(export.clone()),
+            ExportRef::Iscsi(export) => ExportConfig::Iscsi(export.clone()),
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'a str {
+        self.object().name()
+    }
+
+    /// The word for its kind.
+    pub fn kind(self) -> &'static str {
+        self.object().kind()
+    }
+
+    /// The path of its socket, if it has one.
+    pub fn socket(self) -> Option<&'a PathBuf> {
+        self.object().socket()
+    }
+
+    /// Most request queues of a client; 0 where there are none.
+    pub fn queues(self) -> u16 {
+        self.object().queues()
+    }
+
+    /// Its list of logical units; `None` for an export of one disk.
+    pub fn luns(self) -> Option<&'a [LunConfig]> {
+        self.object().luns()
+    }
+
+    /// Which workers serve it.
+    pub fn placement(self) -> &'a ExportPlacement {
+        self.object().placement()
+    }
+
+    /// Every disk that it shows.
+    pub fn disks(self) -> impl Iterator<Item = &'a str> {
+        let luns = self.luns().unwrap_or_default().iter();
+        let one = self.object().disk().into_iter();
+        one.chain(luns.map(|lun| lun.disk.as_str()))
+    }
+
+    /// Can it not be served beside another one?
+    pub fn bars(self, other: ExportRef<'_>) -> bool {
+        self.kind() == other.kind() && self.object().bars(other.name())
+    }
+
+    /// Are they the same but for their logical units and their workers?
+    pub fn is_same_endpoint(self, other: ExportRef<'_>) -> bool {
+        let bare = |export: ExportRef<'_>| {
+            let mut export = export.to_owned();
+            let object = export.object_mut();
+            object.luns_mut().map(Vec::clear);
+            *object.placement_mut() = ExportPlacement::Shared;
+            export
+        };
+        bare(self) == bare(other)
+    }
+}
+
+impl Config {
+    /// List exports.
+    pub fn exports(&self) -> impl Iterator<Item = ExportRef<'_>> {
+        let blk = self.vhost_blk.iter().map(ExportRef::VhostBlk);
+        let scsi = self.vhost_scsi.iter().map(ExportRef::VhostScsi);
+        let iscsi = self.iscsi.iter().map(ExportRef::Iscsi);
+        blk.chain(scsi).chain(iscsi)
+    }
+
+    /// The same, to change.
+    fn exports_mut(&mut self) -> impl Iterator<Item = &mut dyn ExportObject> {
+        let blk = self
+            .vhost_blk
+            .iter_mut()
+            .map(|export| export as &mut dyn ExportObject);
+        let scsi = self
+            .vhost_scsi
+            .iter_mut()
+            .map(|export| export as &mut dyn ExportObject);
+        let iscsi = self
+            .iscsi
+            .iter_mut()
+            .map(|export| export as &mut dyn ExportObject);
+        blk.chain(scsi).chain(iscsi)
+    }
+
+    /// The export of this name.
+    pub fn export(&self, name: &str) -> Option<ExportRef<'_>> {
+        self.exports().find(|export| export.name() == name)
+    }
+
+    /// Puts an export in the place of the one of its name, or behind the others.
+    pub fn put_export(&mut self, export: ExportConfig) {
+        let place = self.export(export.as_ref().name());
+        let same_kind = place.is_some_and(|place| place.kind() == export.as_ref().kind());
+        if !same_kind {
+            let name = export.as_ref().name().to_owned();
+            self.remove_export(&name);
+        }
+        match export {
+            ExportConfig::VhostBlk(export) => put(&mut self.vhost_blk, export),
+            ExportConfig::VhostScsi(export) => put(&mut self.vhost_scsi, export),
+            ExportConfig::Iscsi(export) => put(&mut self.iscsi, export),
+        }
+    }
+
+    /// Puts an export behind the others, also where there is one of its name: a check says so.
+    pub(super) fn add_export(&mut self, export: ExportConfig) {
+        match export {
+            ExportConfig::VhostBlk(export) => self.vhost_blk.push(export),
+            ExportConfig::VhostScsi(export) => self.vhost_scsi.push(export),
+            ExportConfig::Iscsi(export) => self.iscsi.push(export),
+        }
+    }
+
+    /// Takes an export out; false when there is none.
+    pub fn remove_export(&mut self, name: &str) -> bool {
+        self.retain_exports(|export| export.name() != name)
+    }
+
+    /// Takes out all exports but those that are meant; false when there is no other.
+    pub fn retain_exports(&mut self, is_meant: impl Fn(&dyn ExportObject) -> bool) -> bool {
+        let before = self.exports().count();
+        self.vhost_blk.retain(|export| is_meant(export));
+        self.vhost_scsi.retain(|export| is_meant(export));
+        self.iscsi.retain(|export| is_meant(export));
+        before != self.exports().count()
+    }
+
+    /// The logical units of an export that has a list of them.
+    pub fn luns_mut(&mut self, export: &str) -> Option<&mut Vec<LunConfig>> {
+        let mut exports = self.exports_mut();
+        exports.find(|known| known.name() == export)?.luns_mut()
+    }
+
+    /// The logical units of every export that has a list of them.
+    pub fn all_luns_mut(&mut self) -> impl Iterator<Item = &mut Vec<LunConfig>> {
+        self.exports_mut().filter_map(ExportObject::luns_mut)
+    }
+}
+
+/// Replaces the export of the same name, or adds it.
+fn put<T: ExportObject>(exports: &mut Vec<T>, export: T) {
+    let place = exports
+        .iter_mut()
+        .find(|known| known.name() == export.name());
+    match place {
+        Some(known) => *known = export,
+        None => exports.push(export),
+    }
+}

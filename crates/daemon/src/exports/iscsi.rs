@@ -1,0 +1,115 @@
+//! An iSCSI target, to any number of initiators. These find out by themselves what has come and gone: by UNIT ATTENTION conditions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bdev::Disk;
+use iscsi_target::{Server, TargetOptions};
+use scsi_exec::{Hold, Holding};
+
+use super::{ChapUsers, Endpoint, ExportDevice, ExportKind, Opening};
+use crate::objects::bodies;
+use config::{ExportRef, IscsiConfig, LunConfig};
+use control::objects::{Export, Iscsi};
+
+/// How long the end of an export waits for what is in flight.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+impl ExportKind for IscsiConfig {
+    fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
+        let luns = by_number(&opening.luns(&self.luns)?);
+        let chap_users = match opening.users {
+            Some(users) => users.clone(),
+            None => super::chap_users(ExportRef::Iscsi(self))?,
+        };
+        let options = TargetOptions {
+            name: self.name.clone(),
+            alias: self.alias.clone(),
+            portals: self.portals.clone(),
+            announce: self.announce.clone(),
+            demo_mode: self.demo_mode,
+            acl: self.acl.clone(),
+            chap_users,
+        };
+        let server = Arc::clone(&opening.transports.iscsi);
+        let portals = server.add_target(options, &luns);
+        let portals = portals.map_err(|error| error.to_string())?;
+        let name = self.name.clone();
+        Ok((
+            Arc::new(OpenTarget { name, server }),
+            Endpoint::Portals(portals),
+        ))
+    }
+
+    fn body(&self) -> Export {
+        let (workers, dedicated) = bodies::placement(&self.placement);
+        let chap_users = self.chap_users.as_ref();
+        Export::Iscsi(Iscsi {
+            name: self.name.clone(),
+            alias: self.alias.clone(),
+            lun: bodies::luns(&self.luns),
+            portals: self.portals.iter().map(ToString::to_string).collect(),
+            announce: self.announce.iter().map(ToString::to_string).collect(),
+            demo_mode: Some(self.demo_mode.to_string()),
+            chap_users: chap_users.map(|path| path.to_string_lossy().into_owned()),
+            acl: self.acl.iter().map(bodies::acl).collect(),
+            workers,
+            dedicated,
+            status: None,
+        })
+    }
+}
+
+fn by_number(luns: &[(LunConfig, Arc<Disk>)]) -> Vec<(u16, Arc<Disk>)> {
+    let luns = luns.iter();
+    luns.map(|(lun, disk)| (lun.lun, Arc::clone(disk)))
+        .collect()
+}
+
+struct OpenTarget {
+    name: String,
+    server: Arc<Server>,
+}
+
+impl ExportDevice for OpenTarget {
+    fn close(&self) {
+        let (hold, ended) = Holding::new();
+        self.server.remove_target(&self.name, &hold);
+        drop(hold);
+        if !ended.wait(END_PATIENCE) {
+            let name = &self.name;
+            tracing::warn!(
+                "sessions of {name} did not end in time; removing the export without them"
+            );
+        }
+    }
+
+    fn add_luns(&self, luns: &[(LunConfig, Arc<Disk>)]) -> Result<(), String> {
+        let added = self.server.add_luns(&self.name, &by_number(luns));
+        added.map_err(|error| error.to_string())
+    }
+
+    fn detach_luns(&self, luns: &[LunConfig]) {
+        for lun in luns {
+            // It was there when this was planned.
+            self.server.detach_lun(&self.name, lun.lun).ok();
+        }
+    }
+
+    fn end_tasks(&self, luns: &[LunConfig], abort: bool, hold: &Hold) {
+        let at: Vec<u16> = luns.iter().map(|lun| lun.lun).collect();
+        self.server.end_tasks(&self.name, &at, abort, hold);
+    }
+
+    fn tell_removed(&self, _luns: &[LunConfig]) {}
+
+    fn tell_resized(&self, _luns: &[LunConfig]) {}
+
+    fn chap_users(&self) -> Option<Arc<ChapUsers>> {
+        self.server.chap_users(&self.name)
+    }
+
+    fn set_chap_users(&self, users: ChapUsers) -> bool {
+        matches!(self.server.set_chap_users(&self.name, users), Ok(true))
+    }
+}

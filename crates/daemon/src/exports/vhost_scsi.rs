@@ -1,0 +1,93 @@
+//! A virtio-scsi controller, to one front end.
+
+use std::sync::Arc;
+
+use bdev::Disk;
+use scsi_exec::Hold;
+use virtio_scsi::{Event, ScsiDevice, ScsiOptions};
+
+use super::vhost::listen;
+use super::{Endpoint, ExportDevice, ExportKind, Opening};
+use crate::objects::bodies;
+use config::{LunConfig, VhostScsiConfig};
+use control::objects::{Export, VhostScsi};
+
+/// CAPACITY DATA HAS CHANGED.
+const CAPACITY_CHANGED: Event = Event::Changed {
+    code: 0x2a,
+    qualifier: 0x09,
+};
+
+impl ExportKind for VhostScsiConfig {
+    fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
+        let options = ScsiOptions {
+            name: self.name.clone(),
+            queues: self.queues,
+        };
+        let device = Arc::new(ScsiDevice::new(Arc::clone(opening.units), options));
+        let server = Arc::clone(&opening.transports.vhost);
+        let open = OpenScsi {
+            name: self.name.clone(),
+            device: Arc::clone(&device),
+            server: Arc::clone(&server),
+        };
+        open.add_luns(&opening.luns(&self.luns)?)?;
+        let endpoint = listen(&server, device, &self.socket, opening.inherited)?;
+        Ok((Arc::new(open), endpoint))
+    }
+
+    fn body(&self) -> Export {
+        let (workers, dedicated) = bodies::placement(&self.placement);
+        Export::VhostScsi(VhostScsi {
+            name: self.name.clone(),
+            socket: self.socket.to_string_lossy().into_owned(),
+            queues: Some(self.queues),
+            workers,
+            dedicated,
+            lun: bodies::luns(&self.luns),
+            status: None,
+        })
+    }
+}
+
+struct OpenScsi {
+    name: String,
+    device: Arc<ScsiDevice>,
+    server: Arc<vhost_user::Server>,
+}
+
+impl ExportDevice for OpenScsi {
+    fn close(&self) {
+        self.server.remove(&self.name);
+    }
+
+    fn add_luns(&self, luns: &[(LunConfig, Arc<Disk>)]) -> Result<(), String> {
+        let luns = luns.iter();
+        let luns = luns.map(|(lun, disk)| (lun.target, lun.lun, Arc::clone(disk)));
+        let added = self.device.add_luns(&luns.collect::<Vec<_>>());
+        added.map_err(|error| error.to_string())
+    }
+
+    fn detach_luns(&self, luns: &[LunConfig]) {
+        for lun in luns {
+            self.device.detach_lun(lun.target, lun.lun);
+        }
+    }
+
+    fn end_tasks(&self, luns: &[LunConfig], abort: bool, hold: &Hold) {
+        let at: Vec<(u8, u16)> = luns.iter().map(|lun| (lun.target, lun.lun)).collect();
+        self.device.end_tasks(&at, abort, hold);
+    }
+
+    fn tell_removed(&self, luns: &[LunConfig]) {
+        for lun in luns {
+            self.device.post(Event::Removed, lun.target, lun.lun);
+        }
+    }
+
+    fn tell_resized(&self, luns: &[LunConfig]) {
+        for lun in luns {
+            self.device.post(CAPACITY_CHANGED, lun.target, lun.lun);
+        }
+    }
+}
