@@ -1,5 +1,6 @@
 //! New images: header, refcount table and blocks, and an L1 table without entries.
 
+use crate::header::{BACKING_NAME_MAX, EXTENSION_BACKING_FORMAT};
 use crate::refcounts::set;
 use crate::{Error, Result, Storage, io};
 
@@ -8,8 +9,6 @@ const VERSION: u32 = 3;
 const REFCOUNT_ORDER: u32 = 4;
 const REFCOUNT_ORDER_MAX: u32 = 6;
 const HEADER_BYTES: u32 = 104;
-const BACKING_FORMAT: u32 = 0xe279_2aca;
-const BACKING_NAME_MAX: usize = 1023;
 
 /// What a new image is like.
 #[derive(Clone, Debug)]
@@ -124,7 +123,7 @@ fn header(
     head.extend(options.refcount_order.to_be_bytes());
     head.extend(HEADER_BYTES.to_be_bytes());
     if let Some((name, format)) = &options.backing {
-        head.extend(BACKING_FORMAT.to_be_bytes());
+        head.extend(EXTENSION_BACKING_FORMAT.to_be_bytes());
         head.extend((format.len() as u32).to_be_bytes());
         head.extend(format.as_bytes());
         head.resize(head.len().next_multiple_of(8), 0);

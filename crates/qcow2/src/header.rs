@@ -6,14 +6,14 @@ const MAGIC: &[u8] = b"QFI\xfb";
 /// Bytes of the fixed part in version 3, with the type of compression.
 const HEADER_BYTES: usize = 112;
 /// Where a version 2 header ends.
-const VERSION_2_BYTES: u64 = 72;
+pub(crate) const VERSION_2_BYTES: u64 = 72;
 /// What the header and all its extensions may have at most: a cluster of the largest size.
 const HEAD_BYTES_MAX: usize = 2 << 20;
 /// As QEMU limits them.
 const L1_BYTES_MAX: u64 = 32 << 20;
 const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 const SNAPSHOTS_MAX: u32 = 65_536;
-const BACKING_NAME_MAX: usize = 1023;
+pub(crate) const BACKING_NAME_MAX: usize = 1023;
 
 pub(crate) const DIRTY: u64 = 1;
 pub(crate) const CORRUPT: u64 = 1 << 1;
@@ -21,8 +21,8 @@ const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION_TYPE: u64 = 1 << 3;
 const EXTENDED_L2: u64 = 1 << 4;
 
-const EXTENSION_END: u32 = 0;
-const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
+pub(crate) const EXTENSION_END: u32 = 0;
+pub(crate) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 const EXTENSION_FEATURE_NAMES: u32 = 0x6803_f857;
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 
@@ -88,14 +88,14 @@ pub fn is_qcow2(head: &[u8]) -> bool {
     head.starts_with(MAGIC)
 }
 
-fn be32(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
     let field = bytes
         .get(at..at + 4)
         .and_then(|field| field.try_into().ok());
     field.map_or(0, u32::from_be_bytes)
 }
 
-fn be64(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
     let field = bytes
         .get(at..at + 8)
         .and_then(|field| field.try_into().ok());

@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod allocate;
+mod backing;
 mod check;
 mod compressed;
 mod create;

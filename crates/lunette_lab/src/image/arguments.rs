@@ -21,6 +21,8 @@ Examples:
     lunette image create vm.qcow2 20G
     lunette image create overlay.qcow2 --backing vm.qcow2
     lunette image check vm.qcow2 --repair leaks
+    lunette image commit overlay.qcow2
+    lunette image rebase overlay.qcow2 --backing other.qcow2
     lunette image convert vm.qcow2 vm.raw --to raw
     lunette serve --disk d0=image:vm.qcow2 --vhost-blk d0:/run/d0.sock";
 
@@ -79,6 +81,17 @@ pub enum Action {
     },
     /// Copy a disk into a new file of another format; holes and zeroes take no room
     Convert(ConvertArguments),
+    /// Write all that an image has into its backing image. The image itself stays as it is
+    Commit {
+        /// The image
+        #[arg(value_name = "PATH")]
+        path: PathBuf,
+        /// Show no progress
+        #[arg(long, short)]
+        quiet: bool,
+    },
+    /// Put an image onto another backing image, or onto none. It has the same content afterwards
+    Rebase(RebaseArguments),
     /// Say whether two disks have the same content. Exit code 0: yes; 1: no
     Compare {
         /// An image, raw file or block device
@@ -111,6 +124,29 @@ pub struct CreateArguments {
     /// Bytes of a cluster: 512 to 2M, a power of two
     #[arg(long, value_name = "SIZE", default_value = "64K")]
     pub cluster_size: String,
+}
+
+/// `lunette image rebase`
+#[derive(Debug, Args)]
+pub struct RebaseArguments {
+    /// The image
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// The new backing image, relative to the image
+    #[arg(long, value_name = "PATH", required_unless_present = "no_backing")]
+    pub backing: Option<String>,
+    /// Its format [default: the one that its first bytes show]
+    #[arg(long, value_name = "FORMAT", requires = "backing")]
+    pub backing_format: Option<Format>,
+    /// The image has no backing image any more
+    #[arg(long, conflicts_with = "backing")]
+    pub no_backing: bool,
+    /// Change the name only, as after a move of the backing image: what was not written to the image reads as the new one says
+    #[arg(long)]
+    pub r#unsafe: bool,
+    /// Show no progress
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
 /// `lunette image convert`

@@ -1,6 +1,7 @@
 //! `lunette image`: makes, checks and changes images that nobody serves.
 
 mod arguments;
+mod chain;
 mod convert;
 mod describe;
 
@@ -36,6 +37,8 @@ pub fn run(arguments: &ImageArguments) -> Outcome {
         Action::Resize { path, size, shrink } => resize(path, size, *shrink),
         Action::Map { path, format, json } => describe::map(path, *format, *json),
         Action::Convert(convert) => convert::convert(convert),
+        Action::Commit { path, quiet } => chain::commit(path, *quiet),
+        Action::Rebase(rebase) => chain::rebase(rebase),
         Action::Compare { one, other, quiet } => convert::compare(one, other, *quiet),
     }
 }

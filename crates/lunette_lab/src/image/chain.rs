@@ -1,0 +1,284 @@
+//! `lunette image commit` and `lunette image rebase`: what an overlay has moves into the image below it, or it gets another one there.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bdev::qcow2::{self, Backing, Header, Mapping, OpenOptions};
+use bdev::{BlockDevice, BlockingIo, CacheMode, Container, File, FileOptions, Image, ImageOptions};
+use block::IoRequest;
+use cli_common::{Failure, Outcome};
+
+use super::arguments::{Format, RebaseArguments};
+use super::{of, open_container, open_disk, probe};
+use crate::meter::Meter;
+
+/// Bytes that are read and written together.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Clusters that are copied with one change of the tables.
+const BATCH: usize = 256;
+
+type Overlay = qcow2::Image<Container>;
+
+fn open_overlay(path: &Path, read_only: bool) -> Result<Overlay, Failure> {
+    let container = open_container(path, read_only)?;
+    let image = qcow2::Image::open(container, OpenOptions { read_only });
+    image.map_err(|error| of(path)(&error))
+}
+
+/// The backing image that a header names, and its format.
+fn below(path: &Path, header: &Header) -> Result<Option<(PathBuf, Format)>, Failure> {
+    let Some(name) = &header.backing_file else {
+        return Ok(None);
+    };
+    let place = path.parent().unwrap_or(Path::new("")).join(name);
+    let format = match header.backing_format.as_deref() {
+        Some("raw") => Format::Raw,
+        Some("qcow2") => Format::Qcow2,
+        None => probe(&place)?,
+        Some(other) => {
+            return Err(of(path)(&format!(
+                "its backing image {name} has the format {other}, which is not known here"
+            )));
+        }
+    };
+    Ok(Some((place, format)))
+}
+
+/// How a range of an overlay begins: what of its own it has there, and for how many bytes.
+fn own(overlay: &mut Overlay, at: u64, end: u64) -> qcow2::Result<(Mapping, u64)> {
+    overlay.load(at)?;
+    let segment = overlay.map().segment(at, (end - at).min(PIECE_BYTES));
+    if segment.mapping == Mapping::Bad {
+        return Err(qcow2::Error::Corrupt(format!(
+            "the entry of offset {at} is damaged"
+        )));
+    }
+    Ok((segment.mapping, segment.length))
+}
+
+/// Writes all that an overlay has into its backing image. The overlay stays as it is: it reads as before.
+pub fn commit(path: &Path, quiet: bool) -> Outcome {
+    let failed = of(path);
+    let mut overlay = open_overlay(path, true)?;
+    let Some((place, format)) = below(path, overlay.header())? else {
+        return Err(failed(
+            &"it has no backing image, so that there is nothing to commit to",
+        ));
+    };
+    let to = of(&place);
+    let device = open_writable(&place, format)?;
+    let end = overlay.header().size;
+    if device.capacity().bytes() < end {
+        device.set_size(end).map_err(|error| to(&error))?;
+        device.capacity().set(end);
+    }
+    let mut base = BlockingIo::new(device).map_err(|error| to(&error))?;
+    let mut meter = Meter::new(Some(end), quiet);
+    let mut piece = Vec::new();
+    let mut at = 0;
+    while at < end {
+        let (mapping, length) = own(&mut overlay, at, end).map_err(|error| failed(&error))?;
+        piece.clear();
+        piece.resize(length as usize, 0);
+        let read = read_own(&overlay, mapping, at, &mut piece);
+        if read.map_err(|error| failed(&error))? {
+            write_changed(&mut base, at, &piece).map_err(|error| to(&error))?;
+        }
+        meter.add(length);
+        at += length;
+    }
+    let flushed = base.run_plain(&IoRequest::flush());
+    flushed.map_err(|error| to(&error))?;
+    let done = meter.end();
+    let (path, place) = (path.display(), place.display());
+    Ok(writeln!(
+        std::io::stdout(),
+        "{place} has what {path} has: {done}"
+    )?)
+}
+
+/// What an overlay has of its own; false: nothing.
+fn read_own(overlay: &Overlay, mapping: Mapping, at: u64, piece: &mut [u8]) -> qcow2::Result<bool> {
+    use qcow2::Storage;
+    match mapping {
+        Mapping::Data { host, .. } => {
+            let read = overlay.storage().read_at(host, piece);
+            read.map_err(|source| qcow2::Error::Io {
+                what: "cannot read data",
+                source,
+            })?;
+        }
+        Mapping::Compressed => {
+            let cluster = overlay.header().cluster_bytes();
+            let mut content = vec![0; cluster as usize];
+            overlay.read_compressed(at, &mut content)?;
+            let from = (at & (cluster - 1)) as usize;
+            piece.copy_from_slice(&content[from..from + piece.len()]);
+        }
+        Mapping::Zero => {}
+        Mapping::Unallocated | Mapping::NotLoaded | Mapping::Bad => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// A base that has the same content already is left alone, so that holes stay holes.
+fn write_changed(base: &mut BlockingIo, at: u64, piece: &[u8]) -> std::io::Result<()> {
+    let mut there = vec![0; piece.len()];
+    base.read_at(at, &mut there)?;
+    match there == piece {
+        true => Ok(()),
+        false => base.write_at(at, piece),
+    }
+}
+
+fn open_writable(path: &Path, format: Format) -> Result<Arc<dyn BlockDevice>, Failure> {
+    let because = |error: &dyn std::fmt::Display| Failure::because(error.to_string());
+    Ok(match format {
+        Format::Raw => {
+            let file = File::open(FileOptions {
+                cache: CacheMode::Writeback,
+                is_container: true,
+                ..FileOptions::new(path)
+            });
+            Arc::new(file.map_err(|error| because(&error))?)
+        }
+        Format::Qcow2 => {
+            let image = Image::open(&ImageOptions {
+                path: path.to_owned(),
+                cache: CacheMode::Writeback,
+                read_only: false,
+                block_size: None,
+            });
+            Arc::new(image.map_err(|error| because(&error))?)
+        }
+    })
+}
+
+/// The image stands on another one. It reads as before, unless that is not wanted.
+pub fn rebase(arguments: &RebaseArguments) -> Outcome {
+    let path = arguments.path.as_path();
+    let failed = of(path);
+    let backing = match &arguments.backing {
+        None => None,
+        Some(name) => {
+            let place = path.parent().unwrap_or(Path::new("")).join(name);
+            let format = match arguments.backing_format {
+                Some(format) => format,
+                None => probe(&place)?,
+            };
+            Some((name.as_str(), place, format))
+        }
+    };
+    let mut copied = String::new();
+    // Opened before the image is, whose lock says that it stands on itself.
+    let mut new = match &backing {
+        Some((_, place, format)) if !arguments.r#unsafe => Some(open_disk(place, Some(*format))?),
+        _ => None,
+    };
+    let mut image = open_overlay(path, false)?;
+    if !arguments.r#unsafe {
+        if !image.snapshots().is_empty() {
+            return Err(failed(
+                &"it has snapshots, which would read otherwise on another backing image; hint: remove them, or lunette image convert",
+            ));
+        }
+        let mut old = match below(path, image.header())? {
+            Some((place, format)) => Some(open_disk(&place, Some(format))?),
+            None => None,
+        };
+        let meter = Meter::new(Some(image.header().size), arguments.quiet);
+        let kept = keep_content(&mut image, old.as_mut(), new.as_mut(), meter);
+        copied = kept.map_err(|error| {
+            // What was reserved is given back as far as that is possible.
+            image.close().ok();
+            failed(&error)
+        })?;
+    }
+    let named = backing.as_ref();
+    let named = named.map(|(name, _, format)| (*name, format.word()));
+    let changed = image.set_backing(named).and_then(|()| image.close());
+    changed.map_err(|error| failed(&error))?;
+    let shown = path.display();
+    let stands = match named {
+        Some((name, format)) => format!("stands on {name} ({format})"),
+        None => "stands alone".to_owned(),
+    };
+    match copied.is_empty() {
+        true => writeln!(std::io::stdout(), "{shown} {stands}")?,
+        false => writeln!(std::io::stdout(), "{shown} {stands}: {copied}")?,
+    }
+    Ok(())
+}
+
+/// Copies into the image what its old backing image shows in it, wherever the new one has something else.
+fn keep_content(
+    image: &mut Overlay,
+    mut old: Option<&mut BlockingIo>,
+    mut new: Option<&mut BlockingIo>,
+    mut meter: Meter,
+) -> qcow2::Result<String> {
+    let end = image.header().size;
+    let cluster = image.header().cluster_bytes();
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    let (mut differing, mut clusters) = (Vec::new(), 0_u64);
+    let mut at = 0;
+    while at < end {
+        let (mapping, length) = own(image, at, end)?;
+        if mapping == Mapping::Unallocated {
+            read_padded(&mut old, at, length, &mut before)?;
+            read_padded(&mut new, at, length, &mut after)?;
+            let pairs = before
+                .chunks(cluster as usize)
+                .zip(after.chunks(cluster as usize));
+            for (index, _) in pairs.enumerate().filter(|(_, (one, other))| one != other) {
+                differing.push(at + index as u64 * cluster);
+            }
+        }
+        meter.add(length);
+        at += length;
+        if differing.len() >= BATCH || at >= end {
+            clusters += differing.len() as u64;
+            copy_clusters(image, &mut differing, &mut old)?;
+        }
+    }
+    meter.end();
+    Ok(format!("{clusters} clusters copied"))
+}
+
+fn copy_clusters(
+    image: &mut Overlay,
+    offsets: &mut Vec<u64>,
+    old: &mut Option<&mut BlockingIo>,
+) -> qcow2::Result<()> {
+    let old = old.as_mut().map(|old| &mut **old as &mut dyn Backing);
+    let mut failed = image.prepare_write(offsets, old);
+    offsets.clear();
+    match failed.pop() {
+        None => Ok(()),
+        Some((_, error)) => Err(error),
+    }
+}
+
+/// What a backing image shows; beyond its end, and without one, zeroes.
+fn read_padded(
+    disk: &mut Option<&mut BlockingIo>,
+    at: u64,
+    length: u64,
+    bytes: &mut Vec<u8>,
+) -> qcow2::Result<()> {
+    bytes.clear();
+    bytes.resize(length as usize, 0);
+    let Some(disk) = disk else {
+        return Ok(());
+    };
+    let there = disk.bytes().saturating_sub(at).min(length) as usize;
+    if there == 0 {
+        return Ok(());
+    }
+    let read = disk.read_at(at, &mut bytes[..there]);
+    read.map_err(|source| qcow2::Error::Io {
+        what: "cannot read a backing image",
+        source,
+    })
+}
