@@ -100,7 +100,7 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    fn examine(&mut self, repair: Repair) -> Result<CheckReport> {
+    pub(crate) fn examine(&mut self, repair: Repair) -> Result<CheckReport> {
         let mut report = CheckReport {
             clusters: self.header.size.div_ceil(self.header.cluster_bytes()),
             ..CheckReport::default()

@@ -29,6 +29,7 @@ const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 /// Where fields lie that are written again.
 pub(crate) const REFCOUNT_TABLE_FIELD: u64 = 48;
 pub(crate) const L1_FIELD: u64 = 36;
+pub(crate) const SNAPSHOTS_FIELD: u64 = 60;
 pub(crate) const SIZE_FIELD: u64 = 24;
 pub(crate) const INCOMPATIBLE_FIELD: u64 = 72;
 pub(crate) const AUTOCLEAR_FIELD: u64 = 88;

@@ -23,6 +23,7 @@
 
 mod allocate;
 mod backing;
+mod change_snapshots;
 mod check;
 mod compressed;
 mod create;

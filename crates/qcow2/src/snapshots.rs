@@ -4,7 +4,7 @@
 use crate::{Header, Result, Storage, corrupt, io};
 
 /// The fixed part of an entry.
-const ENTRY_BYTES: usize = 40;
+pub(crate) const ENTRY_BYTES: usize = 40;
 /// Entries of all snapshots' L1 tables together, at most: more than 8,000 snapshots of a disk of 16 TiB in clusters of 64 KiB have.
 const L1_ENTRIES_MAX: u64 = 1 << 28;
 /// What the whole table may have at most: as QEMU limits it.
@@ -30,6 +30,30 @@ pub struct Snapshot {
 /// Bytes of the table, and what it says.
 pub(crate) fn read(storage: &impl Storage, header: &Header) -> Result<Vec<Snapshot>> {
     Ok(read_table(storage, header)?.0)
+}
+
+/// The entries as they are, each with what fills it up to the next; [`read_table`] has found nothing wrong with them.
+pub(crate) fn raw_entries(storage: &impl Storage, header: &Header) -> Result<Vec<Vec<u8>>> {
+    let (_, bytes) = read_table(storage, header)?;
+    let mut table = vec![0; bytes as usize];
+    let read = storage.read_at(header.snapshots_offset, &mut table);
+    read.map_err(io("cannot read the snapshot table"))?;
+    let mut rest = table.as_slice();
+    let mut entries = Vec::new();
+    for _ in 0..header.snapshots {
+        let Some(fixed) = rest.get(..ENTRY_BYTES) else {
+            return corrupt("the snapshot table has changed");
+        };
+        let short = |at: usize| usize::from(u16::from_be_bytes([fixed[at], fixed[at + 1]]));
+        let extra = u32::from_be_bytes([fixed[36], fixed[37], fixed[38], fixed[39]]) as usize;
+        let length = (ENTRY_BYTES + extra + short(12) + short(14)).next_multiple_of(8);
+        let Some((entry, others)) = rest.split_at_checked(length) else {
+            return corrupt("the snapshot table has changed");
+        };
+        entries.push(entry.to_vec());
+        rest = others;
+    }
+    Ok(entries)
 }
 
 pub(crate) fn read_table(storage: &impl Storage, header: &Header) -> Result<(Vec<Snapshot>, u64)> {

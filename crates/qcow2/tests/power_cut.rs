@@ -6,10 +6,9 @@
 
 mod common;
 
-use common::{Bytes, Event, Random, Recorded, apply, read, write};
+use common::{Bytes, Event, Random, Recorded, SECTOR, apply, read, tear, write};
 use qcow2::{CheckReport, CreateOptions, Image, OpenOptions, Repair, Storage, create};
 
-const SECTOR: usize = 512;
 const WRITABLE: OpenOptions = OpenOptions { read_only: false };
 
 /// What sectors of the disk held, and since which event of the storage.
@@ -222,32 +221,6 @@ impl Run {
         }
         let what = format!("seed {seed}, power cut after {last} writes, {durable} of them durable");
         self.examine(left, durable, last, &what);
-    }
-}
-
-/// Any sectors of a write.
-fn tear(event: &Event, chance: u64, random: &mut Random, left: &mut Vec<u8>) {
-    match event {
-        Event::Write(offset, bytes) => {
-            let mut at = 0;
-            while at < bytes.len() {
-                let start = *offset as usize + at;
-                let length = (SECTOR - start % SECTOR).min(bytes.len() - at);
-                if random.below(4) < chance {
-                    let part = bytes[at..at + length].to_vec();
-                    apply(left, &Event::Write(start as u64, part));
-                }
-                at += length;
-            }
-        }
-        Event::Zero(offset, length) => {
-            for sector in (*offset..offset + length).step_by(SECTOR) {
-                if random.below(4) < chance {
-                    apply(left, &Event::Zero(sector, SECTOR as u64));
-                }
-            }
-        }
-        Event::Sync => {}
     }
 }
 

@@ -22,6 +22,7 @@ Examples:
     lunette image create overlay.qcow2 --backing vm.qcow2
     lunette image check vm.qcow2 --repair leaks
     lunette image commit overlay.qcow2
+    lunette image snapshot vm.qcow2 --create before-upgrade
     lunette image rebase overlay.qcow2 --backing other.qcow2
     lunette image convert vm.qcow2 vm.raw --to raw
     lunette serve --disk d0=image:vm.qcow2 --vhost-blk d0:/run/d0.sock";
@@ -90,6 +91,8 @@ pub enum Action {
         #[arg(long, short)]
         quiet: bool,
     },
+    /// List the snapshots inside an image, take one, go back to one, or remove one
+    Snapshot(SnapshotArguments),
     /// Put an image onto another backing image, or onto none. It has the same content afterwards
     Rebase(RebaseArguments),
     /// Say whether two disks have the same content. Exit code 0: yes; 1: no
@@ -126,6 +129,27 @@ pub struct CreateArguments {
     pub cluster_size: String,
 }
 
+/// `lunette image snapshot`
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("change").args(["create", "apply", "delete"]))]
+pub struct SnapshotArguments {
+    /// The image
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Take a snapshot of this name
+    #[arg(long, value_name = "NAME")]
+    pub create: Option<String>,
+    /// The disk is as it was when this snapshot was taken; what it was last is lost
+    #[arg(long, value_name = "NAME")]
+    pub apply: Option<String>,
+    /// Remove this snapshot
+    #[arg(long, value_name = "NAME")]
+    pub delete: Option<String>,
+    /// Print JSON: the list, with the fields of qemu-img info
+    #[arg(long, conflicts_with = "change")]
+    pub json: bool,
+}
+
 /// `lunette image rebase`
 #[derive(Debug, Args)]
 pub struct RebaseArguments {
@@ -142,8 +166,8 @@ pub struct RebaseArguments {
     #[arg(long, conflicts_with = "backing")]
     pub no_backing: bool,
     /// Change the name only, as after a move of the backing image: what was not written to the image reads as the new one says
-    #[arg(long)]
-    pub r#unsafe: bool,
+    #[arg(long = "unsafe")]
+    pub name_only: bool,
     /// Show no progress
     #[arg(long, short)]
     pub quiet: bool,

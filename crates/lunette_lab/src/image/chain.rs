@@ -173,11 +173,11 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     let mut copied = String::new();
     // Opened before the image is, whose lock says that it stands on itself.
     let mut new = match &backing {
-        Some((_, place, format)) if !arguments.r#unsafe => Some(open_disk(place, Some(*format))?),
+        Some((_, place, format)) if !arguments.name_only => Some(open_disk(place, Some(*format))?),
         _ => None,
     };
     let mut image = open_overlay(path, false)?;
-    if !arguments.r#unsafe {
+    if !arguments.name_only {
         if !image.snapshots().is_empty() {
             return Err(failed(
                 &"it has snapshots, which would read otherwise on another backing image; hint: remove them, or lunette image convert",

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use bdev::qcow2::{self, Compression, OpenOptions};
+use bdev::qcow2::{self, Compression, OpenOptions, Snapshot};
 use block::Allocation;
 use cli_common::{Failure, Outcome};
 use serde_json::{Value, json};
@@ -97,11 +97,7 @@ fn describe(path: &Path) -> Result<(Value, Option<PathBuf>), Failure> {
             "corrupt": has(1), "extended-l2": false,
         }},
     });
-    let snapshots = image.snapshots().iter().map(|snapshot| {
-        json!({"id": snapshot.id, "name": snapshot.name, "date-sec": snapshot.seconds,
-            "vm-state-size": snapshot.state_bytes, "disk-size": snapshot.size})
-    });
-    let snapshots: Vec<Value> = snapshots.collect();
+    let snapshots = snapshots(image.snapshots());
     if !snapshots.is_empty() {
         value["snapshots"] = Value::from(snapshots);
     }
@@ -116,6 +112,15 @@ fn describe(path: &Path) -> Result<(Value, Option<PathBuf>), Failure> {
         below = Some(place);
     }
     Ok((value, below))
+}
+
+/// Snapshots, with the fields of `qemu-img info`.
+pub fn snapshots(snapshots: &[Snapshot]) -> Vec<Value> {
+    let snapshots = snapshots.iter().map(|snapshot| {
+        json!({"id": snapshot.id, "name": snapshot.name, "date-sec": snapshot.seconds,
+            "vm-state-size": snapshot.state_bytes, "disk-size": snapshot.size})
+    });
+    snapshots.collect()
 }
 
 /// Which parts have data: those of all images of the chain together.

@@ -4,6 +4,7 @@ mod arguments;
 mod chain;
 mod convert;
 mod describe;
+mod snapshot;
 
 use std::io::Write;
 use std::path::Path;
@@ -38,6 +39,7 @@ pub fn run(arguments: &ImageArguments) -> Outcome {
         Action::Map { path, format, json } => describe::map(path, *format, *json),
         Action::Convert(convert) => convert::convert(convert),
         Action::Commit { path, quiet } => chain::commit(path, *quiet),
+        Action::Snapshot(snapshot) => snapshot::run(snapshot),
         Action::Rebase(rebase) => chain::rebase(rebase),
         Action::Compare { one, other, quiet } => convert::compare(one, other, *quiet),
     }

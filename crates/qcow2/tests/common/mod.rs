@@ -8,6 +8,9 @@ use std::io;
 
 use qcow2::{Backing, Image, Mapping, Storage};
 
+/// What is torn at most.
+pub const SECTOR: usize = 512;
+
 /// What happened to a storage.
 #[derive(Clone, Debug)]
 pub enum Event {
@@ -41,6 +44,32 @@ pub fn apply(bytes: &mut Vec<u8>, event: &Event) {
     match event {
         Event::Write(offset, bytes) => put(*offset, bytes.len(), Some(bytes)),
         Event::Zero(offset, length) => put(*offset, *length as usize, None),
+        Event::Sync => {}
+    }
+}
+
+/// Any sectors of a write.
+pub fn tear(event: &Event, chance: u64, random: &mut Random, left: &mut Vec<u8>) {
+    match event {
+        Event::Write(offset, bytes) => {
+            let mut at = 0;
+            while at < bytes.len() {
+                let start = *offset as usize + at;
+                let length = (SECTOR - start % SECTOR).min(bytes.len() - at);
+                if random.below(4) < chance {
+                    let part = bytes[at..at + length].to_vec();
+                    apply(left, &Event::Write(start as u64, part));
+                }
+                at += length;
+            }
+        }
+        Event::Zero(offset, length) => {
+            for sector in (*offset..offset + length).step_by(SECTOR) {
+                if random.below(4) < chance {
+                    apply(left, &Event::Zero(sector, SECTOR as u64));
+                }
+            }
+        }
         Event::Sync => {}
     }
 }

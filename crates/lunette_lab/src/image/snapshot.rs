@@ -1,0 +1,53 @@
+//! `lunette image snapshot`.
+
+use std::io::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bdev::qcow2::{self, OpenOptions};
+use cli_common::Outcome;
+use serde_json::Value;
+
+use super::arguments::SnapshotArguments;
+use super::{describe, of, open_container};
+
+/// Lists or changes the snapshots inside an image.
+pub fn run(arguments: &SnapshotArguments) -> Outcome {
+    let path = arguments.path.as_path();
+    let failed = of(path);
+    let changes = [&arguments.create, &arguments.apply, &arguments.delete];
+    let read_only = changes.iter().all(|change| change.is_none());
+    let container = open_container(path, read_only)?;
+    let image = qcow2::Image::open(container, OpenOptions { read_only });
+    let image = image.map_err(|error| failed(&error))?;
+    let mut stdout = std::io::stdout().lock();
+    let shown = path.display();
+    if let Some(name) = &arguments.create {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let seconds = now.map_or(0, |now| now.as_secs() as u32);
+        let id = image.create_snapshot(name, seconds);
+        let id = id.map_err(|error| failed(&error))?;
+        writeln!(stdout, "{shown}: snapshot {id}, {name}")?;
+    } else if let Some(which) = &arguments.apply {
+        let applied = image.apply_snapshot(which);
+        applied.map_err(|error| failed(&error))?;
+        writeln!(stdout, "{shown} is as in snapshot {which}")?;
+    } else if let Some(which) = &arguments.delete {
+        let deleted = image.delete_snapshot(which);
+        deleted.map_err(|error| failed(&error))?;
+        writeln!(stdout, "{shown}: snapshot {which} removed")?;
+    } else if arguments.json {
+        let list = Value::from(describe::snapshots(image.snapshots()));
+        writeln!(stdout, "{list:#}")?;
+    } else {
+        writeln!(
+            stdout,
+            "{:<6} {:<32} {:>16}",
+            "number", "name", "disk, bytes"
+        )?;
+        for one in image.snapshots() {
+            let size = one.size.map_or("-".to_owned(), |size| size.to_string());
+            writeln!(stdout, "{:<6} {:<32} {size:>16}", one.id, one.name)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! Snapshots are taken, gone back to and removed, and every state is looked at that a killed process or a power cut may leave behind: who
+//! opens the image next finds the disk of before or of after, and no fault. `LUNETTE_SEEDS=10000` tries more runs.
+
+mod common;
+
+use common::{Bytes, Event, Random, Recorded, SECTOR, apply, read, tear, write};
+use qcow2::{CreateOptions, Image, OpenOptions, Repair, create};
+
+const WRITABLE: OpenOptions = OpenOptions { read_only: false };
+
+fn content(storage: &Recorded) -> Vec<u8> {
+    let mut image = Image::open(storage, WRITABLE).unwrap();
+    let mut content = vec![0; image.header().size as usize];
+    read(&mut image, &mut None::<Bytes>, 0, &mut content);
+    image.close().unwrap();
+    content
+}
+
+fn scribble(storage: &Recorded, random: &mut Random) {
+    let mut image = Image::open(storage, WRITABLE).unwrap();
+    let sectors = image.header().size / 512;
+    for _ in 0..8 {
+        let from = random.below(sectors);
+        let count = (1 + random.below(40)).min(sectors - from) as usize;
+        let content = vec![1 + random.below(250) as u8; count * SECTOR];
+        write(&mut image, &mut None, from * 512, &content).unwrap();
+    }
+    image.close().unwrap();
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Create,
+    Apply,
+    Delete,
+}
+
+fn make(storage: &Recorded, change: Change, name: &str) {
+    let image = Image::open(storage, WRITABLE).unwrap();
+    match change {
+        Change::Create => image.create_snapshot(name, 1).map(drop).unwrap(),
+        Change::Apply => image.apply_snapshot(name).unwrap(),
+        Change::Delete => image.delete_snapshot(name).unwrap(),
+    }
+}
+
+/// What is left has no fault once it has been opened, and is one of two disks.
+fn examine(left: Vec<u8>, allowed: [&[u8]; 2], what: &str) {
+    let storage = Recorded::of(left);
+    let found = content(&storage);
+    assert!(allowed.contains(&&*found), "{what}: another disk");
+    let report = Image::check(&storage, Repair::Leaks).unwrap();
+    assert!(report.is_clean(), "{what}: {:?}", report.findings);
+    let report = Image::check(&storage, Repair::Nothing).unwrap();
+    assert_eq!((report.leaks, report.corruptions), (0, 0), "{what}");
+}
+
+fn left_at(before: &[u8], events: &[Event]) -> Vec<u8> {
+    let mut left = before.to_vec();
+    events.iter().for_each(|event| apply(&mut left, event));
+    left
+}
+
+#[test]
+fn crash_during_a_snapshot_change_leaves_the_old_or_the_new_disk() {
+    let seeds = std::env::var("LUNETTE_SEEDS").ok();
+    let seeds: u64 = seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(6);
+    for seed in 0..seeds {
+        let random = &mut Random(seed);
+        let first = Recorded::default();
+        let options = CreateOptions {
+            cluster_bits: 9 + random.below(4) as u32,
+            ..CreateOptions::new((64 + random.below(600)) * 512)
+        };
+        create(&&first, &options).unwrap();
+        scribble(&first, random);
+        make(&first, Change::Create, "kept");
+        let kept = content(&first);
+        scribble(&first, random);
+        for (change, name) in [
+            (Change::Create, "new"),
+            (Change::Apply, "kept"),
+            (Change::Delete, "kept"),
+        ] {
+            let before = first.bytes();
+            let old = content(&Recorded::of(before.clone()));
+            let changed = Recorded::of(before.clone());
+            make(&changed, change, name);
+            let new = content(&Recorded::of(changed.bytes()));
+            match change {
+                Change::Apply => assert_eq!(new, kept),
+                Change::Create | Change::Delete => assert_eq!(new, old),
+            }
+            let events = changed.history();
+            for last in 0..=events.len() {
+                let what = format!("seed {seed}, {change:?}, {last} of {} writes", events.len());
+                examine(left_at(&before, &events[..last]), [&old, &new], &what);
+                let is_sync = |event: &Event| matches!(event, Event::Sync);
+                let durable = events[..last].iter().rposition(is_sync);
+                let durable = durable.map_or(0, |at| at + 1);
+                let mut left = left_at(&before, &events[..durable]);
+                for event in &events[durable..last] {
+                    tear(event, 1 + random.below(3), random, &mut left);
+                }
+                examine(left, [&old, &new], &format!("{what}, power cut"));
+            }
+        }
+    }
+}
+
+#[test]
+fn images_that_cannot_have_snapshots_are_refused_unchanged() {
+    let storage = Recorded::default();
+    let options = CreateOptions {
+        refcount_order: 3,
+        ..CreateOptions::new(1 << 20)
+    };
+    create(&&storage, &options).unwrap();
+    let before = storage.bytes();
+    let image = Image::open(&storage, WRITABLE).unwrap();
+    let refused = image.create_snapshot("one", 1).unwrap_err();
+    assert!(refused.to_string().contains("8 bits"), "{refused}");
+    assert_eq!(storage.bytes(), before);
+    let image = Image::open(&storage, WRITABLE).unwrap();
+    assert!(image.create_snapshot("", 1).is_err());
+    let image = Image::open(&storage, WRITABLE).unwrap();
+    assert!(image.delete_snapshot("none").is_err());
+    assert_eq!(storage.bytes(), before);
+}
