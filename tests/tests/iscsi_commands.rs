@@ -2,8 +2,9 @@
 //! Needs: nothing but the daemon. Takes: 10 s.
 #![forbid(unsafe_code)]
 
+use control::{Client, Method};
 use end_to_end::rig::free_portal;
-use end_to_end::{Context, Result, Rig, Scratch, ensure};
+use end_to_end::{Context, IscsiSession, Result, Rig, Scratch, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::io::Write;
@@ -367,5 +368,77 @@ fn chap_proves_both_sides_and_a_wrong_secret_is_said() -> Result<()> {
     );
     let output = bed.run(&["inquiry", &unit])?;
     ensure!(output.status.code() == Some(2), "{output:?}");
+    Ok(())
+}
+
+/// The values of a well-known study, and a few more; an initiator asks for more of everything.
+#[test]
+fn target_keys_bound_what_sessions_agree_on() -> Result<()> {
+    let keys = "max_burst_length=262144,first_burst_length=65536,initial_r2t=true,max_outstanding_r2t=2,max_connections=3,\
+                default_time2wait=5,default_time2retain=60,queue_depth=64";
+    let portal = free_portal()?.to_string();
+    let rig = Rig::new(|daemon| {
+        let target = format!("{TARGET}=m,{keys}");
+        daemon
+            .disk("m=ram:32M")
+            .arguments(["--iscsi", &target])
+            .arguments(["--portal", &portal, "--demo-mode", "rw"])
+    })?;
+    let mut session = IscsiSession::login(&portal, TARGET, 1)?;
+    let client = Client::new(&rig.daemon.control());
+    let sessions: Value = client.get("/v1/sessions")?;
+    let agreed = &sessions[0]["negotiated"];
+    for (key, value) in [
+        ("MaxBurstLength", "262144"),
+        ("FirstBurstLength", "65536"),
+        ("InitialR2T", "Yes"),
+        ("DefaultTime2Wait", "5"),
+        ("ErrorRecoveryLevel", "0"),
+        ("command window", "64"),
+    ] {
+        ensure!(agreed[key] == value, "{key}: {sessions}");
+    }
+    let shown = rig.daemon.lunette(&["session", "show", "iscsi-1"])?;
+    ensure!(
+        shown.contains("MaxBurstLength") && shown.contains("262144"),
+        "{shown}"
+    );
+    // READ (10) of one block.
+    let read = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    ensure!(session.command(&read, None, 512)?.status == 0);
+    drop(session);
+
+    // As a file has them, and as the API gives and takes them.
+    let text = rig.daemon.lunette(&["config", "show"])?;
+    ensure!(
+        text.contains("max_burst_length = 262144") && text.contains("queue_depth = 64"),
+        "{text}"
+    );
+    let path = format!("/v1/exports/{TARGET}");
+    let mut export: Value = client.get(&path)?;
+    ensure!(
+        export["queue_depth"] == 64 && export["header_digest"].is_null(),
+        "{export}"
+    );
+    export["queue_depth"] = 16.into();
+    export["header_digest"] = "crc32c".into();
+    client.change(Method::PUT, &path, Some(&export))?;
+    let changed: Value = client.get(&path)?;
+    ensure!(
+        changed["queue_depth"] == 16 && changed["header_digest"] == "crc32c",
+        "{changed}"
+    );
+    let mut session = IscsiSession::login(&portal, TARGET, 2)?;
+    ensure!(session.command(&read, None, 512)?.status == 0);
+    export["max_burst_length"] = 100.into();
+    let refused = client.change(Method::PUT, &path, Some(&export));
+    let told = refused
+        .map_err(|error| error.to_string())
+        .err()
+        .unwrap_or_default();
+    ensure!(
+        told.contains("max_burst_length") && told.contains("512"),
+        "{told}"
+    );
     Ok(())
 }

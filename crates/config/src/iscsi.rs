@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use reactor::ExportPlacement;
 
-pub use iscsi_target::{AclEntry, Announced, ChapUser, DemoMode, Network, Portal};
+pub use iscsi_target::{AclEntry, Announced, ChapUser, DemoMode, LoginBounds, Network, Portal};
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::flag_source::{Flags, options, parts};
@@ -18,6 +18,7 @@ use super::model::{LUNS_MAX, LunConfig};
 use super::objects::LunDraft;
 use super::place::{At, Place, Source};
 use super::placement::{PlacementDraft, read_placement};
+use super::target_keys::TARGET_KEYS;
 use super::value::{Field, Fields, Raw, Reader, text_of, wrong};
 
 /// How an iSCSI target is said in a flag.
@@ -56,6 +57,8 @@ pub struct IscsiConfig {
     pub chap_users: Option<PathBuf>,
     /// Initiators that may log in.
     pub acl: Vec<AclEntry>,
+    /// What it agrees to in logins.
+    pub bounds: LoginBounds,
     /// Which workers serve it.
     pub placement: ExportPlacement,
 }
@@ -94,6 +97,10 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
     let demo_mode = reader.choice("demo_mode", &MODES);
     let chap_users = reader.text("chap_users", "the path of a file");
     let acl = reader.objects("acl", ACL_EXAMPLE);
+    let mut bounds = LoginBounds::default();
+    for key in TARGET_KEYS {
+        (key.read)(key, &mut reader, &mut bounds);
+    }
     let placement = read_placement(&mut reader);
     reader.finish(|key| match key {
         "disk" => Some(format!(
@@ -127,6 +134,7 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
         demo_mode: demo_mode.map_or(DemoMode::None, |at| at.value),
         chap_users: chap_users.map(|at| PathBuf::from(at.value)),
         acl,
+        bounds,
         placement: placement.placement(),
     });
     IscsiDraft {

@@ -63,6 +63,8 @@ pub enum RunTime {
     AddAnew,
     /// By a reload, and then only for the next start.
     NextStart,
+    /// By the API, or a reload.
+    Reload,
     /// By this command, or a reload.
     Command(&'static str),
 }
@@ -71,6 +73,7 @@ impl fmt::Display for RunTime {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RunTime::AddAnew => to.write_str("add anew"),
+            RunTime::Reload => to.write_str("API, reload"),
             RunTime::NextStart => to.write_str("reload (for the next start)"),
             RunTime::Command(command) => write!(to, "`{command}`, reload"),
         }

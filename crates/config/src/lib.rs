@@ -27,6 +27,7 @@ mod rbd;
 mod remote;
 mod render;
 mod size;
+mod target_keys;
 #[cfg(test)]
 mod tests;
 mod toml_source;
@@ -60,6 +61,7 @@ pub use reactor::ExportPlacement;
 pub use remote::{Digest, RemoteConfig};
 pub use render::render;
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
+pub use target_keys::{TARGET_KEYS, TargetKey};
 
 use objects::Draft;
 

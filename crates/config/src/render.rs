@@ -163,6 +163,9 @@ fn write_iscsi(text: &mut String, target: &IscsiConfig) -> std::fmt::Result {
         writeln!(text, "announce = [{announce}]")?;
     }
     writeln!(text, "demo_mode = \"{}\"", target.demo_mode)?;
+    for (key, value) in target.bounds_said() {
+        writeln!(text, "{} = {}", key.name, key.kind.toml(&value))?;
+    }
     write_placement(text, &target.placement)?;
     if let Some(path) = &target.chap_users {
         writeln!(text, "chap_users = {}", quoted_path(path))?;

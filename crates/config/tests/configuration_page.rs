@@ -2,9 +2,9 @@
 //! their defaults. A key that is added to one of them alone fails here. Rows of disks are what their keys declare:
 //! `LUNETTE_WRITE_DOCS=1 cargo test --workspace --exclude lunette-fuzz --test configuration_page` writes them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use config::{Config, DISK_KEYS, Diagnostics, Flags, Surroundings, parse};
+use config::{Config, DISK_KEYS, Diagnostics, Flags, Surroundings, TARGET_KEYS, parse};
 
 const DISK: &str = "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n";
 const FILE: &str =
@@ -57,7 +57,7 @@ fn sections() -> Vec<Section> {
             "[[vhost_scsi.lun]]\ntarget = 0\nlun = 0\ndisk = \"d0\"\n",
             None,
         ),
-        section("## iSCSI targets", &[DISK], ISCSI, None),
+        section("## iSCSI targets", &[DISK], ISCSI, Some("iscsi")),
         section(
             "Each `lun` of a target has",
             &[DISK, ISCSI],
@@ -70,6 +70,7 @@ fn sections() -> Vec<Section> {
             "[[iscsi.acl]]\n",
             None,
         ),
+        section("### Logins", &[DISK], ISCSI, Some("iscsi")),
         section(
             "## Limits of iSCSI initiators",
             &[],
@@ -186,7 +187,7 @@ fn with_rows(page: &str, heading: &str, rows: &[String]) -> String {
 }
 
 #[test]
-fn rows_of_disks_are_what_their_keys_declare() {
+fn rows_of_the_page_are_what_keys_declare() {
     let mut expected = page();
     for (heading, device) in [
         ("## Disks", None),
@@ -203,6 +204,8 @@ fn rows_of_disks_are_what_their_keys_declare() {
         let rows: Vec<String> = keys.map(|key| key.row()).collect();
         expected = with_rows(&expected, heading, &rows);
     }
+    let rows: Vec<String> = TARGET_KEYS.iter().map(|key| key.row()).collect();
+    expected = with_rows(&expected, "### Logins", &rows);
     if std::env::var_os("LUNETTE_WRITE_DOCS").is_some() {
         std::fs::write(PAGE, &expected).expect("the page can be written");
     }
@@ -218,18 +221,22 @@ fn rows_of_disks_are_what_their_keys_declare() {
 #[test]
 fn the_page_has_exactly_the_keys_of_the_parser() {
     let page = page();
-    let mut disk = BTreeSet::new();
+    let mut objects: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for section in sections() {
         let keys: BTreeSet<String> = rows(&page, section.heading)
             .into_iter()
             .map(|row| row.key)
             .collect();
         match section.is_part_of {
-            Some(_) => disk.extend(keys),
+            Some(object) => objects.entry(object).or_default().extend(keys),
             None => assert_eq!(keys, keys_of_the_parser(&section), "{}", section.heading),
         }
     }
-    assert_eq!(disk, keys_of_the_parser(&sections()[1]), "disks");
+    for section in sections() {
+        if let Some(keys) = section.is_part_of.and_then(|object| objects.remove(object)) {
+            assert_eq!(keys, keys_of_the_parser(&section), "{}", section.heading);
+        }
+    }
 }
 
 /// The section's smallest file with `key` as `value`.

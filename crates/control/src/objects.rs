@@ -1,5 +1,7 @@
 //! Objects as JSON, with the names of the configuration file. What GET gives may be PUT back.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::{ObjectBuilder, Ref, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
@@ -240,6 +242,10 @@ pub struct Iscsi {
     /// What is so; not looked at in a request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ExportState>,
+    /// What it agrees to in logins; the daemon, which knows these keys, adds them to the schema.
+    #[serde(flatten)]
+    #[schema(ignore)]
+    pub keys: Keys,
 }
 
 /// Initiators that may log in.
@@ -369,6 +375,9 @@ pub struct Session {
     /// Of iSCSI: commands answered with an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub errors: Option<u64>,
+    /// Of iSCSI: what was negotiated, by the names of RFC 7143, and the command window.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub negotiated: BTreeMap<String, String>,
 }
 
 /// What initiators hold of a disk.

@@ -38,4 +38,4 @@ pub use iscsi_name::is_iscsi_name;
 pub use limits::ServerLimits;
 pub use server::{Server, ServerError, SessionStatus, TargetStatus};
 pub use shared::SessionChange;
-pub use target::TargetOptions;
+pub use target::{LoginBounds, TargetOptions};

@@ -131,6 +131,9 @@ impl TargetPolicy for Shared {
         let group = group.ok_or(LoginStatus::NotFound)?;
         permission(&target, visitor).ok_or(LoginStatus::AuthorizationFailure)?;
         let must_authenticate = !target.chap_users().is_empty();
+        let most = offer.session.max_connections;
+        offer.clone_from(&target.options.bounds.offer);
+        offer.session.max_connections = offer.session.max_connections.min(most);
         Ok(Admission {
             chap: if must_authenticate {
                 algorithms()
@@ -167,6 +170,7 @@ impl TargetPolicy for Shared {
 
     fn attach(&self, visitor: &Visitor, mut claim: Claim) -> Result<Attachment, LoginStatus> {
         if let Some(target) = self.visited(visitor) {
+            claim.window = target.options.bounds.queue_depth;
             // As it is written here, however it was asked for: sessions are told apart and found by it.
             claim.identity.target_name = Some(target.options.name.clone());
         }

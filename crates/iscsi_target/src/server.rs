@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use bdev::Disk;
 use iscsi::login::ChapUser;
+use iscsi::negotiation::SessionParameters;
 use latency::{Clock, UnitAddress};
 use reactor::{Accepting, Pool, RateLimit};
 use scsi::AttachError;
@@ -114,6 +115,10 @@ pub struct SessionStatus {
     pub connections: Vec<u16>,
     /// What it has counted.
     pub counters: latency::Counters,
+    /// What was negotiated.
+    pub parameters: SessionParameters,
+    /// Commands in progress at a time.
+    pub window: u32,
 }
 
 struct State {
@@ -376,6 +381,8 @@ impl Server {
                 portal_group: identity.portal_group_tag,
                 connections: session.connections().iter().map(|key| key.cid).collect(),
                 counters: self.state.shared.tallies.of_session(session.tsih),
+                parameters: session.parameters.clone(),
+                window: session.window.size(),
             })
         };
         sessions.into_iter().filter_map(status).collect()

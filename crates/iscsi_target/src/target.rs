@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use bdev::Disk;
 use iscsi::login::ChapUser;
+use iscsi::negotiation::Offer;
 use scsi::{AttachError, Target, TargetPort};
 use scsi_exec::Units;
 
@@ -30,6 +31,17 @@ pub struct TargetOptions {
     pub acl: Vec<AclEntry>,
     /// CHAP users by name; when there are any, every initiator has to be one.
     pub chap_users: HashMap<String, ChapUser>,
+    /// What it agrees to in logins.
+    pub bounds: LoginBounds,
+}
+
+/// What a target agrees to in logins, within the limits of the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoginBounds {
+    /// The values that it brings into the negotiation (RFC 7143, 13).
+    pub offer: Offer,
+    /// Commands of a session in progress at a time; `None`: as many as the server allows.
+    pub queue_depth: Option<u32>,
 }
 
 /// How closely a portal names an address of ours: the address itself, all of its family, or with `[::]` those of the other one;

@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use config::{DISK_KEYS, DISK_SET, DiskKey};
+use config::{DISK_KEYS, DISK_SET, DiskKey, Key, TARGET_KEYS};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -224,13 +224,18 @@ fn guard(document: &mut utoipa::openapi::OpenApi) {
     document.security = Some(either.to_vec());
 }
 
-/// Adds keys of a disk, which are declared where its configuration is read, to an object.
-fn add_keys(document: &mut utoipa::openapi::OpenApi, object: &str, has: fn(&DiskKey) -> bool) {
+/// Adds keys, which are declared where the configuration is read, to an object.
+fn add_keys<D, T>(
+    document: &mut utoipa::openapi::OpenApi,
+    object: &str,
+    keys: &'static [Key<D, T>],
+    has: fn(&Key<D, T>) -> bool,
+) {
     let components = document.components.get_or_insert_default();
     let Some(RefOr::T(Schema::Object(object))) = components.schemas.get_mut(object) else {
         return;
     };
-    for key in DISK_KEYS.iter().filter(|key| has(key)) {
+    for key in keys.iter().filter(|key| has(key)) {
         let schema = serde_json::from_value::<RefOr<Schema>>(key.schema());
         let schema = schema.expect("a key's schema is one");
         object.properties.insert(key.name.to_owned(), schema);
@@ -244,9 +249,15 @@ fn add_keys(document: &mut utoipa::openapi::OpenApi, object: &str, has: fn(&Disk
 fn described() -> OpenApiRouter<Api> {
     let mut described = routes();
     guard(described.get_openapi_mut());
-    add_keys(described.get_openapi_mut(), "Disk", |_| true);
+    add_keys(described.get_openapi_mut(), "Disk", DISK_KEYS, |_| true);
     let is_set = |key: &DiskKey| key.run_time == DISK_SET;
-    add_keys(described.get_openapi_mut(), "ErrorPolicy", is_set);
+    add_keys(
+        described.get_openapi_mut(),
+        "ErrorPolicy",
+        DISK_KEYS,
+        is_set,
+    );
+    add_keys(described.get_openapi_mut(), "Iscsi", TARGET_KEYS, |_| true);
     described
 }
 

@@ -1,5 +1,7 @@
 //! `/v1/workers`, `/v1/sessions`, `/v1/reservations`: what is not configured but comes about.
 
+use std::collections::BTreeMap;
+
 use ::control::Problem;
 use ::control::objects::{Registration, Reservation, Session, Worker};
 use axum::Json;
@@ -13,6 +15,7 @@ use super::server::blocking;
 use crate::objects::{iscsi_session, vhost_session};
 use crate::running::Overview;
 use config::Placement;
+use iscsi_target::SessionStatus;
 
 /// List workers.
 #[utoipa::path(get, path = "/v1/workers", responses(
@@ -68,12 +71,14 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
             requests: None,
             bytes: None,
             errors: None,
+            negotiated: BTreeMap::new(),
         });
     let iscsi = transports
         .iscsi
         .sessions()
         .into_iter()
         .map(|session| Session {
+            negotiated: negotiated(&session),
             id: iscsi_session(session.tsih),
             export: session.target,
             kind: "iscsi".to_owned(),
@@ -85,6 +90,28 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
             errors: Some(session.counters.errors()),
         });
     vhost.chain(iscsi).collect()
+}
+
+/// What a session has agreed on, as RFC 7143 writes it (13).
+fn negotiated(session: &SessionStatus) -> BTreeMap<String, String> {
+    let said = |yes: bool| if yes { "Yes" } else { "No" }.to_owned();
+    let of = &session.parameters;
+    let keys = [
+        ("MaxConnections", of.max_connections.to_string()),
+        ("InitialR2T", said(of.initial_r2t)),
+        ("ImmediateData", said(of.immediate_data)),
+        ("MaxBurstLength", of.max_burst_length.to_string()),
+        ("FirstBurstLength", of.first_burst_length.to_string()),
+        ("DefaultTime2Wait", of.time_to_wait.to_string()),
+        ("DefaultTime2Retain", of.time_to_retain.to_string()),
+        ("MaxOutstandingR2T", of.max_outstanding_r2t.to_string()),
+        ("DataPDUInOrder", said(of.data_pdu_in_order)),
+        ("DataSequenceInOrder", said(of.data_sequence_in_order)),
+        ("ErrorRecoveryLevel", of.error_recovery_level.to_string()),
+        ("command window", session.window.to_string()),
+    ];
+    let keys = keys.into_iter();
+    keys.map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
 /// End an iSCSI session. Its initiator is asked to log out, and dropped after two seconds or at the second request. It may log in

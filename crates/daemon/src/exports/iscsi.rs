@@ -10,6 +10,7 @@ use scsi_exec::{Hold, Holding};
 use super::{ChapUsers, Endpoint, ExportDevice, ExportKind, Opening};
 use crate::objects::bodies;
 use config::{ExportRef, IscsiConfig, LunConfig};
+use control::Keys;
 use control::objects::{Export, Iscsi};
 
 /// How long the end of an export waits for what is in flight.
@@ -30,6 +31,7 @@ impl ExportKind for IscsiConfig {
             demo_mode: self.demo_mode,
             acl: self.acl.clone(),
             chap_users,
+            bounds: self.bounds.clone(),
         };
         let server = Arc::clone(&opening.transports.iscsi);
         let portals = server.add_target(options, &luns);
@@ -44,6 +46,8 @@ impl ExportKind for IscsiConfig {
     fn body(&self) -> Export {
         let (workers, dedicated) = bodies::placement(&self.placement);
         let chap_users = self.chap_users.as_ref();
+        let bounds = self.bounds_said();
+        let bounds = bounds.map(|(key, value)| (key.name.to_owned(), value));
         Export::Iscsi(Iscsi {
             name: self.name.clone(),
             alias: self.alias.clone(),
@@ -53,6 +57,7 @@ impl ExportKind for IscsiConfig {
             demo_mode: Some(self.demo_mode.to_string()),
             chap_users: chap_users.map(|path| path.to_string_lossy().into_owned()),
             acl: self.acl.iter().map(bodies::acl).collect(),
+            keys: Keys(bounds.collect()),
             workers,
             dedicated,
             status: None,

@@ -409,6 +409,7 @@ impl TargetLogin {
             cid: opening.cid,
             parameters,
             cmd_sn: opening.cmd_sn,
+            window: None,
         };
         let attachment = self.policy.attach(&self.visitor, claim)?;
         Ok(Some(LoggedIn {

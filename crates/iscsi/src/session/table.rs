@@ -30,6 +30,8 @@ pub struct Claim {
     pub parameters: SessionParameters,
     /// CmdSN of the login.
     pub cmd_sn: u32,
+    /// Commands in progress at a time, where they are to be fewer than the table's sessions may have; counts for a new session only.
+    pub window: Option<u32>,
 }
 
 /// What a login got.
@@ -140,7 +142,7 @@ impl SessionTable {
             tsih,
             claim.parameters,
             claim.cmd_sn,
-            self.window,
+            claim.window.unwrap_or(self.window).min(self.window),
         );
         let session = Arc::new(session);
         let connection = ConnectionKey {
@@ -228,6 +230,7 @@ mod tests {
                 ..SessionParameters::default()
             },
             cmd_sn: 1,
+            window: None,
         }
     }
 

@@ -23,7 +23,7 @@ pub fn run(command: SessionCommand) -> Outcome {
                     "session {session} does not exist"
                 )));
             }
-            ask.print(&sessions, table)
+            ask.print(&sessions, details)
         }
         SessionAction::Remove { session } => {
             let path = format!("/v1/sessions/{}", escape(&session));
@@ -57,6 +57,34 @@ fn table(sessions: &[Session]) -> Table {
             counted(session.errors),
         ])
     })
+}
+
+/// One session, with what was negotiated.
+fn details(sessions: &[Session]) -> Table {
+    let mut table = Table::new(&["KEY", "VALUE"]);
+    for session in sessions {
+        let mut row = |key: &str, value: String| {
+            let rows = std::mem::take(&mut table);
+            table = rows.row([key.to_owned(), value]);
+        };
+        row("id", session.id.clone());
+        row("export", session.export.clone());
+        if let Some(initiator) = &session.initiator {
+            row("initiator", initiator.clone());
+        }
+        row("connections", session.connections.to_string());
+        for (key, value) in [
+            ("requests", session.requests),
+            ("bytes", session.bytes),
+            ("errors", session.errors),
+        ] {
+            row(key, counted(value));
+        }
+        for (key, value) in &session.negotiated {
+            row(key, value.clone());
+        }
+    }
+    table
 }
 
 /// Prints what initiators hold.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 /// A table.
+#[derive(Default)]
 pub struct Table {
     head: Vec<&'static str>,
     rows: Vec<Vec<String>>,

@@ -1,0 +1,229 @@
+//! What a target agrees to in logins, as keys of its configuration: bounds on what is negotiated (RFC 7143, 13), and the command window.
+
+use bdev::iscsi_initiator::DigestOffer;
+use iscsi_target::LoginBounds;
+use serde_json::Value;
+
+use super::iscsi::IscsiConfig;
+use super::key::{Key, Kind, RunTime, words};
+use super::value::Reader;
+
+/// A key of a target that bounds its logins.
+pub type TargetKey = Key<LoginBounds, IscsiConfig>;
+
+/// RFC 7143, 13.13 and 13.14: 512 to 2^24-1.
+const LENGTHS: std::ops::RangeInclusive<u64> = 512..=16_777_215;
+/// A connection has no larger buffers.
+const RECEIVE_MAX: u64 = 262_144;
+/// As many requests for data as a task may have out at all.
+const R2T_MAX: u64 = 8;
+const SECONDS_MAX: u64 = 3600;
+
+/// The initiator has the first word: a target takes what it prefers, if it may (RFC 7143, 6.2.1).
+const DIGESTS: [(&str, DigestOffer); 3] = [
+    ("any", DigestOffer::PreferNone),
+    ("none", DigestOffer::None),
+    ("crc32c", DigestOffer::Crc32c),
+];
+
+fn digest_word(offer: DigestOffer) -> &'static str {
+    let word = DIGESTS.iter().find(|(_, known)| *known == offer);
+    word.map_or("any", |(word, _)| word)
+}
+
+/// What is not the default.
+fn unless<T: PartialEq + Into<Value>>(
+    target: &IscsiConfig,
+    value: impl Fn(&LoginBounds) -> T,
+) -> Option<Value> {
+    let said = value(&target.bounds);
+    (said != value(&LoginBounds::default())).then(|| said.into())
+}
+
+fn number(
+    key: &TargetKey,
+    reader: &mut Reader<'_, '_>,
+    bounds: &mut LoginBounds,
+    set: fn(&mut LoginBounds, u32),
+) {
+    if let Some(at) = key.number(reader) {
+        // The ranges of all keys fit.
+        set(bounds, at.value as u32);
+    }
+}
+
+const fn key(
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    help: &'static str,
+    read: fn(&TargetKey, &mut Reader<'_, '_>, &mut LoginBounds),
+    get: fn(&IscsiConfig) -> Option<Value>,
+) -> TargetKey {
+    Key {
+        name,
+        kind,
+        default,
+        run_time: RunTime::Reload,
+        of: &[],
+        help,
+        read,
+        get,
+    }
+}
+
+/// All of them.
+pub static TARGET_KEYS: &[TargetKey] = &[
+    key(
+        "header_digest",
+        Kind::Word(&const { words(&DIGESTS) }),
+        "`any`",
+        "a checksum over each header: as the initiator prefers it, refused, or required",
+        |key, reader, bounds| {
+            if let Some(at) = reader.choice(key.name, &DIGESTS) {
+                bounds.offer.header_digest = at.value;
+            }
+        },
+        |target| unless(target, |bounds| digest_word(bounds.offer.header_digest)),
+    ),
+    key(
+        "data_digest",
+        Kind::Word(&const { words(&DIGESTS) }),
+        "`any`",
+        "a checksum over the data of each PDU, likewise",
+        |key, reader, bounds| {
+            if let Some(at) = reader.choice(key.name, &DIGESTS) {
+                bounds.offer.data_digest = at.value;
+            }
+        },
+        |target| unless(target, |bounds| digest_word(bounds.offer.data_digest)),
+    ),
+    key(
+        "max_recv_data_segment_length",
+        Kind::Number("bytes", 512..=RECEIVE_MAX),
+        "`262144`",
+        "most data of a PDU that an initiator sends",
+        |key, reader, bounds| {
+            number(key, reader, bounds, |bounds, value| {
+                bounds.offer.max_recv_data_segment_length = value;
+            });
+        },
+        |target| unless(target, |bounds| bounds.offer.max_recv_data_segment_length),
+    ),
+    key(
+        "max_burst_length",
+        Kind::Number("bytes", LENGTHS),
+        "`16776704`",
+        "most data that is requested at once, and sent in a sequence",
+        |key, reader, bounds| {
+            number(key, reader, bounds, |bounds, value| {
+                bounds.offer.session.max_burst_length = value;
+            });
+        },
+        |target| unless(target, |bounds| bounds.offer.session.max_burst_length),
+    ),
+    key(
+        "first_burst_length",
+        Kind::Number("bytes", LENGTHS),
+        "`262144`",
+        "most data that an initiator sends without being asked; not more than `max_burst_length`",
+        |key, reader, bounds| {
+            number(key, reader, bounds, |bounds, value| {
+                bounds.offer.session.first_burst_length = value;
+            });
+        },
+        |target| unless(target, |bounds| bounds.offer.session.first_burst_length),
+    ),
+    key(
+        "max_outstanding_r2t",
+        Kind::Number("requests", 1..=R2T_MAX),
+        "`8`",
+        "requests for the data of a command that are out at a time",
+        |key, reader, bounds| {
+            number(key, reader, bounds, |bounds, value| {
+                bounds.offer.session.max_outstanding_r2t = value as u16;
+            });
+        },
+        |target| unless(target, |bounds| bounds.offer.session.max_outstanding_r2t),
+    ),
+    key(
+        "immediate_data",
+        Kind::Boolean,
+        "`true`",
+        "initiators may send data in the PDU of their command",
+        |key, reader, bounds| {
+            if let Some(at) = reader.boolean(key.name) {
+                bounds.offer.session.immediate_data = at.value;
+            }
+        },
+        |target| unless(target, |bounds| bounds.offer.session.immediate_data),
+    ),
+    key(
+        "initial_r2t",
+        Kind::Boolean,
+        "`false`",
+        "initiators send data behind that only when they are asked",
+        |key, reader, bounds| {
+            if let Some(at) = reader.boolean(key.name) {
+                bounds.offer.session.initial_r2t = at.value;
+            }
+        },
+        |target| unless(target, |bounds| bounds.offer.session.initial_r2t),
+    ),
+    key(
+        "max_connections",
+        Kind::Number("connections of a session", 1..=16),
+        "`16`",
+        "not more than `connections_per_session` of the [limits](#limits-of-iscsi-initiators)",
+        |key, reader, bounds| {
+            number(key, reader, bounds, |bounds, value| {
+                bounds.offer.session.max_connections = value as u16;
+            });
+        },
+        |target| unless(target, |bounds| bounds.offer.session.max_connections),
+    ),
+    key(
+        "default_time2wait",
+        Kind::Number("seconds", 0..=SECONDS_MAX),
+        "`0`",
+        "how long an initiator waits at least before it comes back",
+        |key, reader, bounds| {
+            number(key, reader, bounds, |bounds, value| {
+                bounds.offer.session.time_to_wait = value as u16;
+            });
+        },
+        |target| unless(target, |bounds| bounds.offer.session.time_to_wait),
+    ),
+    key(
+        "default_time2retain",
+        Kind::Number("seconds", 0..=SECONDS_MAX),
+        "`20`",
+        "how long it may take then",
+        |key, reader, bounds| {
+            number(key, reader, bounds, |bounds, value| {
+                bounds.offer.session.time_to_retain = value as u16;
+            });
+        },
+        |target| unless(target, |bounds| bounds.offer.session.time_to_retain),
+    ),
+    key(
+        "queue_depth",
+        Kind::Number("commands", 1..=1024),
+        "that of the limits",
+        "commands of a session in progress: the command window; not more than `commands_per_session` of the limits",
+        |key, reader, bounds| {
+            number(key, reader, bounds, |bounds, value| {
+                bounds.queue_depth = Some(value);
+            });
+        },
+        |target| target.bounds.queue_depth.map(Value::from),
+    ),
+];
+
+impl IscsiConfig {
+    /// What is said of its logins, in the order of the keys.
+    pub fn bounds_said(&self) -> impl Iterator<Item = (&'static TargetKey, Value)> {
+        let keys = TARGET_KEYS.iter();
+        keys.filter_map(|key| Some((key, (key.get)(self)?)))
+    }
+}
