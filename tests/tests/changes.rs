@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
+use vm::wait_until;
 
 const MIB: u64 = 1 << 20;
 const TARGET: &str = "iqn.2026-11.org.example:t0";
@@ -275,7 +276,13 @@ fn target_comes_where_another_one_goes() -> Result<()> {
         (&*upper, "0.0.0.0"),
     ] {
         client.change(Method::PUT, "/v1/config", Some(&with(name, address)))?;
-        IscsiSession::login(&portals("127.0.0.1"), name, 1)?;
+        drop(IscsiSession::login(&portals("127.0.0.1"), name, 1)?);
+        // The daemon may learn a little later that the initiator has left.
+        let gone = wait_until(Duration::from_secs(20), || {
+            let sessions: Value = client.get("/v1/sessions").ok()?;
+            sessions.as_array()?.is_empty().then_some(())
+        });
+        ensure!(gone.is_some(), "the session of {name} stays");
     }
     Ok(())
 }
