@@ -316,3 +316,47 @@ fn snapshots_are_those_of_qemu_and_keep_their_content() -> Result<()> {
     }
     Ok(())
 }
+
+/// Whenever it is killed, the overlay has its content, and the same command again does the rest.
+#[test]
+fn killed_commits_and_rebases_keep_content_and_can_be_repeated() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    for (round, arguments) in [
+        &["commit", "overlay"][..],
+        &["rebase", "overlay", "--no-backing"],
+    ]
+    .into_iter()
+    .cycle()
+    .take(6)
+    .enumerate()
+    {
+        make(folder, 300 + round as u64)?;
+        let before = content(folder)?;
+        let mut command = Command::new(lunette()?);
+        let mut child = command
+            .arg("image")
+            .args(arguments)
+            .current_dir(folder)
+            .spawn()?;
+        std::thread::sleep(std::time::Duration::from_millis(4 + 9 * round as u64));
+        child.kill()?;
+        child.wait()?;
+        ensure!(
+            content(folder)? == before,
+            "round {round}: a kill changes the content"
+        );
+        image(folder, arguments)?;
+        ensure!(
+            content(folder)? == before,
+            "round {round}: another run changes the content"
+        );
+        // What was reserved when it was killed is used by nobody.
+        image(folder, &["check", "overlay", "--repair", "leaks"])?;
+        is_clean(folder, "overlay")?;
+        for name in ["one", "two", "overlay"] {
+            std::fs::remove_file(folder.join(name))?;
+        }
+    }
+    Ok(())
+}
