@@ -3,21 +3,15 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
 
+use super::daemon_keys::{Draft, WorkersDraft};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::model::{
-    AccessConfig, Config, LunConfig, Placement, PollLimit, VhostBlkConfig, VhostScsiConfig,
-    WorkersConfig,
-};
-use super::objects::{Draft, LunDraft, WorkersDraft};
+use super::lun::LunDraft;
+use super::model::{Config, Placement};
 use super::place::{At, Place};
 
 /// With more names than this no list of them helps, and no guess is worth its time.
 const NAMES_LISTED_MAX: usize = 16;
 const NAMES_GUESSED_MAX: usize = 1024;
-/// The bound on polling when nothing is said, in microseconds.
-const POLL_MICROS_DEFAULT: u32 = 50;
-/// What a sleep costs: a disk that is slower is slept for.
-const DISK_POLL_MICROS_DEFAULT: u32 = 5;
 
 /// What of this machine and process decides about a configuration.
 #[derive(Clone, Debug)]
@@ -77,73 +71,24 @@ pub fn complete(
     surroundings: &Surroundings,
     diagnostics: &mut Diagnostics,
 ) -> Option<Config> {
-    let draft = attach_luns(draft, diagnostics);
+    let mut draft = attach_luns(draft, diagnostics);
     check_names(&draft, diagnostics);
     check_disk_references(&draft, diagnostics);
-    let controllers = draft.vhost_scsi.iter().map(|export| &export.luns);
-    let targets = draft.iscsi.iter().map(|target| &target.luns);
-    check_luns(controllers.chain(targets), diagnostics);
+    for export in &draft.exports {
+        check_luns(export.luns(), diagnostics);
+    }
     check_sockets(&draft, diagnostics);
     check_files(&draft, surroundings, diagnostics);
     check_tokens(&draft, diagnostics);
     let placement = placement(&draft.workers, surroundings, diagnostics);
     check_placements(&draft, placement.count(), diagnostics);
 
-    let mut config = Config {
-        control: draft.control.map(|at| at.value),
-        access: AccessConfig {
-            api_listen: draft.api_listen.map(|at| at.value),
-            token_file: draft.token_file.map(|at| at.value),
-            readers_token_file: draft.readers_token_file.map(|at| at.value),
-            ..draft.access
-        },
-        state: draft.state.map(|at| at.value),
-        metrics_listen: draft.metrics_listen.map(|at| at.value),
-        sandbox: draft.sandbox.map_or(surroundings.sandbox, |at| at.value),
-        sandbox_paths: draft
-            .sandbox_paths
-            .map_or_else(|| surroundings.sandbox_paths.clone(), |at| at.value),
-        workers: WorkersConfig {
-            placement,
-            poll: draft
-                .poll
-                .map_or(PollLimit::Micros(POLL_MICROS_DEFAULT), |at| at.value),
-            network_poll: draft.network_poll.map_or(PollLimit::Never, |at| at.value),
-            disk_poll: draft
-                .disk_poll
-                .map_or(PollLimit::Micros(DISK_POLL_MICROS_DEFAULT), |at| at.value),
-        },
-        disks: Vec::new(),
-        vhost_blk: Vec::new(),
-        vhost_scsi: Vec::new(),
-        iscsi: Vec::new(),
-        discovery_auth: draft.discovery_auth.map(|at| at.value),
-        iscsi_limits: draft.iscsi_limits.unwrap_or_default(),
-    };
+    let mut config = draft.daemon(placement, surroundings);
     for disk in draft.disks {
         config.disks.push(disk.complete?);
     }
-    for export in draft.vhost_blk {
-        config.vhost_blk.push(VhostBlkConfig {
-            name: export.name?.value,
-            disk: export.disk?.value,
-            socket: export.socket?.value,
-            queues: export.queues,
-            placement: export.placement.placement(),
-        });
-    }
-    for controller in draft.vhost_scsi {
-        let luns: Option<Vec<LunConfig>> = controller.luns.iter().map(LunDraft::complete).collect();
-        config.vhost_scsi.push(VhostScsiConfig {
-            name: controller.name?.value,
-            socket: controller.socket?.value,
-            queues: controller.queues,
-            placement: controller.placement.placement(),
-            luns: luns?,
-        });
-    }
-    for target in draft.iscsi {
-        config.iscsi.push(target.complete?);
+    for export in draft.exports {
+        config.add_export(export.complete()?);
     }
     Some(config)
 }
@@ -151,15 +96,18 @@ pub fn complete(
 /// Gives the logical units that flags named to their controllers.
 fn attach_luns(mut draft: Draft, diagnostics: &mut Diagnostics) -> Draft {
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
-    for (index, controller) in draft.vhost_scsi.iter().enumerate() {
-        if let Some(name) = &controller.name {
+    for (index, export) in draft.exports.iter_mut().enumerate() {
+        if export.luns_by_flags().is_some()
+            && let Some(name) = export.name()
+        {
             places.entry(name.value.clone()).or_insert(index);
         }
     }
     for (controller, lun) in std::mem::take(&mut draft.luns) {
         let place = places.get(&controller.value);
-        match place.and_then(|index| draft.vhost_scsi.get_mut(*index)) {
-            Some(draft) => draft.luns.push(lun),
+        let export = place.and_then(|index| draft.exports.get_mut(*index));
+        match export.and_then(|export| export.luns_by_flags()) {
+            Some(luns) => luns.push(lun),
             None => {
                 let known: Vec<&str> = places.keys().map(String::as_str).collect();
                 diagnostics.push(unknown("vhost-scsi controller", &controller, &known));
@@ -222,10 +170,7 @@ fn check_names(draft: &Draft, diagnostics: &mut Diagnostics) {
         wwns.see(wwn.value, &wwn.place, what, help, diagnostics);
     }
     let mut exports = Once::new();
-    let blk = draft.vhost_blk.iter().map(|export| &export.name);
-    let scsi = draft.vhost_scsi.iter().map(|export| &export.name);
-    let iscsi = draft.iscsi.iter().map(|target| &target.name);
-    for name in blk.chain(scsi).chain(iscsi).flatten() {
+    for name in draft.exports.iter().filter_map(|export| export.name()) {
         let what = format!("the export name `{}`", name.value);
         let help = "give each export a name of its own; without `name` a vhost-blk export has the name of its disk";
         // Two spellings of an iSCSI name are one target.
@@ -241,14 +186,12 @@ fn disk_names(draft: &Draft) -> Vec<&str> {
 }
 
 fn check_reference(
-    disk: Option<&At<String>>,
+    disk: &At<String>,
     names: &[&str],
     known: &HashSet<&str>,
     diagnostics: &mut Diagnostics,
 ) {
-    if let Some(disk) = disk
-        && !known.contains(disk.value.as_str())
-    {
+    if !known.contains(disk.value.as_str()) {
         diagnostics.push(unknown("disk", disk, names));
     }
 }
@@ -256,45 +199,38 @@ fn check_reference(
 fn check_disk_references(draft: &Draft, diagnostics: &mut Diagnostics) {
     let names = disk_names(draft);
     let known: HashSet<&str> = names.iter().copied().collect();
-    let blk = draft.vhost_blk.iter().map(|export| &export.disk);
-    let luns = draft.vhost_scsi.iter().flat_map(|c| &c.luns);
-    let astray = draft.astray.iter().chain(luns).map(|lun| &lun.disk);
-    let iscsi = draft.iscsi.iter().flat_map(|target| &target.luns);
-    let iscsi = iscsi.map(|lun| &lun.disk);
-    for disk in blk.chain(astray).chain(iscsi).filter_map(Option::as_ref) {
-        check_reference(Some(disk), &names, &known, diagnostics);
+    let exports = draft.exports.iter();
+    let alone = exports.clone().filter_map(|export| export.disk());
+    let luns = exports.flat_map(|export| export.luns());
+    let luns = luns.chain(&draft.astray);
+    for disk in alone.chain(luns.filter_map(|lun| lun.disk.as_ref())) {
+        check_reference(disk, &names, &known, diagnostics);
     }
 }
 
-fn check_luns<'a>(exports: impl Iterator<Item = &'a Vec<LunDraft>>, diagnostics: &mut Diagnostics) {
-    for drafts in exports {
-        let mut luns = Once::new();
-        for draft in drafts {
-            if let (Some(target), Some(lun)) = (&draft.target, &draft.lun) {
-                let address = (target.value, lun.value);
-                let what = format!("target {}, LUN {} of this export", address.0, address.1);
-                let help = "give each logical unit an address of its own";
-                luns.see(address, &lun.place, what, help, diagnostics);
-            }
+fn check_luns(drafts: &[LunDraft], diagnostics: &mut Diagnostics) {
+    let mut luns = Once::new();
+    for draft in drafts {
+        if let (Some(target), Some(lun)) = (&draft.target, &draft.lun) {
+            let address = (target.value, lun.value);
+            let what = format!("target {}, LUN {} of this export", address.0, address.1);
+            let help = "give each logical unit an address of its own";
+            luns.see(address, &lun.place, what, help, diagnostics);
         }
     }
 }
 
 fn check_placements(draft: &Draft, workers: usize, diagnostics: &mut Diagnostics) {
-    let blk = draft.vhost_blk.iter().map(|export| &export.placement);
-    let scsi = draft.vhost_scsi.iter().map(|export| &export.placement);
-    let iscsi = draft.iscsi.iter().map(|target| &target.placement);
-    for placement in blk.chain(scsi).chain(iscsi) {
-        placement.check(workers, diagnostics);
+    for export in &draft.exports {
+        export.placement().check(workers, diagnostics);
     }
 }
 
 fn check_sockets(draft: &Draft, diagnostics: &mut Diagnostics) {
     let mut sockets = Once::new();
     let control = draft.control.iter();
-    let blk = draft.vhost_blk.iter().filter_map(|e| e.socket.as_ref());
-    let scsi = draft.vhost_scsi.iter().filter_map(|e| e.socket.as_ref());
-    for socket in control.chain(blk).chain(scsi) {
+    let exports = draft.exports.iter().filter_map(|export| export.socket());
+    for socket in control.chain(exports) {
         let what = format!("the socket {}", socket.value.display());
         let help = "give each export, and the control socket, a path of its own";
         let key = absolute(&socket.value);

@@ -10,9 +10,9 @@ use super::devices::{Around, BlockDeviceConfig, CacheMode, DEVICE_KINDS, DeviceK
 use super::diagnostics::{Mistake, MistakeKind};
 use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX, ShownConfig};
-use super::objects::{NAME_ALLOWED, read_name};
 use super::place::At;
 use super::rbd::{self, RbdConfig};
+use super::readers::{NAME_ALLOWED, read_name};
 use super::remote::{self, RemoteConfig};
 use super::size::{SIZE_MAX, parse_size};
 use super::value::{Fields, Raw, Reader};

@@ -4,9 +4,36 @@
 use std::path::{Path, PathBuf};
 
 use reactor::ExportPlacement;
+use serde_json::Value;
 
-use super::iscsi::IscsiConfig;
+use super::export_kinds::{ISCSI, VHOST_BLK, VHOST_SCSI};
+use super::iscsi::{ISCSI_KEYS, IscsiConfig};
+use super::key::{Key, Kind};
 use super::model::{Config, LunConfig, VhostBlkConfig, VhostScsiConfig};
+use super::target_keys::TARGET_KEYS;
+use super::vhost_blk::VHOST_BLK_KEYS;
+use super::vhost_scsi::VHOST_SCSI_KEYS;
+
+/// A key of an export with its value.
+pub struct Said {
+    /// The key.
+    pub name: &'static str,
+    /// What its values are.
+    pub kind: &'static Kind,
+    /// The value.
+    pub value: Value,
+}
+
+fn said<D, T>(keys: &'static [Key<D, T>], object: &T) -> Vec<Said> {
+    let said = |key: &'static Key<D, T>| {
+        Some(Said {
+            name: key.name,
+            kind: &key.kind,
+            value: (key.get)(object)?,
+        })
+    };
+    keys.iter().filter_map(said).collect()
+}
 
 /// An export of some kind.
 pub trait ExportObject {
@@ -18,6 +45,14 @@ pub trait ExportObject {
     fn placement(&self) -> &ExportPlacement;
     /// To change them.
     fn placement_mut(&mut self) -> &mut ExportPlacement;
+
+    /// What is configured of it, in the order of its keys.
+    fn values(&self) -> Vec<Said>;
+
+    /// The same as a file has it.
+    fn file_values(&self) -> Vec<Said> {
+        self.values()
+    }
 
     /// The path of its socket, if it has one.
     fn socket(&self) -> Option<&PathBuf> {
@@ -73,7 +108,11 @@ impl ExportObject for VhostBlkConfig {
     }
 
     fn kind(&self) -> &'static str {
-        "vhost-blk"
+        VHOST_BLK.word
+    }
+
+    fn values(&self) -> Vec<Said> {
+        said(VHOST_BLK_KEYS, self)
     }
 
     fn placement(&self) -> &ExportPlacement {
@@ -107,7 +146,11 @@ impl ExportObject for VhostScsiConfig {
     }
 
     fn kind(&self) -> &'static str {
-        "vhost-scsi"
+        VHOST_SCSI.word
+    }
+
+    fn values(&self) -> Vec<Said> {
+        said(VHOST_SCSI_KEYS, self)
     }
 
     fn placement(&self) -> &ExportPlacement {
@@ -145,7 +188,29 @@ impl ExportObject for IscsiConfig {
     }
 
     fn kind(&self) -> &'static str {
-        "iscsi"
+        ISCSI.word
+    }
+
+    fn values(&self) -> Vec<Said> {
+        let mut values = said(ISCSI_KEYS, self);
+        values.extend(said(TARGET_KEYS, self));
+        values
+    }
+
+    /// Logical units that are numbered from 0 are a list of disks.
+    fn file_values(&self) -> Vec<Said> {
+        let mut values = self.values();
+        if self.luns.iter().zip(0..).all(|(lun, at)| lun.lun == at)
+            && let Some(disks) = ISCSI_KEYS.iter().find(|key| key.name == "disks")
+            && let Some(said) = values.iter_mut().find(|said| said.name == "lun")
+        {
+            *said = Said {
+                name: disks.name,
+                kind: &disks.kind,
+                value: self.luns.iter().map(|lun| lun.disk.as_str()).collect(),
+            };
+        }
+        values
     }
 
     fn placement(&self) -> &ExportPlacement {

@@ -31,36 +31,17 @@ pub struct Flags {
     pub demo_mode: Option<String>,
     /// `--chap-user FILE`
     pub chap_user: Option<String>,
-    /// `--discovery-auth FILE`
-    pub discovery_auth: Option<String>,
-    /// `--iscsi-limits KEY=VALUE,...`
-    pub iscsi_limits: Option<String>,
-    /// `--workers N`
-    pub workers: Option<String>,
-    /// `--cpus N,N,...`
-    pub cpus: Option<String>,
-    /// `--poll-us N|always`
-    pub poll_us: Option<String>,
-    /// `--network-poll-us N|always`
-    pub network_poll_us: Option<String>,
-    /// `--disk-poll-us N|always`
-    pub disk_poll_us: Option<String>,
-    /// `--control PATH`
-    pub control: Option<String>,
-    /// `--state DIR`
-    pub state: Option<String>,
-    /// `--api-listen ADDRESS:PORT`
-    pub api_listen: Option<String>,
-    /// `--token-file FILE`
-    pub token_file: Option<String>,
-    /// `--readers-token-file FILE`
-    pub readers_token_file: Option<String>,
-    /// `--metrics-listen ADDRESS:PORT`
-    pub metrics_listen: Option<String>,
-    /// `--sandbox off|log|enforce`
-    pub sandbox: Option<String>,
-    /// `--sandbox-path PATH`
-    pub sandbox_path: Vec<String>,
+    /// Flags of the daemon itself, by their names: [`DAEMON_KEYS`](super::DAEMON_KEYS) says which there are.
+    pub daemon: Vec<(&'static str, String)>,
+}
+
+impl Flags {
+    /// The same, with a flag of the daemon.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, text: &str) -> Flags {
+        self.daemon.push((name, text.to_owned()));
+        self
+    }
 }
 
 /// How a disk is said in a flag.

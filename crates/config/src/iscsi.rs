@@ -1,31 +1,26 @@
-//! iSCSI targets: what a file and flags say of them.
-//!
-//! A flag names a target and its disks, `IQN=d0,d1`; portals, demo mode and CHAP users have flags of their own, which are
-//! for all targets that flags name.
+//! iSCSI targets: their keys, and what is said of them.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::sync::Arc;
+use std::path::PathBuf;
 
 use reactor::ExportPlacement;
+use serde_json::{Value, json};
 
-pub use iscsi_target::{AclEntry, Announced, ChapUser, DemoMode, LoginBounds, Network, Portal};
+pub use iscsi_target::{AclEntry, Announced, DemoMode, LoginBounds, Network, Portal};
 
+use super::access_list::{ACL_KEYS, acl_value, read_acl};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::flag_source::{Flags, options, parts};
-use super::model::{LUNS_MAX, LunConfig};
-use super::objects::LunDraft;
-use super::place::{At, Place, Source};
-use super::placement::{PlacementDraft, read_placement};
+use super::export::ExportConfig;
+use super::export_draft::{ExportDraft, Placed, dedicated, texts, workers};
+use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime, read_all, schema_of, words};
+use super::lun::{LUN_COMMAND, LunDraft, TARGET_LUN_KEYS, luns_value, read_lun};
+use super::model::LunConfig;
+use super::place::At;
+use super::placement::PlacementDraft;
+use super::readers::{FILE_ALLOWED, parsed, read_list};
 use super::target_keys::TARGET_KEYS;
-use super::value::{Field, Fields, Raw, Reader, text_of, wrong};
+use super::value::{Fields, Raw, Reader, text_of};
 
-/// How an iSCSI target is said in a flag.
-pub const ISCSI_FORM: &str =
-    "IQN=DISK,DISK,... (LUNs from 0 in this order): iqn.2026-11.org.example:t0=d0,d1";
-
-const NAME_ALLOWED: &str = "an iSCSI name, such as iqn.2026-11.org.example:t0";
+pub const NAME_ALLOWED: &str = "an iSCSI name, such as iqn.2026-11.org.example:t0";
 const DISKS_ALLOWED: &str = "a list of names of disks: LUNs from 0 in this order";
 const LUN_EXAMPLE: &str = "tables such as { lun = 4, disk = \"d0\" }";
 const PORTALS_ALLOWED: &str = "a list of addresses, such as \"192.0.2.1\", \"127.0.0.1:3260\" or \"[::1]:3260,2\" (portal group 2)";
@@ -64,44 +59,187 @@ pub struct IscsiConfig {
 }
 
 /// What was said about a target.
+#[derive(Default)]
 pub struct IscsiDraft {
-    pub name: Option<At<String>>,
-    pub luns: Vec<LunDraft>,
-    pub placement: PlacementDraft,
-    /// Nothing was wrong with the rest.
-    pub complete: Option<IscsiConfig>,
+    name: Option<At<String>>,
+    alias: Option<String>,
+    /// Disks that are logical units from 0.
+    disks: Vec<At<String>>,
+    luns: Vec<LunDraft>,
+    /// `None`: one of them is none.
+    portals: Option<Vec<Portal>>,
+    announce: Option<Vec<Announced>>,
+    demo_mode: DemoMode,
+    chap_users: Option<PathBuf>,
+    acl: Option<Vec<AclEntry>>,
+    bounds: LoginBounds,
+    placement: PlacementDraft,
 }
 
+/// A key of a target.
+pub type IscsiKey = Key<IscsiDraft, IscsiConfig>;
+
+const fn key(
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    run_time: RunTime,
+    help: &'static str,
+    read: fn(&IscsiKey, &mut Reader<'_, '_>, &mut IscsiDraft),
+    get: fn(&IscsiConfig) -> Option<Value>,
+) -> IscsiKey {
+    Key {
+        name,
+        kind,
+        default,
+        run_time,
+        of: &[],
+        help,
+        read,
+        get,
+    }
+}
+
+/// All keys but those of logins.
+pub static ISCSI_KEYS: &[IscsiKey] = &[
+    key(
+        "name",
+        Kind::Text("an iSCSI name", NAME_ALLOWED),
+        REQUIRED,
+        RunTime::AddAnew,
+        "name of the target",
+        |_, reader, draft| draft.name = read_name(reader),
+        |target| Some(json!(target.name)),
+    ),
+    key(
+        "alias",
+        Kind::Text("any", "a text"),
+        NONE,
+        RunTime::Reload,
+        "a name for people",
+        |key, reader, draft| draft.alias = key.text(reader).map(|at| at.value),
+        |target| target.alias.as_ref().map(|alias| json!(alias)),
+    ),
+    key(
+        "disks",
+        Kind::List("list of names of disks", DISKS_ALLOWED, Item::Text),
+        NONE,
+        LUN_COMMAND,
+        "logical units from 0, in this order",
+        |key, reader, draft| draft.disks = read_list(reader, key.name, DISKS_ALLOWED),
+        // `lun` has them, whatever their numbers.
+        |_| None,
+    ),
+    key(
+        "lun",
+        Kind::List(
+            "list of tables",
+            LUN_EXAMPLE,
+            Item::Table {
+                fields: &["lun", "disk"],
+                schema: || schema_of(TARGET_LUN_KEYS),
+            },
+        ),
+        NONE,
+        LUN_COMMAND,
+        "logical units with numbers, instead of `disks`: `{ lun = 4, disk = \"d0\" }`",
+        |key, reader, draft| {
+            for fields in reader.objects(key.name, LUN_EXAMPLE) {
+                let mut lun = read_lun(TARGET_LUN_KEYS, fields, reader.diagnostics());
+                lun.target = Some(At::new(0, fields.place.clone()));
+                draft.luns.push(lun);
+            }
+        },
+        |target| Some(luns_value(&target.luns)),
+    ),
+    key(
+        "portals",
+        Kind::List("list of addresses", PORTALS_ALLOWED, Item::Text),
+        REQUIRED,
+        RunTime::Reload,
+        "`\"192.0.2.1\"`, `\"127.0.0.1:3260\"`, `\"[::1]:3260,2\"`: port 3260 and portal group 1 unless given",
+        |key, reader, draft| {
+            let texts = read_list(reader, key.name, PORTALS_ALLOWED);
+            let portals = texts.iter();
+            let portals: Vec<_> = portals.map(|text| parsed(reader, key.name, text)).collect();
+            draft.portals = portals.into_iter().collect();
+        },
+        |target| texts(&target.portals),
+    ),
+    key(
+        "announce",
+        Kind::List("string or list: addresses", ANNOUNCE_ALLOWED, Item::Text),
+        "the portals",
+        RunTime::Reload,
+        "[addresses that discovery names](operations.md#discovery) instead of the portals of the same group",
+        |_, reader, draft| draft.announce = read_announce(reader, draft.portals.as_deref()),
+        |target| texts(&target.announce),
+    ),
+    key(
+        "demo_mode",
+        Kind::Word(&const { words(&MODES) }),
+        "`none`",
+        RunTime::Reload,
+        "what initiators may do that nothing else admits",
+        |key, reader, draft| {
+            let mode = reader.choice(key.name, &MODES);
+            draft.demo_mode = mode.map_or(DemoMode::None, |at| at.value);
+        },
+        |target| Some(json!(target.demo_mode.to_string())),
+    ),
+    key(
+        "chap_users",
+        Kind::Text("path of a file of mode 600", FILE_ALLOWED),
+        NONE,
+        RunTime::ReloadReread,
+        "a line `NAME SECRET [TARGET_NAME TARGET_SECRET]` each; secrets have at least 12 characters. With it every initiator has to \
+            authenticate",
+        |key, reader, draft| draft.chap_users = key.text(reader).map(|at| at.value.into()),
+        |target| {
+            let path = target.chap_users.as_ref();
+            path.map(|path| json!(path.to_string_lossy()))
+        },
+    ),
+    key(
+        "acl",
+        Kind::List(
+            "list of tables",
+            ACL_EXAMPLE,
+            Item::Table {
+                fields: &["initiator", "network", "read_only"],
+                schema: || schema_of(ACL_KEYS),
+            },
+        ),
+        NONE,
+        RunTime::Reload,
+        "initiators that may log in",
+        |key, reader, draft| {
+            let entries = reader.objects(key.name, ACL_EXAMPLE).into_iter();
+            let entries: Vec<_> = entries
+                .map(|fields| read_acl(fields, reader.diagnostics()))
+                .collect();
+            draft.acl = entries.into_iter().collect();
+        },
+        |target| (!target.acl.is_empty()).then(|| acl_value(&target.acl)),
+    ),
+    workers(),
+    dedicated("a worker for this target alone"),
+];
+
 /// A target.
-pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft {
+pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn ExportDraft> {
     let mut reader = Reader::new(fields, "iscsi", diagnostics);
-    reader.require("name", NAME_ALLOWED);
-    reader.require("portals", PORTALS_ALLOWED);
-    let name = read_name(&mut reader);
-    let alias = reader.text("alias", "a text").map(|at| at.value);
-    let disks = read_list(&mut reader, "disks", DISKS_ALLOWED);
-    let luns = reader.objects("lun", LUN_EXAMPLE);
-    if let (Some(first), false) = (luns.first(), disks.is_empty()) {
+    let mut draft = IscsiDraft::default();
+    read_all(ISCSI_KEYS, &mut reader, &mut draft);
+    read_all(TARGET_KEYS, &mut reader, &mut draft.bounds);
+    draft.placement.relate(&mut reader);
+    let first = fields.entries.iter().find(|field| field.key.value == "lun");
+    if let (Some(first), false) = (first, draft.disks.is_empty() || draft.luns.is_empty()) {
         let message = "iscsi: `disks` and `lun` exclude each other";
-        let mistake = Mistake::new(MistakeKind::Key, &first.place, message);
+        let mistake = Mistake::new(MistakeKind::Key, &first.value.place, message);
         let help = "`disks` numbers LUNs from 0; to choose numbers, list all disks in `lun`";
         reader.diagnostics().push(mistake.help(help));
     }
-    let texts = read_list(&mut reader, "portals", PORTALS_ALLOWED);
-    let portals: Vec<Option<Portal>> = texts
-        .iter()
-        .map(|text| parsed(&mut reader, "portals", text))
-        .collect();
-    let portals: Option<Vec<Portal>> = portals.into_iter().collect();
-    let announce = read_announce(&mut reader, portals.as_deref());
-    let demo_mode = reader.choice("demo_mode", &MODES);
-    let chap_users = reader.text("chap_users", "the path of a file");
-    let acl = reader.objects("acl", ACL_EXAMPLE);
-    let mut bounds = LoginBounds::default();
-    for key in TARGET_KEYS {
-        (key.read)(key, &mut reader, &mut bounds);
-    }
-    let placement = read_placement(&mut reader);
     reader.finish(|key| match key {
         "disk" => Some(format!(
             "iscsi: a target's disks are its `disks`: {DISKS_ALLOWED}"
@@ -109,39 +247,48 @@ pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiDraft 
         "portal" => Some(format!("iscsi: `portals` is {PORTALS_ALLOWED}")),
         _ => None,
     });
-    let mut luns: Vec<LunDraft> = luns
-        .iter()
-        .map(|fields| read_iscsi_lun(fields, diagnostics))
-        .collect();
-    luns.extend((0..).zip(disks).map(|(number, disk)| LunDraft {
+    let numbered = (0..).zip(std::mem::take(&mut draft.disks));
+    draft.luns.extend(numbered.map(|(number, disk)| LunDraft {
         target: Some(At::new(0, disk.place.clone())),
         lun: Some(At::new(number, disk.place.clone())),
         disk: Some(disk),
     }));
-    let acl: Option<Vec<AclEntry>> = acl
-        .iter()
-        .map(|fields| read_acl(fields, diagnostics))
-        .collect();
-    let attached: Option<Vec<LunConfig>> = luns.iter().map(LunDraft::complete).collect();
-    let complete = name.as_ref().zip(portals).zip(announce).zip(acl);
-    let complete = complete.zip(attached);
-    let complete = complete.map(|((((name, portals), announce), acl), luns)| IscsiConfig {
-        name: name.value.clone(),
-        alias,
-        luns,
-        portals,
-        announce,
-        demo_mode: demo_mode.map_or(DemoMode::None, |at| at.value),
-        chap_users: chap_users.map(|at| PathBuf::from(at.value)),
-        acl,
-        bounds,
-        placement: placement.placement(),
-    });
-    IscsiDraft {
-        name,
-        luns,
-        placement,
-        complete,
+    Box::new(draft)
+}
+
+impl Placed for IscsiDraft {
+    fn placement_mut(&mut self) -> &mut PlacementDraft {
+        &mut self.placement
+    }
+}
+
+impl ExportDraft for IscsiDraft {
+    fn name(&self) -> Option<&At<String>> {
+        self.name.as_ref()
+    }
+
+    fn luns(&self) -> &[LunDraft] {
+        &self.luns
+    }
+
+    fn placement(&self) -> &PlacementDraft {
+        &self.placement
+    }
+
+    fn complete(&self) -> Option<ExportConfig> {
+        let luns: Option<Vec<LunConfig>> = self.luns.iter().map(LunDraft::complete).collect();
+        Some(ExportConfig::Iscsi(IscsiConfig {
+            name: self.name()?.value.clone(),
+            alias: self.alias.clone(),
+            luns: luns?,
+            portals: self.portals.clone()?,
+            announce: self.announce.clone()?,
+            demo_mode: self.demo_mode,
+            chap_users: self.chap_users.clone(),
+            acl: self.acl.clone()?,
+            bounds: self.bounds.clone(),
+            placement: self.placement.placement(),
+        }))
     }
 }
 
@@ -153,18 +300,6 @@ fn read_name(reader: &mut Reader<'_, '_>) -> Option<At<String>> {
         reader.diagnostics().push(mistake.allowed(NAME_ALLOWED));
     }
     Some(name)
-}
-
-fn read_list(reader: &mut Reader<'_, '_>, key: &'static str, allowed: &str) -> Vec<At<String>> {
-    let Some(value) = reader.raw(key) else {
-        return Vec::new();
-    };
-    let Raw::List(items) = &value.value else {
-        reader.refuse(key, value, allowed);
-        return Vec::new();
-    };
-    let text = |item| text_of(key, item, allowed, reader.diagnostics());
-    items.iter().filter_map(text).collect()
 }
 
 /// Addresses behind which the portals of a group are found; each needs such a group.
@@ -203,195 +338,10 @@ fn read_announce(
     is_right.then_some(announce)
 }
 
-fn parsed<T: FromStr<Err = String>>(
-    reader: &mut Reader<'_, '_>,
-    key: &str,
-    text: &At<String>,
-) -> Option<T> {
-    match text.value.parse() {
-        Ok(value) => Some(value),
-        Err(what) => {
-            let mistake = Mistake::new(MistakeKind::Value, &text.place, format!("`{key}`: {what}"));
-            reader.diagnostics().push(mistake);
-            None
-        }
-    }
-}
-
-/// A logical unit of a target, whose number may be said or not: it is 0.
-fn read_iscsi_lun(fields: &Fields, diagnostics: &mut Diagnostics) -> LunDraft {
-    let mut reader = Reader::new(fields, "lun", diagnostics);
-    reader.require("lun", "0 to 16383");
-    reader.require("disk", "the name of a disk");
-    reader.number("target", 0..=0);
-    let lun = reader.number("lun", 0..=u64::from(LUNS_MAX - 1));
-    let disk = reader.text("disk", "the name of a disk");
-    reader.finish(|_| None);
-    LunDraft {
-        target: Some(At::new(0, fields.place.clone())),
-        lun: lun.map(|at| At::new(at.value as u16, at.place)),
-        disk,
-    }
-}
-
-fn read_acl(fields: &Fields, diagnostics: &mut Diagnostics) -> Option<AclEntry> {
-    let mut reader = Reader::new(fields, "acl", diagnostics);
-    let initiator = reader.text("initiator", NAME_ALLOWED);
-    let text = reader.text("network", "an address or a network, such as 192.0.2.0/24");
-    let network = match &text {
-        Some(text) => Some(parsed::<Network>(&mut reader, "network", text)?),
-        None => None,
-    };
-    let read_only = reader.boolean("read_only").is_some_and(|at| at.value);
-    reader.finish(|_| None);
-    Some(AclEntry {
-        initiator: initiator.map(|at| at.value),
-        network,
-        read_only,
-    })
-}
-
-/// The targets that flags name.
-pub fn read_flags(
-    flags: &Flags,
-    source: &mut impl FnMut(&str, &String) -> Arc<Source>,
-    diagnostics: &mut Diagnostics,
-) -> Vec<IscsiDraft> {
-    let field = |key: &str, value: At<Raw>| Field {
-        key: At::new(key.to_owned(), value.place.clone()),
-        value,
-    };
-    let word = |source: &Arc<Source>| At::new(Raw::Word(source.text.clone()), Place::whole(source));
-    let mut common = Vec::new();
-    let portals: Vec<At<Raw>> = flags
-        .portal
-        .iter()
-        .map(|text| word(&source("--portal", text)))
-        .collect();
-    if let Some(first) = portals.first().map(|portal| portal.place.clone()) {
-        common.push(field("portals", At::new(Raw::List(portals), first)));
-    }
-    let announced: Vec<At<Raw>> = flags
-        .announce
-        .iter()
-        .map(|text| word(&source("--announce", text)))
-        .collect();
-    if let Some(first) = announced.first().map(|one| one.place.clone()) {
-        common.push(field("announce", At::new(Raw::List(announced), first)));
-    }
-    if let Some(text) = &flags.demo_mode {
-        common.push(field("demo_mode", word(&source("--demo-mode", text))));
-    }
-    if let Some(text) = &flags.chap_user {
-        common.push(field("chap_users", word(&source("--chap-user", text))));
-    }
-    if let (true, Some(first)) = (flags.iscsi.is_empty(), common.first()) {
-        let message = "this needs --iscsi".to_owned();
-        let mistake = Mistake::new(MistakeKind::Relation, &first.value.place, message);
-        diagnostics.push(mistake.allowed(ISCSI_FORM));
-    }
-    let targets = flags.iscsi.iter().filter_map(|text| {
-        let source = source("--iscsi", text);
-        let mut fields = target_flag(&source, diagnostics)?;
-        fields.entries.extend(common.iter().cloned());
-        Some(read_iscsi(&fields, diagnostics))
-    });
-    targets.collect()
-}
-
-/// A target's fields from `IQN=DISK,DISK[,KEY=VALUE...]`.
-fn target_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<Fields> {
-    let parts = parts(source);
-    let (first, rest) = parts.split_first()?;
-    let Some((name, disk)) = first.split('=') else {
-        let value = At::new(Raw::Word(source.text.clone()), Place::whole(source));
-        diagnostics.push(wrong("iscsi", &value).allowed(ISCSI_FORM));
-        return None;
-    };
-    let (said, disks): (Vec<_>, Vec<_>) = rest.iter().partition(|part| part.text.contains('='));
-    let mut words = vec![disk.word()];
-    words.extend(disks.iter().map(|part| part.word()));
-    let mut entries = vec![
-        name.field("name"),
-        Field {
-            key: At::new("disks".to_owned(), disk.place()),
-            value: At::new(Raw::List(words), Place::whole(source)),
-        },
-    ];
-    entries.extend(options(said));
-    Some(Fields {
-        place: Place::whole(source),
-        entries,
-    })
-}
-
-/// The CHAP users of a file: a line each, `NAME SECRET`, then, for initiators that ask the target to prove itself,
-/// `TARGET_NAME TARGET_SECRET`. Lines that begin with `#` are passed over. Others must not be able to read it.
-///
-/// # Errors
-/// What is wrong with it, without a word of its content.
-pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String> {
-    use std::io::Read;
-    use std::os::unix::fs::MetadataExt;
-
-    let shown = path.display();
-    let failed = |error| format!("cannot read CHAP users from {shown}: {error}");
-    let mut file = std::fs::File::open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.mode();
-    if mode & 0o077 != 0 {
-        return Err(format!(
-            "{shown} has mode {:o}, so others may read or change the secrets in it; hint: chmod 600 {shown}",
-            mode & 0o777
-        ));
-    }
-    let mut text = String::new();
-    file.read_to_string(&mut text).map_err(failed)?;
-    let mut users = HashMap::new();
-    for (number, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        let wrong = |what: &str| format!("{shown}:{}: {what}", number + 1);
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let (name, secret, mutual) = match words[..] {
-            [name, secret] => (name, secret, None),
-            [name, secret, own, proof] => (name, secret, Some((own, proof))),
-            _ => return Err(wrong("not NAME SECRET [TARGET_NAME TARGET_SECRET]")),
-        };
-        let secrets = mutual.iter().map(|(_, proof)| *proof).chain([secret]);
-        for secret in secrets {
-            if iscsi_target::Secret::new(secret).is_short() {
-                return Err(wrong(
-                    "a secret has at least 12 characters (RFC 7143, 9.2.1)",
-                ));
-            }
-        }
-        if mutual.is_some_and(|(_, proof)| proof == secret) {
-            return Err(wrong(
-                "target and initiator need different secrets (RFC 7143, 9.2.1)",
-            ));
-        }
-        let user = ChapUser {
-            secret: iscsi_target::Secret::new(secret),
-            mutual: mutual.map(|(own, proof)| (own.to_owned(), iscsi_target::Secret::new(proof))),
-        };
-        if users.insert(name.to_owned(), user).is_some() {
-            return Err(wrong("this user already has a line"));
-        }
-    }
-    if users.is_empty() {
-        return Err(format!("{shown} has no CHAP user"));
-    }
-    Ok(users)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
-    use crate::{Config, Surroundings, parse};
+    use crate::{Config, Flags, Surroundings, parse};
 
     fn from_flags(iscsi: &[&str], portal: &[&str]) -> Result<Config, Diagnostics> {
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
@@ -464,9 +414,9 @@ mod tests {
                 iscsi: owned(&["iqn.2026-11.org.example:t0=d0"]),
                 portal: owned(&["10.0.0.5", "10.0.1.5:3261,2"]),
                 announce: owned(announce),
-                discovery_auth: Some("finders".to_owned()),
                 ..Flags::default()
             };
+            let flags = flags.with("discovery-auth", "finders");
             parse(None, &flags, &Surroundings::of_this_process())
         };
         let config = with(&["203.0.113.7:13260", "[2001:db8::7]:3261,2"]);
@@ -519,33 +469,5 @@ mod tests {
         let mistakes = from_flags(&targets, &["127.0.0.1"]).unwrap_err();
         let mistakes = mistakes.to_string();
         assert!(mistakes.contains("is already used at"), "{mistakes}");
-    }
-
-    #[test]
-    fn chap_users_come_from_a_file_that_only_its_owner_reads() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("chap");
-        let write = |text: &str, mode| {
-            std::fs::write(&path, text).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-            read_chap_users(&path)
-        };
-        let users = write(
-            "# us\nann secretsecret\nbob secretsecret t0 othersecret12\n",
-            0o600,
-        );
-        let users = users.unwrap();
-        assert!(users["ann"].mutual.is_none() && users["bob"].mutual.is_some());
-        for (text, mode, told) in [
-            ("ann secretsecret", 0o640, "chmod 600"),
-            ("ann short", 0o600, "at least 12"),
-            ("ann", 0o600, ":1: not NAME SECRET"),
-            ("ann secretsecret t0 secretsecret", 0o600, "different"),
-            ("", 0o600, "no CHAP user"),
-        ] {
-            let error = write(text, mode).unwrap_err();
-            assert!(error.contains(told), "{error}");
-            assert!(!error.contains("secretsecret"), "{error}");
-        }
     }
 }

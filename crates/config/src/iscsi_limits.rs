@@ -3,12 +3,12 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
-use super::value::{Fields, Reader};
+use serde_json::{Value, json};
 
-/// How they are said in a flag.
-pub const ISCSI_LIMITS_FORM: &str = "KEY=VALUE,...: connections=1024,half_open=128,sessions=512,\
-    connections_per_session=16,commands_per_session=128,login_s=15,memory=32M";
+use super::Diagnostics;
+use super::key::{Key, Kind, RunTime, read_all};
+use super::place::At;
+use super::value::{Fields, Reader};
 
 const MIB: u64 = 1 << 20;
 const CONNECTIONS: RangeInclusive<u64> = 1..=65_536;
@@ -73,40 +73,111 @@ impl IscsiLimits {
     }
 }
 
+/// A key of the limits.
+pub type LimitKey = Key<IscsiLimits, IscsiLimits>;
+
+const fn key(
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    help: &'static str,
+    read: fn(&LimitKey, &mut Reader<'_, '_>, &mut IscsiLimits),
+    get: fn(&IscsiLimits) -> Option<Value>,
+) -> LimitKey {
+    Key {
+        name,
+        kind,
+        default,
+        run_time: RunTime::Restart,
+        of: &[],
+        help,
+        read,
+        get,
+    }
+}
+
+/// Puts what is said in the place of what is usual.
+fn put(said: Option<At<u64>>, limit: &mut u64) {
+    if let Some(at) = said {
+        *limit = at.value;
+    }
+}
+
+/// All of them.
+pub static ISCSI_LIMIT_KEYS: &[LimitKey] = &[
+    key(
+        "connections",
+        Kind::Number("", CONNECTIONS),
+        "`1024`",
+        "TCP connections at a time",
+        |key, reader, limits| put(key.number(reader), &mut limits.connections),
+        |limits| Some(json!(limits.connections)),
+    ),
+    key(
+        "half_open",
+        Kind::Number("", CONNECTIONS),
+        "`128`",
+        "of these, connections that have not logged in to a target",
+        |key, reader, limits| put(key.number(reader), &mut limits.half_open),
+        |limits| Some(json!(limits.half_open)),
+    ),
+    key(
+        "sessions",
+        Kind::Number("", SESSIONS),
+        "`512`",
+        "sessions at a time",
+        |key, reader, limits| put(key.number(reader), &mut limits.sessions),
+        |limits| Some(json!(limits.sessions)),
+    ),
+    key(
+        "connections_per_session",
+        Kind::Number("", PER_SESSION),
+        "`16`",
+        "MaxConnections",
+        |key, reader, limits| put(key.number(reader), &mut limits.connections_per_session),
+        |limits| Some(json!(limits.connections_per_session)),
+    ),
+    key(
+        "commands_per_session",
+        Kind::Number("", COMMANDS),
+        "`128`",
+        "commands in progress: the command window",
+        |key, reader, limits| put(key.number(reader), &mut limits.commands_per_session),
+        |limits| Some(json!(limits.commands_per_session)),
+    ),
+    key(
+        "login_s",
+        Kind::Number("seconds", LOGIN_SECONDS),
+        "`15`",
+        "time to log in",
+        |key, reader, limits| put(key.number(reader), &mut limits.login_s),
+        |limits| Some(json!(limits.login_s)),
+    ),
+    key(
+        "memory",
+        Kind::Size(", 1048576 to 1073741824", MEMORY),
+        "`\"32M\"`",
+        "command data that one session holds",
+        |key, reader, limits| put(key.size(reader), &mut limits.memory),
+        |limits| Some(json!(limits.memory)),
+    ),
+];
+
+impl IscsiLimits {
+    /// Every limit, in the order of the keys.
+    pub fn values(&self) -> impl Iterator<Item = (&'static LimitKey, Value)> {
+        let keys = ISCSI_LIMIT_KEYS.iter();
+        keys.filter_map(|key| Some((key, (key.get)(self)?)))
+    }
+}
+
 /// What a table or a flag says; what it does not say is as usual.
 pub fn read_iscsi_limits(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiLimits {
     let mut reader = Reader::new(fields, "iscsi_limits", diagnostics);
-    let usual = IscsiLimits::default();
-    let mut number = |key, range, usual| {
-        let said = reader.number(key, range);
-        said.map_or(usual, |at| at.value)
-    };
-    let limits = IscsiLimits {
-        connections: number("connections", CONNECTIONS, usual.connections),
-        half_open: number("half_open", CONNECTIONS, usual.half_open),
-        sessions: number("sessions", SESSIONS, usual.sessions),
-        connections_per_session: number(
-            "connections_per_session",
-            PER_SESSION,
-            usual.connections_per_session,
-        ),
-        commands_per_session: number("commands_per_session", COMMANDS, usual.commands_per_session),
-        login_s: number("login_s", LOGIN_SECONDS, usual.login_s),
-        memory: usual.memory,
-    };
-    let memory = reader.size("memory");
-    if let Some(at) = &memory
-        && !MEMORY.contains(&at.value)
-    {
-        let message = format!("`memory`: found {} bytes", at.value);
-        let mistake = Mistake::new(MistakeKind::Value, &at.place, message);
-        reader.diagnostics().push(mistake.allowed("1M to 1G"));
-    }
+    let mut limits = IscsiLimits::default();
+    read_all(ISCSI_LIMIT_KEYS, &mut reader, &mut limits);
     reader.finish(|_| None);
-    IscsiLimits {
-        memory: memory.map_or(limits.memory, |at| at.value),
-        ..limits
-    }
+    limits
 }
 
 #[cfg(test)]
@@ -114,10 +185,9 @@ mod tests {
     use crate::{Config, Diagnostics, Flags, IscsiLimits, Surroundings, parse, render};
 
     fn read(file: &str, flag: Option<&str>) -> Result<Config, Diagnostics> {
-        let flags = Flags {
-            iscsi_limits: flag.map(str::to_owned),
-            ..Flags::default()
-        };
+        let flags = flag.map_or_else(Flags::default, |text| {
+            Flags::default().with("iscsi-limits", text)
+        });
         let file = Some(("a.toml", file)).filter(|(_, text)| !text.is_empty());
         parse(file, &flags, &Surroundings::of_this_process())
     }

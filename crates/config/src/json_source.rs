@@ -10,10 +10,11 @@ use serde_json::Value;
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
 use super::disk::{check_size, read_disk, read_limits, read_settings};
 use super::export::ExportConfig;
-use super::iscsi::{IscsiConfig, read_iscsi};
-use super::model::{Config, DiskConfig, LimitsConfig, LunConfig, VhostBlkConfig, VhostScsiConfig};
-use super::objects::{LunDraft, read_lun, read_vhost_blk, read_vhost_scsi};
+use super::export_kinds::EXPORT_KINDS;
+use super::lun::{LUN_KEYS, read_lun};
+use super::model::{Config, DiskConfig, LimitsConfig, LunConfig};
 use super::place::{At, Place, Source};
+use super::readers::DISK_ALLOWED;
 use super::value::{Field, Fields, Raw, Reader, wrong};
 
 /// An export, or what is wrong with it.
@@ -124,20 +125,6 @@ pub fn disk_json(name: &str, value: &Value) -> Result<DiskConfig, Diagnostics> {
     checked(disk, diagnostics)
 }
 
-/// Kinds of exports, by their words.
-const KINDS: [(&str, Kind); 3] = [
-    ("vhost-blk", Kind::VhostBlk),
-    ("vhost-scsi", Kind::VhostScsi),
-    ("iscsi", Kind::Iscsi),
-];
-
-#[derive(Clone, Copy)]
-enum Kind {
-    VhostBlk,
-    VhostScsi,
-    Iscsi,
-}
-
 /// The export `name` from its JSON: `kind`, and what a file's table of this kind has.
 ///
 /// # Errors
@@ -150,37 +137,12 @@ pub fn export_json(name: &str, value: &Value) -> JsonExport {
 }
 
 fn export(mut fields: Fields, diagnostics: &mut Diagnostics) -> Option<ExportConfig> {
+    let kinds = EXPORT_KINDS.map(|kind| (kind.word, kind));
     let mut reader = Reader::new(&fields, "export", diagnostics);
-    reader.require("kind", &one_of(&KINDS.map(|(word, _)| word)));
-    let kind = reader.choice("kind", &KINDS)?.value;
+    reader.require("kind", &one_of(&kinds.map(|(word, _)| word)));
+    let kind = reader.choice("kind", &kinds)?.value;
     fields.entries.retain(|field| field.key.value != "kind");
-    match kind {
-        Kind::VhostBlk => {
-            let draft = read_vhost_blk(&fields, diagnostics);
-            Some(ExportConfig::VhostBlk(VhostBlkConfig {
-                name: draft.name?.value,
-                disk: draft.disk?.value,
-                socket: draft.socket?.value,
-                queues: draft.queues,
-                placement: draft.placement.placement(),
-            }))
-        }
-        Kind::VhostScsi => {
-            let draft = read_vhost_scsi(&fields, diagnostics);
-            let luns: Option<Vec<LunConfig>> = draft.luns.iter().map(LunDraft::complete).collect();
-            Some(ExportConfig::VhostScsi(VhostScsiConfig {
-                name: draft.name?.value,
-                socket: draft.socket?.value,
-                queues: draft.queues,
-                placement: draft.placement.placement(),
-                luns: luns?,
-            }))
-        }
-        Kind::Iscsi => {
-            let complete: Option<IscsiConfig> = read_iscsi(&fields, diagnostics).complete;
-            complete.map(ExportConfig::Iscsi)
-        }
-    }
+    (kind.read)(&fields, diagnostics).complete()
 }
 
 /// The logical unit at an address from its JSON, `{"disk": NAME}`.
@@ -191,10 +153,10 @@ pub fn lun_json(target: u8, lun: u16, value: &Value) -> Result<LunConfig, Diagno
     let mut diagnostics = Diagnostics::default();
     let read = object(value, &mut diagnostics).and_then(|fields| {
         let mut reader = Reader::new(&fields, "lun", &mut diagnostics);
-        reader.require("disk", "the name of a disk");
+        reader.require("disk", DISK_ALLOWED);
         reader.number("target", u64::from(target)..=u64::from(target));
         reader.number("lun", u64::from(lun)..=u64::from(lun));
-        let disk = reader.text("disk", "the name of a disk");
+        let disk = reader.text("disk", DISK_ALLOWED);
         reader.finish(|_| None);
         disk
     });
@@ -231,7 +193,7 @@ pub fn luns_json(value: &Value) -> Result<Vec<LunConfig>, Diagnostics> {
                 diagnostics.push(mistake.allowed("an object with target, lun and disk"));
                 return None;
             }
-            read_lun(&fields(&pointer, item), &mut diagnostics).complete()
+            read_lun(LUN_KEYS, &fields(&pointer, item), &mut diagnostics).complete()
         })
         .collect();
     checked(luns, diagnostics)

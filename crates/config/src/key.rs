@@ -7,7 +7,9 @@ use std::ops::RangeInclusive;
 use serde_json::{Value, json};
 
 use super::diagnostics::{Mistake, MistakeKind, one_of};
+use super::model::POLL_MICROS_MAX;
 use super::place::At;
+use super::readers::POLL_ALLOWED;
 use super::size::{SIZE_ALLOWED, render_size};
 use super::value::Reader;
 
@@ -54,11 +56,44 @@ pub enum Kind {
     ShortText(&'static str, &'static str, usize),
     /// A table of texts.
     Table(&'static str),
+    /// A list: what the documents say of it, what a mistake says is allowed, and what it is a list of.
+    List(&'static str, &'static str, Item),
+    /// Tables with headings of their own: what the documents say of them, and what a mistake says is allowed.
+    Sections(&'static str, &'static str),
+    /// A bound on polling.
+    Poll,
+}
+
+/// What a list is one of.
+pub enum Item {
+    /// Texts.
+    Text,
+    /// Whole numbers.
+    Number,
+    /// Tables.
+    Table {
+        /// The fields that a file has, in this order.
+        fields: &'static [&'static str],
+        /// The schema of one.
+        schema: fn() -> Value,
+    },
 }
 
 /// How a value changes while the daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunTime {
+    /// Not at all.
+    Never,
+    /// By starting the daemon again.
+    Restart,
+    /// Likewise; but the content of the file that it names is read again when it changes.
+    RestartReread,
+    /// By a reload alone.
+    OnlyReload,
+    /// By the API, or a reload, which ends the session of the export's client.
+    ReloadEndsSession,
+    /// By the API, or a reload; so does the content of the file that it names.
+    ReloadReread,
     /// By removing the object and adding it again.
     AddAnew,
     /// By a reload, and then only for the next start.
@@ -72,6 +107,12 @@ pub enum RunTime {
 impl fmt::Display for RunTime {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            RunTime::Never => to.write_str("-"),
+            RunTime::Restart => to.write_str("restart"),
+            RunTime::RestartReread => to.write_str("restart (the content: at once)"),
+            RunTime::OnlyReload => to.write_str("reload"),
+            RunTime::ReloadEndsSession => to.write_str("API, reload; ends the session"),
+            RunTime::ReloadReread => to.write_str("API, reload (also its content)"),
             RunTime::AddAnew => to.write_str("add anew"),
             RunTime::Reload => to.write_str("API, reload"),
             RunTime::NextStart => to.write_str("reload (for the next start)"),
@@ -95,9 +136,12 @@ impl Kind {
                 .join(" or "),
             Kind::Size(..) => SIZE_ALLOWED.to_owned(),
             Kind::Word(words) => one_of(words),
-            Kind::Text(_, allowed) | Kind::ShortText(_, allowed, _) | Kind::Table(allowed) => {
-                (*allowed).to_owned()
-            }
+            Kind::Text(_, allowed)
+            | Kind::ShortText(_, allowed, _)
+            | Kind::Table(allowed)
+            | Kind::List(_, allowed, _)
+            | Kind::Sections(_, allowed) => (*allowed).to_owned(),
+            Kind::Poll => POLL_ALLOWED.to_owned(),
         }
     }
 
@@ -105,6 +149,7 @@ impl Kind {
     pub fn documented(&self) -> String {
         match self {
             Kind::Boolean => "boolean".to_owned(),
+            Kind::Number("", range) => format!("integer, {} to {}", range.start(), range.end()),
             Kind::Number(unit, range) => {
                 format!("integer, {unit}, {} to {}", range.start(), range.end())
             }
@@ -116,6 +161,8 @@ impl Kind {
             Kind::Word(words) => format!("word: {}", one_of(words)),
             Kind::Text(form, _) | Kind::ShortText(form, ..) => format!("string: {form}"),
             Kind::Table(_) => "table of strings".to_owned(),
+            Kind::List(documented, ..) | Kind::Sections(documented, _) => (*documented).to_owned(),
+            Kind::Poll => format!("integer, µs, 0 to {POLL_MICROS_MAX}, or `always`"),
         }
     }
 
@@ -133,6 +180,16 @@ impl Kind {
             Kind::Text(..) => json!({"type": "string"}),
             Kind::ShortText(_, _, most) => json!({"type": "string", "maxLength": most}),
             Kind::Table(_) => json!({"type": "object", "additionalProperties": {"type": "string"}}),
+            Kind::List(_, _, item) => {
+                let items = match item {
+                    Item::Text => json!({"type": "string"}),
+                    Item::Number => json!({"type": "integer", "format": "int32", "minimum": 0}),
+                    Item::Table { schema, .. } => schema(),
+                };
+                json!({"type": "array", "items": items})
+            }
+            // The API has lists and resources for these.
+            Kind::Sections(..) | Kind::Poll => json!({}),
         }
     }
 
@@ -141,6 +198,14 @@ impl Kind {
         match (self, value) {
             (Kind::Size(..), Value::Number(bytes)) => {
                 format!("\"{}\"", render_size(bytes.as_u64().unwrap_or(0)))
+            }
+            (Kind::List(_, _, Item::Table { fields, .. }), Value::Array(items)) => {
+                let lines = items.iter().map(|item| {
+                    let fields = fields.iter();
+                    let said = fields.filter_map(|field| Some((*field, item.get(*field)?)));
+                    format!("  {},\n", inline_table(said))
+                });
+                format!("[\n{}]", lines.collect::<String>())
             }
             (_, value) => toml(value),
         }
@@ -158,13 +223,22 @@ fn toml(value: &Value) -> String {
             )
         }
         Value::Object(fields) => {
-            let fields = fields
-                .iter()
-                .map(|(key, value)| format!("{} = {}", quoted(key), toml(value)));
-            format!("{{ {} }}", fields.collect::<Vec<_>>().join(", "))
+            inline_table(fields.iter().map(|(key, value)| (key.as_str(), value)))
         }
         other => other.to_string(),
     }
+}
+
+fn inline_table<'a>(fields: impl Iterator<Item = (&'a str, &'a Value)>) -> String {
+    let is_bare = |key: &str| {
+        let bare = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+        !key.is_empty() && key.chars().all(bare)
+    };
+    let fields = fields.map(|(key, value)| match is_bare(key) {
+        true => format!("{key} = {}", toml(value)),
+        false => format!("{} = {}", quoted(key), toml(value)),
+    });
+    format!("{{ {} }}", fields.collect::<Vec<_>>().join(", "))
 }
 
 /// A TOML basic string.
@@ -193,6 +267,31 @@ pub const fn words<T, const N: usize>(choices: &[(&'static str, T); N]) -> [&'st
     words
 }
 
+/// Reads all keys of an object, and notes which of them are missing.
+pub fn read_all<D, T>(keys: &'static [Key<D, T>], reader: &mut Reader<'_, '_>, draft: &mut D) {
+    for key in keys.iter().filter(|key| key.is_required()) {
+        reader.require(key.name, &key.kind.allowed());
+    }
+    for key in keys {
+        (key.read)(key, reader, draft);
+    }
+}
+
+/// The schema of an object that has these keys.
+pub fn schema_of<D, T>(keys: &'static [Key<D, T>]) -> Value {
+    let properties: serde_json::Map<String, Value> = keys
+        .iter()
+        .map(|key| (key.name.to_owned(), key.schema()))
+        .collect();
+    let required = keys.iter().filter(|key| key.is_required());
+    let required: Vec<&str> = required.map(|key| key.name).collect();
+    let mut schema = json!({"type": "object", "properties": properties});
+    if !required.is_empty() {
+        schema["required"] = json!(required);
+    }
+    schema
+}
+
 impl<D, T> Key<D, T> {
     /// Has the block device `device` this key? Where that is not known it may have every key.
     pub fn is_of(&self, device: Option<&str>) -> bool {
@@ -215,6 +314,26 @@ impl<D, T> Key<D, T> {
             Kind::Number(_, range) => reader.number(self.name, range.clone()),
             _ => None,
         }
+    }
+
+    /// Bytes, where the key is a size; as many as its range allows.
+    pub fn size(&self, reader: &mut Reader<'_, '_>) -> Option<At<u64>> {
+        let Kind::Size(_, range) = &self.kind else {
+            return None;
+        };
+        let size = reader.size(self.name)?;
+        if range.contains(&size.value) {
+            return Some(size);
+        }
+        let message = format!("`{}`: found {} bytes", self.name, size.value);
+        let mistake = Mistake::new(MistakeKind::Value, &size.place, message);
+        let allowed = format!(
+            "{} to {}",
+            render_size(*range.start()),
+            render_size(*range.end())
+        );
+        reader.diagnostics().push(mistake.allowed(allowed));
+        None
     }
 
     /// Yes, where the key is a boolean and that was said.
@@ -252,7 +371,9 @@ impl<D, T> Key<D, T> {
             of => format!("Of the back end `{}`: ", of.join("`, `")),
         };
         let form = match &self.kind {
-            Kind::Text(form, _) | Kind::ShortText(form, ..) => format!("{form}; "),
+            Kind::Text(form, _) | Kind::ShortText(form, ..) | Kind::List(form, ..) => {
+                format!("{form}; ")
+            }
             _ => String::new(),
         };
         let help = without_links(self.help);

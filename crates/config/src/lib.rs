@@ -1,29 +1,36 @@
 //! What a daemon is to serve: read from a file, from flags or from both, and checked as a whole.
 //!
-//! text -> keys and values with places (`toml_source`, `flag_source`) -> objects (`objects`) -> held against
+//! text -> keys and values with places (`toml_source`, `flag_source`) -> objects, by their keys (`key`) -> held against
 //! each other and this machine (`check`) -> [`Config`]. Every step notes mistakes and goes on, so that
 //! all of them are reported at once. Tests: here for whole configurations, in each module for its part.
 
 #![forbid(unsafe_code)]
 
+mod access_list;
+mod chap_users;
 mod check;
+mod daemon_keys;
 mod devices;
 mod diagnostics;
 mod disk;
 #[cfg(test)]
 mod example_tests;
 mod export;
+mod export_draft;
+mod export_kinds;
 mod flag_source;
 mod flags_over_file;
 mod iscsi;
+mod iscsi_flags;
 mod iscsi_limits;
 mod json_source;
 mod key;
+mod lun;
 mod model;
-mod objects;
 mod place;
 pub mod placement;
 mod rbd;
+mod readers;
 mod remote;
 mod render;
 mod size;
@@ -32,24 +39,30 @@ mod target_keys;
 mod tests;
 mod toml_source;
 mod value;
+mod vhost_blk;
+mod vhost_scsi;
 
 use std::path::Path;
 
+pub use access_list::ACL_KEYS;
+pub use chap_users::read_chap_users;
 pub use check::Surroundings;
+pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
 pub use devices::{Around, BlockDeviceConfig, CacheMode};
 pub use diagnostics::{Diagnostics, Mistake, MistakeKind, nearest};
 pub use disk::{DISK_KEYS, DISK_SET, DiskDraft, DiskKey};
-pub use export::{ExportConfig, ExportObject, ExportRef};
+pub use export::{ExportConfig, ExportObject, ExportRef, Said};
+pub use export_kinds::{EXPORT_KINDS, ExportKind};
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
-pub use iscsi::{
-    AclEntry, Announced, DemoMode, ISCSI_FORM, IscsiConfig, Network, Portal, read_chap_users,
-};
-pub use iscsi_limits::{ISCSI_LIMITS_FORM, IscsiLimits};
+pub use iscsi::{AclEntry, Announced, DemoMode, ISCSI_KEYS, IscsiConfig, Network, Portal};
+pub use iscsi_flags::ISCSI_FORM;
+pub use iscsi_limits::{ISCSI_LIMIT_KEYS, IscsiLimits};
 pub use json_source::{
     DiskSettings, JsonExport, disk_json, disk_settings_json, export_json, limits_json, lun_json,
     luns_json, objects_json, size_json,
 };
 pub use key::{Key, Kind, RunTime};
+pub use lun::{LUN_KEYS, TARGET_LUN_KEYS};
 pub use model::{
     AccessConfig, BLK_QUEUES_MAX, Config, DiskConfig, LUNS_MAX, LimitsConfig, LunConfig, NAME_MAX,
     POLL_MICROS_MAX, Placement, PollLimit, SCSI_QUEUES_MAX, SERIAL_MAX, SOCKET_PATH_MAX,
@@ -62,8 +75,10 @@ pub use remote::{Digest, RemoteConfig};
 pub use render::render;
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
 pub use target_keys::{TARGET_KEYS, TargetKey};
+pub use vhost_blk::VHOST_BLK_KEYS;
+pub use vhost_scsi::VHOST_SCSI_KEYS;
 
-use objects::Draft;
+use daemon_keys::Draft;
 
 /// The configuration of the file at `path`, where there is one, and of `flags`. Objects of both add up;
 /// of a single value (`--workers`, `--control`, ...) the flag's counts.
@@ -116,7 +131,7 @@ pub fn parse(
         Some((label, text)) => {
             let source = Source::file(label, text, 0);
             let fields = toml_source::read_toml(&source, &mut diagnostics);
-            objects::read_file(&fields, &mut diagnostics)
+            daemon_keys::read_file(&fields, &mut diagnostics)
         }
         None => Draft::default(),
     };

@@ -1,6 +1,7 @@
 //! Which workers serve an export: `workers = [1, 3]` or `dedicated = true`. In a flag `workers=1+3` and `dedicated=on`.
 
 use reactor::ExportPlacement;
+use serde_json::{Value, json};
 
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::model::WORKERS_MAX;
@@ -8,8 +9,7 @@ use super::place::At;
 use super::value::{Raw, Reader, number_of};
 
 const WORKERS_KEY: &str = "workers";
-const DEDICATED_KEY: &str = "dedicated";
-const WORKERS_ALLOWED: &str =
+pub(super) const WORKERS_ALLOWED: &str =
     "a list of numbers of workers from 0, such as [1, 3] (in a flag: workers=1+3)";
 
 /// What was said about the placement of an export.
@@ -17,19 +17,36 @@ const WORKERS_ALLOWED: &str =
 pub struct PlacementDraft {
     /// The workers that were named.
     pub workers: Vec<At<u32>>,
-    /// Is a worker of its own configured?
-    pub dedicated: bool,
+    /// Whether it has a worker of its own.
+    pub dedicated: Option<At<bool>>,
 }
 
 impl PlacementDraft {
     /// The placement.
     pub fn placement(&self) -> ExportPlacement {
-        match (self.dedicated, self.workers.is_empty()) {
+        match (self.is_dedicated(), self.workers.is_empty()) {
             (true, _) => ExportPlacement::Dedicated,
             (false, true) => ExportPlacement::Shared,
             (false, false) => {
                 ExportPlacement::Workers(self.workers.iter().map(|at| at.value).collect())
             }
+        }
+    }
+
+    fn is_dedicated(&self) -> bool {
+        self.dedicated.as_ref().is_some_and(|at| at.value)
+    }
+
+    /// Notes that both keys are given.
+    pub fn relate(&self, reader: &mut Reader<'_, '_>) {
+        let Some(at) = self.dedicated.as_ref().filter(|at| at.value) else {
+            return;
+        };
+        if !self.workers.is_empty() {
+            let message = "`workers` and `dedicated` exclude each other";
+            let mistake = Mistake::new(MistakeKind::Key, &at.place, message);
+            let help = "`workers` names workers that other exports share, `dedicated` starts one for this export alone";
+            reader.diagnostics().push(mistake.help(help));
         }
     }
 
@@ -60,24 +77,16 @@ pub fn range(count: usize) -> String {
     }
 }
 
-/// Reads both keys.
-pub fn read_placement(reader: &mut Reader<'_, '_>) -> PlacementDraft {
-    let workers = read_workers(reader);
-    let dedicated = reader.boolean(DEDICATED_KEY);
-    let is_dedicated = dedicated.as_ref().is_some_and(|at| at.value);
-    if let (Some(at), true, false) = (&dedicated, is_dedicated, workers.is_empty()) {
-        let message = "`workers` and `dedicated` exclude each other";
-        let mistake = Mistake::new(MistakeKind::Key, &at.place, message);
-        let help = "`workers` names workers that other exports share, `dedicated` starts one for this export alone";
-        reader.diagnostics().push(mistake.help(help));
-    }
-    PlacementDraft {
-        workers,
-        dedicated: is_dedicated,
+/// The workers that a placement names, as the value of a key.
+pub fn workers_value(placement: &ExportPlacement) -> Option<Value> {
+    match placement {
+        ExportPlacement::Workers(workers) => Some(json!(workers)),
+        ExportPlacement::Shared | ExportPlacement::Dedicated => None,
     }
 }
 
-fn read_workers(reader: &mut Reader<'_, '_>) -> Vec<At<u32>> {
+/// The workers that are named.
+pub fn read_workers(reader: &mut Reader<'_, '_>) -> Vec<At<u32>> {
     let Some(value) = reader.raw(WORKERS_KEY) else {
         return Vec::new();
     };
@@ -166,9 +175,9 @@ mod tests {
             disk: vec!["d0=ram:1M".to_owned()],
             vhost_blk: vec!["d0:/run/d0.sock,workers=1+0".to_owned()],
             vhost_scsi: vec!["vm0:/run/vm0.sock,dedicated".to_owned()],
-            workers: Some("2".to_owned()),
             ..Flags::default()
         };
+        let flags = flags.with("workers", "2");
         let config = read("", &flags).unwrap();
         let placements: Vec<_> = config.exports().map(|e| e.placement().clone()).collect();
         let expected = [

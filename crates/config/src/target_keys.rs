@@ -219,11 +219,3 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         |target| target.bounds.queue_depth.map(Value::from),
     ),
 ];
-
-impl IscsiConfig {
-    /// What is said of its logins, in the order of the keys.
-    pub fn bounds_said(&self) -> impl Iterator<Item = (&'static TargetKey, Value)> {
-        let keys = TARGET_KEYS.iter();
-        keys.filter_map(|key| Some((key, (key.get)(self)?)))
-    }
-}

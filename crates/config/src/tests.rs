@@ -50,19 +50,20 @@ fn flags_say_the_same_as_a_file() {
         vhost_blk: words(&["d0:d0.sock,num-queues=4"]),
         vhost_scsi: words(&["c0:c0.sock"]),
         lun: words(&["c0/0:0=d1", "c0/255:16383=d2"]),
-        workers: Some("2".to_owned()),
-        cpus: Some("2,3".to_owned()),
-        poll_us: Some("50".to_owned()),
-        control: Some("control.sock".to_owned()),
-        state: Some("kept".to_owned()),
-        metrics_listen: Some("[::1]:9752".to_owned()),
-        sandbox: Some("enforce".to_owned()),
-        sandbox_path: words(&["a", "b"]),
-        api_listen: Some("[::1]:9753".to_owned()),
-        token_file: Some("token".to_owned()),
-        readers_token_file: Some("token2".to_owned()),
         ..Flags::default()
-    };
+    }
+.with("workers", "2")
+.with("cpus", "2,3")
+.with("poll-us", "50")
+.with("control", "control.sock")
+.with("state", "kept")
+.with("metrics-listen", "[::1]:9752")
+.with("sandbox", "enforce")
+.with("api-listen", "[::1]:9753")
+.with("token-file", "token")
+.with("readers-token-file", "token2")
+.with("sandbox-path", "a")
+.with("sandbox-path", "b");
     let text = r#"
         control = "control.sock"
         state = "kept"
@@ -144,12 +145,12 @@ fn nothing_said_gives_defaults() {
 fn a_flag_replaces_a_single_value_and_adds_an_object() {
     let flags = Flags {
         lun: words(&["c0/1:0=d0"]),
-        poll_us: Some("always".to_owned()),
-        network_poll_us: Some("20".to_owned()),
-        disk_poll_us: Some("40".to_owned()),
-        workers: Some("3".to_owned()),
         ..Flags::default()
-    };
+    }
+    .with("workers", "3")
+    .with("poll-us", "always")
+    .with("network-poll-us", "20")
+    .with("disk-poll-us", "40");
     let text = "cpus = [0, 1]\npoll_us = 0\n[[disk]]\nname = 'd0'\nbackend = 'ram'\nsize = 4096\n\
                 [[vhost_scsi]]\nname = 'c0'\nsocket = 'c0.sock'\nlun = [{target=0, lun=0, disk='d0'}]\n";
     let config = parse(Some(("f", text)), &flags, &here()).unwrap_or_else(|e| panic!("{e}"));
@@ -316,10 +317,10 @@ fn a_mistake_in_a_flag_shows_the_flag() {
         ]),
         vhost_blk: words(&["d1"]),
         lun: words(&["c0/0=d1", "c9/0:0=d9"]),
-        workers: Some("0".to_owned()),
-        cpus: Some("1,x".to_owned()),
         ..Flags::default()
-    };
+    }
+    .with("workers", "0")
+    .with("cpus", "1,x");
     let diagnostics = parse(None, &flags, &here()).unwrap_err();
     let shown: Vec<String> = diagnostics
         .iter()
@@ -715,23 +716,9 @@ proptest! {
             iscsi: vec![flag.clone()],
             portal: vec![flag.clone()],
             announce: vec![flag.clone()],
-            discovery_auth: Some(flag.clone()),
             demo_mode: Some(flag.clone()),
             chap_user: Some(flag.clone()),
-            workers: Some(flag.clone()),
-            cpus: Some(flag.clone()),
-            poll_us: Some(flag.clone()),
-            network_poll_us: Some(flag.clone()),
-            disk_poll_us: Some(flag.clone()),
-            control: Some(flag.clone()),
-            metrics_listen: Some(flag.clone()),
-            sandbox: Some(flag.clone()),
-            sandbox_path: vec![flag.clone()],
-            api_listen: Some(flag.clone()),
-            token_file: Some(flag.clone()),
-            readers_token_file: Some(flag.clone()),
-            state: Some(flag.clone()),
-            iscsi_limits: Some(flag),
+            daemon: DAEMON_KEYS.iter().filter_map(|key| Some((key.flag.as_ref()?.name, flag.clone()))).collect(),
         };
         if let Err(error) = parse(Some(("f", &text)), &flags, &here()) {
             prop_assert!(!error.to_string().is_empty());

@@ -1,10 +1,14 @@
 //! `docs/configuration.md` and the parser say the same: the keys of each table, the ranges and words of their values, and
-//! their defaults. A key that is added to one of them alone fails here. Rows of disks are what their keys declare:
+//! their defaults. A key that is added to one of them alone fails here. Rows are what keys declare:
 //! `LUNETTE_WRITE_DOCS=1 cargo test --workspace --exclude lunette-fuzz --test configuration_page` writes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use config::{Config, DISK_KEYS, Diagnostics, Flags, Surroundings, TARGET_KEYS, parse};
+use config::{
+    ACL_KEYS, Config, DAEMON_KEYS, DISK_KEYS, Diagnostics, Flags, ISCSI_KEYS, ISCSI_LIMIT_KEYS,
+    Key, LUN_KEYS, Surroundings, TARGET_KEYS, TARGET_LUN_KEYS, VHOST_BLK_KEYS, VHOST_SCSI_KEYS,
+    parse,
+};
 
 const DISK: &str = "[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n";
 const FILE: &str =
@@ -186,6 +190,10 @@ fn with_rows(page: &str, heading: &str, rows: &[String]) -> String {
     )
 }
 
+fn rows_of<D, T>(keys: &'static [Key<D, T>]) -> Vec<String> {
+    keys.iter().map(Key::row).collect()
+}
+
 #[test]
 fn rows_of_the_page_are_what_keys_declare() {
     let mut expected = page();
@@ -204,8 +212,20 @@ fn rows_of_the_page_are_what_keys_declare() {
         let rows: Vec<String> = keys.map(|key| key.row()).collect();
         expected = with_rows(&expected, heading, &rows);
     }
-    let rows: Vec<String> = TARGET_KEYS.iter().map(|key| key.row()).collect();
-    expected = with_rows(&expected, "### Logins", &rows);
+    let daemon: Vec<String> = DAEMON_KEYS.iter().map(|key| key.row()).collect();
+    for (heading, rows) in [
+        ("## The daemon", daemon),
+        ("## virtio-blk exports", rows_of(VHOST_BLK_KEYS)),
+        ("## virtio-scsi exports", rows_of(VHOST_SCSI_KEYS)),
+        ("Each `lun` has", rows_of(LUN_KEYS)),
+        ("## iSCSI targets", rows_of(ISCSI_KEYS)),
+        ("Each `lun` of a target has", rows_of(TARGET_LUN_KEYS)),
+        ("Each entry of `acl` has", rows_of(ACL_KEYS)),
+        ("### Logins", rows_of(TARGET_KEYS)),
+        ("## Limits of iSCSI initiators", rows_of(ISCSI_LIMIT_KEYS)),
+    ] {
+        expected = with_rows(&expected, heading, &rows);
+    }
     if std::env::var_os("LUNETTE_WRITE_DOCS").is_some() {
         std::fs::write(PAGE, &expected).expect("the page can be written");
     }

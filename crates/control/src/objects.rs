@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::openapi::{ObjectBuilder, Ref, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
@@ -141,125 +142,36 @@ pub struct Limits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorPolicy {}
 
-/// An export: `kind` says which.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Export {
-    /// One disk as virtio-blk.
-    VhostBlk(VhostBlk),
-    /// A virtio-scsi controller.
-    VhostScsi(VhostScsi),
-    /// An iSCSI target.
-    Iscsi(Iscsi),
-}
-
-/// One disk as virtio-blk on one vhost-user socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct VhostBlk {
+/// An export: what is said of it, by the keys of the configuration file, and how it is. Which keys it has is up to its kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Export {
+    /// The word for its kind: `vhost-blk`, `vhost-scsi`, `iscsi`.
+    pub kind: String,
     /// Its name: as in the address.
     #[serde(default)]
     pub name: String,
-    /// The disk's name.
-    pub disk: String,
-    /// Path of the vhost-user socket.
-    pub socket: String,
-    /// Most request queues that a client may use.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 256)]
-    pub queues: Option<u16>,
-    /// The workers that serve its queues, by their numbers. May be changed at any time; queues that run stay where they are.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub workers: Option<Vec<u32>>,
-    /// A worker of its own serves its queues.
-    #[serde(default)]
-    pub dedicated: bool,
-    /// What is so; not looked at in a request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub status: Option<ExportState>,
-}
-
-/// A virtio-scsi controller on one vhost-user socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct VhostScsi {
-    /// Its name: as in the address.
-    #[serde(default)]
-    pub name: String,
-    /// Path of the vhost-user socket.
-    pub socket: String,
-    /// Most request queues that a client may use.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 254)]
-    pub queues: Option<u16>,
-    /// The workers that serve its queues, by their numbers. May be changed at any time; queues that run stay where they are.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub workers: Option<Vec<u32>>,
-    /// A worker of its own serves its queues.
-    #[serde(default)]
-    pub dedicated: bool,
-    /// Its logical units.
-    #[serde(default)]
-    pub lun: Vec<Lun>,
-    /// What is so; not looked at in a request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub status: Option<ExportState>,
-}
-
-/// An iSCSI target.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Iscsi {
-    /// Its iSCSI name: as in the address.
-    #[serde(default)]
-    pub name: String,
-    /// What people call it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub alias: Option<String>,
-    /// Its logical units.
-    #[serde(default)]
-    pub lun: Vec<Lun>,
-    /// Where it is found: `ADDRESS:PORT,GROUP`.
-    pub portals: Vec<String>,
-    /// Where initiators are told to find it, instead of the portals of the same group: `ADDRESS:PORT,GROUP`, or a name in the
-    /// place of the address.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub announce: Vec<String>,
-    /// What initiators may do that nothing else admits: `none`, `ro` or `rw`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(pattern = "^(none|ro|rw)$")]
-    pub demo_mode: Option<String>,
-    /// The file with the CHAP users.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub chap_users: Option<String>,
-    /// Initiators that may log in.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub acl: Vec<Acl>,
-    /// The workers that serve its connections, by their numbers. May be changed at any time; connections that are there stay
-    /// where they are.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub workers: Option<Vec<u32>>,
-    /// A worker of its own serves its connections.
-    #[serde(default)]
-    pub dedicated: bool,
-    /// What is so; not looked at in a request.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub status: Option<ExportState>,
-    /// What it agrees to in logins; the daemon, which knows these keys, adds them to the schema.
+    /// Its other keys.
     #[serde(flatten)]
-    #[schema(ignore)]
     pub keys: Keys,
+    /// What is so; not looked at in a request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<ExportState>,
 }
 
-/// Initiators that may log in.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Acl {
-    /// Its name; absent: any.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub initiator: Option<String>,
-    /// Where it comes from; absent: anywhere.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub network: Option<String>,
-    /// It may not write.
-    #[serde(default)]
-    pub read_only: bool,
+/// The daemon, which knows kinds and their keys, adds them to the schema.
+impl PartialSchema for Export {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new()
+            .description(Some("An export: `kind` says which."))
+            .into()
+    }
+}
+
+impl ToSchema for Export {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((ExportState::name().into_owned(), ExportState::schema()));
+        ExportState::schemas(schemas);
+    }
 }
 
 /// How an export is.
@@ -300,51 +212,44 @@ pub struct Served {
 }
 
 impl Export {
-    /// Its name.
-    pub fn name(&self) -> &str {
-        match self {
-            Export::VhostBlk(export) => &export.name,
-            Export::VhostScsi(export) => &export.name,
-            Export::Iscsi(export) => &export.name,
-        }
+    /// The disk of an export of one disk.
+    pub fn disk(&self) -> Option<&str> {
+        self.keys.text("disk")
     }
 
-    /// The word for its kind.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Export::VhostBlk(_) => "vhost-blk",
-            Export::VhostScsi(_) => "vhost-scsi",
-            Export::Iscsi(_) => "iscsi",
-        }
+    /// The path of its socket, if it has one.
+    pub fn socket(&self) -> Option<&str> {
+        self.keys.text("socket")
+    }
+
+    /// Most request queues that a client may use, if it has any.
+    pub fn queues(&self) -> Option<u32> {
+        u32::try_from(self.keys.number("queues")?).ok()
+    }
+
+    /// The portals of a target.
+    pub fn portals(&self) -> Vec<&str> {
+        let portals = self.keys.get("portals").and_then(Value::as_array);
+        let portals = portals.into_iter().flatten();
+        portals.filter_map(Value::as_str).collect()
+    }
+
+    /// Its logical units; `None` for an export of one disk.
+    pub fn luns(&self) -> Option<Vec<Lun>> {
+        serde_json::from_value(self.keys.get("lun")?.clone()).ok()
     }
 
     /// The workers that it is placed on, and whether it has one of its own.
-    pub fn placement(&self) -> (Option<&[u32]>, bool) {
-        let (workers, dedicated) = match self {
-            Export::VhostBlk(export) => (&export.workers, export.dedicated),
-            Export::VhostScsi(export) => (&export.workers, export.dedicated),
-            Export::Iscsi(export) => (&export.workers, export.dedicated),
-        };
-        (workers.as_deref(), dedicated)
-    }
-
-    /// How it is, where that was asked for.
-    pub fn status(&self) -> Option<&ExportState> {
-        match self {
-            Export::VhostBlk(export) => export.status.as_ref(),
-            Export::VhostScsi(export) => export.status.as_ref(),
-            Export::Iscsi(export) => export.status.as_ref(),
-        }
+    pub fn placement(&self) -> (Option<Vec<u32>>, bool) {
+        let workers = self.keys.get("workers").cloned();
+        let workers = workers.and_then(|workers| serde_json::from_value(workers).ok());
+        (workers, self.keys.is_on("dedicated"))
     }
 
     /// Adds how it is.
     #[must_use]
     pub fn with(mut self, state: ExportState) -> Export {
-        match &mut self {
-            Export::VhostBlk(export) => export.status = Some(state),
-            Export::VhostScsi(export) => export.status = Some(state),
-            Export::Iscsi(export) => export.status = Some(state),
-        }
+        self.status = Some(state);
         self
     }
 }

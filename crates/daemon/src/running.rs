@@ -557,10 +557,10 @@ mod tests {
         let flags = Flags {
             disk: disks.iter().map(at).collect(),
             vhost_blk: exports.iter().map(at).collect(),
-            workers: Some("1".to_owned()),
-            control: Some(format!("{}/control.sock", folder.display())),
             ..Flags::default()
         };
+        let flags = flags.with("workers", "1");
+        let flags = flags.with("control", &at(&"@control.sock"));
         let config = parse(None, &flags, &Surroundings::of_this_process());
         config.unwrap_or_else(|mistakes| panic!("{mistakes}"))
     }

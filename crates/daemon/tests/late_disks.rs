@@ -20,10 +20,10 @@ fn config(folder: &Path, require: &str) -> Config {
         vhost_blk: vec![at("here:@here.sock"), at("late:@late.sock")],
         vhost_scsi: vec![at("c0:@c0.sock")],
         lun: vec!["c0/0:0=here".into(), "c0/1:0=late".into()],
-        workers: Some("1".into()),
-        control: Some(at("@control.sock")),
         ..Flags::default()
     };
+    let flags = flags.with("workers", "1");
+    let flags = flags.with("control", &at("@control.sock"));
     let config = parse(None, &flags, &Surroundings::of_this_process());
     config.unwrap_or_else(|mistakes| panic!("{mistakes}"))
 }

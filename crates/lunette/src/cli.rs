@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use cli_common::{CompletionArguments, DaemonAddress, LogOptions, ManArguments};
 use config::Flags;
 
+use crate::daemon_flags::DaemonFlags;
 use crate::lab::LabArguments;
 use crate::objects::arguments::{
     ConfigCommand, DiskCommand, ExportCommand, LookArguments, LunCommand, ReloadArguments,
@@ -137,55 +138,9 @@ pub struct Configuration {
     /// CHAP users of the targets of --iscsi: a line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600
     #[arg(long, value_name = "FILE")]
     pub chap_user: Option<String>,
-    /// CHAP users that discovery sessions have to authenticate as: a file as for --chap-user
-    #[arg(long, value_name = "FILE")]
-    pub discovery_auth: Option<String>,
-    /// Limits of iSCSI initiators: connections, half_open, sessions, connections_per_session,
-    /// commands_per_session, login_s, memory (of command data, per session)
-    #[arg(long, value_name = "KEY=VALUE,...")]
-    pub iscsi_limits: Option<String>,
-    /// Number of threads that do the I/O [default: half of the CPUs, at most 4]
-    #[arg(long, value_name = "N")]
-    pub workers: Option<String>,
-    /// One worker for each of these CPUs, pinned to it
-    #[arg(long, value_name = "N,N,...")]
-    pub cpus: Option<String>,
-    /// How long a worker that serves guests polls before it sleeps: 0, microseconds, or `always` [default: 50]
-    #[arg(long, value_name = "N|always")]
-    pub poll_us: Option<String>,
-    /// The same for a worker that serves only iSCSI connections; more shortens round trips, and costs CPU time [default: 0]
-    #[arg(long, value_name = "N|always")]
-    pub network_poll_us: Option<String>,
-    /// How long a worker polls for a disk that has one I/O to complete; more makes disks of some tens of microseconds a tenth
-    /// faster at depth 1, and costs CPU time [default: 5]
-    #[arg(long, value_name = "N|always")]
-    pub disk_poll_us: Option<String>,
-    /// The control socket [default: /run/lunette/lunette.sock for root, else $XDG_RUNTIME_DIR/lunette.sock]
-    #[arg(long, value_name = "PATH")]
-    pub control: Option<String>,
-    /// State folder: reservations, saved mode pages, identities and, only if this is given, changes made at run time
-    /// [default: /var/lib/lunette for root, else ~/.local/state/lunette]
-    #[arg(long, value_name = "DIR")]
-    pub state: Option<String>,
-    /// Serve the API over TCP too, to clients with the token of --token-file
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub api_listen: Option<String>,
-    /// Token that allows everything over TCP: a file of mode 600 with one line
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<String>,
-    /// Token that allows reading over TCP: a file of mode 600 with one line
-    #[arg(long, value_name = "FILE")]
-    pub readers_token_file: Option<String>,
-    /// Serve metrics for Prometheus at http://ADDRESS:PORT/metrics; with a token file only to clients with a token
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub metrics_listen: Option<String>,
-    /// System calls and files that the daemon has no need of: off, log (name them in the kernel's log) or enforce (end the
-    /// process) [default: log]
-    #[arg(long, value_name = "MODE")]
-    pub sandbox: Option<String>,
-    /// Folder that --sandbox=enforce allows beside those of disks, sockets and state: for disks that are added later
-    #[arg(long, value_name = "PATH")]
-    pub sandbox_path: Vec<String>,
+    /// What is the daemon's own
+    #[command(flatten)]
+    pub daemon: DaemonFlags,
 }
 
 impl Configuration {
@@ -198,24 +153,10 @@ impl Configuration {
             iscsi: self.iscsi.clone(),
             portal: self.portal.clone(),
             announce: self.announce.clone(),
-            discovery_auth: self.discovery_auth.clone(),
             demo_mode: self.demo_mode.clone(),
             chap_user: self.chap_user.clone(),
-            iscsi_limits: self.iscsi_limits.clone(),
             lun: self.lun.clone(),
-            workers: self.workers.clone(),
-            cpus: self.cpus.clone(),
-            poll_us: self.poll_us.clone(),
-            network_poll_us: self.network_poll_us.clone(),
-            disk_poll_us: self.disk_poll_us.clone(),
-            control: self.control.clone(),
-            state: self.state.clone(),
-            api_listen: self.api_listen.clone(),
-            token_file: self.token_file.clone(),
-            readers_token_file: self.readers_token_file.clone(),
-            metrics_listen: self.metrics_listen.clone(),
-            sandbox: self.sandbox.clone(),
-            sandbox_path: self.sandbox_path.clone(),
+            daemon: self.daemon.0.clone(),
         }
     }
 }

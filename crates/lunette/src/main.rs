@@ -6,6 +6,7 @@
 
 mod check;
 mod cli;
+mod daemon_flags;
 mod failure;
 mod inherited_sockets;
 mod lab;

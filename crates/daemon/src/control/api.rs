@@ -12,10 +12,10 @@ use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use config::{DISK_KEYS, DISK_SET, DiskKey, Key, TARGET_KEYS};
+use config::{DISK_KEYS, DISK_SET, DiskKey, EXPORT_KINDS, Key};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{RefOr, Schema};
@@ -246,6 +246,31 @@ fn add_keys<D, T>(
     }
 }
 
+/// Adds the kinds of exports: an export is one of them.
+fn add_exports(document: &mut utoipa::openapi::OpenApi) {
+    let components = document.components.get_or_insert_default();
+    let mut kinds = Vec::new();
+    for kind in EXPORT_KINDS {
+        let mut schema = (kind.properties)();
+        schema["description"] = json!(kind.summary);
+        schema["properties"]["kind"] = json!({"type": "string", "enum": [kind.word]});
+        schema["properties"]["status"] = json!({"$ref": "#/components/schemas/ExportState"});
+        if let Some(required) = schema["required"].as_array_mut() {
+            // The address has the name, too.
+            required.retain(|key| key != "name");
+            required.push(json!("kind"));
+        }
+        let schema = serde_json::from_value::<RefOr<Schema>>(schema);
+        let schema = schema.expect("a kind's schema is one");
+        components.schemas.insert(kind.schema.to_owned(), schema);
+        kinds.push(json!({"$ref": format!("#/components/schemas/{}", kind.schema)}));
+    }
+    let export = json!({"description": "An export: `kind` says which.", "oneOf": kinds});
+    let export = serde_json::from_value::<RefOr<Schema>>(export);
+    let export = export.expect("one of several schemas is a schema");
+    components.schemas.insert("Export".to_owned(), export);
+}
+
 fn described() -> OpenApiRouter<Api> {
     let mut described = routes();
     guard(described.get_openapi_mut());
@@ -257,7 +282,7 @@ fn described() -> OpenApiRouter<Api> {
         DISK_KEYS,
         is_set,
     );
-    add_keys(described.get_openapi_mut(), "Iscsi", TARGET_KEYS, |_| true);
+    add_exports(described.get_openapi_mut());
     described
 }
 

@@ -8,10 +8,7 @@ use iscsi_target::{Server, TargetOptions};
 use scsi_exec::{Hold, Holding};
 
 use super::{ChapUsers, Endpoint, ExportDevice, ExportKind, Opening};
-use crate::objects::bodies;
 use config::{ExportRef, IscsiConfig, LunConfig};
-use control::Keys;
-use control::objects::{Export, Iscsi};
 
 /// How long the end of an export waits for what is in flight.
 const END_PATIENCE: Duration = Duration::from_secs(5);
@@ -41,27 +38,6 @@ impl ExportKind for IscsiConfig {
             Arc::new(OpenTarget { name, server }),
             Endpoint::Portals(portals),
         ))
-    }
-
-    fn body(&self) -> Export {
-        let (workers, dedicated) = bodies::placement(&self.placement);
-        let chap_users = self.chap_users.as_ref();
-        let bounds = self.bounds_said();
-        let bounds = bounds.map(|(key, value)| (key.name.to_owned(), value));
-        Export::Iscsi(Iscsi {
-            name: self.name.clone(),
-            alias: self.alias.clone(),
-            lun: bodies::luns(&self.luns),
-            portals: self.portals.iter().map(ToString::to_string).collect(),
-            announce: self.announce.iter().map(ToString::to_string).collect(),
-            demo_mode: Some(self.demo_mode.to_string()),
-            chap_users: chap_users.map(|path| path.to_string_lossy().into_owned()),
-            acl: self.acl.iter().map(bodies::acl).collect(),
-            keys: Keys(bounds.collect()),
-            workers,
-            dedicated,
-            status: None,
-        })
     }
 }
 

@@ -112,9 +112,6 @@ pub(crate) trait ExportKind {
     /// # Errors
     /// Why it cannot be opened; nothing of it is left then.
     fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String>;
-
-    /// What the control API says of it.
-    fn body(&self) -> control::objects::Export;
 }
 
 /// The one place that knows which kinds there are.
@@ -124,11 +121,6 @@ fn kind(export: ExportRef<'_>) -> &dyn ExportKind {
         ExportRef::VhostScsi(export) => export,
         ExportRef::Iscsi(export) => export,
     }
-}
-
-/// An export as the control API shows it.
-pub(crate) fn body(export: ExportRef<'_>) -> control::objects::Export {
-    kind(export).body()
 }
 
 /// An open export, as its owner changes it. An export of one disk has no logical units to change.

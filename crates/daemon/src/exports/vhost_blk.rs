@@ -8,9 +8,8 @@ use virtio_blk::{BlkDevice, BlkOptions};
 
 use super::vhost::listen;
 use super::{Endpoint, ExportDevice, ExportKind, Opening};
-use crate::objects::{absolute, bodies};
+use crate::objects::absolute;
 use config::{LunConfig, VhostBlkConfig};
-use control::objects::{Export, VhostBlk};
 
 impl ExportKind for VhostBlkConfig {
     fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
@@ -24,19 +23,6 @@ impl ExportKind for VhostBlkConfig {
             server,
         };
         Ok((Arc::new(open), endpoint))
-    }
-
-    fn body(&self) -> Export {
-        let (workers, dedicated) = bodies::placement(&self.placement);
-        Export::VhostBlk(VhostBlk {
-            name: self.name.clone(),
-            disk: self.disk.clone(),
-            socket: self.socket.to_string_lossy().into_owned(),
-            queues: Some(self.queues),
-            workers,
-            dedicated,
-            status: None,
-        })
     }
 }
 

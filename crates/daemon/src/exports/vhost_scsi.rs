@@ -8,9 +8,7 @@ use virtio_scsi::{Event, ScsiDevice, ScsiOptions};
 
 use super::vhost::listen;
 use super::{Endpoint, ExportDevice, ExportKind, Opening};
-use crate::objects::bodies;
 use config::{LunConfig, VhostScsiConfig};
-use control::objects::{Export, VhostScsi};
 
 /// CAPACITY DATA HAS CHANGED.
 const CAPACITY_CHANGED: Event = Event::Changed {
@@ -34,19 +32,6 @@ impl ExportKind for VhostScsiConfig {
         open.add_luns(&opening.luns(&self.luns)?)?;
         let endpoint = listen(&server, device, &self.socket, opening.inherited)?;
         Ok((Arc::new(open), endpoint))
-    }
-
-    fn body(&self) -> Export {
-        let (workers, dedicated) = bodies::placement(&self.placement);
-        Export::VhostScsi(VhostScsi {
-            name: self.name.clone(),
-            socket: self.socket.to_string_lossy().into_owned(),
-            queues: Some(self.queues),
-            workers,
-            dedicated,
-            lun: bodies::luns(&self.luns),
-            status: None,
-        })
     }
 }
 

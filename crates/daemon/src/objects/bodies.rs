@@ -2,12 +2,10 @@
 
 use bdev::DiskState;
 use control::Keys;
-use control::objects::{Acl, Disk, DiskStatus, Export, Lun};
-use reactor::ExportPlacement;
+use control::objects::{Disk, DiskStatus, Export, Lun};
 
 use super::Live;
-use crate::exports;
-use config::{AclEntry, DiskConfig, ExportRef, LunConfig};
+use config::{DiskConfig, ExportRef, LunConfig, Said};
 
 /// A disk as it is configured.
 pub fn disk(disk: &DiskConfig) -> Disk {
@@ -92,30 +90,25 @@ pub fn lun(lun: &LunConfig) -> Lun {
 
 /// An export as it is configured.
 pub fn export(export: ExportRef<'_>) -> Export {
-    exports::body(export)
-}
-
-/// Logical units in whatever order they came: as an initiator lists them.
-pub(crate) fn luns(luns: &[LunConfig]) -> Vec<Lun> {
-    let mut luns: Vec<Lun> = luns.iter().map(lun).collect();
-    luns.sort_by_key(|lun| (lun.target, lun.lun));
-    luns
-}
-
-/// The workers that a placement names, and whether it wants one of its own.
-pub(crate) fn placement(placement: &ExportPlacement) -> (Option<Vec<u32>>, bool) {
-    match placement {
-        ExportPlacement::Shared => (None, false),
-        ExportPlacement::Workers(workers) => (Some(workers.clone()), false),
-        ExportPlacement::Dedicated => (None, true),
+    let mut keys = Vec::new();
+    for Said {
+        name, mut value, ..
+    } in export.object().values()
+    {
+        // It has a field of its own.
+        if name == "name" {
+            continue;
+        }
+        if let ("lun", Some(luns)) = (name, value.as_array_mut()) {
+            // In whatever order they came: as an initiator lists them.
+            luns.sort_by_key(|lun| (lun["target"].as_u64(), lun["lun"].as_u64()));
+        }
+        keys.push((name.to_owned(), value));
     }
-}
-
-/// An entry of an access list.
-pub(crate) fn acl(entry: &AclEntry) -> Acl {
-    Acl {
-        initiator: entry.initiator.clone(),
-        network: entry.network.map(|network| network.to_string()),
-        read_only: entry.read_only,
+    Export {
+        kind: export.kind().to_owned(),
+        name: export.name().to_owned(),
+        keys: Keys(keys),
+        status: None,
     }
 }

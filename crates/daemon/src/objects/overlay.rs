@@ -264,7 +264,7 @@ impl Overlay {
             let value = serde_json::to_value(&export).map_err(malformed)?;
             overlay
                 .exports
-                .push(export_json(export.name(), &value).map_err(wrong)?);
+                .push(export_json(&export.name, &value).map_err(wrong)?);
         }
         for change in file.luns {
             let address = (change.export, change.target, change.lun);

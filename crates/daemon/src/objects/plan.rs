@@ -8,7 +8,7 @@ use reactor::ExportPlacement;
 
 use super::refusal::Fault;
 use super::relations::absolute;
-use config::{Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig, Placement};
+use config::{Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig};
 
 /// Logical units of one export.
 pub type ExportLuns = (String, Vec<LunConfig>);
@@ -139,42 +139,10 @@ impl Plan {
     }
 
     fn fixed(&mut self, now: &Config, next: &Config) {
-        let (from, to) = (&now.access, &next.access);
-        let (ran, run) = (&now.workers, &next.workers);
-        let placement = match run.placement {
-            Placement::Count(_) => "/workers",
-            Placement::Cpus(_) => "/cpus",
-        };
-        let fixed = [
-            ("/control", now.control != next.control),
-            ("/control_group", from.control_group != to.control_group),
-            (
-                "/control_readers",
-                from.control_readers != to.control_readers,
-            ),
-            ("/api_listen", from.api_listen != to.api_listen),
-            ("/token_file", from.token_file != to.token_file),
-            (
-                "/readers_token_file",
-                from.readers_token_file != to.readers_token_file,
-            ),
-            ("/state", now.state != next.state),
-            ("/metrics_listen", now.metrics_listen != next.metrics_listen),
-            ("/sandbox", now.sandbox != next.sandbox),
-            ("/sandbox_paths", now.sandbox_paths != next.sandbox_paths),
-            ("/iscsi_limits", now.iscsi_limits != next.iscsi_limits),
-            (placement, ran.placement != run.placement),
-            ("/poll_us", ran.poll != run.poll),
-            ("/network_poll_us", ran.network_poll != run.network_poll),
-            ("/disk_poll_us", ran.disk_poll != run.disk_poll),
-        ];
-        for (pointer, differs) in fixed {
-            if differs {
-                let word = pointer.trim_start_matches('/');
-                let detail = format!("`{word}` cannot be changed while the daemon runs");
-                self.refused
-                    .push(Fault::at(pointer, detail).help("restart the daemon for it"));
-            }
+        for key in now.fixed_difference(next) {
+            let detail = format!("`{key}` cannot be changed while the daemon runs");
+            let fault = Fault::at(format!("/{key}"), detail);
+            self.refused.push(fault.help("restart the daemon for it"));
         }
     }
 

@@ -135,12 +135,14 @@ fn absolute(mut export: ExportConfig) -> ExportConfig {
 fn table(exports: &[Export]) -> Table {
     let head = Table::new(&["NAME", "KIND", "WHERE", "DISKS", "CLIENT", "WORKERS"]);
     exports.iter().fold(head, |table, export| {
-        let (place, disks) = match export {
-            Export::VhostBlk(blk) => (blk.socket.clone(), blk.disk.clone()),
-            Export::VhostScsi(scsi) => (scsi.socket.clone(), count(scsi.lun.len())),
-            Export::Iscsi(iscsi) => (iscsi.portals.join(" "), count(iscsi.lun.len())),
+        let place = export.socket().map(str::to_owned);
+        let place = place.unwrap_or_else(|| export.portals().join(" "));
+        let disks = match export.disk() {
+            Some(disk) => disk.to_owned(),
+            None => count(export.luns().unwrap_or_default().len()),
         };
-        let client = export.status().map_or_else(String::new, |status| {
+        let status = export.status.as_ref();
+        let client = status.map_or_else(String::new, |status| {
             if status.removing_seconds.is_some() {
                 return format!("removing: {} requests", status.requests);
             }
@@ -150,8 +152,8 @@ fn table(exports: &[Export]) -> Table {
             }
         });
         table.row([
-            export.name().to_owned(),
-            export.kind().to_owned(),
+            export.name.clone(),
+            export.kind.clone(),
             place,
             disks,
             client,
@@ -162,7 +164,7 @@ fn table(exports: &[Export]) -> Table {
 
 /// The workers that serve an export now, `1 3`; or, while it has no client, those that it is placed on.
 pub fn serving(export: &Export) -> Option<String> {
-    let served = export.status().map(|status| &*status.served);
+    let served = export.status.as_ref().map(|status| &*status.served);
     let mut now: Vec<u32> = served
         .unwrap_or_default()
         .iter()
@@ -173,7 +175,7 @@ pub fn serving(export: &Export) -> Option<String> {
     let (chosen, dedicated) = export.placement();
     let numbers = match now.is_empty() {
         true => chosen.unwrap_or_default(),
-        false => &now,
+        false => now,
     };
     let mut words: Vec<String> = numbers.iter().map(u32::to_string).collect();
     if dedicated {

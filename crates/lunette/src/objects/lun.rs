@@ -67,11 +67,9 @@ fn list(client: &Client, export: Option<String>) -> Result<Vec<Row>, Failure> {
         return Ok(with(&export, luns));
     }
     let exports: Vec<Export> = client.get("/v1/exports")?;
-    let rows = exports.into_iter().flat_map(|export| match export {
-        Export::VhostBlk(_) => Vec::new(),
-        Export::VhostScsi(export) => with(&export.name, export.lun),
-        Export::Iscsi(export) => with(&export.name, export.lun),
-    });
+    let rows = exports
+        .iter()
+        .flat_map(|export| with(&export.name, export.luns().unwrap_or_default()));
     Ok(rows.collect())
 }
 

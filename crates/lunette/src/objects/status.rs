@@ -63,7 +63,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     line(sandbox_line(&status));
     line(String::new());
     for export in exports.iter().take(EXPORTS_SHOWN) {
-        let sessions = export.status().map_or(0, |status| status.sessions);
+        let sessions = export.status.as_ref().map_or(0, |status| status.sessions);
         let client = match sessions {
             0 => "no client".to_owned(),
             sessions => count(sessions, "client"),
@@ -71,8 +71,8 @@ pub fn run(arguments: &LookArguments) -> Outcome {
         let workers = serving(export).map(|words| format!(", served by {words}"));
         line(format!(
             "  {:10}  {:40}  {client}{}",
-            export.kind(),
-            export.name(),
+            export.kind.as_str(),
+            export.name.as_str(),
             workers.unwrap_or_default()
         ));
     }

@@ -434,12 +434,12 @@ impl Guest {
         }
         let exports: Vec<Export> = Client::new(&self.control()?).get("/v1/exports")?;
         for export in exports {
-            let Export::VhostScsi(export) = export else {
+            let (Some(_), Some(luns)) = (export.socket(), export.luns()) else {
                 continue;
             };
             let is_free = |target: u8| {
                 let at = format!("{}/{target}:0", export.name);
-                let taken = export.lun.iter().any(|lun| lun.target == target);
+                let taken = luns.iter().any(|lun| lun.target == target);
                 (!taken && !plugged.contains(&at)).then_some(at)
             };
             return (0..=255).find_map(is_free).context("no target is free");

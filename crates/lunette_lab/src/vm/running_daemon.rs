@@ -133,12 +133,12 @@ pub fn exports(
     let disks: Vec<Disk> = client.get("/v1/disks").map_err(lacks)?;
     let exports: Vec<Export> = client.get("/v1/exports").map_err(lacks)?;
     let found = names.iter().map(|name| {
-        let export = exports.iter().find(|export| export.name() == name);
+        let export = exports.iter().find(|export| export.name == *name);
         let export = export.ok_or_else(|| {
             Failure::mistake(format!(
                 "the daemon at {} has no export {name}; its exports: {}; hint: lunette export list --socket {}",
                 socket.display(),
-                listed(exports.iter().map(Export::name)),
+                listed(exports.iter().map(|export| export.name.as_str())),
                 socket.display()
             ))
         })?;
@@ -148,31 +148,28 @@ pub fn exports(
 }
 
 fn known_export(export: &Export) -> Result<KnownExport, Failure> {
-    let (name, socket, queues, shows) = match export {
-        Export::VhostBlk(blk) => {
-            let shows = Shown::Disk(blk.disk.clone());
-            (&blk.name, &blk.socket, blk.queues, shows)
-        }
-        Export::VhostScsi(scsi) => {
-            let units = scsi.lun.iter().map(|unit| KnownUnit {
+    let Some(socket) = export.socket() else {
+        return Err(Failure::mistake(format!(
+            "{} is an iSCSI target, which a guest reaches by its network; hint: lunette export add vhost-blk DISK:SOCKET exports the same disk by a socket",
+            export.name
+        )));
+    };
+    let shows = match export.disk() {
+        Some(disk) => Shown::Disk(disk.to_owned()),
+        None => {
+            let units = export.luns().unwrap_or_default().into_iter();
+            let units = units.map(|unit| KnownUnit {
                 target: u32::from(unit.target),
                 lun: u32::from(unit.lun),
-                disk: unit.disk.clone(),
+                disk: unit.disk,
             });
-            let shows = Shown::Units(units.collect());
-            (&scsi.name, &scsi.socket, scsi.queues, shows)
-        }
-        Export::Iscsi(target) => {
-            return Err(Failure::mistake(format!(
-                "{} is an iSCSI target, which a guest reaches by its network; hint: lunette export add vhost-blk DISK:SOCKET exports the same disk by a socket",
-                target.name
-            )));
+            Shown::Units(units.collect())
         }
     };
     Ok(KnownExport {
-        name: name.clone(),
+        name: export.name.clone(),
         socket: PathBuf::from(socket),
-        queues: queues.map(u32::from),
+        queues: export.queues(),
         shows,
     })
 }

@@ -1,0 +1,86 @@
+//! An entry of a target's access list, by its keys.
+
+use iscsi_target::{AclEntry, Network};
+use serde_json::{Value, json};
+
+use super::Diagnostics;
+use super::key::{Key, Kind, RunTime, read_all};
+use super::readers::parsed;
+use super::value::{Fields, Reader};
+
+/// What was said about an entry.
+#[derive(Default)]
+pub struct AclDraft {
+    initiator: Option<String>,
+    network: Option<Network>,
+    read_only: bool,
+    is_wrong: bool,
+}
+
+/// A key of an entry.
+pub type AclKey = Key<AclDraft, AclEntry>;
+
+/// All of them.
+pub static ACL_KEYS: &[AclKey] = &[
+    Key {
+        name: "initiator",
+        kind: Kind::Text("an iSCSI name", super::iscsi::NAME_ALLOWED),
+        default: "any",
+        run_time: RunTime::Reload,
+        of: &[],
+        help: "name of the initiator",
+        read: |key, reader, draft| draft.initiator = key.text(reader).map(|at| at.value),
+        get: |entry| entry.initiator.as_ref().map(|name| json!(name)),
+    },
+    Key {
+        name: "network",
+        kind: Kind::Text(
+            "an address or a network",
+            "an address or a network, such as 192.0.2.0/24",
+        ),
+        default: "any",
+        run_time: RunTime::Reload,
+        of: &[],
+        help: "where it comes from, such as `192.0.2.0/24`",
+        read: |key, reader, draft| {
+            if let Some(text) = key.text(reader) {
+                draft.network = parsed::<Network>(reader, key.name, &text);
+                draft.is_wrong |= draft.network.is_none();
+            }
+        },
+        get: |entry| entry.network.map(|network| json!(network.to_string())),
+    },
+    Key {
+        name: "read_only",
+        kind: Kind::Boolean,
+        default: "`false`",
+        run_time: RunTime::Reload,
+        of: &[],
+        help: "it may read only",
+        read: |key, reader, draft| draft.read_only = key.is_on(reader),
+        get: |entry| Some(json!(entry.read_only)),
+    },
+];
+
+/// An entry.
+pub fn read_acl(fields: &Fields, diagnostics: &mut Diagnostics) -> Option<AclEntry> {
+    let mut reader = Reader::new(fields, "acl", diagnostics);
+    let mut draft = AclDraft::default();
+    read_all(ACL_KEYS, &mut reader, &mut draft);
+    reader.finish(|_| None);
+    (!draft.is_wrong).then_some(AclEntry {
+        initiator: draft.initiator,
+        network: draft.network,
+        read_only: draft.read_only,
+    })
+}
+
+/// Entries as the value of a key.
+pub fn acl_value(entries: &[AclEntry]) -> Value {
+    let values = |entry: &AclEntry| -> Value {
+        let said = ACL_KEYS.iter();
+        let said = said.filter_map(|key| Some((key.name.to_owned(), (key.get)(entry)?)));
+        Value::Object(said.collect())
+    };
+    entries.iter().map(values).collect()
+}

@@ -1,0 +1,102 @@
+//! Files of CHAP users: a line each, for people to write and nobody else to read.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use iscsi_target::ChapUser;
+
+/// The CHAP users of a file: a line each, `NAME SECRET`, then, for initiators that ask the target to prove itself,
+/// `TARGET_NAME TARGET_SECRET`. Lines that begin with `#` are passed over. Others must not be able to read it.
+///
+/// # Errors
+/// What is wrong with it, without a word of its content.
+pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String> {
+    use std::io::Read;
+    use std::os::unix::fs::MetadataExt;
+
+    let shown = path.display();
+    let failed = |error| format!("cannot read CHAP users from {shown}: {error}");
+    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.mode();
+    if mode & 0o077 != 0 {
+        return Err(format!(
+            "{shown} has mode {:o}, so others may read or change the secrets in it; hint: chmod 600 {shown}",
+            mode & 0o777
+        ));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(failed)?;
+    let mut users = HashMap::new();
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let wrong = |what: &str| format!("{shown}:{}: {what}", number + 1);
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (name, secret, mutual) = match words[..] {
+            [name, secret] => (name, secret, None),
+            [name, secret, own, proof] => (name, secret, Some((own, proof))),
+            _ => return Err(wrong("not NAME SECRET [TARGET_NAME TARGET_SECRET]")),
+        };
+        let secrets = mutual.iter().map(|(_, proof)| *proof).chain([secret]);
+        for secret in secrets {
+            if iscsi_target::Secret::new(secret).is_short() {
+                return Err(wrong(
+                    "a secret has at least 12 characters (RFC 7143, 9.2.1)",
+                ));
+            }
+        }
+        if mutual.is_some_and(|(_, proof)| proof == secret) {
+            return Err(wrong(
+                "target and initiator need different secrets (RFC 7143, 9.2.1)",
+            ));
+        }
+        let user = ChapUser {
+            secret: iscsi_target::Secret::new(secret),
+            mutual: mutual.map(|(own, proof)| (own.to_owned(), iscsi_target::Secret::new(proof))),
+        };
+        if users.insert(name.to_owned(), user).is_some() {
+            return Err(wrong("this user already has a line"));
+        }
+    }
+    if users.is_empty() {
+        return Err(format!("{shown} has no CHAP user"));
+    }
+    Ok(users)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn chap_users_come_from_a_file_that_only_its_owner_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("chap");
+        let write = |text: &str, mode| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            read_chap_users(&path)
+        };
+        let users = write(
+            "# us\nann secretsecret\nbob secretsecret t0 othersecret12\n",
+            0o600,
+        );
+        let users = users.unwrap();
+        assert!(users["ann"].mutual.is_none() && users["bob"].mutual.is_some());
+        for (text, mode, told) in [
+            ("ann secretsecret", 0o640, "chmod 600"),
+            ("ann short", 0o600, "at least 12"),
+            ("ann", 0o600, ":1: not NAME SECRET"),
+            ("ann secretsecret t0 secretsecret", 0o600, "different"),
+            ("", 0o600, "no CHAP user"),
+        ] {
+            let error = write(text, mode).unwrap_err();
+            assert!(error.contains(told), "{error}");
+            assert!(!error.contains("secretsecret"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,639 @@
+//! The keys at the top of a file: the daemon's own, and its lists of objects. Those that are a flag too say so here.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use super::Diagnostics;
+use super::check::Surroundings;
+use super::disk::{DiskDraft, read_disk};
+use super::export_draft::ExportDraft;
+use super::export_kinds::{ExportKind, ISCSI, VHOST_BLK, VHOST_SCSI};
+use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
+use super::key::{Item, Key, Kind, NONE, RunTime, words};
+use super::lun::LunDraft;
+use super::model::{AccessConfig, Config, Placement, PollLimit, WORKERS_MAX, WorkersConfig};
+use super::place::At;
+use super::readers::{
+    ADDRESS_ALLOWED, CPUS_ALLOWED, FILE_ALLOWED, FOLDER_ALLOWED, PATHS_ALLOWED, SOCKET_ALLOWED,
+    read_address, read_cpus, read_file_name, read_folder, read_paths, read_poll, read_socket,
+};
+use super::value::{Fields, Reader};
+
+const GROUP_ALLOWED: &str = "the name of a group of this machine";
+/// The bound on polling when nothing is said, in microseconds.
+const POLL_MICROS_DEFAULT: u32 = 50;
+/// What a sleep costs: a disk that is slower is slept for.
+const DISK_POLL_MICROS_DEFAULT: u32 = 5;
+
+/// What was said about workers.
+#[derive(Default)]
+pub struct WorkersDraft {
+    pub count: Option<At<usize>>,
+    pub cpus: Option<At<Vec<At<usize>>>>,
+}
+
+/// All that a file said.
+#[derive(Default)]
+pub struct Draft {
+    pub control: Option<At<PathBuf>>,
+    pub control_group: Option<String>,
+    pub control_readers: Option<String>,
+    pub api_listen: Option<At<SocketAddr>>,
+    pub token_file: Option<At<PathBuf>>,
+    pub readers_token_file: Option<At<PathBuf>>,
+    /// Where state is kept.
+    pub state: Option<At<PathBuf>>,
+    /// Where metrics are served over TCP.
+    pub metrics_listen: Option<At<SocketAddr>>,
+    pub sandbox: Option<sandbox::Mode>,
+    pub sandbox_paths: Option<Vec<PathBuf>>,
+    pub workers: WorkersDraft,
+    pub poll: Option<PollLimit>,
+    pub network_poll: Option<PollLimit>,
+    pub disk_poll: Option<PollLimit>,
+    /// The file with the CHAP users of discovery sessions.
+    pub discovery_auth: Option<At<PathBuf>>,
+    pub iscsi_limits: IscsiLimits,
+    pub disks: Vec<DiskDraft>,
+    pub exports: Vec<Box<dyn ExportDraft>>,
+    /// Logical units from flags, with their controller's name.
+    pub luns: Vec<(At<String>, LunDraft)>,
+    /// Those of them whose controller there is not; their disks are looked up all the same.
+    pub astray: Vec<LunDraft>,
+}
+
+/// A key at the top of a file, which may be a flag.
+pub struct DaemonKey {
+    /// As a file has it.
+    pub key: Key<Draft, Config>,
+    /// As a command line has it.
+    pub flag: Option<Flag>,
+}
+
+/// A flag with one value of the configuration.
+pub struct Flag {
+    /// Without its dashes.
+    pub name: &'static str,
+    /// What stands for its value in help.
+    pub value_name: &'static str,
+    /// What it means, for people who have only this line.
+    pub help: &'static str,
+    /// How its text is taken apart.
+    pub form: FlagForm,
+}
+
+/// How the text of a flag is taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlagForm {
+    /// One value.
+    Word,
+    /// One value; more flags add more.
+    Repeated,
+    /// Values set apart by commas.
+    List,
+    /// `KEY=VALUE`, set apart by commas.
+    Options,
+}
+
+const fn flag(
+    name: &'static str,
+    value_name: &'static str,
+    form: FlagForm,
+    help: &'static str,
+) -> Option<Flag> {
+    Some(Flag {
+        name,
+        value_name,
+        help,
+        form,
+    })
+}
+
+impl DaemonKey {
+    /// Its row in the documents.
+    pub fn row(&self) -> String {
+        let row = self.key.row();
+        match &self.flag {
+            None => row,
+            Some(flag) => {
+                let more = match flag.form {
+                    FlagForm::Repeated => ", once for each",
+                    _ => "",
+                };
+                let row = row.trim_end_matches(" |");
+                format!("{row}. Flag `--{}`{more} |", flag.name)
+            }
+        }
+    }
+}
+
+/// Of a value that is taken when the daemon starts.
+const RESTART: RunTime = RunTime::Restart;
+/// Of a file that is read again when it changes.
+const REREAD: RunTime = RunTime::RestartReread;
+
+const fn key(
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    run_time: RunTime,
+    help: &'static str,
+    read: fn(&Key<Draft, Config>, &mut Reader<'_, '_>, &mut Draft),
+    get: fn(&Config) -> Option<Value>,
+) -> Key<Draft, Config> {
+    Key {
+        name,
+        kind,
+        default,
+        run_time,
+        of: &[],
+        help,
+        read,
+        get,
+    }
+}
+
+fn path_value(path: Option<&PathBuf>) -> Option<Value> {
+    path.map(|path| json!(path.to_string_lossy()))
+}
+
+fn poll_value(poll: PollLimit) -> Option<Value> {
+    Some(match poll {
+        PollLimit::Never => json!(0),
+        PollLimit::Micros(micros) => json!(micros),
+        PollLimit::Always => json!("always"),
+    })
+}
+
+const fn list_of(
+    name: &'static str,
+    documented: &'static str,
+    example: &'static str,
+    help: &'static str,
+    read: fn(&Key<Draft, Config>, &mut Reader<'_, '_>, &mut Draft),
+) -> DaemonKey {
+    DaemonKey {
+        key: key(
+            name,
+            Kind::Sections(documented, example),
+            NONE,
+            RunTime::Reload,
+            help,
+            read,
+            // Objects are written by their own keys.
+            |_| None,
+        ),
+        flag: None,
+    }
+}
+
+fn read_exports(kind: &'static ExportKind, reader: &mut Reader<'_, '_>, draft: &mut Draft) {
+    for fields in reader.objects(kind.table, kind.example) {
+        draft
+            .exports
+            .push((kind.read)(fields, reader.diagnostics()));
+    }
+}
+
+/// All of them.
+pub static DAEMON_KEYS: &[DaemonKey] = &[
+    DaemonKey {
+        key: key(
+            "control",
+            Kind::Text("path of a socket, at most 107 bytes", SOCKET_ALLOWED),
+            "`/run/lunette/lunette.sock` for root, else `$XDG_RUNTIME_DIR/lunette.sock`",
+            RESTART,
+            "control socket: commands, API, metrics",
+            |key, reader, draft| draft.control = read_socket(reader, key.name),
+            |config| path_value(config.control.as_ref()),
+        ),
+        flag: flag("control", "PATH", FlagForm::Word, "The control socket"),
+    },
+    DaemonKey {
+        key: key(
+            "control_group",
+            Kind::Text("a group of this machine", GROUP_ALLOWED),
+            NONE,
+            RESTART,
+            "members may do everything over the control socket, as root and the daemon's user may",
+            |key, reader, draft| draft.control_group = key.text(reader).map(|at| at.value),
+            |config| {
+                config
+                    .access
+                    .control_group
+                    .as_ref()
+                    .map(|group| json!(group))
+            },
+        ),
+        flag: None,
+    },
+    DaemonKey {
+        key: key(
+            "control_readers",
+            Kind::Text("a group of this machine", GROUP_ALLOWED),
+            NONE,
+            RESTART,
+            "members may read over the control socket, and change nothing",
+            |key, reader, draft| draft.control_readers = key.text(reader).map(|at| at.value),
+            |config| {
+                config
+                    .access
+                    .control_readers
+                    .as_ref()
+                    .map(|group| json!(group))
+            },
+        ),
+        flag: None,
+    },
+    DaemonKey {
+        key: key(
+            "state",
+            Kind::Text("path of a folder", FOLDER_ALLOWED),
+            "`$STATE_DIRECTORY`, `/var/lib/lunette` for root, else `~/.local/state/lunette`",
+            RESTART,
+            "[persistent state](operations.md#state). Changes at run time survive a restart only if this key, `--state` or systemd \
+                chose the folder",
+            |key, reader, draft| draft.state = read_folder(reader, key.name),
+            |config| path_value(config.state.as_ref()),
+        ),
+        flag: flag(
+            "state",
+            "DIR",
+            FlagForm::Word,
+            "State folder: reservations, saved mode pages, identities and, only if this is given, changes made at run time",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "metrics_listen",
+            Kind::Text("IP address and port", ADDRESS_ALLOWED),
+            NONE,
+            RESTART,
+            "serves `/metrics` over TCP, read only",
+            |key, reader, draft| draft.metrics_listen = read_address(reader, key.name),
+            |config| {
+                config
+                    .metrics_listen
+                    .map(|address| json!(address.to_string()))
+            },
+        ),
+        flag: flag(
+            "metrics-listen",
+            "ADDRESS:PORT",
+            FlagForm::Word,
+            "Serve metrics for Prometheus at http://ADDRESS:PORT/metrics; with a token file only to clients with a token",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "sandbox",
+            Kind::Word(&const { words(&sandbox::Mode::WORDS) }),
+            "`log`",
+            RESTART,
+            "[what becomes of a thread](security.md#the-sandbox) that makes a system call or opens a file it has no need of",
+            |key, reader, draft| {
+                let mode = reader.choice(key.name, &sandbox::Mode::WORDS);
+                draft.sandbox = mode.map(|at| at.value);
+            },
+            |config| Some(json!(config.sandbox.to_string())),
+        ),
+        flag: flag(
+            "sandbox",
+            "MODE",
+            FlagForm::Word,
+            "System calls and files that the daemon has no need of: off, log (name them in the kernel's log) or enforce (end the process)",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "sandbox_paths",
+            Kind::List("list of paths", PATHS_ALLOWED, Item::Text),
+            NONE,
+            RESTART,
+            "folders and files that the sandbox allows beside those of disks, sockets and state",
+            |key, reader, draft| {
+                if let Some(paths) = read_paths(reader, key.name) {
+                    draft.sandbox_paths.get_or_insert_default().extend(paths);
+                }
+            },
+            |config| {
+                let paths = config.sandbox_paths.iter();
+                let paths: Vec<Value> = paths.filter_map(|path| path_value(Some(path))).collect();
+                (!paths.is_empty()).then(|| json!(paths))
+            },
+        ),
+        flag: flag(
+            "sandbox-path",
+            "PATH",
+            FlagForm::Repeated,
+            "Folder that --sandbox=enforce allows beside those of disks, sockets and state: for disks that are added later",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "api_listen",
+            Kind::Text("IP address and port", ADDRESS_ALLOWED),
+            NONE,
+            RESTART,
+            "serves the [API](api.md) over TCP to clients with a token; needs `token_file` or `readers_token_file`",
+            |key, reader, draft| draft.api_listen = read_address(reader, key.name),
+            |config| {
+                config
+                    .access
+                    .api_listen
+                    .map(|address| json!(address.to_string()))
+            },
+        ),
+        flag: flag(
+            "api-listen",
+            "ADDRESS:PORT",
+            FlagForm::Word,
+            "Serve the API over TCP too, to clients with the token of --token-file",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "token_file",
+            Kind::Text("path of a file of mode 600", FILE_ALLOWED),
+            NONE,
+            REREAD,
+            "its token allows everything",
+            |key, reader, draft| draft.token_file = read_file_name(reader, key.name),
+            |config| path_value(config.access.token_file.as_ref()),
+        ),
+        flag: flag(
+            "token-file",
+            "FILE",
+            FlagForm::Word,
+            "Token that allows everything over TCP: a file of mode 600 with one line",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "readers_token_file",
+            Kind::Text("path of a file of mode 600", FILE_ALLOWED),
+            NONE,
+            REREAD,
+            "its token allows reading",
+            |key, reader, draft| draft.readers_token_file = read_file_name(reader, key.name),
+            |config| path_value(config.access.readers_token_file.as_ref()),
+        ),
+        flag: flag(
+            "readers-token-file",
+            "FILE",
+            FlagForm::Word,
+            "Token that allows reading over TCP: a file of mode 600 with one line",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "discovery_auth",
+            Kind::Text("path of a file of mode 600", FILE_ALLOWED),
+            NONE,
+            RunTime::OnlyReload,
+            "CHAP users that iSCSI discovery sessions have to authenticate as",
+            |key, reader, draft| draft.discovery_auth = read_file_name(reader, key.name),
+            |config| path_value(config.discovery_auth.as_ref()),
+        ),
+        flag: flag(
+            "discovery-auth",
+            "FILE",
+            FlagForm::Word,
+            "CHAP users that discovery sessions have to authenticate as: a file as for --chap-user",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "workers",
+            Kind::Number("", 1..=WORKERS_MAX as u64),
+            "half of the CPUs, at most 4",
+            RESTART,
+            "threads that do the I/O",
+            |key, reader, draft| {
+                let count = key.number(reader);
+                draft.workers.count = count.map(|at| At::new(at.value as usize, at.place));
+            },
+            |config| match &config.workers.placement {
+                Placement::Count(count) => Some(json!(count)),
+                Placement::Cpus(_) => None,
+            },
+        ),
+        flag: flag(
+            "workers",
+            "N",
+            FlagForm::Word,
+            "Number of threads that do the I/O",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "cpus",
+            Kind::List(
+                "list of CPU numbers, at most 128",
+                CPUS_ALLOWED,
+                Item::Number,
+            ),
+            NONE,
+            RESTART,
+            "starts one worker for each CPU, pinned to it, instead of `workers`",
+            |key, reader, draft| draft.workers.cpus = read_cpus(reader, key.name),
+            |config| match &config.workers.placement {
+                Placement::Count(_) => None,
+                Placement::Cpus(cpus) => Some(json!(cpus)),
+            },
+        ),
+        flag: flag(
+            "cpus",
+            "N,N,...",
+            FlagForm::List,
+            "One worker for each of these CPUs, pinned to it",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "poll_us",
+            Kind::Poll,
+            "`50`",
+            RESTART,
+            "how long a worker that serves guests polls before it sleeps; it tunes itself below this bound. 0 never polls",
+            |key, reader, draft| draft.poll = read_poll(reader, key.name),
+            |config| poll_value(config.workers.poll),
+        ),
+        flag: flag(
+            "poll-us",
+            "N|always",
+            FlagForm::Word,
+            "How long a worker that serves guests polls before it sleeps: 0, microseconds, or `always`",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "network_poll_us",
+            Kind::Poll,
+            "`0`",
+            RESTART,
+            "the same for a worker that serves only iSCSI connections",
+            |key, reader, draft| draft.network_poll = read_poll(reader, key.name),
+            |config| poll_value(config.workers.network_poll),
+        ),
+        flag: flag(
+            "network-poll-us",
+            "N|always",
+            FlagForm::Word,
+            "The same for a worker that serves only iSCSI connections; more shortens round trips, and costs CPU time",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "disk_poll_us",
+            Kind::Poll,
+            "`5`",
+            RESTART,
+            "how long a worker polls for a disk that has one I/O to complete",
+            |key, reader, draft| draft.disk_poll = read_poll(reader, key.name),
+            |config| poll_value(config.workers.disk_poll),
+        ),
+        flag: flag(
+            "disk-poll-us",
+            "N|always",
+            FlagForm::Word,
+            "How long a worker polls for a disk that has one I/O to complete; more makes disks of some tens of microseconds a tenth \
+                faster at depth 1, and costs CPU time",
+        ),
+    },
+    list_of(
+        "disk",
+        "list of tables, `[[disk]]`",
+        "tables, each headed [[disk]]",
+        "[disks](#disks)",
+        |key, reader, draft| {
+            for fields in reader.objects(key.name, &key.kind.allowed()) {
+                draft.disks.push(read_disk(fields, reader.diagnostics()));
+            }
+        },
+    ),
+    list_of(
+        "vhost_blk",
+        "list of tables, `[[vhost_blk]]`",
+        VHOST_BLK.example,
+        "[virtio-blk exports](#virtio-blk-exports)",
+        |_, reader, draft| read_exports(&VHOST_BLK, reader, draft),
+    ),
+    list_of(
+        "vhost_scsi",
+        "list of tables, `[[vhost_scsi]]`",
+        VHOST_SCSI.example,
+        "[virtio-scsi exports](#virtio-scsi-exports)",
+        |_, reader, draft| read_exports(&VHOST_SCSI, reader, draft),
+    ),
+    list_of(
+        "iscsi",
+        "list of tables, `[[iscsi]]`",
+        ISCSI.example,
+        "[iSCSI targets](#iscsi-targets)",
+        |_, reader, draft| read_exports(&ISCSI, reader, draft),
+    ),
+    DaemonKey {
+        key: key(
+            "iscsi_limits",
+            Kind::Sections("table, `[iscsi_limits]`", "a table, headed [iscsi_limits]"),
+            "see there",
+            RESTART,
+            "[limits of iSCSI initiators](#limits-of-iscsi-initiators)",
+            |key, reader, draft| {
+                if let Some(fields) = reader.table(key.name, &key.kind.allowed()) {
+                    draft.iscsi_limits = read_iscsi_limits(fields, reader.diagnostics());
+                }
+            },
+            |config| {
+                Some(json!(
+                    config
+                        .iscsi_limits
+                        .values()
+                        .map(|(key, value)| (key.name, value))
+                        .collect::<std::collections::BTreeMap<_, _>>()
+                ))
+            },
+        ),
+        flag: flag(
+            "iscsi-limits",
+            "KEY=VALUE,...",
+            FlagForm::Options,
+            "Limits of iSCSI initiators: connections, half_open, sessions, connections_per_session, commands_per_session, login_s, \
+                memory (of command data, per session)",
+        ),
+    },
+];
+
+/// A file's top-level table.
+pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
+    let mut reader = Reader::new(fields, "configuration", diagnostics);
+    let mut draft = Draft::default();
+    for DaemonKey { key, .. } in DAEMON_KEYS {
+        (key.read)(key, &mut reader, &mut draft);
+    }
+    reader.finish(|key| match key {
+        "disks" => Some("each disk has a table of its own, headed [[disk]]".to_owned()),
+        _ => None,
+    });
+    draft
+}
+
+impl Config {
+    /// What is said of the daemon itself.
+    pub fn daemon_values(&self) -> impl Iterator<Item = (&'static Key<Draft, Config>, Value)> {
+        let keys = DAEMON_KEYS.iter().map(|known| &known.key);
+        keys.filter_map(|key| Some((key, (key.get)(self)?)))
+    }
+
+    /// The keys whose values a daemon that runs cannot take over, by which `next` differs.
+    pub fn fixed_difference(&self, next: &Config) -> Vec<&'static str> {
+        let is_fixed = |key: &&Key<Draft, Config>| {
+            matches!(key.run_time, RunTime::Restart | RunTime::RestartReread)
+        };
+        let keys = DAEMON_KEYS.iter().map(|known| &known.key);
+        let differing = keys
+            .filter(is_fixed)
+            .filter(|key| (key.get)(self) != (key.get)(next));
+        differing.map(|key| key.name).collect()
+    }
+}
+
+impl Draft {
+    /// The daemon's own part, with workers that have been placed; without disks and exports.
+    pub fn daemon(&mut self, placement: Placement, surroundings: &Surroundings) -> Config {
+        let path = |at: Option<At<PathBuf>>| at.map(|at| at.value);
+        let poll = |said: Option<PollLimit>, micros| said.unwrap_or(PollLimit::Micros(micros));
+        Config {
+            control: path(self.control.take()),
+            access: AccessConfig {
+                control_group: self.control_group.take(),
+                control_readers: self.control_readers.take(),
+                api_listen: self.api_listen.take().map(|at| at.value),
+                token_file: path(self.token_file.take()),
+                readers_token_file: path(self.readers_token_file.take()),
+            },
+            state: path(self.state.take()),
+            metrics_listen: self.metrics_listen.take().map(|at| at.value),
+            sandbox: self.sandbox.unwrap_or(surroundings.sandbox),
+            sandbox_paths: self
+                .sandbox_paths
+                .take()
+                .unwrap_or_else(|| surroundings.sandbox_paths.clone()),
+            workers: WorkersConfig {
+                placement,
+                poll: poll(self.poll, POLL_MICROS_DEFAULT),
+                network_poll: self.network_poll.unwrap_or(PollLimit::Never),
+                disk_poll: poll(self.disk_poll, DISK_POLL_MICROS_DEFAULT),
+            },
+            disks: Vec::new(),
+            vhost_blk: Vec::new(),
+            vhost_scsi: Vec::new(),
+            iscsi: Vec::new(),
+            discovery_auth: path(self.discovery_auth.take()),
+            iscsi_limits: self.iscsi_limits.clone(),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! iSCSI targets in flags: `--iscsi IQN=d0,d1` names a target and its disks; portals, demo mode and CHAP users have flags of
+//! their own, which are for all targets that flags name.
+
+use std::sync::Arc;
+
+use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
+use super::export_draft::ExportDraft;
+use super::export_kinds::ISCSI;
+use super::flag_source::{Flags, options, parts};
+use super::place::{At, Place, Source};
+use super::value::{Field, Fields, Raw, wrong};
+
+/// How an iSCSI target is said in a flag.
+pub const ISCSI_FORM: &str =
+    "IQN=DISK,DISK,... (LUNs from 0 in this order): iqn.2026-11.org.example:t0=d0,d1";
+
+/// The targets that flags name.
+pub fn read_flags(
+    flags: &Flags,
+    source: &mut impl FnMut(&str, &String) -> Arc<Source>,
+    diagnostics: &mut Diagnostics,
+) -> Vec<Box<dyn ExportDraft>> {
+    let field = |key: &str, value: At<Raw>| Field {
+        key: At::new(key.to_owned(), value.place.clone()),
+        value,
+    };
+    let word = |source: &Arc<Source>| At::new(Raw::Word(source.text.clone()), Place::whole(source));
+    let mut common = Vec::new();
+    let portals: Vec<At<Raw>> = flags
+        .portal
+        .iter()
+        .map(|text| word(&source("--portal", text)))
+        .collect();
+    if let Some(first) = portals.first().map(|portal| portal.place.clone()) {
+        common.push(field("portals", At::new(Raw::List(portals), first)));
+    }
+    let announced: Vec<At<Raw>> = flags
+        .announce
+        .iter()
+        .map(|text| word(&source("--announce", text)))
+        .collect();
+    if let Some(first) = announced.first().map(|one| one.place.clone()) {
+        common.push(field("announce", At::new(Raw::List(announced), first)));
+    }
+    if let Some(text) = &flags.demo_mode {
+        common.push(field("demo_mode", word(&source("--demo-mode", text))));
+    }
+    if let Some(text) = &flags.chap_user {
+        common.push(field("chap_users", word(&source("--chap-user", text))));
+    }
+    if let (true, Some(first)) = (flags.iscsi.is_empty(), common.first()) {
+        let message = "this needs --iscsi".to_owned();
+        let mistake = Mistake::new(MistakeKind::Relation, &first.value.place, message);
+        diagnostics.push(mistake.allowed(ISCSI_FORM));
+    }
+    let targets = flags.iscsi.iter().filter_map(|text| {
+        let source = source("--iscsi", text);
+        let mut fields = target_flag(&source, diagnostics)?;
+        fields.entries.extend(common.iter().cloned());
+        Some((ISCSI.read)(&fields, diagnostics))
+    });
+    targets.collect()
+}
+
+/// A target's fields from `IQN=DISK,DISK[,KEY=VALUE...]`.
+fn target_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<Fields> {
+    let parts = parts(source);
+    let (first, rest) = parts.split_first()?;
+    let Some((name, disk)) = first.split('=') else {
+        let value = At::new(Raw::Word(source.text.clone()), Place::whole(source));
+        diagnostics.push(wrong("iscsi", &value).allowed(ISCSI_FORM));
+        return None;
+    };
+    let (said, disks): (Vec<_>, Vec<_>) = rest.iter().partition(|part| part.text.contains('='));
+    let mut words = vec![disk.word()];
+    words.extend(disks.iter().map(|part| part.word()));
+    let mut entries = vec![
+        name.field("name"),
+        Field {
+            key: At::new("disks".to_owned(), disk.place()),
+            value: At::new(Raw::List(words), Place::whole(source)),
+        },
+    ];
+    entries.extend(options(said));
+    Some(Fields {
+        place: Place::whole(source),
+        entries,
+    })
+}

@@ -1,0 +1,122 @@
+//! A logical unit of an export, by its keys.
+
+use serde_json::{Value, json};
+
+use super::Diagnostics;
+use super::key::{Key, Kind, REQUIRED, RunTime, read_all};
+use super::model::{LUNS_MAX, LunConfig, TARGETS_MAX};
+use super::place::At;
+use super::readers::DISK_ALLOWED;
+use super::value::{Fields, Reader};
+
+/// Of what `lunette lun` changes.
+pub const LUN_COMMAND: RunTime = RunTime::Command("lunette lun");
+
+/// What was said about a logical unit.
+#[derive(Default)]
+pub struct LunDraft {
+    pub target: Option<At<u8>>,
+    pub lun: Option<At<u16>>,
+    pub disk: Option<At<String>>,
+}
+
+impl LunDraft {
+    /// The logical unit, if nothing is missing.
+    pub fn complete(&self) -> Option<LunConfig> {
+        Some(LunConfig {
+            target: self.target.as_ref()?.value,
+            lun: self.lun.as_ref()?.value,
+            disk: self.disk.as_ref()?.value.clone(),
+        })
+    }
+}
+
+/// A key of a logical unit.
+pub type LunKey = Key<LunDraft, LunConfig>;
+
+const fn key(
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    read: fn(&LunKey, &mut Reader<'_, '_>, &mut LunDraft),
+    get: fn(&LunConfig) -> Option<Value>,
+) -> LunKey {
+    Key {
+        name,
+        kind,
+        default: REQUIRED,
+        run_time: LUN_COMMAND,
+        of: &[],
+        help,
+        read,
+        get,
+    }
+}
+
+const TARGET: LunKey = key(
+    "target",
+    Kind::Number("", 0..=TARGETS_MAX as u64 - 1),
+    "target",
+    read_target,
+    |lun| Some(json!(lun.target)),
+);
+
+const LUN: LunKey = key(
+    "lun",
+    Kind::Number("", 0..=LUNS_MAX as u64 - 1),
+    "logical unit number",
+    |key, reader, draft| {
+        let number = key.number(reader);
+        draft.lun = number.map(|at| At::new(at.value as u16, at.place));
+    },
+    |lun| Some(json!(lun.lun)),
+);
+
+const DISK: LunKey = key(
+    "disk",
+    Kind::Text("name of a disk", DISK_ALLOWED),
+    "the disk",
+    |key, reader, draft| draft.disk = key.text(reader),
+    |lun| Some(json!(lun.disk)),
+);
+
+fn read_target(key: &LunKey, reader: &mut Reader<'_, '_>, draft: &mut LunDraft) {
+    let number = key.number(reader);
+    draft.target = number.map(|at| At::new(at.value as u8, at.place));
+}
+
+/// Those of a controller.
+pub static LUN_KEYS: &[LunKey] = &[TARGET, LUN, DISK];
+
+/// Those of an iSCSI target, which is the only target of its logical units.
+pub static TARGET_LUN_KEYS: &[LunKey] = &[
+    Key {
+        kind: Kind::Number("", 0..=0),
+        default: "`0`",
+        run_time: RunTime::Never,
+        help: "always 0",
+        ..TARGET
+    },
+    LUN,
+    DISK,
+];
+
+/// A logical unit.
+pub fn read_lun(
+    keys: &'static [LunKey],
+    fields: &Fields,
+    diagnostics: &mut Diagnostics,
+) -> LunDraft {
+    let mut reader = Reader::new(fields, "lun", diagnostics);
+    let mut draft = LunDraft::default();
+    read_all(keys, &mut reader, &mut draft);
+    reader.finish(|_| None);
+    draft
+}
+
+/// Logical units as the value of a key.
+pub fn luns_value(luns: &[LunConfig]) -> Value {
+    let luns = luns.iter();
+    let luns = luns.map(|lun| json!({"target": lun.target, "lun": lun.lun, "disk": lun.disk}));
+    luns.collect()
+}

@@ -1,0 +1,182 @@
+//! Values that several keys have: names, paths, addresses, bounds on polling.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::diagnostics::{Mistake, MistakeKind};
+use super::model::{NAME_MAX, POLL_MICROS_MAX, PollLimit, SOCKET_PATH_MAX, WORKERS_MAX};
+use super::place::At;
+use super::value::{Raw, Reader, number_of, text_of};
+
+pub const NAME_ALLOWED: &str =
+    "1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or a digit";
+pub const DISK_ALLOWED: &str = "the name of a disk";
+pub const SOCKET_ALLOWED: &str = "a path of at most 107 bytes, such as \"/run/lunette/d0.sock\"";
+pub const ADDRESS_ALLOWED: &str =
+    "an IP address and a port, such as \"127.0.0.1:9752\" or \"[::1]:9752\"";
+pub const FILE_ALLOWED: &str = "the path of a file, such as /etc/lunette/token";
+pub const FOLDER_ALLOWED: &str = "the path of a folder, such as /var/lib/lunette";
+pub const PATHS_ALLOWED: &str = "a list of paths, such as [\"/srv/disks\"]";
+pub const POLL_ALLOWED: &str = "0 (never poll), microseconds up to 1000000, or \"always\"";
+pub const CPUS_ALLOWED: &str = "a list of CPU numbers, such as 2,3 (in a file: [2, 3])";
+
+/// A name; kept even when it is not allowed, so that references to it are not mistakes too.
+pub fn read_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<String>> {
+    let name = reader.text(key, NAME_ALLOWED)?;
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let first = name.value.chars().next().unwrap_or('-');
+    if name.value.len() > NAME_MAX
+        || !first.is_ascii_alphanumeric()
+        || !name.value.chars().all(allowed)
+    {
+        let message = format!("`{key}`: found {:?}", name.value);
+        let mistake = Mistake::new(MistakeKind::Value, &name.place, message);
+        reader.diagnostics().push(mistake.allowed(NAME_ALLOWED));
+    }
+    Some(name)
+}
+
+/// The path of a socket.
+pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
+    let path = reader.text(key, SOCKET_ALLOWED)?;
+    if path.value.len() > SOCKET_PATH_MAX || path.value.contains('\0') {
+        let message = format!(
+            "`{key}`: a path of {} bytes is too long for a Unix socket",
+            path.value.len()
+        );
+        let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
+        reader.diagnostics().push(mistake.allowed(SOCKET_ALLOWED));
+        return None;
+    }
+    Some(At::new(PathBuf::from(path.value), path.place))
+}
+
+/// A folder; it need not exist yet.
+pub fn read_folder(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
+    read_path(reader, key, "folder", FOLDER_ALLOWED)
+}
+
+/// A file with a secret, which is read later.
+pub fn read_file_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
+    read_path(reader, key, "file", FILE_ALLOWED)
+}
+
+fn read_path(
+    reader: &mut Reader<'_, '_>,
+    key: &'static str,
+    what: &str,
+    allowed: &str,
+) -> Option<At<PathBuf>> {
+    let path = reader.text(key, allowed)?;
+    if path.value.contains('\0') {
+        let message = format!("`{key}`: not the path of a {what}");
+        let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
+        reader.diagnostics().push(mistake.allowed(allowed));
+        return None;
+    }
+    Some(At::new(PathBuf::from(path.value), path.place))
+}
+
+/// Paths, as a list of texts; in a flag one path.
+pub fn read_paths(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Vec<PathBuf>> {
+    let value = reader.raw(key)?;
+    let items = match &value.value {
+        Raw::List(items) => items.as_slice(),
+        Raw::Word(_) => std::slice::from_ref(value),
+        _ => {
+            reader.refuse(key, value, PATHS_ALLOWED);
+            return None;
+        }
+    };
+    let mut paths = Vec::new();
+    for item in items {
+        match &item.value {
+            Raw::Text(text) | Raw::Word(text) if !text.is_empty() && !text.contains('\0') => {
+                paths.push(PathBuf::from(text));
+            }
+            _ => reader.refuse(key, item, PATHS_ALLOWED),
+        }
+    }
+    Some(paths)
+}
+
+/// An address to listen on, with its port.
+pub fn read_address(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<SocketAddr>> {
+    let text = reader.text(key, ADDRESS_ALLOWED)?;
+    match text.value.parse() {
+        Ok(address) => Some(At::new(address, text.place)),
+        Err(_) => {
+            let message = format!("`{key}`: {:?} is no address with a port", text.value);
+            let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
+            reader.diagnostics().push(mistake.allowed(ADDRESS_ALLOWED));
+            None
+        }
+    }
+}
+
+/// The CPUs that workers are pinned to.
+pub fn read_cpus(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<Vec<At<usize>>>> {
+    let value = reader.raw(key)?;
+    let items = match &value.value {
+        Raw::List(items) if (1..=WORKERS_MAX).contains(&items.len()) => items,
+        _ => {
+            reader.refuse(key, value, CPUS_ALLOWED);
+            return None;
+        }
+    };
+    let mut cpus = Vec::new();
+    for item in items {
+        let cpu = number_of(key, item, 0..=u64::from(u16::MAX), reader.diagnostics())?;
+        cpus.push(At::new(cpu.value as usize, cpu.place));
+    }
+    Some(At::new(cpus, value.place.clone()))
+}
+
+/// A bound on polling.
+pub fn read_poll(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<PollLimit> {
+    let value = reader.raw(key)?;
+    let micros = match &value.value {
+        Raw::Text(text) | Raw::Word(text) if text == "always" => return Some(PollLimit::Always),
+        Raw::Word(text) => text.parse().ok(),
+        Raw::Integer(number) => u32::try_from(*number).ok(),
+        _ => None,
+    };
+    match micros {
+        Some(0) => Some(PollLimit::Never),
+        Some(micros) if micros <= POLL_MICROS_MAX => Some(PollLimit::Micros(micros)),
+        _ => {
+            reader.refuse(key, value, POLL_ALLOWED);
+            None
+        }
+    }
+}
+
+/// A list of texts.
+pub fn read_list(reader: &mut Reader<'_, '_>, key: &'static str, allowed: &str) -> Vec<At<String>> {
+    let Some(value) = reader.raw(key) else {
+        return Vec::new();
+    };
+    let Raw::List(items) = &value.value else {
+        reader.refuse(key, value, allowed);
+        return Vec::new();
+    };
+    let text = |item| text_of(key, item, allowed, reader.diagnostics());
+    items.iter().filter_map(text).collect()
+}
+
+/// What a text means, or a mistake.
+pub fn parsed<T: FromStr<Err = String>>(
+    reader: &mut Reader<'_, '_>,
+    key: &str,
+    text: &At<String>,
+) -> Option<T> {
+    match text.value.parse() {
+        Ok(value) => Some(value),
+        Err(what) => {
+            let mistake = Mistake::new(MistakeKind::Value, &text.place, format!("`{key}`: {what}"));
+            reader.diagnostics().push(mistake);
+            None
+        }
+    }
+}

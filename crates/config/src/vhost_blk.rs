@@ -1,0 +1,104 @@
+//! One disk as virtio-blk: its keys, and what is said of it.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use super::Diagnostics;
+use super::export::ExportConfig;
+use super::export_draft::{
+    ENDS_SESSION, ExportDraft, Placed, Vhost, VhostDraft, dedicated, name, queues, socket, workers,
+};
+use super::key::{Key, Kind, REQUIRED, read_all};
+use super::model::{BLK_QUEUES_MAX, VhostBlkConfig};
+use super::place::At;
+use super::placement::PlacementDraft;
+use super::readers::DISK_ALLOWED;
+use super::value::{Fields, Reader};
+
+/// What was said about a vhost-blk export.
+#[derive(Default)]
+pub struct VhostBlkDraft {
+    vhost: VhostDraft,
+    disk: Option<At<String>>,
+    placement: PlacementDraft,
+}
+
+/// All keys.
+pub static VHOST_BLK_KEYS: &[Key<VhostBlkDraft, VhostBlkConfig>] = &[
+    name("the disk's name"),
+    Key {
+        name: "disk",
+        kind: Kind::Text("name of a disk", DISK_ALLOWED),
+        default: REQUIRED,
+        run_time: ENDS_SESSION,
+        of: &[],
+        help: "the disk",
+        read: |key, reader, draft| draft.disk = key.text(reader),
+        get: |export| Some(json!(export.disk)),
+    },
+    socket(),
+    queues(
+        BLK_QUEUES_MAX,
+        "`256`",
+        "most request queues that a client may use",
+    ),
+    workers(),
+    dedicated("a worker for this export alone"),
+];
+
+/// A vhost-blk export.
+pub fn read_vhost_blk(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn ExportDraft> {
+    let mut reader = Reader::new(fields, "vhost_blk", diagnostics);
+    let mut draft = VhostBlkDraft::default();
+    read_all(VHOST_BLK_KEYS, &mut reader, &mut draft);
+    if draft.vhost.name.is_none() {
+        draft.vhost.name.clone_from(&draft.disk);
+    }
+    draft.placement.relate(&mut reader);
+    reader.finish(|key| match key {
+        "read_only" => Some("vhost_blk: `read_only` belongs to the disk".to_owned()),
+        _ => None,
+    });
+    Box::new(draft)
+}
+
+impl Vhost for VhostBlkDraft {
+    fn vhost(&mut self) -> &mut VhostDraft {
+        &mut self.vhost
+    }
+}
+
+impl Placed for VhostBlkDraft {
+    fn placement_mut(&mut self) -> &mut PlacementDraft {
+        &mut self.placement
+    }
+}
+
+impl ExportDraft for VhostBlkDraft {
+    fn name(&self) -> Option<&At<String>> {
+        self.vhost.name.as_ref()
+    }
+
+    fn socket(&self) -> Option<&At<PathBuf>> {
+        self.vhost.socket.as_ref()
+    }
+
+    fn disk(&self) -> Option<&At<String>> {
+        self.disk.as_ref()
+    }
+
+    fn placement(&self) -> &PlacementDraft {
+        &self.placement
+    }
+
+    fn complete(&self) -> Option<ExportConfig> {
+        Some(ExportConfig::VhostBlk(VhostBlkConfig {
+            name: self.name()?.value.clone(),
+            disk: self.disk()?.value.clone(),
+            socket: self.socket()?.value.clone(),
+            queues: self.vhost.queues.unwrap_or(BLK_QUEUES_MAX),
+            placement: self.placement.placement(),
+        }))
+    }
+}

@@ -1,0 +1,121 @@
+//! A virtio-scsi controller: its keys, and what is said of it.
+
+use std::path::PathBuf;
+
+use super::Diagnostics;
+use super::export::ExportConfig;
+use super::export_draft::{
+    ExportDraft, Placed, Vhost, VhostDraft, dedicated, name, queues, socket, workers,
+};
+use super::key::{Item, Key, Kind, NONE, REQUIRED, read_all, schema_of};
+use super::lun::{LUN_COMMAND, LUN_KEYS, LunDraft, luns_value, read_lun};
+use super::model::{LunConfig, SCSI_QUEUES_MAX, VhostScsiConfig};
+use super::place::At;
+use super::placement::PlacementDraft;
+use super::value::{Fields, Reader};
+
+const LUN_EXAMPLE: &str = "tables such as { target = 0, lun = 0, disk = \"d0\" }";
+
+/// What was said about a vhost-scsi controller.
+#[derive(Default)]
+pub struct VhostScsiDraft {
+    vhost: VhostDraft,
+    placement: PlacementDraft,
+    luns: Vec<LunDraft>,
+}
+
+/// All keys.
+pub static VHOST_SCSI_KEYS: &[Key<VhostScsiDraft, VhostScsiConfig>] = &[
+    name(REQUIRED),
+    socket(),
+    queues(
+        SCSI_QUEUES_MAX,
+        "`254`",
+        "most request queues; control and event queue come on top",
+    ),
+    workers(),
+    dedicated("a worker for this export alone"),
+    Key {
+        name: "lun",
+        kind: Kind::List(
+            "list of tables",
+            LUN_EXAMPLE,
+            Item::Table {
+                fields: &["target", "lun", "disk"],
+                schema: || schema_of(LUN_KEYS),
+            },
+        ),
+        default: NONE,
+        run_time: LUN_COMMAND,
+        of: &[],
+        help: "logical units: `{ target = 0, lun = 0, disk = \"d0\" }`. Flag `--lun NAME/TARGET:LUN=DISK`",
+        read: |key, reader, draft| {
+            for fields in reader.objects(key.name, LUN_EXAMPLE) {
+                draft
+                    .luns
+                    .push(read_lun(LUN_KEYS, fields, reader.diagnostics()));
+            }
+        },
+        get: |controller| Some(luns_value(&controller.luns)),
+    },
+];
+
+/// A vhost-scsi controller.
+pub fn read_vhost_scsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn ExportDraft> {
+    let mut reader = Reader::new(fields, "vhost_scsi", diagnostics);
+    let mut draft = VhostScsiDraft::default();
+    read_all(VHOST_SCSI_KEYS, &mut reader, &mut draft);
+    draft.placement.relate(&mut reader);
+    reader.finish(|key| match key {
+        "disk" => Some(format!(
+            "vhost_scsi: a controller's disks are its `lun`: {LUN_EXAMPLE}"
+        )),
+        _ => None,
+    });
+    Box::new(draft)
+}
+
+impl Vhost for VhostScsiDraft {
+    fn vhost(&mut self) -> &mut VhostDraft {
+        &mut self.vhost
+    }
+}
+
+impl Placed for VhostScsiDraft {
+    fn placement_mut(&mut self) -> &mut PlacementDraft {
+        &mut self.placement
+    }
+}
+
+impl ExportDraft for VhostScsiDraft {
+    fn name(&self) -> Option<&At<String>> {
+        self.vhost.name.as_ref()
+    }
+
+    fn socket(&self) -> Option<&At<PathBuf>> {
+        self.vhost.socket.as_ref()
+    }
+
+    fn luns(&self) -> &[LunDraft] {
+        &self.luns
+    }
+
+    fn luns_by_flags(&mut self) -> Option<&mut Vec<LunDraft>> {
+        Some(&mut self.luns)
+    }
+
+    fn placement(&self) -> &PlacementDraft {
+        &self.placement
+    }
+
+    fn complete(&self) -> Option<ExportConfig> {
+        let luns: Option<Vec<LunConfig>> = self.luns.iter().map(LunDraft::complete).collect();
+        Some(ExportConfig::VhostScsi(VhostScsiConfig {
+            name: self.name()?.value.clone(),
+            socket: self.socket()?.value.clone(),
+            queues: self.vhost.queues.unwrap_or(SCSI_QUEUES_MAX),
+            placement: self.placement.placement(),
+            luns: luns?,
+        }))
+    }
+}

@@ -1,0 +1,57 @@
+//! Flags of the daemon itself. The configuration declares them, with the keys that they are the flags of.
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use config::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
+
+/// Those that are given, by their names.
+#[derive(Clone, Debug, Default)]
+pub struct DaemonFlags(pub Vec<(&'static str, String)>);
+
+fn flags() -> impl Iterator<Item = (&'static DaemonKey, &'static Flag)> {
+    let keys = DAEMON_KEYS.iter();
+    keys.filter_map(|known| Some((known, known.flag.as_ref()?)))
+}
+
+/// What is told of a flag: its help, and what applies without it.
+fn help(known: &DaemonKey, flag: &Flag) -> String {
+    let default = known.key.default.replace('`', "");
+    match known.key.default.contains([' ', '`']) && default != "see there" {
+        true => format!("{} [default: {default}]", flag.help),
+        false => flag.help.to_owned(),
+    }
+}
+
+impl Args for DaemonFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(flags().map(|(known, flag)| {
+            Arg::new(flag.name)
+                .long(flag.name)
+                .value_name(flag.value_name)
+                .help(help(known, flag))
+                .action(match flag.form {
+                    FlagForm::Repeated => ArgAction::Append,
+                    FlagForm::Word | FlagForm::List | FlagForm::Options => ArgAction::Set,
+                })
+        }))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        DaemonFlags::augment_args(command)
+    }
+}
+
+impl FromArgMatches for DaemonFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<DaemonFlags, clap::Error> {
+        let given = flags().flat_map(|(_, flag)| {
+            let texts = matches.get_many::<String>(flag.name);
+            let texts = texts.into_iter().flatten();
+            texts.map(|text| (flag.name, text.clone()))
+        });
+        Ok(DaemonFlags(given.collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = DaemonFlags::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
