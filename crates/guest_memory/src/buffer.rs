@@ -11,9 +11,13 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use crate::{GuestView, Mapping, MappingView, Registration, copy};
+use crate::{GuestView, Mapping, MappingView, Registration};
 
+mod bytes;
+mod near;
 mod window;
+
+pub(crate) use near::{prefetch_line, prefetch_line_to_write};
 
 /// A contiguous piece of memory, laid out as `struct iovec`.
 #[repr(C)]
@@ -312,82 +316,6 @@ impl IoBuffer {
         self.first as usize..self.end as usize
     }
 
-    /// The second half's first segment.
-    #[inline(always)]
-    fn half(&self) -> Option<&Segment> {
-        self.segments.get(self.middle as usize)
-    }
-
-    /// The first `N` bytes of the whole buffer: a request's header.
-    ///
-    /// # Panics
-    /// When the buffer is shorter.
-    #[inline(always)]
-    pub fn front<const N: usize>(&self) -> [u8; N] {
-        match self.segments.first() {
-            // SAFETY: memory kept by `self.keep`, long enough; any bytes are an array of bytes.
-            Some(first) if first.length >= N => unsafe { first.base.cast::<[u8; N]>().read() },
-            _ => self.front_in_pieces(),
-        }
-    }
-
-    /// As [`front`](Self::front), if those bytes lie in one piece: then the caller keeps in registers what it reads of them.
-    #[inline(always)]
-    pub fn front_near<const N: usize>(&self) -> Option<[u8; N]> {
-        let first = self.segments.first().filter(|first| first.length >= N)?;
-        // SAFETY: as in `front`.
-        Some(unsafe { first.base.cast::<[u8; N]>().read() })
-    }
-
-    #[cold]
-    fn front_in_pieces<const N: usize>(&self) -> [u8; N] {
-        let mut bytes = [0; N];
-        self.read_whole(0, &mut bytes);
-        bytes
-    }
-
-    /// Writes the last byte of the whole buffer: a request's status.
-    ///
-    /// # Panics
-    /// When the buffer is empty.
-    #[inline(always)]
-    pub fn write_last(&self, byte: u8) {
-        let last = self.segments.last().expect("a buffer with a byte");
-        assert!(last.length > 0, "segments are not empty");
-        // SAFETY: inside of the segment, memory kept by `self.keep`.
-        unsafe { last.base.add(last.length - 1).write(byte) }
-    }
-
-    /// As [`write_whole`](Self::write_whole), for few bytes at the start of the second half, as a request's answer is; `offset`
-    /// is the length of the first one.
-    #[inline(always)]
-    pub fn write_half<const N: usize>(&self, offset: usize, from: [u8; N]) {
-        match self.half() {
-            Some(half) if half.length >= N => {
-                // SAFETY: inside of the segment, memory kept by `self.keep`; an array of bytes needs no alignment.
-                unsafe { half.base.cast::<[u8; N]>().write(from) }
-            }
-            _ => self.write_whole(offset, &from),
-        }
-    }
-
-    /// As [`write_half`](Self::write_half), of `N` zeroes.
-    #[inline(always)]
-    pub fn clear_half<const N: usize>(&self, offset: usize) {
-        match self.half() {
-            Some(half) if half.length >= N => {
-                // SAFETY: as in `write_half`.
-                unsafe { half.base.cast::<[u8; N]>().write([0; N]) }
-            }
-            _ => self.clear_half_in_pieces::<N>(offset),
-        }
-    }
-
-    #[cold]
-    fn clear_half_in_pieces<const N: usize>(&self, offset: usize) {
-        self.write_whole(offset, &[0; N]);
-    }
-
     /// A buffer of its own over a part of the window, with its own pin on the memory.
     ///
     /// # Panics
@@ -445,183 +373,11 @@ impl IoBuffer {
         assert!(done == length, "access outside of buffer");
     }
 
-    /// Copies from byte `offset` of the whole buffer, window or not.
-    ///
-    /// # Panics
-    /// When the range lies outside of the buffer.
-    #[inline]
-    pub fn read_whole(&self, offset: usize, into: &mut [u8]) {
-        let whole = 0..self.segments.len();
-        let length = into.len();
-        self.walk(whole, offset, length, |segment, done| {
-            // SAFETY: the segment is memory kept by `self.keep`; `into` is ours alone and long enough.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    segment.base,
-                    into.as_mut_ptr().add(done),
-                    segment.length,
-                )
-            }
-        });
-    }
-
-    /// Copies to byte `offset` of the whole buffer, window or not.
-    ///
-    /// # Panics
-    /// When the range lies outside of the buffer.
-    #[inline]
-    pub fn write_whole(&self, offset: usize, from: &[u8]) {
-        self.walk(
-            0..self.segments.len(),
-            offset,
-            from.len(),
-            |segment, done| {
-                // SAFETY: as in `read_whole`, the other way round.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(
-                        from.as_ptr().add(done),
-                        segment.base,
-                        segment.length,
-                    )
-                }
-            },
-        );
-    }
-
-    /// Copies from byte `offset` of the window.
-    ///
-    /// # Panics
-    /// When the range lies outside of the window.
-    #[inline]
-    pub fn read_at(&self, offset: usize, into: &mut [u8]) {
-        let length = into.len();
-        self.walk(self.range(), offset, length, |segment, done| {
-            // SAFETY: as in `read_whole`.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    segment.base,
-                    into.as_mut_ptr().add(done),
-                    segment.length,
-                )
-            }
-        });
-    }
-
-    /// Copies to byte `offset` of the window.
-    ///
-    /// # Panics
-    /// When the range lies outside of the window.
-    #[inline]
-    pub fn write_at(&self, offset: usize, from: &[u8]) {
-        self.walk(self.range(), offset, from.len(), |segment, done| {
-            // SAFETY: as in `read_whole`, the other way round.
-            unsafe {
-                std::ptr::copy_nonoverlapping(from.as_ptr().add(done), segment.base, segment.length)
-            }
-        });
-    }
-
-    /// Sets a range of the window to one byte.
-    ///
-    /// # Panics
-    /// When the range lies outside of the window.
-    pub fn fill(&self, offset: usize, length: usize, byte: u8) {
-        self.walk(self.range(), offset, length, |segment, _| {
-            // SAFETY: the segment is memory kept by `self.keep`.
-            unsafe { std::ptr::write_bytes(segment.base, byte, segment.length) }
-        });
-    }
-
-    /// Copies the window to another buffer's window, as far as both reach; gives the bytes copied.
-    pub fn copy_to(&self, other: &IoBuffer) -> usize {
-        let length = self.window.min(other.window);
-        self.walk(self.range(), 0, length, |from, before| {
-            other.walk(other.range(), before, from.length, |into, done| {
-                // SAFETY: both are memory kept by their buffers. The client may have pointed them at the same
-                // place: hence `copy`, which allows overlap.
-                unsafe { std::ptr::copy(from.base.add(done), into.base, into.length) }
-            });
-        });
-        length
-    }
-
-    /// Copies `length` bytes from byte `from` of the whole buffer to byte `into` of another whole buffer.
-    ///
-    /// # Panics
-    /// When a range lies outside of its buffer.
-    pub fn copy_part(&self, from: usize, other: &IoBuffer, into: usize, length: usize) {
-        let (all, others) = (self.segments.len(), other.segments.len());
-        self.walk(0..all, from, length, |from, before| {
-            other.walk(0..others, into + before, from.length, |to, done| {
-                // SAFETY: as in `copy_to`.
-                unsafe { std::ptr::copy(from.base.add(done), to.base, to.length) }
-            });
-        });
-    }
-
-    /// Fills the window from a mapping: a RAM disk's read.
-    ///
-    /// # Panics
-    /// When the range lies outside of the mapping, or this is itself a look at a mapping.
-    #[inline]
-    pub fn fill_from(&self, mapping: &Mapping, offset: usize) {
-        assert!(!self.is_view(), "a disk is read into itself");
-        let from = mapping.checked(offset, self.window);
-        self.walk(self.range(), 0, self.window, |segment, done| {
-            // SAFETY: both ranges are mapped and kept; they are different mappings: what looks at a RAM
-            // disk's own memory was refused.
-            unsafe { copy::to_client(from.add(done), segment.base, segment.length) }
-        });
-    }
-
-    /// Puts the window into a mapping: a RAM disk's write.
-    ///
-    /// # Panics
-    /// When the range lies outside of the mapping, or this is itself a look at a mapping.
-    #[inline]
-    pub fn drain_to(&self, mapping: &Mapping, offset: usize) {
-        assert!(!self.is_view(), "a disk is written from itself");
-        let into = mapping.checked(offset, self.window);
-        self.walk(self.range(), 0, self.window, |segment, done| {
-            // SAFETY: as in `fill_from`, the other way round.
-            unsafe { copy::from_client(segment.base, into.add(done), segment.length) }
-        });
-    }
-
-    #[inline]
-    fn is_view(&self) -> bool {
-        matches!(self.keep, Keep::View(_))
-    }
-
     /// Are all segments of the window aligned, in address and length, to `alignment` bytes (a power of two)?
     pub fn is_aligned(&self, alignment: usize) -> bool {
         self.segments()
             .iter()
             .all(|s| (s.base as usize | s.length) & (alignment - 1) == 0)
-    }
-
-    /// Starts fetching the first cache line of the whole buffer: a request's header.
-    #[inline(always)]
-    pub fn prefetch(&self) {
-        if let Some(segment) = self.segments.first() {
-            prefetch_line(segment.base);
-        }
-    }
-
-    /// Starts taking the cache line of the whole buffer's last byte, to be written soon.
-    #[inline(always)]
-    pub fn prefetch_last(&self) {
-        if let Some(last) = self.segments.last() {
-            prefetch_line_to_write(last.base.wrapping_add(last.length).wrapping_sub(1));
-        }
-    }
-
-    /// Starts taking the first cache line of the second half, to be written soon.
-    #[inline(always)]
-    pub fn prefetch_half(&self) {
-        if let Some(half) = self.half() {
-            prefetch_line_to_write(half.base);
-        }
     }
 }
 
@@ -634,37 +390,11 @@ impl std::fmt::Debug for IoBuffer {
     }
 }
 
-/// Asks the processor to fetch a cache line to be written: it is taken from whoever else has it.
-#[inline(always)]
-pub(crate) fn prefetch_line_to_write(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: as in `prefetch_line`; a processor that does not know it does nothing.
-    unsafe {
-        core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
-/// Asks the processor to fetch a cache line; any address is allowed, for a prefetch never faults.
-#[inline(always)]
-pub(crate) fn prefetch_line(address: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch is a hint: it has no effect on memory and raises no fault for any address.
-    unsafe {
-        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(address.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = address;
-}
-
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
-    pub(super) fn buffer_of(lengths: &[usize]) -> IoBuffer {
+    pub(in crate::buffer) fn buffer_of(lengths: &[usize]) -> IoBuffer {
         let total: usize = lengths.iter().sum();
         let mapping = Mapping::anonymous(total.max(1)).unwrap();
         for i in 0..total {
@@ -680,39 +410,6 @@ mod tests {
             at += length;
         }
         buffer
-    }
-
-    proptest! {
-        #[test]
-        fn the_near_ways_do_what_the_whole_ones_do(
-            lengths in prop::collection::vec(1usize..30, 1..7), middle in 0usize..7, header: [u8; 12],
-            clears: bool, windows in prop::collection::vec((0usize..90, 0usize..90), 0..3)
-        ) {
-            let (mut near, whole) = (buffer_of(&lengths), buffer_of(&lengths));
-            let total = near.total_len();
-            let middle = middle.min(lengths.len());
-            let at: usize = lengths[..middle].iter().sum();
-            near.filled(total, middle);
-            // What splits segments moves the second half's first one.
-            for (start, length) in windows {
-                near.set_window(start.min(total), length.min(total - start.min(total)));
-            }
-            if at + 12 <= total && clears {
-                near.clear_half::<12>(at);
-                whole.write_whole(at, &[0; 12]);
-            } else if at + 12 <= total {
-                near.write_half(at, header);
-                whole.write_whole(at, &header);
-            }
-            let (mut a, mut b) = (vec![0; total], vec![0; total]);
-            near.read_whole(0, &mut a);
-            whole.read_whole(0, &mut b);
-            prop_assert_eq!(&a, &b);
-            match near.front_near::<12>() {
-                Some(front) => prop_assert_eq!(&front[..], &a[..12]),
-                None => prop_assert!(near.segments[0].length < 12),
-            }
-        }
     }
 
     #[test]

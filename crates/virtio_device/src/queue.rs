@@ -3,7 +3,8 @@
 //! `drain` takes a batch: pop (**popped**), begin each (**parsed**), submit each (**submitted**); what completes at
 //! once is **reaped** right there, what is pending comes back through `finish`. `publish` answers all that is done
 //! (**answered**), stores the used index once and interrupts once (**notified**); a driver that polls is asked later whether it
-//! wants that (`asking`). A driver that breaks the rules ends a request or this queue, with one log line, and nothing else (`breach`).
+//! wants that (`interrupt_moderation`). Requests that do not go through at once are in `waiting`. A driver that breaks the rules
+//! ends a request or this queue, with one log line, and nothing else (`breach`).
 
 mod batch_size;
 mod breach;
@@ -11,6 +12,7 @@ mod change;
 mod interrupt_moderation;
 mod measure;
 mod resume;
+mod waiting;
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -176,67 +178,6 @@ impl<P: Protocol> Queue<P> {
     /// The device type's half, for events and task management.
     pub fn protocol(&mut self) -> &mut P {
         &mut self.protocol
-    }
-
-    /// Calls `with` for all that the device type remembers of requests in flight, with whether the request waits: its step was
-    /// [`Step::Wait`]. One that waits and for which it says so is answered now; the caller wakes the source afterwards.
-    pub fn for_each_request(&mut self, mut with: impl FnMut(&mut P, &mut P::State, bool) -> bool) {
-        for (index, slot) in self.slots.active() {
-            let answer = with(&mut self.protocol, &mut slot.request.state, slot.waiting);
-            if answer && std::mem::take(&mut slot.waiting) {
-                self.done.push(index);
-            }
-        }
-    }
-
-    /// What the device type remembers of the request in a slot.
-    pub fn state(&mut self, slot: u32) -> Option<&P::State> {
-        let index = u16::try_from(slot).ok()?;
-        Some(&self.slots.get(index).request.state)
-    }
-
-    /// The slot of the request that waits there, if it is the one that is meant.
-    fn waiting(&mut self, slot: u32, is_meant: impl FnOnce(&P::State) -> bool) -> Option<u16> {
-        let index = u16::try_from(slot).ok()?;
-        let slot = self.slots.get(index);
-        let meant = slot.waiting && is_meant(&slot.request.state);
-        slot.waiting &= !meant;
-        meant.then_some(index)
-    }
-
-    /// Ends the wait of a request whose step was [`Step::Wait`], with its result, unless another one is in its slot by now: the
-    /// caller wakes the source afterwards.
-    pub fn resume_waiting(
-        &mut self,
-        slot: u32,
-        is_meant: impl FnOnce(&P::State) -> bool,
-        result: impl FnOnce(&mut P::State),
-    ) {
-        if let Some(index) = self.waiting(slot, is_meant) {
-            result(&mut self.slots.get(index).request.state);
-            self.done.push(index);
-        }
-    }
-
-    /// Goes on with a request whose step was [`Step::Wait`], with the step that `next` gives, unless another one is in its slot
-    /// by now; the caller wakes the source afterwards.
-    pub fn proceed(
-        &mut self,
-        io: &mut Io,
-        slot: u32,
-        is_meant: impl FnOnce(&P::State) -> bool,
-        next: impl FnOnce(&mut P, &mut Io, &mut Request<P::State>) -> Step,
-    ) {
-        let Some(index) = self.waiting(slot, is_meant) else {
-            return;
-        };
-        let slot = self.slots.get(index);
-        let step = next(&mut self.protocol, io, &mut slot.request);
-        match self.advance(io, index, step) {
-            Progress::Done => self.done.push(index),
-            Progress::Pending => {}
-            Progress::Over => self.slots.free_slot(index),
-        }
     }
 
     /// Hop 2: takes chains from the ring into slots.
@@ -508,37 +449,6 @@ impl<P: Protocol> Queue<P> {
         let id = |index: &u16| probes::id(probed, u32::from(*index));
         probes::answered(|| done.iter().map(|index| (id(index), slots.get(*index).good)));
         probes::notified(|| done.iter().map(id));
-    }
-
-    /// Requests that gave way in an earlier iteration.
-    #[cold]
-    fn go_on_resting(&mut self, io: &mut Io) {
-        for _ in 0..self.resting.len() {
-            if self.steps >= STEPS_MAX {
-                return;
-            }
-            let Some((index, step)) = self.resting.pop_front() else {
-                return;
-            };
-            match self.advance(io, index, step) {
-                Progress::Done => self.done.push(index),
-                Progress::Pending => {}
-                Progress::Over => self.slots.free_slot(index),
-            }
-        }
-    }
-
-    /// Requests that were answered and go on without their driver.
-    #[cold]
-    fn go_on(&mut self, io: &mut Io) {
-        for index in std::mem::take(&mut self.going_on) {
-            let slot = self.slots.get(index);
-            slot.goes_on = false;
-            let step = self.protocol.go_on(io, &mut slot.request);
-            if !matches!(self.advance(io, index, step), Progress::Pending) {
-                self.slots.free_slot(index);
-            }
-        }
     }
 
     fn note_in_flight(&self) {

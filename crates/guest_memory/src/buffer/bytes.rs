@@ -1,0 +1,154 @@
+//! Bytes into and out of a buffer. Ranges are asserted: they are ours, never a peer's.
+
+use super::{IoBuffer, Keep};
+use crate::{Mapping, copy};
+
+impl IoBuffer {
+    /// Copies from byte `offset` of the whole buffer, window or not.
+    ///
+    /// # Panics
+    /// When the range lies outside of the buffer.
+    #[inline]
+    pub fn read_whole(&self, offset: usize, into: &mut [u8]) {
+        let whole = 0..self.segments.len();
+        let length = into.len();
+        self.walk(whole, offset, length, |segment, done| {
+            // SAFETY: the segment is memory kept by `self.keep`; `into` is ours alone and long enough.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    segment.base,
+                    into.as_mut_ptr().add(done),
+                    segment.length,
+                )
+            }
+        });
+    }
+
+    /// Copies to byte `offset` of the whole buffer, window or not.
+    ///
+    /// # Panics
+    /// When the range lies outside of the buffer.
+    #[inline]
+    pub fn write_whole(&self, offset: usize, from: &[u8]) {
+        self.walk(
+            0..self.segments.len(),
+            offset,
+            from.len(),
+            |segment, done| {
+                // SAFETY: as in `read_whole`, the other way round.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(
+                        from.as_ptr().add(done),
+                        segment.base,
+                        segment.length,
+                    )
+                }
+            },
+        );
+    }
+
+    /// Copies from byte `offset` of the window.
+    ///
+    /// # Panics
+    /// When the range lies outside of the window.
+    #[inline]
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) {
+        let length = into.len();
+        self.walk(self.range(), offset, length, |segment, done| {
+            // SAFETY: as in `read_whole`.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    segment.base,
+                    into.as_mut_ptr().add(done),
+                    segment.length,
+                )
+            }
+        });
+    }
+
+    /// Copies to byte `offset` of the window.
+    ///
+    /// # Panics
+    /// When the range lies outside of the window.
+    #[inline]
+    pub fn write_at(&self, offset: usize, from: &[u8]) {
+        self.walk(self.range(), offset, from.len(), |segment, done| {
+            // SAFETY: as in `read_whole`, the other way round.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from.as_ptr().add(done), segment.base, segment.length)
+            }
+        });
+    }
+
+    /// Sets a range of the window to one byte.
+    ///
+    /// # Panics
+    /// When the range lies outside of the window.
+    pub fn fill(&self, offset: usize, length: usize, byte: u8) {
+        self.walk(self.range(), offset, length, |segment, _| {
+            // SAFETY: the segment is memory kept by `self.keep`.
+            unsafe { std::ptr::write_bytes(segment.base, byte, segment.length) }
+        });
+    }
+
+    /// Copies the window to another buffer's window, as far as both reach; gives the bytes copied.
+    pub fn copy_to(&self, other: &IoBuffer) -> usize {
+        let length = self.window.min(other.window);
+        self.walk(self.range(), 0, length, |from, before| {
+            other.walk(other.range(), before, from.length, |into, done| {
+                // SAFETY: both are memory kept by their buffers. The client may have pointed them at the same
+                // place: hence `copy`, which allows overlap.
+                unsafe { std::ptr::copy(from.base.add(done), into.base, into.length) }
+            });
+        });
+        length
+    }
+
+    /// Copies `length` bytes from byte `from` of the whole buffer to byte `into` of another whole buffer.
+    ///
+    /// # Panics
+    /// When a range lies outside of its buffer.
+    pub fn copy_part(&self, from: usize, other: &IoBuffer, into: usize, length: usize) {
+        let (all, others) = (self.segments.len(), other.segments.len());
+        self.walk(0..all, from, length, |from, before| {
+            other.walk(0..others, into + before, from.length, |to, done| {
+                // SAFETY: as in `copy_to`.
+                unsafe { std::ptr::copy(from.base.add(done), to.base, to.length) }
+            });
+        });
+    }
+
+    /// Fills the window from a mapping: a RAM disk's read.
+    ///
+    /// # Panics
+    /// When the range lies outside of the mapping, or this is itself a look at a mapping.
+    #[inline]
+    pub fn fill_from(&self, mapping: &Mapping, offset: usize) {
+        assert!(!self.is_view(), "a disk is read into itself");
+        let from = mapping.checked(offset, self.window);
+        self.walk(self.range(), 0, self.window, |segment, done| {
+            // SAFETY: both ranges are mapped and kept; they are different mappings: what looks at a RAM
+            // disk's own memory was refused.
+            unsafe { copy::to_client(from.add(done), segment.base, segment.length) }
+        });
+    }
+
+    /// Puts the window into a mapping: a RAM disk's write.
+    ///
+    /// # Panics
+    /// When the range lies outside of the mapping, or this is itself a look at a mapping.
+    #[inline]
+    pub fn drain_to(&self, mapping: &Mapping, offset: usize) {
+        assert!(!self.is_view(), "a disk is written from itself");
+        let into = mapping.checked(offset, self.window);
+        self.walk(self.range(), 0, self.window, |segment, done| {
+            // SAFETY: as in `fill_from`, the other way round.
+            unsafe { copy::from_client(segment.base, into.add(done), segment.length) }
+        });
+    }
+
+    #[inline]
+    pub(super) fn is_view(&self) -> bool {
+        matches!(self.keep, Keep::View(_))
+    }
+}

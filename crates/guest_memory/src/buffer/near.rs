@@ -1,0 +1,170 @@
+//! Fast paths to what nearly always lies in one piece: a request's header, its answer, its status; and the cache lines that these
+//! are in. What lies otherwise is read and written as any bytes are (`bytes`), and a property test holds the one against the other.
+
+use super::{IoBuffer, Segment};
+
+impl IoBuffer {
+    /// The second half's first segment.
+    #[inline(always)]
+    pub(super) fn half(&self) -> Option<&Segment> {
+        self.segments.get(self.middle as usize)
+    }
+
+    /// The first `N` bytes of the whole buffer: a request's header.
+    ///
+    /// # Panics
+    /// When the buffer is shorter.
+    #[inline(always)]
+    pub fn front<const N: usize>(&self) -> [u8; N] {
+        match self.segments.first() {
+            // SAFETY: memory kept by `self.keep`, long enough; any bytes are an array of bytes.
+            Some(first) if first.length >= N => unsafe { first.base.cast::<[u8; N]>().read() },
+            _ => self.front_in_pieces(),
+        }
+    }
+
+    /// As [`front`](Self::front), if those bytes lie in one piece: then the caller keeps in registers what it reads of them.
+    #[inline(always)]
+    pub fn front_near<const N: usize>(&self) -> Option<[u8; N]> {
+        let first = self.segments.first().filter(|first| first.length >= N)?;
+        // SAFETY: as in `front`.
+        Some(unsafe { first.base.cast::<[u8; N]>().read() })
+    }
+
+    #[cold]
+    fn front_in_pieces<const N: usize>(&self) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.read_whole(0, &mut bytes);
+        bytes
+    }
+
+    /// Writes the last byte of the whole buffer: a request's status.
+    ///
+    /// # Panics
+    /// When the buffer is empty.
+    #[inline(always)]
+    pub fn write_last(&self, byte: u8) {
+        let last = self.segments.last().expect("a buffer with a byte");
+        assert!(last.length > 0, "segments are not empty");
+        // SAFETY: inside of the segment, memory kept by `self.keep`.
+        unsafe { last.base.add(last.length - 1).write(byte) }
+    }
+
+    /// As [`write_whole`](Self::write_whole), for few bytes at the start of the second half, as a request's answer is; `offset`
+    /// is the length of the first one.
+    #[inline(always)]
+    pub fn write_half<const N: usize>(&self, offset: usize, from: [u8; N]) {
+        match self.half() {
+            Some(half) if half.length >= N => {
+                // SAFETY: inside of the segment, memory kept by `self.keep`; an array of bytes needs no alignment.
+                unsafe { half.base.cast::<[u8; N]>().write(from) }
+            }
+            _ => self.write_whole(offset, &from),
+        }
+    }
+
+    /// As [`write_half`](Self::write_half), of `N` zeroes.
+    #[inline(always)]
+    pub fn clear_half<const N: usize>(&self, offset: usize) {
+        match self.half() {
+            Some(half) if half.length >= N => {
+                // SAFETY: as in `write_half`.
+                unsafe { half.base.cast::<[u8; N]>().write([0; N]) }
+            }
+            _ => self.clear_half_in_pieces::<N>(offset),
+        }
+    }
+
+    #[cold]
+    fn clear_half_in_pieces<const N: usize>(&self, offset: usize) {
+        self.write_whole(offset, &[0; N]);
+    }
+
+    /// Starts fetching the first cache line of the whole buffer: a request's header.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        if let Some(segment) = self.segments.first() {
+            prefetch_line(segment.base);
+        }
+    }
+
+    /// Starts taking the cache line of the whole buffer's last byte, to be written soon.
+    #[inline(always)]
+    pub fn prefetch_last(&self) {
+        if let Some(last) = self.segments.last() {
+            prefetch_line_to_write(last.base.wrapping_add(last.length).wrapping_sub(1));
+        }
+    }
+
+    /// Starts taking the first cache line of the second half, to be written soon.
+    #[inline(always)]
+    pub fn prefetch_half(&self) {
+        if let Some(half) = self.half() {
+            prefetch_line_to_write(half.base);
+        }
+    }
+}
+
+/// Asks the processor to fetch a cache line to be written: it is taken from whoever else has it.
+#[inline(always)]
+pub(crate) fn prefetch_line_to_write(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as in `prefetch_line`; a processor that does not know it does nothing.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// Asks the processor to fetch a cache line; any address is allowed, for a prefetch never faults.
+#[inline(always)]
+pub(crate) fn prefetch_line(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint: it has no effect on memory and raises no fault for any address.
+    unsafe {
+        core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::tests::buffer_of;
+
+    proptest! {
+        #[test]
+        fn the_near_ways_do_what_the_whole_ones_do(
+            lengths in prop::collection::vec(1usize..30, 1..7), middle in 0usize..7, header: [u8; 12],
+            clears: bool, windows in prop::collection::vec((0usize..90, 0usize..90), 0..3)
+        ) {
+            let (mut near, whole) = (buffer_of(&lengths), buffer_of(&lengths));
+            let total = near.total_len();
+            let middle = middle.min(lengths.len());
+            let at: usize = lengths[..middle].iter().sum();
+            near.filled(total, middle);
+            // What splits segments moves the second half's first one.
+            for (start, length) in windows {
+                near.set_window(start.min(total), length.min(total - start.min(total)));
+            }
+            if at + 12 <= total && clears {
+                near.clear_half::<12>(at);
+                whole.write_whole(at, &[0; 12]);
+            } else if at + 12 <= total {
+                near.write_half(at, header);
+                whole.write_whole(at, &header);
+            }
+            let (mut a, mut b) = (vec![0; total], vec![0; total]);
+            near.read_whole(0, &mut a);
+            whole.read_whole(0, &mut b);
+            prop_assert_eq!(&a, &b);
+            match near.front_near::<12>() {
+                Some(front) => prop_assert_eq!(&front[..], &a[..12]),
+                None => prop_assert!(near.segments[0].length < 12),
+            }
+        }
+    }
+}

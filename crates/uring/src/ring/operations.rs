@@ -1,0 +1,197 @@
+//! Operations on files, timers, and operations that do nothing.
+
+use std::time::Duration;
+
+use guest_memory::IoBuffer;
+use io_uring::opcode;
+use io_uring::types::{FsyncFlags, TimeoutFlags, Timespec};
+
+use super::{Ring, transfer_length};
+use crate::Owner;
+use crate::fd::RingFd;
+#[cfg(feature = "simulated")]
+use crate::kernel::Kernel;
+use crate::slab::Use;
+
+impl Ring {
+    /// Reads into the window of `buffer`, at most 1024 segments, from byte `offset`.
+    pub fn read(&mut self, owner: Owner, token: u64, fd: &RingFd, offset: u64, buffer: IoBuffer) {
+        let slot = self.occupy(owner, token, Use::Transfer, Some(fd), buffer);
+        self.ramp.queue();
+        let file = fd.number();
+        let buffer = &self.slab.slot(slot).buffer;
+        let entry = match (buffer.segments(), self.memory.place(buffer)) {
+            ([one], Some(place)) => {
+                opcode::ReadFixed::new(file, one.base(), transfer_length(one.len()), place)
+                    .offset(offset)
+                    .build()
+            }
+            ([one], None) => opcode::Read::new(file, one.base(), transfer_length(one.len()))
+                .offset(offset)
+                .build(),
+            (many, _) => opcode::Readv::new(file, many.as_ptr().cast(), many.len() as u32)
+                .offset(offset)
+                .build(),
+        };
+        self.push_for(fd, slot, entry);
+    }
+
+    /// Writes the window of `buffer`, at most 1024 segments, to byte `offset`; with `durable` it completes
+    /// when the data and what is needed to find it are on stable storage (`RWF_DSYNC`).
+    pub fn write(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        offset: u64,
+        buffer: IoBuffer,
+        durable: bool,
+    ) {
+        let slot = self.occupy(owner, token, Use::Transfer, Some(fd), buffer);
+        self.ramp.queue();
+        let file = fd.number();
+        let flags = if durable { libc::RWF_DSYNC } else { 0 };
+        let buffer = &self.slab.slot(slot).buffer;
+        let entry = match (buffer.segments(), self.memory.place(buffer)) {
+            ([one], Some(place)) => {
+                opcode::WriteFixed::new(file, one.base(), transfer_length(one.len()), place)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build()
+            }
+            ([one], None) => opcode::Write::new(file, one.base(), transfer_length(one.len()))
+                .offset(offset)
+                .rw_flags(flags)
+                .build(),
+            (many, _) => opcode::Writev::new(file, many.as_ptr().cast(), many.len() as u32)
+                .offset(offset)
+                .rw_flags(flags)
+                .build(),
+        };
+        self.push_for(fd, slot, entry);
+    }
+
+    /// Writes the window of `buffer`, which is one segment, to byte `offset` as a whole or not at all (`RWF_ATOMIC`, Linux 6.11):
+    /// the kernel refuses what file system or device cannot keep whole.
+    ///
+    /// # Panics
+    /// When the window has several segments.
+    pub fn write_atomic(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        offset: u64,
+        buffer: IoBuffer,
+        durable: bool,
+    ) {
+        let slot = self.occupy(owner, token, Use::Transfer, Some(fd), buffer);
+        self.ramp.queue();
+        let durable = if durable { libc::RWF_DSYNC } else { 0 };
+        let [one] = self.slab.slot(slot).buffer.segments() else {
+            panic!("buffer of an atomic write is not one segment")
+        };
+        // The kernel takes no registered memory for this one.
+        let entry = opcode::Write::new(fd.number(), one.base(), transfer_length(one.len()))
+            .offset(offset)
+            .rw_flags(libc::RWF_ATOMIC | durable)
+            .build();
+        self.push_for(fd, slot, entry);
+    }
+
+    /// Makes a file's data durable; with `data_only` without metadata that is not needed to read it back.
+    pub fn fsync(&mut self, owner: Owner, token: u64, fd: &RingFd, data_only: bool) {
+        self.fsync_range(owner, token, fd, 0, 0, data_only);
+    }
+
+    /// The same for `length` bytes from `offset` on: of other dirty pages none has to be written. Of what could not be written
+    /// before it tells whatever the range.
+    pub fn fsync_range(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        offset: u64,
+        length: u32,
+        data_only: bool,
+    ) {
+        let slot = self.occupy(owner, token, Use::Plain, Some(fd), IoBuffer::default());
+        let flags = if data_only {
+            FsyncFlags::DATASYNC
+        } else {
+            FsyncFlags::empty()
+        };
+        let entry = opcode::Fsync::new(fd.number())
+            .offset(offset)
+            .len(length)
+            .flags(flags)
+            .build();
+        self.push_for(fd, slot, entry);
+    }
+
+    /// `fallocate(2)`: `mode` is made of `FALLOC_FL_*` bits.
+    pub fn fallocate(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        mode: i32,
+        offset: u64,
+        length: u64,
+    ) {
+        let slot = self.occupy(owner, token, Use::Plain, Some(fd), IoBuffer::default());
+        let entry = opcode::Fallocate::new(fd.number(), length)
+            .offset(offset)
+            .mode(mode)
+            .build();
+        self.push_for(fd, slot, entry);
+    }
+
+    /// Discards a range of a block device (Linux 6.12: `BLOCK_URING_CMD_DISCARD`); older kernels and devices
+    /// that cannot do it complete with `EOPNOTSUPP`, `EINVAL` or `ENOTTY`.
+    pub fn discard_blocks(
+        &mut self,
+        owner: Owner,
+        token: u64,
+        fd: &RingFd,
+        offset: u64,
+        length: u64,
+    ) {
+        /// `_IO(0x12, 0)` of linux/blkdev.h.
+        const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
+        let slot = self.occupy(owner, token, Use::Plain, Some(fd), IoBuffer::default());
+        // The length goes into `addr3`, which shares its place with the command's own bytes.
+        let mut command = [0; 16];
+        command[..8].copy_from_slice(&length.to_ne_bytes());
+        let entry = opcode::UringCmd16::new(fd.number(), BLOCK_URING_CMD_DISCARD)
+            .addr(Some(offset))
+            .cmd(command)
+            .build();
+        self.push_for(fd, slot, entry);
+    }
+
+    /// Completes with `Err(ETIME)` after a time.
+    pub fn timer(&mut self, owner: Owner, token: u64, after: Duration) {
+        let slot = self.occupy(owner, token, Use::Plain, None, IoBuffer::default());
+        let time = &mut self.slab.slot(slot).time;
+        *time = Timespec::from(after);
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            return kernel.timer(slot, after);
+        }
+        let entry = opcode::Timeout::new(std::ptr::from_ref(time))
+            .flags(TimeoutFlags::empty())
+            .build();
+        self.push(entry.user_data(slot.into()));
+    }
+
+    /// Completes at the next iteration.
+    pub fn nop(&mut self, owner: Owner, token: u64) {
+        let slot = self.occupy(owner, token, Use::Plain, None, IoBuffer::default());
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            return kernel.nop(slot);
+        }
+        self.push(opcode::Nop::new().build().user_data(slot.into()));
+    }
+}

@@ -1,0 +1,100 @@
+//! Requests that are between two steps: they wait for somebody, give way to other work, or go on after their answer.
+
+use reactor::Io;
+
+use super::{Progress, Queue, STEPS_MAX};
+use crate::protocol::{Protocol, Request, Step};
+
+impl<P: Protocol> Queue<P> {
+    /// Calls `with` for all that the device type remembers of requests in flight, with whether the request waits: its step was
+    /// [`Step::Wait`]. One that waits and for which it says so is answered now; the caller wakes the source afterwards.
+    pub fn for_each_request(&mut self, mut with: impl FnMut(&mut P, &mut P::State, bool) -> bool) {
+        for (index, slot) in self.slots.active() {
+            let answer = with(&mut self.protocol, &mut slot.request.state, slot.waiting);
+            if answer && std::mem::take(&mut slot.waiting) {
+                self.done.push(index);
+            }
+        }
+    }
+
+    /// What the device type remembers of the request in a slot.
+    pub fn state(&mut self, slot: u32) -> Option<&P::State> {
+        let index = u16::try_from(slot).ok()?;
+        Some(&self.slots.get(index).request.state)
+    }
+
+    /// The slot of the request that waits there, if it is the one that is meant.
+    fn waiting(&mut self, slot: u32, is_meant: impl FnOnce(&P::State) -> bool) -> Option<u16> {
+        let index = u16::try_from(slot).ok()?;
+        let slot = self.slots.get(index);
+        let meant = slot.waiting && is_meant(&slot.request.state);
+        slot.waiting &= !meant;
+        meant.then_some(index)
+    }
+
+    /// Ends the wait of a request whose step was [`Step::Wait`], with its result, unless another one is in its slot by now: the
+    /// caller wakes the source afterwards.
+    pub fn resume_waiting(
+        &mut self,
+        slot: u32,
+        is_meant: impl FnOnce(&P::State) -> bool,
+        result: impl FnOnce(&mut P::State),
+    ) {
+        if let Some(index) = self.waiting(slot, is_meant) {
+            result(&mut self.slots.get(index).request.state);
+            self.done.push(index);
+        }
+    }
+
+    /// Goes on with a request whose step was [`Step::Wait`], with the step that `next` gives, unless another one is in its slot
+    /// by now; the caller wakes the source afterwards.
+    pub fn proceed(
+        &mut self,
+        io: &mut Io,
+        slot: u32,
+        is_meant: impl FnOnce(&P::State) -> bool,
+        next: impl FnOnce(&mut P, &mut Io, &mut Request<P::State>) -> Step,
+    ) {
+        let Some(index) = self.waiting(slot, is_meant) else {
+            return;
+        };
+        let slot = self.slots.get(index);
+        let step = next(&mut self.protocol, io, &mut slot.request);
+        match self.advance(io, index, step) {
+            Progress::Done => self.done.push(index),
+            Progress::Pending => {}
+            Progress::Over => self.slots.free_slot(index),
+        }
+    }
+
+    /// Requests that gave way in an earlier iteration.
+    #[cold]
+    pub(super) fn go_on_resting(&mut self, io: &mut Io) {
+        for _ in 0..self.resting.len() {
+            if self.steps >= STEPS_MAX {
+                return;
+            }
+            let Some((index, step)) = self.resting.pop_front() else {
+                return;
+            };
+            match self.advance(io, index, step) {
+                Progress::Done => self.done.push(index),
+                Progress::Pending => {}
+                Progress::Over => self.slots.free_slot(index),
+            }
+        }
+    }
+
+    /// Requests that were answered and go on without their driver.
+    #[cold]
+    pub(super) fn go_on(&mut self, io: &mut Io) {
+        for index in std::mem::take(&mut self.going_on) {
+            let slot = self.slots.get(index);
+            slot.goes_on = false;
+            let step = self.protocol.go_on(io, &mut slot.request);
+            if !matches!(self.advance(io, index, step), Progress::Pending) {
+                self.slots.free_slot(index);
+            }
+        }
+    }
+}
