@@ -1,7 +1,8 @@
 //! `lunette bench` for guests: runs a job file of fio's language on the files and block devices that it names.
 //!
 //! Linked statically, because `lunette vm bench` puts it into whatever system a guest runs. Prints fio's JSON on stdout and writes the
-//! logs that the jobs ask for into the current folder. Exits with 1 when something failed, and with 2 when it was called wrongly.
+//! logs that the jobs ask for into the current folder. `files` does what programs do with a file system, `profile` samples what CPUs
+//! do. Exits with 1 when something failed, and with 2 when it was called wrongly.
 #![forbid(unsafe_code)]
 
 use std::io::Write;
@@ -15,15 +16,26 @@ use bench::report;
 use bench::run::{Plan, Progress, Repetition, run};
 use latency::Clock;
 
-const USAGE: &str = "usage: guest-bench JOB.fio";
+mod files;
+mod profile;
+mod symbols;
+
+const USAGE: &str = "usage: guest-bench JOB.fio
+       guest-bench files PRESET FOLDER THREADS MILLISECONDS BYTES
+       guest-bench profile MILLISECONDS HERTZ [PID...]";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let [file] = &words[..] else {
-        eprintln!("{USAGE}");
-        return ExitCode::from(2);
+    let done = match &words[..] {
+        [command, rest @ ..] if command == "files" => files::run(rest),
+        [command, rest @ ..] if command == "profile" => profile::run(rest),
+        [file] => measure(file),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
     };
-    match measure(file) {
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("guest-bench: {error:#}");

@@ -11,6 +11,7 @@ mod list;
 mod net;
 mod plan;
 mod plug;
+mod profile;
 mod run;
 pub mod running_daemon;
 mod setup;
@@ -52,6 +53,8 @@ enum Action {
     Matrix(Box<study::matrix::MatrixArguments>),
     /// Show where the time goes between an application in a guest and the disk, layer by layer
     Latency(Box<latency::LatencyArguments>),
+    /// Show which functions the CPUs of a guest and of its host are in, with one queue and with several
+    Profile(Box<profile::ProfileArguments>),
     /// Copy a file into a guest, or out of it
     Copy(copy::CopyArguments),
     /// Look at a guest's console, and type there
@@ -97,6 +100,7 @@ pub fn run(command: VmCommand) -> Outcome {
         Action::Compare(arguments) => study::compare::run(&arguments),
         Action::Latency(arguments) => latency::run(&arguments),
         Action::Matrix(arguments) => study::matrix::run(&arguments),
+        Action::Profile(arguments) => profile::run(&arguments),
         Action::Copy(arguments) => copy::run(&arguments),
         Action::Console(arguments) => console::console(&arguments),
         Action::Monitor(arguments) => console::monitor(&arguments),

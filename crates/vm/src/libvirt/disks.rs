@@ -190,6 +190,7 @@ impl<'d> Parts<'_, 'd> {
             queue_size: None,
             cmd_per_lun: None,
             packed: false,
+            indirect: true,
             aio: Aio::Threads,
             ioeventfd: None,
             iothreads: Vec::new(),
@@ -521,6 +522,11 @@ impl<'d> Parts<'_, 'd> {
                 let disk = self.disks.iter_mut().find(|disk| disk.name == id);
                 let is_on = value == "true";
                 disk.map(|disk| disk.removable = is_on).is_some()
+            }
+            "indirect_desc" => {
+                let device = self.devices.iter_mut().find(|device| device.id == id);
+                let is_on = value != "false";
+                device.map(|device| device.indirect = is_on).is_some()
             }
             "virtqueue_size" => {
                 let device = self.devices.iter_mut().find(|device| device.id == id);

@@ -60,6 +60,7 @@ impl KnownExport {
             cmd_per_lun: None,
             removable: 0,
             packed: false,
+            indirect: true,
             via: Via::Lunette,
             backing: Backing::Daemon(disks),
             size: None,

@@ -245,6 +245,16 @@ impl Plan {
     fn overrides(&self, xml: &mut Xml) {
         let mut lines = Vec::new();
         for (index, device) in self.devices.iter().enumerate() {
+            // Controllers of Lunette's are in the command line, with all their properties.
+            let is_element = !device.is_scsi || device.via.is_qemu();
+            if is_element && !device.indirect {
+                let alias = match device.is_scsi || !device.via.is_qemu() {
+                    true => None,
+                    false => self.disks_of(index).next().map(|disk| &disk.name),
+                };
+                let alias = alias.unwrap_or(&device.id);
+                lines.push(property(alias, "indirect_desc", "bool", "false"));
+            }
             if !device.is_scsi || !device.via.is_qemu() {
                 continue;
             }

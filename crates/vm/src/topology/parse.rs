@@ -26,7 +26,7 @@ const SIZE: u64 = 256 << 20;
 /// Sectors are never larger, so every disk has whole ones.
 const SIZE_UNIT: u64 = 4096;
 
-const GROUP_KEYS: &str = "queues, virtqueue_size, packed, via, backing, size, aio, ioeventfd, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun";
+const GROUP_KEYS: &str = "queues, virtqueue_size, packed, indirect, via, backing, size, aio, ioeventfd, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun";
 
 /// What stands behind a word's colon and commas.
 struct Options<'a> {
@@ -153,6 +153,7 @@ fn group(word: &str, defaults: &Defaults) -> Result<Group, TopologyError> {
             .number("removable", 0, shape.disks())?
             .unwrap_or_default(),
         packed: options.switch("packed")?.unwrap_or_default(),
+        indirect: options.switch("indirect")?.unwrap_or(true),
         via,
         size: size_of(word, own_size.or(size), &backing)?,
         backing,

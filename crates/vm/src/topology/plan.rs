@@ -177,6 +177,8 @@ pub struct PlannedDevice {
     pub cmd_per_lun: Option<u32>,
     /// Packed rings.
     pub packed: bool,
+    /// Indirect descriptors.
+    pub indirect: bool,
     /// How QEMU does its I/O.
     pub aio: Aio,
     /// Does a kick arrive by eventfd?
@@ -334,6 +336,7 @@ impl Builder {
             cmd_per_lun: None,
             removable: 0,
             packed: false,
+            indirect: true,
             via,
             backing: Backing::Ram,
             size: None,
@@ -507,6 +510,7 @@ impl Builder {
             queue_size: group.queue_size,
             cmd_per_lun: group.cmd_per_lun,
             packed: group.packed,
+            indirect: group.indirect,
             aio: group.aio.unwrap_or(match is_tmpfs {
                 true => Aio::Threads,
                 false => Aio::Native,

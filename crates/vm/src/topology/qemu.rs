@@ -198,6 +198,9 @@ fn controller(planned: &PlannedDevice, disk: Option<&PlannedDisk>) -> String {
     if planned.packed {
         properties.push(property("packed", "on"));
     }
+    if !planned.indirect {
+        properties.push(property("indirect_desc", "off"));
+    }
     if let Some(ioeventfd) = planned.ioeventfd {
         properties.push(property("ioeventfd", on_off(ioeventfd)));
     }

@@ -127,6 +127,8 @@ pub struct Group {
     pub removable: u32,
     /// Packed rings.
     pub packed: bool,
+    /// A request may take one descriptor of the ring, whatever its parts (VIRTIO_F_INDIRECT_DESC).
+    pub indirect: bool,
     /// Who emulates the devices.
     pub via: Via,
     /// What the disks lie on.

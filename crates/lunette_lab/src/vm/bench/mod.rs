@@ -100,6 +100,7 @@ pub fn run(arguments: &BenchArguments) -> Outcome {
             Some(folder) => folder.clone(),
             None => PathBuf::from(arguments.job.file_stem().unwrap_or_default()),
         }),
+        words: None,
     };
     let measured = in_guest(&load, &place, &state, &text).map_err(|error| {
         failed(error.context(format!(
@@ -192,6 +193,8 @@ impl GuestFolder<'_> {
 pub(super) struct Load {
     with: Generator,
     logs: Option<PathBuf>,
+    /// Words of the generator instead of a job file.
+    words: Option<String>,
 }
 
 impl Load {
@@ -200,6 +203,15 @@ impl Load {
         Load {
             with: Generator::Lunette,
             logs: None,
+            words: None,
+        }
+    }
+
+    /// By the same, on the files of a file system.
+    pub(super) fn files(words: &[String]) -> Load {
+        Load {
+            words: Some(format!("files {}", words.join(" "))),
+            ..Load::plain()
         }
     }
 }
@@ -226,7 +238,10 @@ pub(super) fn in_guest(load: &Load, place: &Place, state: &State, job: &str) -> 
     let put = "cat > \"$1/job.fio\"";
     run_script(&socket, put, &words, bytes, &mut std::io::sink())?;
     let command = match load.with {
-        Generator::Lunette => format!("{} job.fio > result.json", generator(&socket)?),
+        Generator::Lunette => {
+            let words = load.words.as_deref().unwrap_or("job.fio");
+            format!("{} {words} > result.json", generator(&socket)?)
+        }
         Generator::Fio => {
             ensure!(
                 folder
@@ -294,7 +309,7 @@ fn watched(
 }
 
 /// The load generator's path in the guest, where it stays for the next time.
-fn generator(socket: &Path) -> Result<String> {
+pub(super) fn generator(socket: &Path) -> Result<String> {
     let program = program_for_guests(GuestProgram::Bench)?;
     let metadata = std::fs::metadata(&program)
         .with_context(|| format!("cannot look at {}", program.display()))?;

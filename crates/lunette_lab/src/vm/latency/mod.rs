@@ -136,6 +136,7 @@ fn case(pattern: &str) -> Case {
         reads: 100,
         depth: 1,
         block_size: "4k".to_owned(),
+        files: None,
     }
 }
 
@@ -150,6 +151,7 @@ fn ways(arguments: &LatencyArguments, folder: &str) -> Vec<Way> {
         name: name.to_owned(),
         words: Some(format!("{words}{via},queues=1,{backing}")),
         disks: 1,
+        choices: Vec::new(),
     };
     let (blk, scsi) = (way("virtio-blk", "blk:1"), way("virtio-scsi", "scsi:1x1"));
     match arguments.transport {

@@ -3,12 +3,13 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, say};
 
 use super::engine::{Study, study_folder, turn_time};
+use super::page::Page;
 use super::report::{Class, Report, caution, draw, percent, too_few};
-use super::{Case, Run, Setup, Way};
+use super::{Case, Files, Run, Setup, Way};
 use crate::image::parse_bytes;
 use crate::vm::failed;
 
@@ -28,6 +29,28 @@ pub struct CompareArguments {
     /// Requests in flight
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     iodepth: u32,
+    /// Programs on an ext4 file system of the disk instead: files that are made, read and written, or a mail server
+    #[arg(long, value_name = "PRESET", value_parser = ["create", "seqread", "randread", "randwrite", "mail"], conflicts_with_all = ["rw", "rwmixread", "bs", "iodepth"], help_heading = "File systems")]
+    preset: Option<String>,
+    /// Threads of the programs
+    #[arg(
+        long,
+        value_name = "N,N",
+        default_value = "1,8,16",
+        value_delimiter = ',',
+        requires = "preset",
+        help_heading = "File systems"
+    )]
+    threads: Vec<u32>,
+    /// With barriers (the file system flushes the disk's cache where order matters), without, or both
+    #[arg(
+        long,
+        value_enum,
+        default_value = "both",
+        requires = "preset",
+        help_heading = "File systems"
+    )]
+    barriers: Barriers,
     /// Turns of each way; with fewer than four the interval says little
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     turns: u32,
@@ -62,6 +85,17 @@ pub struct CompareArguments {
     json: bool,
 }
 
+/// With which barriers file systems are mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Barriers {
+    /// barrier=1
+    On,
+    /// barrier=0
+    Off,
+    /// Both, one after the other
+    Both,
+}
+
 const AFTER: &str = "\
 The same job runs on files of one folder: on the host, and in one guest through Lunette and through QEMU's own devices, in turns.
 Interrupted, the command goes on where it was when it is given again.
@@ -69,9 +103,13 @@ Interrupted, the command goes on where it was when it is given again.
 Examples:
     lunette vm compare --folder /srv/compare
     lunette vm compare --rw randwrite --iodepth 32 --turns 8
+    lunette vm compare --preset mail --threads 1,8,16
+    lunette vm compare --preset create --barriers off --turns 8
     lunette vm compare --control /run/lunette/lunette.sock --disk d0 --ways Lunette";
 
 const HOST: &str = "host, no guest";
+/// Nobody mounts a file system on the host for a study.
+const HOST_FILES: &str = "On the host the programs use the file system of the folder as it is mounted, with and without barriers.";
 
 fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
     let backing = format!("backing=file:{folder},size={}", arguments.size);
@@ -79,6 +117,7 @@ fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
         name: name.to_owned(),
         words,
         disks: 1,
+        choices: Vec::new(),
     };
     let mut ways = vec![way(HOST, None)];
     for disk in &arguments.disk {
@@ -112,6 +151,45 @@ fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
     ways
 }
 
+/// The job, or a file system's with each number of threads and each kind of barriers.
+fn cases(arguments: &CompareArguments) -> Vec<Case> {
+    let Some(preset) = &arguments.preset else {
+        return vec![Case {
+            name: format!(
+                "{}, {}, depth {}",
+                arguments.rw, arguments.bs, arguments.iodepth
+            ),
+            pattern: arguments.rw.clone(),
+            reads: arguments.rwmixread,
+            depth: arguments.iodepth,
+            block_size: arguments.bs.clone(),
+            files: None,
+        }];
+    };
+    let barriers: &[bool] = match arguments.barriers {
+        Barriers::On => &[true],
+        Barriers::Off => &[false],
+        Barriers::Both => &[true, false],
+    };
+    let pairs = barriers
+        .iter()
+        .flat_map(|barriers| arguments.threads.iter().map(move |n| (*barriers, *n)));
+    let case = |(barriers, threads): (bool, u32)| {
+        let plural = if threads == 1 { "" } else { "s" };
+        let with = if barriers { "" } else { ", no barriers" };
+        Case {
+            name: format!("{preset}, {threads} thread{plural}{with}"),
+            files: Some(Files {
+                preset: preset.clone(),
+                threads,
+                barriers,
+            }),
+            ..Case::default()
+        }
+    };
+    pairs.map(case).collect()
+}
+
 fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
     let turn = turn_time("--turn-time", arguments.turn_time)?;
     let folder = study_folder(&arguments.folder, Some("--folder on another one"))?;
@@ -131,16 +209,7 @@ fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
     }
     Ok(Study {
         setups: vec![setup],
-        cases: vec![Case {
-            name: format!(
-                "{}, {}, depth {}",
-                arguments.rw, arguments.bs, arguments.iodepth
-            ),
-            pattern: arguments.rw.clone(),
-            reads: arguments.rwmixread,
-            depth: arguments.iodepth,
-            block_size: arguments.bs.clone(),
-        }],
+        cases: cases(arguments),
         turns: arguments.turns,
         turn,
         folder,
@@ -164,8 +233,38 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
         ways: study.setups[0].ways.iter().collect(),
         cases: &study.cases,
     };
-    let chart = report.chart("IOPS: bare metal, QEMU and Lunette", Run::iops);
+    let what = match &arguments.preset {
+        None => "IOPS: bare metal, QEMU and Lunette".to_owned(),
+        Some(preset) => format!("Operations on files in a second: {preset}"),
+    };
+    let chart = report.chart(&what, "per second", Run::iops);
     let picture = draw(&chart, &study.folder, "compare").map_err(failed)?;
+    let (classes, of_each): (Vec<String>, Vec<Class>) = classes(&report).into_iter().unzip();
+    let has_mistake = of_each.contains(&Class::Mistake);
+    let mut cautions: Vec<String> = too_few(study.turns).into_iter().collect();
+    cautions.extend(caution(&results.accelerator).map(str::to_owned));
+    if arguments.preset.is_some() {
+        cautions.push(HOST_FILES.to_owned());
+    }
+    let mut charts = vec![("compare", chart)];
+    charts.extend(report.more_charts());
+    let page = Page {
+        title: "Per cent of bare metal",
+        about: format!(
+            "The same job on the host and in a guest of {} virtual CPUs, {} turns of {} ms.",
+            arguments.smp,
+            study.turns,
+            study.turn.as_millis()
+        ),
+        accelerator: &results.accelerator,
+        advice: Vec::new(),
+        findings: classes.clone(),
+        cautions: cautions.clone(),
+        charts,
+    };
+    let page = page
+        .write(&report, Some(HOST), &study.folder)
+        .map_err(failed)?;
     let mut stdout = std::io::stdout().lock();
     if arguments.json {
         let mut document = report.json(&results.accelerator, Some(HOST));
@@ -176,34 +275,48 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
         }
         return Ok(writeln!(stdout, "{document:#}")?);
     }
-    let case = &study.cases[0].name;
-    writeln!(stdout, "{case}, {} turns\n", study.turns)?;
-    writeln!(stdout, "{}", report.table(case, Some(HOST)))?;
-    let mut has_mistake = false;
-    for way in &report.ways {
-        let ratio = report.ratio(&way.name, HOST, case);
-        if let Some(ratio) = ratio.filter(|_| way.words.is_some()) {
-            let class = Class::of(ratio.value);
-            has_mistake |= class == Class::Mistake;
-            writeln!(
-                stdout,
-                "{}: {} of bare metal, {}",
-                way.name,
-                percent(ratio),
-                class.words()
-            )?;
-        }
+    for case in &study.cases {
+        writeln!(stdout, "{}, {} turns\n", case.name, study.turns)?;
+        writeln!(stdout, "{}", report.table(&case.name, Some(HOST)))?;
     }
-    if let Some(too_few) = too_few(study.turns) {
-        writeln!(stdout, "{too_few}")?;
+    for line in classes.iter().chain(&cautions) {
+        writeln!(stdout, "{line}")?;
     }
-    match caution(&results.accelerator) {
-        Some(caution) => writeln!(stdout, "{caution}")?,
-        None if has_mistake => writeln!(
+    if has_mistake && results.accelerator == "KVM" {
+        writeln!(
             stdout,
             "hint: lunette doctor says what of this host's set-up costs speed"
-        )?,
-        None => {}
+        )?;
     }
-    Ok(writeln!(stdout, "picture: {}", picture.display())?)
+    Ok(writeln!(
+        stdout,
+        "page: {}\npicture: {}",
+        page.display(),
+        picture.display()
+    )?)
+}
+
+/// Of each way in a guest and each case: how much of bare metal it has.
+fn classes(report: &Report<'_>) -> Vec<(String, Class)> {
+    let cells = report
+        .cases
+        .iter()
+        .flat_map(|case| report.ways.iter().map(move |way| (case, way)));
+    let guests = cells.filter(|(_, way)| way.words.is_some());
+    let classes = guests.filter_map(|(case, way)| {
+        let ratio = report.ratio(&way.name, HOST, &case.name)?;
+        let class = Class::of(ratio.value);
+        let of_case = match report.cases.len() {
+            1 => String::new(),
+            _ => format!("{}: ", case.name),
+        };
+        let line = format!(
+            "{of_case}{}: {} of bare metal, {}",
+            way.name,
+            percent(ratio),
+            class.words()
+        );
+        Some((line, class))
+    });
+    classes.collect()
 }

@@ -15,7 +15,7 @@ use vm::setup::program_for_guests;
 
 use super::guest::{Planned, StudyGuest};
 use super::results::Results;
-use super::{Case, Run, Setup, Way};
+use super::{Case, Files, Run, Setup, Way};
 
 /// What the guest's command prints, for whoever looks why it failed.
 const GUEST_LOG: &str = "guest.log";
@@ -42,7 +42,10 @@ impl Study {
         let cases: Vec<_> = self
             .cases
             .iter()
-            .map(|case| json!([case.name, case.job(&[], 0, self.direct)]))
+            .map(|case| match &case.files {
+                None => json!([case.name, case.job(&[], 0, self.direct)]),
+                Some(files) => json!([case.name, files.words("", 0, self.size), files.barriers]),
+            })
             .collect();
         json!({"ways": ways, "cases": cases, "turn_ms": self.turn.as_millis() as u64, "size": self.size,
             "guest": self.guest})
@@ -128,9 +131,13 @@ impl Study {
                     continue;
                 }
                 let milliseconds = self.turn.as_millis() as u64;
-                let document = match disks {
-                    Some(disks) => guest.run(&case.job(disks, milliseconds, true)),
-                    None => self.on_host(way, case, milliseconds),
+                let document = match (disks, &case.files) {
+                    (Some(disks), None) => guest.run(&case.job(disks, milliseconds, true)),
+                    (Some(disks), Some(files)) => {
+                        guest.run_files(&disks[0], files, milliseconds, self.size)
+                    }
+                    (None, None) => self.on_host(way, case, milliseconds),
+                    (None, Some(files)) => self.files_on_host(files, milliseconds),
                 };
                 let document = document.with_context(|| format!("{}, {}", way.name, case.name))?;
                 let run = Run::of(&document, way, case, turn);
@@ -149,6 +156,21 @@ impl Study {
             }
         }
         Ok(())
+    }
+
+    /// In a folder of this study's, whatever file system that is on.
+    fn files_on_host(&self, files: &Files, milliseconds: u64) -> Result<Value> {
+        let folder = self.folder.join(format!("{HOST_FILES}files"));
+        std::fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot make {}", folder.display()))?;
+        let words = files.words(&folder.display().to_string(), milliseconds, self.size);
+        let measured = generator_on_host(
+            Command::new(program_for_guests(GuestProgram::Bench)?)
+                .arg("files")
+                .args(words),
+        );
+        std::fs::remove_dir_all(&folder).ok();
+        measured
     }
 
     fn on_host(&self, way: &Way, case: &Case, milliseconds: u64) -> Result<Value> {
@@ -176,12 +198,13 @@ pub fn on_host(
         .collect();
     let text = folder.join(format!("{HOST_FILES}job.fio"));
     std::fs::write(&text, job(&names))?;
-    let program = program_for_guests(GuestProgram::Bench)?;
+    generator_on_host(Command::new(program_for_guests(GuestProgram::Bench)?).arg(&text))
+}
+
+/// What the generator prints, with the CPU time of its process.
+fn generator_on_host(generator: &mut Command) -> Result<Value> {
     let before = children_ns();
-    let ran = Command::new(program)
-        .arg(&text)
-        .output()
-        .context("cannot run the generator")?;
+    let ran = generator.output().context("cannot run the generator")?;
     let spent = children_ns()
         .zip(before)
         .map(|(after, before)| after - before);

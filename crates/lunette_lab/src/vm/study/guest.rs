@@ -9,8 +9,8 @@ use serde_json::Value;
 use vm::Process;
 use vm::running::{AGENT_SOCKET, ExecInput, Phase, Place, Registry, State};
 
-use super::Setup;
-use crate::vm::bench::{Load, in_guest};
+use super::{Files, Setup};
+use crate::vm::bench::{Load, generator, in_guest};
 use crate::vm::copy::run_script;
 
 /// How long it may take to come up.
@@ -143,9 +143,48 @@ impl StudyGuest {
         &self.state.accelerator
     }
 
+    /// The load generator's path in it.
+    pub fn generator(&self) -> Result<String> {
+        generator(&self.place.file(AGENT_SOCKET))
+    }
+
+    /// QEMU and the daemon.
+    pub fn processes(&self) -> Vec<u32> {
+        let processes = [self.state.qemu, self.state.daemon];
+        processes.into_iter().flatten().collect()
+    }
+
+    /// Makes an ext4 file system on a disk and does something with files there.
+    pub fn run_files(
+        &self,
+        disk: &str,
+        files: &Files,
+        milliseconds: u64,
+        size: u64,
+    ) -> Result<Value> {
+        const FOLDER: &str = "/tmp/study";
+        let barrier = u8::from(files.barriers);
+        // What is made later is not written while the files are measured.
+        let make = format!(
+            "make=mke2fs; [ ! -x /tools/mke2fs ] || make=/tools/mke2fs\n\
+             mkdir -p {FOLDER}; ! mountpoint -q {FOLDER} || umount {FOLDER}\n\
+             $make -q -F -t ext4 -E lazy_itable_init=0,lazy_journal_init=0 {disk} && mount -t ext4 -o barrier={barrier} {disk} {FOLDER}"
+        );
+        self.script(&make)
+            .context("no ext4 file system in the guest")?;
+        let load = Load::files(&files.words(FOLDER, milliseconds, size));
+        let measured = self.measured(&load, "");
+        self.script(&format!("umount {FOLDER}"))?;
+        measured
+    }
+
     /// Runs a job file's text; the generator's result with what is around it.
     pub fn run(&self, job: &str) -> Result<Value> {
-        let measured = in_guest(&Load::plain(), &self.place, &self.state, job)?;
+        self.measured(&Load::plain(), job)
+    }
+
+    fn measured(&self, load: &Load, job: &str) -> Result<Value> {
+        let measured = in_guest(load, &self.place, &self.state, job)?;
         ensure!(
             measured.errors() == 0,
             "jobs ended with errors: {}",

@@ -7,8 +7,11 @@ use bench::matrix::{DEPTHS, MIXTURES};
 use clap::Args;
 use cli_common::{Failure, Outcome, say};
 
+use super::advice::advice;
 use super::engine::{Study, study_folder, turn_time};
+use super::page::Page;
 use super::report::{Report, caution, draw, sentence, too_few};
+use super::series::setups;
 use super::{Case, Run, Setup, Way};
 use crate::image::parse_bytes;
 use crate::vm::failed;
@@ -19,7 +22,7 @@ use crate::vm::failed;
 pub struct MatrixArguments {
     /// Disks at once, for each way
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
-    disks: u32,
+    pub(super) disks: u32,
     /// Numbers of workers and I/O threads; 0: workers that all exports share as by default, and QEMU's main loop
     #[arg(
         long,
@@ -27,13 +30,19 @@ pub struct MatrixArguments {
         value_name = "N,N",
         value_delimiter = ','
     )]
-    threads: Vec<u32>,
+    pub(super) threads: Vec<u32>,
     /// Only ways whose name has one of these words in it
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
-    series: Vec<String>,
-    /// Request queues of each device [default: one for each virtual CPU]
-    #[arg(long, value_name = "N")]
-    queues: Option<u32>,
+    pub(super) series: Vec<String>,
+    /// Request queues of each device; several numbers are ways of their own [default: one for each virtual CPU]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pub(super) queues: Vec<u32>,
+    /// Ways without indirect descriptors too: each request takes a descriptor of the ring for each of its parts
+    #[arg(long)]
+    pub(super) chained: bool,
+    /// How long Lunette's workers poll, in microseconds, or `always`; several are ways of their own [default: as the daemon does]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pub(super) poll_us: Vec<String>,
     /// Virtual CPUs of the guests
     #[arg(long, default_value_t = 2, value_name = "N")]
     smp: u32,
@@ -48,13 +57,13 @@ pub struct MatrixArguments {
     turn_time: f64,
     /// Bytes of each disk
     #[arg(long, default_value = "64M", value_name = "SIZE")]
-    size: String,
+    pub(super) size: String,
     /// Where disks' files, results and pictures go; also on network file systems
     #[arg(long, default_value = "lunette-matrix", value_name = "FOLDER")]
     folder: PathBuf,
     /// Disks of memory: Lunette's RAM disks, and files in /dev/shm for QEMU
     #[arg(long)]
-    memory: bool,
+    pub(super) memory: bool,
     /// Two mixtures, one depth, two numbers of threads, short runs
     #[arg(long)]
     quick: bool,
@@ -71,88 +80,10 @@ when it is given again. More threads than CPUs are measured all the same, and na
 Examples:
     lunette vm matrix --quick
     lunette vm matrix --folder /srv/matrix --smp 4 --turns 6
+    lunette vm matrix --disks 4 --smp 4 --queues 1,4 --threads 1,4
+    lunette vm matrix --chained --threads 1 --series Lunette
+    lunette vm matrix --threads 1 --poll-us 0,50 --series Lunette
     lunette vm matrix --threads 1,2 --series Lunette --memory";
-
-/// Ways of one number of threads: name, words without backing.
-fn ways_of(threads: u32, arguments: &MatrixArguments, folder: &str) -> Vec<Way> {
-    let disks = arguments.disks;
-    let queues = arguments
-        .queues
-        .map_or(String::new(), |queues| format!(",queues={queues}"));
-    let (ours, theirs) = match arguments.memory {
-        true => (
-            format!("backing=ram:{}", arguments.size),
-            format!("backing=tmpfs:/dev/shm,size={}", arguments.size),
-        ),
-        false => {
-            let file = format!("backing=file:{folder},size={}", arguments.size);
-            (file.clone(), file)
-        }
-    };
-    let shared = match threads {
-        0 => "shared workers".to_owned(),
-        1 => "1 worker".to_owned(),
-        n => format!("{n} workers"),
-    };
-    let mut ways = vec![
-        (
-            format!("Lunette blk, {shared}"),
-            format!("blk:{disks}{queues},{ours}"),
-        ),
-        (
-            format!("Lunette scsi, {shared}"),
-            format!("scsi:{disks}x1{queues},{ours}"),
-        ),
-    ];
-    match threads {
-        0 => {
-            ways.push((
-                "QEMU blk, main loop".to_owned(),
-                format!("blk:{disks}{queues},via=qemu,{theirs}"),
-            ));
-            ways.push((
-                "QEMU scsi, main loop".to_owned(),
-                format!("scsi:{disks}x1{queues},via=qemu,{theirs}"),
-            ));
-        }
-        n => {
-            let plural = if n == 1 { "" } else { "s" };
-            ways.push((
-                format!("QEMU blk, {n} iothread{plural}"),
-                format!("blk:{disks}{queues},via=qemu-iothread,iothreads={n},{theirs}"),
-            ));
-            // A controller has one thread.
-            if n == 1 {
-                ways.push((
-                    "QEMU scsi, 1 iothread".to_owned(),
-                    format!("scsi:{disks}x1{queues},via=qemu-iothread,{theirs}"),
-                ));
-            }
-        }
-    }
-    let ways = ways.into_iter().map(|(name, words)| Way {
-        name,
-        words: Some(words),
-        disks,
-    });
-    let is_wanted = |way: &Way| {
-        arguments.series.is_empty() || arguments.series.iter().any(|word| way.name.contains(word))
-    };
-    ways.filter(is_wanted).collect()
-}
-
-fn setups(arguments: &MatrixArguments, threads: &[u32], folder: &str) -> Vec<Setup> {
-    let setup = |threads: &u32| Setup {
-        name: format!("{threads} threads"),
-        options: match threads {
-            0 => Vec::new(),
-            n => vec![format!("--daemon-arg=--workers={n}")],
-        },
-        ways: ways_of(*threads, arguments, folder),
-    };
-    let setups = threads.iter().map(setup);
-    setups.filter(|setup| !setup.ways.is_empty()).collect()
-}
 
 fn cases(arguments: &MatrixArguments) -> Vec<Case> {
     let depths: Vec<u32> = match (arguments.depths.as_slice(), arguments.quick) {
@@ -170,6 +101,7 @@ fn cases(arguments: &MatrixArguments) -> Vec<Case> {
             reads: *reads,
             depth: *depth,
             block_size: "4k".to_owned(),
+            files: None,
         })
     });
     cases.collect()
@@ -224,6 +156,12 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
 /// A picture's name and title, and what it shows.
 type Picture = (&'static str, &'static str, fn(&Run) -> f64);
 
+const PICTURES: [Picture; 3] = [
+    ("combined-read", "Reads in guests", |run| run.read_iops),
+    ("combined-write", "Writes in guests", |run| run.write_iops),
+    ("combined-iops", "Reads and writes in guests", Run::iops),
+];
+
 /// Measures, and says what follows.
 pub fn run(arguments: &MatrixArguments) -> Outcome {
     vm::watch().map_err(failed)?;
@@ -238,34 +176,58 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         ways: study.setups.iter().flat_map(|setup| &setup.ways).collect(),
         cases: &study.cases,
     };
-    let pictures: [Picture; 3] = [
-        ("combined-read", "Reads in guests", |run| run.read_iops),
-        ("combined-write", "Writes in guests", |run| run.write_iops),
-        ("combined-iops", "Reads and writes in guests", Run::iops),
-    ];
-    for (name, title, value) in pictures {
-        draw(&report.chart(title, value), &study.folder, name).map_err(failed)?;
+    let mut charts = Vec::new();
+    for (name, title, value) in PICTURES {
+        let chart = report.chart(title, "IOPS", value);
+        draw(&chart, &study.folder, name).map_err(failed)?;
+        charts.push((name, chart));
     }
+    charts.extend(report.more_charts());
+    let too_few = too_few(study.turns);
+    // One turn or two say nothing of differences.
+    let (findings, advice) = match too_few {
+        Some(_) => (Vec::new(), Vec::new()),
+        None => (findings(&report, &study.setups), advice(&report)),
+    };
+    let cautions = caution(&results.accelerator).map(str::to_owned);
+    let page = Page {
+        title: "The fifteen cases in guests",
+        about: format!(
+            "{} disks at once, requests of 4 KiB, guests of {} virtual CPUs, {} turns of {} ms. 75/25: 75 % reads, 25 % writes; depth: requests in flight of each disk.",
+            arguments.disks,
+            arguments.smp,
+            study.turns,
+            study.turn.as_millis()
+        ),
+        accelerator: &results.accelerator,
+        advice: advice.clone(),
+        findings: findings.clone(),
+        cautions: too_few.clone().into_iter().chain(cautions).collect(),
+        charts,
+    };
+    let page = page.write(&report, None, &study.folder).map_err(failed)?;
     let mut stdout = std::io::stdout().lock();
     if arguments.json {
-        return Ok(writeln!(
-            stdout,
-            "{:#}",
-            report.json(&results.accelerator, None)
-        )?);
+        let mut document = report.json(&results.accelerator, None);
+        document["advice"] = advice.into();
+        return Ok(writeln!(stdout, "{document:#}")?);
     }
     for case in &study.cases {
         writeln!(stdout, "{}\n{}", case.name, report.table(&case.name, None))?;
     }
-    match too_few(study.turns) {
+    match too_few {
         Some(too_few) => writeln!(stdout, "{too_few}")?,
         None => {
-            for line in findings(&report, &study.setups) {
+            for line in findings {
                 writeln!(stdout, "{line}")?;
             }
             writeln!(stdout)?;
             for case in &study.cases {
                 writeln!(stdout, "{}", report.best(&case.name).unwrap_or_default())?;
+            }
+            writeln!(stdout, "\nAdvice, over all cases")?;
+            for line in advice {
+                writeln!(stdout, "  {line}")?;
             }
         }
     }
@@ -274,7 +236,8 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     }
     Ok(writeln!(
         stdout,
-        "pictures: {}/combined-{{read,write,iops}}.svg and .png",
+        "page: {}\npictures: {}/combined-{{read,write,iops}}.svg and .png",
+        page.display(),
         study.folder.display()
     )?)
 }

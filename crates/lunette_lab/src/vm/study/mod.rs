@@ -2,14 +2,17 @@
 //!
 //! A [`Setup`] is a guest with the ways that it has; all of them are in it at once, and take turns (`engine`). Every run is a line of the
 //! result file as soon as it is over, so that a study that was ended goes on where it stopped. `compare` and `matrix` are the two
-//! commands; `report` makes tables, pictures and sentences of the lines.
+//! commands; `report` makes tables, pictures and sentences of the lines, `advice` says what follows, `page` is all of it as one page.
 
+mod advice;
 pub mod compare;
 pub mod engine;
 pub mod guest;
 pub mod matrix;
+mod page;
 pub mod report;
 mod results;
+mod series;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +25,26 @@ pub struct Way {
     pub words: Option<String>,
     /// Disks that it has.
     pub disks: u32,
+    /// What was chosen for it: choices and their values.
+    pub choices: Vec<(&'static str, String)>,
+}
+
+impl Way {
+    /// The value of a choice.
+    pub fn choice(&self, choice: &str) -> Option<&str> {
+        let mut choices = self.choices.iter();
+        let (_, value) = choices.find(|(known, _)| *known == choice)?;
+        Some(value)
+    }
+
+    /// Does it differ from another one in nothing but a choice?
+    pub fn is_but_for(&self, other: &Way, choice: &str) -> bool {
+        let rest = |way: &Way| -> Vec<(&'static str, String)> {
+            let choices = way.choices.iter().filter(|(known, _)| *known != choice);
+            choices.cloned().collect()
+        };
+        self.name != other.name && rest(self) == rest(other)
+    }
 }
 
 /// A guest and its ways.
@@ -36,7 +59,7 @@ pub struct Setup {
 }
 
 /// What is done on the disks.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Case {
     /// What it is called.
     pub name: String,
@@ -48,6 +71,36 @@ pub struct Case {
     pub depth: u32,
     /// Bytes of a request, as job files have it.
     pub block_size: String,
+    /// Instead of these: files of a file system.
+    pub files: Option<Files>,
+}
+
+/// What is done with the files of a file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    /// `create`, `seqread`, `randread`, `randwrite` or `mail`: see `guest-bench files`.
+    pub preset: String,
+    /// Threads that do it.
+    pub threads: u32,
+    /// Does the file system flush the disk's cache before and after what has to be in order?
+    pub barriers: bool,
+}
+
+impl Files {
+    /// Of a file system's bytes so many are used: what is full is slow.
+    const USED: (u64, u64) = (6, 10);
+
+    /// The words of `guest-bench files`, on a disk of so many bytes.
+    pub fn words(&self, folder: &str, milliseconds: u64, size: u64) -> [String; 5] {
+        let (part, whole) = Files::USED;
+        [
+            self.preset.clone(),
+            folder.to_owned(),
+            self.threads.to_string(),
+            milliseconds.to_string(),
+            (size / whole * part).to_string(),
+        ]
+    }
 }
 
 impl Case {
@@ -71,7 +124,7 @@ impl Case {
 }
 
 /// A run: one way, one case, one turn.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
     pub way: String,
     pub case: String,
@@ -110,6 +163,7 @@ mod tests {
             reads,
             depth: 4,
             block_size: "4k".to_owned(),
+            files: None,
         };
         for (case, mix) in [(case("randread", 100), false), (case("randrw", 75), true)] {
             let text = case.job(&["/dev/vda".to_owned(), "/dev/vdb".to_owned()], 500, true);

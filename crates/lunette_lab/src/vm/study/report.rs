@@ -87,6 +87,11 @@ impl Report<'_> {
 
     /// A line for each way that has runs of a case; `base`: whose part is shown.
     pub fn table(&self, case: &str, base: Option<&str>) -> String {
+        columns(&self.rows(case, base))
+    }
+
+    /// The same, cell by cell.
+    pub fn rows(&self, case: &str, base: Option<&str>) -> Vec<Vec<String>> {
         let mut lines = vec![vec![
             "way".to_owned(),
             "IOPS".to_owned(),
@@ -128,7 +133,7 @@ impl Report<'_> {
                     .map_or("-".to_owned(), |nanos| format!("{:.1}", nanos / 1e3)),
             ]);
         }
-        columns(&lines)
+        lines
     }
 
     /// The way with the most IOPS of a case, and those that cannot be told apart from it.
@@ -156,7 +161,7 @@ impl Report<'_> {
     }
 
     /// Bars of a value, grouped by case.
-    pub fn chart(&self, title: &str, value: impl Fn(&Run) -> f64) -> Chart {
+    pub fn chart(&self, title: &str, unit: &str, value: impl Fn(&Run) -> f64) -> Chart {
         let series = self.ways.iter().map(|way| Series {
             name: way.name.clone(),
             points: self
@@ -176,12 +181,44 @@ impl Report<'_> {
         let series = series.filter(|series| series.points.iter().any(Option::is_some));
         Chart {
             title: title.to_owned(),
-            unit: "IOPS".to_owned(),
+            unit: unit.to_owned(),
             groups: self.cases.iter().map(|case| case.name.clone()).collect(),
             series: series.collect(),
             stacked: false,
             logarithmic: false,
         }
+    }
+
+    /// The pictures of latency and of CPU time, for a page.
+    pub fn more_charts(&self) -> Vec<(&'static str, Chart)> {
+        let guest = |run: &Run| (run.guest_user_ns + run.guest_system_ns + run.guest_irq_ns) / 1e3;
+        let mut p50 = self.chart("Latency, median", "microseconds, logarithmic", |run| {
+            run.p50_ns / 1e3
+        });
+        let mut p99 = self.chart("Latency, 99 of 100", "microseconds, logarithmic", |run| {
+            run.p99_ns / 1e3
+        });
+        (p50.logarithmic, p99.logarithmic) = (true, true);
+        vec![
+            ("p50", p50),
+            ("p99", p99),
+            (
+                "guest-cpu",
+                self.chart(
+                    "CPU time of the guest for each request",
+                    "microseconds",
+                    guest,
+                ),
+            ),
+            (
+                "host-cpu",
+                self.chart(
+                    "CPU time of the host for each request",
+                    "microseconds",
+                    |run| run.host_ns.unwrap_or(0.0) / 1e3,
+                ),
+            ),
+        ]
     }
 
     /// What was measured, for programs.
@@ -286,9 +323,7 @@ mod tests {
             p50_ns: 1e9 / iops,
             p99_ns: 1e9 / iops,
             guest_user_ns: 100.0,
-            guest_system_ns: 0.0,
-            guest_irq_ns: 0.0,
-            host_ns: None,
+            ..Run::default()
         }
     }
 

@@ -157,6 +157,7 @@ mod tests {
             name: "w".to_owned(),
             words: words.map(str::to_owned),
             disks: 2,
+            choices: Vec::new(),
         }
     }
 
@@ -167,6 +168,7 @@ mod tests {
             reads: 100,
             depth: 1,
             block_size: "4k".to_owned(),
+            files: None,
         }
     }
 

@@ -1,0 +1,238 @@
+//! `guest-bench profile`: which functions CPUs are in, sampled by the kernel's own clock (`perf_event_open(2)`), as folded stacks.
+//!
+//! In a guest all CPUs are sampled, on the host some processes. Stacks are the kernel's; of a program the function alone is told,
+//! for programs are built without what their stacks could be followed by.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use perf_event::events::Software;
+use perf_event::{Builder, SampleFlag, Sampler};
+use serde_json::json;
+
+use crate::symbols::{Kernel, Programs};
+
+/// Bytes of a ring for samples: seconds of them.
+const RING_BYTES: usize = 4 << 20;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Samples for a time, and prints a JSON object: stacks with their counts, `comm;outermost;...;innermost`.
+pub fn run(words: &[String]) -> Result<()> {
+    let [time, hertz, pids @ ..] = words else {
+        anyhow::bail!("usage: guest-bench profile MILLISECONDS HERTZ [PID...]");
+    };
+    let time = Duration::from_millis(time.parse().context("MILLISECONDS is no number")?);
+    let hertz: u64 = hertz.parse().context("HERTZ is no number")?;
+    ensure!((1..=10_000).contains(&hertz), "HERTZ: 1 to 10000");
+    let pids: Vec<i32> = pids
+        .iter()
+        .map(|pid| pid.parse().context("PID is no number"))
+        .collect::<Result<_>>()?;
+    let (mut samplers, has_kernel) = open(&pids, hertz)?;
+    for sampler in &mut samplers {
+        sampler.enable().context("cannot begin to sample")?;
+    }
+    let mut samples = Samples {
+        kernel: Kernel::read(),
+        programs: Programs::default(),
+        names: HashMap::new(),
+        stacks: BTreeMap::new(),
+        idle: 0,
+        lost: 0,
+    };
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        std::thread::sleep(PAUSE.min(end.saturating_duration_since(Instant::now())));
+        samplers
+            .iter_mut()
+            .for_each(|sampler| samples.take(sampler));
+    }
+    for sampler in &mut samplers {
+        sampler.disable().context("cannot end to sample")?;
+        samples.take(sampler);
+    }
+    let document = json!({"hertz": hertz, "has_kernel": has_kernel, "has_symbols": samples.kernel.has_symbols(),
+        "idle": samples.idle, "lost": samples.lost, "stacks": samples.stacks});
+    writeln!(std::io::stdout(), "{document}").context("cannot write the profile")
+}
+
+/// A sampler for each CPU, or for each thread of some processes; and whether the kernel may be looked into.
+fn open(pids: &[i32], hertz: u64) -> Result<(Vec<Sampler>, bool)> {
+    match open_with(pids, hertz, true) {
+        Ok(samplers) => Ok((samplers, true)),
+        // Whoever is not root may see its own programs (kernel.perf_event_paranoid).
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && !pids.is_empty() => {
+            let samplers = open_with(pids, hertz, false).context("perf_event_open")?;
+            Ok((samplers, false))
+        }
+        Err(error) => Err(error)
+            .context("perf_event_open; hint: sysctl kernel.perf_event_paranoid=1, or root"),
+    }
+}
+
+fn open_with(pids: &[i32], hertz: u64, kernel: bool) -> std::io::Result<Vec<Sampler>> {
+    let mut samplers = Vec::new();
+    let mut add = |aim: &dyn Fn(&mut Builder<'_>)| -> std::io::Result<()> {
+        let mut builder = Builder::new(Software::CPU_CLOCK);
+        builder
+            .sample_frequency(hertz)
+            .sample(SampleFlag::IP | SampleFlag::TID | SampleFlag::CALLCHAIN)
+            .exclude_kernel(!kernel)
+            .exclude_hv(true)
+            .exclude_callchain_user(true);
+        aim(&mut builder);
+        samplers.push(builder.build()?.sampled(RING_BYTES)?);
+        Ok(())
+    };
+    if pids.is_empty() {
+        for cpu in online()? {
+            add(&|builder| {
+                builder.any_pid().one_cpu(cpu);
+            })?;
+        }
+    }
+    for pid in pids {
+        for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+            let Some(thread) = thread?.file_name().to_string_lossy().parse().ok() else {
+                continue;
+            };
+            match add(&|builder| {
+                builder.observe_pid(thread).any_cpu();
+            }) {
+                // It has just ended.
+                Err(error) if error.raw_os_error() == Some(ESRCH) => {}
+                added => added?,
+            }
+        }
+    }
+    Ok(samplers)
+}
+
+const ESRCH: i32 = 3;
+
+/// The CPUs that run, of a text such as `0-3,8`.
+fn online() -> std::io::Result<Vec<usize>> {
+    let text = fs::read_to_string("/sys/devices/system/cpu/online")?;
+    let number = |word: &str| word.trim().parse::<usize>().ok();
+    let ranges = text
+        .split(',')
+        .filter_map(|range| match range.split_once('-') {
+            Some((first, last)) => Some(number(first)?..=number(last)?),
+            None => number(range).map(|only| only..=only),
+        });
+    Ok(ranges.flatten().collect())
+}
+
+struct Samples {
+    kernel: Kernel,
+    programs: Programs,
+    names: HashMap<u32, String>,
+    stacks: BTreeMap<String, u64>,
+    idle: u64,
+    lost: u64,
+}
+
+impl Samples {
+    /// Everything that a ring has.
+    fn take(&mut self, sampler: &mut Sampler) {
+        use perf_event::data::Record;
+        while let Some(record) = sampler.next_record() {
+            match record.parse_record() {
+                Ok(Record::Sample(sample)) => {
+                    let (ip, pid) = (sample.ip().unwrap_or(0), sample.pid().unwrap_or(0));
+                    let tid = sample.tid().unwrap_or(pid);
+                    if pid == 0 {
+                        self.idle += 1;
+                        continue;
+                    }
+                    let chain = sample.callchain().unwrap_or(&[]).to_vec();
+                    self.add(pid, tid, ip, &chain);
+                }
+                Ok(Record::Lost(lost)) => self.lost += lost.lost,
+                _ => {}
+            }
+        }
+    }
+
+    fn add(&mut self, pid: u32, tid: u32, ip: u64, chain: &[u64]) {
+        let name = self.names.entry(tid).or_insert_with(|| {
+            let name = fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm"));
+            let name = name.unwrap_or_else(|_| format!("process {pid}"));
+            name.trim().replace([';', ' '], "_")
+        });
+        let mut stack = name.clone();
+        if is_kernel(ip) {
+            let mut frames: Vec<&str> = Vec::new();
+            for address in chain.iter().rev().filter(|address| is_address(**address)) {
+                frames.push(self.kernel.function(*address));
+            }
+            if frames.is_empty() {
+                frames.push(self.kernel.function(ip));
+            }
+            for frame in frames {
+                stack.push(';');
+                stack.push_str(frame);
+            }
+        } else {
+            stack.push(';');
+            stack.push_str(&self.programs.function(pid, ip));
+        }
+        *self.stacks.entry(stack).or_insert(0) += 1;
+    }
+}
+
+/// The upper half of the addresses is the kernel's.
+fn is_kernel(address: u64) -> bool {
+    address >> 63 == 1
+}
+
+/// Not a mark that what follows is the kernel's or a program's (PERF_CONTEXT_MAX).
+fn is_address(address: u64) -> bool {
+    is_kernel(address) && address < u64::MAX - 4095
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_of_a_call_chain_are_no_addresses() {
+        // PERF_CONTEXT_KERNEL and PERF_CONTEXT_USER of linux/perf_event.h.
+        assert!(!is_address((-128_i64) as u64) && !is_address((-512_i64) as u64));
+        assert!(is_address(0xffff_ffff_8100_0000) && !is_address(0x5555_0000_0000));
+    }
+
+    #[test]
+    fn this_process_is_sampled_while_it_works() {
+        let pid = std::process::id() as i32;
+        let Ok((mut samplers, _)) = open(&[pid], 1000) else {
+            // A container may forbid it: said there by the command.
+            return;
+        };
+        samplers
+            .iter_mut()
+            .for_each(|sampler| sampler.enable().unwrap());
+        let begin = Instant::now();
+        let mut sum = 0_u64;
+        while begin.elapsed() < Duration::from_millis(300) {
+            sum = sum.wrapping_mul(31).wrapping_add(1);
+        }
+        assert_ne!(sum, 1);
+        let mut samples = Samples {
+            kernel: Kernel::read(),
+            programs: Programs::default(),
+            names: HashMap::new(),
+            stacks: BTreeMap::new(),
+            idle: 0,
+            lost: 0,
+        };
+        samplers
+            .iter_mut()
+            .for_each(|sampler| samples.take(sampler));
+        let count: u64 = samples.stacks.values().sum();
+        assert!(count > 50, "{:?}", samples.stacks);
+    }
+}

@@ -1,0 +1,286 @@
+//! `lunette vm profile`: which functions the CPUs of a guest and of its host are in while a job runs, with one queue and with several side
+//! by side: the question of the locks that queues share, on today's kernels.
+//!
+//! The kernel samples (`guest-bench profile`): all CPUs of the guest, and of the host QEMU and the daemon. `figures` is pure; it makes
+//! shares of stacks, and rates of counters.
+
+mod figures;
+mod report;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use cli_common::{Failure, Outcome, say};
+use serde_json::{Value, json};
+use vm::GuestProgram;
+use vm::setup::program_for_guests;
+
+use self::figures::{Around, Exits, Profile};
+use super::failed;
+use super::study::engine::{fill, study_folder, turn_time};
+use super::study::guest::{Planned, StudyGuest};
+use super::study::report::caution;
+use super::study::{Setup, Way};
+use crate::image::parse_bytes;
+
+/// `lunette vm profile`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER)]
+pub struct ProfileArguments {
+    /// Transport of the disks
+    #[arg(long, value_enum, default_value = "scsi")]
+    transport: Transport,
+    /// Who emulates the devices
+    #[arg(long, default_value = "lunette", value_name = "WHO", value_parser = ["lunette", "qemu", "qemu-iothread"])]
+    via: String,
+    /// Numbers of request queues, each in a guest of its own [default: 1 and one for each virtual CPU]
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    queues: Vec<u32>,
+    /// Disks at once: targets of one controller, or devices of virtio-blk
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    disks: u32,
+    /// Virtual CPUs of the guests
+    #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    smp: u32,
+    /// Pattern: randread, randwrite, randrw, read or write
+    #[arg(long, default_value = "randread", value_name = "PATTERN")]
+    rw: String,
+    /// Bytes of a request
+    #[arg(long, default_value = "4k", value_name = "SIZE")]
+    bs: String,
+    /// Requests in flight, for each disk
+    #[arg(long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    iodepth: u32,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 5.0, value_name = "SECONDS")]
+    time: f64,
+    /// Samples of each CPU in a second
+    #[arg(long, default_value_t = 997, value_name = "N", value_parser = clap::value_parser!(u32).range(10..=10_000))]
+    hertz: u32,
+    /// Bytes of each disk
+    #[arg(long, default_value = "64M", value_name = "SIZE")]
+    size: String,
+    /// Where disks' files, profiles and flame graphs go
+    #[arg(long, default_value = "lunette-profile", value_name = "FOLDER")]
+    folder: PathBuf,
+    /// Functions in the table
+    #[arg(long, default_value_t = 15, value_name = "N")]
+    top: usize,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Transports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Transport {
+    /// virtio-blk
+    Blk,
+    /// virtio-scsi
+    Scsi,
+}
+
+const AFTER: &str = "\
+A guest boots for each number of queues and runs the same job, while its kernel and the host's note which function each CPU is in. The table has
+the functions of the guest's kernel with their shares of the time in which its CPUs were not idle; time that is spent waiting for locks is
+summed. The flame graphs in the folder are SVG files; a browser shows them, and zooms.
+The host samples what it may: as root, or with the sysctl kernel.perf_event_paranoid=1, its kernel too.
+
+Examples:
+    lunette vm profile
+    lunette vm profile --transport blk --queues 1,2,4 --smp 4
+    lunette vm profile --via qemu-iothread --rw randwrite --time 10";
+
+/// Before samples are taken the job has begun, and it goes on until they are.
+const LEAD: Duration = Duration::from_millis(700);
+
+/// One number of queues.
+pub struct Measured {
+    pub queues: u32,
+    pub guest: Profile,
+    /// `Err`: why there is none.
+    pub host: Result<Profile, String>,
+    pub around: Around,
+    pub accelerator: String,
+}
+
+/// Measures, and shows.
+pub fn run(arguments: &ProfileArguments) -> Outcome {
+    vm::watch().map_err(failed)?;
+    let time = turn_time("--time", arguments.time)?;
+    let size =
+        parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
+    let folder = study_folder(&arguments.folder, Some("--folder on another one"))?;
+    let queues = match arguments.queues.as_slice() {
+        [] if arguments.smp == 1 => vec![1],
+        [] => vec![1, arguments.smp],
+        given => given.to_vec(),
+    };
+    let mut all = Vec::new();
+    for count in queues {
+        let measured = measure(arguments, count, time, size, &folder);
+        if vm::interrupted() {
+            return Err(Failure::Interrupted);
+        }
+        all.push(measured.map_err(failed)?);
+    }
+    report::draw(&all, &folder).map_err(failed)?;
+    let mut stdout = std::io::stdout().lock();
+    if arguments.json {
+        return Ok(writeln!(stdout, "{:#}", report::json(&all))?);
+    }
+    writeln!(stdout, "{}", report::table(&all, arguments.top))?;
+    let accelerator = all.first().map_or("", |measured| &measured.accelerator);
+    if let Some(caution) = caution(accelerator) {
+        writeln!(stdout, "{caution}")?;
+    }
+    Ok(writeln!(
+        stdout,
+        "flame graphs: {}/{{guest,host}}-N-queues.svg",
+        folder.display()
+    )?)
+}
+
+fn measure(
+    arguments: &ProfileArguments,
+    queues: u32,
+    time: Duration,
+    size: u64,
+    folder: &Path,
+) -> Result<Measured> {
+    let disks = arguments.disks;
+    let shape = match arguments.transport {
+        Transport::Blk => format!("blk:{disks}"),
+        Transport::Scsi => format!("scsi:{disks}x1"),
+    };
+    let words = format!(
+        "{shape},queues={queues},via={},backing=file:{},size={}",
+        arguments.via,
+        folder.display(),
+        arguments.size
+    );
+    let name = format!("profile-{}", std::process::id());
+    let setup = Setup {
+        name: format!("{queues} queues"),
+        options: Vec::new(),
+        ways: vec![Way {
+            name: format!("{queues} queues"),
+            words: Some(words),
+            disks,
+            choices: Vec::new(),
+        }],
+    };
+    let more = ["--smp".to_owned(), arguments.smp.to_string()];
+    let planned = Planned::new(&setup, &name, &more)?;
+    let files = planned.files();
+    for (file, _) in &files {
+        fill(file, size)?;
+    }
+    say(&format_args!("{queues} queues: the guest boots"));
+    let log = folder.join("guest.log");
+    let guest = planned.start(&setup, &name, &log)?;
+    let measured = in_guest(arguments, queues, time, &guest);
+    let ended = guest.end();
+    for (file, _) in &files {
+        std::fs::remove_file(file).ok();
+    }
+    std::fs::remove_file(log).ok();
+    let measured = measured.with_context(|| format!("{queues} queues"))?;
+    ended.and(Ok(measured))
+}
+
+fn job(arguments: &ProfileArguments, disks: &[String], time: Duration) -> String {
+    let mut text = format!(
+        "[global]\nioengine=io_uring\ndirect=1\nrw={}\nbs={}\niodepth={}\ntime_based=1\nruntime={}ms\n",
+        arguments.rw,
+        arguments.bs,
+        arguments.iodepth,
+        time.as_millis()
+    );
+    for (number, disk) in disks.iter().enumerate() {
+        text.push_str(&format!("[disk{number}]\nfilename={disk}\n"));
+    }
+    text
+}
+
+fn in_guest(
+    arguments: &ProfileArguments,
+    queues: u32,
+    time: Duration,
+    guest: &StudyGuest,
+) -> Result<Measured> {
+    let disks = guest.disks().first().context("the guest has no disks")?;
+    // Puts the generator there, and what it reads into memory.
+    guest.run(&job(arguments, disks, Duration::from_millis(200)))?;
+    let program = guest.generator()?;
+    say(&format_args!(
+        "{queues} queues: {} s of samples",
+        time.as_secs_f64()
+    ));
+    let words = [time.as_millis().to_string(), arguments.hertz.to_string()];
+    let before = Around::read(guest, Exits::read())?;
+    let whole = job(arguments, disks, time + 2 * LEAD);
+    let (in_guest, on_host, result) = std::thread::scope(|scope| -> Result<_> {
+        let sampled = scope.spawn(|| {
+            std::thread::sleep(LEAD);
+            guest.script(&format!("{program} profile {}", words.join(" ")))
+        });
+        let host = scope.spawn(|| {
+            std::thread::sleep(LEAD);
+            on_host(&words, guest.processes())
+        });
+        let result = guest.run(&whole);
+        let joined = |_| anyhow::anyhow!("a thread panicked");
+        let sampled = sampled.join().map_err(joined)?;
+        let host = host.join().map_err(joined)?;
+        Ok((sampled?, host, result?))
+    })?;
+    let guest_profile: Value =
+        serde_json::from_str(&in_guest).context("the guest's profile is no JSON")?;
+    let guest_profile = Profile::of(&guest_profile)?;
+    ensure!(
+        guest_profile.total() > 0,
+        "no CPU of the guest was busy; hint: a longer --time"
+    );
+    let after = Around::read(guest, Exits::read())?;
+    Ok(Measured {
+        queues,
+        guest: guest_profile,
+        host: on_host.map_err(|error| format!("{error:#}")),
+        around: after.since(&before, &result),
+        accelerator: guest.accelerator().to_owned(),
+    })
+}
+
+/// What QEMU and the daemon do.
+fn on_host(words: &[String], processes: Vec<u32>) -> Result<Profile> {
+    let program = program_for_guests(GuestProgram::Bench)?;
+    let sampled = Command::new(program)
+        .arg("profile")
+        .args(words)
+        .args(processes.iter().map(u32::to_string))
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot sample the host")?;
+    let wrong = String::from_utf8_lossy(&sampled.stderr);
+    ensure!(sampled.status.success(), "{}", wrong.trim());
+    let document: Value = serde_json::from_slice(&sampled.stdout)?;
+    Profile::of(&document)
+}
+
+/// What stands in a profile's file.
+fn document(measured: &Measured) -> Value {
+    json!({
+        "queues": measured.queues, "accelerator": measured.accelerator,
+        "guest": measured.guest.json(),
+        "host": match &measured.host {
+            Ok(profile) => profile.json(),
+            Err(reason) => json!({"reason": reason}),
+        },
+        "around": measured.around.json(),
+    })
+}
