@@ -119,15 +119,15 @@ impl Profile {
 pub struct Exits(pub Result<u64, String>);
 
 impl Exits {
-    /// What the host has counted until now.
-    pub fn read() -> Exits {
-        Exits(Exits::of(Path::new("/sys/kernel/debug/kvm")))
+    /// What the host has counted until now; `accelerator` is the guest's.
+    fn read(accelerator: &str) -> Exits {
+        match accelerator {
+            "KVM" => Exits(Exits::of(Path::new("/sys/kernel/debug/kvm"))),
+            other => Exits(Err(format!("the guest runs under {other}"))),
+        }
     }
 
     fn of(folder: &Path) -> Result<u64, String> {
-        if !Path::new("/dev/kvm").exists() {
-            return Err("no KVM".to_owned());
-        }
         let text = std::fs::read_to_string(folder.join("exits"));
         let text = text.map_err(|error| format!("{}: {error}", folder.display()))?;
         text.trim()
@@ -152,7 +152,8 @@ pub struct Around {
 
 impl Around {
     /// Now.
-    pub fn read(guest: &StudyGuest, exits: Exits) -> Result<Around> {
+    pub fn read(guest: &StudyGuest) -> Result<Around> {
+        let exits = Exits::read(guest.accelerator());
         let text = guest.script("cat /proc/interrupts; head -1 /proc/stat")?;
         let (cpu, steal) = times(&text).context("the guest's /proc/stat has no first line")?;
         Ok(Around {

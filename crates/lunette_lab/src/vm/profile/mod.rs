@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use vm::GuestProgram;
 use vm::setup::program_for_guests;
 
-use self::figures::{Around, Exits, Profile};
+use self::figures::{Around, Profile};
 use super::failed;
 use super::study::engine::{fill, study_folder, turn_time};
 use super::study::guest::{Planned, StudyGuest};
@@ -165,10 +165,10 @@ fn measure(
     );
     let name = format!("profile-{}", std::process::id());
     let setup = Setup {
-        name: format!("{queues} queues"),
+        name: counted(queues),
         options: Vec::new(),
         ways: vec![Way {
-            name: format!("{queues} queues"),
+            name: counted(queues),
             words: Some(words),
             disks,
             choices: Vec::new(),
@@ -180,7 +180,7 @@ fn measure(
     for (file, _) in &files {
         fill(file, size)?;
     }
-    say(&format_args!("{queues} queues: the guest boots"));
+    say(&format_args!("{}: the guest boots", counted(queues)));
     let log = folder.join("guest.log");
     let guest = planned.start(&setup, &name, &log)?;
     let measured = in_guest(arguments, queues, time, &guest);
@@ -189,7 +189,7 @@ fn measure(
         std::fs::remove_file(file).ok();
     }
     std::fs::remove_file(log).ok();
-    let measured = measured.with_context(|| format!("{queues} queues"))?;
+    let measured = measured.with_context(|| counted(queues))?;
     ended.and(Ok(measured))
 }
 
@@ -217,12 +217,10 @@ fn in_guest(
     // Puts the generator there, and what it reads into memory.
     guest.run(&job(arguments, disks, Duration::from_millis(200)))?;
     let program = guest.generator()?;
-    say(&format_args!(
-        "{queues} queues: {} s of samples",
-        time.as_secs_f64()
-    ));
+    let (name, seconds) = (counted(queues), time.as_secs_f64());
+    say(&format_args!("{name}: {seconds} s of samples"));
     let words = [time.as_millis().to_string(), arguments.hertz.to_string()];
-    let before = Around::read(guest, Exits::read())?;
+    let before = Around::read(guest)?;
     let whole = job(arguments, disks, time + 2 * LEAD);
     let (in_guest, on_host, result) = std::thread::scope(|scope| -> Result<_> {
         let sampled = scope.spawn(|| {
@@ -246,7 +244,7 @@ fn in_guest(
         guest_profile.total() > 0,
         "no CPU of the guest was busy; hint: a longer --time"
     );
-    let after = Around::read(guest, Exits::read())?;
+    let after = Around::read(guest)?;
     Ok(Measured {
         queues,
         guest: guest_profile,
@@ -270,6 +268,14 @@ fn on_host(words: &[String], processes: Vec<u32>) -> Result<Profile> {
     ensure!(sampled.status.success(), "{}", wrong.trim());
     let document: Value = serde_json::from_slice(&sampled.stdout)?;
     Profile::of(&document)
+}
+
+/// `1 queue`, `2 queues`.
+fn counted(queues: u32) -> String {
+    match queues {
+        1 => "1 queue".to_owned(),
+        n => format!("{n} queues"),
+    }
 }
 
 /// What stands in a profile's file.

@@ -8,7 +8,7 @@ use inferno::flamegraph;
 use serde_json::{Value, json};
 
 use super::figures::Profile;
-use super::{Measured, document};
+use super::{Measured, counted, document};
 
 /// Functions of the host in the table.
 const HOST_FUNCTIONS: usize = 8;
@@ -19,11 +19,7 @@ fn percent(share: f64) -> String {
 
 /// Guests side by side, then what the host did.
 pub fn table(all: &[Measured], top: usize) -> String {
-    let heads = all.iter().map(|one| match one.queues {
-        1 => "1 queue".to_owned(),
-        n => format!("{n} queues"),
-    });
-    let heads: Vec<String> = heads.collect();
+    let heads: Vec<String> = all.iter().map(|one| counted(one.queues)).collect();
     let line = |name: &str, cell: &dyn Fn(&Measured) -> String| -> Vec<String> {
         let cells = all.iter().map(cell);
         std::iter::once(name.to_owned()).chain(cells).collect()
@@ -112,7 +108,7 @@ pub fn draw(all: &[Measured], folder: &Path) -> Result<()> {
         let queues = one.queues;
         graph(
             &one.guest,
-            &format!("Guest, {queues} queues"),
+            &format!("Guest, {}", counted(queues)),
             &folder.join(format!("guest-{queues}-queues.svg")),
         )?;
         if let Ok(host) = &one.host
@@ -120,7 +116,7 @@ pub fn draw(all: &[Measured], folder: &Path) -> Result<()> {
         {
             graph(
                 host,
-                &format!("Host, {queues} queues"),
+                &format!("Host, {}", counted(queues)),
                 &folder.join(format!("host-{queues}-queues.svg")),
             )?;
         }

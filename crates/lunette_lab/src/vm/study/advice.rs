@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use bench::run::{Interval, bootstrap_ratio};
 
-use super::report::Report;
+use super::report::{Report, sentence};
 use super::{Run, Way};
 
 /// A difference below this is none in practice.
@@ -101,13 +101,7 @@ fn values<'a>(report: &Report<'a>, choice: &str) -> Vec<&'a str> {
 /// Sentences, one for each value that is not the best of its choice; then which ways to take.
 pub fn advice(report: &Report<'_>) -> Vec<String> {
     let mut sentences = Vec::new();
-    let mut choices: Vec<&str> = Vec::new();
-    for (choice, _) in report.ways.iter().flat_map(|way| &way.choices) {
-        if !choices.contains(choice) {
-            choices.push(choice);
-        }
-    }
-    for choice in choices {
+    for choice in choices(report) {
         let values = values(report, choice);
         let Some((first, rest)) = values.split_first() else {
             continue;
@@ -128,6 +122,40 @@ pub fn advice(report: &Report<'_>) -> Vec<String> {
     }
     sentences.extend(take(report));
     sentences
+}
+
+/// Of each case: each way against the one that differs from it in one choice, and has that choice's first value there.
+pub fn findings(report: &Report<'_>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for case in report.cases {
+        for choice in choices(report) {
+            let values = values(report, choice);
+            let Some(first) = values.first() else {
+                continue;
+            };
+            let is_first = |way: &&&Way| way.choice(choice) == Some(first);
+            let others = report.ways.iter().filter(|way| !is_first(way));
+            for way in others.filter(|way| way.choice(choice).is_some()) {
+                let mut firsts = report.ways.iter().filter(is_first);
+                if let Some(twin) = firsts.find(|twin| twin.is_but_for(way, choice)) {
+                    let ratio = report.ratio(&way.name, &twin.name, &case.name);
+                    lines.push(sentence(&case.name, &way.name, &twin.name, ratio));
+                }
+            }
+        }
+    }
+    lines
+}
+
+/// The choices that there are, in the order of the ways.
+fn choices(report: &Report<'_>) -> Vec<&'static str> {
+    let mut choices = Vec::new();
+    for (choice, _) in report.ways.iter().flat_map(|way| &way.choices) {
+        if !choices.contains(choice) {
+            choices.push(*choice);
+        }
+    }
+    choices
 }
 
 /// The way with the most IOPS over all cases; of those that are as good, the one that stands first: the one with the fewest threads.
@@ -236,6 +264,10 @@ mod tests {
             "{said:?}"
         );
         assert_eq!(said.len(), 3);
+        let found = findings(&report);
+        // Two of transports and two of threads, for each case.
+        assert_eq!(found.len(), 8, "{found:?}");
+        assert!(found[0].starts_with("a: scsi, 1 has 0.80"), "{found:?}");
     }
 
     #[test]

@@ -7,12 +7,12 @@ use bench::matrix::{DEPTHS, MIXTURES};
 use clap::Args;
 use cli_common::{Failure, Outcome, say};
 
-use super::advice::advice;
+use super::advice::{advice, findings};
 use super::engine::{Study, study_folder, turn_time};
 use super::page::Page;
-use super::report::{Report, caution, draw, sentence, too_few};
+use super::report::{Report, caution, draw, too_few};
 use super::series::setups;
-use super::{Case, Run, Setup, Way};
+use super::{Case, Run};
 use crate::image::parse_bytes;
 use crate::vm::failed;
 
@@ -187,7 +187,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     // One turn or two say nothing of differences.
     let (findings, advice) = match too_few {
         Some(_) => (Vec::new(), Vec::new()),
-        None => (findings(&report, &study.setups), advice(&report)),
+        None => (findings(&report), advice(&report)),
     };
     let cautions = caution(&results.accelerator).map(str::to_owned);
     let page = Page {
@@ -240,36 +240,4 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         page.display(),
         study.folder.display()
     )?)
-}
-
-/// Of each case: the transports against each other with each number of threads, and more threads against the fewest.
-fn findings(report: &Report<'_>, setups: &[Setup]) -> Vec<String> {
-    let mut lines = Vec::new();
-    for case in report.cases {
-        let mut compared = |one: &Way, other: &Way| {
-            let ratio = report.ratio(&one.name, &other.name, &case.name);
-            lines.push(sentence(&case.name, &one.name, &other.name, ratio));
-        };
-        for setup in setups {
-            let mut ways = setup.ways.iter();
-            if let Some(first) = ways.next() {
-                ways.for_each(|way| compared(way, first));
-            }
-        }
-        let first: Vec<&Way> = setups
-            .first()
-            .into_iter()
-            .flat_map(|setup| &setup.ways)
-            .collect();
-        for setup in setups.iter().skip(1) {
-            // Those of the same kind: the first two words.
-            let kind = |way: &Way| way.name.split(',').next().unwrap_or_default().to_owned();
-            for way in &setup.ways {
-                if let Some(fewest) = first.iter().find(|other| kind(other) == kind(way)) {
-                    compared(way, fewest);
-                }
-            }
-        }
-    }
-    lines
 }

@@ -37,13 +37,12 @@ impl Way {
         Some(value)
     }
 
-    /// Does it differ from another one in nothing but a choice?
+    /// Does it differ from another one in nothing but a choice? What only one of them has is no difference: QEMU's devices have no
+    /// polling to choose.
     pub fn is_but_for(&self, other: &Way, choice: &str) -> bool {
-        let rest = |way: &Way| -> Vec<(&'static str, String)> {
-            let choices = way.choices.iter().filter(|(known, _)| *known != choice);
-            choices.cloned().collect()
-        };
-        self.name != other.name && rest(self) == rest(other)
+        let mut choices = self.choices.iter().filter(|(known, _)| *known != choice);
+        self.choice(choice) != other.choice(choice)
+            && choices.all(|(known, value)| other.choice(known).is_none_or(|other| other == value))
     }
 }
 
