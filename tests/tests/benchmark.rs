@@ -602,3 +602,38 @@ fn slow_requests_of_a_shared_controller_say_their_disk() -> Result<()> {
     }
     Ok(())
 }
+
+/// Over a line of 40 ms round trip one request at a time has at most 25 answers in a second, whatever the machine does; as many are lost
+/// as are to be only in the line's own tests.
+#[test]
+fn a_line_with_a_delay_is_between_driver_and_target() -> Result<()> {
+    let folder = Scratch::new()?;
+    let place = folder.file("bench");
+    let place = place.display().to_string();
+    let words = [
+        "mcs",
+        "--link",
+        "delay=20ms,rate=1g",
+        "--connections",
+        "1",
+        "--bs",
+        "4k",
+        "--iodepth",
+        "1",
+        "--only",
+        "read",
+        "--repetitions",
+        "1",
+        "--turn-ms",
+        "1000",
+        "--json",
+        "--place",
+        &place,
+    ];
+    let output = bench()?.args(words).output()?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let rows = document(&output)?;
+    let iops = rows[0]["iops"][0].as_f64().context("no IOPS")?;
+    ensure!(iops > 0.0 && iops <= 26.0, "{rows}");
+    Ok(())
+}

@@ -10,6 +10,7 @@ pub mod children;
 pub mod drive;
 pub mod driver;
 pub mod job;
+pub mod link;
 pub mod matrix;
 pub mod picture;
 pub mod report;

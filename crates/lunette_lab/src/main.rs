@@ -7,6 +7,7 @@
 mod bench;
 mod cli;
 mod doctor;
+mod idle_poll;
 mod image;
 mod iscsi;
 mod libvirt;

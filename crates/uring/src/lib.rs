@@ -4,7 +4,7 @@
 //! call; [`Ring::enter`] submits all of them, and waits where asked, with one. No allocation per operation once
 //! as many slots exist as operations were ever in flight together. One of the three crates where `unsafe`
 //! lives; what it exports is safe: memory that the kernel may still touch is leaked rather than freed.
-//! Also here, because they need raw system calls: [`file_lock`], [`guard`], [`first_unwritten`] and [`make_tap`]. Tests: `tests/`.
+//! Also here, because they need raw system calls: [`file_lock`], [`guard`], [`first_unwritten`], [`make_tap`] and [`make_tun`]. Tests: `tests/`.
 
 mod discard;
 mod event;
@@ -34,7 +34,7 @@ pub use fd::RingFd;
 pub use message::Message;
 pub use ring::{Receive, Ring, Wait, WatchId};
 pub use signal::{HeldUp, Signal};
-pub use tap::make_tap;
+pub use tap::{make_tap, make_tun};
 pub use unwritten::first_unwritten;
 
 /// Who is told of a completion: the reactor deals completions out by it.

@@ -1,4 +1,4 @@
-//! A tap device: a network interface whose frames a program reads and writes. The ioctl that makes one takes a pointer, which
+//! Tap and TUN devices: network interfaces whose frames or packets a program reads and writes. The ioctl that makes one takes a pointer, which
 //! rustix leaves to `unsafe` code.
 
 use rustix::fd::{AsFd, AsRawFd};
@@ -19,10 +19,24 @@ struct Request {
 /// # Errors
 /// `EINVAL` for a name that is none; else the kernel's: `EPERM` without CAP_NET_ADMIN, `EBUSY` for a device that is in use.
 pub fn make_tap(tun: impl AsFd, name: &str, has_queues: bool) -> io::Result<String> {
+    let queues = if has_queues { libc::IFF_MULTI_QUEUE } else { 0 };
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | queues;
+    make(tun, name, flags)
+}
+
+/// Makes a TUN device, whose packets have no header before IP's, likewise.
+///
+/// # Errors
+/// As [`make_tap`].
+pub fn make_tun(tun: impl AsFd, name: &str) -> io::Result<String> {
+    make(tun, name, libc::IFF_TUN | libc::IFF_NO_PI)
+}
+
+fn make(tun: impl AsFd, name: &str, flags: libc::c_int) -> io::Result<String> {
     const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
     let mut request = Request {
         name: [0; libc::IFNAMSIZ],
-        flags: (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short,
+        flags: flags as libc::c_short,
         rest: [0; 22],
     };
     // The last byte stays 0.
@@ -30,9 +44,6 @@ pub fn make_tap(tun: impl AsFd, name: &str, has_queues: bool) -> io::Result<Stri
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     request.name[..name.len()].copy_from_slice(name.as_bytes());
-    if has_queues {
-        request.flags |= libc::IFF_MULTI_QUEUE as libc::c_short;
-    }
     // SAFETY: TUNSETIFF reads and writes one ifreq, which `request` is by layout and size (asserted above), for the time of the call;
     // other kinds of files know no such ioctl and touch nothing.
     let result = unsafe {

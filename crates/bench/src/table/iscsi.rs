@@ -215,9 +215,27 @@ pub(super) fn lunette(
     name: &'static str,
     flags: &[&str],
 ) -> Result<Served> {
-    let address = free_port()?;
+    start_lunette(options, folder, name, flags, free_port()?, &[])
+}
+
+/// The same at an address, begun by other words.
+pub(super) fn start_lunette(
+    options: &TableOptions,
+    folder: &Path,
+    name: &'static str,
+    flags: &[&str],
+    address: SocketAddr,
+    before: &[String],
+) -> Result<Served> {
     let cpu = options.device_cpu.to_string();
-    let mut command = Start::new(&options.program, Some(options.device_cpu));
+    let mut command = match before.split_first() {
+        None => Start::new(&options.program, Some(options.device_cpu)),
+        Some((first, rest)) => {
+            let mut command = Start::new(Path::new(first), Some(options.device_cpu));
+            command.args(rest).arg(&options.program);
+            command
+        }
+    };
     command.args(["--log", "warn", "serve", "--cpus", &cpu, "--control"]);
     command.arg(folder.join(name));
     command.args(["--disk", &format!("d0=ram:{SIZE}")]);

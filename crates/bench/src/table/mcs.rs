@@ -3,6 +3,8 @@
 //! Reads, writes and both at 256 KiB with 64 in flight; each number of connections is a subject, and all take turns. The target is
 //! ours with a RAM disk on one CPU, or any that is named.
 
+use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,11 +12,12 @@ use anyhow::{Context, Result, ensure};
 use latency::Clock;
 use serde_json::{Value, json};
 
-use super::iscsi::{Served, fill, job, lunette};
+use super::iscsi::{Served, fill, job, lunette, start_lunette};
 use super::{TableOptions, chosen, disturbances, head, introduction};
 use crate::children::Scratch;
 use crate::driver::{DriverOptions, Subject};
 use crate::job::Job;
+use crate::link::{FAR, Link, LinkOptions};
 use crate::report::{columns, rate, ratio};
 use crate::run::{
     Outcome, Plan, Progress, Repetition, SubjectResult, bootstrap_ratio, run_without_errors, spread,
@@ -34,6 +37,8 @@ pub struct McsOptions {
     pub size: String,
     /// Requests in flight in the session.
     pub depth: u32,
+    /// A line between driver and target; `None`: loopback. It is for a daemon of our own.
+    pub link: Option<LinkOptions>,
 }
 
 /// Name, and what fio calls it.
@@ -62,11 +67,12 @@ pub fn mcs_table(
     chosen(&options.table, CASES.iter().map(|(name, _)| *name))?;
     let clock = Clock::new();
     let folder = Scratch::for_sockets("lm")?;
-    let own = match options.target {
-        Some(_) => None,
-        None => {
+    let link = options.link.map(Link::new).transpose()?;
+    let own = match (&options.target, &link) {
+        (Some(_), _) => None,
+        (None, link) => {
             progress.say("starting the target and filling its disk");
-            Some(lunette(&options.table, folder.path(), "lunette", &[])?)
+            Some(start(options, folder.path(), link.as_ref())?)
         }
     };
     let subjects = subjects(options, own.as_ref())?;
@@ -90,6 +96,15 @@ pub fn mcs_table(
         text: render(&lines, options),
         json: to_json(&lines),
     })
+}
+
+/// A daemon of our own, at the far end of the line if there is one.
+fn start(options: &McsOptions, folder: &Path, link: Option<&Link>) -> Result<Served> {
+    let Some(link) = link else {
+        return lunette(&options.table, folder, "lunette", &[]);
+    };
+    let address: SocketAddr = format!("{FAR}:3260").parse()?;
+    start_lunette(&options.table, folder, "lunette", &[], address, &link.far())
 }
 
 fn subjects(options: &McsOptions, own: Option<&Served>) -> Result<Vec<Subject>> {
@@ -128,7 +143,11 @@ fn plan(case: &str, pattern: &str, subjects: Vec<Subject>, options: &McsOptions)
             ..DriverOptions::default()
         },
         repetitions: options.table.repetitions,
-        warm_up: Duration::from_millis(100),
+        // A connection over a distance takes many round trips until it sends as much as it can.
+        warm_up: match options.link {
+            Some(_) => Duration::from_secs(1),
+            None => Duration::from_millis(100),
+        },
         cpus: vec![options.table.driver_cpu],
         retries: 1,
         disturbance_max: 0.1,
@@ -143,6 +162,17 @@ fn measured(line: &Line) -> impl Iterator<Item = &SubjectResult> {
 
 fn render(lines: &[Line], options: &McsOptions) -> String {
     let mut text = introduction(&options.table);
+    if let Some(link) = options.link {
+        text.push_str(&format!(
+            "Over a line of {:.1} ms round trip, {} and {:.3} % loss, packets of 9000 bytes; driver and target in network namespaces of their own\n\n",
+            link.delay.as_secs_f64() * 2e3,
+            match link.rate {
+                0 => "any rate".to_owned(),
+                rate => format!("{:.1} Gbit/s", rate as f64 / 1e9),
+            },
+            link.loss * 100.0
+        ));
+    }
     text.push_str(&format!(
         "One session, {} a request, {} in flight; MB/s and I/Os per second: median, half the spread; against one connection: ratio of \
          medians with its 95 % interval; CPU seconds per million requests\n\n",

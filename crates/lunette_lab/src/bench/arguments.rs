@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
+use bench::link::LinkOptions;
 use clap::{Args, Subcommand, ValueEnum};
 
 use cli_common::Failure;
+
+use crate::idle_poll::IdlePoll;
 
 /// `lunette bench`
 #[derive(Debug, Args)]
@@ -16,6 +19,9 @@ pub struct BenchArguments {
     /// A trial
     #[command(flatten)]
     pub trial: Trial,
+    /// Whether CPUs sleep
+    #[command(flatten)]
+    pub idle: IdlePoll,
 }
 
 const AFTER: &str = "\
@@ -298,6 +304,14 @@ pub struct McsArguments {
     /// Requests in flight
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub iodepth: u32,
+    /// A line between driver and target with a delay (one way), a rate (bits per second) and a loss of packets, such as
+    /// delay=5ms,rate=4g,loss=0.05%: in network namespaces, which root may make, and others where the kernel lets them
+    #[arg(
+        long,
+        value_name = "delay=TIME,rate=BITS,loss=PERCENT",
+        conflicts_with = "target"
+    )]
+    pub link: Option<LinkOptions>,
     /// JSON instead of a table
     #[arg(long)]
     pub json: bool,

@@ -28,6 +28,7 @@ use cli_common::{Failure, Outcome, say};
 
 /// Runs what the command line says.
 pub fn run(arguments: BenchArguments) -> Outcome {
+    let _awake = arguments.idle.hold()?;
     match arguments.command {
         Some(BenchCommand::Compare { first, second }) => compare(&first, &second),
         Some(BenchCommand::Table(arguments)) => table::vhost(arguments),

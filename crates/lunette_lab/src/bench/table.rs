@@ -43,6 +43,9 @@ pub fn rbd(arguments: RbdTableArguments) -> Outcome {
 /// Makes the table of one session with several connections.
 pub fn mcs(arguments: McsArguments) -> Outcome {
     let is_json = arguments.json;
+    if arguments.link.is_some() {
+        bench::link::enter_namespace().map_err(super::failed)?;
+    }
     run(
         arguments.table,
         "bench mcs",
@@ -53,6 +56,7 @@ pub fn mcs(arguments: McsArguments) -> Outcome {
                 connections: arguments.connections,
                 size: arguments.bs,
                 depth: arguments.iodepth,
+                link: arguments.link,
             };
             let made = mcs_table(&options, interrupted, progress)?;
             Ok(match is_json {

@@ -16,6 +16,8 @@ use vm::GuestProgram;
 use vm::running::{AGENT_SOCKET, Ended, ExecInput, Place, Registry, State, exec};
 use vm::setup::program_for_guests;
 
+use crate::idle_poll::IdlePoll;
+
 use super::copy::{copy_in, copy_out, run_script};
 use super::exec::caught_signals;
 use super::failed;
@@ -53,6 +55,9 @@ pub struct BenchArguments {
     /// File for the result
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Whether CPUs of the host sleep
+    #[command(flatten)]
+    idle: IdlePoll,
     /// Folder for the logs that the jobs write [default: the job file's name without its end]
     #[arg(long, value_name = "FOLDER")]
     logs: Option<PathBuf>,
@@ -91,6 +96,7 @@ Examples:
 /// # Errors
 /// What is wrong with the job file, or what failed in the guest.
 pub fn run(arguments: &BenchArguments) -> Outcome {
+    let _awake = arguments.idle.hold()?;
     let registry = Registry::open().map_err(failed)?;
     let (place, state) = registry.find(&arguments.name).map_err(failed)?;
     let text = job_file(arguments)?;

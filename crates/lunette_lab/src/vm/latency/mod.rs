@@ -27,6 +27,7 @@ use super::study::engine::{fill, on_host, remove_host_files, study_folder};
 use super::study::guest::{Planned, StudyGuest};
 use super::study::report::caution;
 use super::study::{Case, Setup, Way};
+use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 
 /// `lunette vm latency`
@@ -62,6 +63,9 @@ pub struct LatencyArguments {
     /// Let the daemon poll as it does by default: it suppresses notifications then, and that layer has no figure
     #[arg(long)]
     polling: bool,
+    /// Whether CPUs of the host sleep
+    #[command(flatten)]
+    idle: IdlePoll,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -164,6 +168,7 @@ fn ways(arguments: &LatencyArguments, folder: &str) -> Vec<Way> {
 /// Measures and prints.
 pub fn run(arguments: &LatencyArguments) -> Outcome {
     vm::watch().map_err(failed)?;
+    let _awake = arguments.idle.hold()?;
     if !(0.05..=600.0).contains(&arguments.time) {
         return Err(Failure::mistake("--time: must be 0.05 to 600 seconds"));
     }

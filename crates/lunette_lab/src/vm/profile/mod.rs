@@ -25,6 +25,7 @@ use super::study::engine::{fill, study_folder, turn_time};
 use super::study::guest::{Planned, StudyGuest};
 use super::study::report::caution;
 use super::study::{Setup, Way};
+use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 
 /// `lunette vm profile`
@@ -70,6 +71,9 @@ pub struct ProfileArguments {
     /// Functions in the table
     #[arg(long, default_value_t = 15, value_name = "N")]
     top: usize,
+    /// Whether CPUs of the host sleep
+    #[command(flatten)]
+    idle: IdlePoll,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -111,6 +115,7 @@ pub struct Measured {
 /// Measures, and shows.
 pub fn run(arguments: &ProfileArguments) -> Outcome {
     vm::watch().map_err(failed)?;
+    let _awake = arguments.idle.hold()?;
     let time = turn_time("--time", arguments.time)?;
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;

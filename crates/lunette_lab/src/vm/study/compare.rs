@@ -10,6 +10,7 @@ use super::engine::{Study, study_folder, turn_time};
 use super::page::Page;
 use super::report::{Class, Report, caution, draw, percent, too_few};
 use super::{Case, Files, Run, Setup, Way};
+use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 use crate::vm::failed;
 
@@ -80,6 +81,9 @@ pub struct CompareArguments {
     /// Only ways whose name has one of these words in it, beside the host
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     ways: Vec<String>,
+    /// Whether CPUs of the host sleep
+    #[command(flatten)]
+    idle: IdlePoll,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -222,6 +226,7 @@ fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
 /// Measures and compares.
 pub fn run(arguments: &CompareArguments) -> Outcome {
     vm::watch().map_err(failed)?;
+    let _awake = arguments.idle.hold()?;
     let study = study(arguments)?;
     let results = study.run().map_err(failed)?;
     if vm::interrupted() {

@@ -13,6 +13,7 @@ use super::page::Page;
 use super::report::{Report, caution, draw, too_few};
 use super::series::setups;
 use super::{Case, Run};
+use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
 use crate::vm::failed;
 
@@ -67,6 +68,9 @@ pub struct MatrixArguments {
     /// Two mixtures, one depth, two numbers of threads, short runs
     #[arg(long)]
     quick: bool,
+    /// Whether CPUs of the host sleep
+    #[command(flatten)]
+    idle: IdlePoll,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -165,6 +169,7 @@ const PICTURES: [Picture; 3] = [
 /// Measures, and says what follows.
 pub fn run(arguments: &MatrixArguments) -> Outcome {
     vm::watch().map_err(failed)?;
+    let _awake = arguments.idle.hold()?;
     let study = study(arguments)?;
     let results = study.run().map_err(failed)?;
     if vm::interrupted() {

@@ -1,0 +1,122 @@
+//! The thread that carries packets from one end to the other.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::MTU;
+use super::direction::{Direction, LinkOptions};
+
+/// Packets of an end that are taken before the other end is looked at.
+const BATCH: usize = 64;
+/// How often an end of the line is noticed.
+const LONGEST_WAIT: Duration = Duration::from_millis(100);
+
+/// Ends with this.
+pub struct Pump {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pump {
+    pub fn start(near: File, far: File, options: LinkOptions) -> Result<Pump> {
+        let ends = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&ends);
+        let mut carrier = Carrier {
+            begin: Instant::now(),
+            ends: [near, far],
+            lines: [Direction::new(options, 1), Direction::new(options, 2)],
+            spare: Vec::new(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("link".to_owned())
+            .spawn(move || {
+                while !told.load(Ordering::Relaxed) {
+                    carrier.turn();
+                }
+            })
+            .context("cannot start a thread")?;
+        Ok(Pump {
+            ends,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().ok();
+        }
+    }
+}
+
+struct Carrier {
+    begin: Instant,
+    ends: [File; 2],
+    /// From each end to the other one.
+    lines: [Direction<Vec<u8>>; 2],
+    /// Memory of packets that have arrived.
+    spare: Vec<Vec<u8>>,
+}
+
+impl Carrier {
+    /// Delivers what has arrived, waits, and takes what has come.
+    fn turn(&mut self) {
+        let now = self.begin.elapsed();
+        for (from, line) in self.lines.iter_mut().enumerate() {
+            while let Some(packet) = line.receive(now) {
+                // An end whose queue is full loses it, as a card does.
+                self.ends[1 - from].write_all(&packet).ok();
+                self.spare.push(packet);
+            }
+        }
+        self.wait();
+        for from in 0..self.ends.len() {
+            self.take(from);
+        }
+    }
+
+    fn wait(&self) {
+        let now = self.begin.elapsed();
+        let next = self.lines.iter().filter_map(Direction::next).min();
+        let wait = next.map_or(LONGEST_WAIT, |at| at.saturating_sub(now).min(LONGEST_WAIT));
+        let [near, far] = &self.ends;
+        let mut ends = [near, far].map(|end| PollFd::from_borrowed_fd(end.as_fd(), PollFlags::IN));
+        let wait = Timespec {
+            tv_sec: 0,
+            tv_nsec: wait.as_nanos().min(999_999_999) as _,
+        };
+        // A signal ends the wait as a packet does.
+        poll(&mut ends, Some(&wait)).ok();
+    }
+
+    fn take(&mut self, from: usize) {
+        for _ in 0..BATCH {
+            let mut packet = self.spare.pop().unwrap_or_default();
+            packet.resize(MTU + 64, 0);
+            match self.ends[from].read(&mut packet) {
+                Ok(length) => {
+                    packet.truncate(length);
+                    let now = self.begin.elapsed();
+                    let lost = self.lines[from].send(now, length, packet);
+                    self.spare.extend(lost);
+                }
+                Err(error) => {
+                    self.spare.push(packet);
+                    if error.kind() != ErrorKind::Interrupted {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}

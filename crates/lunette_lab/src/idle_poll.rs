@@ -1,0 +1,71 @@
+//! `--idle-poll`: CPUs that do not sleep while something is measured.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+
+use clap::Args;
+use cli_common::Failure;
+
+/// While a process has this file open, no CPU enters a state that takes longer to leave than it has written (Documentation/power/pm_qos_interface.rst).
+const FILE: &str = "/dev/cpu_dma_latency";
+
+/// The option.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct IdlePoll {
+    /// Keep the CPUs of this host from sleeping for the time of the run: what is left of a wait is not their waking up
+    #[arg(long, global = true)]
+    idle_poll: bool,
+}
+
+/// CPUs do not sleep as long as this is there.
+#[derive(Debug)]
+pub struct Awake {
+    _file: Option<std::fs::File>,
+}
+
+impl IdlePoll {
+    /// Keeps them awake, if that is wanted.
+    ///
+    /// # Errors
+    /// Why they cannot be kept awake.
+    pub fn hold(self) -> Result<Awake, Failure> {
+        self.hold_by(Path::new(FILE))
+    }
+
+    fn hold_by(self, path: &Path) -> Result<Awake, Failure> {
+        if !self.idle_poll {
+            return Ok(Awake { _file: None });
+        }
+        let open = || -> std::io::Result<std::fs::File> {
+            let mut file = OpenOptions::new().write(true).open(path)?;
+            // Microseconds, as 32 bits.
+            file.write_all(&0_i32.to_ne_bytes())?;
+            Ok(file)
+        };
+        match open() {
+            Ok(file) => Ok(Awake { _file: Some(file) }),
+            Err(error) => Err(Failure::because(format!(
+                "--idle-poll: cannot write {}: {error}; hint: root may, or whom a udev rule lets",
+                path.display()
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_latency_is_written_and_the_file_stays_open() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let nothing = IdlePoll::default().hold_by(file.path()).unwrap();
+        assert!(nothing._file.is_none());
+        let awake = IdlePoll { idle_poll: true }.hold_by(file.path()).unwrap();
+        assert_eq!(std::fs::read(file.path()).unwrap(), [0, 0, 0, 0]);
+        assert!(awake._file.is_some());
+        let missing = IdlePoll { idle_poll: true }.hold_by(Path::new("/nonexistent/file"));
+        assert!(missing.is_err());
+    }
+}
