@@ -637,3 +637,58 @@ fn a_line_with_a_delay_is_between_driver_and_target() -> Result<()> {
     ensure!(iops > 0.0 && iops <= 26.0, "{rows}");
     Ok(())
 }
+
+/// Scripts read these lines: each begins with time, kind, process, version and target, and the totals agree with each other.
+#[test]
+fn disktest_prints_its_lines_for_a_file() -> Result<()> {
+    let folder = Scratch::new()?;
+    let file = folder.file("disk");
+    std::fs::write(&file, vec![7; 8 << 20])?;
+    let target = file.display().to_string();
+    let words = [
+        "disktest", "-K4", "-IB", "-PTX", "-h1", "-T3", "-r", "-B65536", &target,
+    ];
+    let output = bench()?.args(words).output()?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let lines: Vec<Vec<&str>> = text
+        .lines()
+        .map(|line| line.split('|').map(str::trim).collect())
+        .collect();
+    for line in &lines {
+        ensure!(
+            line.len() == 7 && line[5] == target && line[4].starts_with('v'),
+            "{text}"
+        );
+    }
+    let of = |kind: &str| -> Vec<&str> {
+        let lines = lines.iter().filter(|line| line[2] == kind);
+        lines.map(|line| line[6]).collect()
+    };
+    ensure!(
+        of("START") == ["Start args: ".to_owned() + &words[1..].join(" ")],
+        "{text}"
+    );
+    ensure!(of("END") == ["Test Done (Passed)"], "{text}");
+    let heartbeats = of("STAT")
+        .into_iter()
+        .filter(|text| text.starts_with("Heartbeat read throughput: "));
+    ensure!((1..=3).contains(&heartbeats.count()), "{text}");
+    let total = of("STAT")
+        .into_iter()
+        .find_map(|text| text.strip_prefix("Total bytes read in "));
+    let (transfers, bytes) = total
+        .and_then(|text| text.split_once(" transfers: "))
+        .context(text.clone())?;
+    ensure!(
+        transfers.parse::<u64>()? * 65536 == bytes.parse::<u64>()?,
+        "{text}"
+    );
+    ensure!(
+        of("STAT")
+            .iter()
+            .any(|text| text.starts_with("Total read throughput: ")),
+        "{text}"
+    );
+    Ok(())
+}

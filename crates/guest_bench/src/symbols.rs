@@ -76,6 +76,9 @@ impl Programs {
         else {
             return "[program]".to_owned();
         };
+        if found.path.starts_with('[') {
+            return found.path.clone();
+        }
         let file = Path::new(&found.path).file_name();
         let file = file.map_or("[memory]".into(), |name| name.to_string_lossy());
         let path = format!("/proc/{pid}/root{}", found.path);
@@ -113,7 +116,7 @@ fn maps(pid: u32) -> Vec<Mapped> {
         let is_run = words.next()?.contains('x');
         let offset = hex(words.next()?)?;
         let path = words.nth(2)?.trim();
-        (is_run && path.starts_with('/')).then_some(Mapped {
+        (is_run && path.starts_with(['/', '['])).then_some(Mapped {
             begin: hex(begin)?,
             end: hex(end)?,
             offset,

@@ -18,6 +18,16 @@ pub fn date(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
+/// The time of the day, UTC: `09:41:22`.
+pub fn clock_time(seconds: u64) -> String {
+    format!(
+        "{:02}:{:02}:{:02}",
+        seconds / 3600 % 24,
+        seconds / 60 % 60,
+        seconds % 60
+    )
+}
+
 /// As C's `ctime` writes it, UTC: `Sat Nov 21 09:41:22 2026`.
 pub fn clock(seconds: u64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
@@ -31,12 +41,10 @@ pub fn clock(seconds: u64) -> String {
     let month = month.and_then(|month| MONTHS.get(month.wrapping_sub(1)));
     let day = parts.next().unwrap_or_default().trim_start_matches('0');
     format!(
-        "{} {} {day:>2} {:02}:{:02}:{:02} {year}",
+        "{} {} {day:>2} {} {year}",
         DAYS[(seconds / 86_400 % 7) as usize],
         month.unwrap_or(&""),
-        seconds / 3600 % 24,
-        seconds / 60 % 60,
-        seconds % 60
+        clock_time(seconds)
     )
 }
 

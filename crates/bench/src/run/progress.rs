@@ -13,6 +13,8 @@ use crate::report::{per_second, rate};
 /// Says how far things are, on stderr.
 pub struct Progress {
     bar: ProgressBar,
+    /// What prints a heartbeat, if another than this: requests and bytes in a second.
+    beat: Option<Box<dyn Fn(f64, f64) + Send + Sync>>,
     heartbeat: Option<Duration>,
     last: Mutex<(Duration, u64, u64)>,
     notes: AtomicU32,
@@ -27,16 +29,29 @@ impl Progress {
         }
         Progress {
             bar,
+            beat: None,
             heartbeat,
             last: Mutex::default(),
             notes: AtomicU32::new(0),
         }
     }
 
+    /// Nothing but heartbeats, which are printed elsewhere: requests and bytes in a second.
+    pub fn heartbeats(
+        every: Duration,
+        beat: impl Fn(f64, f64) + Send + Sync + 'static,
+    ) -> Progress {
+        let mut progress = Progress::silent();
+        progress.beat = Some(Box::new(beat));
+        progress.heartbeat = Some(every);
+        progress
+    }
+
     /// Says nothing at all.
     pub fn silent() -> Progress {
         Progress {
             bar: ProgressBar::hidden(),
+            beat: None,
             heartbeat: None,
             last: Mutex::default(),
             notes: AtomicU32::new(0),
@@ -66,6 +81,9 @@ impl Progress {
             bytes.saturating_sub(last.2) as f64 / span,
         );
         *last = (elapsed, ios, bytes);
+        if let Some(beat) = &self.beat {
+            return beat(iops, bandwidth);
+        }
         let left = longest.map_or_else(String::new, |longest| {
             format!(
                 ", {:.0} s left",

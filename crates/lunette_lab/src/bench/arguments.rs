@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use cli_common::Failure;
 
+use super::disktest::DisktestArguments;
 use crate::idle_poll::IdlePoll;
 
 /// `lunette bench`
@@ -62,6 +63,8 @@ fn cpus_worth(text: &str) -> Result<f64, String> {
 /// What else there is.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
+    /// Measure in the manner of the Linux Test Project's disktest: its flags and its lines
+    Disktest(DisktestArguments),
     /// Compare two result files
     Compare {
         /// A result of --output-format=json

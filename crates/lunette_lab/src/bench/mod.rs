@@ -1,6 +1,7 @@
 //! `lunette bench`: says what the crate `bench` is to run, and prints what it found out.
 
 mod arguments;
+mod disktest;
 mod matrix;
 mod self_check;
 mod table;
@@ -30,6 +31,7 @@ use cli_common::{Failure, Outcome, say};
 pub fn run(arguments: BenchArguments) -> Outcome {
     let _awake = arguments.idle.hold()?;
     match arguments.command {
+        Some(BenchCommand::Disktest(arguments)) => disktest::run(&arguments),
         Some(BenchCommand::Compare { first, second }) => compare(&first, &second),
         Some(BenchCommand::Table(arguments)) => table::vhost(arguments),
         Some(BenchCommand::IscsiTable(arguments)) => table::iscsi(arguments),

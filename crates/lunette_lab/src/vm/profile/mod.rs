@@ -90,8 +90,7 @@ enum Transport {
 
 const AFTER: &str = "\
 A guest boots for each number of queues and runs the same job, while its kernel and the host's note which function each CPU is in. The table has
-the functions of the guest's kernel with their shares of the time in which its CPUs were not idle; time that is spent waiting for locks is
-summed. The flame graphs in the folder are SVG files; a browser shows them, and zooms.
+functions with their shares of the time in which the guest's CPUs were not idle; time that is spent waiting for locks is summed. The flame graphs in the folder are SVG files; a browser shows them, and zooms.
 The host samples what it may: as root, or with the sysctl kernel.perf_event_paranoid=1, its kernel too.
 
 Examples:

@@ -13,6 +13,15 @@ use super::{Measured, counted, document};
 /// Functions of the host in the table.
 const HOST_FUNCTIONS: usize = 8;
 
+/// Names of functions may be longer than a line; JSON and pictures have them whole.
+fn cut(name: &str) -> String {
+    const LONGEST: usize = 56;
+    match name.char_indices().nth(LONGEST) {
+        Some((at, _)) => format!("{}...", &name[..at]),
+        None => name.to_owned(),
+    }
+}
+
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
@@ -22,7 +31,7 @@ pub fn table(all: &[Measured], top: usize) -> String {
     let heads: Vec<String> = all.iter().map(|one| counted(one.queues)).collect();
     let line = |name: &str, cell: &dyn Fn(&Measured) -> String| -> Vec<String> {
         let cells = all.iter().map(cell);
-        std::iter::once(name.to_owned()).chain(cells).collect()
+        std::iter::once(cut(name)).chain(cells).collect()
     };
     let mut lines = vec![[vec!["in the guest".to_owned()], heads.clone()].concat()];
     lines.push(line("IOPS", &|one| format!("{:.0}", one.around.iops)));
@@ -86,7 +95,7 @@ fn host(all: &[Measured], heads: &[String]) -> String {
         let cells = known.iter().map(|profile| {
             profile.map_or("-".to_owned(), |profile| percent(profile.share(&function)))
         });
-        lines.push(std::iter::once(function.clone()).chain(cells).collect());
+        lines.push(std::iter::once(cut(&function)).chain(cells).collect());
     }
     let mut text = columns(&lines);
     for (one, head) in all.iter().zip(heads) {

@@ -32,7 +32,10 @@ impl Verdict {
         match (self.is_difference(), value < 1.0) {
             (true, true) => format!("{one} has {range} of the IOPS of {other}"),
             (true, false) => format!("{one} has more IOPS than {other}: {range}"),
-            (false, _) => format!("{one} makes no difference to {other} that matters: {range}"),
+            (false, _) if (value - 1.0).abs() < MATTERS => {
+                format!("{one} makes no difference to {other} that matters: {range}")
+            }
+            (false, _) => format!("{one} cannot be told apart from {other}: {range}"),
         }
     }
 }
