@@ -1,5 +1,5 @@
 //! `lunette vm latency`: every layer of a guest has a figure, a disk's delay is seen by the layers that wait for it and by no other, and
-//! the parts of requests sum to what the application sees. Needs: a guest. Takes: 50 s.
+//! the parts of requests sum to what the application sees; QEMU's devices are seen by its trace events. Needs: guests. Takes: 110 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::{Context, Result, UserGuests, ensure};
@@ -19,7 +19,7 @@ fn a_delay_is_seen_by_the_layers_that_wait_for_it_and_by_no_other() -> Result<()
     std::fs::remove_dir_all(&folder).ok();
     let place = folder.display().to_string();
     let words = [
-        "latency", "--delay", "20ms", "--rw", "randread", "--time", "1", "--size", "16M",
+        "latency", "--polling=no", "--delay", "20ms", "--rw", "randread", "--time", "1", "--size", "16M",
     ];
     let printed = guests.ok(&[&words[..], &["--folder", &place, "--json"]].concat())?;
     let document: Value = serde_json::from_str(&printed)?;
@@ -83,4 +83,41 @@ fn parts(study: &Value) -> Result<()> {
         "{sum} of {control}"
     );
     Ok(())
+}
+
+/// QEMU's device is seen by its own trace events: its I/O takes less than the whole, and that less than what the application waits.
+#[test]
+fn a_device_of_qemu_has_its_layers_too() -> Result<()> {
+    let guests = UserGuests::new()?.with_bench()?;
+    let folder = vm::workspace().join("target/vm-latency-qemu");
+    std::fs::remove_dir_all(&folder).ok();
+    let place = folder.display().to_string();
+    for transport in ["blk", "scsi"] {
+        let words = [
+            "latency", "--device", "qemu", "--transport", transport, "--rw", "randread", "--time", "1", "--size",
+            "16M", "--json", "--folder", &place,
+        ];
+        let printed = guests.ok(&words)?;
+        let document: Value = serde_json::from_str(&printed)?;
+        let layers = document["studies"][0]["layers"].as_array();
+        let layers = layers.context("no layers")?;
+        let mean = |name: &str| {
+            let mut named = layers.iter();
+            let found = named.find(|layer| layer["layer"].as_str().is_some_and(|layer| layer.starts_with(name)));
+            found.map_or(0.0, |layer| number(&layer["mean_ns"]))
+        };
+        let (application, device, io) =
+            (mean("Guest application"), mean("Device (QEMU"), mean("Block device (I/O"));
+        ensure!(0.0 < io && io < device && device < application, "{document}");
+    }
+    let page = std::fs::read_to_string(folder.join("report.html"))?;
+    ensure!(page.contains("<svg") && page.contains("Device (QEMU"), "the page lacks the device");
+    let mut left: Vec<String> = Vec::new();
+    for entry in std::fs::read_dir(&folder)? {
+        left.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    left.sort();
+    ensure!(!left.contains(&"qemu-trace.log".to_owned()), "{left:?}");
+    std::fs::remove_dir_all(&folder)?;
+    guests.nothing_is_left()
 }

@@ -4,8 +4,10 @@
 //! of the application is its control. What a trace says of requests is pure (`trace`). A last run has all instruments of the guest at once,
 //! and matches them request by request.
 
+mod host_kvm;
 mod instruments;
 mod picture;
+mod qemu_trace;
 mod report;
 mod slow;
 mod trace;
@@ -14,17 +16,21 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use bench::run::environment;
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, say};
 use latency::Snapshot;
 use serde_json::{Value, json};
 
+use self::host_kvm::HostTrace;
 use self::instruments::{BLOCK, DRIVER, Instrument, SCSI, VIRTIO_PCI, all_of};
+use self::qemu_trace::QemuTrace;
 use self::slow::SlowDaemon;
-use self::trace::{mean, parts, spans};
+use self::trace::{Point, mean, parts, spans};
 use super::failed;
 use super::study::engine::{fill, on_host, remove_host_files, study_folder};
 use super::study::guest::{Planned, StudyGuest};
+use super::study::page::plain_page;
 use super::study::report::caution;
 use super::study::{Case, Setup, Way};
 use crate::idle_poll::IdlePoll;
@@ -60,15 +66,27 @@ pub struct LatencyArguments {
     /// A disk that takes so long for each I/O, such as 200us, instead of a file: shows which layers see it
     #[arg(long, value_name = "TIME")]
     delay: Option<String>,
-    /// Let the daemon poll as it does by default: it suppresses notifications then, and that layer has no figure
-    #[arg(long)]
-    polling: bool,
+    /// Whether the daemon's workers poll, as they do by default. They suppress notifications then, and that layer has no figure: both
+    /// makes a second table of the same with it
+    #[arg(long, value_enum, default_value = "both", value_name = "WHEN", num_args = 0..=1, default_missing_value = "only")]
+    polling: Polling,
     /// Whether CPUs of the host sleep
     #[command(flatten)]
     idle: IdlePoll,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// Whether workers poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Polling {
+    /// They sleep at once
+    No,
+    /// They poll
+    Only,
+    /// One after the other
+    Both,
 }
 
 /// Transports.
@@ -180,37 +198,61 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
     let folder = study_folder(&arguments.folder, Some("--folder on another one"))?;
-    let (studies, accelerator) = studies(arguments, &folder, size).map_err(failed)?;
+    let is_ours = arguments.device == Device::Lunette;
+    let polls: &[bool] = match arguments.polling {
+        Polling::Both if is_ours => &[false, true],
+        Polling::Only if is_ours => &[true],
+        _ => &[false],
+    };
+    let (mut studies, mut accelerator) = (Vec::new(), String::new());
+    for polls in polls {
+        let (more, guests) = self::studies(arguments, *polls, &folder, size).map_err(failed)?;
+        studies.extend(more);
+        accelerator = guests;
+    }
+    let svg = picture::svg(&studies);
+    let picture = folder.join("latency.svg");
+    std::fs::write(&picture, &svg)
+        .map_err(|error| Failure::because(format!("{}: {error}", picture.display())))?;
+    let texts: Vec<String> = studies.iter().map(Study::text).collect();
+    let cautions: Vec<&str> = caution(&accelerator).into_iter().collect();
+    let about = "One virtual CPU, one request in flight; for each layer a run with its instrument alone, and the application's own figure in that run beside it as control.";
+    let page = plain_page("Where the time goes in a guest", about, &cautions, &svg, &texts);
+    let at = folder.join("report.html");
+    std::fs::write(&at, page)
+        .map_err(|error| Failure::because(format!("{}: {error}", at.display())))?;
     let mut stdout = std::io::stdout().lock();
     if arguments.json {
         let all: Vec<Value> = studies.iter().map(Study::json).collect();
         return Ok(writeln!(
             stdout,
             "{:#}",
-            json!({"accelerator": accelerator, "studies": all})
+            json!({"accelerator": accelerator, "environment": environment(), "studies": all})
         )?);
     }
-    for study in &studies {
-        writeln!(stdout, "{}\n", study.text())?;
+    for text in &texts {
+        writeln!(stdout, "{text}\n")?;
     }
-    let picture = folder.join("latency.svg");
-    let svg = picture::svg(&studies);
-    std::fs::write(&picture, svg)
-        .map_err(|error| Failure::because(format!("{}: {error}", picture.display())))?;
     if let Some(caution) = caution(&accelerator) {
         writeln!(stdout, "{caution}")?;
     }
-    Ok(writeln!(stdout, "picture: {}", picture.display())?)
+    Ok(writeln!(
+        stdout,
+        "page: {}\npicture: {}",
+        at.display(),
+        picture.display()
+    )?)
 }
 
 fn studies(
     arguments: &LatencyArguments,
+    polls: bool,
     folder: &std::path::Path,
     size: u64,
 ) -> Result<(Vec<Study>, String)> {
     let name = format!("latency-{}", std::process::id());
     let mut options = Vec::new();
-    if !arguments.polling && arguments.device == Device::Lunette {
+    if !polls && arguments.device == Device::Lunette {
         options.push("--daemon-arg=--poll-us=0".to_owned());
     }
     let mut setup = Setup {
@@ -223,7 +265,7 @@ fn studies(
         Some(delay) => Some(SlowDaemon::start(
             delay,
             &arguments.size,
-            !arguments.polling,
+            !polls,
             folder,
         )?),
         None => None,
@@ -245,10 +287,22 @@ fn studies(
     for (file, size) in &files {
         fill(file, *size)?;
     }
+    let qemu = (arguments.device != Device::Lunette).then(|| QemuTrace::new(folder));
+    setup.options.extend(qemu.iter().flat_map(QemuTrace::options));
     let guest = planned.start(&setup, &name, &folder.join("guest.log"))?;
     let accelerator = guest.accelerator().to_owned();
-    let measured = all_studies(arguments, &setup, &guest, folder, size);
+    let all = AllStudies {
+        arguments,
+        polls,
+        qemu: qemu.as_ref(),
+        folder,
+        size,
+    };
+    let measured = all.run(&setup, &guest);
     let ended = guest.end();
+    if let Some(qemu) = &qemu {
+        qemu.remove();
+    }
     for (file, _) in &files {
         std::fs::remove_file(file).ok();
     }
@@ -258,30 +312,40 @@ fn studies(
     Ok((measured, accelerator))
 }
 
-fn all_studies(
-    arguments: &LatencyArguments,
-    setup: &Setup,
-    guest: &StudyGuest,
-    folder: &std::path::Path,
+/// What all studies of a guest share.
+struct AllStudies<'a> {
+    arguments: &'a LatencyArguments,
+    polls: bool,
+    qemu: Option<&'a QemuTrace>,
+    folder: &'a std::path::Path,
     size: u64,
-) -> Result<Vec<Study>> {
-    let mut studies = Vec::new();
-    for pattern in &arguments.rw {
-        for (way, disks) in setup.ways.iter().zip(guest.disks()) {
-            say(&format_args!("{}, {pattern}", way.name));
-            let disk = disks.first().context("the guest has no disk")?;
-            let mut study = Measuring {
-                arguments,
-                guest,
-                disk,
-                case: case(pattern),
+}
+
+impl AllStudies<'_> {
+    fn run(&self, setup: &Setup, guest: &StudyGuest) -> Result<Vec<Study>> {
+        let mut studies = Vec::new();
+        for pattern in &self.arguments.rw {
+            for (way, disks) in setup.ways.iter().zip(guest.disks()) {
+                say(&format_args!("{}, {pattern}", way.name));
+                let disk = disks.first().context("the guest has no disk")?;
+                let measuring = Measuring {
+                    arguments: self.arguments,
+                    qemu: self.qemu,
+                    guest,
+                    disk,
+                    case: case(pattern),
+                };
+                let mut study = measuring.study(way)?;
+                if self.polls {
+                    study.title.push_str(", workers poll");
+                }
+                let host = host(self.arguments, pattern, self.folder, self.size)?;
+                study.layers.push(host);
+                studies.push(study);
             }
-            .study(way)?;
-            study.layers.push(host(arguments, pattern, folder, size)?);
-            studies.push(study);
         }
+        Ok(studies)
     }
-    Ok(studies)
 }
 
 /// The same job on a file of the same folder, without a guest.
@@ -322,8 +386,18 @@ fn application(document: &Value, pattern: &str) -> Result<(f64, usize), String> 
     }
 }
 
+/// The mean of what an instrument saw of so many requests.
+fn seen(found: &[u64], ios: usize) -> Result<(f64, usize), String> {
+    match mean(found) {
+        // A device that polls is not notified of every request.
+        Some(mean) if found.len() * 10 >= ios * 9 => Ok((mean, found.len())),
+        _ => Err(format!("seen of {} of {ios} requests", found.len())),
+    }
+}
+
 struct Measuring<'a> {
     arguments: &'a LatencyArguments,
+    qemu: Option<&'a QemuTrace>,
     guest: &'a StudyGuest,
     disk: &'a str,
     case: Case,
@@ -357,22 +431,72 @@ impl Measuring<'_> {
         for instrument in instruments {
             layers.push(self.layer(instrument)?);
         }
-        layers.push(Layer {
-            name: "Host kvm".to_owned(),
-            found: Err(match self.guest.accelerator() {
-                "KVM" => "exits and injections are not traced yet".to_owned(),
-                other => format!("no KVM: the guest runs under {other}"),
-            }),
-            control_ns: None,
-            is_part: false,
-        });
-        layers.extend(self.of_device(before, after, whole));
+        layers.push(self.host_kvm()?);
+        match self.arguments.device {
+            Device::Lunette => layers.extend(self.of_device(before, after, whole)),
+            Device::Qemu | Device::QemuIothread => layers.extend(self.of_qemu()?),
+        }
         let (instrument, points) = all_of(is_scsi);
         Ok(Study {
             title: format!("{}, {}, 4 KiB, one in flight", way.name, self.case.pattern),
             layers,
             matched: self.matched(&instrument, &points)?,
         })
+    }
+
+    /// Between the exit for a notification and the injection of its interrupt.
+    fn host_kvm(&self) -> Result<Layer> {
+        let mut layer = Layer {
+            name: "Host kvm".to_owned(),
+            found: Err(match self.guest.accelerator() {
+                "KVM" => String::new(),
+                other => format!("no KVM: the guest runs under {other}"),
+            }),
+            control_ns: None,
+            is_part: false,
+        };
+        if self.guest.accelerator() != "KVM" {
+            return Ok(layer);
+        }
+        let trace = match HostTrace::start(&self.guest.processes()) {
+            Ok(trace) => trace,
+            Err(error) => {
+                layer.found = Err(format!("{error:#}"));
+                return Ok(layer);
+            }
+        };
+        let control = self.run();
+        let events = trace.stop()?;
+        let (control, ios) = control?;
+        let found = spans(&events, Point::Exited, Point::Injected);
+        layer.control_ns = Some(control);
+        layer.found = seen(&found, ios);
+        Ok(layer)
+    }
+
+    /// QEMU's device as a whole, and the block device below it, by its trace events.
+    fn of_qemu(&self) -> Result<Vec<Layer>> {
+        let names = ["Device (QEMU: request there to notified)", "Block device (I/O of QEMU)"];
+        let layer = |name: &str, found, control_ns| Layer {
+            name: name.to_owned(),
+            found,
+            control_ns,
+            is_part: false,
+        };
+        let traced = self.qemu.context("nobody traces QEMU")?;
+        match traced.around(&self.guest.monitor(), || self.run()) {
+            Ok(((control, ios), spans)) => {
+                let found = [&spans.whole, &spans.io].map(|each| seen(each, ios));
+                let layers = names.into_iter().zip(found);
+                Ok(layers
+                    .map(|(name, found)| layer(name, found, Some(control)))
+                    .collect())
+            }
+            Err(error) => {
+                let why = format!("{error:#}");
+                Ok(vec![layer(names[0], Err(why), None)])
+            }
+        }
     }
 
     fn layer(&self, instrument: &Instrument) -> Result<Layer> {
@@ -391,15 +515,11 @@ impl Measuring<'_> {
         let (control, ios) = control?;
         let found = spans(&events, instrument.from, instrument.to);
         layer.control_ns = Some(control);
-        layer.found = match mean(&found) {
-            // A device that polls is not notified of every request.
-            Some(mean) if found.len() * 10 >= ios * 9 => Ok((mean, found.len())),
-            _ => Err(format!("seen of {} of {ios} requests", found.len())),
-        };
+        layer.found = seen(&found, ios);
         Ok(layer)
     }
 
-    fn matched(&self, instrument: &Instrument, points: &[trace::Point]) -> Result<Matched> {
+    fn matched(&self, instrument: &Instrument, points: &[Point]) -> Result<Matched> {
         if instrument.start(self.guest).is_err() {
             return Ok(Matched::default());
         }
@@ -450,8 +570,8 @@ impl Measuring<'_> {
             is_part,
         };
         let (Some(before), Some(after)) = (before, after) else {
-            let why = "QEMU does not measure its devices".to_owned();
-            return vec![layer("Device (QEMU)".to_owned(), Err(why), false)];
+            let why = "there is no daemon".to_owned();
+            return vec![layer("Device".to_owned(), Err(why), false)];
         };
         let since = after.since(&before);
         let spans = device_spans(&since);

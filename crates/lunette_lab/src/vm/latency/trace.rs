@@ -19,6 +19,10 @@ pub enum Point {
     Done,
     /// The block layer hears of it (`block_rq_complete`).
     Completed,
+    /// On the host: the guest has left for a device's notification register.
+    Exited,
+    /// On the host: an interrupt is injected.
+    Injected,
 }
 
 impl Point {
@@ -31,6 +35,8 @@ impl Point {
             "interrupt" => Point::Interrupted,
             "scsi_dispatch_cmd_done" => Point::Done,
             "block_rq_complete" => Point::Completed,
+            "kvm_fast_mmio" | "kvm_mmio" | "kvm_pio" => Point::Exited,
+            "kvm_msi_set_irq" | "kvm_set_irq" => Point::Injected,
             _ => return None,
         })
     }
@@ -63,7 +69,14 @@ fn event(line: &str) -> Option<Event> {
     let point = Point::of(name)?;
     let whose = match point {
         Point::Queued | Point::Issued | Point::Completed => words.next()?.to_owned(),
-        Point::Dispatched | Point::Done => String::new(),
+        Point::Dispatched | Point::Done | Point::Injected => String::new(),
+        // Of those that name their kind only writes notify.
+        Point::Exited if name != "kvm_fast_mmio" => {
+            let is_write = |word: &str| matches!(word, "write" | "pio_write");
+            words.find(|word| is_write(word))?;
+            String::new()
+        }
+        Point::Exited => String::new(),
         Point::Kicked | Point::Interrupted => {
             words.find_map(|word| word.strip_prefix("vq="))?.to_owned()
         }
@@ -101,7 +114,7 @@ pub fn of_disk(events: &[Event], device: &str) -> Vec<Event> {
         .map(|(queue, _)| queue);
     let is_its = |event: &&Event| match event.point {
         Point::Queued | Point::Issued | Point::Completed => event.whose == device,
-        Point::Dispatched | Point::Done => true,
+        Point::Dispatched | Point::Done | Point::Exited | Point::Injected => true,
         Point::Kicked | Point::Interrupted => Some(event.whose.as_str()) == queue,
     };
     events.iter().filter(is_its).cloned().collect()
@@ -197,6 +210,26 @@ mod tests {
         );
         // The parts of a request sum to its whole.
         assert_eq!(requests[0].iter().sum::<u64>(), 918_000);
+    }
+
+    /// As the kernel prints these tracepoints.
+    #[test]
+    fn exits_and_injections_of_a_host_are_read() {
+        let trace = "\
+ qemu-system-x86-4242    [001] ....1   100.000100: kvm_fast_mmio: fast mmio at gpa 0xfe003000
+        worker-0-4250    [000] d..1.   100.000190: kvm_msi_set_irq: dst 1 vec 36 (Fixed|physical|edge)
+ qemu-system-x86-4242    [001] ....1   100.000200: kvm_mmio: mmio read len 4 gpa 0xfee00000 val 0x0
+ qemu-system-x86-4242    [001] ....1   100.000300: kvm_mmio: mmio write len 2 gpa 0xfe003000 val 0x0
+        worker-0-4250    [000] d..1.   100.000370: kvm_msi_set_irq: dst 1 vec 36 (Fixed|physical|edge)
+ qemu-system-x86-4242    [001] ....1   100.000400: kvm_pio: pio_write at 0xc010 size 2 count 1 val 0x0
+        worker-0-4250    [000] d..1.   100.000450: kvm_set_irq: gsi 24 level 1 source 0
+";
+        let all = events(trace);
+        assert_eq!(all.len(), 6);
+        assert_eq!(
+            spans(&all, Point::Exited, Point::Injected),
+            [90_000, 70_000, 50_000]
+        );
     }
 
     #[test]

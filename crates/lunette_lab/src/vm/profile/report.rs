@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use bench::report::columns;
+use bench::run::environment;
 use inferno::flamegraph;
 use serde_json::{Value, json};
 
@@ -148,5 +149,5 @@ fn graph(profile: &Profile, title: &str, path: &Path) -> Result<()> {
 
 /// For programs.
 pub fn json(all: &[Measured]) -> Value {
-    json!({"runs": all.iter().map(document).collect::<Vec<_>>()})
+    json!({"environment": environment(), "runs": all.iter().map(document).collect::<Vec<_>>()})
 }

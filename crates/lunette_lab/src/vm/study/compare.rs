@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::Command;
 
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, say};
@@ -287,11 +288,12 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     for line in classes.iter().chain(&cautions) {
         writeln!(stdout, "{line}")?;
     }
+    // An emulated guest is slow by itself.
     if has_mistake && results.accelerator == "KVM" {
-        writeln!(
-            stdout,
-            "hint: lunette doctor says what of this host's set-up costs speed"
-        )?;
+        writeln!(stdout, "\nWhat lunette doctor says of this host:\n")?;
+        stdout.flush()?;
+        // Its verdict is printed; whether it has one is not this command's.
+        Command::new(std::env::current_exe()?).arg("doctor").status()?;
     }
     Ok(writeln!(
         stdout,

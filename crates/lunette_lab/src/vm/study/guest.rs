@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use vm::Process;
-use vm::running::{AGENT_SOCKET, ExecInput, Phase, Place, Registry, State};
+use vm::running::{AGENT_SOCKET, QMP_SOCKET, ExecInput, Phase, Place, Registry, State};
 
 use super::{Files, Setup};
 use crate::vm::bench::{Load, generator, in_guest};
@@ -146,6 +146,11 @@ impl StudyGuest {
     /// The load generator's path in it.
     pub fn generator(&self) -> Result<String> {
         generator(&self.place.file(AGENT_SOCKET))
+    }
+
+    /// QEMU's monitor, for programs.
+    pub fn monitor(&self) -> PathBuf {
+        self.place.file(QMP_SOCKET)
     }
 
     /// QEMU and the daemon.

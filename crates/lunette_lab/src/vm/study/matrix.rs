@@ -62,6 +62,14 @@ pub struct MatrixArguments {
     /// Where disks' files, results and pictures go; also on network file systems
     #[arg(long, default_value = "lunette-matrix", value_name = "FOLDER")]
     folder: PathBuf,
+    /// Block devices, one for each disk, whose content is lost; every way has a guest of its own then
+    #[arg(
+        long,
+        value_name = "DEVICE,DEVICE",
+        value_delimiter = ',',
+        conflicts_with = "memory"
+    )]
+    pub(super) block: Vec<PathBuf>,
     /// Disks of memory: Lunette's RAM disks, and files in /dev/shm for QEMU
     #[arg(long)]
     pub(super) memory: bool,
@@ -117,7 +125,14 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
         false => arguments.turn_time,
     };
     let turn = turn_time("--turn-time", seconds)?;
-    let elsewhere = (!arguments.memory).then_some("--folder on another one, or --memory");
+    let count = arguments.block.len();
+    if count > 0 && count != arguments.disks as usize {
+        return Err(Failure::mistake(format!(
+            "--block names {count} devices for {} disks; hint: --disks {count}",
+            arguments.disks
+        )));
+    }
+    let elsewhere = (!arguments.memory && count == 0).then_some("--folder on another one, or --memory");
     let folder = study_folder(&arguments.folder, elsewhere)?;
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;

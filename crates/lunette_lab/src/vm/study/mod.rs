@@ -9,7 +9,7 @@ pub mod compare;
 pub mod engine;
 pub mod guest;
 pub mod matrix;
-mod page;
+pub mod page;
 pub mod report;
 mod results;
 mod series;

@@ -66,19 +66,16 @@ impl Page<'_> {
 
     fn html(&self, report: &Report<'_>, base: Option<&str>) -> String {
         let environment = environment();
-        let mut html = format!(
-            "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
-             <title>Lunette: {title}</title><style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n<p>{about}</p>\n\
-             <p>Guests under {accelerator}, {kernel}, {cpus} CPUs {cpu}, lunette {build}. Bars are medians of the turns; lines reach from the \
+        let mut html = head(self.title, &self.about);
+        html.push_str(&format!(
+            "<p>Guests under {accelerator}, {kernel}, {cpus} CPUs {cpu}, lunette {build}. Bars are medians of the turns; lines reach from the \
              least to the largest.</p>\n",
-            title = escape(self.title),
-            about = escape(&self.about),
             accelerator = escape(self.accelerator),
             kernel = escape(&environment.kernel),
             cpus = environment.cpus,
             cpu = escape(&environment.cpu),
             build = escape(&environment.build()),
-        );
+        ));
         for caution in &self.cautions {
             html.push_str(&format!("<p class=\"caution\">{}</p>\n", escape(caution)));
         }
@@ -100,6 +97,38 @@ impl Page<'_> {
         html.push_str("</body></html>\n");
         html
     }
+}
+
+/// A page of one picture and of tables that are text.
+pub fn plain_page(
+    title: &str,
+    about: &str,
+    cautions: &[&str],
+    svg: &str,
+    texts: &[String],
+) -> String {
+    let mut html = head(title, about);
+    for caution in cautions {
+        html.push_str(&format!("<p class=\"caution\">{}</p>\n", escape(caution)));
+    }
+    html.push_str(&format!("<div class=\"picture\">{svg}</div>\n"));
+    for text in texts {
+        html.push_str(&format!(
+            "<div class=\"scroll\"><pre>{}</pre></div>\n",
+            escape(text)
+        ));
+    }
+    html.push_str("</body></html>\n");
+    html
+}
+
+fn head(title: &str, about: &str) -> String {
+    format!(
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\
+         <title>Lunette: {title}</title><style>{STYLE}</style></head><body>\n<h1>{title}</h1>\n<p>{about}</p>\n",
+        title = escape(title),
+        about = escape(about),
+    )
 }
 
 fn table(rows: &[Vec<String>]) -> String {

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use bench::run::environment;
 use serde_json::{Value, json};
 
 use super::{Case, Run, Way};
@@ -67,7 +68,8 @@ impl Results {
     pub fn begin(&mut self, accelerator: &str) -> Result<()> {
         if self.accelerator.is_empty() {
             accelerator.clone_into(&mut self.accelerator);
-            let line = json!({"study": self.study, "accelerator": accelerator});
+            // Two results can be compared only as far as their hosts can.
+            let line = json!({"study": self.study, "accelerator": accelerator, "environment": environment()});
             std::fs::write(&self.file, format!("{line}\n"))
                 .with_context(|| format!("cannot write {}", self.file.display()))?;
         }

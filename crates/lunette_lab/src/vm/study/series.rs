@@ -59,7 +59,16 @@ fn variants(arguments: &MatrixArguments) -> Vec<Variant> {
 
 /// The ways of a guest.
 fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<Way> {
+    let devices: Vec<String> = arguments
+        .block
+        .iter()
+        .map(|device| device.display().to_string())
+        .collect();
     let backings = match arguments.memory {
+        _ if !devices.is_empty() => {
+            let devices = format!("backing=block:{}", devices.join("+"));
+            [devices.clone(), devices]
+        }
         true => [
             format!("backing=ram:{}", arguments.size),
             format!("backing=tmpfs:/dev/shm,size={}", arguments.size),
@@ -196,6 +205,25 @@ pub fn setups(arguments: &MatrixArguments, threads: &[u32], folder: &str) -> Vec
             ways: ways_of(&Guest { threads, poll }, arguments, folder),
         }
     };
-    let setups = guests.map(setup);
-    setups.filter(|setup| !setup.ways.is_empty()).collect()
+    let setups: Vec<Setup> = guests.map(setup).collect();
+    if arguments.block.is_empty() {
+        return setups
+            .into_iter()
+            .filter(|setup| !setup.ways.is_empty())
+            .collect();
+    }
+    // A device is one way's at a time.
+    let alone = setups.into_iter().flat_map(|setup| {
+        let Setup {
+            name,
+            options,
+            ways,
+        } = setup;
+        ways.into_iter().map(move |way| Setup {
+            name: format!("{name}, {}", way.name),
+            options: options.clone(),
+            ways: vec![way],
+        })
+    });
+    alone.collect()
 }

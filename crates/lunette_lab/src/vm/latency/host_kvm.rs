@@ -1,0 +1,84 @@
+//! The host's KVM between a guest's notification and the interrupt for it: tracepoints of the host, where root may read them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use super::trace::{Event, events};
+
+const TRACEFS: &str = "/sys/kernel/tracing";
+/// A write to a device's notification register leaves the guest; a message is made of an interrupt. Intel's processors have the first kind
+/// of exit, AMD's and older ones the others.
+const EVENTS: [&str; 5] = [
+    "kvm/kvm_fast_mmio",
+    "kvm/kvm_mmio",
+    "kvm/kvm_pio",
+    "kvm/kvm_msi_set_irq",
+    "kvm/kvm_set_irq",
+];
+/// KiB of trace for each CPU.
+const BUFFER_KIB: u32 = 16_384;
+
+/// A trace of its own, which nobody else's disturbs; it is gone with this.
+pub struct HostTrace {
+    folder: PathBuf,
+}
+
+impl HostTrace {
+    /// Begins to trace these processes: QEMU, whose guest leaves, and the daemon, which interrupts.
+    pub fn start(processes: &[u32]) -> Result<HostTrace> {
+        let instances = Path::new(TRACEFS).join("instances");
+        ensure!(
+            instances.is_dir(),
+            "the host's {TRACEFS} cannot be read; hint: as root, mount -t tracefs tracefs {TRACEFS}"
+        );
+        let folder = instances.join(format!("lunette-{}", std::process::id()));
+        fs::create_dir(&folder)
+            .with_context(|| format!("cannot make {}; hint: as root", folder.display()))?;
+        let trace = HostTrace { folder };
+        trace.write("tracing_on", "0")?;
+        trace.write("buffer_size_kb", &BUFFER_KIB.to_string())?;
+        trace.write("set_event_pid", &threads(processes).join(" "))?;
+        let mut enabled = 0;
+        for event in EVENTS {
+            let file = format!("events/{event}/enable");
+            // A kernel without one of them has another.
+            enabled += usize::from(trace.write(&file, "1").is_ok());
+        }
+        ensure!(enabled > 1, "this kernel has no tracepoints of KVM");
+        trace.write("tracing_on", "1")?;
+        Ok(trace)
+    }
+
+    /// What was traced.
+    pub fn stop(self) -> Result<Vec<Event>> {
+        self.write("tracing_on", "0")?;
+        let file = self.folder.join("trace");
+        let text = fs::read_to_string(&file)
+            .with_context(|| format!("cannot read {}", file.display()))?;
+        Ok(events(&text))
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<()> {
+        let file = self.folder.join(file);
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+    }
+}
+
+impl Drop for HostTrace {
+    fn drop(&mut self) {
+        // An instance is a folder that the kernel empties.
+        fs::remove_dir(&self.folder).ok();
+    }
+}
+
+fn threads(processes: &[u32]) -> Vec<String> {
+    let folders = processes
+        .iter()
+        .filter_map(|process| fs::read_dir(format!("/proc/{process}/task")).ok());
+    let threads = folders.flatten().flatten();
+    threads
+        .map(|thread| thread.file_name().to_string_lossy().into_owned())
+        .collect()
+}
