@@ -56,6 +56,8 @@ fn a_plan_as_a_domain_and_back_has_the_same_devices() {
     let cases = [
         "scsi:4x1,queues=2,removable=2,cmd_per_lun=64,virtqueue_size=128",
         "scsi:1x4 blk:2,packed,virtqueue_size=256",
+        "scsi:1x2,indirect=off blk:2,indirect=off",
+        "scsi:1x2,indirect=off blk:1,indirect=off via=qemu backing=file:/v",
         "scsi:4x1,removable=2,virtqueue_size=128,cmd_per_lun=64 blk:2,ioeventfd=off via=qemu",
         "scsi:1x4 blk:2,packed,queues=4 via=qemu-iothread backing=file:/v",
         "scsi:2x1 blk:2 via=qemu-iothread,iothread_vq_mapping=2",

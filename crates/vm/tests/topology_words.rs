@@ -99,7 +99,7 @@ fn mistakes_name_the_word_what_is_allowed_and_what_to_write() {
         ),
         (
             "blk:4,queus=2",
-            "blk:4,queus=2: the key \"queus\" is unknown or given twice; allowed are queues, virtqueue_size, packed, via, \
+            "blk:4,queus=2: the key \"queus\" is unknown or given twice; allowed are queues, virtqueue_size, packed, indirect, via, \
              backing, size, aio, ioeventfd, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun; \
              hint: scsi:4x1,queues=2,cmd_per_lun=64",
         ),
@@ -150,7 +150,7 @@ fn mistakes_name_the_word_what_is_allowed_and_what_to_write() {
 
 #[test]
 fn a_whole_command_line_boots_two_virtio_blk_disks() {
-    let plan = plan("blk:2,queues=2,packed,virtqueue_size=256");
+    let plan = plan("blk:2,queues=2,packed,virtqueue_size=256,indirect=off");
     assert_eq!(
         plan.qemu_text(),
         "qemu-system-x86_64 \\
@@ -164,9 +164,9 @@ fn a_whole_command_line_boots_two_virtio_blk_disks() {
     -m 512M \\
     -object memory-backend-memfd,id=mem,size=512M,share=on \\
     -chardev socket,id=d0-socket,path=/tmp/d0.sock,reconnect=1 \\
-    -device vhost-user-blk-pci,id=d0,chardev=d0-socket,num-queues=2,queue-size=256,packed=on,bus=pcie.0,addr=0x1 \\
+    -device vhost-user-blk-pci,id=d0,chardev=d0-socket,num-queues=2,queue-size=256,packed=on,indirect_desc=off,bus=pcie.0,addr=0x1 \\
     -chardev socket,id=d1-socket,path=/tmp/d1.sock,reconnect=1 \\
-    -device vhost-user-blk-pci,id=d1,chardev=d1-socket,num-queues=2,queue-size=256,packed=on,bus=pcie.0,addr=0x2 \\
+    -device vhost-user-blk-pci,id=d1,chardev=d1-socket,num-queues=2,queue-size=256,packed=on,indirect_desc=off,bus=pcie.0,addr=0x2 \\
     -display none \\
     -serial mon:stdio \\
     -kernel /boot/vmlinuz \\
