@@ -19,7 +19,16 @@ fn a_delay_is_seen_by_the_layers_that_wait_for_it_and_by_no_other() -> Result<()
     std::fs::remove_dir_all(&folder).ok();
     let place = folder.display().to_string();
     let words = [
-        "latency", "--polling=no", "--delay", "20ms", "--rw", "randread", "--time", "1", "--size", "16M",
+        "latency",
+        "--polling=no",
+        "--delay",
+        "20ms",
+        "--rw",
+        "randread",
+        "--time",
+        "1",
+        "--size",
+        "16M",
     ];
     let printed = guests.ok(&[&words[..], &["--folder", &place, "--json"]].concat())?;
     let document: Value = serde_json::from_str(&printed)?;
@@ -94,8 +103,20 @@ fn a_device_of_qemu_has_its_layers_too() -> Result<()> {
     let place = folder.display().to_string();
     for transport in ["blk", "scsi"] {
         let words = [
-            "latency", "--device", "qemu", "--transport", transport, "--rw", "randread", "--time", "1", "--size",
-            "16M", "--json", "--folder", &place,
+            "latency",
+            "--device",
+            "qemu",
+            "--transport",
+            transport,
+            "--rw",
+            "randread",
+            "--time",
+            "1",
+            "--size",
+            "16M",
+            "--json",
+            "--folder",
+            &place,
         ];
         let printed = guests.ok(&words)?;
         let document: Value = serde_json::from_str(&printed)?;
@@ -103,15 +124,28 @@ fn a_device_of_qemu_has_its_layers_too() -> Result<()> {
         let layers = layers.context("no layers")?;
         let mean = |name: &str| {
             let mut named = layers.iter();
-            let found = named.find(|layer| layer["layer"].as_str().is_some_and(|layer| layer.starts_with(name)));
+            let found = named.find(|layer| {
+                layer["layer"]
+                    .as_str()
+                    .is_some_and(|layer| layer.starts_with(name))
+            });
             found.map_or(0.0, |layer| number(&layer["mean_ns"]))
         };
-        let (application, device, io) =
-            (mean("Guest application"), mean("Device (QEMU"), mean("Block device (I/O"));
-        ensure!(0.0 < io && io < device && device < application, "{document}");
+        let (application, device, io) = (
+            mean("Guest application"),
+            mean("Device (QEMU"),
+            mean("Block device (I/O"),
+        );
+        ensure!(
+            0.0 < io && io < device && device < application,
+            "{document}"
+        );
     }
     let page = std::fs::read_to_string(folder.join("report.html"))?;
-    ensure!(page.contains("<svg") && page.contains("Device (QEMU"), "the page lacks the device");
+    ensure!(
+        page.contains("<svg") && page.contains("Device (QEMU"),
+        "the page lacks the device"
+    );
     let mut left: Vec<String> = Vec::new();
     for entry in std::fs::read_dir(&folder)? {
         left.push(entry?.file_name().to_string_lossy().into_owned());

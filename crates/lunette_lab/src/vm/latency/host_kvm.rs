@@ -55,8 +55,8 @@ impl HostTrace {
     pub fn stop(self) -> Result<Vec<Event>> {
         self.write("tracing_on", "0")?;
         let file = self.folder.join("trace");
-        let text = fs::read_to_string(&file)
-            .with_context(|| format!("cannot read {}", file.display()))?;
+        let text =
+            fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         Ok(events(&text))
     }
 

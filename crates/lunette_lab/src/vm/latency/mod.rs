@@ -217,7 +217,13 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
     let texts: Vec<String> = studies.iter().map(Study::text).collect();
     let cautions: Vec<&str> = caution(&accelerator).into_iter().collect();
     let about = "One virtual CPU, one request in flight; for each layer a run with its instrument alone, and the application's own figure in that run beside it as control.";
-    let page = plain_page("Where the time goes in a guest", about, &cautions, &svg, &texts);
+    let page = plain_page(
+        "Where the time goes in a guest",
+        about,
+        &cautions,
+        &svg,
+        &texts,
+    );
     let at = folder.join("report.html");
     std::fs::write(&at, page)
         .map_err(|error| Failure::because(format!("{}: {error}", at.display())))?;
@@ -262,12 +268,7 @@ fn studies(
     };
     let mut more = vec!["--smp".to_owned(), "1".to_owned()];
     let slow = match &arguments.delay {
-        Some(delay) => Some(SlowDaemon::start(
-            delay,
-            &arguments.size,
-            !polls,
-            folder,
-        )?),
+        Some(delay) => Some(SlowDaemon::start(delay, &arguments.size, !polls, folder)?),
         None => None,
     };
     if let Some(slow) = &slow {
@@ -288,7 +289,9 @@ fn studies(
         fill(file, *size)?;
     }
     let qemu = (arguments.device != Device::Lunette).then(|| QemuTrace::new(folder));
-    setup.options.extend(qemu.iter().flat_map(QemuTrace::options));
+    setup
+        .options
+        .extend(qemu.iter().flat_map(QemuTrace::options));
     let guest = planned.start(&setup, &name, &folder.join("guest.log"))?;
     let accelerator = guest.accelerator().to_owned();
     let all = AllStudies {
@@ -476,7 +479,10 @@ impl Measuring<'_> {
 
     /// QEMU's device as a whole, and the block device below it, by its trace events.
     fn of_qemu(&self) -> Result<Vec<Layer>> {
-        let names = ["Device (QEMU: request there to notified)", "Block device (I/O of QEMU)"];
+        let names = [
+            "Device (QEMU: request there to notified)",
+            "Block device (I/O of QEMU)",
+        ];
         let layer = |name: &str, found, control_ns| Layer {
             name: name.to_owned(),
             found,

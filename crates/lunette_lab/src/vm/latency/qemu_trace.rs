@@ -145,6 +145,9 @@ qemu-system-x86_64: warning: something else
             whole: vec![120_000, 250_000],
         };
         assert_eq!(spans(LOG), expected);
-        assert_eq!(spans("1@2.x:virtio_notify\n@:\n1@2.1234567:virtio_notify\n"), Spans::default());
+        assert_eq!(
+            spans("1@2.x:virtio_notify\n@:\n1@2.1234567:virtio_notify\n"),
+            Spans::default()
+        );
     }
 }

@@ -293,7 +293,9 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
         writeln!(stdout, "\nWhat lunette doctor says of this host:\n")?;
         stdout.flush()?;
         // Its verdict is printed; whether it has one is not this command's.
-        Command::new(std::env::current_exe()?).arg("doctor").status()?;
+        Command::new(std::env::current_exe()?)
+            .arg("doctor")
+            .status()?;
     }
     Ok(writeln!(
         stdout,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use vm::Process;
-use vm::running::{AGENT_SOCKET, QMP_SOCKET, ExecInput, Phase, Place, Registry, State};
+use vm::running::{AGENT_SOCKET, ExecInput, Phase, Place, QMP_SOCKET, Registry, State};
 
 use super::{Files, Setup};
 use crate::vm::bench::{Load, generator, in_guest};

@@ -132,7 +132,8 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
             arguments.disks
         )));
     }
-    let elsewhere = (!arguments.memory && count == 0).then_some("--folder on another one, or --memory");
+    let elsewhere =
+        (!arguments.memory && count == 0).then_some("--folder on another one, or --memory");
     let folder = study_folder(&arguments.folder, elsewhere)?;
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
