@@ -108,10 +108,11 @@ impl SparseHistogram {
             ..Default::default()
         };
         for (value, count) in &self.buckets {
-            while old.next_if(|(before, _)| before < value).is_some() {}
-            let before = old
-                .next_if(|(before, _)| before == value)
-                .map_or(0, |(_, count)| *count);
+            // The highest bucket is shown as the maximum, which may have grown within it: then it had a smaller value before.
+            let mut before = 0u64;
+            while let Some((_, count)) = old.next_if(|(before, _)| before <= value) {
+                before = before.saturating_add(*count);
+            }
             let count = count.saturating_sub(before);
             if count > 0 {
                 grown.count = grown.count.saturating_add(count);
@@ -141,6 +142,24 @@ mod tests {
 
     fn of(values: &[u64]) -> SparseHistogram {
         SparseHistogram::from_nanos(values.iter().copied())
+    }
+
+    #[test]
+    fn a_maximum_that_grew_within_its_bucket_counts_once() {
+        let (clock, _) = Clock::simulated();
+        let histogram = Histogram::new();
+        for value in [20_000_100, 20_000_200, 20_000_300] {
+            histogram.record(value, 1);
+        }
+        let before = SparseHistogram::from_ticks(&histogram, &clock);
+        histogram.record(20_090_000, 1);
+        let after = SparseHistogram::from_ticks(&histogram, &clock);
+        assert_ne!(
+            before.buckets[0].0, after.buckets[0].0,
+            "one bucket, shown otherwise"
+        );
+        let since = after.since(&before);
+        assert_eq!((since.count, since.sum_ns), (1, 20_090_000.0));
     }
 
     fn values() -> impl Strategy<Value = Vec<u64>> {

@@ -328,7 +328,7 @@ impl AllStudies<'_> {
     fn run(&self, setup: &Setup, guest: &StudyGuest) -> Result<Vec<Study>> {
         let mut studies = Vec::new();
         for pattern in &self.arguments.rw {
-            for (way, disks) in setup.ways.iter().zip(guest.disks()) {
+            for (number, (way, disks)) in setup.ways.iter().zip(guest.disks()).enumerate() {
                 say(&format_args!("{}, {pattern}", way.name));
                 let disk = disks.first().context("the guest has no disk")?;
                 let measuring = Measuring {
@@ -336,6 +336,8 @@ impl AllStudies<'_> {
                     qemu: self.qemu,
                     guest,
                     disk,
+                    // The daemon has the disks in the order of the ways.
+                    served: format!("d{number}"),
                     case: case(pattern),
                 };
                 let mut study = measuring.study(way)?;
@@ -403,6 +405,8 @@ struct Measuring<'a> {
     qemu: Option<&'a QemuTrace>,
     guest: &'a StudyGuest,
     disk: &'a str,
+    /// What the daemon calls it.
+    served: String,
     case: Case,
 }
 
@@ -553,7 +557,8 @@ impl Measuring<'_> {
         match self.guest.control() {
             None => Ok(None),
             Some(control) => {
-                let path = control::latency_path(None, 0);
+                // Another disk's guest driver may still be looking at it.
+                let path = control::latency_path(Some(&self.served), 0);
                 let snapshot = control::Client::new(control).get(&path);
                 snapshot
                     .map(Some)
@@ -580,7 +585,11 @@ impl Measuring<'_> {
             return vec![layer("Device".to_owned(), Err(why), false)];
         };
         let since = after.since(&before);
-        let spans = device_spans(&since);
+        let operation = match self.case.pattern.ends_with("write") {
+            true => latency::Operation::Write,
+            false => latency::Operation::Read,
+        };
+        let spans = device_spans(&since, operation);
         let mut layers = Vec::new();
         let missing = || Err("no request passed it".to_owned());
         for (name, title) in [
@@ -599,13 +608,13 @@ impl Measuring<'_> {
     }
 }
 
-/// Means of a daemon's spans over all operations, the whole first: name, nanoseconds, requests.
-fn device_spans(snapshot: &Snapshot) -> Vec<(String, f64, usize)> {
+/// Means of a daemon's spans of one operation, the whole first: name, nanoseconds, requests.
+fn device_spans(snapshot: &Snapshot, operation: latency::Operation) -> Vec<(String, f64, usize)> {
+    // What the driver asks of a device beside the job (identification, flushes) is none of the layers' requests.
     let merged = snapshot.merged();
-    let mut all = latency::OperationLatencies::default();
-    for operation in merged.operations.values() {
-        all.merge(operation);
-    }
+    let Some(all) = merged.operations.get(&operation) else {
+        return Vec::new();
+    };
     let order = [latency::Span::Total]
         .into_iter()
         .chain(latency::Span::STEPS);
