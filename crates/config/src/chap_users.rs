@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use bdev::iscsi_initiator::read_private;
 use iscsi_target::ChapUser;
 
 /// The CHAP users of a file: a line each, `NAME SECRET`, then, for initiators that ask the target to prove itself,
@@ -11,21 +12,8 @@ use iscsi_target::ChapUser;
 /// # Errors
 /// What is wrong with it, without a word of its content.
 pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String> {
-    use std::io::Read;
-    use std::os::unix::fs::MetadataExt;
-
     let shown = path.display();
-    let failed = |error| format!("cannot read CHAP users from {shown}: {error}");
-    let mut file = std::fs::File::open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.mode();
-    if mode & 0o077 != 0 {
-        return Err(format!(
-            "{shown} has mode {:o}, so others may read or change the secrets in it; hint: chmod 600 {shown}",
-            mode & 0o777
-        ));
-    }
-    let mut text = String::new();
-    file.read_to_string(&mut text).map_err(failed)?;
+    let text = read_private(path, "CHAP users")?;
     let mut users = HashMap::new();
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();

@@ -11,7 +11,7 @@ use super::disk::{DiskDraft, read_disk};
 use super::export_draft::ExportDraft;
 use super::export_kinds::{ExportKind, ISCSI, VHOST_BLK, VHOST_SCSI};
 use super::iscsi_limits::{IscsiLimits, read_iscsi_limits};
-use super::key::{Item, Key, Kind, NONE, RunTime, words};
+use super::key::{Item, Key, Kind, NONE, RunTime, key, words};
 use super::lun::LunDraft;
 use super::model::{AccessConfig, Config, Placement, PollLimit, WORKERS_MAX, WorkersConfig};
 use super::place::At;
@@ -43,7 +43,7 @@ pub struct Draft {
     pub api_listen: Option<At<SocketAddr>>,
     pub token_file: Option<At<PathBuf>>,
     pub readers_token_file: Option<At<PathBuf>>,
-    /// Where state is kept.
+    /// Where state is persisted.
     pub state: Option<At<PathBuf>>,
     /// Where metrics are served over TCP.
     pub metrics_listen: Option<At<SocketAddr>>,
@@ -133,27 +133,6 @@ impl DaemonKey {
 const RESTART: RunTime = RunTime::Restart;
 /// Of a file that is read again when it changes.
 const REREAD: RunTime = RunTime::RestartReread;
-
-const fn key(
-    name: &'static str,
-    kind: Kind,
-    default: &'static str,
-    run_time: RunTime,
-    help: &'static str,
-    read: fn(&Key<Draft, Config>, &mut Reader<'_, '_>, &mut Draft),
-    get: fn(&Config) -> Option<Value>,
-) -> Key<Draft, Config> {
-    Key {
-        name,
-        kind,
-        default,
-        run_time,
-        of: &[],
-        help,
-        read,
-        get,
-    }
-}
 
 fn path_value(path: Option<&PathBuf>) -> Option<Value> {
     path.map(|path| json!(path.to_string_lossy()))

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use reactor::ExportPlacement;
-use serde_json::{Value, json};
+use serde_json::json;
 
 pub use iscsi_target::{AclEntry, Announced, DemoMode, LoginBounds, Network, Portal};
 
@@ -11,7 +11,7 @@ use super::access_list::{ACL_KEYS, acl_value, read_acl};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::export::ExportConfig;
 use super::export_draft::{ExportDraft, Placed, dedicated, texts, workers};
-use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime, read_all, schema_of, words};
+use super::key::{Item, Key, Kind, NONE, REQUIRED, RunTime, key, read_all, schema_of, words};
 use super::lun::{LUN_COMMAND, LunDraft, TARGET_LUN_KEYS, luns_value, read_lun};
 use super::model::LunConfig;
 use super::place::At;
@@ -78,27 +78,6 @@ pub struct IscsiDraft {
 
 /// A key of a target.
 pub type IscsiKey = Key<IscsiDraft, IscsiConfig>;
-
-const fn key(
-    name: &'static str,
-    kind: Kind,
-    default: &'static str,
-    run_time: RunTime,
-    help: &'static str,
-    read: fn(&IscsiKey, &mut Reader<'_, '_>, &mut IscsiDraft),
-    get: fn(&IscsiConfig) -> Option<Value>,
-) -> IscsiKey {
-    Key {
-        name,
-        kind,
-        default,
-        run_time,
-        of: &[],
-        help,
-        read,
-        get,
-    }
-}
 
 /// All keys but those of logins.
 pub static ISCSI_KEYS: &[IscsiKey] = &[

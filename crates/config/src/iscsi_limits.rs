@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::Diagnostics;
-use super::key::{Key, Kind, RunTime, read_all};
+use super::key::{self, Key, Kind, RunTime, read_all};
 use super::place::At;
 use super::value::{Fields, Reader};
 
@@ -84,16 +84,7 @@ const fn key(
     read: fn(&LimitKey, &mut Reader<'_, '_>, &mut IscsiLimits),
     get: fn(&IscsiLimits) -> Option<Value>,
 ) -> LimitKey {
-    Key {
-        name,
-        kind,
-        default,
-        run_time: RunTime::Restart,
-        of: &[],
-        help,
-        read,
-        get,
-    }
+    key::key(name, kind, default, RunTime::Restart, help, read, get)
 }
 
 /// Puts what is said in the place of what is usual.

@@ -267,6 +267,28 @@ pub const fn words<T, const N: usize>(choices: &[(&'static str, T); N]) -> [&'st
     words
 }
 
+/// A key of all objects `T`.
+pub const fn key<D, T>(
+    name: &'static str,
+    kind: Kind,
+    default: &'static str,
+    run_time: RunTime,
+    help: &'static str,
+    read: fn(&Key<D, T>, &mut Reader<'_, '_>, &mut D),
+    get: fn(&T) -> Option<Value>,
+) -> Key<D, T> {
+    Key {
+        name,
+        kind,
+        default,
+        run_time,
+        of: &[],
+        help,
+        read,
+        get,
+    }
+}
+
 /// Reads all keys of an object, and notes which of them are missing.
 pub fn read_all<D, T>(keys: &'static [Key<D, T>], reader: &mut Reader<'_, '_>, draft: &mut D) {
     for key in keys.iter().filter(|key| key.is_required()) {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Diagnostics;
-use super::key::{Key, Kind, REQUIRED, RunTime, read_all};
+use super::key::{self, Key, Kind, REQUIRED, RunTime, read_all};
 use super::model::{LUNS_MAX, LunConfig, TARGETS_MAX};
 use super::place::At;
 use super::readers::DISK_ALLOWED;
@@ -41,16 +41,7 @@ const fn key(
     read: fn(&LunKey, &mut Reader<'_, '_>, &mut LunDraft),
     get: fn(&LunConfig) -> Option<Value>,
 ) -> LunKey {
-    Key {
-        name,
-        kind,
-        default: REQUIRED,
-        run_time: LUN_COMMAND,
-        of: &[],
-        help,
-        read,
-        get,
-    }
+    key::key(name, kind, REQUIRED, LUN_COMMAND, help, read, get)
 }
 
 const TARGET: LunKey = key(

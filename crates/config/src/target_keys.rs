@@ -5,7 +5,7 @@ use iscsi_target::LoginBounds;
 use serde_json::Value;
 
 use super::iscsi::IscsiConfig;
-use super::key::{Key, Kind, RunTime, words};
+use super::key::{self, Key, Kind, RunTime, words};
 use super::value::Reader;
 
 /// A key of a target that bounds its logins.
@@ -60,16 +60,7 @@ const fn key(
     read: fn(&TargetKey, &mut Reader<'_, '_>, &mut LoginBounds),
     get: fn(&IscsiConfig) -> Option<Value>,
 ) -> TargetKey {
-    Key {
-        name,
-        kind,
-        default,
-        run_time: RunTime::Reload,
-        of: &[],
-        help,
-        read,
-        get,
-    }
+    key::key(name, kind, default, RunTime::Reload, help, read, get)
 }
 
 /// All of them.

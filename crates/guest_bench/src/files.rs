@@ -18,7 +18,8 @@ use anyhow::{Context, Result, bail, ensure};
 use bench::workload::Random;
 use serde_json::{Value, json};
 
-const O_DIRECT: i32 = 0o40000;
+/// Another number on another processor.
+const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
 const ALIGNMENT: usize = 4096;
 const PIECE: usize = 64 << 10;
 const BLOCK: usize = 4096;
@@ -223,10 +224,6 @@ impl Worker {
         }
     }
 
-    fn large(&self) -> Result<&File> {
-        self.file.as_ref().context("a thread has no file")
-    }
-
     fn read_at(&mut self, at: u64, length: usize) -> Result<()> {
         let begin = Instant::now();
         let place = self.aligned..self.aligned + length;
@@ -240,10 +237,11 @@ impl Worker {
         let at = self.random.below(self.share / BLOCK as u64) * BLOCK as u64;
         let begin = Instant::now();
         let place = self.aligned..self.aligned + BLOCK;
-        self.large()?.write_all_at(&self.memory[place], at)?;
+        let file = self.file.as_ref().context("a thread has no file")?;
+        file.write_all_at(&self.memory[place], at)?;
         self.unsynced += 1;
         if self.unsynced == TOGETHER {
-            self.large()?.sync_data()?;
+            file.sync_data()?;
             self.unsynced = 0;
         }
         self.writes.note(begin.elapsed(), BLOCK as u64);

@@ -14,17 +14,7 @@ use iscsi::login::Credentials;
 /// What is wrong with the file, without a word of its secrets.
 pub fn read_credentials(path: &Path, user: &str) -> Result<Credentials, String> {
     let shown = path.display();
-    let failed = |error| format!("cannot read CHAP credentials from {shown}: {error}");
-    let mut file = std::fs::File::open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.mode();
-    if mode & 0o077 != 0 {
-        return Err(format!(
-            "{shown} has mode {:o}, so others may read or change the secrets in it; hint: chmod 600 {shown}",
-            mode & 0o777
-        ));
-    }
-    let mut text = String::new();
-    file.read_to_string(&mut text).map_err(failed)?;
+    let text = read_private(path, "CHAP credentials")?;
     for (number, line) in text.lines().enumerate() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (secret, mutual) = match words[..] {
@@ -46,6 +36,26 @@ pub fn read_credentials(path: &Path, user: &str) -> Result<Credentials, String> 
         });
     }
     Err(format!("{shown} has no line for the CHAP user {user}"))
+}
+
+/// The text of a file with secrets, `what`, which nobody else may read or change.
+///
+/// # Errors
+/// That it cannot be read, or that others may.
+pub fn read_private(path: &Path, what: &str) -> Result<String, String> {
+    let shown = path.display();
+    let failed = |error| format!("cannot read {what} from {shown}: {error}");
+    let mut file = std::fs::File::open(path).map_err(failed)?;
+    let mode = file.metadata().map_err(failed)?.mode();
+    if mode & 0o077 != 0 {
+        return Err(format!(
+            "{shown} has mode {:o}, so others may read or change the secrets in it; hint: chmod 600 {shown}",
+            mode & 0o777
+        ));
+    }
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ mod session;
 mod unit;
 
 pub use address::{Portal, UnitAddress};
-pub use credentials::read_credentials;
+pub use credentials::{read_credentials, read_private};
 pub use discovery::{FoundTarget, discover};
 pub use iscsi::initiator::CommandDone;
 pub use iscsi::login::is_iscsi_name;

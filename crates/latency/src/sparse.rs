@@ -107,13 +107,16 @@ impl SparseHistogram {
             sum_ns: (self.sum_ns - earlier.sum_ns).max(0.0),
             ..Default::default()
         };
+        // The highest bucket is shown as the maximum, which may have grown within it: then it had a smaller value before. What several
+        // histograms had there may be found again one value later.
+        let mut before = 0u64;
         for (value, count) in &self.buckets {
-            // The highest bucket is shown as the maximum, which may have grown within it: then it had a smaller value before.
-            let mut before = 0u64;
             while let Some((_, count)) = old.next_if(|(before, _)| before <= value) {
                 before = before.saturating_add(*count);
             }
-            let count = count.saturating_sub(before);
+            let since = count.saturating_sub(before);
+            before = before.saturating_sub(*count);
+            let count = since;
             if count > 0 {
                 grown.count = grown.count.saturating_add(count);
                 grown.max_ns = *value;
@@ -160,6 +163,23 @@ mod tests {
         );
         let since = after.since(&before);
         assert_eq!((since.count, since.sum_ns), (1, 20_090_000.0));
+    }
+
+    #[test]
+    fn maxima_of_merged_histograms_in_one_bucket_count_once() {
+        let (clock, _) = Clock::simulated();
+        let (one, other) = (Histogram::new(), Histogram::new());
+        one.record(20_000_100, 3);
+        other.record(20_050_000, 1);
+        let merged = || {
+            let mut both = SparseHistogram::from_ticks(&one, &clock);
+            both.merge(&SparseHistogram::from_ticks(&other, &clock));
+            both
+        };
+        let before = merged();
+        one.record(20_090_000, 1);
+        assert_eq!(merged().since(&before).count, 1);
+        assert_eq!(merged().since(&merged()).count, 0);
     }
 
     fn values() -> impl Strategy<Value = Vec<u64>> {

@@ -12,7 +12,7 @@ fn flags() -> impl Iterator<Item = (&'static DaemonKey, &'static Flag)> {
     keys.filter_map(|known| Some((known, known.flag.as_ref()?)))
 }
 
-/// What is told of a flag: its help, and what applies without it.
+/// The help of a flag: what it does, and what applies without it.
 fn help(known: &DaemonKey, flag: &Flag) -> String {
     let default = known.key.default.replace('`', "");
     match known.key.default.contains([' ', '`']) && default != "see there" {

@@ -43,7 +43,7 @@ impl<P> Direction<P> {
         }
     }
 
-    /// A packet of so many bytes comes; `Some`: it is lost.
+    /// Takes a packet of `bytes`, and gives it back if it is lost.
     pub fn send(&mut self, now: Duration, bytes: usize, packet: P) -> Option<P> {
         let buffer = (2 * self.options.delay).max(BUFFER_LEAST);
         let begins = self.free_at.max(now);

@@ -7,13 +7,13 @@ use bdev::Disk;
 use iscsi_target::{Server, TargetOptions};
 use scsi_exec::{Hold, Holding};
 
-use super::{ChapUsers, Endpoint, ExportDevice, ExportKind, Opening};
+use super::{ChapUsers, Endpoint, ExportDevice, Openable, Opening};
 use config::{ExportRef, IscsiConfig, LunConfig};
 
 /// How long the end of an export waits for what is in flight.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
-impl ExportKind for IscsiConfig {
+impl Openable for IscsiConfig {
     fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
         let luns = by_number(&opening.luns(&self.luns)?);
         let chap_users = match opening.users {

@@ -1,4 +1,4 @@
-//! Exports from their configuration: a file for each kind, which opens it ([`ExportKind`]) and changes it ([`ExportDevice`]).
+//! Exports from their configuration: a file for each kind, which opens it ([`Openable`]) and changes it ([`ExportDevice`]).
 
 mod iscsi;
 mod vhost;
@@ -105,8 +105,8 @@ impl Opening<'_> {
     }
 }
 
-/// A kind of export: what its configuration becomes.
-pub(crate) trait ExportKind {
+/// The configuration of an export, which becomes an open one.
+pub(crate) trait Openable {
     /// Opens it: clients can come.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ pub(crate) trait ExportKind {
 }
 
 /// The one place that knows which kinds there are.
-fn kind(export: ExportRef<'_>) -> &dyn ExportKind {
+fn kind(export: ExportRef<'_>) -> &dyn Openable {
     match export {
         ExportRef::VhostBlk(export) => export,
         ExportRef::VhostScsi(export) => export,

@@ -7,11 +7,11 @@ use scsi_exec::{Hold, Units};
 use virtio_blk::{BlkDevice, BlkOptions};
 
 use super::vhost::listen;
-use super::{Endpoint, ExportDevice, ExportKind, Opening};
+use super::{Endpoint, ExportDevice, Openable, Opening};
 use crate::objects::absolute;
 use config::{LunConfig, VhostBlkConfig};
 
-impl ExportKind for VhostBlkConfig {
+impl Openable for VhostBlkConfig {
     fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
         let device = blk_device(self, &opening)?;
         let server = Arc::clone(&opening.transports.vhost);

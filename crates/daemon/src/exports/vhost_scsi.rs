@@ -7,7 +7,7 @@ use scsi_exec::Hold;
 use virtio_scsi::{Event, ScsiDevice, ScsiOptions};
 
 use super::vhost::listen;
-use super::{Endpoint, ExportDevice, ExportKind, Opening};
+use super::{Endpoint, ExportDevice, Openable, Opening};
 use config::{LunConfig, VhostScsiConfig};
 
 /// CAPACITY DATA HAS CHANGED.
@@ -16,7 +16,7 @@ const CAPACITY_CHANGED: Event = Event::Changed {
     qualifier: 0x09,
 };
 
-impl ExportKind for VhostScsiConfig {
+impl Openable for VhostScsiConfig {
     fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
         let options = ScsiOptions {
             name: self.name.clone(),

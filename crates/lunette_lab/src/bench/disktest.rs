@@ -115,6 +115,16 @@ impl DisktestArguments {
     }
 
     fn subject(&self) -> Result<Subject, Failure> {
+        let unknown = self
+            .kind
+            .chars()
+            .find(|c| !"DRBF".contains(c.to_ascii_uppercase()));
+        if let Some(letter) = unknown {
+            return Err(Failure::mistake(format!(
+                "-I{}: {letter} is none of D, R, B and F",
+                self.kind
+            )));
+        }
         let direct = self.kind.to_ascii_uppercase().contains('D');
         let target = match Subject::looks_like_one(&self.target) {
             true => self.target.clone(),
@@ -124,12 +134,12 @@ impl DisktestArguments {
     }
 
     fn job(&self) -> Result<Job, Failure> {
-        let is_random = match self.pattern.chars().next() {
-            Some('r' | 'R') => true,
-            Some('l' | 'L') => false,
+        let is_random = match self.pattern.as_str() {
+            "r" | "R" => true,
+            "l" | "L" | "lu" | "Lu" => false,
             _ => {
                 return Err(Failure::mistake(format!(
-                    "-p{}: r or R anywhere, l or L in a row",
+                    "-p{}: r or R anywhere, l or L in a row upwards",
                     self.pattern
                 )));
             }
@@ -245,6 +255,10 @@ pub fn run(arguments: &DisktestArguments) -> Outcome {
         }
     };
     let outcome = run_plan(&plan, &Clock::new(), &interrupted, &progress);
+    let outcome = outcome.inspect_err(|error| {
+        lines.print("ERROR", &format!("{error:#}"));
+        lines.print("END", "Test Done (Failed)");
+    });
     let outcome = unless_interrupted(outcome, &interrupted)?;
     let turns = outcome.subjects.iter().flat_map(|one| &one.repetitions);
     let jobs: Vec<&JobResult> = turns.flat_map(|turn| &turn.jobs).collect();
@@ -323,7 +337,8 @@ mod tests {
         let job = both.job().unwrap_or_else(|_| panic!("no job"));
         assert_eq!(job.pattern.word(), "randrw");
         assert!(both.printed().is_ok_and(|printed| printed.time));
-        assert!(parsed("-PZ f").printed().is_err() && parsed("-pz f").job().is_err());
+        assert!(parsed("-PZ f").printed().is_err() && parsed("-pld f").job().is_err());
+        assert!(parsed("-IS f").subject().is_err() && parsed("-IBD f").subject().is_ok());
         assert!(mixture("75:20").is_err());
     }
 

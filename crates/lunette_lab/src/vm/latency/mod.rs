@@ -195,6 +195,11 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
             "--delay is a disk of Lunette's; leave --device away",
         ));
     }
+    if arguments.polling == Polling::Only && arguments.device != Device::Lunette {
+        return Err(Failure::mistake(
+            "--polling only is of Lunette's workers; leave --device away",
+        ));
+    }
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
     let folder = study_folder(&arguments.folder, Some("--folder on another one"))?;
@@ -391,7 +396,7 @@ fn application(document: &Value, pattern: &str) -> Result<(f64, usize), String> 
     }
 }
 
-/// The mean of what an instrument saw of so many requests.
+/// The mean of what an instrument saw, if it saw nearly all of `ios` requests.
 fn seen(found: &[u64], ios: usize) -> Result<(f64, usize), String> {
     match mean(found) {
         // A device that polls is not notified of every request.

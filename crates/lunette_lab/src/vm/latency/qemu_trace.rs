@@ -19,7 +19,7 @@ const EVENTS: [&str; 7] = [
     "virtio_notify_irqfd",
 ];
 
-/// What an event says of a request, of which one is in flight.
+/// What an event says of the one request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     There,
@@ -47,7 +47,7 @@ impl QemuTrace {
         }
     }
 
-    /// What `lunette vm run` has to be told.
+    /// Options of `lunette vm run` for it.
     pub fn options(&self) -> Vec<String> {
         let log = self.log.display().to_string();
         let words = ["-msg", "timestamp=on", "-D", &log];
@@ -69,12 +69,12 @@ impl QemuTrace {
         set(true)?;
         let done = run();
         set(false)?;
-        let mut text = String::new();
+        let mut text = Vec::new();
         let mut log = fs::File::open(&self.log)
             .with_context(|| format!("cannot read {}", self.log.display()))?;
         log.seek(SeekFrom::Start(begin))?;
-        log.read_to_string(&mut text)?;
-        Ok((done?, spans(&text)))
+        log.read_to_end(&mut text)?;
+        Ok((done?, spans(&String::from_utf8_lossy(&text))))
     }
 
     /// Removes the log.
@@ -83,7 +83,7 @@ impl QemuTrace {
     }
 }
 
-/// The requests of a log; lines of others are passed over.
+/// The requests of a log; lines of others are passed over. The log has the time of the day, which may be set back.
 fn spans(text: &str) -> Spans {
     let mut spans = Spans::default();
     let (mut there, mut done) = (None, false);
@@ -91,11 +91,11 @@ fn spans(text: &str) -> Spans {
         match (step, there) {
             (Step::There, _) => (there, done) = (Some(at), false),
             (Step::Done, Some(begin)) if !done => {
-                spans.io.push(at - begin);
+                spans.io.push(at.saturating_sub(begin));
                 done = true;
             }
             (Step::Notified, Some(begin)) if done => {
-                spans.whole.push(at - begin);
+                spans.whole.push(at.saturating_sub(begin));
                 there = None;
             }
             _ => {}

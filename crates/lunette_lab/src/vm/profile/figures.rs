@@ -33,14 +33,15 @@ const SPINNING: [&str; 7] = [
 ];
 
 impl Profile {
-    /// From what `guest-bench profile` prints.
+    /// From what `guest-bench profile` prints. A guest's word is not trusted: names are for a terminal, and counts may be anything.
     pub fn of(document: &Value) -> Result<Profile> {
         let stacks = document["stacks"]
             .as_object()
             .context("a profile without stacks")?;
-        let stacks = stacks
-            .iter()
-            .map(|(stack, count)| (stack.clone(), count.as_u64().unwrap_or(0)));
+        let stacks = stacks.iter().map(|(stack, count)| {
+            let stack = stack.replace(|c: char| !c.is_ascii_graphic(), "_");
+            (stack, count.as_u64().unwrap_or(0))
+        });
         Ok(Profile {
             stacks: stacks.collect(),
             idle: document["idle"].as_u64().unwrap_or(0),
@@ -51,7 +52,7 @@ impl Profile {
 
     /// Samples of CPUs that did something.
     pub fn total(&self) -> u64 {
-        self.stacks.values().sum()
+        sum(self.stacks.values().copied())
     }
 
     /// The innermost functions with their shares of all samples, the largest first.
@@ -59,7 +60,8 @@ impl Profile {
         let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
         for (stack, count) in &self.stacks {
             let innermost = stack.rsplit(';').next().unwrap_or(stack);
-            *counts.entry(innermost).or_insert(0) += count;
+            let sum = counts.entry(innermost).or_insert(0);
+            *sum = sum.saturating_add(*count);
         }
         let total = self.total().max(1) as f64;
         let mut shares: Vec<(String, f64)> = counts
@@ -91,7 +93,7 @@ impl Profile {
 
     /// The share of CPU time without work.
     pub fn idle_share(&self) -> f64 {
-        self.idle as f64 / (self.idle + self.total()).max(1) as f64
+        self.idle as f64 / sum([self.idle, self.total()]).max(1) as f64
     }
 
     /// Lines of a flame graph's input.
@@ -169,7 +171,7 @@ impl Around {
     /// Since `before`, of a run with this result.
     pub fn since(&self, before: &Around, result: &Value) -> Around {
         let jobs = result["jobs"].as_array().map_or(&[][..], Vec::as_slice);
-        let sum = |field: &str| -> f64 {
+        let of_all = |field: &str| -> f64 {
             let sides = jobs.iter().flat_map(|job| [&job["read"], &job["write"]]);
             sides
                 .map(|side| side[field].as_f64().unwrap_or(0.0))
@@ -184,8 +186,8 @@ impl Around {
             exits: Exits(exits),
             cpu: self.cpu.saturating_sub(before.cpu),
             steal: self.steal.saturating_sub(before.steal),
-            requests: sum("total_ios"),
-            iops: sum("iops"),
+            requests: of_all("total_ios"),
+            iops: of_all("iops"),
         }
     }
 
@@ -215,14 +217,19 @@ impl Around {
     }
 }
 
+/// Of numbers that a guest gave.
+fn sum(numbers: impl IntoIterator<Item = u64>) -> u64 {
+    numbers.into_iter().fold(0, u64::saturating_add)
+}
+
 /// The interrupts of virtio devices, all CPUs together.
 fn interrupts(text: &str) -> u64 {
     let lines = text.lines().filter(|line| line.contains("virtio"));
     let of_line = |line: &str| -> u64 {
         let words = line.split_whitespace().skip(1);
-        words.map_while(|word| word.parse::<u64>().ok()).sum()
+        sum(words.map_while(|word| word.parse().ok()))
     };
-    lines.map(of_line).sum()
+    sum(lines.map(of_line))
 }
 
 /// CPU time, and what of it the host took: `cpu user nice system idle iowait irq softirq steal`.
@@ -233,7 +240,7 @@ fn times(text: &str) -> Option<(u64, u64)> {
         .skip(1)
         .map_while(|word| word.parse().ok())
         .collect();
-    Some((times.iter().take(8).sum(), *times.get(7)?))
+    Some((sum(times.iter().take(8).copied()), *times.get(7)?))
 }
 
 #[cfg(test)]
@@ -270,6 +277,21 @@ mod tests {
                 .folded()
                 .contains(&"bench;entry;submit 20".to_owned())
         );
+    }
+
+    #[test]
+    fn names_and_counts_of_a_hostile_guest_are_harmless() {
+        let profile = profile(&[("a;\u{1b}[2Jb", u64::MAX), ("a;c", u64::MAX)]);
+        assert_eq!(profile.total(), u64::MAX);
+        let functions = profile.functions();
+        assert!(
+            functions.iter().any(|(name, _)| name == "_[2Jb"),
+            "{functions:?}"
+        );
+        assert!(profile.idle_share() < 1.0);
+        let text = "24: 18446744073709551615 1 virtio1\ncpu 18446744073709551615 1 1 1 1 1 1 1\n";
+        assert_eq!(interrupts(text), u64::MAX);
+        assert_eq!(times(text), Some((u64::MAX, 1)));
     }
 
     #[test]

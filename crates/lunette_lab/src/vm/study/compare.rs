@@ -31,7 +31,7 @@ pub struct CompareArguments {
     /// Requests in flight
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     iodepth: u32,
-    /// Programs on an ext4 file system of the disk instead: files that are made, read and written, or a mail server
+    /// Programs on an ext4 file system of the disk instead: files that are made, read and written, or a mail server. What was on the disk is lost
     #[arg(long, value_name = "PRESET", value_parser = ["create", "seqread", "randread", "randwrite", "mail"], conflicts_with_all = ["rw", "rwmixread", "bs", "iodepth"], help_heading = "File systems")]
     preset: Option<String>,
     /// Threads of the programs

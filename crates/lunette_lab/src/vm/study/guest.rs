@@ -1,5 +1,6 @@
 //! A guest of a study: started and ended with it, and what its disks are called.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -15,6 +16,27 @@ use crate::vm::copy::run_script;
 
 /// How long it may take to come up.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
+
+/// What a guest may answer to a script: a trace of all its CPUs, and not this host's memory.
+const ANSWER_MAX: usize = 256 << 20;
+
+/// An answer that grows only so far.
+struct Answer(Vec<u8>);
+
+impl Write for Answer {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if bytes.len() > ANSWER_MAX - self.0.len() {
+            let text = format!("the guest answers with more than {ANSWER_MAX} bytes");
+            return Err(std::io::Error::other(text));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
 
 /// A guest that runs.
 pub struct StudyGuest {
@@ -115,10 +137,10 @@ impl StudyGuest {
 
     /// What a script prints.
     pub fn script(&self, script: &str) -> Result<String> {
-        let mut output = Vec::new();
+        let mut output = Answer(Vec::new());
         let socket = self.place.file(AGENT_SOCKET);
         run_script(&socket, script, &[], ExecInput::Nothing, &mut output)?;
-        Ok(String::from_utf8_lossy(&output).into_owned())
+        Ok(String::from_utf8_lossy(&output.0).into_owned())
     }
 
     /// The control socket of its daemon.

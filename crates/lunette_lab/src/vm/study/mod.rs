@@ -86,10 +86,10 @@ pub struct Files {
 }
 
 impl Files {
-    /// Of a file system's bytes so many are used: what is full is slow.
+    /// The part of a file system that is used: what is full is slow.
     const USED: (u64, u64) = (6, 10);
 
-    /// The words of `guest-bench files`, on a disk of so many bytes.
+    /// The words of `guest-bench files`, on a disk of `size` bytes.
     pub fn words(&self, folder: &str, milliseconds: u64, size: u64) -> [String; 5] {
         let (part, whole) = Files::USED;
         [
