@@ -21,6 +21,8 @@ pub struct Limits {
     pub outstanding_r2t: u32,
     /// Pieces of one R2T that may be missing at a time when data PDUs come out of order.
     pub gaps_per_r2t: usize,
+    /// Bytes of read data that one connection keeps, from error recovery level 1 on, until the initiator acknowledges them.
+    pub kept_bytes: usize,
     /// NOP-In pings without an answer.
     pub outstanding_pings: usize,
 }
@@ -37,6 +39,7 @@ impl Default for Limits {
             parked_bytes: 64 * 1024,
             outstanding_r2t: 8,
             gaps_per_r2t: 64,
+            kept_bytes: 16 << 20,
             outstanding_pings: 4,
         }
     }

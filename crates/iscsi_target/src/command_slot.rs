@@ -29,15 +29,16 @@ impl Transport for CommandSlot<'_> {
         }
     }
 
-    /// What lies in memory as it is is sent from there. Not with a data digest, for it may change after that was made.
+    /// What lies in memory as it is is sent from there. Not with a data digest, for it may change after that was made, nor where it may
+    /// have to be sent again.
     #[inline]
     fn data_in(&mut self, io: &mut Io) -> Data {
         let connection = &mut *self.connection;
-        let digest = connection.iscsi.digests().data;
+        let seen = connection.iscsi.sees_data();
         let slot = connection.slots.get(self.index);
         let (disk, request) = (slot.job.disk, slot.job.io);
         slot.reads = request.length as u32;
-        if !digest && slot.write_length.is_none() && slot.buffer.is_none() {
+        if !seen && slot.write_length.is_none() && slot.buffer.is_none() {
             let mut shell = connection.buffers.take_shell();
             if io.borrow(disk, &request, &mut shell) {
                 slot.buffer = Some(shell);

@@ -115,6 +115,9 @@ impl Connection {
     /// A command, in the order of CmdSN.
     pub(crate) fn begin(&mut self, task: TaskId) {
         let index = self.slot_of(task);
+        if self.recovers {
+            self.take_over(index, task);
+        }
         let Some(command) = self.iscsi.command(task) else {
             return;
         };
@@ -339,6 +342,10 @@ impl Connection {
             match step {
                 Step::Wait => return Progress::Pending,
                 Step::Over => return Progress::Over,
+                Step::Answer | Step::AnswerAndGoOn if slot.lost.is_some() => {
+                    self.keep_answer(index, matches!(step, Step::AnswerAndGoOn));
+                    return Progress::Over;
+                }
                 Step::Answer | Step::AnswerAndGoOn if slot.iscsi.is_some() => {
                     slot.goes_on = matches!(step, Step::AnswerAndGoOn);
                     return Progress::Done;
@@ -349,6 +356,7 @@ impl Connection {
                     return Progress::Over;
                 }
                 Step::Data => {
+                    slot.touched = true;
                     let mut part = self.buffers.take_shell();
                     if let (Some(buffer), true) = (&slot.buffer, job.io.moves_data()) {
                         buffer.slice_into(0, job.io.length as usize, &mut part);
@@ -362,6 +370,7 @@ impl Connection {
                     slot.task.resume(outcome, None);
                 }
                 Step::Scratch(mut buffer) => {
+                    slot.touched = true;
                     let Submission::Done(outcome) = io.submit(job.disk, &job.io, &mut buffer, tag)
                     else {
                         (slot.busy, slot.scratch) = (true, true);
@@ -450,6 +459,8 @@ impl Connection {
             }
             return;
         }
+        self.lose_answer(index);
+        let slot = self.slots.get(index);
         slot.aborted = true;
         if slot.busy {
             if let Some(wait) = wait {

@@ -95,6 +95,8 @@ pub(crate) struct Connection {
     /// Flush what is queued, then end.
     pub(crate) closing: bool,
     ended: bool,
+    /// Its session outlives it, and takes over tasks of other connections.
+    pub(crate) recovers: bool,
     /// Let go of when nothing is in flight any more.
     pub(crate) held_until_drained: Vec<Hold>,
     /// The same, for those that log in through the same ports later.
@@ -162,6 +164,7 @@ impl Connection {
             scratch_steps: 0,
             closing: false,
             ended: false,
+            recovers: false,
             held_until_drained: Vec::new(),
             in_flight: None,
             own_aborts: Vec::new(),
@@ -217,6 +220,7 @@ impl Connection {
         let idle_time = self.shared.limits.idle_time.as_secs();
         self.shared.look_in(self.number(), idle_time);
         self.slots.set_tasks(self.iscsi.task_slots());
+        self.recovers = self.iscsi.recovers();
         self.input.enlarge();
         // What the connections before it have in flight must not come after what this one does.
         let wait = hold(&self.place, After::Input);
@@ -318,6 +322,7 @@ impl Connection {
                 }
             }
         }
+        self.iscsi.is_dismissed();
         self.closing = true;
     }
 
@@ -341,11 +346,17 @@ impl Connection {
         if self.closing {
             return;
         }
+        self.iscsi.is_dismissed();
         // What is under way might never be taken, and nobody waits for that.
         if self.ended || self.output.is_sending() || self.iscsi.announce_drop().is_err() {
             return self.end(io, why);
         }
         self.closing = true;
+    }
+
+    /// Another connection of the session takes its tasks.
+    pub fn is_removed_for_recovery(&mut self, io: &mut Io) {
+        self.end(io, "removed for recovery");
     }
 
     /// Another connection of the session has logged this one out.
@@ -362,9 +373,13 @@ impl Connection {
         self.log_end(why);
         // Receives and sends that are in flight complete. A socket that is not connected any more has none.
         self.socket.shut_down();
-        let used: Vec<u32> = self.slots.used().collect();
-        for index in used {
-            self.abort_slot(io, index, None);
+        if self.iscsi.recovers() {
+            self.leave_commands_behind(io);
+        } else {
+            let used: Vec<u32> = self.slots.used().collect();
+            for index in used {
+                self.abort_slot(io, index, None);
+            }
         }
         if let Some(key) = self.key {
             self.shared.tallies.disconnected(key.tsih, self.number());
@@ -608,6 +623,9 @@ impl Source for Connection {
     }
 
     fn closed(&mut self, io: &mut Io) {
+        // What waited for something that only comes while the connection is there.
+        let used: Vec<u32> = self.slots.used().collect();
+        used.into_iter().for_each(|index| self.lose_answer(index));
         self.disks.close(io);
         self.unwatch(io);
         io.disown(self.owner);

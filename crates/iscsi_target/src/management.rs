@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use iscsi::pdu::{TaskFunction, TaskFunctionResponse};
 use iscsi::serial::before;
+use iscsi::session::ConnectionKey;
 use iscsi::target::{Logout, LogoutScope, TaskManagement};
 use latency::UnitAddress;
 use reactor::Io;
@@ -211,7 +212,7 @@ impl Connection {
                 tag: slot.tag,
                 unit: unit_address(slot.lun).filter(|_| has_come),
                 id: 0,
-                begun: slot.begun && (slot.iscsi.is_some() || slot.aborted),
+                begun: slot.begun && (slot.iscsi.is_some() || slot.aborted || slot.lost.is_some()),
                 later,
                 open: slot.iscsi.is_some(),
             };
@@ -274,6 +275,9 @@ impl Connection {
         let hold = hold(self.place(), After::Logout { tag: logout.tag });
         let own = self.iscsi.key();
         let others = match logout.scope {
+            LogoutScope::ForRecovery(lost) => {
+                return self.remove_for_recovery(lost, &hold);
+            }
             LogoutScope::Connection => Vec::new(),
             LogoutScope::Other(key) => vec![key],
             LogoutScope::Session => {
@@ -284,11 +288,22 @@ impl Connection {
         for other in others.into_iter().filter(|key| Some(*key) != own) {
             self.shared().log_out_connection(other, hold.clone());
         }
-        if !matches!(logout.scope, LogoutScope::Other(_)) {
+        if matches!(logout.scope, LogoutScope::Session | LogoutScope::Connection) {
             let used: Vec<u32> = self.slots.used().collect();
             for index in used {
                 self.abort_slot(io, index, Some(&hold));
             }
+        }
+    }
+
+    /// Closes another connection, whose tasks stay; the answer waits until nothing of it can touch a disk any more.
+    fn remove_for_recovery(&mut self, lost: Option<ConnectionKey>, hold: &Hold) {
+        if let Some(key) = lost {
+            self.shared().remove_for_recovery(key, hold.clone());
+        }
+        let Some(own) = self.iscsi.key() else { return };
+        if let Some(nexus) = self.shared().nexus(own.tsih) {
+            self.shared().keep_until_drained(&nexus, own.tsih, hold);
         }
     }
 

@@ -9,7 +9,7 @@ use iscsi::login::{
 };
 use iscsi::negotiation::Offer;
 use iscsi::pdu::LoginStatus;
-use iscsi::session::{Attachment, Claim, ConnectionKey, Session, SessionKind};
+use iscsi::session::{Attachment, Claim, ConnectionKey, Leaving, Session, SessionKind};
 use scsi::TransportId;
 
 use crate::memory::SessionMemory;
@@ -103,8 +103,21 @@ impl Shared {
 
     /// Gives up the nexus of a session that is gone.
     fn lose_nexus(&self, tsih: u16, nexus: &SessionNexus) {
+        self.retained.end(tsih);
         nexus.target.scsi.detach_nexus(&nexus.nexus);
         self.session_changed(tsih, nexus, false);
+    }
+}
+
+impl Shared {
+    /// Ends a session that has no connection, if it has none; false where there is no such session.
+    pub fn end_abandoned(&self, tsih: u16) -> bool {
+        let mut nexuses = lock(&self.nexuses);
+        let ended = self.sessions.end_abandoned(tsih);
+        if ended && let Some(nexus) = nexuses.remove(&tsih) {
+            self.lose_nexus(tsih, &nexus);
+        }
+        ended
     }
 }
 
@@ -178,7 +191,7 @@ impl TargetPolicy for Shared {
         let mut nexuses = lock(&self.nexuses);
         let identity = claim.identity.clone();
         // Which it joins, or ends by taking its place.
-        let there = match claim.tsih {
+        let there: u16 = match claim.tsih {
             0 => {
                 let mut sessions = self.sessions.sessions().into_iter();
                 let same = sessions.find(|session| session.identity == identity);
@@ -186,19 +199,17 @@ impl TargetPolicy for Shared {
             }
             tsih => tsih,
         };
-        if let Some(there) = nexuses.get(&there)
-            && !may_take_part(visitor, there)
+        if let Some(session) = nexuses.get(&there)
+            && !may_take_part(visitor, session)
         {
             return Err(LoginStatus::AuthorizationFailure);
         }
         let attachment = self.sessions.attach(claim)?;
         let tsih = attachment.session.tsih;
-        for old in &attachment.displaced {
-            if old.tsih != tsih
-                && let Some(nexus) = nexuses.remove(&old.tsih)
-            {
-                self.lose_nexus(old.tsih, &nexus);
-            }
+        if there != tsih
+            && let Some(nexus) = nexuses.remove(&there)
+        {
+            self.lose_nexus(there, &nexus);
         }
         if identity.kind == SessionKind::Normal && !nexuses.contains_key(&tsih) {
             let found = self.visited(visitor).and_then(|target| {
@@ -208,7 +219,7 @@ impl TargetPolicy for Shared {
             });
             // The target went while its initiator logged in.
             let Some((target, group, permission)) = found else {
-                self.sessions.detach(attachment.connection, true);
+                self.sessions.detach(attachment.connection, Leaving::Lost);
                 return Err(LoginStatus::TargetRemoved);
             };
             let initiator = TransportId::iscsi_port(&identity.initiator_name, identity.isid);
@@ -226,9 +237,9 @@ impl TargetPolicy for Shared {
         Ok(attachment)
     }
 
-    fn detach(&self, connection: ConnectionKey, whole_session: bool) -> Vec<ConnectionKey> {
+    fn detach(&self, connection: ConnectionKey, leaving: Leaving) -> Vec<ConnectionKey> {
         let mut nexuses = lock(&self.nexuses);
-        let dropped = self.sessions.detach(connection, whole_session);
+        let dropped = self.sessions.detach(connection, leaving);
         if self.sessions.session(connection.tsih).is_none()
             && let Some(nexus) = nexuses.remove(&connection.tsih)
         {

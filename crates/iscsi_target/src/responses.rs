@@ -13,7 +13,7 @@ use crate::slots::SlotId;
 const DIGESTED_BYTES_KEPT: usize = 1 << 20;
 
 /// What the CDB moves, from what the initiator expects and the difference.
-fn transfer(read: u32, write: Option<u32>, residual: Residual) -> Transfer {
+pub(crate) fn transfer(read: u32, write: Option<u32>, residual: Residual) -> Transfer {
     let moved = |expected: u32| {
         let expected = u64::from(expected);
         match residual {
@@ -71,7 +71,7 @@ impl Connection {
         }
     }
 
-    fn answer(&mut self, id: SlotId) {
+    pub(crate) fn answer(&mut self, id: SlotId) {
         let Some(slot) = self.slots.current(id) else {
             return;
         };
@@ -138,7 +138,7 @@ impl Connection {
             Then::Response
         };
         let name = self.output.name();
-        let queued = if self.iscsi.digests().data {
+        let queued = if self.iscsi.sees_data() {
             let mut bytes = std::mem::take(&mut self.digested);
             bytes.resize(length, 0);
             buffer.read_whole(0, &mut bytes);

@@ -208,7 +208,9 @@ impl Server {
         };
         let name = target.options.name.as_str();
         for session in shared.sessions.sessions() {
-            if session.identity.target_name.as_deref() == Some(name) {
+            if session.identity.target_name.as_deref() == Some(name)
+                && !shared.end_abandoned(session.tsih)
+            {
                 for key in session.connections() {
                     shared.dismiss_connection(key, Some(hold.clone()));
                 }
@@ -288,8 +290,10 @@ impl Server {
         let Some(session) = shared.sessions.session(tsih) else {
             return false;
         };
-        for key in session.connections() {
-            shared.ask_for_logout(key);
+        if !shared.end_abandoned(tsih) {
+            for key in session.connections() {
+                shared.ask_for_logout(key);
+            }
         }
         true
     }
@@ -456,7 +460,7 @@ fn accept_all(state: &Arc<State>) {
     let mut last_tick = clock.elapsed();
     while state.accepting.goes_on() {
         let listeners = lock(&state.portals).listeners();
-        let busy = state.shared.connection_count() > 0;
+        let busy = state.shared.connection_count() > 0 || !state.shared.retained.is_empty();
         let now = clock.elapsed();
         let tick = busy.then(|| SECOND.saturating_sub(now.saturating_sub(last_tick)));
         let login = arrivals.patience(now, login_time);

@@ -17,6 +17,7 @@ use crate::deadlines::Deadlines;
 use crate::initiator_counters::InitiatorCounters;
 use crate::limits::ServerLimits;
 use crate::memory::SessionMemory;
+use crate::retained::Retained;
 use crate::target::IscsiTarget;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -140,6 +141,8 @@ pub(crate) struct Shared {
     pub sessions: SessionTable,
     /// By TSIH.
     pub nexuses: Mutex<HashMap<u16, SessionNexus>>,
+    /// Sessions whose connections were lost.
+    pub retained: Retained,
     /// What sessions did.
     pub tallies: InitiatorCounters,
     /// Who wants to know of sessions.
@@ -175,6 +178,7 @@ impl Shared {
             discovery_users: Mutex::default(),
             sessions: SessionTable::new(limits.sessions, window),
             nexuses: Mutex::default(),
+            retained: Retained::default(),
             places: Mutex::default(),
             in_flight: Mutex::default(),
             seconds: Seconds::default(),
@@ -248,6 +252,21 @@ impl Shared {
         (new, older)
     }
 
+    /// Keeps `hold` until the connections of a session that have ended have nothing in flight any more.
+    pub fn keep_until_drained(&self, nexus: &SessionNexus, tsih: u16, hold: &Hold) {
+        let ports = (
+            nexus.nexus.initiator().clone(),
+            nexus.nexus.port().relative_id,
+        );
+        let all = lock(&self.in_flight);
+        let of_ports = all.get(&ports).into_iter().flatten();
+        for one in of_ports.filter_map(Weak::upgrade) {
+            if one.tsih == tsih && one.ended.load(Ordering::Acquire) {
+                one.keep(hold.clone());
+            }
+        }
+    }
+
     /// The time by which connections are looked at.
     #[inline]
     pub fn seconds(&self) -> u64 {
@@ -257,6 +276,9 @@ impl Shared {
     /// A second has passed: gives the connections that are to be looked at now.
     pub fn second_passed(&self) -> Vec<Place> {
         let now = self.seconds.0.fetch_add(1, Ordering::Relaxed) + 1;
+        for session in self.retained.expire(now) {
+            self.end_abandoned(session.tsih);
+        }
         let mut places = lock(&self.places);
         let mut due = Vec::new();
         while let Some(number) = places.alarms.next_due(now) {
@@ -335,6 +357,17 @@ impl Shared {
                 }
                 places.doomed.push_back(key);
             }
+        }
+    }
+
+    /// Has a connection closed whose tasks another one of its session takes over; `held` as above.
+    pub fn remove_for_recovery(&self, key: ConnectionKey, held: Hold) {
+        match self.place(key) {
+            Some(place) => place.send(move |connection, io| {
+                connection.held_until_drained.push(held);
+                connection.is_removed_for_recovery(io);
+            }),
+            None => self.drop_connection(key, None),
         }
     }
 

@@ -41,6 +41,10 @@ pub(crate) struct State {
     pub receiving: bool,
     /// An I/O is in flight.
     pub busy: bool,
+    /// An I/O was submitted.
+    pub touched: bool,
+    /// Its connection is lost, and its answer waits for another one: its ITT.
+    pub lost: Option<u32>,
     /// The I/O works on scratch memory.
     pub scratch: bool,
     /// Aborted: it does nothing more.

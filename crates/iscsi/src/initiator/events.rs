@@ -59,6 +59,18 @@ pub enum Event {
         /// Response (11.15.1).
         response: u8,
     },
+    /// A request went with its connection: whether it was done is not known, and the target does not do it any more.
+    Lost {
+        /// Initiator Task Tag.
+        itt: u32,
+        /// What a command was to write, given back.
+        written: Vec<u8>,
+    },
+    /// The tasks of this connection, which was lost, go on, on it or on another one.
+    Recovered {
+        /// Its CID.
+        cid: u16,
+    },
     /// A PDU was rejected; a task that began with it is over.
     Rejected {
         /// Reason (11.17.1).
@@ -93,7 +105,7 @@ pub enum InitiatorError {
     /// The target broke a rule.
     #[error("target breaks the protocol: {0}")]
     Protocol(&'static str),
-    /// A data digest does not match: at error recovery level 0 the session is over.
+    /// A data digest does not match: at error recovery level 0 the session is over. At others the data does not come again.
     #[error("data digest does not match")]
     DataDigest,
     /// There is no such connection.

@@ -5,9 +5,11 @@
 
 mod events;
 mod receive;
+mod recovery;
 mod reinstate;
 mod requests;
 mod session;
+mod snack;
 
 pub use events::{CommandDone, Event, InitiatorError};
 pub use requests::{Request, TaskManagementRequestFields};

@@ -5,6 +5,7 @@ use zerocopy::big_endian::U32;
 use super::events::{CommandDone, Event, InitiatorError};
 use super::requests::{CommandTask, Kind, Task, send_data};
 use super::session::{Initiator, Phase};
+use super::snack::Counted;
 use crate::login::LoginProgress;
 use crate::pdu::{
     AsyncMessage, Bhs, CONTINUE, DataIn, Digests, FINAL, IMMEDIATE, LoginResponse, LogoutResponse,
@@ -14,6 +15,9 @@ use crate::pdu::{
 use crate::serial::before;
 
 type Outcome = Result<Option<Event>, InitiatorError>;
+
+/// How often a byte may be requested at other error recovery levels than 0.
+const REQUESTS_MAX: usize = 64;
 
 const UNKNOWN_TASK: InitiatorError = InitiatorError::Protocol("answer to no task");
 
@@ -61,7 +65,15 @@ impl Initiator {
                     }
                     input = rest;
                 }
-                Progress::End { digest_ok: false } => return Err(InitiatorError::DataDigest),
+                Progress::End { digest_ok: false } => {
+                    let bhs = link.decoder.bhs();
+                    let is_open = matches!(link.phase, Phase::Full);
+                    if !is_open || !self.recovers_digests() {
+                        return Err(InitiatorError::DataDigest);
+                    }
+                    self.digest_failed(cid, &bhs)?;
+                    whole = &[];
+                }
                 Progress::End { digest_ok: true } => {
                     let bhs = link.decoder.bhs();
                     let inline = std::mem::take(&mut link.inline);
@@ -69,7 +81,7 @@ impl Initiator {
                         [] => inline.as_slice(),
                         whole => whole,
                     };
-                    events.extend(self.pdu(cid, &bhs, segment)?);
+                    self.pdu(cid, &bhs, segment, events)?;
                     self.link(cid)?.inline = inline;
                     whole = &[];
                 }
@@ -77,19 +89,48 @@ impl Initiator {
         }
     }
 
-    fn pdu(&mut self, cid: u16, bhs: &Bhs, segment: &[u8]) -> Outcome {
+    fn pdu(
+        &mut self,
+        cid: u16,
+        bhs: &Bhs,
+        segment: &[u8],
+        events: &mut Vec<Event>,
+    ) -> Result<(), InitiatorError> {
         let in_login = matches!(self.link(cid)?.phase, Phase::Login(_));
         let kind = bhs.kind();
         if in_login != (kind == Some(Opcode::LoginResponse)) {
             return Err(InitiatorError::Protocol("PDU of another phase"));
         }
         if in_login {
-            return self.login(cid, &LoginResponse::from_bhs(bhs), segment);
+            events.extend(self.login(cid, &LoginResponse::from_bhs(bhs), segment)?);
+            return Ok(());
         }
+        if self.recovers_digests()
+            && bhs.kind() == Some(Opcode::ScsiResponse)
+            && self.holds_back(cid, bhs, segment)
+        {
+            return Ok(());
+        }
+        let held_for = (bhs.kind() == Some(Opcode::DataIn)).then(|| bhs.itt.get());
+        let event = self.counted(cid, bhs, segment, events)?;
+        events.extend(event);
+        if let Some((bhs, segment)) = held_for.and_then(|itt| self.release_held(cid, itt)) {
+            let event = self.counted(cid, &bhs, &segment, events)?;
+            events.extend(event);
+        }
+        Ok(())
+    }
+
+    /// A PDU of the full feature phase, in its place.
+    fn counted(&mut self, cid: u16, bhs: &Bhs, segment: &[u8], events: &mut Vec<Event>) -> Outcome {
+        let kind = bhs.kind();
         // StatSN, ExpCmdSN and MaxCmdSN are in the same place in every response
         let numbers = NopIn::from_bhs(bhs);
         self.moved(numbers.exp_cmd_sn.get(), numbers.max_cmd_sn.get());
-        self.count_status(cid, bhs, numbers.stat_sn.get())?;
+        let passes_over = self.is_out_of_place(cid, bhs);
+        if passes_over || self.count_status(cid, bhs, numbers.stat_sn.get())? == Counted::Again {
+            return Ok(None);
+        }
         match kind {
             Some(Opcode::ScsiResponse) => {
                 self.scsi_response(cid, &ScsiResponse::from_bhs(bhs), segment)
@@ -100,6 +141,15 @@ impl Initiator {
             }
             Some(Opcode::TaskManagementResponse) => {
                 let response = TaskManagementResponse::from_bhs(bhs);
+                if let Some(Kind::Reassign { referenced }) =
+                    self.tasks.get(&bhs.itt.get()).map(|task| &task.kind)
+                {
+                    let referenced = *referenced;
+                    self.finish(cid, bhs.itt.get(), |kind| {
+                        matches!(kind, Kind::Reassign { .. })
+                    })?;
+                    return Ok(self.reassigned(referenced, response.response));
+                }
                 self.finish(cid, bhs.itt.get(), |kind| {
                     matches!(kind, Kind::TaskManagement)
                 })?;
@@ -111,9 +161,9 @@ impl Initiator {
             Some(Opcode::TextResponse) => {
                 self.text_response(cid, &TextResponse::from_bhs(bhs), segment)
             }
-            Some(Opcode::NopIn) => self.nop_in(cid, &numbers, segment),
+            Some(Opcode::NopIn) => self.nop_in(cid, &numbers, segment, events),
             Some(Opcode::LogoutResponse) => {
-                self.logout_response(cid, &LogoutResponse::from_bhs(bhs))
+                self.logout_response(cid, &LogoutResponse::from_bhs(bhs), events)
             }
             Some(Opcode::Reject) => self.rejected(&Reject::from_bhs(bhs), segment),
             Some(Opcode::AsyncMessage) => {
@@ -137,13 +187,21 @@ impl Initiator {
     }
 
     /// StatSN goes up by one with every status (4.2.2.2); R2Ts, pings and Data-In without status only show it.
-    fn count_status(&mut self, cid: u16, bhs: &Bhs, stat_sn: u32) -> Result<(), InitiatorError> {
+    fn count_status(
+        &mut self,
+        cid: u16,
+        bhs: &Bhs,
+        stat_sn: u32,
+    ) -> Result<Counted, InitiatorError> {
         let shows = match bhs.kind() {
-            Some(Opcode::DataIn) if bhs.flags & DataIn::STATUS == 0 => return Ok(()),
+            Some(Opcode::DataIn) if bhs.flags & DataIn::STATUS == 0 => return Ok(Counted::New),
             Some(Opcode::ReadyToTransfer) => true,
             Some(Opcode::NopIn) => bhs.itt.get() == NO_TAG,
             _ => false,
         };
+        if self.recovers_digests() {
+            return self.count_any(cid, stat_sn, shows);
+        }
         let link = self.link(cid)?;
         if stat_sn != link.exp_stat_sn {
             return Err(InitiatorError::Protocol("StatSN out of order"));
@@ -151,7 +209,20 @@ impl Initiator {
         if !shows {
             link.exp_stat_sn = stat_sn.wrapping_add(1);
         }
-        Ok(())
+        Ok(Counted::New)
+    }
+
+    /// Is it read data that has come before, or comes before what is asked for again?
+    fn is_out_of_place(&mut self, cid: u16, bhs: &Bhs) -> bool {
+        if !self.recovers_digests() || bhs.kind() != Some(Opcode::DataIn) {
+            return false;
+        }
+        let data_sn = DataIn::from_bhs(bhs).data_sn.get();
+        match self.command_task(cid, bhs.itt.get()) {
+            Ok(command) => command.snacks > 0 && data_sn != command.data_sn,
+            // Of a task that has ended, and was sent twice.
+            Err(_) => true,
+        }
     }
 
     fn login(&mut self, cid: u16, response: &LoginResponse, segment: &[u8]) -> Outcome {
@@ -181,7 +252,11 @@ impl Initiator {
         }
     }
 
-    fn command_task(&mut self, cid: u16, itt: u32) -> Result<&mut CommandTask, InitiatorError> {
+    pub(super) fn command_task(
+        &mut self,
+        cid: u16,
+        itt: u32,
+    ) -> Result<&mut CommandTask, InitiatorError> {
         match self
             .tasks
             .get_mut(&itt)
@@ -296,8 +371,16 @@ impl Initiator {
     fn ready_to_transfer(&mut self, cid: u16, header: &ReadyToTransfer) -> Outcome {
         let itt = header.itt.get();
         let max_burst = self.parameters.max_burst_length as usize;
+        let most = if self.recovers_digests() {
+            REQUESTS_MAX
+        } else {
+            1
+        };
         let lun = self.tasks.get(&itt).ok_or(UNKNOWN_TASK)?.lun;
         let command = self.command_task(cid, itt)?;
+        if std::mem::take(&mut command.takes_any_r2t) {
+            command.data_sn = header.r2t_sn.get();
+        }
         if header.r2t_sn.get() != command.data_sn {
             return Err(InitiatorError::Protocol("R2TSN out of order"));
         }
@@ -318,8 +401,8 @@ impl Initiator {
             "R2T beyond the data of the command",
         ))?;
         // At error recovery level 0 no byte is requested twice; a target that does so could have any amount queued.
-        command.sent += length;
-        if command.sent > command.write.len() {
+        command.sent = command.sent.saturating_add(length);
+        if command.sent > command.write.len().saturating_mul(most) {
             return Err(InitiatorError::Protocol(
                 "R2Ts for more than the data of the command",
             ));
@@ -373,8 +456,20 @@ impl Initiator {
         Ok(Some(Event::Text { itt, text }))
     }
 
-    fn nop_in(&mut self, cid: u16, header: &NopIn, segment: &[u8]) -> Outcome {
+    fn nop_in(
+        &mut self,
+        cid: u16,
+        header: &NopIn,
+        segment: &[u8],
+        events: &mut Vec<Event>,
+    ) -> Outcome {
         let itt = header.itt.get();
+        if let Some(Kind::Probe { tasks_of }) = self.tasks.get(&itt).map(|task| &task.kind) {
+            let tasks_of = *tasks_of;
+            self.finish(cid, itt, |kind| matches!(kind, Kind::Probe { .. }))?;
+            self.go_on(tasks_of, cid, events)?;
+            return Ok(None);
+        }
         if itt != NO_TAG {
             self.finish(cid, itt, |kind| matches!(kind, Kind::Nop))?;
             return Ok(Some(Event::Nop {
@@ -396,9 +491,25 @@ impl Initiator {
         Ok(None)
     }
 
-    fn logout_response(&mut self, cid: u16, header: &LogoutResponse) -> Outcome {
+    fn logout_response(
+        &mut self,
+        cid: u16,
+        header: &LogoutResponse,
+        events: &mut Vec<Event>,
+    ) -> Outcome {
         let itt = header.itt.get();
         let kind = self.finish(cid, itt, |kind| matches!(kind, Kind::Logout { .. }))?;
+        if let Kind::Logout { closes: Some(lost) } = kind
+            && lost != cid
+            && self
+                .links
+                .get(usize::from(lost))
+                .is_some_and(|link| link.recovers)
+        {
+            // Also where the target does not know it any more.
+            self.go_on(lost, cid, events)?;
+            return Ok(None);
+        }
         if header.response == 0 {
             let closes = match kind {
                 Kind::Logout { closes } => closes,
@@ -420,6 +531,11 @@ impl Initiator {
         let rejected = <Bhs as zerocopy::FromBytes>::read_from_prefix(segment)
             .ok()
             .map(|(bhs, _)| bhs);
+        if let Some(bhs) = &rejected
+            && self.judge_reject(header.reason, bhs)?
+        {
+            return Ok(None);
+        }
         // data PDUs and SNACKs do not begin a task; their command is answered by itself
         let begins =
             |bhs: &Bhs| !matches!(bhs.kind(), Some(Opcode::DataOut | Opcode::SnackRequest));

@@ -44,6 +44,14 @@ pub(super) enum Kind {
         text: Vec<u8>,
     },
     Nop,
+    /// Asks what the target has received when a connection that was lost is back, or another one takes its tasks.
+    Probe {
+        tasks_of: u16,
+    },
+    /// TASK REASSIGN of this task.
+    Reassign {
+        referenced: u32,
+    },
     /// Of this connection, or of the whole session.
     Logout {
         closes: Option<u16>,
@@ -69,9 +77,34 @@ pub(super) struct CommandTask {
     pub read_length: u32,
     /// Data-In and R2T PDUs so far.
     pub data_sn: u32,
+    /// At error recovery level 2 as it was sent, to be sent again.
+    pub request: Option<Box<Waiting>>,
+    /// It was reassigned: its R2Ts go on from a number that the target knows.
+    pub takes_any_r2t: bool,
+    /// At error recovery level 1 and 2: data is asked for again from `data_sn` on, and how often that was so.
+    pub snacks: u32,
+    /// Its response, which came before its data was there.
+    pub held: Option<(Bhs, Vec<u8>)>,
+}
+
+impl CommandTask {
+    fn new(write: Vec<u8>, sent: usize, read_length: u32) -> CommandTask {
+        CommandTask {
+            write,
+            sent,
+            data: Vec::new(),
+            read_length,
+            data_sn: 0,
+            request: None,
+            takes_any_r2t: false,
+            snacks: 0,
+            held: None,
+        }
+    }
 }
 
 /// A request that has not been sent.
+#[derive(Clone)]
 pub(super) struct Waiting {
     pub cid: u16,
     pub header: Bhs,
@@ -125,13 +158,7 @@ impl Initiator {
             header.flags &= !FINAL;
         }
         let read_length = request.read_length.unwrap_or(0);
-        let kind = Kind::Command(Box::new(CommandTask {
-            write,
-            sent: immediate,
-            data: Vec::new(),
-            read_length,
-            data_sn: 0,
-        }));
+        let kind = Kind::Command(Box::new(CommandTask::new(write, immediate, read_length)));
         let lun = request.lun;
         self.tasks.insert(
             itt,
@@ -153,8 +180,18 @@ impl Initiator {
         Ok(itt)
     }
 
-    /// Puts a request on its connection, and the unsolicited data of a command behind it.
+    /// Puts a request on its connection, with the next CmdSN, and the unsolicited data of a command behind it.
     pub(super) fn send(&mut self, waiting: Waiting) {
+        let is_immediate = waiting.header.is_immediate();
+        self.send_as(waiting, self.cmd_sn);
+        if !is_immediate {
+            self.cmd_sn = self.cmd_sn.wrapping_add(1);
+        }
+    }
+
+    /// The same with this CmdSN.
+    pub(super) fn send_as(&mut self, waiting: Waiting, cmd_sn: u32) {
+        let again = (self.parameters.error_recovery_level == 2).then(|| Box::new(waiting.clone()));
         let Waiting {
             cid,
             header,
@@ -168,7 +205,7 @@ impl Initiator {
         // CmdSN and ExpStatSN are in the same place in every request
         let mut fields = NopOut::from_bhs(&header);
         let itt = fields.itt.get();
-        fields.cmd_sn = U32::new(self.cmd_sn);
+        fields.cmd_sn = U32::new(cmd_sn);
         fields.exp_stat_sn = U32::new(link.exp_stat_sn);
         let segment = match self.tasks.get(&itt).map(|task| &task.kind) {
             Some(Kind::Command(command)) => &command.write[..immediate],
@@ -176,8 +213,11 @@ impl Initiator {
         };
         encode(&mut link.out, fields.to_bhs(), &ahs, segment, link.digests);
         if let Some(task) = self.tasks.get_mut(&itt) {
-            task.cmd_sn = self.cmd_sn;
+            task.cmd_sn = cmd_sn;
             task.numbered = header.opcode & IMMEDIATE == 0;
+            if let Kind::Command(command) = &mut task.kind {
+                (command.request, command.sent) = (again, immediate);
+            }
             if let (Kind::Command(command), false) = (&mut task.kind, header.is_final()) {
                 let burst = command
                     .write
@@ -193,9 +233,6 @@ impl Initiator {
                 );
                 command.sent = burst;
             }
-        }
-        if !header.is_immediate() {
-            self.cmd_sn = self.cmd_sn.wrapping_add(1);
         }
     }
 
@@ -300,7 +337,14 @@ impl Initiator {
         Ok(itt)
     }
 
-    fn control(&mut self, cid: u16, itt: u32, kind: Kind, header: Bhs, segment: Vec<u8>) {
+    pub(super) fn control(
+        &mut self,
+        cid: u16,
+        itt: u32,
+        kind: Kind,
+        header: Bhs,
+        segment: Vec<u8>,
+    ) {
         self.tasks.insert(
             itt,
             Task {

@@ -1,6 +1,6 @@
 //! The session: numbering, tasks, connections.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use super::events::InitiatorError;
 use super::requests::{Request, Task, Waiting};
@@ -51,6 +51,12 @@ pub(super) struct Link {
     pub login_itt: u32,
     /// CmdSNs that a lost connection with this CID may have taken with it.
     pub gaps: Vec<u32>,
+    /// It was lost and comes back: the tasks that it had are not on it yet.
+    pub recovers: bool,
+    /// StatSNs after `exp_stat_sn` that have come, while one before them is asked for again.
+    pub ahead: BTreeSet<u32>,
+    /// Responses asked for since one came.
+    pub responses_asked: u32,
 }
 
 /// A session as its initiator sees it.
@@ -133,6 +139,9 @@ impl Initiator {
             max_send: 8192,
             login_itt,
             gaps: Vec::new(),
+            recovers: false,
+            ahead: BTreeSet::new(),
+            responses_asked: 0,
         }
     }
 
@@ -144,11 +153,11 @@ impl Initiator {
         &mut self.links[usize::from(cid)].out
     }
 
-    /// Is the connection in the full feature phase?
+    /// Is the connection in the full feature phase, with its tasks?
     pub fn is_ready(&self, cid: u16) -> bool {
         self.links
             .get(usize::from(cid))
-            .is_some_and(|link| matches!(link.phase, Phase::Full))
+            .is_some_and(|link| matches!(link.phase, Phase::Full) && !link.recovers)
     }
 
     /// What was negotiated.
@@ -205,6 +214,10 @@ impl Initiator {
         link.decoder.set_data_limit(max_recv);
         link.max_send = result.connection.peer_max_recv as usize;
         link.exp_stat_sn = result.exp_stat_sn;
+        if link.recovers {
+            self.probe(cid, cid);
+            return Ok(());
+        }
         self.fill_gaps(cid)
     }
 
@@ -219,17 +232,36 @@ impl Initiator {
         if before(self.max_cmd_sn, max_cmd_sn) {
             self.max_cmd_sn = max_cmd_sn;
         }
-        while !self.waiting.is_empty() && !before(self.max_cmd_sn, self.cmd_sn) {
-            if let Some(waiting) = self.waiting.pop_front() {
-                self.send(waiting);
+        self.send_waiting();
+    }
+
+    /// Sends what the window allows, by another connection where its own is lost.
+    pub(super) fn send_waiting(&mut self) {
+        while !before(self.max_cmd_sn, self.cmd_sn) {
+            let Some(first) = self.waiting.front() else {
+                return;
+            };
+            let itt = first.header.itt.get();
+            let cid = match self.is_ready(first.cid) {
+                true => Some(first.cid),
+                false => (0..self.links.len() as u16).find(|cid| self.is_ready(*cid)),
+            };
+            let (Some(cid), Some(mut waiting)) = (cid, self.waiting.pop_front()) else {
+                return;
+            };
+            waiting.cid = cid;
+            if let Some(task) = self.tasks.get_mut(&itt) {
+                task.cid = cid;
             }
+            self.send(waiting);
         }
     }
 
     /// Sends a request now, or when the window allows.
     pub(super) fn submit(&mut self, waiting: Waiting) {
         let immediate = waiting.header.opcode & IMMEDIATE != 0;
-        if immediate || (self.waiting.is_empty() && !before(self.max_cmd_sn, self.cmd_sn)) {
+        let may = self.waiting.is_empty() && !before(self.max_cmd_sn, self.cmd_sn);
+        if immediate || (may && self.is_ready(waiting.cid)) {
             self.send(waiting);
         } else {
             self.waiting.push_back(waiting);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::chap::{Algorithm, Secret};
 use crate::negotiation::Offer;
 use crate::pdu::LoginStatus;
-use crate::session::{Attachment, Claim, ConnectionKey, Session};
+use crate::session::{Attachment, Claim, ConnectionKey, Leaving, Session};
 
 /// Who logs in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -109,7 +109,7 @@ pub trait TargetPolicy: Send + Sync {
     fn attach(&self, visitor: &Visitor, claim: Claim) -> Result<Attachment, LoginStatus>;
 
     /// A connection is over: [`crate::session::SessionTable::detach`].
-    fn detach(&self, connection: ConnectionKey, whole_session: bool) -> Vec<ConnectionKey>;
+    fn detach(&self, connection: ConnectionKey, leaving: Leaving) -> Vec<ConnectionKey>;
 
     /// The targets that this visitor may find.
     fn targets(&self, visitor: &Visitor, which: SendTargets<'_>) -> Vec<TargetRecord>;

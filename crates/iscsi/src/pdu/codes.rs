@@ -292,3 +292,17 @@ impl std::fmt::Display for LoginStatus {
         write!(f, "{words} (status {:#06x})", self.wire())
     }
 }
+
+codes! {
+    /// What a SNACK Request asks for (11.16.1).
+    SnackType: u8 {
+        /// Data or R2T
+        Data = 0,
+        /// Status
+        Status = 1,
+        /// DataACK
+        DataAck = 2,
+        /// R-Data: after MaxRecvDataSegmentLength has changed
+        ResegmentedData = 3,
+    }
+}

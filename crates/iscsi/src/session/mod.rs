@@ -6,13 +6,14 @@
 mod table;
 mod window;
 
-pub use table::{Attachment, Claim, ConnectionKey, SessionTable};
+pub use table::{Attachment, Claim, ConnectionKey, Leaving, SessionTable};
 pub use window::{CommandWindow, Turn, Wake};
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::negotiation::SessionParameters;
+use crate::target::ReassignableTasks;
 
 /// Initiator's part of the session identifier.
 pub type Isid = [u8; 6];
@@ -52,6 +53,8 @@ pub struct Session {
     pub parameters: SessionParameters,
     /// Command numbering.
     pub window: CommandWindow,
+    /// Tasks whose connection was lost.
+    pub reassignable: ReassignableTasks,
     closed: AtomicBool,
     count: AtomicU32,
     connections: Mutex<Vec<ConnectionKey>>,
@@ -71,6 +74,7 @@ impl Session {
             tsih,
             parameters,
             window: CommandWindow::new(first_cmd_sn, window),
+            reassignable: ReassignableTasks::default(),
             closed: AtomicBool::new(false),
             count: AtomicU32::new(0),
             connections: Mutex::new(Vec::new()),
@@ -80,6 +84,20 @@ impl Session {
     /// Has the session ended? Its connections then drop.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    /// Ends tasks without a connection, picked by ITT and connection, without an answer; those that run end by themselves.
+    pub fn forget_reassignable(&self, is_meant: impl Fn(u32, ConnectionKey) -> bool) {
+        for _ in 0..self.reassignable.forget(is_meant) {
+            self.window.finished();
+        }
+    }
+
+    /// A task that went on without its connection ends without an answer.
+    pub fn end_running(&self, itt: u32) {
+        if self.reassignable.end_running(itt) {
+            self.window.finished();
+        }
     }
 
     /// More than one connection?

@@ -45,6 +45,17 @@ pub struct Attachment {
     pub displaced: Vec<ConnectionKey>,
 }
 
+/// How a connection leaves its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaving {
+    /// In order: the session ends with its last one.
+    LoggedOut,
+    /// At error recovery level 0 and 1 a session does not outlive it.
+    Lost,
+    /// Its tasks are kept for another one, also where there is none any more.
+    ForRecovery,
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     sessions: Vec<Arc<Session>>,
@@ -96,9 +107,8 @@ impl SessionTable {
         }
     }
 
-    /// A connection is over. The session ends with its last one, or with any when `whole`; gives the connections that are
-    /// to be dropped with it.
-    pub fn detach(&self, key: ConnectionKey, whole: bool) -> Vec<ConnectionKey> {
+    /// A connection is over; gives the connections that are to be dropped because the session ends with it.
+    pub fn detach(&self, key: ConnectionKey, leaving: Leaving) -> Vec<ConnectionKey> {
         let mut inner = self.lock();
         let Some(place) = inner
             .sessions
@@ -111,11 +121,30 @@ impl SessionTable {
         if !session.lock().contains(&key) {
             return Vec::new();
         }
-        if session.remove(key) == 0 || whole {
+        let is_last = session.remove(key) == 0;
+        let ends = match leaving {
+            Leaving::LoggedOut => is_last,
+            Leaving::Lost => true,
+            Leaving::ForRecovery => false,
+        };
+        if ends {
             let session = inner.sessions.swap_remove(place);
             return session.close();
         }
         Vec::new()
+    }
+
+    /// Ends a session that has no connection; false where there is none such.
+    pub fn end_abandoned(&self, tsih: u16) -> bool {
+        let mut inner = self.lock();
+        let mut sessions = inner.sessions.iter();
+        let is_it =
+            |session: &Arc<Session>| session.tsih == tsih && session.connections().is_empty();
+        let Some(place) = sessions.position(is_it) else {
+            return false;
+        };
+        inner.sessions.swap_remove(place).close();
+        true
     }
 
     fn open(
@@ -242,7 +271,7 @@ mod tests {
         assert_eq!(new.displaced, [old.connection]);
         assert!(old.session.is_closed() && !new.session.is_closed());
         assert_eq!(
-            table.detach(old.connection, true),
+            table.detach(old.connection, Leaving::Lost),
             [],
             "the old connection's end does not touch the new session"
         );
@@ -275,8 +304,8 @@ mod tests {
             [second.connection],
             "connection reinstatement"
         );
-        assert_eq!(table.detach(leading.connection, false), []);
-        assert_eq!(table.detach(again.connection, false), []);
+        assert_eq!(table.detach(leading.connection, Leaving::LoggedOut), []);
+        assert_eq!(table.detach(again.connection, Leaving::LoggedOut), []);
         assert!(
             table.sessions().is_empty(),
             "a session ends with its last connection"

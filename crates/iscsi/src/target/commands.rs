@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::data_out::{DataOutFields, Fault, Incoming, WriteData};
+use super::data_out::{DataOutFields, Incoming, WriteData};
 use super::full_feature::{Destination, FullFeature, Io, Verdict, cmd_sn};
 use super::steps::{NoSuchTask, Step};
 use super::tasks::{Command, Task, TaskId};
@@ -28,6 +28,11 @@ impl FullFeature {
             }
         }
         let refusal = self.refuse_command(bhs);
+        if self.kept.is_some() && !self.session.reassignable.is_empty() {
+            // The initiator uses the tag again, so it has the answer of the task that had it.
+            let itt = bhs.itt.get();
+            self.session.forget_reassignable(|of, _| of == itt);
+        }
         if refusal == Some(RejectReason::TaskInProgress) && self.waits_already(bhs) {
             return nowhere(Verdict::Ignore);
         }
@@ -57,16 +62,8 @@ impl FullFeature {
         let data = WriteData::begin(command.write_length(), length, is_final, &self.rules);
         let place = length > 0 && data.fault().is_none();
         let immediate = command.immediate;
-        let task = Task {
-            command,
-            data,
-            seen: place,
-            delivered: false,
-            told_complete: false,
-            pending: None,
-            data_sn: 0,
-            burst_left: self.rules.max_burst,
-        };
+        let mut task = Task::new(command, data, self.rules.max_burst);
+        task.seen = place;
         let Some(id) = self.tasks.insert(task) else {
             self.count_as_received(io, bhs);
             return nowhere(Verdict::Reject(RejectReason::LongOperation));
@@ -117,7 +114,8 @@ impl FullFeature {
             return self.count_as_received(io, bhs);
         };
         if !digest_ok {
-            task.data.fail(Fault::Digest);
+            let length = bhs.lengths.data() as u32;
+            task.data.digest_failed(0, length, &self.rules);
             self.reject(io, bhs, RejectReason::DataDigestError);
         }
         if bhs.is_immediate() {
@@ -199,7 +197,11 @@ impl FullFeature {
         if let Some(task) = self.tasks.get_mut(id) {
             task.data.received();
             if !digest_ok {
-                task.data.fail(Fault::Digest);
+                let (from, length) = (
+                    DataOut::from_bhs(bhs).buffer_offset.get(),
+                    bhs.lengths.data() as u32,
+                );
+                task.data.digest_failed(from, length, &self.rules);
             }
         }
         if !digest_ok {
@@ -259,7 +261,8 @@ impl FullFeature {
             }
             self.aborted.push_back(itt);
         }
-        let task = self.tasks.remove(id).ok_or(NoSuchTask)?;
+        let mut task = self.tasks.remove(id).ok_or(NoSuchTask)?;
+        self.unkeep(task.kept.take());
         if delivered {
             self.finished(&task);
         } else {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::full_feature::{Destination, FullFeature, Io};
 use super::outgoing::Outgoing;
+use super::reassign::Left;
 use super::responses::Content;
 use super::steps::{CloseReason, Closed, Completion, NoSuchTask, Placement, Received, Step, Then};
 use super::tasks::{Command, TaskId};
@@ -16,7 +17,7 @@ use crate::pdu::{
     AsyncEvent, Decoder, Digests, LoginRequest, LogoutReason, Opcode, Progress,
     TaskFunctionResponse, encode,
 };
-use crate::session::{ConnectionKey, Session};
+use crate::session::{ConnectionKey, Leaving, Session};
 
 /// The data segment that is accepted before it could be negotiated (13.12).
 const LOGIN_SEGMENT_MAX: u32 = 8192;
@@ -210,13 +211,13 @@ impl Connection {
         then: Then,
     ) -> Result<(), NoSuchTask> {
         let (full, io) = self.full_mut()?;
-        full.data_in(io, task, buffer, offset, Content::Seen(data), then)
+        full.data_in(io, task, Some(buffer), offset, Content::Seen(data), then)
     }
 
-    /// As [`Connection::data_in`] for data that need not be seen; only when [`Connection::digests`] has no data digest.
+    /// As [`Connection::data_in`] for data that need not be seen.
     ///
     /// # Panics
-    /// When there is a data digest.
+    /// When [`Connection::sees_data`].
     pub fn data_in_unseen(
         &mut self,
         task: TaskId,
@@ -225,10 +226,13 @@ impl Connection {
         length: u32,
         then: Then,
     ) -> Result<(), NoSuchTask> {
-        assert!(!self.digests().data, "a data digest needs to see the data");
+        assert!(
+            !self.sees_data(),
+            "digests and retransmission need to see the data"
+        );
         let (full, io) = self.full_mut()?;
         let content = Content::Unseen(length as usize);
-        full.data_in(io, task, buffer, offset, content, then)
+        full.data_in(io, task, Some(buffer), offset, content, then)
     }
 
     /// Ends a task with a SCSI Response; held back until the initiator has sent the data that it was asked for.
@@ -298,20 +302,44 @@ impl Connection {
         });
     }
 
+    /// Does the session go on when the connection is lost now? Then every task in progress is to be left behind, before `close`.
+    pub fn recovers(&self) -> bool {
+        recovers_from(self.closing) && self.full().is_some_and(FullFeature::recovers)
+    }
+
+    /// The connection is lost, and the task with it: it waits for another connection. Gives its ITT; one that has not had its turn by
+    /// CmdSN is none any more.
+    pub fn leave_behind(&mut self, task: TaskId, left: Left<'_>) -> Result<u32, NoSuchTask> {
+        let (full, _) = self.full_mut()?;
+        full.leave_behind(task, left)
+    }
+
+    /// Has `data_in` to see the data? For digests, and to keep it for retransmission.
+    pub fn sees_data(&self) -> bool {
+        self.digests().data || self.full().is_some_and(|full| full.kept.is_some())
+    }
+
+    /// The target ends the session: what is lost with this connection is not recovered.
+    pub fn is_dismissed(&mut self) {
+        self.closing.get_or_insert(CloseReason::SessionGone);
+    }
+
     /// The connection is over, for whatever reason: leaves the session. Tasks that the caller was told of are its to give
     /// up (see [`Connection::tasks`], before this). Must be called once the connection has logged in.
     pub fn close(&mut self) -> Closed {
         let Phase::Full(full) = &mut self.phase else {
             return Closed::default();
         };
-        let logged_out = matches!(
-            self.closing,
+        let (wake, leaving) = match self.closing {
             Some(CloseReason::LoggedOut {
-                whole_session: false
-            })
-        );
-        let wake = full.leave();
-        let drop = self.policy.detach(full.key, !logged_out);
+                whole_session: false,
+            }) => (full.leave(), Leaving::LoggedOut),
+            closing if recovers_from(closing) && full.recovers() => {
+                (full.leave_for_recovery(), Leaving::ForRecovery)
+            }
+            _ => (full.leave(), Leaving::Lost),
+        };
+        let drop = self.policy.detach(full.key, leaving);
         Closed {
             drop,
             wake: wake.to_vec(),
@@ -446,6 +474,14 @@ impl Connection {
             _ => None,
         }
     }
+}
+
+/// Is a connection that closes for this reason one that was lost?
+fn recovers_from(closing: Option<CloseReason>) -> bool {
+    matches!(
+        closing,
+        None | Some(CloseReason::Format(_) | CloseReason::LimitExceeded(_))
+    )
 }
 
 impl Drop for Connection {

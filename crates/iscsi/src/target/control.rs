@@ -30,19 +30,24 @@ impl FullFeature {
         if request.itt.get() == NO_TAG {
             return;
         }
+        let (exp_cmd_sn, max_cmd_sn) = self.window();
         let header = NopIn {
             itt: request.itt,
             ttt: U32::new(NO_TAG),
             stat_sn: self.take_stat_sn(),
+            exp_cmd_sn,
+            max_cmd_sn,
             ..NopIn::blank()
         };
-        self.send_nop_in(io, header, &data[..data.len().min(self.max_send())]);
+        let data = &data[..data.len().min(self.max_send())];
+        self.send_numbered(io, header.to_bhs(), data);
     }
 
-    fn send_nop_in(&self, io: &mut Io, mut header: NopIn, data: &[u8]) {
+    /// One that has no StatSN of its own.
+    fn send_nop_in(&self, io: &mut Io, mut header: NopIn) {
         (header.exp_cmd_sn, header.max_cmd_sn) = self.window();
         io.out
-            .bytes(|out| encode(out, header.to_bhs(), &[], data, self.digests()));
+            .bytes(|out| encode(out, header.to_bhs(), &[], &[], self.digests()));
     }
 
     /// Sends a NOP-In that wants an answer.
@@ -62,7 +67,6 @@ impl FullFeature {
                 stat_sn: U32::new(self.stat_sn),
                 ..NopIn::blank()
             },
-            &[],
         );
         true
     }
@@ -76,7 +80,7 @@ impl FullFeature {
             stat_sn: U32::new(self.stat_sn),
             ..NopIn::blank()
         };
-        self.send_nop_in(io, header, &[]);
+        self.send_nop_in(io, header);
     }
 
     fn task_management(&mut self, io: &mut Io, bhs: &Bhs) {
@@ -95,13 +99,15 @@ impl FullFeature {
             return self.reject(io, bhs, RejectReason::TooManyImmediateCommands);
         }
         self.functions.push(tag);
+        if TaskFunction::from_wire(request.flags & 0x7f) == Some(TaskFunction::TaskReassign) {
+            return self.reassign(io, tag, &request);
+        }
         let answer = match TaskFunction::from_wire(request.flags & 0x7f) {
             None => Err(TaskFunctionResponse::NotSupported),
             // the functions of RFC 7144 are for sessions that agreed on level 2
             Some(function) if function.wire() > 8 && self.session.parameters.protocol_level < 2 => {
                 Err(TaskFunctionResponse::NotSupported)
             }
-            Some(TaskFunction::TaskReassign) => Err(TaskFunctionResponse::ReassignmentNotSupported),
             Some(function @ (TaskFunction::AbortTask | TaskFunction::QueryTask)) => self
                 .referenced(io, function, &request)
                 .map(|task| (function, Some(task))),
@@ -156,6 +162,9 @@ impl FullFeature {
             }
             return Err(TaskFunctionResponse::Complete);
         }
+        if aborts && self.abort_reassignable(request) {
+            return Err(TaskFunctionResponse::Complete);
+        }
         let (number, own) = (request.ref_cmd_sn.get(), request.cmd_sn.get());
         let window = &self.session.window;
         let pending =
@@ -194,8 +203,7 @@ impl FullFeature {
             max_cmd_sn,
             ..TaskManagementResponse::blank()
         };
-        io.out
-            .bytes(|out| encode(out, header.to_bhs(), &[], &[], self.digests()));
+        self.send_numbered(io, header.to_bhs(), &[]);
         Ok(())
     }
 
@@ -211,7 +219,7 @@ impl FullFeature {
                 Some(other) => Ok(LogoutScope::Other(other)),
                 None => Err(LogoutResponseCode::CidNotFound),
             },
-            Some(LogoutReason::RemoveForRecovery) => Err(LogoutResponseCode::RecoveryNotSupported),
+            Some(LogoutReason::RemoveForRecovery) => self.remove_for_recovery(cid),
             None => return self.reject(io, bhs, RejectReason::InvalidPduField),
         };
         match scope {
@@ -232,6 +240,26 @@ impl FullFeature {
                 io.steps.push_back(Step::Logout(logout));
             }
         }
+    }
+
+    /// Another connection is to be closed, and its tasks kept (11.14, reason 2).
+    fn remove_for_recovery(&self, cid: u16) -> Result<LogoutScope, LogoutResponseCode> {
+        if !self.recovers() || cid == self.key.cid {
+            return Err(LogoutResponseCode::RecoveryNotSupported);
+        }
+        let connection = self.session.connection(cid);
+        match connection.is_some() || self.session.reassignable.has_any_of(cid) {
+            true => Ok(LogoutScope::ForRecovery(connection)),
+            false => Err(LogoutResponseCode::CidNotFound),
+        }
+    }
+
+    /// ABORT TASK of a task that has no connection.
+    fn abort_reassignable(&self, request: &TaskManagementRequest) -> bool {
+        let itt = request.referenced_task_tag.get();
+        let before = self.session.reassignable.len();
+        self.session.forget_reassignable(|of, _| of == itt);
+        self.session.reassignable.len() < before
     }
 
     /// Has this connection been logged out by itself? Then nothing that it is sent counts any more (11.14).
@@ -265,8 +293,7 @@ impl FullFeature {
             time_to_retain: U16::new(self.session.parameters.time_to_retain),
             ..LogoutResponse::blank()
         };
-        io.out
-            .bytes(|out| encode(out, header.to_bhs(), &[], &[], self.digests()));
+        self.send_numbered(io, header.to_bhs(), &[]);
     }
 
     /// Queues a Reject with the header that is rejected.
@@ -280,8 +307,7 @@ impl FullFeature {
             max_cmd_sn,
             ..Reject::blank()
         };
-        io.out
-            .bytes(|out| encode(out, header.to_bhs(), &[], bhs.bytes(), self.digests()));
+        self.send_numbered(io, header.to_bhs(), bhs.bytes());
     }
 
     /// Queues an Asynchronous Message.
@@ -308,7 +334,6 @@ impl FullFeature {
             ..AsyncMessage::blank()
         };
         let data = &data[..data.len().min(self.max_send())];
-        io.out
-            .bytes(|out| encode(out, header.to_bhs(), &[], data, self.digests()));
+        self.send_numbered(io, header.to_bhs(), data);
     }
 }

@@ -18,6 +18,8 @@ pub(crate) struct Rules {
     pub pdu_in_order: bool,
     pub sequence_in_order: bool,
     pub gaps: usize,
+    /// Data whose digest is wrong is asked for again (7.8): from error recovery level 1 on.
+    pub asks_again: bool,
 }
 
 /// What is wrong with the data of a command (11.4.7.2).
@@ -67,6 +69,8 @@ pub(crate) struct DataOutFields {
 #[derive(Clone, Debug)]
 struct Sequence {
     ttt: u32,
+    /// R2TSN; 0 of unsolicited data.
+    r2t_sn: u32,
     start: u32,
     end: u32,
     data_sn: u32,
@@ -78,6 +82,7 @@ impl Sequence {
     fn new(ttt: u32, start: u32, end: u32) -> Self {
         Sequence {
             ttt,
+            r2t_sn: 0,
             start,
             end,
             data_sn: 0,
@@ -158,7 +163,13 @@ pub(crate) struct WriteData {
     fault: Option<Fault>,
     /// A Data-Out whose data segment is still coming in.
     receiving: bool,
+    /// From where to where data has to be asked for again, and how often that was so.
+    again: Vec<(u32, u32)>,
+    asked_again: u32,
 }
+
+/// How often data of a command may come with a wrong digest.
+const ASKED_AGAIN_MAX: u32 = 64;
 
 impl WriteData {
     /// A command without write data.
@@ -172,6 +183,8 @@ impl WriteData {
             outstanding: SmallVec::new(),
             fault: None,
             receiving: false,
+            again: Vec::new(),
+            asked_again: 0,
         }
     }
 
@@ -263,8 +276,8 @@ impl WriteData {
         self.wanted = Some(wanted.min(self.expected));
     }
 
-    /// The next stretch to ask for with this tag: offset and length.
-    pub fn ask(&mut self, ttt: u32, rules: &Rules) -> Option<(u32, u32)> {
+    /// The next stretch to ask for with this tag and R2TSN: offset and length.
+    pub fn ask(&mut self, ttt: u32, r2t_sn: u32, rules: &Rules) -> Option<(u32, u32)> {
         let wanted = self.wanted?;
         if self.fault.is_some()
             || self.unsolicited.is_some()
@@ -272,15 +285,40 @@ impl WriteData {
         {
             return None;
         }
-        let offset = self.asked.max(self.prefix);
-        if offset >= wanted {
-            return None;
+        let mut sequence = match self.again.pop() {
+            Some((from, to)) => Sequence::new(ttt, from, to),
+            None => {
+                let offset = self.asked.max(self.prefix);
+                if offset >= wanted {
+                    return None;
+                }
+                let length = (wanted - offset).min(rules.max_burst);
+                self.asked = offset + length;
+                Sequence::new(ttt, offset, offset + length)
+            }
+        };
+        sequence.r2t_sn = r2t_sn;
+        let (start, length) = (sequence.start, sequence.end - sequence.start);
+        self.outstanding.push(sequence);
+        Some((start, length))
+    }
+
+    /// The R2Ts that are not fulfilled: R2TSN, tag, offset and length.
+    pub fn open_r2ts(&self) -> impl Iterator<Item = (u32, u32, u32, u32)> + '_ {
+        let open = self.outstanding.iter();
+        open.map(|one| (one.r2t_sn, one.ttt, one.start, one.end - one.start))
+    }
+
+    /// The digest of a data segment is wrong: it is asked for again, or the task fails.
+    pub fn digest_failed(&mut self, from: u32, length: u32, rules: &Rules) {
+        if length == 0 || self.fault.is_some() {
+            return self.fail(Fault::Digest);
         }
-        let length = (wanted - offset).min(rules.max_burst);
-        self.asked = offset + length;
-        self.outstanding
-            .push(Sequence::new(ttt, offset, offset + length));
-        Some((offset, length))
+        self.asked_again += 1;
+        match rules.asks_again && self.asked_again <= ASKED_AGAIN_MAX {
+            true => self.again.push((from, from + length)),
+            false => self.fail(Fault::Digest),
+        }
     }
 
     /// Everything that is wanted has come.
@@ -288,6 +326,7 @@ impl WriteData {
         let reached = self.asked.max(self.prefix);
         self.fault.is_none()
             && self.is_drained()
+            && self.again.is_empty()
             && self.wanted.is_some_and(|wanted| reached >= wanted)
     }
 
@@ -322,6 +361,7 @@ mod tests {
             pdu_in_order: true,
             sequence_in_order: true,
             gaps: 8,
+            asks_again: false,
         }
     }
 
@@ -351,7 +391,7 @@ mod tests {
         let mut data = WriteData::begin(20_000, 1000, false, &rules);
         data.want(20_000);
         assert_eq!(
-            data.ask(1, &rules),
+            data.ask(1, 0, &rules),
             None,
             "not before the unsolicited data has ended"
         );
@@ -359,9 +399,9 @@ mod tests {
             take(&mut data, &pdu(NO_TAG, 0, 1000, 3096, true), &rules),
             Incoming::Place
         );
-        assert_eq!(data.ask(1, &rules), Some((4096, 8192)));
-        assert_eq!(data.ask(2, &rules), Some((12288, 7712)));
-        assert_eq!(data.ask(3, &rules), None);
+        assert_eq!(data.ask(1, 0, &rules), Some((4096, 8192)));
+        assert_eq!(data.ask(2, 0, &rules), Some((12288, 7712)));
+        assert_eq!(data.ask(3, 0, &rules), None);
         assert_eq!(
             take(&mut data, &pdu(1, 0, 4096, 8192, true), &rules),
             Incoming::Place
@@ -383,7 +423,7 @@ mod tests {
         let rules = rules();
         let mut data = WriteData::begin(8192, 0, true, &rules);
         data.want(4096);
-        assert_eq!(data.ask(5, &rules), Some((0, 4096)));
+        assert_eq!(data.ask(5, 0, &rules), Some((0, 4096)));
         assert_eq!(
             take(&mut data, &pdu(5, 0, 0, 8192, false), &rules),
             Incoming::Discard
@@ -409,7 +449,7 @@ mod tests {
         ] {
             let mut data = WriteData::begin(4096, 0, true, &rules);
             data.want(4096);
-            data.ask(5, &rules);
+            data.ask(5, 0, &rules);
             assert_eq!(
                 take(&mut data, &first, &rules),
                 Incoming::Discard,
@@ -462,7 +502,7 @@ mod tests {
         };
         let mut data = WriteData::begin(4096, 0, true, &loose);
         data.want(4096);
-        data.ask(5, &loose);
+        data.ask(5, 0, &loose);
         assert_eq!(
             take(&mut data, &pdu(5, 0, 1024, 1024, false), &loose),
             Incoming::Place
@@ -522,7 +562,7 @@ mod tests {
             let mut asked: Vec<(u32, u32, u32)> = Vec::new();
             let mut ttt = 0;
             loop {
-                while let Some((offset, length)) = data.ask(ttt, &rules) {
+                while let Some((offset, length)) = data.ask(ttt, 0, &rules) {
                     prop_assert!(length <= rules.max_burst);
                     asked.push((ttt, offset, offset + length));
                     ttt += 1;
@@ -546,7 +586,7 @@ mod tests {
             let mut data = WriteData::begin(expected, immediate, !open, &rules);
             data.want(expected);
             for (ttt, data_sn, offset, length, is_final) in fields {
-                data.ask(ttt, &rules);
+                data.ask(ttt, 0, &rules);
                 let ttt = if ttt == 3 { NO_TAG } else { ttt };
                 take(&mut data, &pdu(ttt, data_sn % 3, offset, length, is_final), &rules);
             }

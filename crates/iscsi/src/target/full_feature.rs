@@ -9,6 +9,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::data_out::Rules;
+use super::kept::Kept;
 use super::outgoing::Outgoing;
 use super::steps::{CloseReason, Logout, Step, Tags};
 use super::tasks::{TaskId, TaskTable};
@@ -16,7 +17,7 @@ use super::text_exchange::TextExchange;
 use crate::Limits;
 use crate::login::{LoggedIn, TargetPolicy, Visitor};
 use crate::negotiation::Responder;
-use crate::pdu::{Bhs, Digests, NopOut, Opcode, RejectReason};
+use crate::pdu::{Bhs, Digests, NopOut, Opcode, RejectReason, TaskFunction};
 use crate::serial::before;
 use crate::session::{ConnectionKey, Session, Turn, Wake};
 
@@ -95,6 +96,8 @@ pub(super) struct FullFeature {
     pub immediate_commands: u32,
     pub limits: Limits,
     pub closing: Option<CloseReason>,
+    /// From error recovery level 1 on: what may have to be sent again.
+    pub kept: Option<Box<Kept>>,
     current: Verdict,
     holds_turn: bool,
     parked: VecDeque<Parked>,
@@ -129,7 +132,9 @@ impl FullFeature {
             pdu_in_order: parameters.data_pdu_in_order,
             sequence_in_order: parameters.data_sequence_in_order,
             gaps: limits.gaps_per_r2t,
+            asks_again: parameters.error_recovery_level > 0,
         };
+        let keeps = parameters.error_recovery_level > 0;
         // one more for a command whose number turns out to be taken
         let window = logged_in.session.window.size();
         let slots = window as usize + limits.immediate_commands as usize + 1;
@@ -151,6 +156,7 @@ impl FullFeature {
             immediate_commands: 0,
             limits: limits.clone(),
             closing: None,
+            kept: keeps.then(Box::default),
             current: Verdict::Ignore,
             holds_turn: false,
             parked: VecDeque::new(),
@@ -173,6 +179,9 @@ impl FullFeature {
 
     /// A header has come: decides where its data segment goes.
     pub fn header(&mut self, io: &mut Io, bhs: &Bhs, ahs: &[u8], length: u32) -> Destination {
+        if self.kept.is_some() {
+            self.acknowledged(bhs);
+        }
         let (current, destination) = match bhs.kind() {
             _ if self.is_leaving() => (Verdict::Ignore, Destination::Discard),
             Some(Opcode::ScsiCommand) => self.command_header(io, bhs, ahs, length),
@@ -219,15 +228,16 @@ impl FullFeature {
     fn control_end(&mut self, io: &mut Io, bhs: &Bhs, data: &[u8]) {
         let kind = bhs.kind();
         if kind == Some(Opcode::SnackRequest) {
-            // data and status are not kept for retransmission at error recovery level 0 (11.16)
-            return self.reject(io, bhs, RejectReason::SnackReject);
+            return self.snack(io, bhs);
         }
         let cmd_sn = cmd_sn(bhs);
         if bhs.is_immediate() {
             // a task management function concerns the commands before it: those may be under way on other connections
             let early = before(self.session.window.next_turn(), cmd_sn);
-            let waits =
-                kind == Some(Opcode::TaskManagementRequest) && early && self.session.is_shared();
+            let waits = kind == Some(Opcode::TaskManagementRequest)
+                && early
+                && self.session.is_shared()
+                && !is_reassign(bhs);
             if !waits {
                 return self.control(io, bhs, data);
             }
@@ -379,6 +389,20 @@ impl FullFeature {
         wake
     }
 
+    /// As [`FullFeature::leave`] where the session goes on without the connection: its tasks wait for another one, and what has not
+    /// had its turn comes again, so its numbers are not passed over.
+    pub fn leave_for_recovery(&mut self) -> Wake {
+        let mut wake = Wake::new();
+        if std::mem::take(&mut self.holds_turn) {
+            wake.extend(self.session.window.release());
+        }
+        self.session.window.forget(self.key);
+        self.parked.clear();
+        self.parked_bytes = 0;
+        self.leave_all_behind();
+        wake
+    }
+
     /// What waits for its turn never takes it: its numbers are passed over. Gives who has to look again.
     pub fn abandon_parked(&mut self) -> Wake {
         let window = &self.session.window;
@@ -418,6 +442,11 @@ impl FullFeature {
         self.session.window.unpark(parked.cmd_sn, self.key);
         true
     }
+}
+
+/// It concerns one task, which has had its turn.
+fn is_reassign(bhs: &Bhs) -> bool {
+    bhs.flags & 0x7f == TaskFunction::TaskReassign.wire()
 }
 
 /// CmdSN is in the same place in every request that has one.

@@ -13,7 +13,9 @@ mod connection;
 mod control;
 mod data_out;
 mod full_feature;
+mod kept;
 mod outgoing;
+mod reassign;
 mod responses;
 mod steps;
 mod tasks;
@@ -21,6 +23,7 @@ mod text_exchange;
 
 pub use connection::Connection;
 pub use outgoing::{Outgoing, Piece};
+pub use reassign::{Left, ReassignableTasks};
 pub use steps::{
     CloseReason, Closed, Completion, Logout, LogoutScope, NoSuchTask, Placement, Received, Step,
     TaskManagement, Then, Transfer,

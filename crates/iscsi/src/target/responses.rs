@@ -4,6 +4,7 @@ use zerocopy::big_endian::U32;
 
 use super::data_out::Fault;
 use super::full_feature::{FullFeature, Io};
+use super::kept::{KeptCommand, KeptData};
 use super::steps::{Completion, NoSuchTask, Step, Then, Transfer, residual};
 use super::tasks::{Command, Pending, TaskId};
 use crate::pdu::encode::{encode_header, encode_padding, encode_trailer};
@@ -71,7 +72,8 @@ impl FullFeature {
             let Some(task) = self.tasks.get_mut(id) else {
                 return;
             };
-            let Some((offset, length)) = task.data.ask(ttt, &self.rules) else {
+            let r2t_sn = task.data_sn;
+            let Some((offset, length)) = task.data.ask(ttt, r2t_sn, &self.rules) else {
                 return;
             };
             let header = ReadyToTransfer {
@@ -81,7 +83,7 @@ impl FullFeature {
                 stat_sn: U32::new(self.stat_sn),
                 exp_cmd_sn,
                 max_cmd_sn,
-                r2t_sn: U32::new(task.data_sn),
+                r2t_sn: U32::new(r2t_sn),
                 buffer_offset: U32::new(offset),
                 desired_length: U32::new(length),
                 ..ReadyToTransfer::blank()
@@ -93,12 +95,12 @@ impl FullFeature {
         }
     }
 
-    /// Queues read data, cut by MaxRecvDataSegmentLength and MaxBurstLength.
+    /// Queues read data, cut by MaxRecvDataSegmentLength and MaxBurstLength. Without a buffer to send it from it is copied.
     pub fn data_in(
         &mut self,
         io: &mut Io,
         id: TaskId,
-        buffer: u64,
+        buffer: Option<u64>,
         offset: u32,
         content: Content<'_>,
         then: Then,
@@ -111,16 +113,19 @@ impl FullFeature {
             .get(id)
             .filter(|task| task.delivered && task.pending.is_none())
             .ok_or(NoSuchTask)?;
-        let expected = task.command.read_length();
+        let (expected, skip) = (task.command.read_length(), task.skip_data);
         let room = expected.saturating_sub(offset) as usize;
         let length = content.len().min(room);
         // the status may ride on the last PDU when it is all there is to say (11.7.3)
         let rides = match then {
-            Then::Status { status, transfer } if !task.command.write && length > 0 => {
+            Then::Status { status, transfer }
+                if !task.command.write && length > 0 && self.kept.is_none() =>
+            {
                 Some((status, transfer))
             }
             _ => None,
         };
+        let mut kept = self.take_kept(id);
         let mut done = 0;
         while done < length {
             let Some(task) = self.tasks.get_mut(id) else {
@@ -156,13 +161,29 @@ impl FullFeature {
                 );
             }
             (header.exp_cmd_sn, header.max_cmd_sn) = self.window();
+            if let (Some(kept), Some(piece)) = (&mut kept, piece) {
+                self.keep_data(kept, header.to_bhs(), piece);
+                if data_sn < skip {
+                    continue;
+                }
+            }
             io.out
                 .bytes(|out| encode_header(out, &header.to_bhs(), &[], digests));
-            io.out.data(buffer, at, take as u32);
+            match (buffer, piece) {
+                (Some(buffer), _) => io.out.data(buffer, at, take as u32),
+                (None, piece) => io
+                    .out
+                    .bytes(|out| out.extend_from_slice(piece.unwrap_or_default())),
+            }
             io.out.bytes(|out| match piece {
                 Some(piece) => encode_trailer(out, piece, digests),
                 None => encode_padding(out, take),
             });
+        }
+        if kept.is_some()
+            && let Some(task) = self.tasks.get_mut(id)
+        {
+            task.kept = kept;
         }
         match then {
             Then::Status { status, transfer } if rides.is_none() => self.respond(
@@ -176,6 +197,13 @@ impl FullFeature {
             ),
             _ => Ok(()),
         }
+    }
+
+    /// Where data of the task is kept, if it is.
+    fn take_kept(&mut self, id: TaskId) -> Option<Box<KeptData>> {
+        self.kept.as_ref()?;
+        let task = self.tasks.get_mut(id)?;
+        Some(task.kept.take().unwrap_or_default())
     }
 
     /// Puts the status of a task into its last Data-In PDU, and ends the task (11.7.3).
@@ -244,8 +272,17 @@ impl FullFeature {
             segment.extend_from_slice(sense);
         }
         let digests = self.digests();
+        let header = header.to_bhs();
         io.out
-            .bytes(|out| encode(out, header.to_bhs(), &[], &segment, digests));
+            .bytes(|out| encode(out, header, &[], &segment, digests));
+        if self.kept.is_some() {
+            let answered = KeptCommand {
+                command: task.command,
+                outcome: pending.clone(),
+                data: task.kept,
+            };
+            self.keep(header, &segment, Some(answered));
+        }
     }
 
     /// Ends a task whose data was faulty with the sense data that section 11.4.7.2 gives.

@@ -42,12 +42,14 @@ pub enum LogoutScope {
     Connection,
     /// Another connection of the session.
     Other(ConnectionKey),
+    /// Another connection, whose tasks are kept for reassignment; `None`: it has ended by itself.
+    ForRecovery(Option<ConnectionKey>),
 }
 
 impl LogoutScope {
     /// Is it the end of the connection by which the request came?
     pub(super) fn is_own(self) -> bool {
-        !matches!(self, LogoutScope::Other(_))
+        matches!(self, LogoutScope::Session | LogoutScope::Connection)
     }
 }
 

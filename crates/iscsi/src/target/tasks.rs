@@ -6,6 +6,7 @@ use std::hash::{BuildHasher, Hasher};
 use smallvec::SmallVec;
 
 use super::data_out::WriteData;
+use super::kept::KeptData;
 use super::steps::{Completion, Transfer};
 
 /// Names a task; a slot's number and how often it was used, so that a stale name finds nothing.
@@ -104,6 +105,28 @@ pub(crate) struct Task {
     pub data_sn: u32,
     /// Bytes left of the current Data-In sequence.
     pub burst_left: u32,
+    /// The initiator has the Data-In PDUs before this DataSN, from a connection that was lost.
+    pub skip_data: u32,
+    /// What was read, where it may have to be sent again.
+    pub kept: Option<Box<KeptData>>,
+}
+
+impl Task {
+    /// A command whose PDU has come; nobody was told of it.
+    pub fn new(command: Command, data: WriteData, max_burst: u32) -> Task {
+        Task {
+            command,
+            data,
+            seen: false,
+            delivered: false,
+            told_complete: false,
+            pending: None,
+            data_sn: 0,
+            burst_left: max_burst,
+            skip_data: 0,
+            kept: None,
+        }
+    }
 }
 
 struct Slot {
@@ -176,6 +199,11 @@ impl TaskTable {
 
     pub fn size(&self) -> usize {
         self.slots.len()
+    }
+
+    /// Is a slot free?
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty()
     }
 
     pub fn find(&self, itt: u32) -> Option<TaskId> {

@@ -8,7 +8,7 @@ use zerocopy::big_endian::U32;
 use super::full_feature::{FullFeature, Io};
 use crate::login::{SendTargets, is_iscsi_name};
 use crate::negotiation::{Answer, NOT_UNDERSTOOD};
-use crate::pdu::{CONTINUE, FINAL, NO_TAG, RejectReason, TextRequest, TextResponse, encode};
+use crate::pdu::{CONTINUE, FINAL, NO_TAG, RejectReason, TextRequest, TextResponse};
 use crate::session::SessionKind;
 use crate::text::{Collector, Pair, parse, push_pair};
 
@@ -165,16 +165,8 @@ impl FullFeature {
             max_cmd_sn,
             ..TextResponse::blank()
         };
-        let piece = &self.text.answer[self.text.sent..self.text.sent + take];
-        io.out.bytes(|out| {
-            encode(
-                out,
-                header.to_bhs(),
-                &[],
-                piece,
-                self.responder.connection.digests,
-            )
-        });
+        let piece = self.text.answer[self.text.sent..self.text.sent + take].to_vec();
+        self.send_numbered(io, header.to_bhs(), &piece);
         self.text.sent += take;
         if self.text.sent == self.text.answer.len() {
             self.text.answer = Vec::new();

@@ -15,7 +15,7 @@ use iscsi::login::{
 };
 use iscsi::negotiation::{DigestOffer, Offer};
 use iscsi::pdu::{LoginStatus, TaskFunctionResponse};
-use iscsi::session::{Attachment, Claim, ConnectionKey, Session, SessionTable};
+use iscsi::session::{Attachment, Claim, ConnectionKey, Leaving, Session, SessionTable};
 use iscsi::target::{
     CloseReason, Completion, Connection, LogoutScope, Piece, Received, Step, TaskId,
     TaskManagement, Then, Transfer,
@@ -92,8 +92,8 @@ impl TargetPolicy for Policy {
         self.table.attach(claim)
     }
 
-    fn detach(&self, connection: ConnectionKey, whole_session: bool) -> Vec<ConnectionKey> {
-        self.table.detach(connection, whole_session)
+    fn detach(&self, connection: ConnectionKey, leaving: Leaving) -> Vec<ConnectionKey> {
+        self.table.detach(connection, leaving)
     }
 
     fn targets(&self, _: &Visitor, which: SendTargets<'_>) -> Vec<TargetRecord> {
@@ -248,7 +248,9 @@ impl TargetEnd {
                 }
                 Step::Wake(cid) => messages.wake.push(cid),
                 Step::Logout(logout) => {
-                    if let LogoutScope::Other(key) = logout.scope {
+                    if let LogoutScope::Other(key) | LogoutScope::ForRecovery(Some(key)) =
+                        logout.scope
+                    {
                         messages.drop.push(key);
                     }
                     if self.answers_logouts {

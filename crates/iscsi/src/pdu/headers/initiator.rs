@@ -235,3 +235,8 @@ header! {
         run_length: U32,
     }
 }
+
+impl SnackRequest {
+    /// The Type field.
+    pub const TYPE: u8 = 0x0f;
+}

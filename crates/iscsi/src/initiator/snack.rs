@@ -1,0 +1,149 @@
+//! Recovery within a connection, error recovery level 1 (RFC 7143, 7.1.4 and 7.8): a data segment whose digest is wrong is asked for
+//! again.
+//!
+//! Read data is asked for from the first PDU that is missing to the last that was sent; what comes before that PDU does is passed over. A
+//! response is asked for by its StatSN, and held while data before it is missing. ExpStatSN stays before what is missing.
+
+use zerocopy::big_endian::U32;
+
+use super::events::InitiatorError;
+use super::session::Initiator;
+use crate::pdu::{Bhs, DataIn, NO_TAG, NopIn, Opcode, SnackRequest, SnackType, encode};
+use crate::serial::before;
+
+/// How often data of one command is asked for, and how many responses may be ahead of one that is missing.
+const SNACKS_MAX: u32 = 64;
+const AHEAD_MAX: usize = 1024;
+
+/// What a StatSN says of a PDU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counted {
+    /// It has not come before.
+    New,
+    /// It has.
+    Again,
+}
+
+impl Initiator {
+    pub(super) fn recovers_digests(&self) -> bool {
+        self.parameters.error_recovery_level > 0
+    }
+
+    /// A PDU in the full feature phase has a good header, and data that are not what was sent.
+    pub(super) fn digest_failed(&mut self, cid: u16, bhs: &Bhs) -> Result<(), InitiatorError> {
+        let fields = NopIn::from_bhs(bhs);
+        match bhs.kind() {
+            Some(Opcode::DataIn) => {
+                let data_sn = DataIn::from_bhs(bhs).data_sn.get();
+                let itt = bhs.itt.get();
+                let command = self.command_task(cid, itt)?;
+                // Others come again with the first one that is missing.
+                if data_sn != command.data_sn {
+                    return Ok(());
+                }
+                command.snacks += 1;
+                if command.snacks > SNACKS_MAX {
+                    return Err(InitiatorError::DataDigest);
+                }
+                let lun = self.tasks.get(&itt).map_or([0; 8], |task| task.lun);
+                self.send_snack(cid, SnackType::Data, itt, lun, data_sn, 0)
+            }
+            // A ping's data nobody needs.
+            Some(Opcode::NopIn) if fields.itt.get() == NO_TAG => Ok(()),
+            _ => {
+                let link = self.link(cid)?;
+                link.responses_asked += 1;
+                if link.responses_asked > SNACKS_MAX {
+                    return Err(InitiatorError::DataDigest);
+                }
+                let stat_sn = fields.stat_sn.get();
+                self.send_snack(cid, SnackType::Status, NO_TAG, [0; 8], stat_sn, 1)
+            }
+        }
+    }
+
+    fn send_snack(
+        &mut self,
+        cid: u16,
+        kind: SnackType,
+        itt: u32,
+        lun: [u8; 8],
+        begin: u32,
+        length: u32,
+    ) -> Result<(), InitiatorError> {
+        let link = self.link(cid)?;
+        let mut header = SnackRequest::blank();
+        header.flags |= kind.wire();
+        header.lun = lun;
+        header.itt = U32::new(itt);
+        header.ttt = U32::new(NO_TAG);
+        header.exp_stat_sn = U32::new(link.exp_stat_sn);
+        header.begin_run = U32::new(begin);
+        header.run_length = U32::new(length);
+        encode(&mut link.out, header.to_bhs(), &[], &[], link.digests);
+        Ok(())
+    }
+
+    /// Counts a StatSN that need not be the next one.
+    pub(super) fn count_any(
+        &mut self,
+        cid: u16,
+        stat_sn: u32,
+        shows: bool,
+    ) -> Result<Counted, InitiatorError> {
+        let link = self.link(cid)?;
+        if shows {
+            return Ok(Counted::New);
+        }
+        if before(stat_sn, link.exp_stat_sn) || !link.ahead.insert(stat_sn) {
+            return Ok(Counted::Again);
+        }
+        while link.ahead.remove(&link.exp_stat_sn) {
+            link.exp_stat_sn = link.exp_stat_sn.wrapping_add(1);
+            link.responses_asked = 0;
+        }
+        match link.ahead.len() > AHEAD_MAX {
+            true => Err(InitiatorError::Protocol("StatSNs are missing")),
+            false => Ok(Counted::New),
+        }
+    }
+
+    /// A response has come before the data that it counts: it is held until they are there.
+    pub(super) fn holds_back(&mut self, cid: u16, bhs: &Bhs, segment: &[u8]) -> bool {
+        let exp_data_sn = crate::pdu::ScsiResponse::from_bhs(bhs).exp_data_sn.get();
+        let Ok(command) = self.command_task(cid, bhs.itt.get()) else {
+            return false;
+        };
+        let is_early = command.snacks > 0 && before(command.data_sn, exp_data_sn);
+        if is_early {
+            command.held = Some((*bhs, segment.to_vec()));
+        }
+        is_early
+    }
+
+    /// The response that waited for the data of this task, if they are there now.
+    pub(super) fn release_held(&mut self, cid: u16, itt: u32) -> Option<(Bhs, Vec<u8>)> {
+        let command = self.command_task(cid, itt).ok()?;
+        let (bhs, _) = command.held.as_ref()?;
+        let exp_data_sn = crate::pdu::ScsiResponse::from_bhs(bhs).exp_data_sn.get();
+        match before(command.data_sn, exp_data_sn) {
+            true => None,
+            false => command.held.take(),
+        }
+    }
+
+    /// A Reject that the target recovers from by itself, or that ends recovery within the connection.
+    pub(super) fn judge_reject(&self, reason: u8, bhs: &Bhs) -> Result<bool, InitiatorError> {
+        const DATA_DIGEST: u8 = 0x02;
+        let kind = bhs.kind();
+        if !self.recovers_digests() {
+            return Ok(false);
+        }
+        if kind == Some(Opcode::SnackRequest) {
+            return Err(InitiatorError::DataDigest);
+        }
+        // The data is asked for with an R2T, or the command fails by itself.
+        let has_data = matches!(kind, Some(Opcode::ScsiCommand | Opcode::DataOut));
+        Ok(reason == DATA_DIGEST && has_data)
+    }
+}

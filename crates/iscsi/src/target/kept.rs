@@ -1,0 +1,296 @@
+//! What is kept for retransmission at error recovery levels 1 and 2 (RFC 7143, 7.1.4 and 11.16): every response until the initiator
+//! acknowledges its StatSN, and read data with it.
+//!
+//! Bounded: data beyond [`crate::Limits::kept_bytes`] is not kept, and a SNACK for it is rejected; the initiator then ends the task or
+//! asks for it on another connection.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use zerocopy::big_endian::U32;
+
+use super::full_feature::{FullFeature, Io};
+use super::reassign::{Reassignable, State};
+use super::tasks::{Command, Pending};
+use crate::pdu::{
+    Bhs, NO_TAG, NopIn, ReadyToTransfer, RejectReason, SnackRequest, SnackType, encode,
+};
+use crate::serial::before;
+
+/// The read data of a command, as it was sent.
+#[derive(Debug, Default)]
+pub(crate) struct KeptData {
+    bytes: Vec<u8>,
+    /// By DataSN.
+    pdus: Vec<(Bhs, Range<usize>)>,
+    /// Too much to be kept: what is here is not all.
+    is_cut: bool,
+}
+
+impl KeptData {
+    /// The data, where all of it is here.
+    pub fn whole(&self) -> Option<&[u8]> {
+        (!self.is_cut).then_some(&self.bytes)
+    }
+}
+
+/// A response that has not been acknowledged.
+#[derive(Debug)]
+struct KeptResponse {
+    stat_sn: u32,
+    header: Bhs,
+    segment: Box<[u8]>,
+    /// Of a SCSI command.
+    command: Option<Box<KeptCommand>>,
+}
+
+/// A command that was answered.
+#[derive(Debug)]
+pub(crate) struct KeptCommand {
+    pub command: Command,
+    pub outcome: Pending,
+    pub data: Option<Box<KeptData>>,
+}
+
+/// What a connection keeps.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    responses: VecDeque<KeptResponse>,
+    bytes: usize,
+}
+
+impl Kept {
+    /// The initiator has everything before this StatSN.
+    fn acknowledge(&mut self, exp_stat_sn: u32) {
+        while let Some(first) = self.responses.front()
+            && before(first.stat_sn, exp_stat_sn)
+        {
+            self.drop_first();
+        }
+    }
+
+    fn drop_first(&mut self) {
+        let gone = self.responses.pop_front();
+        let data = gone.and_then(|gone| gone.command?.data);
+        self.bytes -= data.map_or(0, |data| data.bytes.len());
+    }
+
+    fn push(&mut self, response: KeptResponse, most: usize) {
+        self.responses.push_back(response);
+        if self.responses.len() > most {
+            self.drop_first();
+        }
+    }
+
+    fn data_of(&self, itt: u32) -> Option<&KeptData> {
+        let commands = self.responses.iter().rev();
+        let mut commands = commands.filter_map(|response| response.command.as_deref());
+        let found = commands.find(|kept| kept.command.itt == itt)?;
+        found.data.as_deref()
+    }
+
+    /// The commands that were answered and not acknowledged.
+    fn take_commands(&mut self) -> impl Iterator<Item = KeptCommand> + '_ {
+        self.bytes = 0;
+        let responses = self.responses.drain(..);
+        responses.filter_map(|response| response.command.map(|command| *command))
+    }
+}
+
+/// Takes the header of a response with the window as it is now: in all of them it is in the same place.
+fn with_window(header: &Bhs, (exp_cmd_sn, max_cmd_sn): (U32, U32)) -> Bhs {
+    let mut fields = NopIn::from_bhs(header);
+    (fields.exp_cmd_sn, fields.max_cmd_sn) = (exp_cmd_sn, max_cmd_sn);
+    fields.to_bhs()
+}
+
+/// Is `number` one of a run? A run of length 0 has no end.
+fn is_in_run(number: u32, begin: u32, length: u32) -> bool {
+    !before(number, begin) && (length == 0 || before(number, begin.wrapping_add(length)))
+}
+
+impl FullFeature {
+    /// Queues a response that has a StatSN of its own.
+    pub fn send_numbered(&mut self, io: &mut Io, header: Bhs, segment: &[u8]) {
+        let digests = self.digests();
+        io.out
+            .bytes(|out| encode(out, header, &[], segment, digests));
+        self.keep(header, segment, None);
+    }
+
+    /// Keeps a response that was queued, where it may have to be sent again.
+    pub fn keep(&mut self, header: Bhs, segment: &[u8], command: Option<KeptCommand>) {
+        // An initiator acknowledges with every PDU: who has this many open does not.
+        let most = 4 * self.tasks.size();
+        let Some(kept) = &mut self.kept else {
+            return;
+        };
+        let response = KeptResponse {
+            stat_sn: NopIn::from_bhs(&header).stat_sn.get(),
+            header,
+            segment: segment.into(),
+            command: command.map(Box::new),
+        };
+        kept.push(response, most);
+    }
+
+    /// Keeps a Data-In PDU of a task; `piece`: its data.
+    pub fn keep_data(&mut self, data: &mut KeptData, header: Bhs, piece: &[u8]) {
+        let Some(kept) = &mut self.kept else {
+            return;
+        };
+        if kept.bytes + piece.len() > self.limits.kept_bytes {
+            data.is_cut = true;
+        }
+        if !data.is_cut {
+            kept.bytes += piece.len();
+            let from = data.bytes.len();
+            data.bytes.extend_from_slice(piece);
+            data.pdus.push((header, from..data.bytes.len()));
+        }
+    }
+
+    /// Data of a task that ends without a response is not kept any more.
+    pub fn unkeep(&mut self, data: Option<Box<KeptData>>) {
+        if let (Some(kept), Some(data)) = (&mut self.kept, data) {
+            kept.bytes -= data.bytes.len();
+        }
+    }
+
+    /// A request has come: what it acknowledges is let go of (4.2.2.2).
+    pub fn acknowledged(&mut self, bhs: &Bhs) {
+        if let Some(kept) = &mut self.kept {
+            // ExpStatSN is in the same place in every request.
+            let exp_stat_sn = SnackRequest::from_bhs(bhs).exp_stat_sn.get();
+            // What was never sent cannot be acknowledged.
+            if !before(self.stat_sn, exp_stat_sn) {
+                kept.acknowledge(exp_stat_sn);
+            }
+        }
+    }
+
+    /// A SNACK Request (11.16).
+    pub fn snack(&mut self, io: &mut Io, bhs: &Bhs) {
+        let request = SnackRequest::from_bhs(bhs);
+        let is_served = match SnackType::from_wire(request.flags & SnackRequest::TYPE) {
+            _ if self.kept.is_none() => false,
+            Some(SnackType::Data) => self.send_data_again(io, &request),
+            Some(SnackType::Status) => self.send_responses_again(io, &request),
+            // No Data-In asks for a DataACK, and MaxRecvDataSegmentLength stays as it is.
+            Some(SnackType::DataAck | SnackType::ResegmentedData) | None => false,
+        };
+        if !is_served {
+            self.reject(io, bhs, RejectReason::SnackReject);
+        }
+    }
+
+    /// Read data, or R2Ts that are not fulfilled.
+    fn send_data_again(&mut self, io: &mut Io, request: &SnackRequest) -> bool {
+        let (itt, begin, length) = (
+            request.itt.get(),
+            request.begin_run.get(),
+            request.run_length.get(),
+        );
+        let window = self.window();
+        let digests = self.digests();
+        let task = self.tasks.find(itt).and_then(|id| self.tasks.get(id));
+        if let Some(task) = task.filter(|task| task.command.write) {
+            for (r2t_sn, ttt, offset, desired) in task.data.open_r2ts() {
+                if is_in_run(r2t_sn, begin, length) {
+                    let header = r2t(&task.command, ttt, self.stat_sn, r2t_sn, offset, desired);
+                    let header = with_window(&header, window);
+                    io.out.bytes(|out| encode(out, header, &[], &[], digests));
+                }
+            }
+            // What was asked for and has come needs no R2T.
+            return true;
+        }
+        let kept = self.kept.as_ref();
+        let open = task.and_then(|task| task.kept.as_deref());
+        let data = open.or_else(|| kept.and_then(|kept| kept.data_of(itt)));
+        let Some(data) = data.filter(|data| !data.is_cut) else {
+            return false;
+        };
+        let last = begin.checked_add(length).map(|end| end as usize);
+        if begin as usize > data.pdus.len() || last.is_none_or(|last| last > data.pdus.len()) {
+            return false;
+        }
+        for (header, range) in &data.pdus {
+            let data_sn = ReadyToTransfer::from_bhs(header).r2t_sn.get();
+            if is_in_run(data_sn, begin, length) {
+                let header = with_window(header, window);
+                let piece = &data.bytes[range.clone()];
+                io.out.bytes(|out| encode(out, header, &[], piece, digests));
+            }
+        }
+        true
+    }
+
+    fn send_responses_again(&mut self, io: &mut Io, request: &SnackRequest) -> bool {
+        let (begin, length) = (request.begin_run.get(), request.run_length.get());
+        if request.itt.get() != NO_TAG {
+            return false;
+        }
+        let window = self.window();
+        let digests = self.digests();
+        let mut left = length;
+        for response in self.kept.iter().flat_map(|kept| &kept.responses) {
+            // "BegRun 0, RunLength 0": everything that is not acknowledged.
+            if (begin, length) == (0, 0) || is_in_run(response.stat_sn, begin, length) {
+                left = left.saturating_sub(1);
+                let header = with_window(&response.header, window);
+                io.out
+                    .bytes(|out| encode(out, header, &[], &response.segment, digests));
+            }
+        }
+        left == 0
+    }
+
+    /// What was answered on this connection and not acknowledged may be asked for on another one.
+    pub fn keep_for_reassignment(&mut self) {
+        let Some(kept) = &mut self.kept else {
+            return;
+        };
+        let (lost, key) = (&self.session.reassignable, self.key);
+        for kept in kept.take_commands() {
+            let data = match &kept.data {
+                None => Some(Vec::new()),
+                Some(data) => data.whole().map(<[u8]>::to_vec),
+            };
+            let state = match data {
+                Some(data) => State::Ended(kept.outcome, data),
+                None if kept.command.is_media_read() => State::Restart,
+                // There is no getting at what it told.
+                None => continue,
+            };
+            lost.add(Reassignable {
+                connection: key,
+                command: kept.command,
+                holds_window: false,
+                state,
+            });
+        }
+    }
+}
+
+/// An R2T; the window is not in it yet.
+pub(super) fn r2t(
+    command: &Command,
+    ttt: u32,
+    stat_sn: u32,
+    r2t_sn: u32,
+    offset: u32,
+    length: u32,
+) -> Bhs {
+    let header = ReadyToTransfer {
+        lun: command.lun,
+        itt: U32::new(command.itt),
+        ttt: U32::new(ttt),
+        stat_sn: U32::new(stat_sn),
+        r2t_sn: U32::new(r2t_sn),
+        buffer_offset: U32::new(offset),
+        desired_length: U32::new(length),
+        ..ReadyToTransfer::blank()
+    };
+    header.to_bhs()
+}

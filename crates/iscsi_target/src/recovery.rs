@@ -1,0 +1,130 @@
+//! The loss of a connection at error recovery level 2: what becomes of each of its commands (RFC 7143, 7.2.2).
+
+use iscsi::target::{Completion, Left, TaskId};
+use latency::Operation;
+use reactor::Io;
+use scsi::Response;
+use scsi_exec::Task;
+
+use crate::connection::Connection;
+use crate::responses::transfer;
+use crate::retained::RetainedTask;
+
+impl Connection {
+    /// Leaves every command for another connection: to begin anew, to go on, or with its answer.
+    #[cold]
+    pub(crate) fn leave_commands_behind(&mut self, io: &mut Io) {
+        let (Some(key), Some(session)) = (self.iscsi.key(), self.iscsi.session().cloned()) else {
+            return;
+        };
+        let agreed = &session.parameters;
+        let seconds = u64::from(agreed.time_to_wait) + u64::from(agreed.time_to_retain) + 1;
+        let shared = self.shared().clone();
+        let until = shared.seconds() + seconds;
+        shared
+            .retained
+            .lose(&session, shared.units.runners(), key, until);
+        // What is done is answered, and with that kept.
+        let done = std::mem::take(&mut self.done);
+        for id in done {
+            self.answer(id);
+        }
+        let used: Vec<u32> = self.slots.used().collect();
+        for index in used {
+            self.leave_command_behind(io, index);
+        }
+    }
+
+    fn leave_command_behind(&mut self, io: &mut Io, index: u32) {
+        let Some(task) = self.slots.task(index) else {
+            return self.abort_slot(io, index, None);
+        };
+        let Some(command) = self.iscsi.command(task) else {
+            return self.abort_slot(io, index, None);
+        };
+        let (itt, cmd_sn) = (command.itt, command.cmd_sn);
+        let is_read = command.is_media_read();
+        // What is neither SIMPLE nor untagged has a place among the others, which it loses.
+        let is_simple = command.attribute <= 1;
+        let slot = self.slots.get(index);
+        let medium = matches!(
+            slot.operation,
+            Some(Operation::Read | Operation::Write | Operation::Flush | Operation::Discard)
+        );
+        let begins_anew = is_simple && (!slot.begun || is_read || (medium && !slot.touched));
+        if begins_anew {
+            let tag = slot.tag;
+            if self.iscsi.leave_behind(task, Left::ToRestart).is_ok()
+                && let Some(connection) = self.iscsi.key()
+            {
+                let retained = RetainedTask {
+                    connection,
+                    cmd_sn,
+                    tag,
+                    holds: Vec::new(),
+                };
+                self.shared().retained.add(itt, retained);
+            }
+        } else if slot.busy && !slot.task.survives_abort() {
+            if self.iscsi.leave_behind(task, Left::Running).is_ok() {
+                self.slots.part(index);
+                self.slots.get(index).lost = Some(itt);
+                return;
+            }
+        } else {
+            // How far it came is not known, and it must not be done twice.
+            let response = Response::aborted();
+            let sense = response.sense.as_ref().map(|sense| sense.encode());
+            let completion = Completion {
+                status: response.status as u8,
+                sense: sense.as_deref().unwrap_or_default(),
+                ..Completion::default()
+            };
+            self.iscsi.leave_behind(task, Left::Ended(&completion)).ok();
+        }
+        self.abort_slot(io, index, None);
+    }
+
+    /// A command that went on without its connection has ended: its answer waits for another one.
+    #[cold]
+    pub(crate) fn keep_answer(&mut self, index: u32, goes_on: bool) {
+        let slot = self.slots.get(index);
+        let Some(itt) = slot.lost.take() else { return };
+        let response = slot.task.take_response();
+        let transfer = transfer(slot.read_length, slot.write_length, response.residual);
+        let sense = response.sense.as_ref().map(|sense| sense.encode());
+        let completion = Completion {
+            response: 0,
+            status: response.status as u8,
+            sense: sense.as_deref().unwrap_or_default(),
+            transfer,
+        };
+        if let Some(session) = self.iscsi.session() {
+            session.reassignable.ended(itt, &completion, response.data);
+        }
+        if goes_on {
+            self.leave(index, Task::go_on);
+        }
+    }
+
+    /// A command that went on without its connection was aborted, or cannot end: nobody gets its answer.
+    pub(crate) fn lose_answer(&mut self, index: u32) {
+        if let (Some(itt), Some(session)) =
+            (self.slots.get(index).lost.take(), self.iscsi.session())
+        {
+            session.end_running(itt);
+        }
+    }
+
+    /// A task that is taken over from a connection that was lost: who waited for its end still does.
+    #[cold]
+    pub(crate) fn take_over(&mut self, index: u32, task: TaskId) {
+        let (Some(key), Some(command)) = (self.iscsi.key(), self.iscsi.command(task)) else {
+            return;
+        };
+        let holds = self.shared().retained.take(key.tsih, command.itt);
+        for hold in &holds {
+            self.slots.get(index).task.hold(hold);
+        }
+    }
+}
