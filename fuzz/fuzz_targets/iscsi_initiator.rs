@@ -1,7 +1,8 @@
 //! Any bytes as the answers of a target, in login and in full feature phase, with commands of each kind in flight: no panic, and no
 //! more memory than was asked for.
 //!
-//! `cargo fuzz run iscsi_initiator`. The first byte chooses whether a login comes first.
+//! `cargo fuzz run iscsi_initiator`. The first byte chooses whether a login comes first, and the error recovery level; at level 2 the
+//! connection is lost half way.
 
 #![no_main]
 
@@ -26,11 +27,15 @@ fuzz_target!(|data: &[u8]| {
     let Some((first, data)) = data.split_first() else {
         return;
     };
+    let level = first >> 1 & 3;
+    let mut offer = Offer::default();
+    offer.session.error_recovery_level = level.min(2);
+    let agrees = format!("ErrorRecoveryLevel={}\0\0\0\0", level.min(2));
     let mut initiator = Initiator::new(InitiatorSettings {
         initiator_name: "iqn.2026-11.org.example:i".to_owned(),
         target_name: Some("iqn.2026-11.org.example:t".to_owned()),
         isid: [0x80, 0, 0, 0, 0, 1],
-        offer: Offer::default(),
+        offer,
         credentials: None,
         first_cmd_sn: 1,
         text_limit: 1 << 16,
@@ -42,8 +47,13 @@ fuzz_target!(|data: &[u8]| {
             if initiator.is_ready(cid) || request.len() < 48 {
                 break;
             }
-            let mut answer = login_response(&request);
+            let mut answer = login_response(&request).to_vec();
             answer[27] = number;
+            // In the operational stage.
+            if level > 0 && request[1] & 0x0c == 0x04 {
+                answer[7] = 21;
+                answer.extend_from_slice(&agrees.as_bytes()[..24]);
+            }
             if initiator.receive(cid, &answer).is_err() {
                 return;
             }
@@ -61,7 +71,11 @@ fuzz_target!(|data: &[u8]| {
     }
     for piece in data.chunks(61) {
         if initiator.receive(cid, piece).is_err() {
-            return;
+            if !initiator.recovers() {
+                return;
+            }
+            initiator.suspend(cid);
+            initiator.recover(cid);
         }
         // What an R2T asks for is at most what the command has.
         assert!(initiator.outgoing(cid).len() < 64 << 20);

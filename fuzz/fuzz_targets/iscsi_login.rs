@@ -14,7 +14,7 @@ use iscsi::login::{
 };
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{LoginRequest, LoginStatus};
-use iscsi::session::{Attachment, Claim, ConnectionKey, Session, SessionTable};
+use iscsi::session::{Attachment, Claim, ConnectionKey, Leaving, Session, SessionTable};
 
 struct Guarded(SessionTable);
 
@@ -49,8 +49,8 @@ impl TargetPolicy for Guarded {
         self.0.attach(claim)
     }
 
-    fn detach(&self, connection: ConnectionKey, whole_session: bool) -> Vec<ConnectionKey> {
-        self.0.detach(connection, whole_session)
+    fn detach(&self, connection: ConnectionKey, leaving: Leaving) -> Vec<ConnectionKey> {
+        self.0.detach(connection, leaving)
     }
 
     fn targets(&self, _: &Visitor, _: SendTargets<'_>) -> Vec<TargetRecord> {

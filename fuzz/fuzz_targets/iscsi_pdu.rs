@@ -1,6 +1,6 @@
 //! Any bytes as the stream of a logged-in initiator: framing, commands, write data, task management, text.
 //!
-//! `cargo fuzz run iscsi_pdu`. The first two bytes choose digests and how the stream is cut.
+//! `cargo fuzz run iscsi_pdu`. The first two bytes choose digests, the error recovery level and how the stream is cut.
 
 #![no_main]
 
@@ -12,18 +12,19 @@ use iscsi::login::{
 };
 use iscsi::negotiation::Offer;
 use iscsi::pdu::{Digests, LoginRequest, LoginStatus, TaskFunctionResponse, encode};
-use iscsi::session::{Attachment, Claim, ConnectionKey, Session, SessionTable};
-use iscsi::target::{Completion, Connection, Step};
+use iscsi::session::{Attachment, Claim, ConnectionKey, Leaving, Session, SessionTable};
+use iscsi::target::{Completion, Connection, Left, Step};
 use iscsi::text::push_pair;
 
 struct Open(SessionTable);
 
 impl TargetPolicy for Open {
     fn admit(&self, _: &Visitor) -> Result<Admission, Refusal> {
-        let offer = Offer {
+        let mut offer = Offer {
             max_recv_data_segment_length: 4096,
             ..Offer::default()
         };
+        offer.session.error_recovery_level = 2;
         Ok(Admission {
             chap: Vec::new(),
             must_authenticate: false,
@@ -45,8 +46,8 @@ impl TargetPolicy for Open {
         self.0.attach(claim)
     }
 
-    fn detach(&self, connection: ConnectionKey, whole_session: bool) -> Vec<ConnectionKey> {
-        self.0.detach(connection, whole_session)
+    fn detach(&self, connection: ConnectionKey, leaving: Leaving) -> Vec<ConnectionKey> {
+        self.0.detach(connection, leaving)
     }
 
     fn targets(&self, _: &Visitor, _: SendTargets<'_>) -> Vec<TargetRecord> {
@@ -62,7 +63,7 @@ impl TargetPolicy for Open {
     }
 }
 
-fn login(digest: &str) -> Vec<u8> {
+fn login(digest: &str, level: &str) -> Vec<u8> {
     let mut request = LoginRequest::blank();
     request.opcode = 0x43;
     request.flags = 0x87;
@@ -75,6 +76,7 @@ fn login(digest: &str) -> Vec<u8> {
         ("DataPDUInOrder", "No"),
         ("iSCSIProtocolLevel", "2"),
         ("DataDigest", digest),
+        ("ErrorRecoveryLevel", level),
     ] {
         push_pair(&mut text, key, value);
     }
@@ -148,7 +150,10 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let mut connection = Connection::new(policy, Visitor::default(), Limits::default());
     assert!(feed(
         &mut connection,
-        &login(if digest & 1 == 0 { "None" } else { "CRC32C" })
+        &login(
+            if digest & 1 == 0 { "None" } else { "CRC32C" },
+            ["0", "1", "2", "2"][usize::from(digest >> 1 & 3)],
+        )
     ));
     for piece in stream.chunks(usize::from(*cut).max(1)) {
         if !feed(&mut connection, piece) {
@@ -156,5 +161,16 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         }
         connection.outgoing().clear();
     }
+    if connection.recovers() {
+        let tasks: Vec<_> = connection.tasks().collect();
+        for task in tasks {
+            connection.leave_behind(task, Left::ToRestart).ok();
+        }
+    }
+    let session = connection.session().cloned();
     connection.close();
+    if let Some(session) = session {
+        session.forget_reassignable(|_, _| true);
+        assert!(session.reassignable.is_empty());
+    }
 });

@@ -250,19 +250,20 @@ fn a_target_that_is_killed_and_comes_back_costs_no_error_and_no_write() -> Resul
     Ok(())
 }
 
-/// Connections that are reset, cut off within a PDU, or spoilt, every 100 ms.
-#[test]
-fn connections_that_break_all_the_time_cost_no_error_and_no_write() -> Result<()> {
+/// Connections that are reset, cut off within a PDU, or falsified, every 100 ms, under a load that verifies every block. Gives the log of
+/// the initiator, and the far session.
+fn break_connections(level: u8, connections: u8) -> Result<(String, Value)> {
     let address = free_portal()?;
     let portal = address.to_string();
     let far = Rig::new(|daemon| {
-        let target = format!("{TARGET}=d");
+        let target = format!("{TARGET}=d,error_recovery_level={level}");
         let arguments = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "rw"];
         daemon.disk("d=ram:32M").arguments(arguments)
     })?;
     let proxy = Proxy::start(address)?;
     let disk = format!(
-        "r=iscsi://{}/{TARGET}/0,connections=3,header_digest=crc32c,data_digest=crc32c",
+        "r=iscsi://{}/{TARGET}/0,connections={connections},header_digest=crc32c,data_digest=crc32c,\
+         error_recovery_level={level}",
         proxy.address()
     );
     let mut near = far.beside(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
@@ -277,7 +278,13 @@ fn connections_that_break_all_the_time_cost_no_error_and_no_write() -> Result<()
     }
     let verified = load.finish();
     verified.with_context(|| near.daemon.process().log_tail())?;
-    let log = near.daemon.process().log();
+    let sessions: Value = control::get(&far.daemon.control(), "/v1/sessions")?;
+    Ok((near.daemon.process().log(), sessions))
+}
+
+#[test]
+fn connections_that_break_all_the_time_cost_no_error_and_no_write() -> Result<()> {
+    let (log, _) = break_connections(0, 3)?;
     // Rate-limited: not one for each.
     let losses = log.matches("session lost").count();
     ensure!(
@@ -285,6 +292,46 @@ fn connections_that_break_all_the_time_cost_no_error_and_no_write() -> Result<()
         "{losses} lines of losses:\n{log}"
     );
     Ok(())
+}
+
+#[test]
+fn level_1_costs_no_error_and_no_write_either() -> Result<()> {
+    let (log, sessions) = break_connections(1, 3)?;
+    ensure!(
+        sessions[0]["negotiated"]["ErrorRecoveryLevel"] == "1",
+        "{sessions}"
+    );
+    ensure!(
+        log.contains("session lost"),
+        "resets are not recovered:\n{log}"
+    );
+    Ok(())
+}
+
+/// The session that was there at first is there at the end, and nothing was logged in anew but connections.
+fn level_2_outlives(connections: u8) -> Result<()> {
+    let (log, sessions) = break_connections(2, connections)?;
+    ensure!(!log.contains("session lost"), "{log}");
+    let losses = log.matches("connection lost, its commands go on").count();
+    ensure!(
+        (2..30).contains(&losses),
+        "{losses} lines of losses:\n{log}"
+    );
+    ensure!(
+        sessions[0]["id"] == "iscsi-1" && sessions[1].is_null(),
+        "{sessions}"
+    );
+    Ok(())
+}
+
+#[test]
+fn level_2_keeps_a_session_through_lost_connections() -> Result<()> {
+    level_2_outlives(3)
+}
+
+#[test]
+fn level_2_keeps_a_session_whose_only_connection_is_lost() -> Result<()> {
+    level_2_outlives(1)
 }
 
 #[test]

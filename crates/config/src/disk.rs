@@ -191,6 +191,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
     remote::MAX_OUTSTANDING_R2T,
     remote::IMMEDIATE_DATA,
     remote::INITIAL_R2T,
+    remote::ERROR_RECOVERY_LEVEL,
     Key {
         name: "block_size",
         kind: Kind::Numbers(&[512, 4096]),

@@ -44,6 +44,8 @@ pub struct RemoteConfig {
     pub immediate_data: bool,
     /// InitialR2T.
     pub initial_r2t: bool,
+    /// ErrorRecoveryLevel.
+    pub error_recovery_level: u8,
 }
 
 /// A digest of a session.
@@ -101,6 +103,7 @@ impl Default for RemoteConfig {
             max_outstanding_r2t: MAX_OUTSTANDING_R2T_DEFAULT,
             immediate_data: true,
             initial_r2t: false,
+            error_recovery_level: 0,
         }
     }
 }
@@ -167,6 +170,7 @@ impl RemoteConfig {
         session.max_outstanding_r2t = self.max_outstanding_r2t;
         session.immediate_data = self.immediate_data;
         session.initial_r2t = self.initial_r2t;
+        session.error_recovery_level = self.error_recovery_level;
     }
 }
 
@@ -414,6 +418,22 @@ pub const INITIAL_R2T: DiskKey = Key {
         disk.remote.initial_r2t = reader.boolean(key.name).is_some_and(|at| at.value);
     },
     get: |disk| unless(remote(disk)?.initial_r2t, false),
+};
+
+pub const ERROR_RECOVERY_LEVEL: DiskKey = Key {
+    name: "error_recovery_level",
+    kind: Kind::Number("", 0..=2),
+    default: "`0`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "what the session asks for. 1: data whose digest is wrong is sent again. 2: commands outlive the loss of a connection; the \
+           target may agree to less",
+    read: |key, reader, disk| {
+        if let Some(at) = key.number(reader) {
+            disk.remote.error_recovery_level = at.value as u8;
+        }
+    },
+    get: |disk| unless(remote(disk)?.error_recovery_level, 0),
 };
 
 #[cfg(test)]

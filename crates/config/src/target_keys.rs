@@ -174,6 +174,19 @@ pub static TARGET_KEYS: &[TargetKey] = &[
         |target| unless(target, |bounds| bounds.offer.session.max_connections),
     ),
     key(
+        "error_recovery_level",
+        Kind::Number("", 0..=2),
+        "`0`",
+        "1: data whose digest is wrong is sent again. 2: a session and its commands outlive its connections for the next two keys' time, \
+         so that they go on when the initiator is back",
+        |key, reader, bounds| {
+            number(key, reader, bounds, |bounds, value| {
+                bounds.offer.session.error_recovery_level = value as u8;
+            });
+        },
+        |target| unless(target, |bounds| bounds.offer.session.error_recovery_level),
+    ),
+    key(
         "default_time2wait",
         Kind::Number("seconds", 0..=SECONDS_MAX),
         "`0`",

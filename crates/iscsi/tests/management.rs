@@ -3,7 +3,7 @@
 mod common;
 
 use common::raw::{Raw, assert_rejected};
-use common::{read10, write10};
+use common::{read10, small_offer, write10};
 use iscsi::Limits;
 use iscsi::pdu::{
     AsyncEvent, Bhs, Digests, LogoutRequest, NO_TAG, NopOut, ScsiCommand, TaskManagementRequest,
@@ -530,8 +530,12 @@ proptest! {
             ),
             0..60,
         ),
+        level in 0u8..3,
     ) {
-        let mut raw = Raw::new(&[("InitialR2T", "No")]);
+        let mut offer = small_offer();
+        offer.session.error_recovery_level = level;
+        let keys = [("InitialR2T", "No"), ("ErrorRecoveryLevel", ["0", "1", "2"][usize::from(level)])];
+        let mut raw = Raw::with(offer, Limits::default(), &keys);
         for (opcode, flags, itt, cmd_sn, ttt, data, ahs, word) in pdus {
             let mut header = ScsiCommand::blank();
             header.opcode = opcode;

@@ -443,7 +443,7 @@ impl Simulation {
                 }
                 self.done += 1;
             }
-            Event::Recovered { cid } => {
+            Event::Recovered { cid, .. } => {
                 self.recovered += 1;
                 // It was reassigned, and comes back without tasks.
                 if !self.initiator.is_ready(cid) {
@@ -483,25 +483,27 @@ impl Simulation {
             });
             let cid = self.draw(self.ends.len());
             let ready = self.initiator.is_ready(cid as u16);
-            if begun < commands && ready && self.draw(3) == 0 {
-                if let Some(place) = free.pop_front() {
-                    begun += 1;
-                    let (lba, blocks) = (place * 16, 1 + self.draw(15) as u16);
-                    let length = u32::from(blocks) * BLOCK;
-                    let range = (lba * BLOCK) as usize..(lba * BLOCK + length) as usize;
-                    let (request, wanted) = if self.draw(2) == 0 {
-                        let mut data: Vec<u8> = (0..length).map(|n| (n ^ begun) as u8).collect();
-                        data[..4].copy_from_slice(&begun.to_be_bytes());
-                        model[range].copy_from_slice(&data);
-                        (Initiator::write(0, &write10(lba, blocks), data), None)
-                    } else {
-                        let read = Initiator::read(0, &read10(lba, blocks), length);
-                        (read, Some(model[range].to_vec()))
-                    };
-                    let itt = self.initiator.command(cid as u16, request).unwrap();
-                    self.wanted.insert(itt, wanted);
-                    places.insert(itt, place);
-                }
+            if begun < commands
+                && ready
+                && self.draw(3) == 0
+                && let Some(place) = free.pop_front()
+            {
+                begun += 1;
+                let (lba, blocks) = (place * 16, 1 + self.draw(15) as u16);
+                let length = u32::from(blocks) * BLOCK;
+                let range = (lba * BLOCK) as usize..(lba * BLOCK + length) as usize;
+                let (request, wanted) = if self.draw(2) == 0 {
+                    let mut data: Vec<u8> = (0..length).map(|n| (n ^ begun) as u8).collect();
+                    data[..4].copy_from_slice(&begun.to_be_bytes());
+                    model[range].copy_from_slice(&data);
+                    (Initiator::write(0, &write10(lba, blocks), data), None)
+                } else {
+                    let read = Initiator::read(0, &read10(lba, blocks), length);
+                    (read, Some(model[range].to_vec()))
+                };
+                let itt = self.initiator.command(cid as u16, request).unwrap();
+                self.wanted.insert(itt, wanted);
+                places.insert(itt, place);
             }
             let falsify = if faults > 0 { 40 } else { 0 };
             self.carry(cid, falsify);

@@ -35,11 +35,15 @@ impl Session {
             let silent = link.heard.elapsed();
             let since_ping = link.pinged.map(|at| at.elapsed());
             let left = match since_ping {
+                // What is lost, or comes back, has a time of its own.
+                _ if !self.initiator.is_ready(cid as u16) => PING_AFTER,
                 Some(waited) if waited >= PING_AFTER => {
-                    return Err(SessionError::Silent {
+                    let silent = SessionError::Silent {
                         portal: self.portal().clone(),
                         waited: silent,
-                    });
+                    };
+                    self.or_recover(cid as u16, Err(silent))?;
+                    PING_AFTER
                 }
                 Some(waited) => PING_AFTER - waited,
                 None if silent >= PING_AFTER => {
@@ -107,6 +111,7 @@ impl Session {
     /// The session is over: its commands that were not answered, with what they were to write.
     pub(crate) fn take_commands(&mut self) -> Vec<(u32, Vec<u8>)> {
         self.in_flight.clear();
+        self.recovery.lost.clear();
         let mut commands = self.initiator.take_commands();
         commands.extend(self.rejected.take());
         commands

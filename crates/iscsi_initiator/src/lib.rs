@@ -13,6 +13,7 @@ mod discovery;
 mod link;
 mod properties;
 mod reconnecting;
+mod recovery;
 mod reservations;
 mod sense;
 mod session;

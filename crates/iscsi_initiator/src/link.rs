@@ -20,6 +20,8 @@ pub struct Link {
     pub pinged: Option<Instant>,
     /// Commands in flight on it.
     pub commands: usize,
+    /// It is lost, and nothing moves on it.
+    pub is_lost: bool,
     out: Vec<u8>,
     sent: usize,
 }
@@ -38,6 +40,7 @@ impl Link {
                         heard: Instant::now(),
                         pinged: None,
                         commands: 0,
+                        is_lost: false,
                         out: Vec::new(),
                         sent: 0,
                     });

@@ -15,6 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::address::Portal;
 use crate::link::{Link, RECEIVE_BYTES};
+use crate::recovery::Recovery;
 
 /// How often a target may send us elsewhere before a login is given up.
 const REDIRECTIONS_MAX: usize = 4;
@@ -155,6 +156,12 @@ pub enum SessionError {
         /// The portal.
         portal: Portal,
     },
+    /// A connection was lost, and the target does not know a command of it.
+    #[error("a command went with a connection to {portal}: whether it was done is not known")]
+    NotRecovered {
+        /// The portal.
+        portal: Portal,
+    },
     /// The session is over.
     #[error(transparent)]
     NotReady(#[from] NotReady),
@@ -166,7 +173,7 @@ type Result<T> = std::result::Result<T, SessionError>;
 pub struct Session {
     pub(crate) initiator: Initiator,
     pub(crate) links: Vec<Link>,
-    portal: Portal,
+    pub(crate) portal: Portal,
     target: Option<String>,
     pub(crate) timeout: Duration,
     /// When bytes last came, or the first of the requests in flight was sent.
@@ -175,6 +182,7 @@ pub struct Session {
     pub(crate) in_flight: HashMap<u32, u16>,
     pub(crate) done: VecDeque<CommandDone>,
     pub(crate) other: VecDeque<Event>,
+    pub(crate) recovery: Recovery,
     /// The command that the target has rejected, with what it was to write.
     pub(crate) rejected: Option<(u32, Vec<u8>)>,
     buffer: Box<[u8]>,
@@ -230,6 +238,10 @@ impl Session {
         let isid = options.isid.unwrap_or_else(random_isid);
         let mut offer = options.offer.clone();
         offer.session.max_connections = options.connections.max(1);
+        if offer.session.error_recovery_level == 2 {
+            // The target has the last word on how long a connection stays away.
+            offer.session.time_to_wait = 0;
+        }
         let mut session = Session {
             initiator: Initiator::new(InitiatorSettings {
                 initiator_name: options.initiator_name.clone(),
@@ -248,6 +260,7 @@ impl Session {
             in_flight: HashMap::new(),
             done: VecDeque::new(),
             other: VecDeque::new(),
+            recovery: Recovery::default(),
             rejected: None,
             buffer: vec![0; RECEIVE_BYTES].into(),
         };
@@ -325,7 +338,7 @@ impl Session {
     /// The same, without a byte sent yet.
     pub(crate) fn enqueue(&mut self, request: Request) -> Result<(u32, u16)> {
         let links = (0u16..).zip(&self.links);
-        let cid = links.min_by_key(|(_, link)| link.commands);
+        let cid = links.min_by_key(|(cid, link)| (!self.initiator.is_ready(*cid), link.commands));
         let cid = cid.map_or(0, |(cid, _)| cid);
         if self.in_flight.is_empty() {
             self.heard = Instant::now();
@@ -347,6 +360,7 @@ impl Session {
             if let Some(done) = self.done.pop_front() {
                 return Ok(done);
             }
+            self.all_recovered()?;
             if self.in_flight.is_empty() {
                 return Err(NotReady.into());
             }
@@ -369,6 +383,7 @@ impl Session {
                 });
             }
             self.other.clear();
+            self.all_recovered()?;
         }
         Ok(self.done.pop_front())
     }
@@ -385,6 +400,7 @@ impl Session {
             {
                 return Ok(done);
             }
+            self.all_recovered()?;
             self.move_bytes()?;
         }
     }
@@ -455,11 +471,14 @@ impl Session {
         let Some(link) = self.links.get_mut(usize::from(cid)) else {
             return Ok(());
         };
+        if link.is_lost {
+            return Ok(());
+        }
         let sent = link.send(self.initiator.outgoing(cid));
         sent.map_err(|error| self.lost(cid, error))
     }
 
-    fn lost(&self, cid: u16, error: io::Error) -> SessionError {
+    pub(crate) fn lost(&self, cid: u16, error: io::Error) -> SessionError {
         SessionError::Lost {
             cid,
             portal: self.portal.clone(),
@@ -485,10 +504,18 @@ impl Session {
         wake: Option<BorrowedFd<'_>>,
         limit: Duration,
     ) -> Result<bool> {
+        self.recover()?;
         for cid in 0..self.links.len() as u16 {
-            self.send(cid)?;
+            let sent = self.send(cid);
+            self.or_recover(cid, sent)?;
         }
-        let links = self.links.iter().map(|link| {
+        let limit = limit.min(self.next_recovery());
+        // Of one that is lost only its end could be told.
+        let here: Vec<u16> = (0..self.links.len() as u16)
+            .filter(|cid| !self.links[usize::from(*cid)].is_lost)
+            .collect();
+        let links = here.iter().map(|cid| {
+            let link = &self.links[usize::from(*cid)];
             let mut events = PollFlags::empty();
             events.set(PollFlags::OUT, link.is_sending());
             events.set(PollFlags::IN, !link.is_full());
@@ -497,15 +524,16 @@ impl Session {
         let wake = wake.map(|wake| PollFd::from_borrowed_fd(wake, PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = links.chain(wake).collect();
         match poll(&mut fds, Timespec::try_from(limit).ok().as_ref()) {
-            Ok(0) => return Ok(false),
+            Ok(0) => return Ok(self.recovery.is_going_on()),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(self.lost(0, errno.into())),
         }
         let ready = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
         let is_ready = |fd: &PollFd<'_>| fd.revents().intersects(ready);
-        let readable: Vec<bool> = fds[..self.links.len()].iter().map(is_ready).collect();
-        for (cid, _) in (0u16..).zip(readable).filter(|(_, ready)| *ready) {
-            self.receive(cid)?;
+        let readable: Vec<bool> = fds[..here.len()].iter().map(is_ready).collect();
+        for (cid, _) in here.into_iter().zip(readable).filter(|(_, ready)| *ready) {
+            let received = self.receive(cid);
+            self.or_recover(cid, received)?;
         }
         Ok(true)
     }
@@ -550,7 +578,10 @@ impl Session {
                     link.commands -= 1;
                 }
                 self.done.push_back(done);
+                self.recovery.is_fruitful();
             }
+            Event::Recovered { cid, to } => self.is_recovered(cid, to),
+            Event::Lost { itt, written } => self.recovery.lost.push((itt, written)),
             Event::Rejected {
                 reason,
                 header,

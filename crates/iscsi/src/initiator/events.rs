@@ -70,6 +70,8 @@ pub enum Event {
     Recovered {
         /// Its CID.
         cid: u16,
+        /// Where they go on.
+        to: u16,
     },
     /// A PDU was rejected; a task that began with it is over.
     Rejected {

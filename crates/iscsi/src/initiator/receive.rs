@@ -17,7 +17,7 @@ use crate::serial::before;
 type Outcome = Result<Option<Event>, InitiatorError>;
 
 /// How often a byte may be requested at other error recovery levels than 0.
-const REQUESTS_MAX: usize = 64;
+const REQUESTS_MAX: usize = 4;
 
 const UNKNOWN_TASK: InitiatorError = InitiatorError::Protocol("answer to no task");
 

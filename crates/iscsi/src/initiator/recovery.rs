@@ -128,7 +128,7 @@ impl Initiator {
             self.go_on_with(itt, cmd_sn, to, events);
         }
         self.link(to)?.recovers = false;
-        events.push(Event::Recovered { cid: tasks_of });
+        events.push(Event::Recovered { cid: tasks_of, to });
         self.send_waiting();
         Ok(())
     }

@@ -123,9 +123,12 @@ impl Initiator {
         }
     }
 
-    /// Sends a command by a connection; gives its ITT.
+    /// Sends a command by a connection; gives its ITT. It waits for one that was lost and is about to come back.
     pub fn command(&mut self, cid: u16, request: Request) -> Result<u32, NotReady> {
-        self.ready(cid)?;
+        let link = self.links.get(usize::from(cid));
+        if !link.is_some_and(|link| link.recovers) {
+            self.ready(cid)?;
+        }
         let itt = self.take_itt();
         let write = request.write.unwrap_or_default();
         let is_write = !write.is_empty();

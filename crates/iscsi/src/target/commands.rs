@@ -114,7 +114,7 @@ impl FullFeature {
             return self.count_as_received(io, bhs);
         };
         if !digest_ok {
-            let length = bhs.lengths.data() as u32;
+            let length = bhs.lengths.data();
             task.data.digest_failed(0, length, &self.rules);
             self.reject(io, bhs, RejectReason::DataDigestError);
         }
@@ -199,7 +199,7 @@ impl FullFeature {
             if !digest_ok {
                 let (from, length) = (
                     DataOut::from_bhs(bhs).buffer_offset.get(),
-                    bhs.lengths.data() as u32,
+                    bhs.lengths.data(),
                 );
                 task.data.digest_failed(from, length, &self.rules);
             }

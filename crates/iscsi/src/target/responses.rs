@@ -8,7 +8,7 @@ use super::kept::{KeptCommand, KeptData};
 use super::steps::{Completion, NoSuchTask, Step, Then, Transfer, residual};
 use super::tasks::{Command, Pending, TaskId};
 use crate::pdu::encode::{encode_header, encode_padding, encode_trailer};
-use crate::pdu::{DataIn, FINAL, NO_TAG, ReadyToTransfer, ScsiResponse, encode};
+use crate::pdu::{Bhs, DataIn, Digests, FINAL, NO_TAG, ReadyToTransfer, ScsiResponse, encode};
 
 const CHECK_CONDITION: u8 = 0x02;
 
@@ -161,30 +161,16 @@ impl FullFeature {
                 );
             }
             (header.exp_cmd_sn, header.max_cmd_sn) = self.window();
+            let header = header.to_bhs();
             if let (Some(kept), Some(piece)) = (&mut kept, piece) {
-                self.keep_data(kept, header.to_bhs(), piece);
+                self.keep_data(kept, header, piece);
                 if data_sn < skip {
                     continue;
                 }
             }
-            io.out
-                .bytes(|out| encode_header(out, &header.to_bhs(), &[], digests));
-            match (buffer, piece) {
-                (Some(buffer), _) => io.out.data(buffer, at, take as u32),
-                (None, piece) => io
-                    .out
-                    .bytes(|out| out.extend_from_slice(piece.unwrap_or_default())),
-            }
-            io.out.bytes(|out| match piece {
-                Some(piece) => encode_trailer(out, piece, digests),
-                None => encode_padding(out, take),
-            });
+            queue_data_in(io, &header, digests, buffer, (at, take as u32), piece);
         }
-        if kept.is_some()
-            && let Some(task) = self.tasks.get_mut(id)
-        {
-            task.kept = kept;
-        }
+        self.put_kept(id, kept);
         match then {
             Then::Status { status, transfer } if rides.is_none() => self.respond(
                 io,
@@ -204,6 +190,14 @@ impl FullFeature {
         self.kept.as_ref()?;
         let task = self.tasks.get_mut(id)?;
         Some(task.kept.take().unwrap_or_default())
+    }
+
+    fn put_kept(&mut self, id: TaskId, kept: Option<Box<KeptData>>) {
+        if kept.is_some()
+            && let Some(task) = self.tasks.get_mut(id)
+        {
+            task.kept = kept;
+        }
     }
 
     /// Puts the status of a task into its last Data-In PDU, and ends the task (11.7.3).
@@ -299,6 +293,29 @@ impl FullFeature {
             io.steps.push_back(Step::Abandoned(id));
         }
     }
+}
+
+/// One Data-In PDU, with these bytes of the buffer (offset and length), or a copy of the piece.
+#[inline]
+fn queue_data_in(
+    io: &mut Io,
+    header: &Bhs,
+    digests: Digests,
+    buffer: Option<u64>,
+    (at, length): (u32, u32),
+    piece: Option<&[u8]>,
+) {
+    io.out.bytes(|out| encode_header(out, header, &[], digests));
+    match (buffer, piece) {
+        (Some(buffer), _) => io.out.data(buffer, at, length),
+        (None, piece) => io
+            .out
+            .bytes(|out| out.extend_from_slice(piece.unwrap_or_default())),
+    }
+    io.out.bytes(|out| match piece {
+        Some(piece) => encode_trailer(out, piece, digests),
+        None => encode_padding(out, length as usize),
+    });
 }
 
 /// Residual counts (11.4.5): what the command moves against what the initiator expects.

@@ -83,6 +83,11 @@ impl Raw {
 
     /// A further connection of the same session.
     pub fn join(&self, cid: u16) -> Raw {
+        self.join_session(self.target_end.connection.key().unwrap().tsih, cid)
+    }
+
+    /// The same of the session with this TSIH.
+    pub fn join_session(&self, tsih: u16, cid: u16) -> Raw {
         let mut raw = Raw {
             target_end: TargetEnd::new(self.policy.clone(), Limits::default()),
             disk: vec![0; 256 * 512],
@@ -91,7 +96,7 @@ impl Raw {
             cmd_sn: 1,
             policy: self.policy.clone(),
         };
-        raw.log_in(self.target_end.connection.key().unwrap().tsih, cid, &[]);
+        raw.log_in(tsih, cid, &[]);
         raw
     }
 

@@ -142,6 +142,7 @@ impl Attendant {
         };
         self.is_awake();
         self.take_answers();
+        self.take_lost();
         attended?;
         if std::mem::take(&mut self.has_changed) {
             self.look_again()?;
@@ -242,6 +243,35 @@ impl Attendant {
         }
     }
 
+    /// Takes commands that went with a connection of the session, which goes on: the target does not know them.
+    fn take_lost(&mut self) {
+        let Some(unit) = &mut self.unit else { return };
+        let session = unit.session();
+        let (lost, losses) = (session.take_lost(), session.take_losses());
+        for (itt, written) in lost {
+            let Some(mut task) = self.running.remove(&itt) else {
+                continue;
+            };
+            task.losses += 1;
+            if task.is_aborted {
+                task.end(Ended::Cancelled);
+            } else if task.command.repeatable && task.losses < LOSSES_MAX {
+                task.command.out = written;
+                self.waiting.push_front(task);
+            } else {
+                task.end(Ended::Lost);
+            }
+        }
+        if losses > 0 {
+            let reason = "error recovery level 2";
+            self.warn(
+                Instant::now(),
+                "connection lost, its commands go on",
+                reason,
+            );
+        }
+    }
+
     fn answered(&mut self, mut task: Task, mut done: CommandDone, now: Instant) {
         self.active = now;
         self.is_fruitful = true;
@@ -323,7 +353,7 @@ impl Attendant {
                 _ => task.end(Ended::Lost),
             }
         }
-        self.warn(now, reason);
+        self.warn(now, "session lost, logging in again", reason);
         self.fruitless = match std::mem::take(&mut self.is_fruitful) {
             true => 0,
             false => self.fruitless + 1,
@@ -343,7 +373,7 @@ impl Attendant {
     }
 
     /// A target that comes and goes must not fill the log.
-    fn warn(&mut self, now: Instant, reason: &str) {
+    fn warn(&mut self, now: Instant, what: &str, reason: &str) {
         let is_early = |at: Instant| now.duration_since(at) < WARNINGS_APART;
         if self.warned.is_some_and(is_early) {
             self.suppressed += 1;
@@ -352,7 +382,7 @@ impl Attendant {
         self.warned = Some(now);
         let suppressed = std::mem::take(&mut self.suppressed);
         let unit = &self.settings.address;
-        tracing::warn!(%unit, suppressed, "session lost, logging in again: {reason}");
+        tracing::warn!(%unit, suppressed, "{what}: {reason}");
     }
 
     /// One round without a session: tries to log in when it is time, or waits for that.

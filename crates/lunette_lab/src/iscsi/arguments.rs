@@ -245,6 +245,9 @@ pub struct Login {
     /// MaxOutstandingR2T
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub max_outstanding_r2t: Option<u16>,
+    /// ErrorRecoveryLevel: 1 asks again for data whose digest is wrong, 2 goes on when a connection is lost
+    #[arg(long, global = true, value_name = "LEVEL", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub error_recovery_level: u8,
 }
 
 /// Digests.
@@ -313,6 +316,7 @@ impl Login {
             .max_outstanding_r2t
             .unwrap_or(session.max_outstanding_r2t);
         session.max_outstanding_r2t = r2t;
+        session.error_recovery_level = self.error_recovery_level;
         let segment = self.max_recv_data_segment_length;
         let usual = options.offer.max_recv_data_segment_length;
         options.offer.max_recv_data_segment_length = segment.unwrap_or(usual);

@@ -1,0 +1,264 @@
+//! Connections that are lost and come back while the session goes on: error recovery level 2 (RFC 7143, 7.1.5).
+//!
+//! Where another connection is there, the commands of the one that was lost are taken over by that one at once, and the lost one is opened
+//! anew without them. Else it is opened anew, and its commands go on there. What cannot be recovered in time ends the session, whose commands
+//! are then repeated in a new one where they may be.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use iscsi::initiator::InitiatorError;
+
+use crate::link::Link;
+use crate::session::{Session, SessionError};
+
+/// A portal gets so long to answer while other connections wait, and while none does.
+const CONNECT_BESIDE: Duration = Duration::from_millis(250);
+const CONNECT_ALONE: Duration = Duration::from_secs(2);
+/// The pause before the second try to connect; it doubles.
+const PAUSE_FIRST: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// So many losses in a row in which no command has ended are not accidents.
+const FRUITLESS_MAX: u32 = 64;
+
+type Result<T> = std::result::Result<T, SessionError>;
+
+/// How far a connection that was lost has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Its commands are being taken over by another one.
+    TakenOver,
+    /// It is to be opened.
+    Connect,
+    /// It logs in, and its commands, if it has any, are taken over.
+    LogsIn,
+}
+
+/// A connection that was lost.
+#[derive(Debug)]
+struct Lost {
+    cid: u16,
+    since: Instant,
+    step: Step,
+    /// When it is opened, or was.
+    next_try: Instant,
+    tries: u32,
+    /// Its commands wait for it: it has to come back in time.
+    has_commands: bool,
+}
+
+/// Connections that were lost, and what was lost with them.
+#[derive(Debug, Default)]
+pub(crate) struct Recovery {
+    connections: Vec<Lost>,
+    /// Commands that the target does not know any more, with what they were to write.
+    pub lost: Vec<(u32, Vec<u8>)>,
+    /// Losses since this was last asked for.
+    pub losses: u32,
+    fruitless: u32,
+}
+
+impl Recovery {
+    /// A command has ended.
+    pub fn is_fruitful(&mut self) {
+        self.fruitless = 0;
+    }
+
+    /// Do commands wait for a connection?
+    pub fn is_going_on(&self) -> bool {
+        self.connections.iter().any(|lost| lost.has_commands)
+    }
+
+    fn of(&mut self, cid: u16) -> Option<&mut Lost> {
+        self.connections.iter_mut().find(|lost| lost.cid == cid)
+    }
+}
+
+/// Is it the end of one connection, and not of the session?
+fn is_of_connection(error: &SessionError) -> bool {
+    matches!(
+        error,
+        SessionError::Lost { .. }
+            | SessionError::Silent { .. }
+            | SessionError::Broken {
+                error: InitiatorError::Format(_) | InitiatorError::DataDigest,
+                ..
+            }
+    )
+}
+
+impl Session {
+    /// After an error of one connection the session goes on where it can.
+    pub(crate) fn or_recover(&mut self, cid: u16, result: Result<()>) -> Result<()> {
+        let Err(error) = result else { return Ok(()) };
+        if !self.initiator.recovers() || !is_of_connection(&error) {
+            return Err(error);
+        }
+        self.recovery.fruitless += 1;
+        self.recovery.losses += 1;
+        if self.recovery.fruitless > FRUITLESS_MAX {
+            return Err(error);
+        }
+        let others = self.initiator.suspend(cid);
+        self.lose(cid);
+        others.into_iter().for_each(|other| self.lose(other));
+        Ok(())
+    }
+
+    fn lose(&mut self, cid: u16) {
+        let Some(link) = self.links.get_mut(usize::from(cid)) else {
+            return;
+        };
+        link.is_lost = true;
+        // What the target sends yet must not be believed, and it is to notice.
+        link.stream.shutdown(std::net::Shutdown::Both).ok();
+        let has_commands = link.commands > 0;
+        let now = Instant::now();
+        let wait = Duration::from_secs(self.initiator.parameters().time_to_wait.into());
+        match self.recovery.of(cid) {
+            // It was about to come back: the time goes on.
+            Some(lost) => {
+                lost.step = Step::Connect;
+                lost.has_commands |= has_commands;
+                lost.next_try = now + wait + pause(lost.tries);
+                lost.tries += 1;
+            }
+            None => self.recovery.connections.push(Lost {
+                cid,
+                since: now,
+                step: Step::Connect,
+                next_try: now + wait,
+                tries: 0,
+                has_commands,
+            }),
+        }
+    }
+
+    /// The time until something is to be done for a connection that was lost.
+    pub(crate) fn next_recovery(&self) -> Duration {
+        let now = Instant::now();
+        let lost = self.recovery.connections.iter();
+        let next = lost.map(|lost| match lost.step {
+            Step::Connect => lost.next_try.saturating_duration_since(now),
+            // Looked at for its time.
+            Step::TakenOver | Step::LogsIn => Duration::from_millis(250),
+        });
+        next.min().unwrap_or(Duration::MAX)
+    }
+
+    /// Takes the next step for every connection that was lost, if it is time.
+    pub(crate) fn recover(&mut self) -> Result<()> {
+        if self.recovery.connections.is_empty() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let parameters = self.initiator.parameters();
+        let kept = u64::from(parameters.time_to_wait) + u64::from(parameters.time_to_retain);
+        let most = self.timeout.min(Duration::from_secs(kept));
+        for at in 0..self.recovery.connections.len() {
+            let lost = &self.recovery.connections[at];
+            let (cid, waited) = (lost.cid, now.duration_since(lost.since));
+            if lost.has_commands && waited > most {
+                let late = io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("it was not back within {} s", most.as_secs()),
+                );
+                return Err(self.lost(cid, late));
+            }
+            if lost.step == Step::Connect && lost.next_try <= now {
+                self.begin_again(at);
+            } else if lost.step == Step::LogsIn && now > lost.next_try + self.timeout {
+                let others = self.initiator.suspend(cid);
+                self.lose(cid);
+                others.into_iter().for_each(|other| self.lose(other));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has another connection take the commands over, or opens the lost one anew.
+    fn begin_again(&mut self, at: usize) {
+        let lost = &self.recovery.connections[at];
+        let (cid, has_commands) = (lost.cid, lost.has_commands);
+        let links = 0..self.links.len() as u16;
+        let mut ready = links.filter(|other| self.initiator.is_ready(*other));
+        let beside = ready.next();
+        if let (true, Some(other)) = (has_commands, beside)
+            && self.initiator.reassign(cid, other).is_ok()
+        {
+            self.recovery.connections[at].step = Step::TakenOver;
+            return;
+        }
+        let limit = match beside {
+            Some(_) => CONNECT_BESIDE,
+            None => CONNECT_ALONE,
+        };
+        let connected = Link::connect(&self.portal, limit.min(self.timeout));
+        let lost = &mut self.recovery.connections[at];
+        match connected {
+            Ok(link) => {
+                let old = std::mem::replace(&mut self.links[usize::from(cid)], link);
+                self.links[usize::from(cid)].commands = old.commands;
+                self.initiator.recover(cid);
+                (lost.step, lost.next_try) = (Step::LogsIn, Instant::now());
+            }
+            Err(error) => {
+                lost.next_try = Instant::now() + pause(lost.tries);
+                lost.tries += 1;
+                tracing::debug!(portal = %self.portal, connection = cid, %error, "not back yet");
+            }
+        }
+    }
+
+    /// The commands of a connection that was lost go on.
+    pub(crate) fn is_recovered(&mut self, cid: u16, to: u16) {
+        if cid == to {
+            return self.recovery.connections.retain(|lost| lost.cid != cid);
+        }
+        let mut moved = 0;
+        for of in self.in_flight.values_mut().filter(|of| **of == cid) {
+            *of = to;
+            moved += 1;
+        }
+        for (cid, less, more) in [(cid, moved, 0), (to, 0, moved)] {
+            if let Some(link) = self.links.get_mut(usize::from(cid)) {
+                link.commands = link.commands - less + more;
+            }
+        }
+        if let Some(lost) = self.recovery.of(cid) {
+            (lost.step, lost.has_commands) = (Step::Connect, false);
+            lost.next_try = Instant::now();
+        }
+    }
+
+    /// Takes the commands that could not be recovered.
+    pub(crate) fn take_lost(&mut self) -> Vec<(u32, Vec<u8>)> {
+        let lost = std::mem::take(&mut self.recovery.lost);
+        for (itt, _) in &lost {
+            self.forget(*itt);
+        }
+        lost
+    }
+
+    /// Connections that were lost since this was last asked for.
+    pub(crate) fn take_losses(&mut self) -> u32 {
+        std::mem::take(&mut self.recovery.losses)
+    }
+
+    /// For those who do not repeat commands.
+    pub(crate) fn all_recovered(&self) -> Result<()> {
+        match self.recovery.lost.is_empty() {
+            true => Ok(()),
+            false => Err(SessionError::NotRecovered {
+                portal: self.portal.clone(),
+            }),
+        }
+    }
+}
+
+fn pause(tries: u32) -> Duration {
+    match tries {
+        0 => Duration::ZERO,
+        tries => (PAUSE_FIRST * (1 << tries.min(9))).min(PAUSE_MAX),
+    }
+}
