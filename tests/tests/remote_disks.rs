@@ -334,6 +334,51 @@ fn level_2_keeps_a_session_whose_only_connection_is_lost() -> Result<()> {
     level_2_outlives(1)
 }
 
+/// Two targets of the far daemon lead to one disk, each behind a proxy of its own.
+#[test]
+fn another_path_takes_over_and_a_restart_finds_it() -> Result<()> {
+    let other = "iqn.2026-11.org.example:other";
+    let address = free_portal()?;
+    let portal = address.to_string();
+    let far = Rig::new(|daemon| {
+        let first = format!("{TARGET}=d");
+        let second = format!("{other}=d");
+        daemon
+            .disk("d=ram:32M")
+            .arguments(["--iscsi", &first, "--iscsi", &second])
+            .arguments(["--portal", &portal, "--demo-mode", "rw"])
+    })?;
+    let (first, second) = (Proxy::start(address)?, Proxy::start(address)?);
+    let disk = format!(
+        "r=iscsi://{}/{TARGET}/0,connections=2,paths=iscsi://{}/{other}/0",
+        first.address(),
+        second.address()
+    );
+    let mut near = far.beside(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
+    let load = VerifiedLoad::start(&near.socket("r"))?;
+    load.goes_on(SOON)?;
+    let at = || -> Result<String> {
+        let sessions: Value = control::get(&far.daemon.control(), "/v1/sessions")?;
+        ensure!(sessions[1].is_null(), "{sessions}");
+        Ok(sessions[0]["export"].to_string())
+    };
+    ensure!(at()?.contains("far"), "{}", at()?);
+    // It comes and goes: the one after the other is used.
+    for _ in 0..4 {
+        first.harm(Harm::Reset);
+        second.harm(Harm::Reset);
+        load.goes_on(SOON)?;
+    }
+    drop(first);
+    load.goes_on(SOON)?;
+    ensure!(at()?.contains("other"), "{}", at()?);
+    near.daemon.kill()?;
+    near.daemon.start_again()?;
+    load.goes_on(SOON)?;
+    ensure!(load.finish()? > 0);
+    Ok(())
+}
+
 #[test]
 fn growth_is_followed_and_a_lost_unit_fails_io_in_time() -> Result<()> {
     let mut pair = Pair::start(&file_of("8M"), ",replacement_timeout=2")?;

@@ -178,6 +178,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
     rbd::LOCK,
     rbd::OPTION,
     remote::UNIT,
+    remote::PATHS_KEY,
     remote::CONNECTIONS_KEY,
     remote::CHAP_FILE,
     remote::INITIATOR_NAME,

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bdev::iscsi_initiator::{
-    DigestOffer, ReconnectSettings, SessionOptions, SessionParameters, UnitAddress, is_iscsi_name,
-    read_credentials,
+    DigestOffer, Portal, ReconnectSettings, SessionOptions, SessionParameters, UnitAddress,
+    is_iscsi_name, read_credentials,
 };
 use bdev::{IscsiOptions, OpenError};
 use serde_json::{Value, json};
@@ -20,6 +20,8 @@ use super::model::DiskConfig;
 pub struct RemoteConfig {
     /// Where it is; the draft of a disk may not know yet.
     pub unit: Option<UnitAddress>,
+    /// Other ways to it, as they are written.
+    pub paths: Vec<String>,
     /// The user's secret for CHAP.
     pub chap_file: Option<PathBuf>,
     /// As whom; the host's own name by default.
@@ -91,6 +93,7 @@ impl Default for RemoteConfig {
     fn default() -> Self {
         RemoteConfig {
             unit: None,
+            paths: Vec::new(),
             chap_file: None,
             initiator_name: None,
             connections: CONNECTIONS,
@@ -151,8 +154,11 @@ impl RemoteConfig {
         (offer.header_digest, offer.data_digest) = (header.offer(), data.offer());
         offer.max_recv_data_segment_length = self.max_recv_data_segment_length;
         self.ask_for(&mut offer.session);
+        let paths = self.paths.iter().map(|path| address.path(path));
+        let paths = paths.collect::<Result<Vec<_>, String>>();
         Ok(IscsiOptions {
             unit: ReconnectSettings {
+                paths: paths.map_err(failed)?,
                 address,
                 session,
                 queue_depth: usize::from(self.queue_depth),
@@ -213,6 +219,40 @@ pub const UNIT: DiskKey = Key {
         }
     },
     get: |disk| Some(json!(remote(disk)?.unit.as_ref()?.to_string())),
+};
+
+/// How paths are written.
+const PATHS: &str =
+    "one or more of HOST[:PORT] and iscsi://HOST[:PORT]/TARGET/LUN, with blanks between them";
+
+pub const PATHS_KEY: DiskKey = Key {
+    name: "paths",
+    kind: Kind::Text(
+        "`HOST[:PORT]` or `iscsi://HOST[:PORT]/TARGET/LUN`, or several",
+        PATHS,
+    ),
+    default: NONE,
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "other ways to the same unit, for when there is no session by the first: other portals, or other targets",
+    read: |key, reader, disk| {
+        let Some(text) = key.text(reader) else {
+            return;
+        };
+        let paths = text.value.split_whitespace();
+        let is_path = |path: &str| match UnitAddress::looks_like_one(path) {
+            true => path.parse::<UnitAddress>().is_ok(),
+            false => path.parse::<Portal>().is_ok(),
+        };
+        if text.value.trim().is_empty() || !paths.clone().all(is_path) {
+            return key.refuse(reader, &text);
+        }
+        disk.remote.paths = paths.map(str::to_owned).collect();
+    },
+    get: |disk| {
+        let paths = &remote(disk)?.paths;
+        (!paths.is_empty()).then(|| json!(paths.join(" ")))
+    },
 };
 
 pub const CONNECTIONS_KEY: DiskKey = Key {
@@ -465,6 +505,30 @@ mod tests {
             (65_536, 65_536)
         );
         assert!(parameters.initial_r2t && parameters.immediate_data && options.read_only);
+    }
+
+    #[test]
+    fn paths_are_portals_or_whole_addresses_of_the_same_user() {
+        let config = |path: &str| RemoteConfig {
+            unit: "iscsi://192.0.2.1/iqn.2026-11.org.example:t0/3"
+                .parse()
+                .ok(),
+            paths: path.split_whitespace().map(str::to_owned).collect(),
+            ..RemoteConfig::default()
+        };
+        let options = config("[2001:db8::1]:3261 iscsi://192.0.2.2/iqn.2026-11.org.example:t1/0");
+        let paths = options.options("r", false).unwrap().unit.paths;
+        let written: Vec<String> = paths.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            written,
+            [
+                "iscsi://[2001:db8::1]:3261/iqn.2026-11.org.example:t0/3",
+                "iscsi://192.0.2.2:3260/iqn.2026-11.org.example:t1/0"
+            ]
+        );
+        let other = config("iscsi://bob@192.0.2.2/iqn.2026-11.org.example:t1/0");
+        let error = other.options("r", false).unwrap_err().to_string();
+        assert!(error.contains("has another user than the unit"), "{error}");
     }
 
     #[test]

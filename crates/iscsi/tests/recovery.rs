@@ -467,12 +467,18 @@ impl Simulation {
         while self.done < commands as usize {
             steps += 1;
             assert!(
-                steps < 400_000,
-                "hangs with {} of {commands} done: {:?}, running {}, lost {:?}",
+                steps < 60_000,
+                "hangs with {} of {commands} done: {:?}, waiting {}, running {}, dying {}, gone {:?}, {:?}",
                 self.done,
                 self.initiator,
+                self.initiator.waiting_len(),
                 self.target.running.len(),
-                self.ends[0].connection.session().map(|s| &s.reassignable)
+                self.dying.len(),
+                self.gone,
+                self.ends
+                    .iter()
+                    .map(|end| &end.connection)
+                    .collect::<Vec<_>>()
             );
             places.retain(|itt, place| {
                 let open = self.wanted.contains_key(itt);
@@ -482,9 +488,8 @@ impl Simulation {
                 open
             });
             let cid = self.draw(self.ends.len());
-            let ready = self.initiator.is_ready(cid as u16);
+            // Also on one that is lost: it waits there.
             if begun < commands
-                && ready
                 && self.draw(3) == 0
                 && let Some(place) = free.pop_front()
             {

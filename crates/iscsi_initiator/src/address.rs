@@ -92,6 +92,26 @@ pub struct UnitAddress {
 }
 
 impl UnitAddress {
+    /// Another way to the same unit: `HOST[:PORT]` with this one's target and LUN, or a whole address, of the same user.
+    ///
+    /// # Errors
+    /// What is wrong with the text.
+    pub fn path(&self, text: &str) -> Result<UnitAddress, String> {
+        if !UnitAddress::looks_like_one(text) {
+            let portal = text.parse()?;
+            return Ok(UnitAddress {
+                portal,
+                ..self.clone()
+            });
+        }
+        let mut path: UnitAddress = text.parse()?;
+        if path.user.is_some() && path.user != self.user {
+            return Err(format!("{text:?} has another user than the unit"));
+        }
+        path.user.clone_from(&self.user);
+        Ok(path)
+    }
+
     /// How it is written.
     pub const FORM: &'static str = "iscsi://[USER@]HOST[:PORT]/TARGET/LUN";
 

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use iscsi::initiator::{
     CommandDone, Event, Initiator, InitiatorError, InitiatorSettings, NotReady, Request,
+    TaskManagementRequestFields,
 };
 use iscsi::login::{Credentials, LoginError};
 use iscsi::negotiation::{Offer, SessionParameters};
-use iscsi::pdu::LogoutReason;
+use iscsi::pdu::{LogoutReason, TaskFunction};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::address::Portal;
@@ -237,11 +238,11 @@ impl Session {
     ) -> Result<Session> {
         let isid = options.isid.unwrap_or_else(random_isid);
         let mut offer = options.offer.clone();
-        offer.session.max_connections = options.connections.max(1);
-        if offer.session.error_recovery_level == 2 {
-            // The target has the last word on how long a connection stays away.
-            offer.session.time_to_wait = 0;
-        }
+        // At error recovery level 2 some targets count a connection that was lost until it is back.
+        let spare = u16::from(offer.session.error_recovery_level == 2);
+        offer.session.max_connections = options.connections.max(1) + spare;
+        // The larger one counts (13.15), so the target says how long it has to be left alone after a loss.
+        offer.session.time_to_wait = 0;
         let mut session = Session {
             initiator: Initiator::new(InitiatorSettings {
                 initiator_name: options.initiator_name.clone(),
@@ -436,6 +437,26 @@ impl Session {
         match answer {
             Event::Text { text, .. } => Ok(text),
             _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Has all tasks of a logical unit aborted, whoever sent them (LOGICAL UNIT RESET, 11.5); gives the response code.
+    ///
+    /// # Errors
+    /// When the session is over.
+    pub fn reset_unit(&mut self, lun: u64) -> Result<u8> {
+        self.heard = Instant::now();
+        let fields = TaskManagementRequestFields {
+            function: TaskFunction::LogicalUnitReset,
+            lun: lun.to_be_bytes(),
+            referenced: None,
+        };
+        let itt = self.initiator.task_management(0, fields)?;
+        let answer = self
+            .wait_for(|event| matches!(event, Event::TaskManagement { itt: of, .. } if *of == itt));
+        match answer? {
+            Event::TaskManagement { response, .. } => Ok(response),
+            _ => Err(NotReady.into()),
         }
     }
 

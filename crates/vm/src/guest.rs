@@ -12,6 +12,7 @@ use crate::qmp::Qmp;
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 use std::io::ErrorKind;
+use std::net::SocketAddr;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -126,6 +127,17 @@ impl GuestBuilder {
         self.equipment = Equipment::Initiator;
         self.arguments(["-netdev", "user,id=net"])
             .arguments(["-device", "virtio-net-pci,netdev=net,romfile="])
+    }
+
+    /// Linux's iSCSI target, whose portal is this address of the host's: see [`Guest::start_target`].
+    #[must_use]
+    pub fn target(mut self, portal: SocketAddr) -> Self {
+        self.equipment = Equipment::Target;
+        self.arguments([
+            "-netdev",
+            &format!("user,id=net,hostfwd=tcp:{portal}-:3260"),
+        ])
+        .arguments(["-device", "virtio-net-pci,netdev=net,romfile="])
     }
 
     /// The boot loader on its first disk finds the kernel, as on a PC; see [`crate::bootable_image`].

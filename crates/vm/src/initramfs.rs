@@ -23,6 +23,8 @@ pub enum Equipment {
     Usual,
     /// A network card's module and open-iscsi beside it, which would make every guest's boot longer.
     Initiator,
+    /// A network card's module and Linux's own iSCSI target.
+    Target,
     /// dm-multipath and its tools.
     Multipath,
     /// For users' guests: more devices, and of the tools those that the host has.
@@ -35,6 +37,7 @@ impl Equipment {
         match self {
             Equipment::Usual => "initramfs",
             Equipment::Initiator => "initiator",
+            Equipment::Target => "target",
             Equipment::Multipath => "multipath",
             Equipment::User => "user",
         }
@@ -44,6 +47,9 @@ impl Equipment {
 /// Loaded in the order in which `modules.dep` wants them.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "sd_mod", "virtio_scsi", "sg"];
 const INITIATOR_MODULES: [&str; 3] = ["virtio_net", "iscsi_tcp", "libcrc32c"];
+
+/// Digests are the kernel's crc32c.
+const TARGET_MODULES: [&str; 3] = ["virtio_net", "libcrc32c", "iscsi_target_mod"];
 
 const USER_MODULES: [&str; 4] = ["virtio_console", "virtio_balloon", "virtio_net", "virtiofs"];
 
@@ -202,6 +208,9 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
     let mut modules = MODULES.to_vec();
     if initiator {
         modules.extend(INITIATOR_MODULES);
+    }
+    if equipment == Equipment::Target {
+        modules.extend(TARGET_MODULES);
     }
     let for_user = equipment == Equipment::User;
     if for_user {

@@ -18,6 +18,7 @@ mod guest;
 mod initiator;
 mod initramfs;
 mod interrupt;
+mod lio;
 mod multipath;
 mod places;
 mod process;

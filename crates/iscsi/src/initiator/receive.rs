@@ -5,7 +5,7 @@ use zerocopy::big_endian::U32;
 use super::events::{CommandDone, Event, InitiatorError};
 use super::requests::{CommandTask, Kind, Task, send_data};
 use super::session::{Initiator, Phase};
-use super::snack::Counted;
+use super::snack::{Counted, Rejection};
 use crate::login::LoginProgress;
 use crate::pdu::{
     AsyncMessage, Bhs, CONTINUE, DataIn, Digests, FINAL, IMMEDIATE, LoginResponse, LogoutResponse,
@@ -165,7 +165,7 @@ impl Initiator {
             Some(Opcode::LogoutResponse) => {
                 self.logout_response(cid, &LogoutResponse::from_bhs(bhs), events)
             }
-            Some(Opcode::Reject) => self.rejected(&Reject::from_bhs(bhs), segment),
+            Some(Opcode::Reject) => self.rejected(cid, &Reject::from_bhs(bhs), segment),
             Some(Opcode::AsyncMessage) => {
                 let message = AsyncMessage::from_bhs(bhs);
                 let parameters = [
@@ -527,12 +527,12 @@ impl Initiator {
         }))
     }
 
-    fn rejected(&mut self, header: &Reject, segment: &[u8]) -> Outcome {
+    fn rejected(&mut self, cid: u16, header: &Reject, segment: &[u8]) -> Outcome {
         let rejected = <Bhs as zerocopy::FromBytes>::read_from_prefix(segment)
             .ok()
             .map(|(bhs, _)| bhs);
         if let Some(bhs) = &rejected
-            && self.judge_reject(header.reason, bhs)?
+            && self.judge_reject(cid, header.reason, bhs)? == Rejection::Recovered
         {
             return Ok(None);
         }

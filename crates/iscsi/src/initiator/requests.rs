@@ -77,27 +77,30 @@ pub(super) struct CommandTask {
     pub read_length: u32,
     /// Data-In and R2T PDUs so far.
     pub data_sn: u32,
-    /// At error recovery level 2 as it was sent, to be sent again.
+    /// At error recovery levels 1 and 2 as it was sent, to be sent again.
     pub request: Option<Box<Waiting>>,
     /// It was reassigned: its R2Ts go on from a number that the target knows.
     pub takes_any_r2t: bool,
     /// At error recovery level 1 and 2: data is asked for again from `data_sn` on, and how often that was so.
     pub snacks: u32,
+    /// It was sent again on the same connection: the target may have had it.
+    pub is_repeated: bool,
     /// Its response, which came before its data was there.
     pub held: Option<(Bhs, Vec<u8>)>,
 }
 
 impl CommandTask {
-    fn new(write: Vec<u8>, sent: usize, read_length: u32) -> CommandTask {
+    fn new(write: Vec<u8>, read_length: u32) -> CommandTask {
         CommandTask {
             write,
-            sent,
+            sent: 0,
             data: Vec::new(),
             read_length,
             data_sn: 0,
             request: None,
             takes_any_r2t: false,
             snacks: 0,
+            is_repeated: false,
             held: None,
         }
     }
@@ -109,9 +112,8 @@ pub(super) struct Waiting {
     pub cid: u16,
     pub header: Bhs,
     pub ahs: Vec<u8>,
+    /// Not of a command, whose data is with its task.
     pub segment: Vec<u8>,
-    /// Bytes of a command's data that its PDU takes with it.
-    pub immediate: usize,
 }
 
 impl Initiator {
@@ -150,18 +152,8 @@ impl Initiator {
             header.expected_length = U32::new(write.len() as u32);
             additional.bidirectional_read_length = request.read_length;
         }
-        let link = &self.links[usize::from(cid)];
-        let burst = write.len().min(self.parameters.first_burst_length as usize);
-        let immediate = if self.parameters.immediate_data {
-            burst.min(link.max_send)
-        } else {
-            0
-        };
-        if is_write && !self.parameters.initial_r2t && immediate < burst {
-            header.flags &= !FINAL;
-        }
         let read_length = request.read_length.unwrap_or(0);
-        let kind = Kind::Command(Box::new(CommandTask::new(write, immediate, read_length)));
+        let kind = Kind::Command(Box::new(CommandTask::new(write, read_length)));
         let lun = request.lun;
         self.tasks.insert(
             itt,
@@ -178,7 +170,6 @@ impl Initiator {
             header: header.to_bhs(),
             ahs: additional.to_bytes(),
             segment: Vec::new(),
-            immediate,
         });
         Ok(itt)
     }
@@ -194,13 +185,12 @@ impl Initiator {
 
     /// The same with this CmdSN.
     pub(super) fn send_as(&mut self, waiting: Waiting, cmd_sn: u32) {
-        let again = (self.parameters.error_recovery_level == 2).then(|| Box::new(waiting.clone()));
+        let again = self.recovers_digests().then(|| Box::new(waiting.clone()));
         let Waiting {
             cid,
-            header,
+            mut header,
             ahs,
             segment,
-            immediate,
         } = waiting;
         let Some(link) = self.links.get_mut(usize::from(cid)) else {
             return;
@@ -208,6 +198,20 @@ impl Initiator {
         // CmdSN and ExpStatSN are in the same place in every request
         let mut fields = NopOut::from_bhs(&header);
         let itt = fields.itt.get();
+        // What goes with a command, and behind it unasked, the connection decides that takes it.
+        let (mut immediate, mut burst) = (0, 0);
+        if let Some(Kind::Command(command)) = self.tasks.get(&itt).map(|task| &task.kind) {
+            let agreed = &self.parameters;
+            burst = command.write.len().min(agreed.first_burst_length as usize);
+            immediate = match agreed.immediate_data {
+                true => burst.min(link.max_send),
+                false => 0,
+            };
+            if immediate < burst && !agreed.initial_r2t {
+                header.flags &= !FINAL;
+                fields.flags &= !FINAL;
+            }
+        }
         fields.cmd_sn = U32::new(cmd_sn);
         fields.exp_stat_sn = U32::new(link.exp_stat_sn);
         let segment = match self.tasks.get(&itt).map(|task| &task.kind) {
@@ -222,10 +226,6 @@ impl Initiator {
                 (command.request, command.sent) = (again, immediate);
             }
             if let (Kind::Command(command), false) = (&mut task.kind, header.is_final()) {
-                let burst = command
-                    .write
-                    .len()
-                    .min(self.parameters.first_burst_length as usize);
                 send_data(
                     link,
                     itt,
@@ -300,7 +300,6 @@ impl Initiator {
             header: header.to_bhs(),
             ahs: Vec::new(),
             segment,
-            immediate: 0,
         });
     }
 
@@ -363,7 +362,6 @@ impl Initiator {
             header,
             ahs: Vec::new(),
             segment,
-            immediate: 0,
         });
     }
 

@@ -246,7 +246,8 @@ impl Initiator {
                 true => Some(first.cid),
                 false => (0..self.links.len() as u16).find(|cid| self.is_ready(*cid)),
             };
-            let (Some(cid), Some(mut waiting)) = (cid, self.waiting.pop_front()) else {
+            let Some(cid) = cid else { return };
+            let Some(mut waiting) = self.waiting.pop_front() else {
                 return;
             };
             waiting.cid = cid;

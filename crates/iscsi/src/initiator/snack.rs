@@ -7,8 +7,9 @@
 use zerocopy::big_endian::U32;
 
 use super::events::InitiatorError;
+use super::requests::Kind;
 use super::session::Initiator;
-use crate::pdu::{Bhs, DataIn, NO_TAG, NopIn, Opcode, SnackRequest, SnackType, encode};
+use crate::pdu::{Bhs, DataIn, DataOut, NO_TAG, NopIn, Opcode, SnackRequest, SnackType, encode};
 use crate::serial::before;
 
 /// How often data of one command is asked for, and how many responses may be ahead of one that is missing.
@@ -132,18 +133,65 @@ impl Initiator {
         }
     }
 
-    /// A Reject that the target recovers from by itself, or that ends recovery within the connection.
-    pub(super) fn judge_reject(&self, reason: u8, bhs: &Bhs) -> Result<bool, InitiatorError> {
+    /// What a Reject means where data whose digests are wrong are recovered.
+    pub(super) fn judge_reject(
+        &mut self,
+        cid: u16,
+        reason: u8,
+        bhs: &Bhs,
+    ) -> Result<Rejection, InitiatorError> {
         const DATA_DIGEST: u8 = 0x02;
-        let kind = bhs.kind();
+        const PROTOCOL: u8 = 0x04;
+        let (kind, itt) = (bhs.kind(), bhs.itt.get());
         if !self.recovers_digests() {
-            return Ok(false);
+            return Ok(Rejection::Final);
         }
         if kind == Some(Opcode::SnackRequest) {
             return Err(InitiatorError::DataDigest);
         }
-        // The data is asked for with an R2T, or the command fails by itself.
-        let has_data = matches!(kind, Some(Opcode::ScsiCommand | Opcode::DataOut));
-        Ok(reason == DATA_DIGEST && has_data)
+        match (kind, reason) {
+            // The data is asked for with an R2T, or the command fails by itself.
+            (Some(Opcode::DataOut), DATA_DIGEST) => Ok(Rejection::Recovered),
+            (Some(Opcode::ScsiCommand), DATA_DIGEST) => {
+                self.repeat_unless_received(cid, itt);
+                Ok(Rejection::Recovered)
+            }
+            // Unsolicited data that came with a command for the second time; it may have ended by now.
+            (Some(Opcode::DataOut), PROTOCOL) if DataOut::from_bhs(bhs).ttt.get() == NO_TAG => {
+                match self.command_task(cid, itt) {
+                    Ok(command) if !command.is_repeated => Ok(Rejection::Final),
+                    _ => Ok(Rejection::Recovered),
+                }
+            }
+            _ => Ok(Rejection::Final),
+        }
     }
+
+    /// Some targets drop a command whose immediate data is not what was sent, others ask for the data. ExpCmdSN tells, and a command that
+    /// comes twice is ignored (4.2.2.1).
+    fn repeat_unless_received(&mut self, cid: u16, itt: u32) {
+        let exp_cmd_sn = self.exp_cmd_sn;
+        let Some(task) = self.tasks.get_mut(&itt).filter(|task| task.cid == cid) else {
+            return;
+        };
+        let (cmd_sn, numbered) = (task.cmd_sn, task.numbered);
+        let Kind::Command(command) = &mut task.kind else {
+            return;
+        };
+        if numbered && !before(cmd_sn, exp_cmd_sn) {
+            command.is_repeated = true;
+            if let Some(request) = command.request.clone() {
+                self.send_as(*request, cmd_sn);
+            }
+        }
+    }
+}
+
+/// What a Reject means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rejection {
+    /// The request is over.
+    Final,
+    /// It goes on.
+    Recovered,
 }

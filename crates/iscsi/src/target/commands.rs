@@ -116,12 +116,18 @@ impl FullFeature {
         if !digest_ok {
             let length = bhs.lengths.data();
             task.data.digest_failed(0, length, &self.rules);
+        }
+        // At once, unless the task fails for it: the Reject then says by ExpCmdSN that the command is here.
+        let fails = task.data.fault().is_some();
+        if !digest_ok && fails {
             self.reject(io, bhs, RejectReason::DataDigestError);
         }
-        if bhs.is_immediate() {
-            self.deliver(io, id)
-        } else {
-            self.take_turn(io, id, cmd_sn(bhs))
+        match bhs.is_immediate() {
+            true => self.deliver(io, id),
+            false => self.take_turn(io, id, cmd_sn(bhs)),
+        }
+        if !digest_ok && !fails {
+            self.reject(io, bhs, RejectReason::DataDigestError);
         }
     }
 

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use iscsi::initiator::{CommandDone, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::retry::{Attempts, Verdict, is_change};
+use super::paths;
+use super::retry::{Attempts, Verdict, is_change, is_other_path};
 use super::{
     CommandSink, Ended, ReconnectSettings, Shared, Task, UnitCommand, UnitEvent, UnitObserver,
-    open_unit,
 };
 use crate::attended::PING_AFTER;
-use crate::unit::{CommandError, Unit, UnitInfo};
+use crate::unit::{CommandError, Unit, UnitInfo, answer};
 
 /// The pause before the second try to log in; it doubles.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
@@ -44,6 +44,10 @@ pub(super) struct Attendant {
     settings: ReconnectSettings,
     observer: UnitObserver,
     unit: Option<Unit>,
+    /// By which path there is a session, or was last.
+    path: usize,
+    /// Which path is tried next.
+    next_path: usize,
     down: Option<Down>,
     /// What users were told that it is.
     info: UnitInfo,
@@ -54,6 +58,8 @@ pub(super) struct Attendant {
     aborting: HashMap<u32, u32>,
     /// The unit has said that something about it has changed.
     has_changed: bool,
+    /// The unit has said that it is to be reached by another path.
+    leads_nowhere: bool,
     /// When a command last ended, or the unit was asked whether it is ready.
     active: Instant,
     /// Sessions in a row in which no command has ended.
@@ -68,7 +74,7 @@ impl Attendant {
     pub fn new(
         shared: Arc<Shared>,
         settings: ReconnectSettings,
-        unit: Unit,
+        (unit, path): (Unit, usize),
         observer: UnitObserver,
     ) -> Attendant {
         Attendant {
@@ -77,11 +83,14 @@ impl Attendant {
             observer,
             info: unit.info().clone(),
             unit: Some(unit),
+            path,
+            next_path: path,
             down: None,
             waiting: VecDeque::new(),
             running: HashMap::new(),
             aborting: HashMap::new(),
             has_changed: false,
+            leads_nowhere: false,
             active: Instant::now(),
             fruitless: 0,
             is_fruitful: false,
@@ -144,6 +153,10 @@ impl Attendant {
         self.take_answers();
         self.take_lost();
         attended?;
+        if std::mem::take(&mut self.leads_nowhere) {
+            let what = "the unit is not accessible by this path".to_owned();
+            return Err(answer("asymmetric access", what));
+        }
         if std::mem::take(&mut self.has_changed) {
             self.look_again()?;
         }
@@ -280,13 +293,15 @@ impl Attendant {
         let verdict = task
             .attempts
             .judge(&done, task.command.repeatable, now, limit);
-        if verdict == Verdict::Over {
+        let leads_nowhere = self.settings.ways() > 1 && is_other_path(&done);
+        if verdict == Verdict::Over && !leads_nowhere {
             task.end(Ended::Done(done));
         } else if task.is_aborted {
             task.end(Ended::Cancelled);
         } else {
             task.command.out = std::mem::take(&mut done.written);
             self.waiting.push_back(task);
+            self.leads_nowhere |= leads_nowhere;
         }
     }
 
@@ -341,6 +356,11 @@ impl Attendant {
             Some(unit) => unit.session().take_commands().into_iter().collect(),
             None => HashMap::new(),
         };
+        let wait = match &mut self.unit {
+            // The target needs that long to end what was left (RFC 7143, 13.15); at another port it has nothing to end.
+            Some(unit) if self.settings.ways() == 1 => unit.session().parameters().time_to_wait,
+            _ => 0,
+        };
         self.unit = None;
         self.aborting.clear();
         for (itt, mut task) in self.running.drain() {
@@ -362,6 +382,8 @@ impl Attendant {
             0 => Duration::ZERO,
             times => (FRUITLESS_PAUSE * (1 << times.min(9))).min(PAUSE_MAX),
         };
+        let next_try = next_try.max(Duration::from_secs(wait.into()));
+        self.next_path = (self.path + 1) % self.settings.ways();
         self.shared.is_up.store(false, Ordering::Release);
         self.down = Some(Down {
             since: now,
@@ -381,7 +403,7 @@ impl Attendant {
         }
         self.warned = Some(now);
         let suppressed = std::mem::take(&mut self.suppressed);
-        let unit = &self.settings.address;
+        let unit = self.settings.way(self.path);
         tracing::warn!(%unit, suppressed, "{what}: {reason}");
     }
 
@@ -406,22 +428,29 @@ impl Attendant {
             return self.sleep(wait);
         }
         match self.open_same() {
-            Ok(unit) => self.back(unit),
+            Ok(unit) => {
+                self.path = self.next_path;
+                self.back(unit);
+            }
             Err(reason) => self.try_later(&reason),
         }
     }
 
     fn open_same(&self) -> Result<Unit, String> {
-        let unit = open_unit(&self.settings).map_err(|error| error.to_string())?;
+        let said = |error: CommandError| error.to_string();
+        let mut unit = paths::open(&self.settings, self.next_path).map_err(said)?;
         let (is, was) = (unit.info(), &self.info);
-        match is.is_same_unit(was) {
-            true => Ok(unit),
-            false => Err(format!(
+        if !is.is_same_unit(was) {
+            return Err(format!(
                 "another logical unit is there: {}, not {}",
                 is.name(),
                 was.name()
-            )),
+            ));
         }
+        if self.next_path != self.path {
+            paths::fence(&mut unit).map_err(said)?;
+        }
+        Ok(unit)
     }
 
     fn back(&mut self, unit: Unit) {
@@ -430,7 +459,7 @@ impl Attendant {
             .take()
             .map_or(Duration::ZERO, |down| down.since.elapsed());
         if self.suppressed == 0 {
-            let unit = &self.settings.address;
+            let unit = self.settings.way(self.path);
             tracing::info!(%unit, seconds = waited.as_secs_f32(), "session is back");
         }
         self.info = unit.info().clone();
@@ -452,10 +481,17 @@ impl Attendant {
         let Some(down) = &mut self.down else {
             return;
         };
-        let pause = (PAUSE_FIRST * (1 << down.tries.min(6))).min(PAUSE_MAX);
-        down.tries += 1;
+        let unit = self.settings.way(self.next_path);
+        tracing::debug!(%unit, "no session: {reason}");
+        self.next_path = (self.next_path + 1) % self.settings.ways();
+        // Each path once, then all of them again.
+        let has_other = self.next_path != (self.path + 1) % self.settings.ways();
+        let pause = match has_other {
+            true => Duration::ZERO,
+            false => (PAUSE_FIRST * (1 << down.tries.min(6))).min(PAUSE_MAX),
+        };
+        down.tries += u32::from(!has_other);
         down.next_try = Instant::now() + pause;
-        tracing::debug!(unit = %self.settings.address, "no session: {reason}");
         (self.observer)(UnitEvent::Down {
             reason,
             next_try: pause,

@@ -7,6 +7,7 @@
 //! end as lost, until there is one.
 
 mod attendant;
+mod paths;
 mod retry;
 
 use std::io;
@@ -19,7 +20,7 @@ use iscsi::initiator::CommandDone;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::session::random_isid;
-use crate::{CommandError, Session, SessionOptions, Unit, UnitAddress, UnitInfo};
+use crate::{CommandError, SessionOptions, Unit, UnitAddress, UnitInfo};
 use attendant::Attendant;
 
 /// A target gets so long to answer the last logout.
@@ -30,6 +31,8 @@ const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct ReconnectSettings {
     /// Where the unit is.
     pub address: UnitAddress,
+    /// Where else it is: used, one after the other, when there is no session the way before.
+    pub paths: Vec<UnitAddress>,
     /// As whom to log in, with which keys. Without an ISID a random one is used for the life of the unit.
     pub session: SessionOptions,
     /// Commands in flight at the target, at most.
@@ -154,9 +157,9 @@ impl ReconnectingUnit {
         observer: UnitObserver,
     ) -> Result<(ReconnectingUnit, UnitInfo), CommandError> {
         settings.session.isid.get_or_insert_with(random_isid);
-        let unit = open_unit(&settings)?;
+        let (unit, path) = paths::open_any(&settings)?;
         let info = unit.info().clone();
-        let started = ReconnectingUnit::start(settings, unit, observer);
+        let started = ReconnectingUnit::start(settings, unit, path, observer);
         match started {
             Ok(unit) => Ok((unit, info)),
             Err(error) => Err(crate::unit::answer(
@@ -169,6 +172,7 @@ impl ReconnectingUnit {
     fn start(
         settings: ReconnectSettings,
         unit: Unit,
+        path: usize,
         observer: UnitObserver,
     ) -> io::Result<ReconnectingUnit> {
         let shared = Arc::new(Shared {
@@ -177,7 +181,7 @@ impl ReconnectingUnit {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             is_up: AtomicBool::new(true),
         });
-        let attendant = Attendant::new(Arc::clone(&shared), settings, unit, observer);
+        let attendant = Attendant::new(Arc::clone(&shared), settings, (unit, path), observer);
         let thread = std::thread::Builder::new().name("iscsi-session".to_owned());
         let (running, ended) = mpsc::channel();
         thread.spawn(move || {
@@ -221,14 +225,4 @@ impl Drop for ReconnectingUnit {
             ended.recv_timeout(LOGOUT_TIMEOUT).ok();
         }
     }
-}
-
-fn open_unit(settings: &ReconnectSettings) -> Result<Unit, CommandError> {
-    let UnitAddress {
-        portal,
-        target,
-        lun,
-        ..
-    } = &settings.address;
-    Unit::open(Session::login(portal, target, &settings.session)?, *lun)
 }

@@ -15,6 +15,8 @@ const NOT_READY: u8 = 2;
 const ABORTED_COMMAND: u8 = 0x0b;
 /// In the process of becoming ready.
 const BECOMING_READY: (u8, u8) = (0x04, 0x01);
+/// From one asymmetric access state to another.
+const IN_TRANSITION: (u8, u8) = (0x04, 0x0a);
 
 /// A new nexus has some unit attentions, reported one per command; a unit with more than these never stops.
 const ATTENTIONS_MAX: u8 = 16;
@@ -66,7 +68,9 @@ impl Attempts {
             TASK_ABORTED if repeatable => again(&mut self.aborted, ABORTED_MAX),
             CHECK_CONDITION
                 if is(NOT_READY)
-                    && sense.map(|s| (s.code, s.qualifier)) == Some(BECOMING_READY) =>
+                    && sense.is_some_and(|s| {
+                        [BECOMING_READY, IN_TRANSITION].contains(&(s.code, s.qualifier))
+                    }) =>
             {
                 self.wait(now, limit)
             }
@@ -101,6 +105,15 @@ pub(super) fn is_change(done: &CommandDone) -> bool {
     // Parameters changed, medium may have changed, microcode, INQUIRY data or reported LUNs changed.
     done.status == CHECK_CONDITION
         && sense.is_some_and(|sense| matches!(sense.code, 0x28 | 0x2a | 0x3f))
+}
+
+/// Does the answer mean that the unit is to be reached by another path (SPC-5, 5.16: standby, unavailable, offline)?
+pub(super) fn is_other_path(done: &CommandDone) -> bool {
+    let sense = Sense::parse(&done.sense).filter(|sense| sense.key == NOT_READY);
+    done.status == CHECK_CONDITION
+        && sense.is_some_and(|sense| {
+            sense.code == 0x04 && matches!(sense.qualifier, 0x0b | 0x0c | 0x12)
+        })
 }
 
 #[cfg(test)]
@@ -162,6 +175,19 @@ mod tests {
             attempts.judge(&busy, false, now + limit, limit),
             Verdict::Over
         );
+    }
+
+    #[test]
+    fn standby_means_another_path() {
+        for qualifier in [0x0b, 0x0c, 0x12] {
+            assert!(is_other_path(&done(CHECK_CONDITION, 2, 4, qualifier)));
+        }
+        assert!(
+            !is_other_path(&done(CHECK_CONDITION, 2, 4, 0x0a)),
+            "it is in transition"
+        );
+        assert!(!is_other_path(&done(CHECK_CONDITION, 3, 4, 0x0b)));
+        assert!(!is_other_path(&done(BUSY, 2, 4, 0x0b)));
     }
 
     #[test]

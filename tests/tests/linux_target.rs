@@ -1,0 +1,111 @@
+//! Lunette's initiator against Linux's own target (LIO) in a guest: negotiated keys, several connections per session, error recovery.
+//!
+//! Needs: a guest. Takes: 60 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::proxy::{Harm, Proxy};
+use end_to_end::rig::free_portal;
+use end_to_end::{Context, GuestBuilder, Result, Rig, ensure};
+use serde_json::Value;
+use std::process::Command;
+use std::time::Duration;
+use vhost_frontend::VerifiedLoad;
+use vm::{Guest, wait_until};
+
+const TARGET: &str = "iqn.2026-11.org.example:lio";
+const SOON: Duration = Duration::from_secs(120);
+
+fn start(level: u8) -> Result<(Guest, std::net::SocketAddr)> {
+    let portal = free_portal()?;
+    let mut guest = GuestBuilder::new("target").cpus(2).target(portal).boot()?;
+    guest.start_target(TARGET, 64, level, &[("MaxConnections", "4")])?;
+    Ok((guest, portal))
+}
+
+fn iscsi(words: &[&str]) -> Result<Value> {
+    let program = vm::lunette_program(end_to_end::Profile::Dev)?;
+    let output = Command::new(program)
+        .arg("iscsi")
+        .args(words)
+        .arg("--json")
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "iscsi {words:?}: {said}");
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+#[test]
+fn four_connections_agree_on_the_keys_and_keep_verified_data() -> Result<()> {
+    let (guest, portal) = start(0)?;
+    let unit = format!("iscsi://{portal}/{TARGET}/0");
+    // Those of a well-known study.
+    let keys = [
+        "--connections",
+        "4",
+        "--max-recv-data-segment-length",
+        "131072",
+        "--max-burst-length",
+        "262144",
+        "--first-burst-length",
+        "65536",
+        "--immediate-data",
+        "yes",
+        "--initial-r2t",
+        "yes",
+    ];
+    let target = unit.trim_end_matches("/0");
+    let mut words = vec!["parameters", target];
+    words.extend(keys);
+    // The guest's network may take a moment.
+    let agreed = wait_until(SOON, || iscsi(&words).ok()).context("no login")?;
+    for (key, value) in [
+        ("MaxBurstLength", Value::from(262_144)),
+        ("FirstBurstLength", Value::from(65_536)),
+        ("ImmediateData", Value::from("Yes")),
+        ("InitialR2T", Value::from("Yes")),
+        ("MaxConnections", Value::from(4)),
+    ] {
+        ensure!(agreed[key] == value, "{key}: {agreed}");
+    }
+    let disk = format!("r={unit},connections=4");
+    let rig = Rig::new(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
+    let load = VerifiedLoad::start(&rig.socket("r"))?;
+    for _ in 0..3 {
+        load.goes_on(SOON)?;
+    }
+    ensure!(load.finish()? > 0);
+    guest.kill()
+}
+
+#[test]
+fn connections_to_it_break_and_no_write_is_lost_at_any_level() -> Result<()> {
+    for level in 0..3 {
+        let (mut guest, portal) = start(level)?;
+        let proxy = Proxy::start(portal)?;
+        let disk = format!(
+            "r=iscsi://{}/{TARGET}/0,connections=1,header_digest=crc32c,data_digest=crc32c,error_recovery_level={level}",
+            proxy.address()
+        );
+        let mut rig = Rig::new(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
+        let load = VerifiedLoad::start(&rig.socket("r"))?;
+        let broken = || -> Result<()> {
+            for harm in [Harm::Reset, Harm::Flip, Harm::Half, Harm::Reset] {
+                load.goes_on(SOON)?;
+                proxy.harm(harm);
+                // It asks for two seconds (DefaultTime2Wait) after each.
+                std::thread::sleep(Duration::from_millis(2500));
+            }
+            Ok(load.goes_on(SOON)?)
+        };
+        let broken = broken();
+        // What the load itself says is more.
+        let verified = load.finish().map_err(Into::into).and(broken);
+        verified.with_context(|| {
+            let log = rig.daemon.process().log_tail();
+            let said = guest.ok("dmesg | tail -30").unwrap_or_default();
+            format!("level {level}:\n{log}\n{said}")
+        })?;
+        guest.kill()?;
+    }
+    Ok(())
+}
