@@ -1,8 +1,11 @@
-//! Two daemons in one guest with dm-multipath: disks of one name stay two disks, and a write meant for one never lands on the other.
+//! dm-multipath in a guest. Disks of one name in two daemons stay two disks, and a write meant for one never lands on the other; two
+//! iSCSI portals are two paths to one disk, and one that is lost costs no error.
 //!
-//! Needs multipath-tools and dmsetup, which `scripts/setup test` unpacks; takes about 10 seconds.
+//! Needs multipath-tools, dmsetup and open-iscsi, which `scripts/setup test` unpacks; takes about 40 seconds.
 #![forbid(unsafe_code)]
 
+use end_to_end::proxy::Proxy;
+use end_to_end::rig::free_portal;
 use end_to_end::{DaemonBuilder, GuestBuilder, Result, Rig, Scratch, bail, ensure};
 
 const MARK: &str = "written to the disk of the second daemon";
@@ -56,4 +59,59 @@ fn disks_of_one_name_in_two_daemons_stay_two_disks_under_multipath() -> Result<(
     ensure!(guest.ok(&read(&format!("/dev/{one}")))?.trim().is_empty());
     guest.kill()?;
     second.kill()
+}
+
+#[test]
+fn path_through_a_portal_is_lost_under_load_without_an_error() -> Result<()> {
+    const TARGET: &str = "iqn.2026-11.org.example:t0";
+    let address = free_portal()?;
+    let portal = address.to_string();
+    let mut rig = Rig::new(|daemon| {
+        let target = format!("{TARGET}=d");
+        daemon
+            .disk("d=ram:64M")
+            .arguments(["--iscsi", &target])
+            .arguments(["--portal", &portal, "--demo-mode", "rw"])
+    })?;
+    rig.iscsi_portal(TARGET)?;
+    let (first, second) = (Proxy::start(address)?, Proxy::start(address)?);
+    let mut guest = GuestBuilder::new("paths")
+        .cpus(2)
+        .initiator()
+        .multipath()
+        .boot()?;
+    guest.start_initiator()?;
+    guest.discover(first.address())?;
+    // A path that is lost fails its commands after that long.
+    let settings = [("node.session.timeo.replacement_timeout", "2")];
+    guest.iscsi_login(first.address(), TARGET, &settings)?;
+    guest.iscsi_login(second.address(), TARGET, &settings)?;
+    guest.wait_for_disks(&["sda", "sdb"])?;
+    let maps = guest.multipath_maps()?;
+    ensure!(
+        maps.len() == 1 && maps.values().all(|paths| paths.len() == 2),
+        "two portals are two paths to one disk: {maps:?}"
+    );
+    let map = maps.keys().next().cloned().unwrap_or_default();
+    let device = format!("/dev/$(/tools/dmsetup info -c --noheadings -o blkdevname {map})");
+    let load = guest.start(&format!(
+        "dd if=/dev/urandom of=/tmp/data bs=64k count=16 2>/dev/null
+        n=0
+        while [ $n -lt 300 ]; do
+            dd if=/tmp/data of={device} bs=64k seek=$((n % 60 * 16)) oflag=direct 2>/dev/null || exit 1
+            n=$((n + 1))
+        done"
+    ))?;
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    ensure!(
+        guest.poll(load)?.is_none(),
+        "it ended before the path was lost"
+    );
+    drop(first);
+    guest.wait_ok(load, std::time::Duration::from_secs(120))?;
+    let compared = guest.ok(&format!(
+        "n=0; while [ $n -lt 60 ]; do dd if={device} bs=64k skip=$((n * 16)) count=16 iflag=direct 2>/dev/null | cmp - /tmp/data || exit 1; n=$((n + 1)); done; /tools/dmsetup status {map}"
+    ))?;
+    ensure!(compared.contains(" F "), "one path has failed: {compared}");
+    guest.kill()
 }

@@ -363,17 +363,23 @@ fn another_path_takes_over_and_a_restart_finds_it() -> Result<()> {
         Ok(sessions[0]["export"].to_string())
     };
     ensure!(at()?.contains("far"), "{}", at()?);
-    // It comes and goes: the one after the other is used.
-    for _ in 0..4 {
-        first.harm(Harm::Reset);
-        second.harm(Harm::Reset);
+    // They come and go: the one after the other is used.
+    let broken = (|| -> Result<()> {
+        for _ in 0..4 {
+            first.harm(Harm::Reset);
+            second.harm(Harm::Reset);
+            load.goes_on(SOON)?;
+        }
+        drop(first);
         load.goes_on(SOON)?;
-    }
-    drop(first);
-    load.goes_on(SOON)?;
-    ensure!(at()?.contains("other"), "{}", at()?);
+        ensure!(at()?.contains("other"), "{}", at()?);
+        Ok(())
+    })();
+    let verified = load.finish().map_err(Into::into).and(broken);
+    verified.with_context(|| near.daemon.process().log_tail())?;
     near.daemon.kill()?;
     near.daemon.start_again()?;
+    let load = VerifiedLoad::start(&near.socket("r"))?;
     load.goes_on(SOON)?;
     ensure!(load.finish()? > 0);
     Ok(())

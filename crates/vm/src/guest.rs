@@ -117,7 +117,10 @@ impl GuestBuilder {
     /// dm-multipath, `multipath` and `dmsetup`: see [`Guest::multipath_maps`].
     #[must_use]
     pub fn multipath(mut self) -> Self {
-        self.equipment = Equipment::Multipath;
+        self.equipment = match self.equipment {
+            Equipment::Initiator => Equipment::InitiatorMultipath,
+            _ => Equipment::Multipath,
+        };
         self
     }
 

@@ -27,6 +27,8 @@ pub enum Equipment {
     Target,
     /// dm-multipath and its tools.
     Multipath,
+    /// Open-iscsi and dm-multipath.
+    InitiatorMultipath,
     /// For users' guests: more devices, and of the tools those that the host has.
     User,
 }
@@ -39,6 +41,7 @@ impl Equipment {
             Equipment::Initiator => "initiator",
             Equipment::Target => "target",
             Equipment::Multipath => "multipath",
+            Equipment::InitiatorMultipath => "initiator-multipath",
             Equipment::User => "user",
         }
     }
@@ -204,7 +207,8 @@ pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
 
 /// Path in the guest, path on the host; modules first, in load order.
 fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, PathBuf)>> {
-    let initiator = equipment == Equipment::Initiator;
+    let both = equipment == Equipment::InitiatorMultipath;
+    let initiator = both || equipment == Equipment::Initiator;
     let mut modules = MODULES.to_vec();
     if initiator {
         modules.extend(INITIATOR_MODULES);
@@ -216,7 +220,7 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
     if for_user {
         modules.extend(USER_MODULES);
     }
-    let multipath = equipment == Equipment::Multipath;
+    let multipath = both || equipment == Equipment::Multipath;
     if multipath {
         modules.extend(MULTIPATH_MODULES);
     }
