@@ -457,6 +457,25 @@ impl Simulation {
         }
     }
 
+    /// A command on blocks of its own, a read or the write with this number.
+    fn begin(&mut self, cid: u16, place: u32, number: u32, model: &mut [u8]) -> u32 {
+        let (lba, blocks) = (place * 16, 1 + self.draw(15) as u16);
+        let length = u32::from(blocks) * BLOCK;
+        let range = (lba * BLOCK) as usize..(lba * BLOCK + length) as usize;
+        let (request, wanted) = if self.draw(2) == 0 {
+            let mut data: Vec<u8> = (0..length).map(|n| (n ^ number) as u8).collect();
+            data[..4].copy_from_slice(&number.to_be_bytes());
+            model[range].copy_from_slice(&data);
+            (Initiator::write(0, &write10(lba, blocks), data), None)
+        } else {
+            let read = Initiator::read(0, &read10(lba, blocks), length);
+            (read, Some(model[range].to_vec()))
+        };
+        let itt = self.initiator.command(cid, request).unwrap();
+        self.wanted.insert(itt, wanted);
+        itt
+    }
+
     /// `commands` reads and writes, each on blocks of its own, with faults while `faults` last.
     fn run(&mut self, commands: u32, mut faults: u32) {
         let mut model = self.target.disk.clone();
@@ -494,20 +513,7 @@ impl Simulation {
                 && let Some(place) = free.pop_front()
             {
                 begun += 1;
-                let (lba, blocks) = (place * 16, 1 + self.draw(15) as u16);
-                let length = u32::from(blocks) * BLOCK;
-                let range = (lba * BLOCK) as usize..(lba * BLOCK + length) as usize;
-                let (request, wanted) = if self.draw(2) == 0 {
-                    let mut data: Vec<u8> = (0..length).map(|n| (n ^ begun) as u8).collect();
-                    data[..4].copy_from_slice(&begun.to_be_bytes());
-                    model[range].copy_from_slice(&data);
-                    (Initiator::write(0, &write10(lba, blocks), data), None)
-                } else {
-                    let read = Initiator::read(0, &read10(lba, blocks), length);
-                    (read, Some(model[range].to_vec()))
-                };
-                let itt = self.initiator.command(cid as u16, request).unwrap();
-                self.wanted.insert(itt, wanted);
+                let itt = self.begin(cid as u16, place, begun, &mut model);
                 places.insert(itt, place);
             }
             let falsify = if faults > 0 { 40 } else { 0 };

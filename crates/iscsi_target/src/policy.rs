@@ -1,5 +1,6 @@
 //! The decisions of the login phase, for all targets of a server.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -112,7 +113,10 @@ impl Shared {
 impl Shared {
     /// Ends a session that has no connection, if it has none; false where there is no such session.
     pub fn end_abandoned(&self, tsih: u16) -> bool {
-        let mut nexuses = lock(&self.nexuses);
+        self.end_waiting(tsih, &mut lock(&self.nexuses))
+    }
+
+    fn end_waiting(&self, tsih: u16, nexuses: &mut HashMap<u16, SessionNexus>) -> bool {
         let ended = self.sessions.end_abandoned(tsih);
         if ended && let Some(nexus) = nexuses.remove(&tsih) {
             self.lose_nexus(tsih, &nexus);
@@ -204,7 +208,17 @@ impl TargetPolicy for Shared {
         {
             return Err(LoginStatus::AuthorizationFailure);
         }
-        let attachment = self.sessions.attach(claim)?;
+        let attachment = match self.sessions.attach(claim.clone()) {
+            // Sessions that wait for their connections give way.
+            Err(LoginStatus::OutOfResources) => {
+                let waits = |session: &Arc<Session>| session.connections().is_empty();
+                let waiting = self.sessions.sessions().into_iter().find(waits);
+                let waiting = waiting.ok_or(LoginStatus::OutOfResources)?;
+                self.end_waiting(waiting.tsih, &mut nexuses);
+                self.sessions.attach(claim)?
+            }
+            other => other?,
+        };
         let tsih = attachment.session.tsih;
         if there != tsih
             && let Some(nexus) = nexuses.remove(&there)

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::negotiation::SessionParameters;
-use crate::target::ReassignableTasks;
+use crate::target::{Reassignable, ReassignableTasks};
 
 /// Initiator's part of the session identifier.
 pub type Isid = [u8; 6];
@@ -84,6 +84,13 @@ impl Session {
     /// Has the session ended? Its connections then drop.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    /// A task has lost its connection.
+    pub(crate) fn add_reassignable(&self, task: Reassignable) {
+        if self.reassignable.add(task) {
+            self.window.finished();
+        }
     }
 
     /// Ends tasks without a connection, picked by ITT and connection, without an answer; those that run end by themselves.

@@ -1,8 +1,8 @@
 //! What is kept for retransmission at error recovery levels 1 and 2 (RFC 7143, 7.1.4 and 11.16): every response until the initiator
 //! acknowledges its StatSN, and read data with it.
 //!
-//! Bounded: data beyond [`crate::Limits::kept_bytes`] is not kept, and a SNACK for it is rejected; the initiator then ends the task or
-//! asks for it on another connection.
+//! Bounded: so many responses, none with much data of its own; read data beyond [`crate::Limits::kept_bytes`] is not kept, and a SNACK for
+//! it is rejected. The initiator then ends the task, or asks for it on another connection.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,6 +16,9 @@ use crate::pdu::{
     Bhs, NO_TAG, NopIn, ReadyToTransfer, RejectReason, SnackRequest, SnackType, encode,
 };
 use crate::serial::before;
+
+/// Data of a response that is kept: more than sense data has. An initiator decides how much a ping or a text brings back.
+const SEGMENT_BYTES_MAX: usize = 4096;
 
 /// The read data of a command, as it was sent.
 #[derive(Debug, Default)]
@@ -122,7 +125,11 @@ impl FullFeature {
     pub fn keep(&mut self, header: Bhs, segment: &[u8], command: Option<KeptCommand>) {
         // An initiator acknowledges with every PDU: who has this many open does not.
         let most = 4 * self.tasks.size();
-        let Some(kept) = &mut self.kept else {
+        let Some(kept) = self
+            .kept
+            .as_mut()
+            .filter(|_| segment.len() <= SEGMENT_BYTES_MAX)
+        else {
             return;
         };
         let response = KeptResponse {
@@ -251,19 +258,20 @@ impl FullFeature {
         let Some(kept) = &mut self.kept else {
             return;
         };
-        let (lost, key) = (&self.session.reassignable, self.key);
+        let (session, key) = (&self.session, self.key);
         for kept in kept.take_commands() {
             let data = match &kept.data {
                 None => Some(Vec::new()),
                 Some(data) => data.whole().map(<[u8]>::to_vec),
             };
-            let state = match data {
+            let state = match data.filter(|data| data.len() <= SEGMENT_BYTES_MAX) {
+                // What lies on the medium is read again, so that nobody has much kept here by losing connections.
+                _ if kept.command.is_media_read() => State::Restart,
                 Some(data) => State::Ended(kept.outcome, data),
-                None if kept.command.is_media_read() => State::Restart,
                 // There is no getting at what it told.
                 None => continue,
             };
-            lost.add(Reassignable {
+            session.add_reassignable(Reassignable {
                 connection: key,
                 command: kept.command,
                 holds_window: false,

@@ -19,6 +19,9 @@ use super::tasks::{Command, Pending, Task, TaskId};
 use crate::pdu::{TaskFunctionResponse, TaskManagementRequest};
 use crate::session::ConnectionKey;
 
+/// Tasks of one session that wait: more than a window, and what was answered on a few connections.
+const TASKS_MAX: usize = 4096;
+
 /// READ (6), (10), (12), (16).
 const MEDIA_READS: [u8; 4] = [0x08, 0x28, 0xa8, 0x88];
 
@@ -74,10 +77,20 @@ impl ReassignableTasks {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn add(&self, task: Reassignable) {
+    /// Takes a task in; true: one that was there before has gone for it, for which the window has to move on.
+    #[must_use]
+    pub(crate) fn add(&self, task: Reassignable) -> bool {
         let mut tasks = self.lock();
+        let mut window = false;
+        if tasks.len() >= TASKS_MAX {
+            let ended = |task: &Reassignable| !matches!(task.state, State::Running);
+            if let Some(oldest) = tasks.iter().position(ended) {
+                window = tasks.remove(oldest).holds_window;
+            }
+        }
         tasks.push(task);
         self.count.store(tasks.len(), Ordering::Release);
+        window
     }
 
     /// A task that went on has ended; `data`: what it tells beside its status.
@@ -177,7 +190,7 @@ impl FullFeature {
 
     fn leave_task(&mut self, task: Task, state: State) {
         self.immediate_commands -= u32::from(task.command.immediate);
-        self.session.reassignable.add(Reassignable {
+        self.session.add_reassignable(Reassignable {
             connection: self.key,
             holds_window: !task.command.immediate,
             command: task.command,
@@ -219,7 +232,7 @@ impl FullFeature {
         let taken = taken.and_then(|task| match self.tasks.has_room() {
             true => Ok(task),
             false => {
-                self.session.reassignable.add(task);
+                self.session.add_reassignable(task);
                 Err(TaskFunctionResponse::Rejected)
             }
         });
