@@ -43,8 +43,6 @@ struct Lost {
     /// When it is opened, or was.
     next_try: Instant,
     tries: u32,
-    /// Its commands wait for it: it has to come back in time.
-    has_commands: bool,
 }
 
 /// Connections that were lost, and what was lost with them.
@@ -62,11 +60,6 @@ impl Recovery {
     /// A command has ended.
     pub fn is_fruitful(&mut self) {
         self.fruitless = 0;
-    }
-
-    /// Do commands wait for a connection?
-    pub fn is_going_on(&self) -> bool {
-        self.connections.iter().any(|lost| lost.has_commands)
     }
 
     fn of(&mut self, cid: u16) -> Option<&mut Lost> {
@@ -112,14 +105,12 @@ impl Session {
         link.is_lost = true;
         // What the target sends yet must not be believed, and it is to notice.
         link.stream.shutdown(std::net::Shutdown::Both).ok();
-        let has_commands = link.commands > 0;
         let now = Instant::now();
         let wait = Duration::from_secs(self.initiator.parameters().time_to_wait.into());
         match self.recovery.of(cid) {
             // It was about to come back: the time goes on.
             Some(lost) => {
                 lost.step = Step::Connect;
-                lost.has_commands |= has_commands;
                 lost.next_try = now + wait + pause(lost.tries);
                 lost.tries += 1;
             }
@@ -129,9 +120,20 @@ impl Session {
                 step: Step::Connect,
                 next_try: now + wait,
                 tries: 0,
-                has_commands,
             }),
         }
+    }
+
+    /// Do commands wait for this connection? Then it has to come back in time.
+    fn has_commands(&self, cid: u16) -> bool {
+        let link = self.links.get(usize::from(cid));
+        link.is_some_and(|link| link.commands > 0)
+    }
+
+    /// Do commands wait for a connection that was lost?
+    pub(crate) fn is_recovering(&self) -> bool {
+        let mut lost = self.recovery.connections.iter();
+        lost.any(|lost| self.has_commands(lost.cid))
     }
 
     /// The time until something is to be done for a connection that was lost.
@@ -158,7 +160,7 @@ impl Session {
         for at in 0..self.recovery.connections.len() {
             let lost = &self.recovery.connections[at];
             let (cid, waited) = (lost.cid, now.duration_since(lost.since));
-            if lost.has_commands && waited > most {
+            if waited > most && self.has_commands(cid) {
                 let late = io::Error::new(
                     io::ErrorKind::TimedOut,
                     format!("it was not back within {} s", most.as_secs()),
@@ -179,7 +181,8 @@ impl Session {
     /// Has another connection take the commands over, or opens the lost one anew.
     fn begin_again(&mut self, at: usize) {
         let lost = &self.recovery.connections[at];
-        let (cid, has_commands) = (lost.cid, lost.has_commands);
+        let cid = lost.cid;
+        let has_commands = self.has_commands(cid);
         let links = 0..self.links.len() as u16;
         let mut ready = links.filter(|other| self.initiator.is_ready(*other));
         let beside = ready.next();
@@ -226,8 +229,7 @@ impl Session {
             }
         }
         if let Some(lost) = self.recovery.of(cid) {
-            (lost.step, lost.has_commands) = (Step::Connect, false);
-            lost.next_try = Instant::now();
+            (lost.step, lost.next_try) = (Step::Connect, Instant::now());
         }
     }
 

@@ -545,7 +545,7 @@ impl Session {
         let wake = wake.map(|wake| PollFd::from_borrowed_fd(wake, PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = links.chain(wake).collect();
         match poll(&mut fds, Timespec::try_from(limit).ok().as_ref()) {
-            Ok(0) => return Ok(self.recovery.is_going_on()),
+            Ok(0) => return Ok(self.is_recovering()),
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(self.lost(0, errno.into())),
         }
