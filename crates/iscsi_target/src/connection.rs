@@ -245,7 +245,7 @@ impl Connection {
         let Some(found) = self.shared.nexus(key.tsih) else {
             return self.end(io, "its session has ended");
         };
-        let (in_flight, older) = self.shared.begins(&found, key.tsih);
+        let (in_flight, older) = self.shared.begins(&found, key.tsih, self.place.clone());
         for old in older {
             old.keep(wait.clone());
         }

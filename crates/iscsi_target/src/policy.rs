@@ -105,6 +105,7 @@ impl Shared {
     /// Gives up the nexus of a session that is gone.
     fn lose_nexus(&self, tsih: u16, nexus: &SessionNexus) {
         self.retained.end(tsih);
+        self.abort_left(tsih);
         nexus.target.scsi.detach_nexus(&nexus.nexus);
         self.session_changed(tsih, nexus, false);
     }

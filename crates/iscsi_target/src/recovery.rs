@@ -51,7 +51,12 @@ impl Connection {
             slot.operation,
             Some(Operation::Read | Operation::Write | Operation::Flush | Operation::Discard)
         );
-        let begins_anew = is_simple && (!slot.begun || is_read || (medium && !slot.touched));
+        let (begun, touched, busy) = (slot.begun, slot.touched, slot.busy);
+        // What its disk has failed, and waits to be tried again, may be tried again by another connection.
+        let source = self.place().source;
+        let waits = busy && medium && io.cancel_waiting(source, |slot| slot == index);
+        let begins_anew = is_simple && (!begun || is_read || waits || (medium && !touched));
+        let slot = self.slots.get(index);
         if begins_anew {
             let tag = slot.tag;
             if self.iscsi.leave_behind(task, Left::ToRestart).is_ok()
@@ -104,6 +109,14 @@ impl Connection {
         }
         if goes_on {
             self.leave(index, Task::go_on);
+        }
+    }
+
+    /// The session is over: nobody comes for what went on without its connection.
+    pub(crate) fn abort_left(&mut self, io: &mut Io) {
+        let used: Vec<u32> = self.slots.used().collect();
+        for index in used {
+            self.abort_slot(io, index, None);
         }
     }
 

@@ -93,6 +93,7 @@ pub(crate) struct SessionNexus {
 /// waits for that, however the connection has ended: what it sends must not be overtaken by what was sent before.
 pub(crate) struct InFlight {
     tsih: u16,
+    place: Place,
     ended: AtomicBool,
     waits: Mutex<Vec<Hold>>,
 }
@@ -230,9 +231,15 @@ impl Shared {
 
     /// A connection of a session that begins, and those through the same ports that it has to wait for: of sessions before, and
     /// of its own what has ended.
-    pub fn begins(&self, nexus: &SessionNexus, tsih: u16) -> (Arc<InFlight>, Vec<Arc<InFlight>>) {
+    pub fn begins(
+        &self,
+        nexus: &SessionNexus,
+        tsih: u16,
+        place: Place,
+    ) -> (Arc<InFlight>, Vec<Arc<InFlight>>) {
         let new = Arc::new(InFlight {
             tsih,
+            place,
             ended: AtomicBool::new(false),
             waits: Mutex::default(),
         });
@@ -250,6 +257,15 @@ impl Shared {
         older.retain(|one| one.tsih != tsih || one.ended.load(Ordering::Acquire));
         of_ports.push(Arc::downgrade(&new));
         (new, older)
+    }
+
+    /// A session is over: what its connections that were lost have left running is aborted, as far as it can be.
+    pub fn abort_left(&self, tsih: u16) {
+        let all = lock(&self.in_flight);
+        let of_ports = all.values().flatten().filter_map(Weak::upgrade);
+        for one in of_ports.filter(|one| one.tsih == tsih && one.ended.load(Ordering::Acquire)) {
+            one.place.send(Connection::abort_left);
+        }
     }
 
     /// Keeps `hold` until the connections of a session that have ended have nothing in flight any more.

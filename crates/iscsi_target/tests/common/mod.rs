@@ -158,6 +158,17 @@ impl Client {
         (self.initiator.reinstate(cid), old)
     }
 
+    /// Loses a connection of a session that outlives it, and begins to bring it back with its commands.
+    pub fn recover(&mut self, cid: u16) {
+        let stream = TcpStream::connect(self.portal).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream.set_nodelay(true).unwrap();
+        self.streams[usize::from(cid)] = Some(stream);
+        self.unsent[usize::from(cid)].clear();
+        self.initiator.suspend(cid);
+        self.initiator.recover(cid);
+    }
+
     /// Closes a connection without a word.
     pub fn hang_up(&mut self, cid: u16) {
         self.streams[usize::from(cid)] = None;

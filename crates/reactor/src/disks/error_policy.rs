@@ -177,20 +177,27 @@ impl Io {
     }
 
     /// Ends the wait of a source's I/Os in these slots that have failed and wait: their tasks were aborted. The source hears of
-    /// it by [`crate::Source::finish`], in the next iteration. An I/O that a device has is left to the device.
+    /// it by [`crate::Source::finish`], in the next iteration. An I/O that a device has is left to the device. False: none waits.
     #[cold]
-    pub fn cancel_waiting(&mut self, source: SourceId, mut is_meant: impl FnMut(u32) -> bool) {
+    pub fn cancel_waiting(
+        &mut self,
+        source: SourceId,
+        mut is_meant: impl FnMut(u32) -> bool,
+    ) -> bool {
+        let mut any = false;
         for (index, open) in self.disks.iter_mut().enumerate() {
             let Some(open) = open else { continue };
             let cancelled = open.waiting.cancel(|tag| {
                 let tag = Tag::unpack(tag);
                 tag.source == source && is_meant(tag.slot)
             });
+            any |= cancelled;
             if cancelled {
                 open.waiting.show(&open.disk, open.worker);
                 // No timer has this number: it only has the disk looked at.
                 self.ring.nop(PACE, index as u64);
             }
         }
+        any
     }
 }
