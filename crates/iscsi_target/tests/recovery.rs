@@ -81,7 +81,7 @@ fn is_lost(client: &Client, of: u32) -> bool {
 }
 
 #[test]
-fn write_under_way_is_done_once_and_answered_on_the_connection_that_comes_back() {
+fn write_under_way_is_done_once_and_answered_when_the_session_is_back() {
     let (device, rig) = held();
     let mut other = login(&rig, settings(2, Offer::default()), 1);
     let mut client = login(&rig, recovering(1, 20), 1);
