@@ -103,6 +103,25 @@ fn snack_brings_the_data_and_the_response_until_they_are_acknowledged() {
     assert_eq!((answers[0].opcode(), answers[0].bhs[2]), (0x3f, 0x03));
 }
 
+/// Many SNACKs that are read at once bring back little more than what is kept.
+#[test]
+fn snacks_that_come_at_once_have_bounded_answers() {
+    let mut offer = small_offer();
+    offer.session.error_recovery_level = 1;
+    let limits = Limits {
+        kept_bytes: 64 << 10,
+        ..Limits::default()
+    };
+    let mut raw = Raw::with(offer, limits, &[("ErrorRecoveryLevel", "1")]);
+    let answers = command(&mut raw, 7, &read10(0, 100), 51_200);
+    let stat_sn = answers[answers.len() - 1].word(24);
+    let snacks = snack(0, 7, stat_sn, 0, 0).repeat(100);
+    raw.target_end
+        .feed(&snacks, &mut raw.disk, &mut raw.messages);
+    let queued = raw.target_end.connection.outgoing().len();
+    assert!((64 << 10..256 << 10).contains(&queued), "{queued}");
+}
+
 #[test]
 fn nothing_is_sent_again_at_level_0() {
     let mut raw = logged_in(0);

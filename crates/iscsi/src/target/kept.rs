@@ -181,6 +181,8 @@ impl FullFeature {
         let request = SnackRequest::from_bhs(bhs);
         let is_served = match SnackType::from_wire(request.flags & SnackRequest::TYPE) {
             _ if self.kept.is_none() => false,
+            // A SNACK is short and what it brings back is not: no more is queued than may be kept.
+            _ if io.out.len() > self.limits.kept_bytes as u64 => false,
             Some(SnackType::Data) => self.send_data_again(io, &request),
             Some(SnackType::Status) => self.send_responses_again(io, &request),
             // No Data-In asks for a DataACK, and MaxRecvDataSegmentLength stays as it is.
