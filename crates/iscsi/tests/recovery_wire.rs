@@ -82,7 +82,7 @@ fn snack_brings_the_data_and_the_response_until_they_are_acknowledged() {
     let again = raw.send_bytes(&snack(1, 0xffff_ffff, stat_sn, stat_sn, 1));
     assert_eq!(again.len(), 1);
     assert_eq!(told(&again[0], 24), told(&answers[5], 24));
-    // What was never sent; with the initiator's task tag in place of none; a DataACK that nobody asked for.
+    // What was never sent; with the initiator's task tag in place of none; a DataACK that nobody requested.
     for refused in [
         snack(0, 7, stat_sn, 5, 1),
         snack(0, 8, stat_sn, 0, 1),

@@ -9,8 +9,8 @@ use super::snack::{Counted, Rejection};
 use crate::login::LoginProgress;
 use crate::pdu::{
     AsyncMessage, Bhs, CONTINUE, DataIn, Digests, FINAL, IMMEDIATE, LoginResponse, LogoutResponse,
-    NO_TAG, NopIn, NopOut, Opcode, Progress, ReadyToTransfer, Reject, ScsiResponse,
-    TaskManagementResponse, TextResponse, encode,
+    LogoutResponseCode, NO_TAG, NopIn, NopOut, Opcode, Progress, ReadyToTransfer, Reject,
+    ScsiResponse, TaskManagementResponse, TextResponse, encode,
 };
 use crate::serial::before;
 
@@ -148,7 +148,7 @@ impl Initiator {
                     self.finish(cid, bhs.itt.get(), |kind| {
                         matches!(kind, Kind::Reassign { .. })
                     })?;
-                    return Ok(self.reassigned(referenced, response.response));
+                    return self.reassigned(referenced, response.response);
                 }
                 self.finish(cid, bhs.itt.get(), |kind| {
                     matches!(kind, Kind::TaskManagement)
@@ -212,7 +212,7 @@ impl Initiator {
         Ok(Counted::New)
     }
 
-    /// Is it read data that has come before, or comes before what is asked for again?
+    /// Is it read data that has come before, or comes before what is requested again?
     fn is_out_of_place(&mut self, cid: u16, bhs: &Bhs) -> bool {
         if !self.recovers_digests() || bhs.kind() != Some(Opcode::DataIn) {
             return false;
@@ -506,7 +506,12 @@ impl Initiator {
                 .get(usize::from(lost))
                 .is_some_and(|link| link.recovers)
         {
-            // Also where the target does not know it any more.
+            // Closed, or not known any more; else what it has under way may still be done there.
+            if header.response > LogoutResponseCode::CidNotFound.wire() {
+                return Err(InitiatorError::Protocol(
+                    "a lost connection is not removed for recovery",
+                ));
+            }
             self.go_on(lost, cid, events)?;
             return Ok(None);
         }

@@ -16,8 +16,9 @@ use crate::pdu::{
 };
 use crate::serial::before;
 
-/// Function complete (11.6.1).
+/// Function complete, and task does not exist (11.6.1).
 const COMPLETE: u8 = 0;
+const NO_SUCH_TASK: u8 = 1;
 
 impl Initiator {
     /// Does the session go on when a connection is lost?
@@ -190,19 +191,29 @@ impl Initiator {
         encode(&mut link.out, header.to_bhs(), &[], &[], link.digests);
     }
 
-    /// TASK REASSIGN was answered.
-    pub(super) fn reassigned(&mut self, referenced: u32, response: u8) -> Option<Event> {
-        if response == COMPLETE {
-            return None;
+    /// TASK REASSIGN was answered. A task that the target still has, and does not hand over, could be done after one that repeats it: only
+    /// the end of the session ends it.
+    pub(super) fn reassigned(
+        &mut self,
+        referenced: u32,
+        response: u8,
+    ) -> Result<Option<Event>, InitiatorError> {
+        match response {
+            COMPLETE => return Ok(None),
+            NO_SUCH_TASK => {}
+            _ => return Err(InitiatorError::Protocol("a task is not reassigned")),
         }
         // It may have ended meanwhile.
-        let written = match self.tasks.remove(&referenced)?.kind {
+        let Some(task) = self.tasks.remove(&referenced) else {
+            return Ok(None);
+        };
+        let written = match task.kind {
             Kind::Command(command) => command.write,
             _ => Vec::new(),
         };
-        Some(Event::Lost {
+        Ok(Some(Event::Lost {
             itt: referenced,
             written,
-        })
+        }))
     }
 }

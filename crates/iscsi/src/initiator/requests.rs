@@ -81,10 +81,10 @@ pub(super) struct CommandTask {
     pub request: Option<Box<Waiting>>,
     /// It was reassigned: its R2Ts go on from a number that the target knows.
     pub takes_any_r2t: bool,
-    /// At error recovery level 1 and 2: data is asked for again from `data_sn` on, and how often that was so.
+    /// At error recovery level 1 and 2: data is requested again from `data_sn` on, and how often that was so.
     pub snacks: u32,
-    /// It was sent again on the same connection: the target may have had it.
-    pub is_repeated: bool,
+    /// How often it was sent again on the same connection: the target may have had it.
+    pub repeats: u32,
     /// Its response, which came before its data was there.
     pub held: Option<(Bhs, Vec<u8>)>,
 }
@@ -100,7 +100,7 @@ impl CommandTask {
             request: None,
             takes_any_r2t: false,
             snacks: 0,
-            is_repeated: false,
+            repeats: 0,
             held: None,
         }
     }

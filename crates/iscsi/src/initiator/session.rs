@@ -53,9 +53,9 @@ pub(super) struct Link {
     pub gaps: Vec<u32>,
     /// It was lost and comes back: the tasks that it had are not on it yet.
     pub recovers: bool,
-    /// StatSNs after `exp_stat_sn` that have come, while one before them is asked for again.
+    /// StatSNs after `exp_stat_sn` that have come, while one before them is requested again.
     pub ahead: BTreeSet<u32>,
-    /// Responses asked for since one came.
+    /// Responses requested since one came.
     pub responses_asked: u32,
 }
 

@@ -1,8 +1,8 @@
-//! Recovery within a connection, error recovery level 1 (RFC 7143, 7.1.4 and 7.8): a data segment whose digest is wrong is asked for
+//! Recovery within a connection, error recovery level 1 (RFC 7143, 7.1.4 and 7.8): a data segment whose digest is wrong is requested
 //! again.
 //!
-//! Read data is asked for from the first PDU that is missing to the last that was sent; what comes before that PDU does is passed over. A
-//! response is asked for by its StatSN, and held while data before it is missing. ExpStatSN stays before what is missing.
+//! Read data is requested from the first PDU that is missing to the last that was sent; what comes before that PDU does is passed over. A
+//! response is requested by its StatSN, and held while data before it is missing. ExpStatSN stays before what is missing.
 
 use zerocopy::big_endian::U32;
 
@@ -12,9 +12,11 @@ use super::session::Initiator;
 use crate::pdu::{Bhs, DataIn, DataOut, NO_TAG, NopIn, Opcode, SnackRequest, SnackType, encode};
 use crate::serial::before;
 
-/// How often data of one command is asked for, and how many responses may be ahead of one that is missing.
+/// How often data of one command is requested, and how many responses may be ahead of one that is missing.
 const SNACKS_MAX: u32 = 64;
 const AHEAD_MAX: usize = 1024;
+/// How often a command is sent again because a target says that its data is not what was sent.
+const REPEATS_MAX: u32 = 4;
 
 /// What a StatSN says of a PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,16 +152,16 @@ impl Initiator {
             return Err(InitiatorError::DataDigest);
         }
         match (kind, reason) {
-            // The data is asked for with an R2T, or the command fails by itself.
+            // The data is requested with an R2T, or the command fails by itself.
             (Some(Opcode::DataOut), DATA_DIGEST) => Ok(Rejection::Recovered),
             (Some(Opcode::ScsiCommand), DATA_DIGEST) => {
-                self.repeat_unless_received(cid, itt);
+                self.repeat_unless_received(cid, itt)?;
                 Ok(Rejection::Recovered)
             }
             // Unsolicited data that came with a command for the second time; it may have ended by now.
             (Some(Opcode::DataOut), PROTOCOL) if DataOut::from_bhs(bhs).ttt.get() == NO_TAG => {
                 match self.command_task(cid, itt) {
-                    Ok(command) if !command.is_repeated => Ok(Rejection::Final),
+                    Ok(command) if command.repeats == 0 => Ok(Rejection::Final),
                     _ => Ok(Rejection::Recovered),
                 }
             }
@@ -167,23 +169,27 @@ impl Initiator {
         }
     }
 
-    /// Some targets drop a command whose immediate data is not what was sent, others ask for the data. ExpCmdSN tells, and a command that
+    /// Some targets drop a command whose immediate data is not what was sent, others request the data. ExpCmdSN tells, and a command that
     /// comes twice is ignored (4.2.2.1).
-    fn repeat_unless_received(&mut self, cid: u16, itt: u32) {
+    fn repeat_unless_received(&mut self, cid: u16, itt: u32) -> Result<(), InitiatorError> {
         let exp_cmd_sn = self.exp_cmd_sn;
         let Some(task) = self.tasks.get_mut(&itt).filter(|task| task.cid == cid) else {
-            return;
+            return Ok(());
         };
         let (cmd_sn, numbered) = (task.cmd_sn, task.numbered);
         let Kind::Command(command) = &mut task.kind else {
-            return;
+            return Ok(());
         };
         if numbered && !before(cmd_sn, exp_cmd_sn) {
-            command.is_repeated = true;
+            command.repeats += 1;
+            if command.repeats > REPEATS_MAX {
+                return Err(InitiatorError::DataDigest);
+            }
             if let Some(request) = command.request.clone() {
                 self.send_as(*request, cmd_sn);
             }
         }
+        Ok(())
     }
 }
 

@@ -18,7 +18,7 @@ pub(crate) struct Rules {
     pub pdu_in_order: bool,
     pub sequence_in_order: bool,
     pub gaps: usize,
-    /// Data whose digest is wrong is asked for again (7.8): from error recovery level 1 on.
+    /// Data whose digest is wrong is requested again (7.8): from error recovery level 1 on.
     pub asks_again: bool,
 }
 
@@ -163,7 +163,7 @@ pub(crate) struct WriteData {
     fault: Option<Fault>,
     /// A Data-Out whose data segment is still coming in.
     receiving: bool,
-    /// From where to where data has to be asked for again, and how often that was so.
+    /// From where to where data has to be requested again, and how often that was so.
     again: Vec<(u32, u32)>,
     asked_again: u32,
 }
@@ -276,7 +276,7 @@ impl WriteData {
         self.wanted = Some(wanted.min(self.expected));
     }
 
-    /// The next stretch to ask for with this tag and R2TSN: offset and length.
+    /// The next stretch to request with this tag and R2TSN: offset and length.
     pub fn ask(&mut self, ttt: u32, r2t_sn: u32, rules: &Rules) -> Option<(u32, u32)> {
         let wanted = self.wanted?;
         if self.fault.is_some()
@@ -309,7 +309,7 @@ impl WriteData {
         open.map(|one| (one.r2t_sn, one.ttt, one.start, one.end - one.start))
     }
 
-    /// The digest of a data segment is wrong: it is asked for again, or the task fails.
+    /// The digest of a data segment is wrong: it is requested again, or the task fails.
     pub fn digest_failed(&mut self, from: u32, length: u32, rules: &Rules) {
         if length == 0 || self.fault.is_some() {
             return self.fail(Fault::Digest);

@@ -2,7 +2,7 @@
 //! acknowledges its StatSN, and read data with it.
 //!
 //! Bounded: so many responses, none with much data of its own; read data beyond [`crate::Limits::kept_bytes`] is not kept, and a SNACK for
-//! it is rejected. The initiator then ends the task, or asks for it on another connection.
+//! it is rejected. The initiator then ends the task, or requests it on another connection.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -211,7 +211,7 @@ impl FullFeature {
                     io.out.bytes(|out| encode(out, header, &[], &[], digests));
                 }
             }
-            // What was asked for and has come needs no R2T.
+            // What was requested and has come needs no R2T.
             return true;
         }
         let kept = self.kept.as_ref();
@@ -255,7 +255,7 @@ impl FullFeature {
         left == 0
     }
 
-    /// What was answered on this connection and not acknowledged may be asked for on another one.
+    /// What was answered on this connection and not acknowledged may be requested on another one.
     pub fn keep_for_reassignment(&mut self) {
         let Some(kept) = &mut self.kept else {
             return;
