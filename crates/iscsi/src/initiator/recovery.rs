@@ -3,7 +3,7 @@
 //!
 //! A NOP-Out is sent first: its answer says what ExpCmdSN is when the target has done with the old connection. A command from there on
 //! never came, and is sent again with its CmdSN; one before it is taken over with TASK REASSIGN. What the target then does not know
-//! was answered or refused, and ends as [`Event::Lost`].
+//! was answered or refused, and ends as [`Event::Lost`]; what it knows and does not hand over ends the session.
 
 use zerocopy::big_endian::{U16, U32};
 
