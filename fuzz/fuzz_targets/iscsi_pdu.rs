@@ -137,7 +137,11 @@ fn feed(connection: &mut Connection, mut input: &[u8]) -> bool {
                 connection.logout_response(logout.tag).expect("told of");
             }
             // the others are not answered: what was logged out drains for ever
-            Step::Logout(_) | Step::LoggedIn(_) | Step::Abandoned(_) | Step::Wake(_) => {}
+            Step::Logout(_)
+            | Step::LoggedIn(_)
+            | Step::Abandoned(_)
+            | Step::Wake(_)
+            | Step::Forgotten(_) => {}
         }
     }
 }

@@ -321,6 +321,11 @@ impl Connection {
                         self.shared().wake(key.tsih, cid);
                     }
                 }
+                Step::Forgotten(itt) => {
+                    if let Some(key) = self.iscsi.key() {
+                        drop(self.shared().retained.take(key.tsih, itt));
+                    }
+                }
                 Step::Logout(logout) => {
                     self.submit_batch(io, None);
                     self.log_out(io, logout);

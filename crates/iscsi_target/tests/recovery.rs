@@ -159,6 +159,27 @@ fn write_without_data_begins_anew_unless_another_has_reset_the_unit() {
     }
 }
 
+/// ABORT TASK, from another connection of the session, of a task that waits without one.
+#[test]
+fn task_without_a_connection_can_be_aborted() {
+    let rig = rig(ram(16));
+    let mut client = login(&rig, recovering(1, 20), 2);
+    let late = write_without_data(&mut client);
+    client.hang_up(0);
+    rig.wait_for_connections(1);
+    let fields = TaskManagementRequestFields {
+        function: TaskFunction::AbortTask,
+        lun: [0; 8],
+        referenced: Some(late),
+    };
+    client.initiator.task_management(1, fields).unwrap();
+    let answered = |event: &Event| matches!(event, Event::TaskManagement { response: 0, .. });
+    client.until(|client| client.events.iter().any(|(_, event)| answered(event)));
+    client.recover(0);
+    client.until(|client| is_lost(client, late));
+    assert_eq!(client.read(1, 8, 1).data, [0; BLOCK]);
+}
+
 #[test]
 fn session_without_connections_ends_when_its_time_is_over() {
     let rig = rig(ram(16));

@@ -163,6 +163,8 @@ impl FullFeature {
             return Err(TaskFunctionResponse::Complete);
         }
         if aborts && self.abort_reassignable(request) {
+            io.steps
+                .push_back(Step::Forgotten(request.referenced_task_tag.get()));
             return Err(TaskFunctionResponse::Complete);
         }
         let (number, own) = (request.ref_cmd_sn.get(), request.cmd_sn.get());

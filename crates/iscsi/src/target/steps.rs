@@ -101,6 +101,8 @@ pub enum Step {
     TaskManagement(TaskManagement),
     /// The command whose turn it is waits on another connection of the session: have that one's owner call `receive(&[])`.
     Wake(u16),
+    /// The task with this ITT, which has lost its connection, was aborted: nobody has to wait for it any more.
+    Forgotten(u32),
     /// The initiator logs out: give up the commands of what ends, drop what of it is another connection, and answer when none of
     /// these commands can do anything any more (11.15).
     Logout(Logout),

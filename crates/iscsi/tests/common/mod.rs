@@ -247,6 +247,7 @@ impl TargetEnd {
                         .unwrap();
                 }
                 Step::Wake(cid) => messages.wake.push(cid),
+                Step::Forgotten(_) => {}
                 Step::Logout(logout) => {
                     if let LogoutScope::Other(key) | LogoutScope::ForRecovery(Some(key)) =
                         logout.scope
