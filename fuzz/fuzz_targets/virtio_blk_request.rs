@@ -23,6 +23,7 @@ fn info(choice: u8) -> DiskInfo {
         shared: false,
         compare_and_write: None,
         rotational: false,
+        passthrough: None,
         identity: block::Identity::UNSET,
         serial: String::new(),
         naa: 0,

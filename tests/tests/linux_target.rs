@@ -120,7 +120,7 @@ fn verified_data_is_kept_at_level_2() -> Result<()> {
     let target = format!("iscsi://{portal}/{TARGET}");
     let words = ["parameters", &target, "--error-recovery-level", "2"];
     let agreed = wait_until(SOON, || iscsi(&words).ok()).context("no login")?;
-    ensure!(agreed["ErrorRecoveryLevel"] == Value::from(2), "{agreed}");
+    ensure!(agreed["ErrorRecoveryLevel"] == 2, "{agreed}");
     let rig = Rig::new(|daemon| daemon.disk(&disk(portal, 2)).vhost_blk("r"))?;
     let load = VerifiedLoad::start(&rig.socket("r"))?;
     for _ in 0..3 {

@@ -27,7 +27,14 @@ const LEVELS: [(&str, &[&str]); 5] = [
     ),
     (
         "engines",
-        &["uring", "librbd", "iscsi_initiator", "bdev", "reactor"],
+        &[
+            "uring",
+            "librbd",
+            "scsi_generic",
+            "iscsi_initiator",
+            "bdev",
+            "reactor",
+        ],
     ),
     (
         "transports",
@@ -123,7 +130,7 @@ const NOT_LINKED: [(&str, &[&str], &str); 2] = [
 const DEPENDENCIES_MAX: usize = 215;
 
 /// The crates that are named for unsafe code.
-const UNSAFE_CRATES: [&str; 4] = ["guest_memory", "uring", "probes", "librbd"];
+const UNSAFE_CRATES: [&str; 5] = ["guest_memory", "uring", "probes", "librbd", "scsi_generic"];
 
 /// A file beyond this has outgrown its one job.
 const LINES_MAX: usize = 800;

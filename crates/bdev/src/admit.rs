@@ -74,8 +74,8 @@ impl Limits {
             return Ok(());
         }
         match io.kind {
-            // Who keeps a state takes it before.
-            IoKind::ReplaceState => Err(IoErrorKind::Unsupported.into()),
+            // Who keeps a state, or takes commands, takes them before.
+            IoKind::ReplaceState | IoKind::ScsiCommand => Err(IoErrorKind::Unsupported.into()),
             _ if self.read_only => Err(IoErrorKind::ReadOnly.into()),
             IoKind::Discard if !self.discard => Err(IoErrorKind::Unsupported.into()),
             IoKind::WriteZeroes if !self.write_zeroes => Err(IoErrorKind::Unsupported.into()),

@@ -73,6 +73,14 @@ pub enum OpenError {
         /// What is wrong with it and what to do.
         what: String,
     },
+    /// Something about a SCSI device of this machine.
+    #[error("{}: {what}", path.display())]
+    ScsiDevice {
+        /// The device.
+        path: std::path::PathBuf,
+        /// What is wrong with it and what to do.
+        what: String,
+    },
     /// Something about a file.
     #[error("{}: {what}", path.display())]
     File {

@@ -35,6 +35,8 @@ mod on_error;
 mod ram;
 mod range_lock;
 mod rbd;
+mod scsi;
+mod scsi_generic;
 mod shared_state;
 mod state;
 mod throttle;
@@ -42,6 +44,7 @@ mod throttle;
 use std::io;
 use std::sync::Arc;
 
+pub use ::block::PassedReservations;
 use ::block::{Capacity, DiskInfo, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Ring};
@@ -55,7 +58,7 @@ pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, Container, File, FileOptions, ImageFormat};
 pub use image::{Image, ImageOptions};
-pub use iscsi::{Iscsi, IscsiOptions};
+pub use iscsi::IscsiOptions;
 pub use layer::Layer;
 pub use librbd::{ClusterConfig, ImageName};
 pub use medium::{IdentityRecord, Medium, Stamp};
@@ -64,6 +67,8 @@ pub use on_error::{ErrorPolicy, OnError};
 pub use ram::{Ram, RamOptions};
 pub use range_lock::{Admission, Barrier, Membership, Participant, RangeLock, RangeLocks};
 pub use rbd::{Member, Rbd, RbdLock, RbdOptions, SharedRecord};
+pub use scsi::ScsiDisk;
+pub use scsi_generic::ScsiGenericOptions;
 pub use shared_state::{
     STATE_MAX, STATE_VERSION_LENGTH, SharedState, StateMembership, StateObserver,
 };

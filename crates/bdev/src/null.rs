@@ -71,6 +71,7 @@ impl Null {
                 compare_and_write: Some(CompareAndWrite::Emulated),
                 shared: false,
                 rotational: false,
+                passthrough: None,
                 identity: Identity::UNSET,
                 serial: String::new(),
                 naa: 0,

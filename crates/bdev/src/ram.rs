@@ -150,6 +150,7 @@ impl Ram {
                 }),
                 shared: false,
                 rotational: false,
+                passthrough: None,
                 identity: Identity::UNSET,
                 serial: String::new(),
                 naa: 0,
@@ -264,9 +265,10 @@ fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> Io
             Ok(())
         }
         IoKind::Flush => Ok(()),
-        IoKind::CompareAndWrite | IoKind::BlockStatus | IoKind::ReplaceState => {
-            Err(IoErrorKind::Unsupported.into())
-        }
+        IoKind::CompareAndWrite
+        | IoKind::BlockStatus
+        | IoKind::ReplaceState
+        | IoKind::ScsiCommand => Err(IoErrorKind::Unsupported.into()),
         IoKind::Discard | IoKind::WriteZeroes if gives_back(io) => give_back(memory, at, io.length),
         IoKind::Discard | IoKind::WriteZeroes => {
             memory.fill(at as usize, io.length as usize, 0);
@@ -305,7 +307,8 @@ fn at_once(io: &IoRequest) -> u64 {
         | IoKind::Flush
         | IoKind::CompareAndWrite
         | IoKind::BlockStatus
-        | IoKind::ReplaceState => u64::MAX,
+        | IoKind::ReplaceState
+        | IoKind::ScsiCommand => u64::MAX,
         IoKind::WriteZeroes | IoKind::Discard if gives_back(io) => GIVEN_BACK_AT_ONCE,
         IoKind::WriteZeroes | IoKind::Discard => ZEROED_AT_ONCE,
     }
@@ -450,7 +453,8 @@ impl IoChannel for RamBackend {
             | IoKind::Write
             | IoKind::Flush
             | IoKind::CompareAndWrite
-            | IoKind::ReplaceState => Submission::Done(self.carry_out(io, buffer)),
+            | IoKind::ReplaceState
+            | IoKind::ScsiCommand => Submission::Done(self.carry_out(io, buffer)),
         }
     }
 
@@ -473,7 +477,8 @@ impl IoChannel for RamBackend {
             | IoKind::WriteZeroes
             | IoKind::CompareAndWrite
             | IoKind::BlockStatus
-            | IoKind::ReplaceState => {}
+            | IoKind::ReplaceState
+            | IoKind::ScsiCommand => {}
         }
     }
 

@@ -98,7 +98,8 @@ fn agrees(device: &dyn BlockDevice, batches: &[Vec<Step>]) {
                 IoKind::Flush
                 | IoKind::CompareAndWrite
                 | IoKind::BlockStatus
-                | IoKind::ReplaceState => {}
+                | IoKind::ReplaceState
+                | IoKind::ScsiCommand => {}
             }
             running.push((io, worker.submit(io, buffer)));
         }

@@ -192,6 +192,29 @@ impl CompareAndWrite {
     }
 }
 
+/// Reservations of a SCSI device that many clients use through one I_T nexus.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PassedReservations {
+    /// None: their commands are refused.
+    #[default]
+    Refuse,
+    /// They hold between clients of this daemon; the device and other hosts know nothing of them.
+    Emulate,
+    /// The device's: they hold between hosts. All clients of this daemon are one registrant.
+    Forward,
+}
+
+/// A SCSI device whose own commands clients may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passthrough {
+    /// Peripheral device type (SPC-5, 6.7.2).
+    pub device_type: u8,
+    /// What becomes of commands for reservations.
+    pub reservations: PassedReservations,
+    /// Clients get to no command that may change medium or settings, whatever the device allows.
+    pub read_only: bool,
+}
+
 /// All that a transport tells its client about a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskInfo {
@@ -222,6 +245,8 @@ pub struct DiskInfo {
     pub shared: bool,
     /// Spins: seeks cost more than transfers.
     pub rotational: bool,
+    /// It is a SCSI device that takes commands as they are: [`IoKind::ScsiCommand`](crate::IoKind::ScsiCommand).
+    pub passthrough: Option<Passthrough>,
     /// Which disk it is, whatever its name: state that survives a restart is kept under it.
     pub identity: Identity,
     /// What `GET_ID` and the unit serial number page say; at most 20 bytes of ASCII. Need not be unique.

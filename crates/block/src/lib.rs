@@ -12,10 +12,15 @@ mod extent;
 mod geometry;
 mod identity;
 mod request;
+mod scsi_command;
 
 pub use capacity::Capacity;
 pub use error::{DeviceSense, IoError, IoErrorKind, IoOutcome};
 pub use extent::{Allocation, EXTENTS_MAX, Extent, STATUS_BYTES, decode_extents, encode_extents};
-pub use geometry::{AtomicWrites, Blocks, CompareAndWrite, DiskInfo, Geometry, Lba, RangeError};
+pub use geometry::{
+    AtomicWrites, Blocks, CompareAndWrite, DiskInfo, Geometry, Lba, PassedReservations,
+    Passthrough, RangeError,
+};
 pub use identity::{Identity, NoIdentity};
 pub use request::{IoFlags, IoKind, IoRequest};
+pub use scsi_command::{COMMAND_HEADER, SENSE_MAX, ScsiAnswer, ScsiCommand};

@@ -1,6 +1,6 @@
 //! One I/O, as a backend sees it: kind, byte range, flags. Who asked is not in it.
 
-use crate::STATUS_BYTES;
+use crate::{STATUS_BYTES, ScsiCommand};
 
 /// What is asked of a disk. Those that change nothing come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,11 +26,14 @@ pub enum IoKind {
     /// with; else it fails with [`IoErrorKind::Miscompare`](crate::IoErrorKind). No range; `length` is that of the buffer. Only for
     /// devices that keep such a state.
     ReplaceState,
+    /// Carry out a SCSI command as it is: see [`ScsiCommand`](crate::ScsiCommand). No range; `length` is that of the buffer. Whether
+    /// it changes anything is known to whoever issues it. Only for devices with [`Passthrough`](crate::Passthrough).
+    ScsiCommand,
 }
 
 impl IoKind {
     /// How many there are.
-    pub const COUNT: usize = 8;
+    pub const COUNT: usize = 9;
 
     /// All, in order.
     pub const ALL: [IoKind; IoKind::COUNT] = [
@@ -42,6 +45,7 @@ impl IoKind {
         IoKind::WriteZeroes,
         IoKind::CompareAndWrite,
         IoKind::ReplaceState,
+        IoKind::ScsiCommand,
     ];
 
     /// One word, for programs that read it.
@@ -54,6 +58,7 @@ impl IoKind {
             IoKind::WriteZeroes => "write_zeroes",
             IoKind::CompareAndWrite => "compare_and_write",
             IoKind::BlockStatus => "block_status",
+            IoKind::ScsiCommand => "scsi_command",
             IoKind::ReplaceState => "replace_state",
         }
     }
@@ -174,6 +179,16 @@ impl IoRequest {
         }
     }
 
+    /// A SCSI command, which the buffer holds with its data.
+    pub const fn scsi_command(command: &ScsiCommand) -> Self {
+        IoRequest {
+            kind: IoKind::ScsiCommand,
+            flags: IoFlags::NONE,
+            offset: 0,
+            length: command.buffer_length() as u64,
+        }
+    }
+
     /// A replacement of the state that the device keeps: version and state are `length` bytes.
     pub const fn replace_state(length: u64) -> Self {
         IoRequest {
@@ -193,7 +208,7 @@ impl IoRequest {
         }
     }
 
-    /// Does it change the disk?
+    /// Does it change the disk? A SCSI command may.
     #[inline(always)]
     pub const fn modifies(&self) -> bool {
         // Asked twice for each I/O, and so one test.
@@ -205,19 +220,21 @@ impl IoRequest {
         matches!(self.kind, IoKind::Read | IoKind::Write)
     }
 
-    /// Does it read or change what the disk holds? All but a flush and a block status do.
+    /// Does it read or change what the disk holds, at a range that is known here?
     #[inline(always)]
     pub const fn touches_data(&self) -> bool {
         !matches!(
             self.kind,
-            IoKind::Flush | IoKind::BlockStatus | IoKind::ReplaceState
+            IoKind::Flush | IoKind::BlockStatus | IoKind::ScsiCommand | IoKind::ReplaceState
         )
     }
 
     /// Bytes of the buffer that it reads or fills.
     pub const fn buffer_length(&self) -> u64 {
         match self.kind {
-            IoKind::Read | IoKind::Write | IoKind::ReplaceState => self.length,
+            IoKind::Read | IoKind::Write | IoKind::ScsiCommand | IoKind::ReplaceState => {
+                self.length
+            }
             IoKind::CompareAndWrite => 2 * self.length,
             IoKind::BlockStatus => STATUS_BYTES as u64,
             IoKind::Flush | IoKind::Discard | IoKind::WriteZeroes => 0,

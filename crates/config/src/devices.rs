@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bdev::{
-    BlockDevice, Delay, DelayTime, File, FileOptions, Image, ImageOptions, Iscsi, Null,
-    NullOptions, OpenError, Ram, RamOptions, Rbd, RbdOptions,
+    BlockDevice, Delay, DelayTime, File, FileOptions, Image, ImageOptions, Null, NullOptions,
+    OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk, ScsiGenericOptions,
 };
 
 use super::model::DiskConfig;
@@ -62,6 +62,13 @@ pub enum BlockDeviceConfig {
     Rbd(Box<RbdConfig>),
     /// A logical unit of an iSCSI target.
     Iscsi(Box<RemoteConfig>),
+    /// A SCSI device of this machine, which is passed through.
+    ScsiGeneric {
+        /// `/dev/sgN`, or a block device.
+        path: PathBuf,
+        /// What becomes of commands for reservations.
+        reservations: PassedReservations,
+    },
 }
 
 /// What a delayed disk keeps its data in.
@@ -133,10 +140,11 @@ pub enum DeviceKind {
     Image,
     Rbd,
     Iscsi,
+    ScsiGeneric,
 }
 
 /// All of them, with their words.
-pub const DEVICE_KINDS: [(&str, DeviceKind); 7] = [
+pub const DEVICE_KINDS: [(&str, DeviceKind); 8] = [
     ("ram", DeviceKind::Ram),
     ("null", DeviceKind::Null),
     ("delay", DeviceKind::Delay),
@@ -144,6 +152,7 @@ pub const DEVICE_KINDS: [(&str, DeviceKind); 7] = [
     ("image", DeviceKind::Image),
     ("rbd", DeviceKind::Rbd),
     ("iscsi", DeviceKind::Iscsi),
+    ("scsi_generic", DeviceKind::ScsiGeneric),
 ];
 
 impl BlockDeviceConfig {
@@ -157,6 +166,7 @@ impl BlockDeviceConfig {
             BlockDeviceConfig::Image { .. } => "image",
             BlockDeviceConfig::Rbd(_) => "rbd",
             BlockDeviceConfig::Iscsi(_) => "iscsi",
+            BlockDeviceConfig::ScsiGeneric { .. } => "scsi_generic",
         }
     }
 
@@ -209,7 +219,15 @@ impl BlockDeviceConfig {
                 block_size,
             })?),
             BlockDeviceConfig::Iscsi(remote) => {
-                Arc::new(Iscsi::open(&remote.options(&disk.name, disk.read_only)?)?)
+                let options = remote.options(&disk.name, disk.read_only)?;
+                Arc::new(ScsiDisk::open_iscsi(&options)?)
+            }
+            BlockDeviceConfig::ScsiGeneric { path, reservations } => {
+                Arc::new(ScsiDisk::open_generic(&ScsiGenericOptions {
+                    path: path.clone(),
+                    read_only: disk.read_only,
+                    reservations: *reservations,
+                })?)
             }
         })
     }
@@ -230,6 +248,7 @@ impl BlockDeviceConfig {
             BlockDeviceConfig::Image { .. }
                 | BlockDeviceConfig::Rbd(_)
                 | BlockDeviceConfig::Iscsi(_)
+                | BlockDeviceConfig::ScsiGeneric { .. }
         )
     }
 
@@ -243,7 +262,8 @@ impl BlockDeviceConfig {
             | BlockDeviceConfig::Null { .. }
             | BlockDeviceConfig::Delay { .. }
             | BlockDeviceConfig::Rbd(_)
-            | BlockDeviceConfig::Iscsi(_) => None,
+            | BlockDeviceConfig::Iscsi(_)
+            | BlockDeviceConfig::ScsiGeneric { .. } => None,
         }
     }
 
@@ -254,7 +274,8 @@ impl BlockDeviceConfig {
             BlockDeviceConfig::File { path, .. } => Some(is_device(path)),
             BlockDeviceConfig::Image { .. }
             | BlockDeviceConfig::Rbd(_)
-            | BlockDeviceConfig::Iscsi(_) => Some(true),
+            | BlockDeviceConfig::Iscsi(_)
+            | BlockDeviceConfig::ScsiGeneric { .. } => Some(true),
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }
             | BlockDeviceConfig::Delay { .. } => None,
@@ -269,7 +290,7 @@ impl BlockDeviceConfig {
             | BlockDeviceConfig::Delay { size, .. } => Some(*size),
             BlockDeviceConfig::File { size, .. } | BlockDeviceConfig::Image { size, .. } => *size,
             BlockDeviceConfig::Rbd(rbd) => rbd.size,
-            BlockDeviceConfig::Iscsi(_) => None,
+            BlockDeviceConfig::Iscsi(_) | BlockDeviceConfig::ScsiGeneric { .. } => None,
         }
     }
 
@@ -293,7 +314,7 @@ impl BlockDeviceConfig {
                 | BlockDeviceConfig::Delay { .. },
                 None,
             )
-            | (BlockDeviceConfig::Iscsi(_), _) => {}
+            | (BlockDeviceConfig::Iscsi(_) | BlockDeviceConfig::ScsiGeneric { .. }, _) => {}
         }
         changed
     }

@@ -10,6 +10,7 @@ use super::devices::{Around, BlockDeviceConfig, CacheMode, DEVICE_KINDS, DeviceK
 use super::diagnostics::{Mistake, MistakeKind};
 use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX, ShownConfig};
+use super::passthrough::{self, PassthroughDraft};
 use super::place::At;
 use super::rbd::{self, RbdConfig};
 use super::readers::{NAME_ALLOWED, read_name};
@@ -47,6 +48,7 @@ pub struct DiskDraft {
     pub(super) cluster: ClusterConfig,
     pub(super) lock: RbdLock,
     pub(crate) remote: RemoteConfig,
+    pub(crate) passthrough: PassthroughDraft,
     block_size: Option<u32>,
     read_only: bool,
     require: bool,
@@ -93,29 +95,29 @@ pub static DISK_KEYS: &[DiskKey] = &[
         run_time: DISK_RESIZE,
         of: &[],
         help: "`ram`, `null`, `delay`: required. `file`: a file that is missing is created with it, sparse; without it the disk \
-            follows the file's size. `image`, `rbd`, `iscsi`: not allowed, image and unit have their size",
+            follows the file's size. `image`, `rbd`, `iscsi`, `scsi_generic`: not allowed, image and unit have their size",
         read: |key, reader, disk| disk.size = reader.size(key.name),
         get: |disk| disk.backend.size().map(Value::from),
     },
     Key {
         name: "path",
         kind: Kind::Text(
-            "path of a raw file or a block device",
-            "the path of a raw file or a block device",
+            "path of a file or a device",
+            "the path of a file or a device",
         ),
         default: REQUIRED,
         run_time: RunTime::AddAnew,
-        of: &["file", "image"],
-        help: "`image`: a qcow2 image. `file`: any content is served as raw bytes; that of an image gets a warning",
+        of: &["file", "image", "scsi_generic"],
+        help: "`image`: a qcow2 image. `scsi_generic`: `/dev/sgN`, or a block device that is a SCSI device. `file`: any content is served as raw bytes; that of an image gets a warning",
         read: |key, reader, disk| {
             disk.path = key
                 .text(reader)
                 .map(|at| At::new(at.value.into(), at.place));
         },
         get: |disk| match &disk.backend {
-            BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {
-                Some(path_value(path))
-            }
+            BlockDeviceConfig::File { path, .. }
+            | BlockDeviceConfig::Image { path, .. }
+            | BlockDeviceConfig::ScsiGeneric { path, .. } => Some(path_value(path)),
             _ => None,
         },
     },
@@ -193,6 +195,8 @@ pub static DISK_KEYS: &[DiskKey] = &[
     remote::IMMEDIATE_DATA,
     remote::INITIAL_R2T,
     remote::ERROR_RECOVERY_LEVEL,
+    passthrough::PASSTHROUGH,
+    passthrough::RESERVATIONS_KEY,
     Key {
         name: "block_size",
         kind: Kind::Numbers(&[512, 4096]),
@@ -408,6 +412,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let mut draft = DiskDraft::default();
     read_keys(&mut reader, &mut draft, |_| true);
     let limits = relate_limits(&mut reader, &draft);
+    passthrough::relate(&mut reader, &draft, draft.device);
     let size_fits = relate_size(&mut reader, &draft);
     reader.finish(|key| {
         let key = DISK_KEYS.iter().find(|known| known.name == key)?;
@@ -478,8 +483,15 @@ impl DiskDraft {
             })),
             DeviceKind::Iscsi => {
                 self.remote.unit.as_ref()?;
-                BlockDeviceConfig::Iscsi(Box::new(self.remote.clone()))
+                BlockDeviceConfig::Iscsi(Box::new(RemoteConfig {
+                    passthrough: self.passthrough.of_unit(),
+                    ..self.remote.clone()
+                }))
             }
+            DeviceKind::ScsiGeneric => BlockDeviceConfig::ScsiGeneric {
+                path: self.path.as_ref()?.value.clone(),
+                reservations: self.passthrough.reservations(),
+            },
         })
     }
 
@@ -500,7 +512,7 @@ impl DiskDraft {
 
 /// Which back ends need a size, and which size; false where it is none of the disk's blocks.
 fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
-    use DeviceKind::{Delay, Image, Iscsi, Null, Ram, Rbd};
+    use DeviceKind::{Delay, Image, Iscsi, Null, Ram, Rbd, ScsiGeneric};
     if matches!(draft.device, Some(Ram | Null | Delay)) {
         reader.require("size", super::size::SIZE_ALLOWED);
     }
@@ -516,9 +528,9 @@ fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
             "`size`: an image has the size that it has",
             "change it with `lunette disk resize`, or `lunette image resize` while it is not served",
         )),
-        Some(Iscsi) => Some((
+        Some(Iscsi | ScsiGeneric) => Some((
             "`size`: a logical unit has the size that it has",
-            "resize it at its target",
+            "resize it where it is kept",
         )),
         _ => None,
     };

@@ -45,7 +45,7 @@ impl Flags {
 }
 
 /// How a disk is said in a flag.
-pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL/IMAGE or NAME=iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as needed: \
+pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL/IMAGE, NAME=iscsi://HOST/TARGET/LUN or NAME=scsi_generic:/dev/sgN, then ,KEY=VALUE as needed: \
     d0=ram:512M or d1=file:vm.raw,size=10G,cache=none,ro";
 /// How a vhost-blk export is said in a flag.
 pub const VHOST_BLK_FORM: &str =
@@ -181,7 +181,7 @@ pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<
         Some((backend, argument)) => {
             entries.push(backend.field("backend"));
             match backend.text.as_str() {
-                "file" | "image" => entries.push(argument.field("path")),
+                "file" | "image" | "scsi_generic" => entries.push(argument.field("path")),
                 "ram" | "null" => entries.push(argument.field("size")),
                 "delay" => entries.push(argument.field("time")),
                 "rbd" => entries.push(argument.field("image")),

@@ -27,6 +27,7 @@ mod json_source;
 mod key;
 mod lun;
 mod model;
+mod passthrough;
 mod place;
 pub mod placement;
 mod rbd;

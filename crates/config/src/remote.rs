@@ -7,7 +7,7 @@ use bdev::iscsi_initiator::{
     DigestOffer, Portal, ReconnectSettings, SessionOptions, SessionParameters, UnitAddress,
     is_iscsi_name, read_credentials,
 };
-use bdev::{IscsiOptions, OpenError};
+use bdev::{IscsiOptions, OpenError, PassedReservations};
 use serde_json::{Value, json};
 
 use super::devices::BlockDeviceConfig;
@@ -48,6 +48,8 @@ pub struct RemoteConfig {
     pub initial_r2t: bool,
     /// ErrorRecoveryLevel.
     pub error_recovery_level: u8,
+    /// It is passed through, with these reservations.
+    pub passthrough: Option<PassedReservations>,
 }
 
 /// A digest of a session.
@@ -107,6 +109,7 @@ impl Default for RemoteConfig {
             immediate_data: true,
             initial_r2t: false,
             error_recovery_level: 0,
+            passthrough: None,
         }
     }
 }
@@ -166,6 +169,7 @@ impl RemoteConfig {
             },
             disk: disk.to_owned(),
             read_only,
+            passthrough: self.passthrough,
         })
     }
 

@@ -93,6 +93,8 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
             BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {
                 list.push(place_of(path));
             }
+            // Commands need the right to write, whatever they do.
+            BlockDeviceConfig::ScsiGeneric { path, .. } => paths.write.push(place_of(path)),
             BlockDeviceConfig::Rbd(_) => paths.write.extend(CEPH.iter().map(PathBuf::from)),
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }

@@ -2,7 +2,7 @@
 //!
 //! [`Mapping`] owns one mmap; [`MemoryTable`] is an immutable set of a client's regions; [`GuestView`] pins one
 //! table for one worker; [`RingMemory`] is a checked range for ring structures; [`IoBuffer`] is what an I/O reads
-//! or writes, and holds its memory mapped. One of the two crates where `unsafe` lives: everything that it
+//! or writes, and holds its memory mapped. One of the crates where `unsafe` lives: everything that it
 //! exports is safe. A client may change its memory at any time, so nothing here hands out `&[u8]` to it.
 //! A client that truncates its memory file raises SIGBUS: see [`sigbus`].
 

@@ -18,6 +18,7 @@ mod reservations;
 mod sense;
 mod session;
 mod unit;
+mod unit_info;
 
 pub use address::{Portal, UnitAddress};
 pub use credentials::{read_credentials, read_private};
@@ -28,8 +29,10 @@ pub use iscsi::negotiation::{DigestOffer, SessionParameters};
 pub use properties::UnitProperties;
 pub use reconnecting::{
     CommandSink, Ended, ReconnectSettings, ReconnectingUnit, UnitCommand, UnitEvent, UnitObserver,
+    carry_out, is_change,
 };
 pub use reservations::{ReservationKind, ReservationStatus};
 pub use sense::Sense;
 pub use session::{Session, SessionError, SessionOptions};
-pub use unit::{CommandError, Extent, Unit, UnitInfo, cdb16, luns, parse_extents};
+pub use unit::{CommandError, Extent, Unit, cdb16, checked, luns, parse_extents};
+pub use unit_info::{Ask, UnitInfo};

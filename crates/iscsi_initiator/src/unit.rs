@@ -8,9 +8,9 @@ use std::time::Duration;
 use iscsi::initiator::{CommandDone, Initiator, Request};
 
 use crate::address::UnitAddress;
-use crate::properties::UnitProperties;
 use crate::sense::Sense;
 use crate::session::{Session, SessionError};
+use crate::unit_info::UnitInfo;
 
 /// SCSI status (SAM-5, 5.3).
 const GOOD: u8 = 0x00;
@@ -70,61 +70,6 @@ fn refusal(status: u8, sense: Option<&Sense>) -> String {
 
 type Result<T> = std::result::Result<T, CommandError>;
 
-/// What a unit is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UnitInfo {
-    /// Peripheral device type; 0 is a disk.
-    pub device_type: u8,
-    /// T10 vendor identification.
-    pub vendor: String,
-    /// Product identification.
-    pub product: String,
-    /// Product revision level.
-    pub revision: String,
-    /// Unit serial number (VPD page 80h).
-    pub serial: Option<String>,
-    /// NAA identifier in hexadecimal (VPD page 83h).
-    pub naa: Option<String>,
-    /// Bytes of a logical block.
-    pub block_size: u32,
-    /// Logical blocks.
-    pub blocks: u64,
-    /// Nothing may be written (WP of MODE SENSE).
-    pub read_only: bool,
-    /// It can unmap blocks (LBPME).
-    pub thin: bool,
-    /// Unmapped blocks read as zeroes (LBPRZ).
-    pub zeroes: bool,
-    /// Most blocks of one read or write; `None`: not said.
-    pub transfer_max: Option<u32>,
-    /// How it is best used.
-    pub properties: UnitProperties,
-}
-
-impl UnitInfo {
-    /// Bytes of the unit.
-    pub fn bytes(&self) -> u64 {
-        self.blocks * u64::from(self.block_size)
-    }
-
-    /// What tells it from other units: its NAA identifier, or vendor, product and serial number.
-    pub fn name(&self) -> String {
-        match (&self.naa, &self.serial) {
-            (Some(naa), _) => format!("naa.{naa}"),
-            (None, serial) => {
-                let serial = serial.as_deref().unwrap_or_default();
-                format!("{} {} {serial}", self.vendor, self.product)
-            }
-        }
-    }
-
-    /// Is it the same unit, which can be used as before?
-    pub(crate) fn is_same_unit(&self, other: &UnitInfo) -> bool {
-        let shape = |unit: &UnitInfo| (unit.name(), unit.device_type, unit.block_size);
-        shape(self) == shape(other)
-    }
-}
-
 /// A run of blocks of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
@@ -158,10 +103,7 @@ impl Unit {
             expected: HashMap::new(),
         };
         unit.command("TEST UNIT READY", &[0; 6], 0)?;
-        unit.identify()?;
-        if unit.info.device_type == 0 {
-            unit.measure()?;
-        }
+        unit.look()?;
         Ok(unit)
     }
 
@@ -177,13 +119,14 @@ impl Unit {
 
     /// Asks anew what it is, after it has said that something has changed.
     pub(crate) fn measure_again(&mut self) -> Result<()> {
-        self.identify()?;
-        match self.info.device_type {
-            0 => self.measure(),
-            other => Err(answer(
-                "INQUIRY",
-                format!("device type {other:#04x} is no disk"),
-            )),
+        self.look()?;
+        match self.info.is_disk() {
+            true => Ok(()),
+            false => {
+                let other = self.info.device_type;
+                let what = format!("device type {other:#04x} is no disk");
+                Err(answer("INQUIRY", what))
+            }
         }
     }
 
@@ -209,82 +152,14 @@ impl Unit {
         self.command("INQUIRY", &cdb, 1024)
     }
 
-    fn identify(&mut self) -> Result<()> {
-        let data = self.inquiry(None)?;
-        let text = |data: &[u8], from: usize, to: usize| {
-            let bytes = data.get(from..to.min(data.len())).unwrap_or_default();
-            printable(bytes)
-        };
-        let first = data.first().copied().unwrap_or(0x7f);
-        if first >> 5 != 0 {
-            return Err(answer("INQUIRY", "there is no such logical unit"));
-        }
-        self.info.device_type = first & 0x1f;
-        self.info.vendor = text(&data, 8, 16);
-        self.info.product = text(&data, 16, 32);
-        self.info.revision = text(&data, 32, 36);
-        let pages = self.inquiry(Some(0)).unwrap_or_default();
-        let has = |page: u8| pages.get(4..).is_some_and(|list| list.contains(&page));
-        if has(0x80) {
-            let page = self.inquiry(Some(0x80))?;
-            self.info.serial = Some(text(&page, 4, page.len())).filter(|serial| !serial.is_empty());
-        }
-        if has(0x83) {
-            self.info.naa = naa_of(&self.inquiry(Some(0x83))?);
-        }
-        if has(0xb0) {
-            // Maximum transfer length of the block limits page (SBC-4, 6.6.4).
-            let page = self.inquiry(Some(0xb0))?;
-            let most = page.get(8..12).and_then(|bytes| bytes.try_into().ok());
-            let most = most.map(u32::from_be_bytes);
-            self.info.transfer_max = most.filter(|most| *most > 0);
-            self.info.properties.take_block_limits(&page);
-        }
-        if has(0xb1) {
-            let page = self.inquiry(Some(0xb1))?;
-            self.info.properties.take_characteristics(&page);
-        }
-        if has(0xb2) {
-            let page = self.inquiry(Some(0xb2))?;
-            self.info.properties.take_provisioning(&page);
-        }
-        Ok(())
-    }
-
-    /// READ CAPACITY (16), and the write protection of MODE SENSE (6).
-    fn measure(&mut self) -> Result<()> {
-        const NAME: &str = "READ CAPACITY(16)";
-        let data = self.command(
-            NAME,
-            &[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0],
-            32,
-        )?;
-        let Some((last, rest)) = data.split_first_chunk::<8>() else {
-            return Err(answer(NAME, format!("{} bytes came", data.len())));
-        };
-        let block_size = rest
-            .first_chunk::<4>()
-            .map_or(0, |bytes| u32::from_be_bytes(*bytes));
-        let blocks = u64::from_be_bytes(*last).checked_add(1);
-        let fits = blocks.and_then(|blocks| blocks.checked_mul(block_size.into()));
-        let (Some(blocks), Some(_)) = (blocks, fits.filter(|bytes| *bytes < 1 << 63)) else {
-            return Err(answer(NAME, "the unit has more than 2^63 bytes"));
-        };
-        if !block_size.is_power_of_two() || !(512..=65_536).contains(&block_size) {
-            return Err(answer(NAME, format!("blocks of {block_size} bytes")));
-        }
-        let provisioning = data.get(14).copied().unwrap_or(0);
-        self.info.block_size = block_size;
-        self.info.blocks = blocks;
-        self.info.properties.physical_exponent = data.get(13).copied().unwrap_or(0) & 0x0f;
-        (self.info.thin, self.info.zeroes) = (provisioning & 0x80 != 0, provisioning & 0x40 != 0);
-        // A unit without mode pages refuses; it says nothing of write protection then.
-        let mode = self.command("MODE SENSE(6)", &[0x1a, 0x08, 0x3f, 0, 192, 0], 192);
-        if let Ok(mode) = mode {
-            self.info.read_only = mode.get(2).is_some_and(|byte| byte & 0x80 != 0);
-            self.info.properties.take_mode(&mode);
-        }
-        Ok(())
+    /// Asks what it is, and how large.
+    fn look(&mut self) -> Result<()> {
+        let Unit {
+            session, lun, info, ..
+        } = self;
+        let mut ask = |name, cdb: &[u8], length| command(session, *lun, name, cdb, length);
+        info.take_identity(&mut ask)?;
+        info.take_size(&mut ask)
     }
 
     /// Starts READ (16). [`Unit::finish`] gives its data, all of it.
@@ -376,15 +251,7 @@ impl Unit {
         cdb: &[u8],
         length: u32,
     ) -> Result<Vec<u8>> {
-        let lun = self.lun;
-        retried(&mut self.session, name, || match length {
-            0 => Request {
-                read_length: None,
-                ..Initiator::read(lun, cdb, 0)
-            },
-            length => Initiator::read(lun, cdb, length),
-        })
-        .map(|done| done.data)
+        command(&mut self.session, self.lun, name, cdb, length)
     }
 
     /// A command that writes `data`.
@@ -472,6 +339,23 @@ pub fn cdb16(operation: u8, block: u64, length: u32) -> [u8; 16] {
     cdb
 }
 
+fn command(
+    session: &mut Session,
+    lun: u64,
+    name: &'static str,
+    cdb: &[u8],
+    length: u32,
+) -> Result<Vec<u8>> {
+    retried(session, name, || match length {
+        0 => Request {
+            read_length: None,
+            ..Initiator::read(lun, cdb, 0)
+        },
+        length => Initiator::read(lun, cdb, length),
+    })
+    .map(|done| done.data)
+}
+
 fn retried(
     session: &mut Session,
     command: &'static str,
@@ -513,7 +397,11 @@ fn written(command: &'static str, done: CommandDone) -> Result<()> {
     }
 }
 
-fn checked(command: &'static str, done: CommandDone) -> Result<CommandDone> {
+/// An answer of status GOOD.
+///
+/// # Errors
+/// Any other answer.
+pub fn checked(command: &'static str, done: CommandDone) -> Result<CommandDone> {
     if done.response != 0 {
         let what = format!("iSCSI response {:#04x}", done.response);
         return Err(answer(command, what));
@@ -542,25 +430,6 @@ pub(crate) fn printable(bytes: &[u8]) -> String {
     text.replace(char::is_control, "?")
 }
 
-/// The first NAA designator of the logical unit in VPD page 83h (SPC-4, 7.8.6).
-fn naa_of(page: &[u8]) -> Option<String> {
-    let mut rest = page.get(4..)?;
-    while let Some((head, after)) = rest.split_first_chunk::<4>() {
-        let designator = after.get(..usize::from(head[3]))?;
-        let (association, kind) = (head[1] >> 4 & 3, head[1] & 0x0f);
-        if (association, kind) == (0, 3) {
-            return Some(
-                designator
-                    .iter()
-                    .map(|byte| format!("{byte:02x}"))
-                    .collect(),
-            );
-        }
-        rest = after.get(usize::from(head[3])..)?;
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -571,21 +440,6 @@ mod tests {
             cdb16(0x88, 0x0102_0304_0506_0708, 0x090a_0b0c),
             [0x88, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0]
         );
-    }
-
-    #[test]
-    fn the_units_own_naa_designator_is_found_behind_others() {
-        // T10 vendor designator, then NAA of a port, then NAA of the unit.
-        let mut page = vec![0, 0x83, 0, 0];
-        page.extend([0x02, 0x01, 0, 2, b'x', b'y']);
-        page.extend([0x01, 0x93, 0, 2, 0x30, 0x01]);
-        page.extend([0x01, 0x03, 0, 8, 0x3a, 0x5b, 0, 0, 0, 0, 0, 1]);
-        assert_eq!(naa_of(&page).as_deref(), Some("3a5b000000000001"));
-        // Lengths that lie are no NAA and no panic.
-        for cut in 0..page.len() {
-            naa_of(&page[..cut]);
-        }
-        assert_eq!(naa_of(&[0, 0x83, 0, 4, 1, 3, 0, 255]), None);
     }
 
     #[test]

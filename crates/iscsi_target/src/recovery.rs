@@ -79,10 +79,10 @@ impl Connection {
         } else {
             // How far it came is not known, and it must not be done twice.
             let response = Response::aborted();
-            let sense = response.sense.as_ref().map(|sense| sense.encode());
+            let sense = response.sense_data();
             let completion = Completion {
                 status: response.status as u8,
-                sense: sense.as_deref().unwrap_or_default(),
+                sense: &sense,
                 ..Completion::default()
             };
             self.iscsi.leave_behind(task, Left::Ended(&completion)).ok();
@@ -95,17 +95,18 @@ impl Connection {
     pub(crate) fn keep_answer(&mut self, index: u32, goes_on: bool) {
         let slot = self.slots.get(index);
         let Some(itt) = slot.lost.take() else { return };
-        let response = slot.task.take_response();
+        let mut response = slot.task.take_response();
         let transfer = transfer(slot.read_length, slot.write_length, response.residual);
-        let sense = response.sense.as_ref().map(|sense| sense.encode());
+        let data = std::mem::take(&mut response.data);
+        let sense = response.sense_data();
         let completion = Completion {
             response: 0,
             status: response.status as u8,
-            sense: sense.as_deref().unwrap_or_default(),
+            sense: &sense,
             transfer,
         };
         if let Some(session) = self.iscsi.session() {
-            session.reassignable.ended(itt, &completion, response.data);
+            session.reassignable.ended(itt, &completion, data);
         }
         if goes_on {
             self.leave(index, Task::go_on);

@@ -102,11 +102,11 @@ impl Connection {
             None
         };
         if let Some(task) = self.slots.part(index) {
-            let sense = response.sense.as_ref().map(|sense| sense.encode());
+            let sense = response.sense_data();
             let completion = Completion {
                 response: 0,
                 status: response.status as u8,
-                sense: sense.as_deref().unwrap_or_default(),
+                sense: &sense,
                 transfer,
             };
             let borrowed = data.as_ref().is_some_and(|(buffer, _)| !buffer.is_owned());

@@ -32,7 +32,7 @@ mod testing;
 mod unit_state;
 
 pub use command::{Command, TaskAttribute, opcode};
-pub use commands::{PlainWay, TRANSFER_MAX};
+pub use commands::{PASSED_MAX, PlainWay, TRANSFER_MAX};
 pub use directory::{Directory, MemoryStore, Store};
 pub use logical_unit::{DiskId, LogicalUnit, Medium, MediumHold, UnitConfig, UnitId};
 pub use lun::{Lun, LunAddress, MAX_UNITS};
@@ -41,7 +41,7 @@ pub use plan::{
     DATA_OUT_MAX, DirectIo, Exclusive, Pending, PlainEnd, PlainIo, Plan, Run, SCRATCH_MAX, Step,
 };
 pub use reservations::{RegistrationStatus, ReservationStatus, SHARED_STATE_MAX};
-pub use response::{Residual, Response, Status};
+pub use response::{Residual, Response, SenseData, Status};
 pub use sense::{SENSE_LENGTH_MAX, Sense, SenseBytes, SenseCode, SenseKey, SenseSpecific};
 pub use target::{AttachError, LunMap, PlainUnit, Target, TargetView};
 pub use task_management::{AbortScope, Managed, TaskManagementFunction, TaskTag};

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use block::{DiskInfo, Geometry};
+use block::{DiskInfo, Geometry, Passthrough};
 
 use crate::directory::Directory;
 use crate::nexus::{Nexus, TargetPort};
@@ -125,6 +125,7 @@ pub struct LogicalUnit {
     word: AtomicU64,
     naa: u64,
     removable: bool,
+    passthrough: Option<Passthrough>,
     medium: Option<Arc<dyn Medium>>,
     copies_from_anywhere: AtomicBool,
     directory: Arc<Directory>,
@@ -149,6 +150,7 @@ impl LogicalUnit {
             word: AtomicU64::new(0),
             naa: info.naa,
             removable,
+            passthrough: info.passthrough,
             medium,
             copies_from_anywhere: AtomicBool::new(false),
             directory: Arc::clone(directory),
@@ -250,6 +252,11 @@ impl LogicalUnit {
     #[inline]
     pub(crate) fn word(&self) -> Word {
         Word(self.word.load(Ordering::Acquire))
+    }
+
+    /// Its device carries commands out itself.
+    pub(crate) fn passthrough(&self) -> Option<Passthrough> {
+        self.passthrough
     }
 
     pub(crate) fn removable(&self) -> bool {

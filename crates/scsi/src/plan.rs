@@ -267,7 +267,8 @@ pub struct Exclusive {
 pub struct Run {
     program: Box<dyn Program>,
     answering: Answering,
-    /// Scratch memory that the run needs, in bytes; at most [`SCRATCH_MAX`], may be 0.
+    /// Scratch memory that the run needs, in bytes; at most [`SCRATCH_MAX`], or the buffer of a command that is passed through; may
+    /// be 0.
     pub scratch_length: usize,
     /// The range that has to be held exclusively from before the first step until the end.
     pub exclusive: Option<Exclusive>,
@@ -306,7 +307,7 @@ pub(crate) trait Program: Send {
     }
 }
 
-/// Most scratch memory that a [`Run`] asks for.
+/// Most scratch memory that a [`Run`] needs, unless it passes a command through.
 pub const SCRATCH_MAX: usize = 1 << 20;
 
 /// Most data-out that a [`Pending`] asks for: the longest transfer, of a command that works with its data.

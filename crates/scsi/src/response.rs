@@ -1,6 +1,6 @@
 //! How a command ends: status, sense, data and what was not transferred.
 
-use crate::sense::{Sense, SenseCode, SenseKey};
+use crate::sense::{Sense, SenseBytes, SenseCode, SenseKey};
 use crate::task_management::AbortScope;
 
 /// SCSI status (SAM-5, table 43).
@@ -16,6 +16,23 @@ pub enum Status {
     TaskSetFull = 0x28,
     AcaActive = 0x30,
     TaskAborted = 0x40,
+}
+
+impl Status {
+    /// A device's status byte; `None`: obsolete or reserved.
+    pub const fn from_byte(byte: u8) -> Option<Status> {
+        Some(match byte {
+            0x00 => Status::Good,
+            0x02 => Status::CheckCondition,
+            0x04 => Status::ConditionMet,
+            0x08 => Status::Busy,
+            0x18 => Status::ReservationConflict,
+            0x28 => Status::TaskSetFull,
+            0x30 => Status::AcaActive,
+            0x40 => Status::TaskAborted,
+            _ => return None,
+        })
+    }
 }
 
 /// The difference between what a command had to transfer and what its initiator has room for.
@@ -43,13 +60,35 @@ impl Residual {
     }
 }
 
+/// Sense data as they are sent.
+#[derive(Clone, Debug)]
+pub enum SenseData<'a> {
+    /// Made here.
+    Own(SenseBytes),
+    /// The device's, or none.
+    Device(&'a [u8]),
+}
+
+impl std::ops::Deref for SenseData<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            SenseData::Own(bytes) => bytes,
+            SenseData::Device(bytes) => bytes,
+        }
+    }
+}
+
 /// The answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     /// Status byte.
     pub status: Status,
-    /// Sense data, with CHECK CONDITION always.
+    /// Sense data, with CHECK CONDITION always, but where they are the device's.
     pub sense: Option<Sense>,
+    /// Sense data as the device of the unit has sent them; empty: none.
+    pub device_sense: Box<[u8]>,
     /// Data-in, already cut to the allocation length and to the initiator's buffer.
     pub data: Vec<u8>,
     /// For the transport's residual fields.
@@ -59,16 +98,25 @@ pub struct Response {
 }
 
 impl Response {
+    /// Sense data as they are sent; may be empty.
+    pub fn sense_data(&self) -> SenseData<'_> {
+        match &self.sense {
+            Some(sense) => SenseData::Own(sense.encode()),
+            None => SenseData::Device(&self.device_sense),
+        }
+    }
+
     /// GOOD without data.
-    pub const fn good() -> Response {
+    pub fn good() -> Response {
         Response::status(Status::Good)
     }
 
     /// A bare status.
-    pub const fn status(status: Status) -> Response {
+    pub fn status(status: Status) -> Response {
         Response {
             status,
             sense: None,
+            device_sense: Box::default(),
             data: Vec::new(),
             residual: Residual::None,
             abort: None,
@@ -85,10 +133,11 @@ impl Response {
     }
 
     /// CHECK CONDITION with sense.
-    pub const fn check(sense: Sense) -> Response {
+    pub fn check(sense: Sense) -> Response {
         Response {
             status: Status::CheckCondition,
             sense: Some(sense),
+            device_sense: Box::default(),
             data: Vec::new(),
             residual: Residual::None,
             abort: None,
@@ -96,7 +145,7 @@ impl Response {
     }
 
     /// ABORTED COMMAND without a reason, for what the caller could not carry out.
-    pub const fn aborted() -> Response {
+    pub fn aborted() -> Response {
         Response::check(Sense::new(SenseKey::AbortedCommand, SenseCode::NONE))
     }
 

@@ -30,6 +30,7 @@ pub(crate) fn info(block_size: u32, bytes: u64) -> DiskInfo {
         compare_and_write: Some(block::CompareAndWrite::Emulated),
         shared: false,
         rotational: false,
+        passthrough: None,
         identity: block::Identity::from_random_bits(1),
         serial: "serial-0".to_owned(),
         naa: 0x3000_0000_0000_0001,

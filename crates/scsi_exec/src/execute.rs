@@ -91,13 +91,14 @@ pub fn execute(command: &mut impl Transport, io: &mut Io) -> Step {
                 let data = match request.kind {
                     IoKind::Read => command.data_in(io),
                     IoKind::Write => command.data_out(request.length as usize),
-                    // The last two are a program's, on scratch memory.
+                    // The last ones are a program's, on scratch memory.
                     IoKind::Flush
                     | IoKind::Discard
                     | IoKind::WriteZeroes
                     | IoKind::CompareAndWrite
                     | IoKind::BlockStatus
-                    | IoKind::ReplaceState => Data::There,
+                    | IoKind::ReplaceState
+                    | IoKind::ScsiCommand => Data::There,
                 };
                 match data {
                     Data::There => return Step::Data,

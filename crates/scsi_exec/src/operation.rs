@@ -14,6 +14,6 @@ pub fn operation_of(opcode: u8, direct: Option<&IoRequest>) -> Operation {
         Some(IoKind::Discard | IoKind::WriteZeroes) => Operation::Discard,
         // UNMAP and WRITE SAME in several steps.
         None if matches!(opcode, 0x42 | 0x41 | 0x93) => Operation::Discard,
-        Some(IoKind::ReplaceState) | None => Operation::Other,
+        Some(IoKind::ReplaceState | IoKind::ScsiCommand) | None => Operation::Other,
     }
 }

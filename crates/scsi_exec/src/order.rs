@@ -262,6 +262,7 @@ mod tests {
                     compare_and_write: Some(block::CompareAndWrite::Emulated),
                     shared: false,
                     rotational: false,
+                    passthrough: None,
                     identity: block::Identity::from_random_bits(number.into()),
                     serial: String::new(),
                     naa: number,

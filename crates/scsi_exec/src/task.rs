@@ -509,6 +509,11 @@ impl Task {
         if let Doing::Running(running) = &mut self.general.doing {
             match (kind, running.scratch.get(part.clone())) {
                 (IoKind::Read | IoKind::BlockStatus, _) => running.reading = Some(part),
+                // Its answer and its data-in come back in the same memory.
+                (IoKind::ScsiCommand, Some(data)) => {
+                    buffer.write_at(0, data);
+                    running.reading = Some(part);
+                }
                 (IoKind::Write | IoKind::CompareAndWrite | IoKind::ReplaceState, Some(data)) => {
                     buffer.write_at(0, data)
                 }

@@ -2,7 +2,7 @@
 //!
 //! A [`Ring`] is made on the thread that uses it and never leaves it. It queues operations without a system
 //! call; [`Ring::enter`] submits all of them, and waits where asked, with one. No allocation per operation once
-//! as many slots exist as operations were ever in flight together. One of the three crates where `unsafe`
+//! as many slots exist as operations were ever in flight together. One of the crates where `unsafe`
 //! lives; what it exports is safe: memory that the kernel may still touch is leaked rather than freed.
 //! Also here, because they need raw system calls: [`file_lock`], [`guard`], [`first_unwritten`], [`make_tap`] and [`make_tun`]. Tests: `tests/`.
 

@@ -111,6 +111,7 @@ mod tests {
             compare_and_write: Some(block::CompareAndWrite::Emulated),
             shared: false,
             rotational: false,
+            passthrough: None,
             identity: block::Identity::UNSET,
             serial: "d0".into(),
             naa: 0x3000_0000_0000_0001,

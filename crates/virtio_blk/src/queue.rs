@@ -274,7 +274,7 @@ fn operation(request: &request::Request) -> Operation {
             IoKind::Flush => Operation::Flush,
             IoKind::BlockStatus => Operation::Other,
             IoKind::Discard | IoKind::WriteZeroes => Operation::Discard,
-            IoKind::ReplaceState => Operation::Other,
+            IoKind::ReplaceState | IoKind::ScsiCommand => Operation::Other,
         },
         Request::Nothing(Transfer::In) => Operation::Read,
         Request::Nothing(Transfer::Out) => Operation::Write,

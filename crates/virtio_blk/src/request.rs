@@ -236,6 +236,7 @@ mod tests {
             compare_and_write: Some(block::CompareAndWrite::Emulated),
             shared: false,
             rotational: false,
+            passthrough: None,
             identity: block::Identity::UNSET,
             serial: String::new(),
             naa: 0,

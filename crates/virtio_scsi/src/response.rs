@@ -99,15 +99,14 @@ fn write_response(chain: &Chain, pending: &mut Pending, response: &Response) {
         pending.data_in = length as u32;
     }
     let (residual, code) = residual_fields(response.residual);
-    let mut sense_length = 0;
-    if let Some(sense) = &response.sense {
-        let sense = sense.encode();
-        let length = sense.len().min(SENSE_SIZE);
+    let sense = response.sense_data();
+    let sense_length = sense.len().min(SENSE_SIZE);
+    if sense_length > 0 {
         chain
             .buffer
-            .write_whole(at + request::RESPONSE_HEADER_SIZE, &sense[..length]);
-        sense_length = length as u32;
+            .write_whole(at + request::RESPONSE_HEADER_SIZE, &sense[..sense_length]);
     }
-    let header = request::response_header(sense_length, residual, response.status as u8, code);
+    let header =
+        request::response_header(sense_length as u32, residual, response.status as u8, code);
     chain.buffer.write_whole(at, &header);
 }

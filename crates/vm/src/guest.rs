@@ -143,6 +143,15 @@ impl GuestBuilder {
         .arguments(["-device", "virtio-net-pci,netdev=net,romfile="])
     }
 
+    /// Lunette itself, and a network: its port 3260 is this address of the host's. See [`Guest::start_lunette`].
+    #[must_use]
+    pub fn lunette(self, portal: SocketAddr) -> Self {
+        GuestBuilder {
+            equipment: Equipment::Daemon,
+            ..self.target(portal)
+        }
+    }
+
     /// The boot loader on its first disk finds the kernel, as on a PC; see [`crate::bootable_image`].
     #[must_use]
     pub fn boots_from_disk(mut self) -> Self {

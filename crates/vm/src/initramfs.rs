@@ -2,7 +2,7 @@
 //!
 //! Built once and kept beside the kernel under a name made from its ingredients' sizes and times.
 
-use crate::build::GuestProgram;
+use crate::build::{GuestProgram, Profile, lunette_program};
 use crate::cpio::Archive;
 use crate::multipath::MULTIPATH_CONF;
 use crate::places::{
@@ -25,6 +25,8 @@ pub enum Equipment {
     Initiator,
     /// A network card's module and Linux's own iSCSI target.
     Target,
+    /// A network card's module and Lunette itself.
+    Daemon,
     /// dm-multipath and its tools.
     Multipath,
     /// Open-iscsi and dm-multipath.
@@ -40,6 +42,7 @@ impl Equipment {
             Equipment::Usual => "initramfs",
             Equipment::Initiator => "initiator",
             Equipment::Target => "target",
+            Equipment::Daemon => "daemon",
             Equipment::Multipath => "multipath",
             Equipment::InitiatorMultipath => "initiator-multipath",
             Equipment::User => "user",
@@ -216,6 +219,9 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
     if equipment == Equipment::Target {
         modules.extend(TARGET_MODULES);
     }
+    if equipment == Equipment::Daemon {
+        modules.push("virtio_net");
+    }
     let for_user = equipment == Equipment::User;
     if for_user {
         modules.extend(USER_MODULES);
@@ -246,6 +252,9 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
             tools.push((name, initiator_tool(name)?));
         }
     }
+    if equipment == Equipment::Daemon {
+        tools.push(("lunette", stripped_daemon()?));
+    }
     let mut libraries = BTreeSet::new();
     if multipath {
         for name in MULTIPATH_TOOLS {
@@ -271,6 +280,29 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
         files.push((format!("{inside}/{}", base_name(&library)), library));
     }
     Ok(files)
+}
+
+/// Lunette without what debuggers need, which is most of it. Made anew when the program is.
+fn stripped_daemon() -> Result<PathBuf> {
+    let program = lunette_program(Profile::Dev)?;
+    let written = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified());
+    let stripped = guest_directory().join("lunette");
+    let is_current = match (written(&program), written(&stripped)) {
+        (Ok(program), Ok(stripped)) => stripped > program,
+        _ => false,
+    };
+    if !is_current {
+        let status = Command::new("strip")
+            .arg("-o")
+            .arg(&stripped)
+            .arg(&program)
+            .status()
+            .context("cannot run strip\nhint: apt-get install binutils")?;
+        if !status.success() {
+            bail!("strip {}: {status}", program.display());
+        }
+    }
+    Ok(stripped)
 }
 
 fn pack(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {

@@ -17,6 +17,7 @@ mod firmware;
 mod guest;
 mod initiator;
 mod initramfs;
+mod inner_lunette;
 mod interrupt;
 mod lio;
 mod multipath;

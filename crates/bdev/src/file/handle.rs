@@ -156,9 +156,10 @@ impl FileBackend {
             IoKind::Flush => self.sync(ring, index),
             IoKind::Discard => self.discard(ring, index),
             IoKind::WriteZeroes => self.zero(ring, index),
-            IoKind::CompareAndWrite | IoKind::BlockStatus | IoKind::ReplaceState => {
-                Some(Err(IoErrorKind::Unsupported.into()))
-            }
+            IoKind::CompareAndWrite
+            | IoKind::BlockStatus
+            | IoKind::ReplaceState
+            | IoKind::ScsiCommand => Some(Err(IoErrorKind::Unsupported.into())),
         }
     }
 

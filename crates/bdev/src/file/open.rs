@@ -408,6 +408,7 @@ fn describe(
         },
         shared: false,
         rotational: queue.rotational,
+        passthrough: None,
         identity: Identity::UNSET,
         serial: String::new(),
         naa: 0,

@@ -170,7 +170,7 @@ impl ImageChannel {
                     },
                     io.length,
                 ),
-                IoKind::CompareAndWrite | IoKind::ReplaceState => {
+                IoKind::CompareAndWrite | IoKind::ReplaceState | IoKind::ScsiCommand => {
                     Next::Failed(IoErrorKind::Unsupported.into())
                 }
             };

@@ -262,6 +262,7 @@ fn describe(file: &DiskInfo, options: &ImageOptions, header: &Header, block_size
         atomic_writes: None,
         shared: false,
         rotational: file.rotational,
+        passthrough: None,
         identity: Identity::UNSET,
         serial: String::new(),
         naa: 0,

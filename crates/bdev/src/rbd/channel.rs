@@ -197,7 +197,7 @@ impl RbdChannel {
                 let allocate = !flags.has(IoFlags::UNMAP);
                 channel.write_zeroes(offset, length, allocate, buffer, token)
             }
-            IoKind::ReplaceState => Err(libc::EOPNOTSUPP),
+            IoKind::ReplaceState | IoKind::ScsiCommand => Err(libc::EOPNOTSUPP),
         }
     }
 

@@ -221,6 +221,7 @@ impl Rbd {
             compare_and_write: compare_and_write(block_size),
             shared: options.lock == RbdLock::Shared,
             rotational: false,
+            passthrough: None,
             identity: block::Identity::UNSET,
             serial: String::new(),
             naa: 0,

@@ -15,7 +15,8 @@ use super::{
     CommandSink, Ended, ReconnectSettings, Shared, Task, UnitCommand, UnitEvent, UnitObserver,
 };
 use crate::attended::PING_AFTER;
-use crate::unit::{CommandError, Unit, UnitInfo, answer};
+use crate::unit::{CommandError, Unit, answer};
+use crate::unit_info::UnitInfo;
 
 /// The pause before the second try to log in; it doubles.
 const PAUSE_FIRST: Duration = Duration::from_millis(500);
@@ -288,11 +289,14 @@ impl Attendant {
     fn answered(&mut self, mut task: Task, mut done: CommandDone, now: Instant) {
         self.active = now;
         self.is_fruitful = true;
-        self.has_changed |= is_change(&done);
+        self.has_changed |= is_change(&done) || task.command.changes_unit();
         let limit = self.settings.replacement_timeout;
-        let verdict = task
-            .attempts
-            .judge(&done, task.command.repeatable, now, limit);
+        let verdict = match task.command.as_is {
+            true => Verdict::Over,
+            false => task
+                .attempts
+                .judge(&done, task.command.repeatable, now, limit),
+        };
         let leads_nowhere = self.settings.ways() > 1 && is_other_path(&done);
         if verdict == Verdict::Over && !leads_nowhere {
             task.end(Ended::Done(done));
@@ -340,6 +344,9 @@ impl Attendant {
         };
         unit.measure_again()?;
         let info = unit.info().clone();
+        if !info.is_same_unit(&self.info) {
+            return Err(answer("INQUIRY", is_another(&info, &self.info)));
+        }
         if info != self.info {
             self.info = info;
             (self.observer)(UnitEvent::Changed(&self.info));
@@ -441,11 +448,7 @@ impl Attendant {
         let mut unit = paths::open(&self.settings, self.next_path).map_err(said)?;
         let (is, was) = (unit.info(), &self.info);
         if !is.is_same_unit(was) {
-            return Err(format!(
-                "another logical unit is there: {}, not {}",
-                is.name(),
-                was.name()
-            ));
+            return Err(is_another(is, was));
         }
         if self.next_path != self.path {
             paths::fence(&mut unit).map_err(said)?;
@@ -525,6 +528,16 @@ impl Attendant {
             unit.close().ok();
         }
     }
+}
+
+fn is_another(is: &UnitInfo, was: &UnitInfo) -> String {
+    let said =
+        |unit: &UnitInfo| format!("{} with blocks of {} bytes", unit.name(), unit.block_size);
+    format!(
+        "another logical unit is there: {}, not {}",
+        said(is),
+        said(was)
+    )
 }
 
 /// TEST UNIT READY, of the thread's own.

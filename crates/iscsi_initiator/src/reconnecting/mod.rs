@@ -10,6 +10,8 @@ mod attendant;
 mod paths;
 mod retry;
 
+pub use retry::{carry_out, is_change};
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,14 +46,26 @@ pub struct ReconnectSettings {
 /// A command for the unit.
 #[derive(Clone, Debug, Default)]
 pub struct UnitCommand {
-    /// The CDB.
+    /// The CDB, padded with zeroes.
     pub cdb: [u8; 16],
+    /// Bytes of it; 0: as many as its operation code says.
+    pub cdb_length: u8,
     /// Data to be written.
     pub out: Vec<u8>,
     /// Bytes to be read.
     pub read: u32,
     /// It may be done twice.
     pub repeatable: bool,
+    /// Its answer is for whoever gave it, whatever it is: nothing is tried again here.
+    pub as_is: bool,
+}
+
+impl UnitCommand {
+    /// Is the unit another one for its users, once this command has been carried out? FORMAT UNIT and MODE SELECT change sizes, and
+    /// who sends them is told nothing.
+    pub fn changes_unit(&self) -> bool {
+        self.as_is && matches!(self.cdb[0], 0x04 | 0x15 | 0x55)
+    }
 }
 
 /// How a command has ended.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use iscsi::initiator::CommandDone;
 
+use super::UnitCommand;
 use crate::sense::Sense;
 
 const CHECK_CONDITION: u8 = 0x02;
@@ -43,6 +44,29 @@ pub(super) enum Verdict {
     Over,
     /// It is sent again; not before [`Attempts::not_before`].
     Again,
+}
+
+/// Has a command carried out by `execute` until what passes by itself has passed, and waits meanwhile. `hear` hears of each answer.
+/// `None`: the unit was not reached.
+pub fn carry_out(
+    command: &UnitCommand,
+    limit: Duration,
+    execute: impl Fn(&UnitCommand) -> Option<CommandDone>,
+    hear: impl Fn(&CommandDone),
+) -> Option<CommandDone> {
+    let mut attempts = Attempts::default();
+    loop {
+        let done = execute(command)?;
+        hear(&done);
+        let now = Instant::now();
+        let verdict = attempts.judge(&done, command.repeatable, now, limit);
+        if command.as_is || verdict == Verdict::Over {
+            return Some(done);
+        }
+        if let Some(at) = attempts.not_before {
+            std::thread::sleep(at.saturating_duration_since(now));
+        }
+    }
 }
 
 impl Attempts {
@@ -100,7 +124,7 @@ fn again(times: &mut u8, most: u8) -> Verdict {
 }
 
 /// Does the answer mean that the unit has to be asked anew what it is?
-pub(super) fn is_change(done: &CommandDone) -> bool {
+pub fn is_change(done: &CommandDone) -> bool {
     let sense = Sense::parse(&done.sense).filter(|sense| sense.key == Sense::UNIT_ATTENTION);
     // Parameters changed, medium may have changed, microcode, INQUIRY data or reported LUNs changed.
     done.status == CHECK_CONDITION

@@ -232,6 +232,7 @@ impl Interval {
                 IoKind::CompareAndWrite,
                 IoKind::BlockStatus,
                 IoKind::ReplaceState,
+                IoKind::ScsiCommand,
             ];
             let others = others.map(|kind| disk.of(kind).requests).iter().sum();
             let now = self.now.disks.iter().find(|now| now.name == disk.name);

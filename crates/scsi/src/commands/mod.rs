@@ -17,6 +17,7 @@ mod mode_select;
 mod mode_sense;
 mod overwriting;
 mod parameter_list;
+mod passthrough;
 mod persistent_reserve;
 mod port_groups;
 mod provisioning;
@@ -44,11 +45,12 @@ use crate::nexus::Nexus;
 use crate::plan::{Answering, DirectIo, Plan};
 use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
-use crate::table::{self, Access};
+use crate::table::{self, Access, Needs};
 use crate::target::LunMap;
 use crate::unit_state::Operation;
 
 pub(crate) use overwriting::resume as resume_operation;
+pub use passthrough::PASSED_MAX;
 pub use read_write::TRANSFER_MAX;
 pub use request_path::PlainWay;
 pub(crate) use without_unit::begin_without_unit;
@@ -193,12 +195,13 @@ fn begin_general(map: &LunMap, unit: &Arc<LogicalUnit>, command: &Command<'_>, c
     } else {
         Ok(None)
     };
-    let planned = match planned {
-        Ok(None) => check_cdb(cdb, command.cdb.len())
+    let planned = match (planned, unit.passthrough()) {
+        (Ok(None), Some(how)) => passthrough::begin(&context, how, command.cdb.len()),
+        (Ok(None), None) => check_cdb(cdb, command.cdb.len())
             .and_then(|()| dispatch(&context))
             .and_then(|plan| replaced::check_length(&context, plan)),
-        Ok(Some(response)) => Ok(Plan::Done(response)),
-        Err(sense) => Err(sense),
+        (Ok(Some(response)), _) => Ok(Plan::Done(response)),
+        (Err(sense), _) => Err(sense),
     };
     match planned {
         Ok(Plan::Io(io)) if io.request.moves_data() => Plan::Io(io),
@@ -240,10 +243,14 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
         return Err(Sense::new(SenseKey::UnitAttention, code));
     }
     replaced::check_known(c)?;
-    // an unknown command is refused where it is dispatched
-    let Some(row) = row else { return Ok(None) };
+    let (access, needs) = match row {
+        Some(row) => (table::access(row, c.cdb), row.needs),
+        // what the device makes of it is not known: as a vendor specific command (SPC-5, 5.14.1)
+        None if c.unit.passthrough().is_some() => (Access::Write, Needs::Nothing),
+        // it is refused where it is dispatched
+        None => return Ok(None),
+    };
     let state = c.unit.state();
-    let access = table::access(row, c.cdb);
     if state.is_out_of_date() && (access != Access::Always || persistent_reserve::is_one(c.cdb[0]))
     {
         return Ok(Some(Response::status(Status::Busy)));
@@ -265,7 +272,7 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
         _ => false,
     };
     if !leaves_failure {
-        state.check_ready(c.nexus, row.needs)?;
+        state.check_ready(c.nexus, needs)?;
     }
     Ok(None)
 }

@@ -7,7 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use block::{DiskInfo, Extent, Geometry, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest};
+use block::{
+    COMMAND_HEADER, DiskInfo, Extent, Geometry, IoError, IoErrorKind, IoKind, IoOutcome, IoRequest,
+    ScsiAnswer, ScsiCommand,
+};
 use scsi::*;
 
 thread_local! {
@@ -41,6 +44,7 @@ pub fn info(block_size: u32, blocks: u64, number: u64) -> DiskInfo {
         compare_and_write: Some(block::CompareAndWrite::Emulated),
         shared: false,
         rotational: false,
+        passthrough: None,
         identity: block::Identity::from_random_bits(number.into()),
         serial: format!("serial-{number}"),
         naa: 0x3000_0000_0000_0000 | number,
@@ -93,6 +97,26 @@ pub struct Disks {
     pub extents: Option<fn(u64) -> Extent>,
     /// State that other beds share, as daemons do that serve one image.
     pub shared: Option<Arc<SharedState>>,
+    /// What carries commands out that are passed through.
+    pub device: Option<Device>,
+}
+
+/// A SCSI device: gets a command with its data-out, and gives an answer with its data-in.
+pub type Device = Box<dyn FnMut(ScsiCommand, &[u8]) -> Result<(ScsiAnswer, Vec<u8>), IoErrorKind>>;
+
+fn pass_through(device: &mut Device, buffer: &mut [u8]) -> IoOutcome {
+    let header = buffer.first_chunk().unwrap();
+    let command = ScsiCommand::decode(header, buffer.len() as u64).unwrap();
+    let data_out = &buffer[COMMAND_HEADER..][..command.data_out as usize];
+    let (answer, data) = device(command, data_out)?;
+    let answer = ScsiAnswer {
+        data_in: data.len() as u32,
+        ..answer
+    }
+    .encode();
+    buffer[ScsiAnswer::OFFSET..][..answer.len()].copy_from_slice(&answer);
+    buffer[COMMAND_HEADER..][..data.len()].copy_from_slice(&data);
+    Ok(())
 }
 
 /// State that units of several beds share. Each of them adopts it before a replacement ends.
@@ -173,6 +197,13 @@ impl Disks {
         if let Some(kind) = self.failure.take() {
             return Err(IoError::new(kind));
         }
+        if request.kind == IoKind::ScsiCommand {
+            assert_eq!(buffer.len() as u64, request.length);
+            return match &mut self.device {
+                Some(device) => pass_through(device, buffer),
+                None => Err(IoErrorKind::Unsupported.into()),
+            };
+        }
         if request.kind == IoKind::ReplaceState {
             assert_eq!(buffer.len() as u64, request.length);
             return match &self.shared {
@@ -194,7 +225,7 @@ impl Disks {
                 }
                 bytes[range].copy_from_slice(written);
             }
-            IoKind::ReplaceState => {}
+            IoKind::ReplaceState | IoKind::ScsiCommand => {}
         }
         Ok(())
     }
@@ -360,7 +391,8 @@ impl Bed {
                 self.carry_out(plan, data_out, data_in)
             }
             Plan::Run(mut run) => {
-                assert!(run.scratch_length <= SCRATCH_MAX);
+                let most = SCRATCH_MAX.max(block::COMMAND_HEADER + PASSED_MAX as usize);
+                assert!(run.scratch_length <= most);
                 let mut scratch = vec![0; run.scratch_length];
                 let mut last = None;
                 let mut answered = None;
@@ -387,10 +419,7 @@ impl Bed {
 }
 
 fn answer(response: Response) -> Answer {
-    let sense = response
-        .sense
-        .map(|sense| sense.encode().to_vec())
-        .unwrap_or_default();
+    let sense = response.sense_data().to_vec();
     assert_eq!(response.status == Status::CheckCondition, !sense.is_empty());
     Answer {
         status: response.status,

@@ -1,4 +1,4 @@
-//! One worker's I/O on a remote unit: gives the unit's thread commands, and hears of their ends by an event that its ring watches.
+//! One worker's I/O on a SCSI logical unit: gives the unit's thread commands, and hears of their ends by an event that its ring watches.
 //!
 //! An I/O of more bytes than the unit takes in a command is done in steps, one after the other. Data are copied once, to and from
 //! memory that travels with the command.
@@ -11,8 +11,8 @@ use guest_memory::IoBuffer;
 use iscsi_initiator::{CommandSink, Ended};
 use uring::{Completion, Owner, Ring, WatchId};
 
-use super::Shared;
-use super::commands::{is_unknown_command, outcome};
+use super::ServedUnit;
+use super::commands::{self, answer_command, is_unknown_command, outcome};
 use crate::admit::Limits;
 use crate::inbox::Inbox;
 use crate::{Attach, Finished, IoChannel, Submission, Tag};
@@ -36,8 +36,8 @@ impl CommandSink for Inbox<Ended> {
     }
 }
 
-pub(super) struct IscsiChannel {
-    shared: Arc<Shared>,
+pub(super) struct ScsiChannel {
+    shared: Arc<ServedUnit>,
     limits: Limits,
     owner: Owner,
     inbox: Arc<Inbox<Ended>>,
@@ -48,12 +48,12 @@ pub(super) struct IscsiChannel {
     ended: Vec<(u64, Ended)>,
 }
 
-impl IscsiChannel {
-    pub fn new(shared: Arc<Shared>, attach: &mut Attach<'_>) -> io::Result<IscsiChannel> {
+impl ScsiChannel {
+    pub fn new(shared: Arc<ServedUnit>, attach: &mut Attach<'_>) -> io::Result<ScsiChannel> {
         let owner = attach.owner();
         let event = attach.ring().event()?;
         let watch = attach.ring().watch_event(owner, 0, &event)?;
-        Ok(IscsiChannel {
+        Ok(ScsiChannel {
             limits: Limits::of(&shared.info, &shared.capacity),
             shared,
             owner,
@@ -86,9 +86,10 @@ impl IscsiChannel {
     fn start(&mut self, index: u32) {
         let sink = self.sink();
         let slot = &mut self.slots[index as usize];
-        let step = match slot.is_flushing {
-            true => self.shared.manner.flush(),
-            false => {
+        let step = match slot.io.kind {
+            _ if slot.is_flushing => self.shared.manner.flush(),
+            IoKind::ScsiCommand => commands::passed_through(&slot.io, &slot.buffer),
+            _ => {
                 let by_writing = self.shared.zeroes_by_writing();
                 let buffer = &slot.buffer;
                 let read_out = |offset: u64, bytes: u64| {
@@ -116,6 +117,9 @@ impl IscsiChannel {
             Ended::Cancelled => return Some(Err(IoErrorKind::Cancelled.into())),
             Ended::Lost => return Some(Err(self.lost(&io))),
         };
+        if io.kind == IoKind::ScsiCommand {
+            return Some(answer_command(&slot.buffer, done));
+        }
         if is_unknown_command(&done) {
             let flushes = slot.is_flushing || io.kind == IoKind::Flush;
             match io.kind {
@@ -161,17 +165,25 @@ impl IscsiChannel {
         None
     }
 
+    fn takes_command(&self, io: &IoRequest, buffer: &IoBuffer) -> bool {
+        self.shared.info.passthrough.is_some()
+            && buffer.len() as u64 == io.length
+            && commands::command_in(io, buffer).is_some()
+    }
+
     #[cold]
     fn lost(&self, io: &IoRequest) -> IoError {
         match io.kind {
             // Nobody knows whether it was done.
             IoKind::CompareAndWrite => IoErrorKind::WriteMedium.into(),
+            // It must not be given to the unit once more by itself, as one that waits for a disk is.
+            IoKind::ScsiCommand => IoErrorKind::Cancelled.into(),
             _ => IoErrorKind::Offline.into(),
         }
     }
 }
 
-impl IoChannel for IscsiChannel {
+impl IoChannel for ScsiChannel {
     fn submit(
         &mut self,
         _ring: &mut Ring,
@@ -179,7 +191,11 @@ impl IoChannel for IscsiChannel {
         buffer: &mut IoBuffer,
         tag: Tag,
     ) -> Submission {
-        if let Some(outcome) = self.limits.begin(io, buffer) {
+        if io.kind == IoKind::ScsiCommand {
+            if !self.takes_command(io, buffer) {
+                return Submission::Done(Err(IoErrorKind::Unsupported.into()));
+            }
+        } else if let Some(outcome) = self.limits.begin(io, buffer) {
             return Submission::Done(outcome);
         }
         let index = self.occupy(Slot {

@@ -1,11 +1,14 @@
 //! I/O as commands of SBC-4, and answers of a unit as outcomes of I/O. Pure.
 
 use block::{
-    DeviceSense, Extent, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest,
-    encode_extents,
+    COMMAND_HEADER, DeviceSense, Extent, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome,
+    IoRequest, ScsiAnswer, ScsiCommand, encode_extents,
 };
+use guest_memory::IoBuffer;
 use iscsi_initiator::{CommandDone, UnitCommand, UnitInfo, cdb16, parse_extents};
 
+const READ_10: u8 = 0x28;
+const SYNCHRONIZE_CACHE_10: u8 = 0x35;
 const READ_16: u8 = 0x88;
 const COMPARE_AND_WRITE: u8 = 0x89;
 const WRITE_16: u8 = 0x8a;
@@ -40,6 +43,8 @@ pub(super) struct Manner {
     write_same_max: u64,
     write_cache: Option<bool>,
     fua: bool,
+    /// It knows the shorter commands only (MMC-6).
+    is_optical: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +77,7 @@ impl Manner {
             transfer_max: said
                 .unwrap_or(TRANSFER_BYTES)
                 .clamp(block_size, TRANSFER_BYTES_MAX),
+            is_optical: unit.is_optical(),
             unmaps: match () {
                 // Blocks that it does not unmap it has to write; UNMAP is a hint, and may leave them as they were.
                 () if unit.thin && unit.zeroes && properties.unmap_by_write_same => {
@@ -117,6 +123,7 @@ impl Manner {
                 out,
                 read,
                 repeatable: io.kind != IoKind::CompareAndWrite,
+                ..UnitCommand::default()
             },
             bytes,
         };
@@ -124,7 +131,7 @@ impl Manner {
             IoKind::Read => {
                 let bytes = left.min(self.transfer_max);
                 step(
-                    cdb16(READ_16, block, blocks(bytes)),
+                    self.read(block, blocks(bytes)),
                     Vec::new(),
                     bytes as u32,
                     bytes,
@@ -174,14 +181,25 @@ impl Manner {
                 cdb[1] = 0x12;
                 step(cdb, Vec::new(), length, left)
             }
-            IoKind::Flush | IoKind::ReplaceState => self.flush(),
+            IoKind::Flush | IoKind::ReplaceState | IoKind::ScsiCommand => self.flush(),
+        }
+    }
+
+    fn read(&self, block: u64, blocks: u32) -> [u8; 16] {
+        match self.is_optical {
+            true => cdb10(READ_10, block as u32, blocks as u16),
+            false => cdb16(READ_16, block, blocks),
         }
     }
 
     /// Everything written so far becomes durable.
     pub fn flush(&self) -> Step {
+        let cdb = match self.is_optical {
+            true => cdb10(SYNCHRONIZE_CACHE_10, 0, 0),
+            false => cdb16(SYNCHRONIZE_CACHE_16, 0, 0),
+        };
         let command = UnitCommand {
-            cdb: cdb16(SYNCHRONIZE_CACHE_16, 0, 0),
+            cdb,
             repeatable: true,
             ..UnitCommand::default()
         };
@@ -223,6 +241,73 @@ impl Manner {
             }
         })
     }
+}
+
+/// A command of 10 bytes with a block address and a length.
+fn cdb10(operation: u8, block: u32, length: u16) -> [u8; 16] {
+    let mut cdb = [0; 16];
+    cdb[0] = operation;
+    cdb[2..6].copy_from_slice(&block.to_be_bytes());
+    cdb[7..9].copy_from_slice(&length.to_be_bytes());
+    cdb
+}
+
+/// The command that an I/O's buffer holds.
+pub(super) fn command_in(io: &IoRequest, buffer: &IoBuffer) -> Option<ScsiCommand> {
+    let mut header = [0; ScsiCommand::ENCODED];
+    if buffer.len() < COMMAND_HEADER {
+        return None;
+    }
+    buffer.read_at(0, &mut header);
+    ScsiCommand::decode(&header, io.length)
+}
+
+/// May the command be carried out twice, whatever the device makes of it? It reads, or changes nothing.
+fn is_repeatable(cdb: &[u8; 16]) -> bool {
+    // TEST UNIT READY, READ, INQUIRY, MODE SENSE, READ CAPACITY, SYNCHRONIZE CACHE, LOG SENSE, PERSISTENT RESERVE IN, READ TOC,
+    // GET CONFIGURATION, SERVICE ACTION IN, MAINTENANCE IN.
+    const READING: [u8; 17] = [
+        0x00, 0x08, 0x12, 0x1a, 0x25, 0x28, 0x35, 0x43, 0x46, 0x4d, 0x5a, 0x5e, 0x88, 0x91, 0x9e,
+        0xa3, 0xa8,
+    ];
+    READING.contains(&cdb[0])
+}
+
+/// The one step of a command that is passed through.
+pub(super) fn passed_through(io: &IoRequest, buffer: &IoBuffer) -> Step {
+    // It was looked at when it was submitted.
+    let command = command_in(io, buffer).unwrap_or_default();
+    let mut out = vec![0; command.data_out as usize];
+    buffer.read_at(COMMAND_HEADER, &mut out);
+    Step {
+        command: UnitCommand {
+            repeatable: is_repeatable(&command.cdb),
+            cdb: command.cdb,
+            cdb_length: command.cdb_length,
+            out,
+            read: command.data_in,
+            as_is: true,
+        },
+        bytes: io.length,
+    }
+}
+
+/// Puts the answer to a command that was passed through into its buffer.
+pub(super) fn answer_command(buffer: &IoBuffer, done: CommandDone) -> IoOutcome {
+    if done.response != 0 {
+        return Err(IoErrorKind::Cancelled.into());
+    }
+    let room = buffer.len() - COMMAND_HEADER;
+    let data = &done.data[..done.data.len().min(room)];
+    let answer = ScsiAnswer {
+        status: done.status,
+        data_in: data.len() as u32,
+        residual: done.residual,
+        sense: done.sense,
+    };
+    buffer.write_at(ScsiAnswer::OFFSET, &answer.encode());
+    buffer.write_at(COMMAND_HEADER, data);
+    Ok(())
 }
 
 /// UNMAP of one range (SBC-4, 5.32): CDB and parameter list.

@@ -1,0 +1,301 @@
+//! A disk that is a SCSI logical unit: what is common to units of iSCSI targets and of this machine.
+//!
+//! A thread, or several, of the unit's own carry commands out ([`CommandUnit`]); workers give them commands and never wait. Size,
+//! discards and the like are the unit's. A unit that is passed through takes commands of clients besides, as they are.
+
+mod channel;
+mod commands;
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, PassedReservations, Passthrough};
+use iscsi_initiator::{CommandSink, UnitCommand, UnitEvent, UnitInfo};
+use latency::Clock;
+
+use self::commands::Manner;
+use crate::error::{check_block_size, check_size};
+use crate::network_medium::NetworkMedium;
+use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium, OpenError};
+
+/// Who carries commands out.
+pub(crate) trait CommandUnit: Send + Sync {
+    /// Gives it a command; `sink` hears of its end.
+    fn submit(&self, command: UnitCommand, sink: Arc<dyn CommandSink>, token: u64);
+
+    /// Asks for a command to end soon. Best effort.
+    fn abort(&self, sink: &Arc<dyn CommandSink>, token: u64);
+}
+
+/// A disk on a SCSI logical unit.
+pub struct ScsiDisk {
+    unit: Arc<ServedUnit>,
+    kind: &'static str,
+    medium: NetworkMedium,
+    watch: Arc<Watch>,
+}
+
+/// What channels need of it.
+struct ServedUnit {
+    unit: Box<dyn CommandUnit>,
+    info: DiskInfo,
+    capacity: Arc<Capacity>,
+    manner: Manner,
+    /// The unit does not know how to write zeroes.
+    zeroes_by_writing: AtomicBool,
+}
+
+impl ServedUnit {
+    fn unit(&self) -> &dyn CommandUnit {
+        &*self.unit
+    }
+
+    fn zeroes_by_writing(&self) -> bool {
+        self.zeroes_by_writing.load(Ordering::Relaxed)
+    }
+
+    fn write_zeroes_from_now_on(&self) {
+        self.zeroes_by_writing.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What a disk is made of.
+pub(crate) struct ScsiDiskParts {
+    pub kind: &'static str,
+    pub unit: Box<dyn CommandUnit>,
+    pub info: UnitInfo,
+    pub medium: NetworkMedium,
+    pub watch: Arc<Watch>,
+    /// Nothing may be written.
+    pub read_only: bool,
+    /// It is passed through, with these reservations.
+    pub passthrough: Option<PassedReservations>,
+}
+
+impl ScsiDisk {
+    pub(crate) fn new(
+        parts: ScsiDiskParts,
+        failed: impl Fn(String) -> OpenError,
+    ) -> Result<ScsiDisk, OpenError> {
+        let ScsiDiskParts { info, watch, .. } = parts;
+        let is_served = match parts.passthrough {
+            Some(_) => info.is_disk(),
+            None => info.device_type == 0,
+        };
+        if !is_served {
+            let hint = match info.is_disk() {
+                true => "; hint: an optical unit is served with `passthrough`",
+                false => "",
+            };
+            return Err(failed(format!(
+                "it is no disk, but a device of type {:02x}h (SPC-5, 6.7.2){hint}",
+                info.device_type
+            )));
+        }
+        if info.blocks == 0 {
+            return Err(failed("there is no medium in it".to_owned()));
+        }
+        let block_size = check_block_size(info.block_size)?;
+        let geometry = Geometry::new(block_size, info.bytes());
+        check_size(geometry.capacity_bytes(), block_size)?;
+        let capacity = Arc::new(Capacity::new(geometry.capacity_bytes()));
+        // Nobody else sets it.
+        watch.capacity.set((geometry, Arc::clone(&capacity))).ok();
+        let manner = Manner::of(&info);
+        let unit = ServedUnit {
+            info: disk_info(&info, geometry, &manner, parts.read_only, parts.passthrough),
+            unit: parts.unit,
+            capacity,
+            manner,
+            zeroes_by_writing: AtomicBool::new(false),
+        };
+        Ok(ScsiDisk {
+            unit: Arc::new(unit),
+            kind: parts.kind,
+            medium: parts.medium,
+            watch,
+        })
+    }
+}
+
+/// What the unit's thread says, and who hears of it.
+#[derive(Default)]
+pub(crate) struct Watch {
+    /// With the time of the next try.
+    down: Mutex<Option<(String, std::time::Duration)>>,
+    capacity: OnceLock<(Geometry, Arc<Capacity>)>,
+    changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Watch {
+    fn down(&self) -> std::sync::MutexGuard<'_, Option<(String, std::time::Duration)>> {
+        self.down.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn hear(&self, event: UnitEvent<'_>) {
+        match event {
+            UnitEvent::Down { reason, next_try } => {
+                *self.down() = Some((reason.to_owned(), Clock::shared().elapsed() + next_try));
+            }
+            UnitEvent::Up(info) => {
+                *self.down() = None;
+                self.resized(info);
+                self.tell();
+            }
+            UnitEvent::Changed(info) => {
+                if self.resized(info) {
+                    self.tell();
+                }
+            }
+        }
+    }
+
+    fn resized(&self, info: &UnitInfo) -> bool {
+        let Some((geometry, capacity)) = self.capacity.get() else {
+            return false;
+        };
+        let (size, before) = (
+            geometry.resized(info.bytes()).capacity_bytes(),
+            capacity.bytes(),
+        );
+        if size == before || size == 0 {
+            return false;
+        }
+        tracing::info!(before, size, "size of logical unit changed");
+        capacity.set(size);
+        true
+    }
+
+    fn tell(&self) {
+        if let Some(changed) = self.changed.get() {
+            changed();
+        }
+    }
+}
+
+/// Larger granularities and best transfers than any device has.
+const SENSIBLE_BYTES: u32 = 64 << 20;
+
+fn disk_info(
+    unit: &UnitInfo,
+    geometry: Geometry,
+    manner: &Manner,
+    read_only: bool,
+    reservations: Option<PassedReservations>,
+) -> DiskInfo {
+    let block_size = geometry.block_size();
+    let properties = &unit.properties;
+    // What makes no sense as a size is as if it was not said.
+    let sensible = |blocks: u32| {
+        let bytes = blocks.checked_mul(block_size);
+        bytes.filter(|bytes| bytes.is_power_of_two() && *bytes <= SENSIBLE_BYTES)
+    };
+    let granularity = sensible(properties.unmap_granularity).unwrap_or(block_size);
+    let compared = u64::from(properties.compare_and_write_max) * u64::from(block_size);
+    DiskInfo {
+        geometry,
+        physical_block_size: (block_size << properties.physical_exponent.min(7)).min(65_536),
+        optimal_io_size: sensible(properties.optimal_transfer).unwrap_or(0),
+        read_only: read_only || unit.read_only,
+        // One that does not say may have one, and one that takes commands may be told to use it.
+        write_cache: reservations.is_some() || properties.write_cache.unwrap_or(true),
+        discard_granularity: manner.unmaps().then_some(granularity),
+        discard_zeroes: manner.discards_to_zeroes(),
+        write_zeroes: true,
+        anchors: false,
+        atomic_writes: None,
+        compare_and_write: (compared > 0).then_some(CompareAndWrite::Device { boundary: compared }),
+        // Other initiators may use the unit; who does so arranges it with them.
+        shared: false,
+        rotational: properties.rotational,
+        passthrough: reservations.map(|reservations| Passthrough {
+            device_type: unit.device_type,
+            reservations,
+            read_only,
+        }),
+        identity: block::Identity::UNSET,
+        serial: String::new(),
+        naa: 0,
+    }
+}
+
+impl BlockDevice for ScsiDisk {
+    fn info(&self) -> DiskInfo {
+        let info = &self.unit.info;
+        DiskInfo {
+            geometry: info.geometry.resized(self.unit.capacity.bytes()),
+            ..info.clone()
+        }
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        &self.unit.capacity
+    }
+
+    fn set_size(&self, _bytes: u64) -> io::Result<()> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "a logical unit is resized where it is kept; the disk follows",
+        ))
+    }
+
+    fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
+        // One owner of objects sets it, once.
+        self.watch.changed.set(changed).ok();
+    }
+
+    fn medium(&self) -> Option<&dyn Medium> {
+        Some(&self.medium)
+    }
+
+    fn state(&self) -> DiskState {
+        match &*self.watch.down() {
+            None => DiskState::Ready,
+            Some((reason, next_try)) => DiskState::Unavailable {
+                reason: reason.clone(),
+                next_try: next_try.saturating_sub(Clock::shared().elapsed()),
+            },
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        Ok(Box::new(channel::ScsiChannel::new(
+            Arc::clone(&self.unit),
+            attach,
+        )?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_make_no_sense_are_as_if_they_were_not_said() {
+        let info = |granularity, optimal| {
+            let mut unit = UnitInfo {
+                block_size: 512,
+                blocks: 1 << 20,
+                thin: true,
+                ..UnitInfo::default()
+            };
+            unit.properties.unmap = true;
+            unit.properties.unmap_granularity = granularity;
+            unit.properties.optimal_transfer = optimal;
+            unit.properties.physical_exponent = 15;
+            let geometry = Geometry::new(512, unit.bytes());
+            let info = disk_info(&unit, geometry, &Manner::of(&unit), false, None);
+            assert_eq!(info.physical_block_size, 65_536);
+            (info.discard_granularity, info.optimal_io_size)
+        };
+        assert_eq!(info(8, 2048), (Some(4096), 1 << 20));
+        for wrong in [0, 3, 1 << 20, u32::MAX] {
+            assert_eq!(info(wrong, wrong), (Some(512), 0), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! A disk that is a SCSI device of this machine: `/dev/sgN`, or a block device that takes SG_IO. It is passed through.
+//!
+//! SG_IO blocks until the device has answered, so that threads of the disk make the calls. They are started with it, for workers may
+//! start none and may not make such calls. A command that runs cannot be called back; one that waits for a thread can.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use block::PassedReservations;
+use iscsi_initiator::{
+    CommandDone, CommandError, CommandSink, Ended, Sense, UnitCommand, UnitEvent, UnitInfo,
+    carry_out, checked, is_change,
+};
+use scsi_generic::{Answer, Transfer};
+
+use crate::OpenError;
+use crate::network_medium::NetworkMedium;
+use crate::scsi::{CommandUnit, ScsiDisk, ScsiDiskParts, Watch};
+
+/// Linux has at most 16 commands of one descriptor of `/dev/sgN` in flight.
+const THREADS: usize = 16;
+/// A read or write that takes longer is given up by the kernel.
+const IO_TIMEOUT: Duration = Duration::from_secs(60);
+/// Any other command: formatting takes hours.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// So long a device may be busy.
+const BUSY_LIMIT: Duration = Duration::from_secs(120);
+/// A new descriptor is told some things, one a command.
+const ATTENTIONS_MAX: u32 = 16;
+/// CHECK CONDITION, ILLEGAL REQUEST, INVALID FIELD IN CDB in fixed format.
+const INVALID_FIELD: [u8; 18] = [0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x24, 0, 0, 0, 0, 0];
+
+/// What to open, and how.
+#[derive(Clone, Debug)]
+pub struct ScsiGenericOptions {
+    /// `/dev/sgN`, or a block device.
+    pub path: PathBuf,
+    /// Nothing may be written.
+    pub read_only: bool,
+    /// What becomes of commands for reservations.
+    pub reservations: PassedReservations,
+}
+
+impl ScsiDisk {
+    /// Opens a SCSI device of this machine and asks what it is.
+    ///
+    /// # Errors
+    /// What cannot be opened or used, why, and what to do about it.
+    pub fn open_generic(options: &ScsiGenericOptions) -> Result<ScsiDisk, OpenError> {
+        let failed = |what: String| OpenError::ScsiDevice {
+            path: options.path.clone(),
+            what,
+        };
+        let device = Device::open(options).map_err(failed)?;
+        let info = device.look().map_err(|error| failed(error.to_string()))?;
+        let key = match (&info.naa, &info.serial) {
+            (Some(naa), _) => format!("iscsi:naa.{naa}"),
+            (None, Some(serial)) => format!("scsi:{}/{}/{serial}", info.vendor, info.product),
+            (None, None) => format!("scsi:{}", options.path.display()),
+        };
+        let watch = Arc::new(Watch::default());
+        let threads = Arc::new(Threads {
+            device,
+            info: Mutex::new(info.clone()),
+            watch: Arc::clone(&watch),
+            has_changed: AtomicBool::new(false),
+            queue: Mutex::default(),
+            work: Condvar::new(),
+        });
+        let unit = GenericUnit(threads);
+        unit.start()
+            .map_err(|error| failed(format!("no thread is left for its commands: {error}")))?;
+        let parts = ScsiDiskParts {
+            kind: "scsi_generic",
+            unit: Box::new(unit),
+            info,
+            medium: NetworkMedium::new(key),
+            watch,
+            read_only: options.read_only,
+            passthrough: Some(options.reservations),
+        };
+        ScsiDisk::new(parts, failed)
+    }
+}
+
+/// An open device.
+struct Device {
+    file: File,
+    transfer_max: usize,
+}
+
+impl Device {
+    fn open(options: &ScsiGenericOptions) -> Result<Device, String> {
+        let path = &options.path;
+        // The kernel wants the right to write even for most commands that only read; what clients may do is decided above.
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        let file = match opened {
+            Err(error) if is_read_only(&error) => File::open(path),
+            other => other,
+        };
+        let file = file.map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => format!(
+                "{error}; hint: the daemon's user needs the right to read and write it (group disk, or a udev rule)"
+            ),
+            io::ErrorKind::NotFound => {
+                format!("{error}; hint: `lsscsi -g` lists devices; /dev/sgN needs the kernel's module sg")
+            }
+            _ => error.to_string(),
+        })?;
+        scsi_generic::check(file.as_fd()).map_err(|error| {
+            format!("it takes no SCSI commands: {error}; hint: name /dev/sgN, or a block device that is a SCSI device")
+        })?;
+        let kind = file.metadata().map_err(|error| error.to_string())?;
+        let is_block = kind.file_type().is_block_device();
+        if !is_block && kind.rdev() == 0 {
+            return Err("it is no device".to_owned());
+        }
+        let most = scsi_generic::transfer_max(file.as_fd(), is_block);
+        Ok(Device {
+            file,
+            transfer_max: most.unwrap_or(usize::MAX),
+        })
+    }
+
+    /// Carries a command out; `None`: the device cannot be reached.
+    fn execute(&self, command: &UnitCommand) -> Option<CommandDone> {
+        let length = match command.cdb_length {
+            0 => cdb_length(command.cdb[0]),
+            given => usize::from(given).min(16),
+        };
+        let cdb = &command.cdb[..length];
+        if command.out.len().max(command.read as usize) > self.transfer_max {
+            return Some(refused());
+        }
+        let timeout = match command.as_is {
+            true => COMMAND_TIMEOUT,
+            false => IO_TIMEOUT,
+        };
+        let mut data = vec![0; command.read as usize];
+        let transfer = match (command.out.is_empty(), data.is_empty()) {
+            (false, _) => Transfer::Out(&command.out),
+            (true, false) => Transfer::In(&mut data),
+            (true, true) => Transfer::None,
+        };
+        match scsi_generic::execute(self.file.as_fd(), cdb, transfer, timeout) {
+            Ok(answer) if answer.host_status == 0 => Some(done(answer, data)),
+            Ok(answer) => {
+                tracing::debug!(
+                    host_status = answer.host_status,
+                    "SCSI device was not reached"
+                );
+                None
+            }
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Some(refused()),
+            // The kernel's filter for those who may not send any command.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => Some(refused()),
+            Err(error) => {
+                tracing::debug!("SCSI device was not reached: {error}");
+                None
+            }
+        }
+    }
+
+    fn ask(&self, name: &'static str, cdb: &[u8], read: u32) -> Result<Vec<u8>, CommandError> {
+        let mut command = UnitCommand {
+            read,
+            cdb_length: cdb.len() as u8,
+            ..UnitCommand::default()
+        };
+        command.cdb[..cdb.len()].copy_from_slice(cdb);
+        let mut attentions = 0;
+        loop {
+            let done = self.execute(&command).ok_or_else(|| CommandError::Answer {
+                command: name,
+                what: "the device is not reached".to_owned(),
+            })?;
+            match checked(name, done) {
+                Err(CommandError::Refused {
+                    sense: Some(sense), ..
+                }) if sense.key == Sense::UNIT_ATTENTION && attentions < ATTENTIONS_MAX => {
+                    attentions += 1;
+                }
+                other => return other.map(|done| done.data),
+            }
+        }
+    }
+
+    fn look(&self) -> Result<UnitInfo, CommandError> {
+        let mut info = UnitInfo::default();
+        let mut ask = |name, cdb: &[u8], read| self.ask(name, cdb, read);
+        // Takes what a new descriptor is told; a unit without a medium is not ready.
+        ask("TEST UNIT READY", &[0; 6], 0).ok();
+        info.take_identity(&mut ask)?;
+        info.take_size(&mut ask)?;
+        let (most, block) = (self.transfer_max as u64, u64::from(info.block_size.max(1)));
+        let most = u32::try_from(most / block).unwrap_or(u32::MAX).max(1);
+        info.transfer_max = Some(info.transfer_max.map_or(most, |said| said.min(most)));
+        Ok(info)
+    }
+}
+
+fn is_read_only(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::ReadOnlyFilesystem
+}
+
+/// As long as Linux takes a CDB for (SPC-5, 4.2.5.1).
+fn cdb_length(opcode: u8) -> usize {
+    const LENGTHS: [usize; 8] = [6, 10, 10, 12, 16, 12, 10, 10];
+    LENGTHS[usize::from(opcode >> 5)]
+}
+
+fn done(answer: Answer, mut data: Vec<u8>) -> CommandDone {
+    let missing = usize::try_from(answer.residual)
+        .unwrap_or(0)
+        .min(data.len());
+    data.truncate(data.len() - missing);
+    CommandDone {
+        status: answer.status,
+        sense: answer.sense,
+        data,
+        residual: -i64::from(answer.residual),
+        ..CommandDone::default()
+    }
+}
+
+fn refused() -> CommandDone {
+    CommandDone {
+        status: 0x02,
+        sense: INVALID_FIELD.to_vec(),
+        ..CommandDone::default()
+    }
+}
+
+struct Task {
+    sink: Arc<dyn CommandSink>,
+    token: u64,
+    command: UnitCommand,
+}
+
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<Task>,
+    is_closed: bool,
+}
+
+/// What the threads share.
+struct Threads {
+    device: Device,
+    /// What users were told that it is.
+    info: Mutex<UnitInfo>,
+    watch: Arc<Watch>,
+    /// The device has said that something about it has changed.
+    has_changed: AtomicBool,
+    queue: Mutex<Queue>,
+    work: Condvar,
+}
+
+struct GenericUnit(Arc<Threads>);
+
+impl Threads {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        scsi_generic::block_signals();
+        while let Some(task) = self.next() {
+            let ended = self.carry_out(&task.command);
+            if self.has_changed.swap(false, Ordering::AcqRel) {
+                self.look_again();
+            }
+            task.sink.ended(task.token, ended);
+        }
+    }
+
+    /// `None`: the thread ends.
+    fn next(&self) -> Option<Task> {
+        let mut queue = self.queue();
+        loop {
+            if let Some(task) = queue.tasks.pop_front() {
+                return Some(task);
+            }
+            if queue.is_closed {
+                return None;
+            }
+            let waited = self.work.wait(queue);
+            queue = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn carry_out(&self, command: &UnitCommand) -> Ended {
+        let hear = |done: &CommandDone| {
+            if is_change(done) || command.changes_unit() {
+                self.has_changed.store(true, Ordering::Release);
+            }
+        };
+        match carry_out(command, BUSY_LIMIT, |one| self.device.execute(one), hear) {
+            Some(done) => Ended::Done(done),
+            None => Ended::Lost,
+        }
+    }
+
+    /// Asks what the device is now. Where its blocks have another size it is another disk, which nobody here may use.
+    fn look_again(&self) {
+        let mut known = self.info.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.device.look() {
+            Ok(info) if !info.is_same_unit(&known) => {
+                tracing::error!(
+                    before = known.block_size,
+                    now = info.block_size,
+                    "SCSI device is another one, or has blocks of another size: its disk fails until it is removed and added again"
+                );
+                self.close();
+            }
+            Ok(info) if info != *known => {
+                *known = info;
+                self.watch.hear(UnitEvent::Changed(&known));
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!("SCSI device has changed and does not say how: {error}"),
+        }
+    }
+}
+
+impl Threads {
+    /// Nothing is carried out any more.
+    fn close(&self) {
+        let mut queue = self.queue();
+        queue.is_closed = true;
+        let left = std::mem::take(&mut queue.tasks);
+        drop(queue);
+        for task in left {
+            task.sink.ended(task.token, Ended::Lost);
+        }
+        self.work.notify_all();
+    }
+}
+
+impl CommandUnit for GenericUnit {
+    fn submit(&self, command: UnitCommand, sink: Arc<dyn CommandSink>, token: u64) {
+        let threads = &self.0;
+        let mut queue = threads.queue();
+        if queue.is_closed {
+            drop(queue);
+            return sink.ended(token, Ended::Lost);
+        }
+        let task = Task {
+            sink,
+            token,
+            command,
+        };
+        queue.tasks.push_back(task);
+        drop(queue);
+        threads.work.notify_one();
+    }
+
+    fn abort(&self, sink: &Arc<dyn CommandSink>, token: u64) {
+        let mut queue = self.0.queue();
+        let is_it = |task: &Task| task.token == token && Arc::ptr_eq(&task.sink, sink);
+        let found = queue.tasks.iter().position(is_it);
+        if let Some(task) = found.and_then(|at| queue.tasks.remove(at)) {
+            drop(queue);
+            task.sink.ended(task.token, Ended::Cancelled);
+        }
+    }
+}
+
+impl GenericUnit {
+    fn start(&self) -> io::Result<()> {
+        for _ in 0..THREADS {
+            let threads = Arc::clone(&self.0);
+            let thread = std::thread::Builder::new().name("scsi-generic".to_owned());
+            thread.spawn(move || threads.run())?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for GenericUnit {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_that_did_not_come_are_not_said_to_have_come() {
+        let answer = Answer {
+            residual: 30,
+            ..Answer::default()
+        };
+        let short = done(answer.clone(), vec![1; 36]);
+        assert_eq!((short.data.len(), short.residual), (6, -30));
+        // A driver that lies.
+        assert_eq!(done(answer, vec![1; 8]).data.len(), 0);
+    }
+
+    #[test]
+    fn what_is_no_scsi_device_is_refused_with_a_hint() {
+        let options = ScsiGenericOptions {
+            path: "/dev/null".into(),
+            read_only: false,
+            reservations: PassedReservations::Refuse,
+        };
+        let error = ScsiDisk::open_generic(&options).err().unwrap().to_string();
+        assert!(
+            error.contains("/dev/null") && error.contains("hint: "),
+            "{error}"
+        );
+    }
+}

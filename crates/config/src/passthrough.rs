@@ -1,0 +1,93 @@
+//! Disks whose SCSI device carries clients' commands out itself: devices of this machine, and units of iSCSI targets on request.
+
+use bdev::PassedReservations;
+use serde_json::json;
+
+use super::devices::{BlockDeviceConfig, DeviceKind};
+use super::diagnostics::{Mistake, MistakeKind};
+use super::disk::{DiskDraft, DiskKey};
+use super::key::{Key, Kind, RunTime, words};
+use super::model::DiskConfig;
+use super::place::At;
+use super::value::Reader;
+
+const RESERVATIONS: [(&str, PassedReservations); 3] = [
+    ("refuse", PassedReservations::Refuse),
+    ("emulate", PassedReservations::Emulate),
+    ("forward", PassedReservations::Forward),
+];
+
+/// What was said of it in a disk's draft.
+#[derive(Default)]
+pub(crate) struct PassthroughDraft {
+    pub is_on: bool,
+    pub reservations: Option<At<PassedReservations>>,
+}
+
+impl PassthroughDraft {
+    pub fn reservations(&self) -> PassedReservations {
+        self.reservations
+            .as_ref()
+            .map_or(PassedReservations::default(), |at| at.value)
+    }
+
+    /// Of a unit of an iSCSI target.
+    pub fn of_unit(&self) -> Option<PassedReservations> {
+        self.is_on.then(|| self.reservations())
+    }
+}
+
+fn reservations(disk: &DiskConfig) -> Option<PassedReservations> {
+    match &disk.backend {
+        BlockDeviceConfig::Iscsi(remote) => remote.passthrough,
+        BlockDeviceConfig::ScsiGeneric { reservations, .. } => Some(*reservations),
+        _ => None,
+    }
+}
+
+pub const PASSTHROUGH: DiskKey = Key {
+    name: "passthrough",
+    kind: Kind::Boolean,
+    default: "`false`",
+    run_time: RunTime::AddAnew,
+    of: &["iscsi"],
+    help: "SCSI clients' commands go to the unit as they are, and its answers come back as they are: see \
+        [passthrough](remote-disks.md#passthrough)",
+    read: |key, reader, disk| disk.passthrough.is_on = key.is_on(reader),
+    get: |disk| match &disk.backend {
+        BlockDeviceConfig::Iscsi(remote) => remote.passthrough.map(|_| json!(true)),
+        _ => None,
+    },
+};
+
+pub const RESERVATIONS_KEY: DiskKey = Key {
+    name: "pr",
+    kind: Kind::Word(&const { words(&RESERVATIONS) }),
+    default: "`refuse`",
+    run_time: RunTime::AddAnew,
+    of: &["scsi_generic", "iscsi"],
+    help: "reservations of a disk that is passed through. `refuse`: clients get none. `emulate`: they hold between the clients of this \
+        daemon. `forward`: the device's own, between hosts; all clients of this daemon are one registrant",
+    read: |key, reader, disk| {
+        disk.passthrough.reservations = reader.choice(key.name, &RESERVATIONS)
+    },
+    get: |disk| {
+        let word = |(word, one): &(&'static str, PassedReservations)| {
+            (*one == reservations(disk)? && *one != PassedReservations::default()).then_some(*word)
+        };
+        RESERVATIONS.iter().find_map(word).map(|word| json!(word))
+    },
+};
+
+/// Reservations of a unit that is not passed through are this daemon's own.
+pub(crate) fn relate(reader: &mut Reader<'_, '_>, draft: &DiskDraft, device: Option<DeviceKind>) {
+    if let (Some(DeviceKind::Iscsi), false, Some(at)) = (
+        device,
+        draft.passthrough.is_on,
+        &draft.passthrough.reservations,
+    ) {
+        let mistake = Mistake::new(MistakeKind::Relation, &at.place, "`pr` needs `passthrough`");
+        let help = "add `passthrough = true`, or remove `pr`";
+        reader.diagnostics().push(mistake.help(help));
+    }
+}

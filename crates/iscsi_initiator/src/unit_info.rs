@@ -1,0 +1,267 @@
+//! What a unit is, as it says itself: INQUIRY, READ CAPACITY, MODE SENSE.
+//!
+//! What it says is checked before it is used.
+
+use crate::properties::UnitProperties;
+use crate::unit::{CommandError, answer, printable};
+
+/// How a unit is asked: a command's name and CDB, and most bytes of its data-in. Unit attentions have been taken.
+pub type Ask<'a> = dyn FnMut(&'static str, &[u8], u32) -> Result<Vec<u8>, CommandError> + 'a;
+
+/// Peripheral device types (SPC-5, 6.7.2).
+const DISK: u8 = 0x00;
+const CD_DVD: u8 = 0x05;
+const OPTICAL: u8 = 0x07;
+
+/// What a unit is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UnitInfo {
+    /// Peripheral device type; 0 is a disk.
+    pub device_type: u8,
+    /// T10 vendor identification.
+    pub vendor: String,
+    /// Product identification.
+    pub product: String,
+    /// Product revision level.
+    pub revision: String,
+    /// Unit serial number (VPD page 80h).
+    pub serial: Option<String>,
+    /// NAA identifier in hexadecimal (VPD page 83h).
+    pub naa: Option<String>,
+    /// Bytes of a logical block.
+    pub block_size: u32,
+    /// Logical blocks.
+    pub blocks: u64,
+    /// Nothing may be written (WP of MODE SENSE).
+    pub read_only: bool,
+    /// It can unmap blocks (LBPME).
+    pub thin: bool,
+    /// Unmapped blocks read as zeroes (LBPRZ).
+    pub zeroes: bool,
+    /// Most blocks of one read or write; `None`: not said.
+    pub transfer_max: Option<u32>,
+    /// How it is best used.
+    pub properties: UnitProperties,
+}
+
+impl UnitInfo {
+    /// Bytes of the unit.
+    pub fn bytes(&self) -> u64 {
+        self.blocks * u64::from(self.block_size)
+    }
+
+    /// What tells it from other units: its NAA identifier, or vendor, product and serial number.
+    pub fn name(&self) -> String {
+        match (&self.naa, &self.serial) {
+            (Some(naa), _) => format!("naa.{naa}"),
+            (None, serial) => {
+                let serial = serial.as_deref().unwrap_or_default();
+                format!("{} {} {serial}", self.vendor, self.product)
+            }
+        }
+    }
+
+    /// Is it the same unit, which can be used as before?
+    pub fn is_same_unit(&self, other: &UnitInfo) -> bool {
+        let shape = |unit: &UnitInfo| (unit.name(), unit.device_type);
+        // An optical unit without a medium has no blocks.
+        let is_empty = self.block_size == 0 || other.block_size == 0;
+        shape(self) == shape(other) && (is_empty || self.block_size == other.block_size)
+    }
+
+    /// Has it blocks that can be read and written at any address? Optical units have.
+    pub fn is_disk(&self) -> bool {
+        matches!(self.device_type, DISK | CD_DVD | OPTICAL)
+    }
+
+    /// Is it a unit of MMC, which knows the shorter commands only?
+    pub fn is_optical(&self) -> bool {
+        self.device_type == CD_DVD
+    }
+
+    /// What INQUIRY says of it, with the pages of vital product data that it has.
+    ///
+    /// # Errors
+    /// When it does not answer, or there is no such unit.
+    pub fn take_identity(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
+        let mut inquiry = |page: Option<u8>| {
+            let cdb = [0x12, u8::from(page.is_some()), page.unwrap_or(0), 4, 0, 0];
+            ask("INQUIRY", &cdb, 1024)
+        };
+        let data = inquiry(None)?;
+        let text = |data: &[u8], from: usize, to: usize| {
+            let bytes = data.get(from..to.min(data.len())).unwrap_or_default();
+            printable(bytes)
+        };
+        let first = data.first().copied().unwrap_or(0x7f);
+        if first >> 5 != 0 {
+            return Err(answer("INQUIRY", "there is no such logical unit"));
+        }
+        self.device_type = first & 0x1f;
+        self.vendor = text(&data, 8, 16);
+        self.product = text(&data, 16, 32);
+        self.revision = text(&data, 32, 36);
+        let pages = inquiry(Some(0)).unwrap_or_default();
+        let has = |page: u8| pages.get(4..).is_some_and(|list| list.contains(&page));
+        if has(0x80) {
+            let page = inquiry(Some(0x80))?;
+            self.serial = Some(text(&page, 4, page.len())).filter(|serial| !serial.is_empty());
+        }
+        if has(0x83) {
+            self.naa = naa_of(&inquiry(Some(0x83))?);
+        }
+        if has(0xb0) {
+            // Maximum transfer length of the block limits page (SBC-4, 6.6.4).
+            let page = inquiry(Some(0xb0))?;
+            let most = page.get(8..12).and_then(|bytes| bytes.try_into().ok());
+            let most = most.map(u32::from_be_bytes);
+            self.transfer_max = most.filter(|most| *most > 0);
+            self.properties.take_block_limits(&page);
+        }
+        if has(0xb1) {
+            let page = inquiry(Some(0xb1))?;
+            self.properties.take_characteristics(&page);
+        }
+        if has(0xb2) {
+            let page = inquiry(Some(0xb2))?;
+            self.properties.take_provisioning(&page);
+        }
+        Ok(())
+    }
+
+    /// READ CAPACITY (16), and the write protection of MODE SENSE (6).
+    fn measure(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
+        const NAME: &str = "READ CAPACITY(16)";
+        let data = ask(
+            NAME,
+            &[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0],
+            32,
+        )?;
+        let Some((last, rest)) = data.split_first_chunk::<8>() else {
+            return Err(answer(NAME, format!("{} bytes came", data.len())));
+        };
+        let block_size = rest
+            .first_chunk::<4>()
+            .map_or(0, |bytes| u32::from_be_bytes(*bytes));
+        let blocks = u64::from_be_bytes(*last).checked_add(1);
+        let fits = blocks.and_then(|blocks| blocks.checked_mul(block_size.into()));
+        let (Some(blocks), Some(_)) = (blocks, fits.filter(|bytes| *bytes < 1 << 63)) else {
+            return Err(answer(NAME, "the unit has more than 2^63 bytes"));
+        };
+        if !block_size.is_power_of_two() || !(512..=65_536).contains(&block_size) {
+            return Err(answer(NAME, format!("blocks of {block_size} bytes")));
+        }
+        let provisioning = data.get(14).copied().unwrap_or(0);
+        self.block_size = block_size;
+        self.blocks = blocks;
+        self.properties.physical_exponent = data.get(13).copied().unwrap_or(0) & 0x0f;
+        (self.thin, self.zeroes) = (provisioning & 0x80 != 0, provisioning & 0x40 != 0);
+        // A unit without mode pages refuses; it says nothing of write protection then.
+        let mode = ask("MODE SENSE(6)", &[0x1a, 0x08, 0x3f, 0, 192, 0], 192);
+        if let Ok(mode) = mode {
+            self.read_only = mode.get(2).is_some_and(|byte| byte & 0x80 != 0);
+            self.properties.take_mode(&mode);
+        }
+        Ok(())
+    }
+
+    /// READ CAPACITY (10): an optical unit. Without a medium it has no blocks.
+    fn measure_optical(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
+        const NAME: &str = "READ CAPACITY(10)";
+        (self.block_size, self.blocks, self.read_only) = (0, 0, true);
+        let data = match ask(NAME, &[0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0], 8) {
+            Err(CommandError::Refused { .. }) => return Ok(()),
+            other => other?,
+        };
+        let number = |from: usize| {
+            let bytes = data
+                .get(from..from + 4)
+                .and_then(|four| four.try_into().ok());
+            bytes.map(u32::from_be_bytes)
+        };
+        let (Some(last), Some(block_size)) = (number(0), number(4)) else {
+            return Err(answer(NAME, format!("{} bytes came", data.len())));
+        };
+        if !block_size.is_power_of_two() || !(512..=65_536).contains(&block_size) {
+            return Err(answer(NAME, format!("blocks of {block_size} bytes")));
+        }
+        (self.block_size, self.blocks) = (block_size, u64::from(last) + 1);
+        Ok(())
+    }
+
+    /// Its size, and whether it is protected; what is no disk has none.
+    ///
+    /// # Errors
+    /// When it does not answer, or the answer makes no sense.
+    pub fn take_size(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
+        match self.device_type {
+            DISK | OPTICAL => self.measure(ask),
+            CD_DVD => self.measure_optical(ask),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The first NAA designator of the logical unit in VPD page 83h (SPC-4, 7.8.6).
+fn naa_of(page: &[u8]) -> Option<String> {
+    let mut rest = page.get(4..)?;
+    while let Some((head, after)) = rest.split_first_chunk::<4>() {
+        let designator = after.get(..usize::from(head[3]))?;
+        let (association, kind) = (head[1] >> 4 & 3, head[1] & 0x0f);
+        if (association, kind) == (0, 3) {
+            return Some(
+                designator
+                    .iter()
+                    .map(|byte| format!("{byte:02x}"))
+                    .collect(),
+            );
+        }
+        rest = after.get(usize::from(head[3])..)?;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_units_own_naa_designator_is_found_behind_others() {
+        // T10 vendor designator, then NAA of a port, then NAA of the unit.
+        let mut page = vec![0, 0x83, 0, 0];
+        page.extend([0x02, 0x01, 0, 2, b'x', b'y']);
+        page.extend([0x01, 0x93, 0, 2, 0x30, 0x01]);
+        page.extend([0x01, 0x03, 0, 8, 0x3a, 0x5b, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(naa_of(&page).as_deref(), Some("3a5b000000000001"));
+        // Lengths that lie are no NAA and no panic.
+        for cut in 0..page.len() {
+            naa_of(&page[..cut]);
+        }
+        assert_eq!(naa_of(&[0, 0x83, 0, 4, 1, 3, 0, 255]), None);
+    }
+
+    #[test]
+    fn optical_unit_is_measured_by_its_shorter_command() {
+        let mut unit = UnitInfo {
+            device_type: 5,
+            ..UnitInfo::default()
+        };
+        let mut answers = vec![vec![0, 0, 0x0f, 0xff, 0, 0, 8, 0], vec![0; 3]];
+        let mut ask = |name, cdb: &[u8], length| {
+            assert_eq!((name, cdb.len(), length), ("READ CAPACITY(10)", 10, 8));
+            Ok(answers.remove(0))
+        };
+        unit.take_size(&mut ask).unwrap();
+        assert_eq!((unit.block_size, unit.blocks), (2048, 4096));
+        assert!(unit.take_size(&mut ask).is_err(), "3 bytes");
+        let mut no_medium = |name, _: &[u8], _| {
+            Err(CommandError::Refused {
+                command: name,
+                status: 2,
+                sense: None,
+            })
+        };
+        unit.take_size(&mut no_medium).unwrap();
+        assert_eq!(unit.bytes(), 0);
+    }
+}

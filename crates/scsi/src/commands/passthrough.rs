@@ -1,0 +1,171 @@
+//! Commands to a unit whose device carries them out itself: its INQUIRY data, mode pages and sense are what initiators see.
+//!
+//! Plain READs and WRITEs travel as I/O, in `request_path`. Of the others these do not reach the device as they are: REPORT LUNS is
+//! the target's; commands of the copy manager could reach units of the device's target that this daemon does not export; CDBs of
+//! more than 16 bytes, and those that move data both ways, are refused. All initiators use the device through one I_T nexus, so
+//! commands for reservations are refused, emulated or forwarded as [`PassedReservations`] says.
+
+use block::{
+    COMMAND_HEADER, IoOutcome, IoRequest, PassedReservations, Passthrough, ScsiAnswer, ScsiCommand,
+};
+
+use super::{Context, Planned};
+use crate::command::{cdb_length, opcode::*};
+use crate::logical_unit::DiskId;
+use crate::plan::{Pending, Plan, Program, Run, Step};
+use crate::response::{Residual, Response, Status};
+use crate::sense::{Sense, SenseCode, SenseKey};
+use crate::table::{self, Access};
+
+/// Most data of a command that is passed through; longer READs and WRITEs travel as I/O.
+pub const PASSED_MAX: u64 = 4 << 20;
+/// CDBs of other lengths (SPC-5, 4.2.5.1).
+const EXTENDED_CDB: u8 = 0x7e;
+const VARIABLE_LENGTH_CDB: u8 = 0x7f;
+/// As long as Linux takes the CDB of a vendor's own operation code for.
+const VENDOR_CDB: usize = 10;
+
+/// `given`: bytes of the CDB that the transport brought.
+pub(super) fn begin(c: &Context<'_>, passthrough: Passthrough, given: usize) -> Planned {
+    let opcode = c.cdb[0];
+    let invalid = || Err(Sense::illegal_request(SenseCode::INVALID_OPCODE));
+    let is_for_reservations = matches!(
+        opcode,
+        PERSISTENT_RESERVE_IN
+            | PERSISTENT_RESERVE_OUT
+            | RESERVE_6
+            | RESERVE_10
+            | RELEASE_6
+            | RELEASE_10
+    );
+    match opcode {
+        REPORT_LUNS => return emulated(c, given),
+        EXTENDED_COPY | RECEIVE_COPY_RESULTS | EXTENDED_CDB | VARIABLE_LENGTH_CDB => {
+            return invalid();
+        }
+        _ if is_for_reservations => match passthrough.reservations {
+            PassedReservations::Refuse => return invalid(),
+            PassedReservations::Emulate => return emulated(c, given),
+            PassedReservations::Forward => {}
+        },
+        _ => {}
+    }
+    if passthrough.read_only && !is_harmless(c) {
+        return Err(Sense::new(
+            SenseKey::DataProtect,
+            SenseCode::WRITE_PROTECTED,
+        ));
+    }
+    let length = match cdb_length(opcode) {
+        0 => VENDOR_CDB,
+        length => length,
+    };
+    if given < length {
+        return Err(Sense::illegal_request(SenseCode::INVALID_FIELD_IN_CDB));
+    }
+    if (c.data_in > 0 && c.data_out > 0) || c.data_out > PASSED_MAX {
+        return Err(Sense::illegal_request(
+            SenseCode::INVALID_FIELD_IN_INFORMATION_UNIT,
+        ));
+    }
+    let mut cdb = *c.cdb;
+    cdb[length..].fill(0);
+    let command = ScsiCommand {
+        cdb,
+        cdb_length: length as u8,
+        data_out: c.data_out as u32,
+        // An initiator may have room for more than any device sends.
+        data_in: c.data_in.min(PASSED_MAX) as u32,
+    };
+    let disk = c.unit.disk();
+    if command.data_out == 0 {
+        return Ok(Passed::plan(disk, command, Vec::new()));
+    }
+    let wanted = c.data_out;
+    Ok(Pending::keeping(wanted, wanted, move |data| {
+        Passed::plan(disk, command, data)
+    }))
+}
+
+fn emulated(c: &Context<'_>, given: usize) -> Planned {
+    super::check_cdb(c.cdb, given)?;
+    super::dispatch(c)
+}
+
+/// Does the command leave the medium and the device's settings as they are?
+fn is_harmless(c: &Context<'_>) -> bool {
+    const SYNCHRONIZE: [u8; 2] = [SYNCHRONIZE_CACHE_10, SYNCHRONIZE_CACHE_16];
+    // MMC-6: READ FORMAT CAPACITIES, READ TOC/PMA/ATIP, GET CONFIGURATION, GET EVENT STATUS NOTIFICATION, READ DISC INFORMATION,
+    // READ TRACK INFORMATION, READ BUFFER CAPACITY, MECHANISM STATUS, READ CD, READ DISC STRUCTURE.
+    const OF_OPTICAL_UNITS: [u8; 10] = [0x23, 0x43, 0x46, 0x4a, 0x51, 0x52, 0x5c, 0xbd, 0xbe, 0xad];
+    let opcode = c.cdb[0];
+    let by_table = table::find(c.cdb).map(|row| table::access(row, c.cdb));
+    SYNCHRONIZE.contains(&opcode)
+        || OF_OPTICAL_UNITS.contains(&opcode)
+        || matches!(by_table, Some(Access::Always | Access::Read))
+}
+
+/// One command of the device.
+struct Passed {
+    disk: DiskId,
+    command: ScsiCommand,
+    data_out: Vec<u8>,
+}
+
+impl Passed {
+    fn plan(disk: DiskId, command: ScsiCommand, data_out: Vec<u8>) -> Plan {
+        let length = command.buffer_length();
+        Run::plan(
+            Passed {
+                disk,
+                command,
+                data_out,
+            },
+            length,
+        )
+    }
+
+    fn begin(&mut self, scratch: &mut [u8]) -> Step {
+        let header = self.command.encode();
+        let (head, data) = scratch.split_at_mut(COMMAND_HEADER);
+        head[..header.len()].copy_from_slice(&header);
+        let out = std::mem::take(&mut self.data_out);
+        data[..out.len()].copy_from_slice(&out);
+        Step::Io {
+            disk: self.disk,
+            request: IoRequest::scsi_command(&self.command),
+            scratch: 0..self.command.buffer_length(),
+        }
+    }
+}
+
+impl Program for Passed {
+    fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
+        Step::Done(match last {
+            None => return self.begin(scratch),
+            Some(Err(error)) => Response::check(Sense::of_io_error(error)),
+            Some(Ok(())) => answer(scratch),
+        })
+    }
+}
+
+/// What the device has answered, as it is.
+fn answer(buffer: &[u8]) -> Response {
+    let answer = ScsiAnswer::decode(buffer);
+    let Some((answer, status)) =
+        answer.and_then(|answer| Status::from_byte(answer.status).map(|status| (answer, status)))
+    else {
+        return Response::aborted();
+    };
+    let data = buffer[COMMAND_HEADER..][..answer.data_in as usize].to_vec();
+    Response {
+        residual: match answer.residual {
+            0 => Residual::None,
+            less @ ..0 => Residual::Underflow(less.unsigned_abs()),
+            more => Residual::Overflow(more.unsigned_abs()),
+        },
+        data,
+        device_sense: answer.sense.into_boxed_slice(),
+        ..Response::status(status)
+    }
+}

@@ -1,0 +1,242 @@
+//! Commands to a unit that is passed through: what reaches its device, what does not, and that answers come back as they are.
+
+mod common;
+
+use std::sync::mpsc::{Receiver, channel};
+
+use block::{IoErrorKind, IoKind, PassedReservations, Passthrough, ScsiAnswer, ScsiCommand};
+use common::*;
+use proptest::prelude::*;
+use scsi::*;
+
+type Seen = Receiver<(ScsiCommand, Vec<u8>)>;
+
+/// A unit whose device says what commands came, and answers with `status`, `sense` and as much data as there is room for, at most 36 bytes.
+fn passed(reservations: PassedReservations, read_only: bool, answer: ScsiAnswer) -> (Bed, Seen) {
+    let mut info = info(512, 64, 0);
+    info.passthrough = Some(Passthrough {
+        device_type: 0,
+        reservations,
+        read_only,
+    });
+    info.read_only = read_only;
+    let (send, seen) = channel();
+    let mut bed = Bed::with(info, false);
+    bed.disks.device = Some(Box::new(move |command, data: &[u8]| {
+        send.send((command, data.to_vec())).unwrap();
+        Ok((answer.clone(), vec![0xd5; command.data_in.min(36) as usize]))
+    }));
+    (bed, seen)
+}
+
+fn good(reservations: PassedReservations) -> (Bed, Seen) {
+    passed(reservations, false, ScsiAnswer::default())
+}
+
+const INVALID_OPCODE: (u8, u8, u8) = (5, 0x20, 0);
+const REGISTER: [u8; 10] = [0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0];
+
+fn register(key: u8) -> [u8; 24] {
+    let mut list = [0; 24];
+    list[15] = key;
+    list
+}
+
+#[test]
+fn a_command_reaches_the_device_whole_and_its_data_come_back() {
+    let (mut bed, seen) = good(PassedReservations::Refuse);
+    let inquiry = [0x12, 1, 0x83, 0, 36, 0];
+    // Longer than the CDB, as transports bring it.
+    let mut padded = inquiry.to_vec();
+    padded.resize(32, 0xee);
+    let answer = bed.run(0, &padded, &[], 64);
+    assert_eq!(answer.status, Status::Good);
+    assert_eq!(answer.data, [0xd5; 36]);
+    assert_eq!(answer.residual, Residual::Underflow(28));
+    let (command, out) = seen.try_recv().unwrap();
+    assert_eq!((command.cdb_length, command.data_in), (6, 64));
+    assert_eq!(command.cdb[..6], inquiry);
+    assert_eq!((&command.cdb[6..], out.len()), (&[0; 10][..], 0));
+}
+
+#[test]
+fn data_out_reach_the_device() {
+    let (mut bed, seen) = good(PassedReservations::Refuse);
+    let mode_select = [0x15, 0x10, 0, 0, 12, 0];
+    let answer = bed.run(0, &mode_select, b"twelve bytes", 0);
+    assert_eq!(
+        (answer.status, answer.residual),
+        (Status::Good, Residual::None)
+    );
+    let (command, out) = seen.try_recv().unwrap();
+    assert_eq!((command.data_out, command.data_in), (12, 0));
+    assert_eq!(out, b"twelve bytes");
+}
+
+#[test]
+fn sense_data_status_and_residual_are_the_devices() {
+    let sense: Vec<u8> = [0x72, 3, 0x11, 1, 0, 0, 0, 12]
+        .into_iter()
+        .chain(0..12)
+        .collect();
+    let answer = ScsiAnswer {
+        status: 2,
+        residual: -7,
+        sense: sense.clone(),
+        ..ScsiAnswer::default()
+    };
+    let (mut bed, _seen) = passed(PassedReservations::Refuse, false, answer);
+    let answer = bed.run(0, &[0x4d, 0, 0x40, 0, 0, 0, 0, 0, 43, 0], &[], 43);
+    assert_eq!(answer.status, Status::CheckCondition);
+    assert_eq!(answer.sense, sense);
+    assert_eq!(answer.residual, Residual::Underflow(7));
+    let conflict = ScsiAnswer {
+        status: 0x18,
+        ..ScsiAnswer::default()
+    };
+    let (mut bed, _seen) = passed(PassedReservations::Forward, false, conflict);
+    let answer = bed.run(0, &REGISTER, &register(1), 0);
+    assert_eq!(answer.status, Status::ReservationConflict);
+}
+
+#[test]
+fn plain_reads_and_writes_travel_as_io() {
+    let (mut bed, seen) = good(PassedReservations::Refuse);
+    bed.disks.log.clear();
+    bed.run(0, &[0x2a, 0, 0, 0, 0, 1, 0, 0, 1, 0], &[7; 512], 0);
+    let read = bed.run(0, &[0x28, 0, 0, 0, 0, 1, 0, 0, 1, 0], &[], 512);
+    assert_eq!(read.data, [7; 512]);
+    let kinds: Vec<IoKind> = bed.disks.log.iter().map(|(_, io)| io.kind).collect();
+    assert_eq!(kinds, [IoKind::Write, IoKind::Read]);
+    // One beyond the end is the device's to refuse.
+    bed.run(0, &[0x28, 0, 0, 0, 0, 64, 0, 0, 1, 0], &[], 512);
+    assert_eq!(seen.try_recv().unwrap().0.cdb[5], 64);
+}
+
+#[test]
+fn what_could_reach_other_units_or_is_no_fixed_cdb_is_refused() {
+    let (mut bed, seen) = good(PassedReservations::Forward);
+    for opcode in [0x83, 0x84, 0x7e, 0x7f] {
+        let mut cdb = [0; 16];
+        cdb[0] = opcode;
+        assert_eq!(
+            bed.run(0, &cdb, &[], 0).code(),
+            INVALID_OPCODE,
+            "{opcode:x}h"
+        );
+    }
+    // REPORT LUNS is the target's.
+    let luns = bed.run(0, &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0], &[], 64);
+    assert_eq!(luns.data.len(), 16);
+    // Both ways, or more than anybody sends in a command.
+    let both = bed.run(0, &[0x12, 0, 0, 0, 36, 0], &[0; 8], 36);
+    assert_eq!(both.code(), (5, 0x0e, 3));
+    let long = vec![0; PASSED_MAX as usize + 1];
+    assert_eq!(
+        bed.run(0, &[0x3b, 2, 0, 0, 0, 0, 0x40, 0, 1, 0], &long, 0)
+            .code(),
+        (5, 0x0e, 3)
+    );
+    assert!(seen.try_recv().is_err(), "nothing got to the device");
+}
+
+#[test]
+fn reservations_are_refused_emulated_or_forwarded() {
+    let (mut bed, seen) = good(PassedReservations::Refuse);
+    for cdb in [
+        &REGISTER[..],
+        &[0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0],
+        &[0x16, 0, 0, 0, 0, 0],
+    ] {
+        assert_eq!(bed.run(0, cdb, &register(1), 0).code(), INVALID_OPCODE);
+    }
+    assert!(seen.try_recv().is_err());
+
+    let (mut bed, seen) = good(PassedReservations::Forward);
+    assert_eq!(bed.run(0, &REGISTER, &register(1), 0).status, Status::Good);
+    assert_eq!(seen.try_recv().unwrap().1, register(1));
+
+    let (mut bed, seen) = good(PassedReservations::Emulate);
+    let other = bed.other_nexus(2);
+    while seen.try_recv().is_ok() {}
+    assert_eq!(bed.run(0, &REGISTER, &register(1), 0).status, Status::Good);
+    let mut reserve = register(0);
+    reserve[7] = 1;
+    // RESERVE, exclusive access.
+    let answer = bed.run(0, &[0x5f, 1, 3, 0, 0, 0, 0, 0, 24, 0], &reserve, 0);
+    assert_eq!(answer.status, Status::Good);
+    assert!(seen.try_recv().is_err(), "the device knows nothing of it");
+    for refused in [
+        &[0x1a, 0, 0x3f, 0, 255, 0][..],
+        // What the device makes of this one is not known.
+        &[0xc5, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    ] {
+        let answer = bed.run_as(&other, 0, refused, &[], 255);
+        assert_eq!(answer.status, Status::ReservationConflict, "{refused:02x?}");
+    }
+    let allowed = bed.run_as(&other, 0, &[0x12, 0, 0, 0, 36, 0], &[], 36);
+    assert_eq!(allowed.status, Status::Good);
+    assert_eq!(seen.try_iter().count(), 1);
+}
+
+#[test]
+fn read_only_unit_lets_no_command_through_that_may_change_anything() {
+    let answer = ScsiAnswer::default();
+    let (mut bed, seen) = passed(PassedReservations::Refuse, true, answer);
+    while seen.try_recv().is_ok() {}
+    for opcode in [
+        0x04, 0x0a, 0x15, 0x1d, 0x3b, 0x41, 0x42, 0x48, 0x85, 0x93, 0xa1, 0xc1,
+    ] {
+        let mut cdb = [0; 16];
+        cdb[0] = opcode;
+        assert_eq!(
+            bed.run(0, &cdb, &[0; 24], 0).code(),
+            (7, 0x27, 0),
+            "{opcode:x}h"
+        );
+    }
+    let write = bed.run(0, &[0x2a, 0, 0, 0, 0, 1, 0, 0, 1, 0], &[7; 512], 0);
+    assert_eq!(write.code(), (7, 0x27, 0));
+    assert!(seen.try_recv().is_err());
+    for cdb in [
+        &[0x12, 0, 0, 0, 36, 0][..],
+        &[0x43, 0, 0, 0, 0, 0, 0, 0, 36, 0],
+    ] {
+        assert_eq!(bed.run(0, cdb, &[], 36).status, Status::Good);
+    }
+    assert_eq!(seen.try_iter().count(), 2);
+}
+
+#[test]
+fn a_command_that_was_lost_on_its_way_is_aborted() {
+    let (mut bed, _seen) = good(PassedReservations::Refuse);
+    bed.disks.device = Some(Box::new(|_, _| Err(IoErrorKind::Cancelled)));
+    let answer = bed.run(0, &[0x12, 0, 0, 0, 36, 0], &[], 36);
+    assert_eq!(answer.code(), (0x0b, 0, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever a client sends and whatever the device answers, nothing panics, and no more comes than the client has room for.
+    #[test]
+    fn no_command_and_no_answer_panics(
+        cdb in prop::collection::vec(any::<u8>(), 1..33),
+        out in prop::collection::vec(any::<u8>(), 0..64),
+        room in 0usize..600,
+        answer in prop::collection::vec(any::<u8>(), 0..4),
+        sense in prop::collection::vec(any::<u8>(), 1..300),
+        residual in any::<i64>(),
+        came in 0usize..600,
+    ) {
+        let (mut bed, _seen) = good(PassedReservations::Forward);
+        let status = if answer.is_empty() { 2 } else { answer[0] & !2 };
+        bed.disks.device = Some(Box::new(move |command, _| {
+            let sense = if status == 2 { sense.clone() } else { Vec::new() };
+            let answer = ScsiAnswer { status, residual, sense, ..ScsiAnswer::default() };
+            Ok((answer, vec![1; came.min(command.data_in as usize)]))
+        }));
+        let answer = bed.run(0, &cdb, &out, room);
+        prop_assert!(answer.data.len() <= room);
+    }
+}

@@ -1,0 +1,199 @@
+//! SCSI commands for devices of this machine, by Linux's SG_IO: `/dev/sgN`, and block devices that are SCSI devices.
+//!
+//! Unsafe stands here alone. A call blocks until the device has answered, for as long as its time-out says; the memory that the
+//! kernel reads or fills is borrowed for the call. Tests: `tests/tests/passthrough.rs`, in a guest.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// `ioctl`s of `<scsi/sg.h>` and `<linux/fs.h>`.
+const SG_IO: libc::c_ulong = 0x2285;
+const SG_GET_VERSION_NUM: libc::c_ulong = 0x2282;
+const BLKSECTGET: libc::c_ulong = 0x1267;
+
+const SG_DXFER_NONE: i32 = -1;
+const SG_DXFER_TO_DEV: i32 = -2;
+const SG_DXFER_FROM_DEV: i32 = -3;
+
+/// Interface version 3 begins with this number.
+const VERSION_MIN: i32 = 30_000;
+/// Room for sense data; the length in the header is a byte.
+const SENSE_MAX: usize = 252;
+const SECTOR: usize = 512;
+
+/// `struct sg_io_hdr` of `<scsi/sg.h>`.
+#[repr(C)]
+struct Header {
+    interface_id: i32,
+    dxfer_direction: i32,
+    cmd_len: u8,
+    mx_sb_len: u8,
+    iovec_count: u16,
+    dxfer_len: u32,
+    dxferp: *mut libc::c_void,
+    cmdp: *const u8,
+    sbp: *mut u8,
+    timeout: u32,
+    flags: u32,
+    pack_id: i32,
+    usr_ptr: *mut libc::c_void,
+    status: u8,
+    masked_status: u8,
+    msg_status: u8,
+    sb_len_wr: u8,
+    host_status: u16,
+    driver_status: u16,
+    resid: i32,
+    duration: u32,
+    info: u32,
+}
+
+#[cfg(target_pointer_width = "64")]
+const _: () = assert!(size_of::<Header>() == 88);
+
+/// What moves between memory and device.
+#[derive(Debug)]
+pub enum Transfer<'a> {
+    /// Nothing.
+    None,
+    /// To the device.
+    Out(&'a [u8]),
+    /// From the device.
+    In(&'a mut [u8]),
+}
+
+/// What has become of a command.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// SCSI status; it means nothing while `host_status` is not 0.
+    pub status: u8,
+    /// What the kernel says of the way to the device: 0 it was reached, else one of DID_NO_CONNECT and the like.
+    pub host_status: u16,
+    /// Sense data.
+    pub sense: Vec<u8>,
+    /// Bytes that were not transferred.
+    pub residual: i32,
+}
+
+/// Is it a device that takes commands?
+///
+/// # Errors
+/// When it is none: `ENOTTY`, `EINVAL`, or that its driver is too old.
+pub fn check(device: BorrowedFd<'_>) -> io::Result<()> {
+    let mut version: libc::c_int = 0;
+    // SAFETY: SG_GET_VERSION_NUM writes one int, which `version` is; the descriptor is open while it is borrowed.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), SG_GET_VERSION_NUM, &raw mut version) };
+    match result {
+        0.. if version >= VERSION_MIN => Ok(()),
+        0.. => Err(io::ErrorKind::Unsupported.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Most bytes that one command of a device may move, as its queue says; `None`: it does not say. `is_block`: it is a block device,
+/// which says it in sectors.
+pub fn transfer_max(device: BorrowedFd<'_>, is_block: bool) -> Option<usize> {
+    let mut bytes: libc::c_int = 0;
+    let mut sectors: libc::c_ushort = 0;
+    // SAFETY: BLKSECTGET writes an unsigned short for a block device and an int for `/dev/sgN`; each has its own variable.
+    let result = unsafe {
+        match is_block {
+            true => libc::ioctl(device.as_raw_fd(), BLKSECTGET, &raw mut sectors),
+            false => libc::ioctl(device.as_raw_fd(), BLKSECTGET, &raw mut bytes),
+        }
+    };
+    let most = match is_block {
+        true => usize::from(sectors) * SECTOR,
+        false => usize::try_from(bytes).unwrap_or(0),
+    };
+    (result == 0 && most > 0).then_some(most)
+}
+
+/// Has the device carry out a command, and waits for it. The calling thread must be one that no signal interrupts
+/// ([`block_signals`]): an interrupted call is over for its caller, and goes on in the device.
+///
+/// # Errors
+/// When the command did not get to the device: what the kernel says.
+pub fn execute(
+    device: BorrowedFd<'_>,
+    cdb: &[u8],
+    transfer: Transfer<'_>,
+    timeout: Duration,
+) -> io::Result<Answer> {
+    let (direction, memory, length) = match transfer {
+        Transfer::None => (SG_DXFER_NONE, std::ptr::null_mut(), 0),
+        // The kernel only reads it: SG_DXFER_TO_DEV.
+        Transfer::Out(data) => (SG_DXFER_TO_DEV, data.as_ptr().cast_mut(), data.len()),
+        Transfer::In(data) => (SG_DXFER_FROM_DEV, data.as_mut_ptr(), data.len()),
+    };
+    let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
+    let mut sense = [0u8; SENSE_MAX];
+    let mut header = Header {
+        interface_id: i32::from(b'S'),
+        dxfer_direction: direction,
+        cmd_len: u8::try_from(cdb.len()).map_err(|_| too_long())?,
+        mx_sb_len: SENSE_MAX as u8,
+        iovec_count: 0,
+        dxfer_len: u32::try_from(length).map_err(|_| too_long())?,
+        dxferp: memory.cast(),
+        cmdp: cdb.as_ptr(),
+        sbp: sense.as_mut_ptr(),
+        timeout: u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX),
+        flags: 0,
+        pack_id: 0,
+        usr_ptr: std::ptr::null_mut(),
+        status: 0,
+        masked_status: 0,
+        msg_status: 0,
+        sb_len_wr: 0,
+        host_status: 0,
+        driver_status: 0,
+        resid: 0,
+        duration: 0,
+        info: 0,
+    };
+    // SAFETY: the header has the layout of `struct sg_io_hdr`. Its pointers are to memory of the lengths beside them that is
+    // borrowed until the call returns: `cdb` and data-out are only read, data-in and `sense` are borrowed mutably. The kernel
+    // keeps none of them once the call has returned: it copies, or unpins what it has pinned.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), SG_IO, &raw mut header) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let length = usize::from(header.sb_len_wr).min(SENSE_MAX);
+    Ok(Answer {
+        status: header.status & 0x7e,
+        host_status: header.host_status,
+        sense: sense[..length].to_vec(),
+        residual: header.resid,
+    })
+}
+
+/// Keeps signals from this thread, for good: others take them.
+pub fn block_signals() {
+    // SAFETY: `all` is a valid set once sigfillset has written it; the mask is this thread's alone.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_scsi_device_is_refused() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(check(file.as_fd()).is_err());
+        assert_eq!(transfer_max(file.as_fd(), false), None);
+        let cdb = [0x12, 0, 0, 0, 36, 0];
+        let mut data = [0; 36];
+        let transfer = Transfer::In(&mut data);
+        let done = execute(file.as_fd(), &cdb, transfer, Duration::from_secs(1));
+        assert!(done.is_err());
+    }
+}

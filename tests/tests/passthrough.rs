@@ -1,0 +1,325 @@
+//! Disks that are passed through: clients' commands reach the device as they are, and its answers come back as they are. Units of another
+//! daemon's target, and SCSI devices of a guest in which Lunette runs.
+//!
+//! Needs: guests. Takes: 40 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::initiator::IscsiSession;
+use end_to_end::rig::{free_portal, kernel_is_content};
+use end_to_end::{Context, Guest, GuestBuilder, Result, Rig, Scratch, bail, ensure};
+use std::time::Duration;
+use vhost_frontend::VerifiedLoad;
+use vm::wait_until;
+
+const FAR: &str = "iqn.2026-11.org.example:far";
+const NEAR: &str = "iqn.2026-11.org.example:near";
+const SOON: Duration = Duration::from_secs(60);
+
+/// A far daemon with a RAM disk, and a near one that passes its unit through, as an iSCSI target, as a virtio-scsi controller `c` and as
+/// virtio-blk `r`.
+struct Pair {
+    near: Rig,
+    far: Rig,
+    portals: [String; 2],
+}
+
+impl Pair {
+    fn start(keys: &str) -> Result<Pair> {
+        let portals = [free_portal()?.to_string(), free_portal()?.to_string()];
+        let [far_portal, near_portal] = &portals;
+        let serves = |target: &str, portal: &str| {
+            ["--iscsi", target, "--portal", portal, "--demo-mode", "rw"].map(str::to_owned)
+        };
+        let far = serves(&format!("{FAR}=d"), far_portal);
+        let far = Rig::new(|daemon| {
+            daemon
+                .disk("d=ram:32M,serial=FAR-AWAY")
+                .arguments(far.iter().map(String::as_str))
+        })?;
+        let disk = format!("r=iscsi://{far_portal}/{FAR}/0,passthrough=true{keys}");
+        let target = serves(&format!("{NEAR}=r"), near_portal);
+        let near = far.beside(|daemon| {
+            daemon
+                .disk(&disk)
+                .vhost_blk("r")
+                .vhost_scsi("c")
+                .lun("c/0:0=r")
+                .arguments(target.iter().map(String::as_str))
+        })?;
+        Ok(Pair { near, far, portals })
+    }
+
+    fn far(&self, number: u16) -> Result<IscsiSession> {
+        IscsiSession::login(&self.portals[0], FAR, number)
+    }
+
+    fn near(&self, number: u16) -> Result<IscsiSession> {
+        IscsiSession::login(&self.portals[1], NEAR, number)
+    }
+}
+
+/// Commands whose answers tell one unit from another, with room for their data.
+const LOOKS: [(&[u8], u32); 12] = [
+    (&[0x12, 0, 0, 0, 96, 0], 96),
+    (&[0x12, 1, 0x00, 0, 255, 0], 255),
+    (&[0x12, 1, 0x80, 0, 255, 0], 255),
+    (&[0x12, 1, 0x83, 1, 0, 0], 256),
+    (&[0x12, 1, 0xb0, 0, 64, 0], 64),
+    (&[0x12, 1, 0xb2, 0, 64, 0], 64),
+    (&[0x1a, 0, 0x3f, 0, 255, 0], 255),
+    (&[0x5a, 0x10, 0x0a, 0, 0, 0, 0, 0, 255, 0], 255),
+    (&[0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0], 32),
+    (&[0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0], 8192),
+    (&[0x4d, 0, 0x40, 0, 0, 0, 0, 0, 64, 0], 64),
+    // No unit has this page: sense data.
+    (&[0x12, 1, 0xee, 0, 64, 0], 64),
+];
+
+#[test]
+fn answers_of_an_iscsi_unit_come_back_as_they_are() -> Result<()> {
+    let pair = Pair::start(",pr=forward")?;
+    let (mut far, mut near) = (pair.far(1)?, pair.near(2)?);
+    for (cdb, room) in LOOKS {
+        let (there, here) = (
+            far.command(cdb, None, room)?,
+            near.command(cdb, None, room)?,
+        );
+        ensure!(
+            (there.status, &there.sense, &there.data, there.residual)
+                == (here.status, &here.sense, &here.data, here.residual),
+            "{cdb:02x?}: {there:?} and {here:?}"
+        );
+    }
+    // What is written through one is read through the other.
+    let write = [0x2a, 0, 0, 0, 0, 9, 0, 0, 1, 0];
+    ensure!(near.command(&write, Some(&[0x5a; 512]), 0)?.status == 0);
+    let read = [0x28, 0, 0, 0, 0, 9, 0, 0, 1, 0];
+    ensure!(far.command(&read, None, 512)?.data == [0x5a; 512]);
+    // By the device's own COMPARE AND WRITE, which the near daemon does not emulate.
+    let compare = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1, 0, 0];
+    let mut both = [0x5a; 1024];
+    both[512..].fill(0x77);
+    ensure!(near.command(&compare, Some(&both), 0)?.status == 0);
+    let again = near.command(&compare, Some(&both), 0)?;
+    ensure!(
+        again.status == 2 && again.sense[2] & 0x0f == 0x0e,
+        "{again:?}"
+    );
+    ensure!(near.command(&read, None, 512)?.data == [0x77; 512]);
+    // Longer than a scratch buffer of other commands.
+    let long = vec![3; 2 << 20];
+    let write = [0xaa, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
+    ensure!(near.command(&write, Some(&long), 0)?.status == 0);
+    let read = [0xa8, 0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
+    ensure!(far.command(&read, None, 2 << 20)?.data == long);
+    Ok(())
+}
+
+fn register(key: u8) -> [u8; 24] {
+    let mut list = [0; 24];
+    list[15] = key;
+    list
+}
+
+#[test]
+fn forwarded_reservations_hold_at_the_far_target() -> Result<()> {
+    let pair = Pair::start(",pr=forward")?;
+    let (mut far, mut near) = (pair.far(1)?, pair.near(2)?);
+    let register_ignoring = [0x5f, 6, 0, 0, 0, 0, 0, 0, 24, 0];
+    ensure!(
+        near.command(&register_ignoring, Some(&register(7)), 0)?
+            .status
+            == 0
+    );
+    let mut reserve = register(0);
+    reserve[7] = 7;
+    // RESERVE, write exclusive.
+    let reserve_command = [0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0];
+    ensure!(near.command(&reserve_command, Some(&reserve), 0)?.status == 0);
+    let write = [0x2a, 0, 0, 0, 0, 9, 0, 0, 1, 0];
+    ensure!(
+        far.command(&write, Some(&[1; 512]), 0)?.status == 0x18,
+        "another host writes"
+    );
+    ensure!(near.command(&write, Some(&[1; 512]), 0)?.status == 0);
+    // All clients of the near daemon are one registrant.
+    let mut other = pair.near(3)?;
+    ensure!(other.command(&write, Some(&[1; 512]), 0)?.status == 0);
+    let read_keys = [0x5e, 0, 0, 0, 0, 0, 0, 0, 64, 0];
+    let keys = far.command(&read_keys, None, 64)?.data;
+    ensure!(
+        keys.get(4..16) == Some(&[0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 7]),
+        "{keys:02x?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn emulated_reservations_hold_between_clients_of_a_daemon() -> Result<()> {
+    let pair = Pair::start(",pr=emulate")?;
+    let (mut one, mut other) = (pair.near(1)?, pair.near(2)?);
+    let register_command = [0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0];
+    ensure!(
+        one.command(&register_command, Some(&register(7)), 0)?
+            .status
+            == 0
+    );
+    let mut reserve = register(0);
+    reserve[7] = 7;
+    let reserve_command = [0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0];
+    ensure!(one.command(&reserve_command, Some(&reserve), 0)?.status == 0);
+    let write = [0x2a, 0, 0, 0, 0, 9, 0, 0, 1, 0];
+    ensure!(other.command(&write, Some(&[1; 512]), 0)?.status == 0x18);
+    // A command that is passed through whole.
+    let mode_select = [0x15, 0x10, 0, 0, 4, 0];
+    ensure!(other.command(&mode_select, Some(&[0; 4]), 0)?.status == 0x18);
+    ensure!(
+        pair.far(3)?.command(&write, Some(&[1; 512]), 0)?.status == 0,
+        "the far target knows nothing"
+    );
+    Ok(())
+}
+
+#[test]
+fn verified_load_and_commands_go_on_when_the_far_target_restarts() -> Result<()> {
+    let mut pair = Pair::start("")?;
+    let load = VerifiedLoad::start(&pair.near.socket("r"))?;
+    load.goes_on(SOON)?;
+    drop(pair.near(2)?);
+    let mut near = pair.near(2)?;
+    pair.far.daemon.kill()?;
+    let inquiry = std::thread::spawn(move || near.command(&[0x12, 1, 0x80, 0, 255, 0], None, 255));
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(!inquiry.is_finished(), "answered without its device");
+    pair.far.daemon.start_again()?;
+    let Ok(done) = inquiry.join() else {
+        bail!("INQUIRY panicked");
+    };
+    let done = done?;
+    ensure!(done.data.ends_with(b"FAR-AWAY"), "{done:?}");
+    // The RAM disk of the far daemon is empty again, so that the load ends here.
+    drop(load);
+    Ok(())
+}
+
+#[test]
+fn guest_sees_the_device_behind_virtio_scsi() -> Result<()> {
+    let pair = Pair::start("")?;
+    let mut guest = GuestBuilder::new("through")
+        .vhost_user_scsi(&pair.near.socket("c"), 1)
+        .boot()?;
+    let disk = guest.scsi_disk(0, 0, 0)?;
+    let serial = guest.ok(&format!("sg_vpd -p sn /dev/{disk}"))?;
+    ensure!(serial.contains("FAR-AWAY"), "{serial}");
+    let script = format!(
+        "set -e
+        /tools/mke2fs -q -t ext4 /dev/{disk} && mount -t ext4 /dev/{disk} /mnt
+        dd if=/dev/urandom of=/mnt/file bs=64k count=64 2>/dev/null
+        sha256sum /mnt/file >/tmp/sum && umount /mnt && mount -t ext4 /dev/{disk} /mnt
+        sha256sum -c /tmp/sum && umount /mnt"
+    );
+    guest.ok(&script)?;
+    kernel_is_content(&mut guest)?;
+    guest.kill()
+}
+
+/// What QEMU's disk and CD-ROM say in a guest is what clients of the Lunette in that guest see.
+#[test]
+fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
+    let (scratch, portal) = (Scratch::new()?, free_portal()?);
+    let mut guest = with_devices(&scratch, portal)?;
+    let config = format!(
+        "[[disk]]\nname = \"d0\"\nbackend = \"scsi_generic\"\npath = \"/dev/sg0\"\n\
+         [[disk]]\nname = \"cd0\"\nbackend = \"scsi_generic\"\npath = \"/dev/sg1\"\nread_only = true\n\
+         [[iscsi]]\nname = \"{NEAR}\"\nportals = [\"0.0.0.0:3260\"]\nacl = [{{}}]\n\
+         lun = [{{ lun = 0, disk = \"d0\" }}, {{ lun = 1, disk = \"cd0\" }}]\n"
+    );
+    guest.start_lunette(&config, "--sandbox enforce")?;
+    let portal = portal.to_string();
+    let login = wait_until(SOON, || IscsiSession::login(&portal, NEAR, 1).ok());
+    let mut session = login.context("no login")?;
+    // What a new nexus is told of the second unit.
+    for _ in 0..3 {
+        session.command_on(1, &[0; 6], None, 0)?;
+    }
+    let inquiry = session.command(&[0x12, 0, 0, 0, 96, 0], None, 96)?;
+    ensure!(
+        inquiry.data.get(8..32) == Some(b"MAKER   Spindle         "),
+        "{inquiry:?}"
+    );
+    // The same bytes as the guest's own tool reads.
+    for (lun, cdb) in [
+        (0, "12 00 00 00 60 00"),
+        (0, "12 01 83 00 ff 00"),
+        (0, "1a 00 3f 00 ff 00"),
+        (1, "12 00 00 00 60 00"),
+        (1, "43 00 00 00 00 00 00 00 40 00"),
+    ] {
+        let bytes: Vec<u8> = cdb
+            .split(' ')
+            .map(|byte| u8::from_str_radix(byte, 16))
+            .collect::<Result<_, _>>()?;
+        let through = session.command_on(lun, &bytes, None, 255)?;
+        let script = format!(
+            "sg_raw -b -r 255 /dev/sg{lun} {cdb} 2>/dev/null | hexdump -v -e '1/1 \"%02x\"'"
+        );
+        let own = guest.ok(&script)?;
+        let seen: String = through
+            .data
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        ensure!(
+            own.trim() == seen && !seen.is_empty(),
+            "{lun}: {cdb}: {own} and {through:?}"
+        );
+    }
+    // Data both ways of the disk; of the CD-ROM by READ (10), with blocks of 2,048 bytes.
+    let write = [0x8a, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 2, 0, 0];
+    ensure!(session.command(&write, Some(&[0x5a; 1024]), 0)?.status == 0);
+    ensure!(
+        session
+            .command(&[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], None, 0)?
+            .status
+            == 0
+    );
+    let kept = std::fs::read(scratch.file("disk.raw"))?;
+    ensure!(kept[9 * 512..11 * 512] == [0x5a; 1024] && kept[11 * 512] == 0);
+    let read = session.command_on(1, &[0x28, 0, 0, 0, 0, 3, 0, 0, 2, 0], None, 4096)?;
+    ensure!(read.data == [0xcd; 4096], "{read:?}");
+    // An error of the device: LBA out of range, as the device says it.
+    let beyond = session.command(&[0x28, 0, 0x7f, 0, 0, 0, 0, 0, 1, 0], None, 512)?;
+    ensure!(
+        beyond.status == 2 && beyond.sense[2] & 0x0f == 5,
+        "{beyond:?}"
+    );
+    let stop = session.command_on(1, &[0x1b, 0, 0, 0, 2, 0], None, 0)?;
+    ensure!(
+        stop.status == 2 && stop.sense[2] & 0x0f == 7,
+        "eject of a read-only disk: {stop:?}"
+    );
+    guest.kill()
+}
+
+/// A guest with a disk, whose content is `disk.raw`, and a CD-ROM.
+fn with_devices(scratch: &Scratch, portal: std::net::SocketAddr) -> Result<Guest> {
+    let (disk, cd) = (scratch.file("disk.raw"), scratch.file("cd.raw"));
+    std::fs::File::create(&disk)?.set_len(16 << 20)?;
+    std::fs::write(&cd, vec![0xcd; 2 << 20])?;
+    let drive = |path: &std::path::Path, id: &str, more: &str| {
+        format!("if=none,id={id},format=raw,file={}{more}", path.display())
+    };
+    GuestBuilder::new("inner")
+        .cpus(2)
+        .memory_mib(768)
+        .lunette(portal)
+        .arguments(["-device", "virtio-scsi-pci,id=hba"])
+        .arguments(["-drive", &drive(&disk, "d0", "")])
+        .arguments([
+            "-device",
+            "scsi-hd,bus=hba.0,scsi-id=0,drive=d0,serial=INNERMOST,vendor=MAKER,product=Spindle",
+        ])
+        .arguments(["-drive", &drive(&cd, "cd0", ",readonly=on")])
+        .arguments(["-device", "scsi-cd,bus=hba.0,scsi-id=1,drive=cd0"])
+        .boot()
+}
