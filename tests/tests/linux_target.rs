@@ -129,3 +129,43 @@ fn verified_data_is_kept_at_level_2() -> Result<()> {
     ensure!(load.finish()? > 0);
     guest.kill()
 }
+
+/// Two ports of the target lead to one unit, and the target says which is better (ALUA): that one is used, whichever is named first.
+#[test]
+fn path_that_the_target_prefers_is_used_and_followed() -> Result<()> {
+    const OPTIMIZED: u8 = 0;
+    const NON_OPTIMIZED: u8 = 1;
+    const STANDBY: u8 = 2;
+    let portals = [free_portal()?, free_portal()?];
+    let mut guest = GuestBuilder::new("paths")
+        .cpus(2)
+        .target_with_paths(&portals)
+        .boot()?;
+    guest.start_target(TARGET, 64, 0, &[])?;
+    guest.add_target_path(TARGET)?;
+    guest.set_access_state(1, NON_OPTIMIZED)?;
+    let target = format!("iscsi://{}/{TARGET}", portals[1]);
+    wait_until(SOON, || iscsi(&["parameters", &target]).ok()).context("no login")?;
+    let disk = format!("r=iscsi://{}/{TARGET}/0,paths={}", portals[0], portals[1]);
+    let mut rig = Rig::new(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
+    let load = VerifiedLoad::start(&rig.socket("r"))?;
+    let mut goes_by = |guest: &mut Guest, path: u8| -> Result<()> {
+        load.goes_on(SOON)?;
+        let by = wait_until(SOON, || {
+            let by = [1, 2].map(|path| guest.path_has_session(TARGET, path).ok());
+            (by == [Some(path == 1), Some(path == 2)]).then_some(())
+        });
+        by.with_context(|| format!("not by path {path}: {}", rig.daemon.process().log_tail()))
+    };
+    let followed = (|| -> Result<()> {
+        goes_by(&mut guest, 2)?;
+        guest.set_access_state(1, OPTIMIZED)?;
+        guest.set_access_state(2, NON_OPTIMIZED)?;
+        goes_by(&mut guest, 1)?;
+        guest.set_access_state(2, OPTIMIZED)?;
+        guest.set_access_state(1, STANDBY)?;
+        goes_by(&mut guest, 2)
+    })();
+    load.finish().map_err(Into::into).and(followed)?;
+    guest.kill()
+}

@@ -6,6 +6,7 @@
 //! Error recovery level 0: a connection that is lost ends the session. [`ReconnectingUnit`] logs in again, for programs that serve a unit on.
 #![forbid(unsafe_code)]
 
+mod access_state;
 mod address;
 mod attended;
 mod credentials;

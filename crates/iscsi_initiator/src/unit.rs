@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use iscsi::initiator::{CommandDone, Initiator, Request};
 
+use crate::access_state::{Access, access, port_group, ports_differ};
 use crate::address::UnitAddress;
 use crate::sense::Sense;
 use crate::session::{Session, SessionError};
@@ -128,6 +129,29 @@ impl Unit {
                 Err(answer("INQUIRY", what))
             }
         }
+    }
+
+    /// How the port that the session goes by gives access to it. A unit that does not tell gives it by all alike.
+    ///
+    /// # Errors
+    /// When the session is over.
+    pub(crate) fn access(&mut self) -> Result<Access> {
+        let told = |result: Result<Vec<u8>>| match result {
+            Err(CommandError::Refused { .. }) => Ok(Vec::new()),
+            other => other,
+        };
+        if !ports_differ(&told(self.inquiry(None))?) {
+            return Ok(Access::EQUAL);
+        }
+        let Some(group) = port_group(&told(self.inquiry(Some(0x83)))?) else {
+            return Ok(Access::EQUAL);
+        };
+        const LENGTH: u32 = 4096;
+        let mut cdb = [0; 12];
+        (cdb[0], cdb[1]) = (0xa3, 0x0a);
+        cdb[6..10].copy_from_slice(&LENGTH.to_be_bytes());
+        let data = told(self.command("REPORT TARGET PORT GROUPS", &cdb, LENGTH))?;
+        Ok(access(&data, group).unwrap_or(Access::EQUAL))
     }
 
     /// Its session.

@@ -15,8 +15,20 @@ pub enum Profile {
     Release,
 }
 
-/// The path of the `lunette` program, with `lunette-lab` beside it: `$LUNETTE_BIN`, else what a build of this source tree gives.
+static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on this is the `lunette` program, with `lunette-lab` beside it.
+pub fn use_lunette(program: PathBuf) {
+    // The first one stays.
+    CHOSEN.set(program).ok();
+}
+
+/// The path of the `lunette` program, with `lunette-lab` beside it: [`use_lunette`]'s, `$LUNETTE_BIN`, else what a build of this
+/// source tree gives.
 pub fn lunette_program(profile: Profile) -> Result<PathBuf> {
+    if let Some(path) = CHOSEN.get() {
+        return Ok(path.clone());
+    }
     static PROGRAMS: [OnceLock<Result<PathBuf, String>>; 2] = [OnceLock::new(), OnceLock::new()];
     if let Some(path) = std::env::var_os("LUNETTE_BIN") {
         let path = PathBuf::from(path);

@@ -134,13 +134,19 @@ impl GuestBuilder {
 
     /// Linux's iSCSI target, whose portal is this address of the host's: see [`Guest::start_target`].
     #[must_use]
-    pub fn target(mut self, portal: SocketAddr) -> Self {
+    pub fn target(self, portal: SocketAddr) -> Self {
+        self.target_with_paths(&[portal])
+    }
+
+    /// The same with several portals, at port 3260 and those that follow: see [`Guest::add_target_path`].
+    #[must_use]
+    pub fn target_with_paths(mut self, portals: &[SocketAddr]) -> Self {
         self.equipment = Equipment::Target;
-        self.arguments([
-            "-netdev",
-            &format!("user,id=net,hostfwd=tcp:{portal}-:3260"),
-        ])
-        .arguments(["-device", "virtio-net-pci,netdev=net,romfile="])
+        let forwarded = (3260..).zip(portals);
+        let forwarded = forwarded.map(|(port, portal)| format!(",hostfwd=tcp:{portal}-:{port}"));
+        let netdev = format!("user,id=net{}", forwarded.collect::<String>());
+        self.arguments(["-netdev", &netdev])
+            .arguments(["-device", "virtio-net-pci,netdev=net,romfile="])
     }
 
     /// Lunette itself, and a network: its port 3260 is this address of the host's. See [`Guest::start_lunette`].
@@ -150,6 +156,22 @@ impl GuestBuilder {
             equipment: Equipment::Daemon,
             ..self.target(portal)
         }
+    }
+
+    /// Lunette itself, at one end of a cable between two guests: the end that waits for the other one, or that other one. What QEMU
+    /// has for it is a socket: no root is needed, and each packet is carried by both QEMUs. `last`: of its hardware address.
+    #[must_use]
+    pub fn lunette_on_cable(mut self, cable: &Path, waits: bool, mtu: u16, last: u8) -> Self {
+        self.equipment = Equipment::Daemon;
+        let server = if waits { "on" } else { "off" };
+        let netdev = format!(
+            "stream,id=net,server={server},addr.type=unix,addr.path={}",
+            cable.display()
+        );
+        let card = format!(
+            "virtio-net-pci,netdev=net,romfile=,host_mtu={mtu},mac=52:54:00:00:00:{last:02x}"
+        );
+        self.arguments(["-netdev", &netdev, "-device", &card])
     }
 
     /// The boot loader on its first disk finds the kernel, as on a PC; see [`crate::bootable_image`].

@@ -25,7 +25,7 @@ pub enum Equipment {
     Initiator,
     /// A network card's module and Linux's own iSCSI target.
     Target,
-    /// A network card's module and Lunette itself.
+    /// A network card's module and Lunette itself; of the tools those that the host has.
     Daemon,
     /// dm-multipath and its tools.
     Multipath,
@@ -243,7 +243,7 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
     for name in TOOLS {
         match tool(name) {
             Ok(path) => tools.push((name, path)),
-            Err(_) if for_user => {}
+            Err(_) if for_user || equipment == Equipment::Daemon => {}
             Err(error) => return Err(error),
         }
     }
@@ -253,7 +253,9 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
         }
     }
     if equipment == Equipment::Daemon {
-        tools.push(("lunette", stripped_daemon()?));
+        let daemon = lunette_program(Profile::Dev)?;
+        tools.push(("lunette-lab", daemon.with_file_name("lunette-lab")));
+        tools.push(("lunette", daemon));
     }
     let mut libraries = BTreeSet::new();
     if multipath {
@@ -282,27 +284,18 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
     Ok(files)
 }
 
-/// Lunette without what debuggers need, which is most of it. Made anew when the program is.
-fn stripped_daemon() -> Result<PathBuf> {
-    let program = lunette_program(Profile::Dev)?;
-    let written = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified());
-    let stripped = guest_directory().join("lunette");
-    let is_current = match (written(&program), written(&stripped)) {
-        (Ok(program), Ok(stripped)) => stripped > program,
-        _ => false,
-    };
-    if !is_current {
-        let status = Command::new("strip")
-            .arg("-o")
-            .arg(&stripped)
-            .arg(&program)
-            .status()
-            .context("cannot run strip\nhint: apt-get install binutils")?;
-        if !status.success() {
-            bail!("strip {}: {status}", program.display());
-        }
+/// A program of ours without what debuggers need, which is most of it.
+fn stripped(program: &Path) -> Result<Vec<u8>> {
+    let part = tempfile::NamedTempFile::new_in(guest_directory())?;
+    let status = Command::new("strip")
+        .arg("-o")
+        .args([part.path(), program])
+        .status()
+        .context("cannot run strip\nhint: apt-get install binutils")?;
+    if !status.success() {
+        bail!("strip {}: {status}", program.display());
     }
-    Ok(stripped)
+    Ok(std::fs::read(part.path())?)
 }
 
 fn pack(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
@@ -330,11 +323,12 @@ fn pack(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
     }
     let mut order = String::new();
     for (inside, outside) in files {
-        archive.file(
-            inside,
-            &std::fs::read(outside)
+        let content = match inside.starts_with("tools/lunette") {
+            true => stripped(outside)?,
+            false => std::fs::read(outside)
                 .with_context(|| format!("cannot read {}", outside.display()))?,
-        );
+        };
+        archive.file(inside, &content);
         if let Some(module) = inside.strip_prefix("modules/") {
             order.push_str(module);
             order.push('\n');

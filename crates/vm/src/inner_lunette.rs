@@ -7,15 +7,29 @@ use anyhow::Result;
 const CONTROL: &str = "/tmp/control.sock";
 
 impl Guest {
+    /// Gives its network card an address, with the length of its network's prefix, and a largest packet.
+    pub fn join_network(&mut self, address: &str, mtu: u16) -> Result<()> {
+        self.ok(&format!(
+            "set -e
+            ip link set lo up
+            ip link set eth0 mtu {mtu} up
+            ip addr add {address} dev eth0
+            [ $(cat /sys/class/net/eth0/mtu) = {mtu} ]"
+        ))?;
+        Ok(())
+    }
+
     /// Starts `lunette serve` with these options in a guest that was built with [`crate::GuestBuilder::lunette`], and waits for it.
     pub fn start_lunette(&mut self, config: &str, options: &str) -> Result<()> {
-        self.ok("set -e
-            ip link set lo up
-            ip link set eth0 up
-            ip addr add 10.0.2.15/24 dev eth0")?;
+        self.join_network("10.0.2.15/24", 1500)?;
         self.ok(&format!("cat >/tmp/lunette.toml <<'END'\n{config}\nEND"))?;
+        self.serve_lunette(&format!("--config /tmp/lunette.toml {options}"))
+    }
+
+    /// Starts `lunette serve` with these options, and waits for it.
+    pub fn serve_lunette(&mut self, options: &str) -> Result<()> {
         self.ok(&format!(
-            "lunette serve --config /tmp/lunette.toml --control {CONTROL} {options} >/tmp/lunette.log 2>&1 &
+            "lunette serve --control {CONTROL} {options} >/tmp/lunette.log 2>&1 &
             for _ in $(seq 300); do
                 lunette status --socket {CONTROL} >/dev/null 2>&1 && exit 0
                 sleep 0.1

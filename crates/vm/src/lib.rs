@@ -35,7 +35,7 @@ pub mod topology;
 pub use accelerator::Accelerator;
 pub use agent::{Output, Running};
 pub use bootable::{BootableSystem, bootable_image};
-pub use build::{GuestProgram, Profile, guest_program, lunette_program};
+pub use build::{GuestProgram, Profile, guest_program, lunette_program, use_lunette};
 pub use ceph::{CEPH_USER, Ceph};
 pub use daemon::{Daemon, DaemonBuilder};
 pub use firmware::{READ_WHOLE, bios_image, efi_image};

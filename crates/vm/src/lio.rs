@@ -3,6 +3,10 @@
 use crate::guest::Guest;
 use anyhow::Result;
 
+/// Of configfs.
+const DISK: &str = "/sys/kernel/config/target/core/rd_mcp_0/disk";
+const ISCSI: &str = "/sys/kernel/config/target/iscsi";
+
 impl Guest {
     /// Serves a RAM disk of so many MiB as LUN 0 to any initiator, at an error recovery level and with these other parameters of the
     /// login (`MaxConnections`). The guest was built with [`crate::GuestBuilder::target`].
@@ -24,12 +28,12 @@ impl Guest {
             ip link set eth0 up
             ip addr add 10.0.2.15/24 dev eth0
             mount -t configfs configfs /sys/kernel/config
-            disk=/sys/kernel/config/target/core/rd_mcp_0/disk
+            disk={DISK}
             mkdir -p $disk
             echo rd_pages={pages} >$disk/control
             echo 1 >$disk/enable
             echo 5b3a0001 >$disk/wwn/vpd_unit_serial
-            tpg=/sys/kernel/config/target/iscsi/{target}/tpgt_1
+            tpg={ISCSI}/{target}/tpgt_1
             mkdir -p $tpg/lun/lun_0
             ln -s $disk $tpg/lun/lun_0/disk
             mkdir -p $tpg/np/0.0.0.0:3260
@@ -42,5 +46,45 @@ impl Guest {
             echo 1 >$tpg/enable"
         ))?;
         Ok(())
+    }
+
+    /// A second target portal group of the target, at port 3261, whose port is in a group of its own (ALUA): the unit is to be reached by
+    /// both. See [`Guest::set_access_state`].
+    pub fn add_target_path(&mut self, target: &str) -> Result<()> {
+        self.ok(&format!(
+            "set -e
+            disk={DISK}
+            iscsi={ISCSI}/{target}
+            mkdir -p $iscsi/tpgt_2/lun/lun_0
+            ln -s $disk $iscsi/tpgt_2/lun/lun_0/disk
+            mkdir -p $iscsi/tpgt_2/np/0.0.0.0:3261
+            echo 0 >$iscsi/tpgt_2/attrib/authentication
+            echo 1 >$iscsi/tpgt_2/attrib/generate_node_acls
+            echo 1 >$iscsi/tpgt_2/attrib/cache_dynamic_acls
+            echo 0 >$iscsi/tpgt_2/attrib/demo_mode_write_protect
+            echo 1 >$iscsi/tpgt_2/enable
+            for group in 1 2; do
+                mkdir $disk/alua/group$group
+                echo $group >$disk/alua/group$group/tg_pt_gp_id
+                echo group$group >$iscsi/tpgt_$group/lun/lun_0/alua_tg_pt_gp
+            done"
+        ))?;
+        Ok(())
+    }
+
+    /// Sets the asymmetric access state of the ports of path 1 or 2: 0 optimized, 1 non-optimized, 2 standby (SPC-4, 5.11.2).
+    pub fn set_access_state(&mut self, path: u8, state: u8) -> Result<()> {
+        self.ok(&format!(
+            "echo {state} >{DISK}/alua/group{path}/alua_access_state"
+        ))?;
+        Ok(())
+    }
+
+    /// Has a session gone in by this path?
+    pub fn path_has_session(&mut self, target: &str, path: u8) -> Result<bool> {
+        let sessions = self.ok(&format!(
+            "cat {ISCSI}/{target}/tpgt_{path}/dynamic_sessions"
+        ))?;
+        Ok(!sessions.trim_matches(['\0', '\n', ' ']).is_empty())
     }
 }

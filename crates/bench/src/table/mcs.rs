@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use latency::Clock;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::iscsi::{Served, fill, job, lunette, start_lunette};
@@ -94,7 +95,7 @@ pub fn mcs_table(
     }
     Ok(McsTable {
         text: render(&lines, options),
-        json: to_json(&lines),
+        json: json!(rows_of(&lines)),
     })
 }
 
@@ -178,7 +179,31 @@ fn render(lines: &[Line], options: &McsOptions) -> String {
          medians with its 95 % interval; CPU seconds per million requests\n\n",
         options.size, options.depth
     ));
-    let mut rows = vec![head(&[
+    text.push_str(&mcs_rows(&rows_of(lines)));
+    text.push_str(&disturbances(lines.iter().flat_map(measured)));
+    text
+}
+
+/// One row of the table.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct McsRow {
+    /// `read`, `write` or `both`.
+    pub case: String,
+    /// Of the session.
+    pub connections: u16,
+    /// Of each turn.
+    pub bytes_per_second: Vec<f64>,
+    /// Of each turn.
+    pub iops: Vec<f64>,
+    /// CPU time of the target, where it is known.
+    pub target_cpu_seconds_per_million: Option<f64>,
+    /// CPU time of the driver.
+    pub driver_cpu_seconds_per_million: Option<f64>,
+}
+
+/// Rows as the table that people read.
+pub fn mcs_rows(rows: &[McsRow]) -> String {
+    let mut cells = vec![head(&[
         "case",
         "connections",
         "MB/s",
@@ -187,47 +212,46 @@ fn render(lines: &[Line], options: &McsOptions) -> String {
         "target CPU",
         "driver CPU",
     ])];
-    for line in lines {
-        let first = measured(line).next().map(|one| one.each(Repetition::iops));
-        for subject in measured(line) {
-            let iops = subject.each(Repetition::iops);
-            let (bytes, ios) = (spread(&subject.each(Repetition::bandwidth)), spread(&iops));
-            let middle = subject.median_repetition();
-            let cpu = |of: Option<f64>| of.map_or_else(|| "-".to_owned(), |s| format!("{s:.1} s"));
-            let between = first.as_ref().filter(|_| subject.name != "1");
-            rows.push(vec![
-                line.case.to_owned(),
-                subject.name.clone(),
-                format!(
-                    "{:.0} +-{:.0} %",
-                    bytes.median / 1e6,
-                    bytes.relative() * 100.0
-                ),
-                rate(ios.median),
-                between.map_or_else(String::new, |first| ratio(bootstrap_ratio(&iops, first))),
-                cpu(middle.and_then(|one| one.device_cpu_per_million)),
-                cpu(middle.map(|one| one.driver_cpu_per_million)),
-            ]);
-        }
+    for row in rows {
+        let (bytes, ios) = (spread(&row.bytes_per_second), spread(&row.iops));
+        let first = rows
+            .iter()
+            .find(|one| one.case == row.case && one.connections == 1);
+        let between = first.filter(|_| row.connections != 1);
+        let cpu = |of: Option<f64>| of.map_or_else(|| "-".to_owned(), |s| format!("{s:.1} s"));
+        cells.push(vec![
+            row.case.clone(),
+            row.connections.to_string(),
+            format!(
+                "{:.0} +-{:.0} %",
+                bytes.median / 1e6,
+                bytes.relative() * 100.0
+            ),
+            rate(ios.median),
+            between.map_or_else(String::new, |first| {
+                ratio(bootstrap_ratio(&row.iops, &first.iops))
+            }),
+            cpu(row.target_cpu_seconds_per_million),
+            cpu(row.driver_cpu_seconds_per_million),
+        ]);
     }
-    text.push_str(&columns(&rows));
-    text.push_str(&disturbances(lines.iter().flat_map(measured)));
-    text
+    columns(&cells)
 }
 
-fn to_json(lines: &[Line]) -> Value {
-    let rows = lines.iter().flat_map(|line| {
-        measured(line).map(|subject| {
-            let middle = subject.median_repetition();
-            json!({
-                "case": line.case,
-                "connections": subject.name.parse::<u16>().ok(),
-                "bytes_per_second": subject.each(Repetition::bandwidth),
-                "iops": subject.each(Repetition::iops),
-                "target_cpu_seconds_per_million": middle.and_then(|one| one.device_cpu_per_million),
-                "driver_cpu_seconds_per_million": middle.map(|one| one.driver_cpu_per_million),
-            })
+fn rows_of(lines: &[Line]) -> Vec<McsRow> {
+    let row = |line: &Line, subject: &SubjectResult| {
+        let middle = subject.median_repetition();
+        Some(McsRow {
+            case: line.case.to_owned(),
+            connections: subject.name.parse().ok()?,
+            bytes_per_second: subject.each(Repetition::bandwidth),
+            iops: subject.each(Repetition::iops),
+            target_cpu_seconds_per_million: middle.and_then(|one| one.device_cpu_per_million),
+            driver_cpu_seconds_per_million: middle.map(|one| one.driver_cpu_per_million),
         })
-    });
+    };
+    let rows = lines
+        .iter()
+        .flat_map(|line| measured(line).filter_map(move |subject| row(line, subject)));
     rows.collect()
 }

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 use latency::Clock;
 
 pub use iscsi::iscsi_table;
-pub use mcs::{McsOptions, McsTable, mcs_table};
+pub use mcs::{McsOptions, McsRow, McsTable, mcs_rows, mcs_table};
 pub use peers::Place;
 pub use rbd::{RbdPlace, rbd_table};
 

@@ -343,6 +343,7 @@ impl Attendant {
             return Ok(());
         };
         unit.measure_again()?;
+        let has_better = self.settings.ways() > 1 && unit.access()?.is_better_elsewhere();
         let info = unit.info().clone();
         if !info.is_same_unit(&self.info) {
             return Err(answer("INQUIRY", is_another(&info, &self.info)));
@@ -351,7 +352,13 @@ impl Attendant {
             self.info = info;
             (self.observer)(UnitEvent::Changed(&self.info));
         }
-        Ok(())
+        match has_better {
+            true => Err(answer(
+                "asymmetric access",
+                "another path is better".to_owned(),
+            )),
+            false => Ok(()),
+        }
     }
 
     /// The session is over; its commands are for the next one.
@@ -435,25 +442,25 @@ impl Attendant {
             return self.sleep(wait);
         }
         match self.open_same() {
-            Ok(unit) => {
-                self.path = self.next_path;
+            Ok((unit, path)) => {
+                self.path = path;
                 self.back(unit);
             }
             Err(reason) => self.try_later(&reason),
         }
     }
 
-    fn open_same(&self) -> Result<Unit, String> {
+    fn open_same(&self) -> Result<(Unit, usize), String> {
         let said = |error: CommandError| error.to_string();
-        let mut unit = paths::open(&self.settings, self.next_path).map_err(said)?;
+        let (mut unit, path) = paths::open_better(&self.settings, self.next_path).map_err(said)?;
         let (is, was) = (unit.info(), &self.info);
         if !is.is_same_unit(was) {
             return Err(is_another(is, was));
         }
-        if self.next_path != self.path {
+        if path != self.path {
             paths::fence(&mut unit).map_err(said)?;
         }
-        Ok(unit)
+        Ok((unit, path))
     }
 
     fn back(&mut self, unit: Unit) {

@@ -1,4 +1,5 @@
-//! Several ways to one unit: other portals, or other targets that lead to it (SAM-5, 4.5). One is used at a time.
+//! Several ways to one unit: other portals, or other targets that lead to it (SAM-5, 4.5). One is used at a time, the first that leads to
+//! the unit, or one that its target says is better (ALUA).
 //!
 //! What was sent by another path may still be under way at the target, and a session there does not end by a login here. So the unit is
 //! reset before it is used by another path than before: then none of that is done later.
@@ -56,14 +57,40 @@ pub(super) fn fence(unit: &mut Unit) -> Result<(), CommandError> {
     }
 }
 
-/// Opens the unit by the first path that leads to it. Who had it before may have used any of them.
+/// Opens the unit by a path, or by one that its target says is better; the path beside it.
+///
+/// # Errors
+/// Why the path does not lead to it.
+pub(super) fn open_better(
+    settings: &ReconnectSettings,
+    path: usize,
+) -> Result<(Unit, usize), CommandError> {
+    let mut unit = open(settings, path)?;
+    if settings.ways() == 1 || !unit.access()?.is_better_elsewhere() {
+        return Ok((unit, path));
+    }
+    let others = (1..settings.ways()).map(|step| (path + step) % settings.ways());
+    for other in others {
+        if let Ok(mut better) = open(settings, other)
+            && better.info().is_same_unit(unit.info())
+            && better
+                .access()
+                .is_ok_and(|access| !access.is_better_elsewhere())
+        {
+            return Ok((better, other));
+        }
+    }
+    Ok((unit, path))
+}
+
+/// Opens the unit by the first path that leads to it, or a better one. Who had it before may have used any of them.
 ///
 /// # Errors
 /// Why the last one does not.
 pub(super) fn open_any(settings: &ReconnectSettings) -> Result<(Unit, usize), CommandError> {
     let several = settings.ways() > 1;
     let opened = |path| {
-        let mut unit = open(settings, path)?;
+        let (mut unit, path) = open_better(settings, path)?;
         if several {
             fence(&mut unit)?;
         }

@@ -24,6 +24,7 @@ use signal_hook::low_level::emulate_default_handler;
 
 pub use arguments::BenchArguments;
 use arguments::{BenchCommand, Format, Quick, RingKind, Trial};
+pub use table::note;
 
 use cli_common::{Failure, Outcome, say};
 

@@ -95,7 +95,7 @@ fn run(
     Ok(())
 }
 
-fn note(folder: &Path, goal: &str, text: &str) -> Outcome {
+pub fn note(folder: &Path, goal: &str, text: &str) -> Outcome {
     let now = std::time::SystemTime::now();
     let seconds = now
         .duration_since(std::time::UNIX_EPOCH)

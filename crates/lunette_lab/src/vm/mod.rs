@@ -8,6 +8,7 @@ mod exec;
 mod guest;
 mod latency;
 mod list;
+mod mcs;
 mod net;
 mod plan;
 mod plug;
@@ -55,6 +56,8 @@ enum Action {
     Latency(Box<latency::LatencyArguments>),
     /// Show which functions the CPUs of a guest and of its host are in, with one queue and with several
     Profile(Box<profile::ProfileArguments>),
+    /// Measure one iSCSI session with several connections (MC/S) between two guests
+    Mcs(mcs::McsArguments),
     /// Copy a file into a guest, or out of it
     Copy(copy::CopyArguments),
     /// Look at a guest's console, and type there
@@ -101,6 +104,7 @@ pub fn run(command: VmCommand) -> Outcome {
         Action::Latency(arguments) => latency::run(&arguments),
         Action::Matrix(arguments) => study::matrix::run(&arguments),
         Action::Profile(arguments) => profile::run(&arguments),
+        Action::Mcs(arguments) => mcs::run(&arguments),
         Action::Copy(arguments) => copy::run(&arguments),
         Action::Console(arguments) => console::console(&arguments),
         Action::Monitor(arguments) => console::monitor(&arguments),
