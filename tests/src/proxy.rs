@@ -16,27 +16,31 @@ pub enum Harm {
     Flip,
     /// What comes next is cut off in the middle, then the connection is closed.
     Half,
+    /// Nothing comes through any more, in both directions; the connection stays.
+    Silence,
 }
 
 const NONE: u8 = 0;
 const FLIP: u8 = 1;
 const HALF: u8 = 2;
 
+/// Both ends of a connection, and whether it is silent.
+type Ends = (TcpStream, TcpStream, Arc<AtomicBool>);
+
 #[derive(Default)]
 struct State {
-    /// Both ends of each connection.
-    streams: Mutex<Vec<(TcpStream, TcpStream)>>,
+    streams: Mutex<Vec<Ends>>,
     next: AtomicU8,
     stop: AtomicBool,
 }
 
 impl State {
-    fn streams(&self) -> std::sync::MutexGuard<'_, Vec<(TcpStream, TcpStream)>> {
+    fn streams(&self) -> std::sync::MutexGuard<'_, Vec<Ends>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn reset_all(&self) {
-        for (near, far) in self.streams().drain(..) {
+        for (near, far, _) in self.streams().drain(..) {
             for stream in [near, far] {
                 // With no time to linger a close is a reset. Fails where the connection is over.
                 rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).ok();
@@ -86,6 +90,11 @@ impl Proxy {
         match harm {
             Harm::Reset => self.state.reset_all(),
             Harm::Flip => self.state.next.store(FLIP, Ordering::Relaxed),
+            Harm::Silence => {
+                for (_, _, is_silent) in self.state.streams().iter() {
+                    is_silent.store(true, Ordering::Relaxed);
+                }
+            }
             Harm::Half => self.state.next.store(HALF, Ordering::Relaxed),
         }
     }
@@ -103,19 +112,21 @@ impl Drop for Proxy {
 fn pass(state: &Arc<State>, near: TcpStream, far: TcpStream) -> Result<()> {
     near.set_nodelay(true)?;
     far.set_nodelay(true)?;
-    state.streams().push((near.try_clone()?, far.try_clone()?));
+    let is_silent = Arc::new(AtomicBool::new(false));
+    let ends = (near.try_clone()?, far.try_clone()?, Arc::clone(&is_silent));
+    state.streams().push(ends);
     let ways = [
         (near.try_clone()?, far.try_clone()?),
         (far.try_clone()?, near.try_clone()?),
     ];
     for (from, to) in ways {
-        let state = Arc::clone(state);
-        std::thread::spawn(move || copy(&state, from, to));
+        let (state, is_silent) = (Arc::clone(state), Arc::clone(&is_silent));
+        std::thread::spawn(move || copy(&state, &is_silent, from, to));
     }
     Ok(())
 }
 
-fn copy(state: &State, mut from: TcpStream, mut to: TcpStream) {
+fn copy(state: &State, is_silent: &AtomicBool, mut from: TcpStream, mut to: TcpStream) {
     let mut buffer = vec![0; 64 << 10];
     loop {
         let read = match from.read(&mut buffer) {
@@ -124,6 +135,9 @@ fn copy(state: &State, mut from: TcpStream, mut to: TcpStream) {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(_) => break,
         };
+        if is_silent.load(Ordering::Relaxed) {
+            continue;
+        }
         let bytes = &mut buffer[..read];
         // Not into logins, which have no digests: those are shorter than a command with data.
         let next = match read > 1024 {

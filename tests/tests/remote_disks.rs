@@ -250,24 +250,49 @@ fn a_target_that_is_killed_and_comes_back_costs_no_error_and_no_write() -> Resul
     Ok(())
 }
 
-/// Connections that are reset, cut off within a PDU, or falsified, every 100 ms, under a load that verifies every block. Gives the log of
-/// the initiator, and the far session.
-fn break_connections(level: u8, connections: u8) -> Result<(String, Value)> {
-    let address = free_portal()?;
-    let portal = address.to_string();
-    let far = Rig::new(|daemon| {
-        let target = format!("{TARGET}=d,error_recovery_level={level}");
-        let arguments = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "rw"];
-        daemon.disk("d=ram:32M").arguments(arguments)
-    })?;
-    let proxy = Proxy::start(address)?;
-    let disk = format!(
-        "r=iscsi://{}/{TARGET}/0,connections={connections},header_digest=crc32c,data_digest=crc32c,\
+/// A near daemon, whose connections to a far one go through a proxy, under a load that verifies every block.
+struct Broken {
+    load: VerifiedLoad,
+    near: Rig,
+    proxy: Proxy,
+    far: Rig,
+}
+
+impl Broken {
+    fn start(level: u8, connections: u8) -> Result<Broken> {
+        let address = free_portal()?;
+        let portal = address.to_string();
+        let far = Rig::new(|daemon| {
+            let target = format!("{TARGET}=d,error_recovery_level={level}");
+            let arguments = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "rw"];
+            daemon.disk("d=ram:32M").arguments(arguments)
+        })?;
+        let proxy = Proxy::start(address)?;
+        let disk = format!(
+            "r=iscsi://{}/{TARGET}/0,connections={connections},header_digest=crc32c,data_digest=crc32c,\
          error_recovery_level={level}",
-        proxy.address()
-    );
-    let mut near = far.beside(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
-    let load = VerifiedLoad::start(&near.socket("r"))?;
+            proxy.address()
+        );
+        let near = far.beside(|daemon| daemon.disk(&disk).vhost_blk("r"))?;
+        let load = VerifiedLoad::start(&near.socket("r"))?;
+        Ok(Broken {
+            load,
+            near,
+            proxy,
+            far,
+        })
+    }
+}
+
+/// Connections that are reset, cut off within a PDU, or falsified, every 100 ms. Gives the log of the initiator, and the far session.
+fn break_connections(level: u8, connections: u8) -> Result<(String, Value)> {
+    // Dropped from the last one on.
+    let Broken {
+        far,
+        proxy,
+        mut near,
+        load,
+    } = Broken::start(level, connections)?;
     for round in 0..60 {
         let harm = [Harm::Reset, Harm::Flip, Harm::Half][round % 3];
         proxy.harm(harm);
@@ -321,6 +346,28 @@ fn level_2_outlives(connections: u8) -> Result<()> {
         sessions[0]["id"] == "iscsi-1" && sessions[1].is_null(),
         "{sessions}"
     );
+    Ok(())
+}
+
+/// A target of which nothing is heard any more, though nobody has closed a connection: it is asked after five seconds, and given up after
+/// five more.
+#[test]
+fn silent_connections_are_noticed_and_cost_no_error_and_no_write() -> Result<()> {
+    for level in [0, 2] {
+        let Broken {
+            far: _far,
+            proxy,
+            mut near,
+            load,
+        } = Broken::start(level, 2)?;
+        load.goes_on(SOON)?;
+        proxy.harm(Harm::Silence);
+        std::thread::sleep(Duration::from_secs(1));
+        let went_on = load.goes_on(SOON).and_then(|()| load.goes_on(SOON));
+        let verified = load.finish();
+        let log = || format!("level {level}: {}", near.daemon.process().log_tail());
+        verified.and_then(|_| went_on).with_context(log)?;
+    }
     Ok(())
 }
 
