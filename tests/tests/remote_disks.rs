@@ -47,7 +47,7 @@ impl Pair {
             );
             std::fs::write(&config, text)?;
             file(&scratch.file("far.raw"))?;
-            Ok(daemon.arguments(["--config", &config.display().to_string()]))
+            Ok(daemon.arguments(["--config", &config.display().to_string(), "--workers", "2"]))
         })?;
         let users = far.scratch.file("users").display().to_string();
         let disk = format!("r=iscsi://{USER}@{portal}/{TARGET}/5,chap_file={users}{keys}");
@@ -231,6 +231,11 @@ fn data_discards_and_block_size_pass_over_four_connections() -> Result<()> {
         sessions[0]["connections"] == 4 && sessions[1].is_null(),
         "{sessions}"
     );
+    // Two of them on each of two workers.
+    let exports: Value = control::get(&pair.far.daemon.control(), "/v1/exports")?;
+    let served = exports[0]["status"]["served"].as_array().cloned().unwrap_or_default();
+    let on_first = served.iter().filter(|one| one["worker"] == 0).count();
+    ensure!((served.len(), on_first) == (4, 2), "{exports}");
     Ok(())
 }
 
