@@ -233,7 +233,10 @@ fn data_discards_and_block_size_pass_over_four_connections() -> Result<()> {
     );
     // Two of them on each of two workers.
     let exports: Value = control::get(&pair.far.daemon.control(), "/v1/exports")?;
-    let served = exports[0]["status"]["served"].as_array().cloned().unwrap_or_default();
+    let served = exports[0]["status"]["served"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
     let on_first = served.iter().filter(|one| one["worker"] == 0).count();
     ensure!((served.len(), on_first) == (4, 2), "{exports}");
     Ok(())
@@ -371,7 +374,7 @@ fn silent_connections_are_noticed_and_cost_no_error_and_no_write() -> Result<()>
         let went_on = load.goes_on(SOON).and_then(|()| load.goes_on(SOON));
         let verified = load.finish();
         let log = || format!("level {level}: {}", near.daemon.process().log_tail());
-        verified.and_then(|_| went_on).with_context(log)?;
+        verified.and(went_on).with_context(log)?;
     }
     Ok(())
 }

@@ -4,13 +4,17 @@
 use control::Method;
 use end_to_end::client::{Client, VERSION_1};
 use end_to_end::{Context, Profile, Result, Scratch, ensure};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
 use vm::{Process, lunette_program, wait_until, workspace};
 
 /// Far above what anything here takes; far below "it waits for something".
@@ -129,6 +133,130 @@ fn sockets_that_are_passed_are_served_and_stay() -> Result<()> {
         ensure!(child.end()?, "round {round}");
         ensure!(socket.exists() && control.exists(), "they are not its own");
     }
+    Ok(())
+}
+
+/// A message of the daemon, with the descriptor in it.
+fn heard_with_descriptor(manager: &UnixDatagram) -> Result<(String, Option<OwnedFd>)> {
+    let mut bytes = [0; 512];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(
+        manager,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    );
+    let length = received.context("the service manager hears nothing")?.bytes;
+    let descriptor = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
+        _ => None,
+    });
+    Ok((
+        String::from_utf8_lossy(&bytes[..length]).into_owned(),
+        descriptor,
+    ))
+}
+
+/// A daemon with a RAM disk that is to stay, and the memory that was kept for it.
+fn with_kept_memory(scratch: &Scratch, memory: Option<&OwnedFd>) -> Result<Passed> {
+    let mut command = Command::new("sh");
+    let start = match memory {
+        Some(_) => {
+            "exec 3<&0 0</dev/null; LISTEN_FDS=1 LISTEN_FDNAMES=ram.d LISTEN_PID=$$ exec \"$@\""
+        }
+        None => "exec \"$@\"",
+    };
+    command
+        .args(["-c", start, "sh"])
+        .arg(lunette_program(Profile::Dev)?)
+        .args([
+            "serve",
+            "--sandbox=enforce",
+            "--disk",
+            "d=ram:16M,persist=memfd",
+        ])
+        .arg("--vhost-blk")
+        .arg(format!("d:{}", scratch.socket("d.sock").display()))
+        .arg("--control")
+        .arg(scratch.socket("control.sock"))
+        .arg("--state")
+        .arg(scratch.file("state"))
+        .env("NOTIFY_SOCKET", scratch.socket("notify"));
+    if let Some(memory) = memory {
+        command.stdin(Stdio::from(memory.try_clone()?));
+    }
+    Ok(Passed(command.spawn()?))
+}
+
+/// The disk's first bytes at two places, after the daemon has said that it is ready.
+fn ready_disk(scratch: &Scratch, manager: &UnixDatagram) -> Result<(FrontEnd, BlkQueue, Value)> {
+    loop {
+        let (line, _) = heard_with_descriptor(manager)?;
+        ensure!(!line.starts_with("FDSTORE"), "{line}");
+        if line.starts_with("READY=1") {
+            break;
+        }
+    }
+    let mut front_end = FrontEnd::connect(&scratch.socket("d.sock"), &Options::default())?;
+    let queue = QueueOptions::default();
+    let queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+    let disk = control::get(&scratch.socket("control.sock"), "/v1/disks/d")?;
+    Ok((front_end, queue, disk))
+}
+
+fn block(queue: &mut BlkQueue, offset: u64) -> Result<[u8; 4096]> {
+    let mut bytes = [0; 4096];
+    ensure!(queue.read(offset, &mut bytes)? == status::OK);
+    Ok(bytes)
+}
+
+/// systemd's descriptor store, in small: what it was given it passes to the daemon that comes next.
+#[test]
+fn ram_disk_in_the_managers_keeping_survives_kills() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let manager = UnixDatagram::bind(scratch.socket("notify"))?;
+    manager.set_read_timeout(Some(SOON))?;
+    let mut daemon = with_kept_memory(&scratch, None)?;
+    let (line, memory) = heard_with_descriptor(&manager)?;
+    ensure!(line == "FDSTORE=1\nFDNAME=ram.d\nFDPOLL=0", "{line}");
+    let memory = memory.context("no descriptor came")?;
+    let (front_end, mut queue, first) = ready_disk(&scratch, &manager)?;
+    ensure!(queue.write(1 << 20, &[7; 4096])? == status::OK);
+    drop((queue, front_end));
+    daemon.0.kill()?;
+    daemon.0.wait()?;
+
+    daemon = with_kept_memory(&scratch, Some(&memory))?;
+    let (front_end, mut queue, again) = ready_disk(&scratch, &manager)?;
+    for key in ["serial", "size", "naa"] {
+        ensure!(
+            first["status"][key] == again["status"][key],
+            "{key}: {first} {again}"
+        );
+    }
+    ensure!(block(&mut queue, 1 << 20)? == [7; 4096]);
+    let client = control::Client::new(&scratch.socket("control.sock")).patient(SOON);
+    let larger = json!({"size": 32 << 20});
+    client.change(Method::PUT, "/v1/disks/d/size", Some(&larger))?;
+    ensure!(queue.write(31 << 20, &[9; 4096])? == status::OK);
+    drop((queue, front_end));
+    daemon.0.kill()?;
+    daemon.0.wait()?;
+
+    daemon = with_kept_memory(&scratch, Some(&memory))?;
+    let (front_end, mut queue, _) = ready_disk(&scratch, &manager)?;
+    ensure!(block(&mut queue, 1 << 20)? == [7; 4096]);
+    ensure!(block(&mut queue, 31 << 20)? == [9; 4096]);
+    drop((queue, front_end));
+    // A disk that is removed needs its memory no more.
+    let client = control::Client::new(&scratch.socket("control.sock")).patient(SOON);
+    let removed = || client.change(Method::DELETE, "/v1/exports/d", None).ok();
+    wait_until(SOON, removed).context("its client stays")?;
+    client.change(Method::DELETE, "/v1/disks/d", None)?;
+    let line = heard(&manager)?;
+    ensure!(line == "FDSTOREREMOVE=1\nFDNAME=ram.d", "{line}");
+    ensure!(daemon.end()?);
     Ok(())
 }
 

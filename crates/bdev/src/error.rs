@@ -32,6 +32,16 @@ pub enum OpenError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The memory of a RAM disk that was kept is not what was asked for.
+    #[error(
+        "its memory was kept with {size} bytes in blocks of {block_size} bytes; hint: configure it so, or remove the disk and add it anew"
+    )]
+    Kept {
+        /// Bytes of the disk.
+        size: u64,
+        /// Bytes of a block.
+        block_size: u32,
+    },
     /// A serial that does not fit into `GET_ID` and the unit serial number page.
     #[error("serial {found:?} is not allowed: at most 20 printable ASCII characters")]
     Serial {

@@ -27,6 +27,7 @@ mod file;
 mod image;
 mod inbox;
 mod iscsi;
+mod kept_memory;
 mod layer;
 mod medium;
 mod network_medium;
@@ -59,6 +60,7 @@ pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, Container, File, FileOptions, ImageFormat};
 pub use image::{Image, ImageOptions};
 pub use iscsi::IscsiOptions;
+pub use kept_memory::{DescriptorStore, set_descriptor_store};
 pub use layer::Layer;
 pub use librbd::{ClusterConfig, ImageName};
 pub use medium::{IdentityRecord, Medium, Stamp};
@@ -205,6 +207,9 @@ pub trait BlockDevice: Send + Sync {
 
     /// Removes what was made for it when it was opened: there is to be no such disk after all, and it was never used.
     fn remove_if_created(&self) {}
+
+    /// The disk was removed: what was kept for when it is opened again is not needed.
+    fn forget(&self) {}
 
     /// What its content lies in, which its identity is kept with; `None`: content and identity end with the process.
     fn medium(&self) -> Option<&dyn Medium> {

@@ -1,4 +1,4 @@
-//! `ram`: a disk in this process' memory, gone when the process ends.
+//! `ram`: a disk in this process' memory, gone when the process ends unless it is kept ([`Ram::keep`]).
 //!
 //! I/O is a copy, done before `submit` returns; what zeroes or gives back much goes on piece by piece, an iteration each, so that a
 //! worker's other clients are served in between. Memory is taken when it is first written, and given back by
@@ -6,8 +6,10 @@
 //! address translation otherwise. Their price is that the first write takes 2 MiB at once; `huge_pages: false` is
 //! for thin disks. A disk that grows gets more mappings behind its first. Workers may copy the same bytes at the same time: like any disk, it promises no order then.
 
+use std::fs::File;
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use block::{
     AtomicWrites, Capacity, CompareAndWrite, DiskInfo, Geometry, Identity, IoError, IoErrorKind,
@@ -19,7 +21,11 @@ use uring::{Completion, Owner, Ring};
 use crate::admit::Limits;
 use crate::blocking::answer_at_once;
 use crate::error::{check_block_size, check_size};
-use crate::{Attach, BlockDevice, Finished, IoChannel, OpenError, Prefetch, Submission, Tag};
+use crate::kept_memory::{DATA_AT, KeptMemory, descriptor_store};
+use crate::network_medium::NetworkMedium;
+use crate::{
+    Attach, BlockDevice, Finished, IoChannel, Medium, OpenError, Prefetch, Submission, Tag,
+};
 
 /// Memory is given back in pages of this many bytes.
 const PAGE: u64 = 4096;
@@ -106,15 +112,81 @@ pub struct Ram {
     capacity: Arc<Capacity>,
     memory: Arc<Memory>,
     huge_pages: bool,
+    kept: Option<Kept>,
 }
 
-/// Maps zeroes for `bytes` of a disk; the last page is whole, so that it can be given back.
-fn map(bytes: u64, huge_pages: bool) -> io::Result<Arc<Mapping>> {
+/// Where the memory of a disk is that outlives the daemon.
+struct Kept {
+    disk: String,
+    memory: Mutex<KeptMemory>,
+    medium: NetworkMedium,
+    /// It was made when the disk was opened.
+    is_new: bool,
+}
+
+impl std::fmt::Debug for Kept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kept")
+            .field("disk", &self.disk)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Kept {
+    fn memory(&self) -> MutexGuard<'_, KeptMemory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was kept for the disk, or memory that is kept from now on.
+    fn take(options: &RamOptions, disk: &str) -> Result<Kept, OpenError> {
+        let failed = |source| OpenError::Memory {
+            size: options.size,
+            source,
+        };
+        let store = descriptor_store();
+        let (mut memory, is_new) = match store.and_then(|store| store.take(disk)) {
+            Some(memory) => (KeptMemory::open(memory).map_err(failed)?, false),
+            None => {
+                let id = Identity::random().bits().to_be_bytes();
+                let made = KeptMemory::create(disk, options.size, options.block_size, id);
+                (made.map_err(failed)?, true)
+            }
+        };
+        let is_kept = store.is_some_and(|store| store.keep(disk, memory.file.as_fd()));
+        if !is_kept {
+            tracing::warn!(
+                disk,
+                "nobody keeps its memory beyond the end of this process; hint: run the daemon under systemd with FileDescriptorStoreMax="
+            );
+        }
+        if memory.block_size != options.block_size || memory.size > options.size {
+            return Err(OpenError::Kept {
+                size: memory.size,
+                block_size: memory.block_size,
+            });
+        }
+        if memory.size < options.size {
+            memory.resize(options.size).map_err(failed)?;
+        }
+        Ok(Kept {
+            disk: disk.to_owned(),
+            medium: NetworkMedium::new(memory.key()),
+            memory: Mutex::new(memory),
+            is_new,
+        })
+    }
+}
+
+/// Maps zeroes for `bytes` of a disk, or what is kept of it from a byte on; the last page is whole, so that it can be given back.
+fn map(bytes: u64, huge_pages: bool, from: Option<(&File, u64)>) -> io::Result<Arc<Mapping>> {
     let length = usize::try_from(bytes)
         .ok()
         .and_then(|size| size.checked_next_multiple_of(PAGE as usize))
         .ok_or(io::ErrorKind::OutOfMemory)?;
-    let memory = Mapping::anonymous(length)?;
+    let memory = match from {
+        Some((file, start)) => Mapping::kept(file, DATA_AT + start, length)?,
+        None => Mapping::anonymous(length)?,
+    };
     if huge_pages && let Err(error) = memory.advise_huge_pages() {
         tracing::debug!(%error, "no huge pages for {bytes} bytes of a RAM disk");
     }
@@ -127,10 +199,27 @@ impl Ram {
     /// # Errors
     /// When size or block size are not allowed, or there is not that much address space.
     pub fn create(options: RamOptions) -> Result<Ram, OpenError> {
+        Ram::make(options, None)
+    }
+
+    /// Makes one whose memory outlives the daemon, or takes what was kept of it: see [`DescriptorStore`](crate::DescriptorStore).
+    ///
+    /// # Errors
+    /// As [`Ram::create`]; or when what was kept is of another block size, or longer.
+    pub fn keep(options: RamOptions, disk: &str) -> Result<Ram, OpenError> {
+        check_size(options.size, check_block_size(options.block_size)?)?;
+        Ram::make(options, Some(Kept::take(&options, disk)?))
+    }
+
+    fn make(options: RamOptions, kept: Option<Kept>) -> Result<Ram, OpenError> {
         let block_size = check_block_size(options.block_size)?;
         let size = check_size(options.size, block_size)?;
-        let memory =
-            map(size, options.huge_pages).map_err(|source| OpenError::Memory { size, source })?;
+        let memory = {
+            let file = kept.as_ref().map(Kept::memory);
+            let from = file.as_ref().map(|kept| (&kept.file, 0));
+            map(size, options.huge_pages, from)
+        };
+        let memory = memory.map_err(|source| OpenError::Memory { size, source })?;
         Ok(Ram {
             info: DiskInfo {
                 geometry: Geometry::new(block_size, size),
@@ -141,10 +230,11 @@ impl Ram {
                 discard_granularity: Some(PAGE as u32),
                 discard_zeroes: true,
                 write_zeroes: true,
-                // Of memory that was never used, the kernel either knows that or knows nothing.
-                anchors: !options.read_only && memory.next_used(0).is_empty(),
+                // Of memory that was never used, the kernel either knows that or knows nothing. In a memfd what was read looks used.
+                anchors: !options.read_only && kept.is_none() && memory.next_used(0).is_empty(),
                 compare_and_write: Some(CompareAndWrite::Emulated),
-                atomic_writes: (!options.read_only).then_some(AtomicWrites {
+                // A daemon that is killed may leave half of one in memory that outlives it.
+                atomic_writes: (!options.read_only && kept.is_none()).then_some(AtomicWrites {
                     bytes_max: ATOMIC_BYTES_MAX,
                     unit: block_size,
                 }),
@@ -160,6 +250,7 @@ impl Ram {
                 extents: RwLock::new(Arc::new([Extent { start: 0, memory }])),
             }),
             huge_pages: options.huge_pages,
+            kept,
         })
     }
 
@@ -193,19 +284,41 @@ impl BlockDevice for Ram {
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
+        let mut kept = self.kept.as_ref().map(Kept::memory);
         if bytes <= self.capacity.bytes() {
-            return self.clear_beyond(bytes);
+            self.clear_beyond(bytes)?;
+            return kept.map_or(Ok(()), |mut kept| kept.resize(bytes));
+        }
+        if let Some(kept) = &mut kept {
+            kept.resize(bytes)?;
         }
         let extents = self.memory.extents();
         let start = extents.last().map_or(0, Extent::end);
         if bytes > start {
-            let memory = map(bytes - start, self.huge_pages)?;
+            let from = kept.as_ref().map(|kept| (&kept.file, start));
+            let memory = map(bytes - start, self.huge_pages, from)?;
             let more = Extent { start, memory };
             let all: Arc<[Extent]> = extents.iter().cloned().chain([more]).collect();
             let extents = &self.memory.extents;
             *extents.write().unwrap_or_else(PoisonError::into_inner) = all;
         }
         Ok(())
+    }
+
+    fn medium(&self) -> Option<&dyn Medium> {
+        self.kept.as_ref().map(|kept| &kept.medium as &dyn Medium)
+    }
+
+    fn remove_if_created(&self) {
+        if self.kept.as_ref().is_some_and(|kept| kept.is_new) {
+            self.forget();
+        }
+    }
+
+    fn forget(&self) {
+        if let (Some(kept), Some(store)) = (&self.kept, descriptor_store()) {
+            store.forget(&kept.disk);
+        }
     }
 
     fn kind(&self) -> &'static str {

@@ -25,6 +25,8 @@ pub enum BlockDeviceConfig {
     Ram {
         /// Bytes.
         size: u64,
+        /// It outlives the daemon.
+        persist: Persist,
     },
     /// Completes at once and keeps nothing, for measuring.
     Null {
@@ -130,6 +132,22 @@ impl CacheMode {
     }
 }
 
+/// What becomes of a RAM disk when the daemon ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Persist {
+    /// It is gone.
+    #[default]
+    None,
+    /// Its memory is a memfd in the keeping of the service manager.
+    Memfd,
+}
+
+impl Persist {
+    /// All of them, with their words.
+    pub const WORDS: [(&'static str, Persist); 2] =
+        [("none", Persist::None), ("memfd", Persist::Memfd)];
+}
+
 /// A kind, where its options are not known yet.
 #[derive(Clone, Copy, PartialEq)]
 pub enum DeviceKind {
@@ -177,12 +195,18 @@ impl BlockDeviceConfig {
     pub fn open(&self, disk: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
         let block_size = disk.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
         Ok(match self {
-            BlockDeviceConfig::Ram { size } => Arc::new(Ram::create(RamOptions {
-                size: *size,
-                block_size,
-                read_only: disk.read_only,
-                ..RamOptions::default()
-            })?),
+            BlockDeviceConfig::Ram { size, persist } => {
+                let options = RamOptions {
+                    size: *size,
+                    block_size,
+                    read_only: disk.read_only,
+                    ..RamOptions::default()
+                };
+                Arc::new(match persist {
+                    Persist::None => Ram::create(options)?,
+                    Persist::Memfd => Ram::keep(options, &disk.name)?,
+                })
+            }
             BlockDeviceConfig::Null { size } => Arc::new(Null::create(NullOptions {
                 size: *size,
                 block_size,
@@ -192,7 +216,10 @@ impl BlockDeviceConfig {
                 let inner = DiskConfig {
                     backend: match around {
                         Around::Null => BlockDeviceConfig::Null { size: *size },
-                        Around::Ram => BlockDeviceConfig::Ram { size: *size },
+                        Around::Ram => BlockDeviceConfig::Ram {
+                            size: *size,
+                            persist: Persist::None,
+                        },
                     },
                     ..disk.clone()
                 };
@@ -285,7 +312,7 @@ impl BlockDeviceConfig {
     /// Bytes that it is configured to have.
     pub fn size(&self) -> Option<u64> {
         match self {
-            BlockDeviceConfig::Ram { size }
+            BlockDeviceConfig::Ram { size, .. }
             | BlockDeviceConfig::Null { size }
             | BlockDeviceConfig::Delay { size, .. } => Some(*size),
             BlockDeviceConfig::File { size, .. } | BlockDeviceConfig::Image { size, .. } => *size,
@@ -299,7 +326,7 @@ impl BlockDeviceConfig {
         let mut changed = self.clone();
         match (&mut changed, size) {
             (
-                BlockDeviceConfig::Ram { size }
+                BlockDeviceConfig::Ram { size, .. }
                 | BlockDeviceConfig::Null { size }
                 | BlockDeviceConfig::Delay { size, .. },
                 Some(new),

@@ -6,7 +6,7 @@ use bdev::{ClusterConfig, DelayTime, ErrorPolicy, ImageName, OnError, RbdLock};
 use serde_json::{Value, json};
 
 use super::Diagnostics;
-use super::devices::{Around, BlockDeviceConfig, CacheMode, DEVICE_KINDS, DeviceKind};
+use super::devices::{Around, BlockDeviceConfig, CacheMode, DEVICE_KINDS, DeviceKind, Persist};
 use super::diagnostics::{Mistake, MistakeKind};
 use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
 use super::model::{DiskConfig, LimitsConfig, SERIAL_MAX, ShownConfig};
@@ -44,6 +44,7 @@ pub struct DiskDraft {
     cache: Option<CacheMode>,
     time: Option<DelayTime>,
     around: Option<Around>,
+    persist: Persist,
     pub(super) image: Option<ImageName>,
     pub(super) cluster: ClusterConfig,
     pub(super) lock: RbdLock,
@@ -169,6 +170,27 @@ pub static DISK_KEYS: &[DiskKey] = &[
         },
         get: |disk| match &disk.backend {
             BlockDeviceConfig::Delay { around, .. } => Some(json!(around.word())),
+            _ => None,
+        },
+    },
+    Key {
+        name: "persist",
+        kind: Kind::Word(&const { words(&Persist::WORDS) }),
+        default: "`none`",
+        run_time: RunTime::AddAnew,
+        of: &["ram"],
+        help: "`memfd`: the content outlives the daemon, killed or not, where its service manager keeps descriptors: see \
+            [RAM disks that stay](operations.md#ram-disks-that-stay)",
+        read: |key, reader, disk| {
+            if let Some(at) = reader.choice(key.name, &Persist::WORDS) {
+                disk.persist = at.value;
+            }
+        },
+        get: |disk| match &disk.backend {
+            BlockDeviceConfig::Ram {
+                persist: Persist::Memfd,
+                ..
+            } => Some(json!("memfd")),
             _ => None,
         },
     },
@@ -458,7 +480,10 @@ impl DiskDraft {
     fn backend(&self) -> Option<BlockDeviceConfig> {
         let size = self.size.as_ref().map(|size| size.value);
         Some(match self.device? {
-            DeviceKind::Ram => BlockDeviceConfig::Ram { size: size? },
+            DeviceKind::Ram => BlockDeviceConfig::Ram {
+                size: size?,
+                persist: self.persist,
+            },
             DeviceKind::Null => BlockDeviceConfig::Null { size: size? },
             DeviceKind::Delay => BlockDeviceConfig::Delay {
                 size: size?,

@@ -308,7 +308,13 @@ mod tests {
             &json!({"backend": "ram", "size": "1M", "serial": "S"}),
         );
         let disk = disk.unwrap();
-        assert_eq!(disk.backend, BlockDeviceConfig::Ram { size: 1 << 20 });
+        assert_eq!(
+            disk.backend,
+            BlockDeviceConfig::Ram {
+                size: 1 << 20,
+                persist: crate::devices::Persist::None
+            }
+        );
         assert_eq!(
             (disk.name.as_str(), disk.serial.as_deref()),
             ("d0", Some("S"))

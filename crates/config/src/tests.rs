@@ -520,7 +520,10 @@ fn disk() -> impl Strategy<Value = AnyDisk> {
                 let size = blocks * u64::from(block_size.unwrap_or(512));
                 let path = PathBuf::from(format!("/nonexistent/{path}"));
                 let backend = match kind {
-                    0 => BlockDeviceConfig::Ram { size },
+                    0 => BlockDeviceConfig::Ram {
+                        size,
+                        persist: crate::devices::Persist::None,
+                    },
                     1 => BlockDeviceConfig::Null { size },
                     2 => BlockDeviceConfig::Delay {
                         size,

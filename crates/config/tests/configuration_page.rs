@@ -16,6 +16,8 @@ const FILE: &str =
 const IMAGE: &str = "[[disk]]\nname = \"d0\"\nbackend = \"image\"\npath = \"d0.qcow2\"\n";
 const RBD: &str = "[[disk]]\nname = \"d0\"\nbackend = \"rbd\"\nimage = \"rbd/vm\"\n";
 const REMOTE: &str = "[[disk]]\nname = \"d0\"\nbackend = \"iscsi\"\nunit = \"iscsi://h/iqn.2026-11.org.example:t0/0\"\n";
+const SCSI_DEVICE: &str =
+    "[[disk]]\nname = \"d0\"\nbackend = \"scsi_generic\"\npath = \"/dev/sg0\"\n";
 const DELAY: &str = "[[disk]]\nname = \"d0\"\nbackend = \"delay\"\ntime = \"1ms\"\nsize = \"1M\"\n";
 const BLK: &str = "[[vhost_blk]]\ndisk = \"d0\"\nsocket = \"/run/d0.sock\"\n";
 const SCSI: &str = "[[vhost_scsi]]\nname = \"c0\"\nsocket = \"/run/c0.sock\"\n";
@@ -52,6 +54,13 @@ fn sections() -> Vec<Section> {
             REMOTE,
             Some("disk"),
         ),
+        section(
+            "### SCSI devices of this machine",
+            &[],
+            SCSI_DEVICE,
+            Some("disk"),
+        ),
+        section("### RAM disks", &[], DISK, Some("disk")),
         section("### Delays", &[], DELAY, Some("disk")),
         section("## virtio-blk exports", &[DISK], BLK, None),
         section("## virtio-scsi exports", &[DISK], SCSI, None),
@@ -214,6 +223,8 @@ fn rows_of_the_page_are_what_keys_declare() {
         ("### Images", Some("image")),
         ("### Ceph RBD images", Some("rbd")),
         ("### Logical units of iSCSI targets", Some("iscsi")),
+        ("### SCSI devices of this machine", Some("scsi_generic")),
+        ("### RAM disks", Some("ram")),
         ("### Delays", Some("delay")),
     ] {
         let keys = DISK_KEYS.iter().filter(|key| match device {

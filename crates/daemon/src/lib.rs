@@ -10,6 +10,7 @@ pub mod control;
 mod disks;
 mod exports;
 mod identities;
+mod kept_disks;
 mod limits;
 mod logs;
 pub mod metrics;
@@ -28,6 +29,7 @@ mod watchdog;
 pub use confinement::confine;
 pub use disks::warnings;
 pub use exports::{Endpoint, ReadyExport};
+pub use kept_disks::{keep_disks, kept_disk};
 pub use logs::{LogHandle, LogLevels};
 pub use report::{QueueReport, RULE, SlowReport, reports, slowest};
 pub use running::{

@@ -4,11 +4,16 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use rustix::net::{
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr,
+};
 use rustix::time::{ClockId, clock_gettime};
 
 /// The way to the service manager.
@@ -71,6 +76,38 @@ impl Notifier {
     /// It ends.
     pub fn stopping(&self) {
         self.send("STOPPING=1");
+    }
+
+    /// Has the manager keep a descriptor under this name, also when the process is gone (`FileDescriptorStoreMax=`).
+    ///
+    /// # Errors
+    /// When it cannot be sent.
+    pub fn store(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        // Not polled: it has no end that closes.
+        let lines = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0");
+        let manager = match (self.manager.as_pathname(), self.manager.as_abstract_name()) {
+            (Some(path), _) => SocketAddrUnix::new(path)?,
+            (None, Some(name)) => SocketAddrUnix::new_abstract_name(name)?,
+            (None, None) => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let descriptors = [descriptor];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        let bytes = [io::IoSlice::new(lines.as_bytes())];
+        sendmsg_addr(
+            &self.socket,
+            &manager,
+            &bytes,
+            &mut control,
+            SendFlags::empty(),
+        )?;
+        Ok(())
+    }
+
+    /// The manager keeps nothing under this name any more.
+    pub fn remove_stored(&self, name: &str) {
+        self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
     }
 
     /// It is alive.

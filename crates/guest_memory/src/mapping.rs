@@ -11,6 +11,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rustix::fs::{
+    MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
+    seek,
+};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::{copy, sigbus};
@@ -56,6 +60,8 @@ pub struct Mapping {
     watch: Option<sigbus::Watch>,
     /// Given back when it is unmapped.
     _room: Option<Room>,
+    /// The memfd whose bytes from here on these are, where it is this process' own.
+    kept: Option<(File, u64)>,
 }
 
 // SAFETY: the mapping is plain memory that every thread of the process sees alike; all accesses through it are
@@ -102,6 +108,7 @@ impl Mapping {
             mapped,
             watch: None,
             _room: Some(room),
+            kept: None,
         };
         // A client can truncate its file later; then the watch turns SIGBUS into a poisoned mapping.
         mapping.watch = sigbus::Watch::new(base as usize, mapped);
@@ -134,6 +141,54 @@ impl Mapping {
             mapped: length,
             watch: None,
             _room: None,
+            kept: None,
+        }))
+    }
+
+    /// A memfd of `length` zeroes that takes memory only when touched, and never becomes shorter: for [`Mapping::kept`].
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn memfd_to_keep(name: &str, length: u64) -> io::Result<File> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = memfd_create(name, flags)?;
+        ftruncate(&fd, length)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK)?;
+        Ok(File::from(fd))
+    }
+
+    /// Maps `length` bytes of a memfd that is this process' own and outlives it in somebody's keeping.
+    ///
+    /// # Errors
+    /// `EINVAL` for an empty or unaligned range, for one beyond the file, or for a file that may become shorter; or whatever mmap says.
+    pub fn kept(file: &File, offset: u64, length: usize) -> io::Result<Arc<Mapping>> {
+        let size = file.metadata()?.len();
+        let is_within = offset <= size && length as u64 <= size - offset;
+        // What is cut off under a mapping ends the process that touches it.
+        let is_sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        if length == 0 || !is_within || !is_sealed || !(offset | length as u64).is_multiple_of(4096)
+        {
+            return Err(io::Error::from(rustix::io::Errno::INVAL));
+        }
+        let own = file.try_clone()?;
+        // SAFETY: as in `shared_file`.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                file,
+                offset,
+            )?
+        };
+        Ok(Arc::new(Mapping {
+            base: base.cast(),
+            length,
+            mapped: length,
+            watch: None,
+            _room: None,
+            kept: Some((own, offset)),
         }))
     }
 
@@ -182,7 +237,12 @@ impl Mapping {
         if length == 0 {
             return Ok(());
         }
-        self.advise(offset, length, Advice::LinuxDontNeed)
+        let advice = match self.kept {
+            // Of shared memory the file's pages go, not only this process' view of them.
+            Some(_) => Advice::LinuxRemove,
+            None => Advice::LinuxDontNeed,
+        };
+        self.advise(offset, length, advice)
     }
 
     /// The first bytes from `offset` on that have pages behind them, of memory that was never shared, or a part of them;
@@ -191,6 +251,9 @@ impl Mapping {
     pub fn next_used(&self, offset: usize) -> Range<usize> {
         if offset >= self.length {
             return self.length..self.length;
+        }
+        if let Some((file, start)) = &self.kept {
+            return self.next_data(file, *start, offset);
         }
         let base = self.base as usize;
         let page = (base + offset) & !4095;
@@ -201,6 +264,23 @@ impl Mapping {
             place.clamp(offset, self.length)
         };
         place(used.start)..place(used.end)
+    }
+
+    /// What of a memfd from a place of this mapping on has pages.
+    fn next_data(&self, file: &File, start: u64, offset: usize) -> Range<usize> {
+        let place = |at: u64| {
+            usize::try_from(at.saturating_sub(start))
+                .map_or(self.length, |at| at.clamp(offset, self.length))
+        };
+        match seek(file, SeekFrom::Data(start + offset as u64)) {
+            Ok(data) => {
+                let hole = seek(file, SeekFrom::Hole(data)).unwrap_or(u64::MAX);
+                place(data)..place(hole)
+            }
+            // There is none up to the end.
+            Err(rustix::io::Errno::NXIO) => self.length..self.length,
+            Err(_) => offset..self.length,
+        }
     }
 
     fn advise(&self, offset: usize, length: usize, advice: Advice) -> io::Result<()> {
@@ -378,6 +458,37 @@ mod tests {
         let mut got = [9; 2];
         m.read(4095, &mut got);
         assert_eq!(got, [7, 0]);
+    }
+
+    #[test]
+    fn kept_memory_outlives_its_mapping_and_knows_its_holes() {
+        const MIB: usize = 1 << 20;
+        let file = Mapping::memfd_to_keep("kept", 8 << 20).unwrap();
+        let map = || Mapping::kept(&file, 2 << 20, 6 * MIB).unwrap();
+        let first = map();
+        assert_eq!(first.next_used(0), 6 * MIB..6 * MIB);
+        first.write(MIB + 10, b"lunette");
+        drop(first);
+        let again = map();
+        let mut got = [0; 7];
+        again.read(MIB + 10, &mut got);
+        assert_eq!(&got, b"lunette");
+        assert_eq!(again.next_used(0), MIB..MIB + 4096);
+        assert_eq!(again.next_used(MIB + 4096).start, 6 * MIB);
+        again.give_back(MIB, 4096).unwrap();
+        assert_eq!(again.next_used(0).start, 6 * MIB);
+        // To read a hole takes a page.
+        again.read(MIB + 10, &mut got);
+        assert_eq!((got, again.next_used(0).start), ([0; 7], MIB));
+        assert!(file.set_len(4096).is_err(), "it never becomes shorter");
+        for (offset, length) in [(0, 0), (0, 9 * MIB), (100, MIB), (9 << 20, 4096), (0, 100)] {
+            assert!(
+                Mapping::kept(&file, offset, length).is_err(),
+                "{offset} {length}"
+            );
+        }
+        let unsealed = Mapping::memfd("unsealed", MIB).unwrap().1;
+        assert!(Mapping::kept(&unsealed, 0, MIB).is_err());
     }
 
     #[test]

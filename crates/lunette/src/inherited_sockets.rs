@@ -1,12 +1,13 @@
 //! Sockets that a service manager listens on and passes on (`sd_listen_fds(3)`): descriptors from 3 on, each matched to
-//! the control socket or to an export by the path that it is bound to.
+//! the control socket or to an export by the path that it is bound to. Memory of RAM disks that it has kept comes with them, and is told by
+//! its name.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use config::Config;
-use daemon::{Inherited, PassedControl};
+use daemon::{Inherited, PassedControl, kept_disk};
 use rustix::net::{AddressFamily, SocketAddrUnix};
 
 use crate::failure::Failure;
@@ -22,6 +23,8 @@ pub struct Passed {
     pub control: Option<PassedControl>,
     /// Exports' sockets.
     pub exports: Vec<Inherited>,
+    /// Disks, with their memory that outlived the daemon before.
+    pub memory: Vec<(String, OwnedFd)>,
 }
 
 /// Takes what was passed to this process.
@@ -32,9 +35,20 @@ pub fn take(config: &Config, usual_control: Option<&Path>) -> Result<Passed, Fai
         value("LISTEN_FDS").as_deref(),
         std::process::id(),
     );
-    let sockets = (0..count).map(|index| inherited_descriptor(FIRST + index));
-    let sockets = sockets.collect::<Result<Vec<OwnedFd>, Failure>>()?;
-    assign(sockets, config, usual_control)
+    let names = value("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':');
+    let (mut sockets, mut memory) = (Vec::new(), Vec::new());
+    for index in 0..count {
+        let descriptor = inherited_descriptor(FIRST + index)?;
+        match names.next().and_then(kept_disk) {
+            Some(disk) => memory.push((disk.to_owned(), descriptor)),
+            None => sockets.push(descriptor),
+        }
+    }
+    Ok(Passed {
+        memory,
+        ..assign(sockets, config, usual_control)?
+    })
 }
 
 /// How many descriptors are for this process: what a parent was passed is not for its children.

@@ -193,7 +193,7 @@ fn serve_one(config: Config, export: String, common: &ProgramArguments) -> Outco
         ..StartOptions::default()
     };
     daemon::confine(&config, &options, None).map_err(failure::not_started)?;
-    serve::serve(config, options, None)
+    serve::serve(config, options, None, &[])
 }
 
 /// A duplicate of a descriptor that the process was started with, by way of a descriptor of the process itself.

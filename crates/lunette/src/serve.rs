@@ -42,16 +42,33 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
         reload,
     };
     daemon::confine(&config, &options, file_of_config.as_deref()).map_err(failure::not_started)?;
-    serve(config, options, Notifier::from_environment())
+    let notifier = Notifier::from_environment().map(Arc::new);
+    let kept: Vec<String> = passed.memory.iter().map(|(disk, _)| disk.clone()).collect();
+    daemon::keep_disks(notifier.clone(), passed.memory);
+    serve(config, options, notifier, &kept)
 }
 
 /// Serves until SIGTERM or SIGINT, and tells the service manager, if there is one.
-pub fn serve(config: Config, options: StartOptions, notifier: Option<Notifier>) -> Outcome {
-    let notifier = notifier.map(Arc::new);
+/// `kept`: disks whose memory was kept for this start.
+pub fn serve(
+    config: Config,
+    options: StartOptions,
+    notifier: Option<Arc<Notifier>>,
+    kept: &[String],
+) -> Outcome {
     let mut signals = Signals::listen()
         .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
     let running = daemon::start(config, options).map_err(failure::not_started)?;
     announce(&running);
+    let status = running.status();
+    for disk in kept {
+        if !status.disks.iter().any(|known| known.name == *disk) {
+            tracing::warn!(
+                disk,
+                "its memory is kept, and there is no such disk; hint: add it with persist = \"memfd\", or give the memory back with systemctl clean --what=fdstore"
+            );
+        }
+    }
     let mut watchdog = None;
     if let Some(notifier) = &notifier {
         notifier.ready(&status_line(&running.status()));

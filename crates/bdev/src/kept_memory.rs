@@ -1,0 +1,247 @@
+//! Memory of RAM disks that outlives the daemon: a memfd for each, in the keeping of whoever started the daemon (systemd's descriptor
+//! store), under the disk's name.
+//!
+//! ```text
+//!   0            2 MiB
+//!   | what it is | the disk's bytes
+//! ```
+//!
+//! What it is: a magic number, version, block size, size and a random number from which the disk's identity follows. A daemon that is
+//! killed leaves every byte that it has copied, so that the disk is as it was answered.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
+
+use guest_memory::Mapping;
+
+/// Who keeps memory beyond the end of this process.
+pub trait DescriptorStore: Send + Sync {
+    /// What is kept for a disk of this name.
+    fn take(&self, disk: &str) -> Option<OwnedFd>;
+
+    /// Keeps it from now on. False: nobody does.
+    fn keep(&self, disk: &str, memory: BorrowedFd<'_>) -> bool;
+
+    /// Keeps nothing for this disk any more.
+    fn forget(&self, disk: &str);
+}
+
+static STORE: OnceLock<Box<dyn DescriptorStore>> = OnceLock::new();
+
+/// Names the store of this process, once and before disks are opened.
+pub fn set_descriptor_store(store: Box<dyn DescriptorStore>) {
+    // The first one stays.
+    STORE.set(store).ok();
+}
+
+pub(crate) fn descriptor_store() -> Option<&'static dyn DescriptorStore> {
+    STORE.get().map(|store| &**store)
+}
+
+const MAGIC: [u8; 16] = *b"lunette ram disk";
+const VERSION: u32 = 1;
+/// Where the disk begins: at a multiple of a huge page.
+pub(crate) const DATA_AT: u64 = 2 << 20;
+const PAGE: u64 = 4096;
+const HEADER: usize = 48;
+
+/// The memory of one disk.
+#[derive(Debug)]
+pub(crate) struct KeptMemory {
+    pub file: File,
+    pub block_size: u32,
+    /// Bytes of the disk.
+    pub size: u64,
+    /// The disk's identity follows from it.
+    pub id: [u8; 16],
+}
+
+impl KeptMemory {
+    /// Of zeroes.
+    pub fn create(disk: &str, size: u64, block_size: u32, id: [u8; 16]) -> io::Result<KeptMemory> {
+        let length = DATA_AT + size.next_multiple_of(PAGE);
+        let kept = KeptMemory {
+            file: Mapping::memfd_to_keep(&format!("lunette-{disk}"), length)?,
+            block_size,
+            size,
+            id,
+        };
+        kept.write()?;
+        Ok(kept)
+    }
+
+    /// What a daemon before this one has made.
+    pub fn open(memory: OwnedFd) -> io::Result<KeptMemory> {
+        let file = File::from(memory);
+        let refused = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
+        let mut bytes = [0; HEADER];
+        file.read_exact_at(&mut bytes, 0)?;
+        let number = |at: usize| {
+            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        if bytes[..16] != MAGIC {
+            return Err(refused(
+                "the memory that was kept is not that of a RAM disk",
+            ));
+        }
+        if number(16) != VERSION {
+            return Err(refused(
+                "the memory that was kept is of another version of Lunette",
+            ));
+        }
+        let mut size = [0; 8];
+        size.copy_from_slice(&bytes[24..32]);
+        let mut id = [0; 16];
+        id.copy_from_slice(&bytes[32..48]);
+        let kept = KeptMemory {
+            block_size: number(20),
+            size: u64::from_ne_bytes(size),
+            id,
+            file,
+        };
+        let needed = kept
+            .size
+            .checked_next_multiple_of(PAGE)
+            .and_then(|size| size.checked_add(DATA_AT));
+        match needed {
+            Some(needed) if kept.size > 0 && needed <= kept.file.metadata()?.len() => Ok(kept),
+            _ => Err(refused("the memory that was kept is shorter than its disk")),
+        }
+    }
+
+    /// Makes room, if it has become larger, and says so in the memory.
+    pub fn resize(&mut self, size: u64) -> io::Result<()> {
+        let length = DATA_AT + size.next_multiple_of(PAGE);
+        if length > self.file.metadata()?.len() {
+            self.file.set_len(length)?;
+        }
+        self.size = size;
+        self.write()
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let mut bytes = [0; HEADER];
+        bytes[..16].copy_from_slice(&MAGIC);
+        bytes[16..20].copy_from_slice(&VERSION.to_ne_bytes());
+        bytes[20..24].copy_from_slice(&self.block_size.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&self.size.to_ne_bytes());
+        bytes[32..].copy_from_slice(&self.id);
+        self.file.write_all_at(&bytes, 0)
+    }
+
+    /// What the medium is called.
+    pub fn key(&self) -> String {
+        let digits = self.id.iter().map(|byte| format!("{byte:02x}"));
+        format!("ram:{}", digits.collect::<String>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_opened_as_it_was_made_and_grown() {
+        let mut kept = KeptMemory::create("d0", 1 << 20, 4096, [7; 16]).unwrap();
+        kept.resize(3 << 20).unwrap();
+        let again = KeptMemory::open(kept.file.try_clone().unwrap().into()).unwrap();
+        assert_eq!(
+            (again.size, again.block_size, again.id),
+            (3 << 20, 4096, [7; 16])
+        );
+        assert_eq!(again.key(), format!("ram:{}", "07".repeat(16)));
+    }
+
+    #[test]
+    fn memory_of_others_is_refused() {
+        let other = Mapping::memfd_to_keep("other", 4 << 20).unwrap();
+        let error = KeptMemory::open(other.try_clone().unwrap().into()).unwrap_err();
+        assert!(
+            error.to_string().contains("not that of a RAM disk"),
+            "{error}"
+        );
+        let kept = KeptMemory::create("d0", 1 << 20, 512, [0; 16]).unwrap();
+        // A size that lies, and a version that is not ours.
+        kept.file
+            .write_all_at(&(u64::MAX - 100).to_ne_bytes(), 24)
+            .unwrap();
+        assert!(KeptMemory::open(kept.file.try_clone().unwrap().into()).is_err());
+        kept.file.write_all_at(&9u32.to_ne_bytes(), 16).unwrap();
+        let error = KeptMemory::open(kept.file.try_clone().unwrap().into()).unwrap_err();
+        assert!(error.to_string().contains("another version"), "{error}");
+        let short = Mapping::memfd_to_keep("short", 8).unwrap();
+        assert!(KeptMemory::open(short.into()).is_err());
+    }
+
+    /// Keeps for one process what systemd keeps for all that follow each other.
+    #[derive(Default)]
+    struct Store(std::sync::Mutex<std::collections::HashMap<String, OwnedFd>>);
+
+    impl DescriptorStore for &'static Store {
+        fn take(&self, disk: &str) -> Option<OwnedFd> {
+            self.0.lock().unwrap().get(disk)?.try_clone().ok()
+        }
+
+        fn keep(&self, disk: &str, memory: BorrowedFd<'_>) -> bool {
+            let own = memory.try_clone_to_owned().unwrap();
+            self.0.lock().unwrap().entry(disk.to_owned()).or_insert(own);
+            true
+        }
+
+        fn forget(&self, disk: &str) {
+            self.0.lock().unwrap().remove(disk);
+        }
+    }
+
+    #[test]
+    fn a_disk_that_is_made_again_has_what_was_kept_and_no_other_shape() {
+        use crate::{BlockDevice, OpenError, Ram, RamOptions};
+
+        set_descriptor_store(Box::new(
+            Box::leak(Box::<Store>::default()) as &'static Store
+        ));
+        let options = RamOptions {
+            size: 4 << 20,
+            ..RamOptions::default()
+        };
+        let open = |options: RamOptions| Ram::keep(options, "d0");
+        let first = open(options).unwrap();
+        assert_eq!(first.info().atomic_writes, None);
+        let identity = |disk: &Ram| disk.medium().unwrap().own_identity();
+        let again = open(options).unwrap();
+        assert_eq!(identity(&first), identity(&again));
+        for other in [
+            RamOptions {
+                size: 2 << 20,
+                ..options
+            },
+            RamOptions {
+                block_size: 4096,
+                ..options
+            },
+        ] {
+            assert!(matches!(
+                open(other),
+                Err(OpenError::Kept {
+                    size: 0x40_0000,
+                    block_size: 512
+                })
+            ));
+        }
+        // A larger one has grown.
+        let grown = open(RamOptions {
+            size: 8 << 20,
+            ..options
+        })
+        .unwrap();
+        assert_eq!(
+            (grown.capacity().bytes(), identity(&grown)),
+            (8 << 20, identity(&first))
+        );
+        grown.forget();
+        assert_ne!(identity(&open(options).unwrap()), identity(&first));
+    }
+}
