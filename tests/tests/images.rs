@@ -1,15 +1,15 @@
 //! Disks in qcow2 images: a guest's verified I/O through kills of the daemon, on an image with a backing image; growth at run time; the
-//! commands of `lunette image`, judged by qemu-img. Needs: a guest, qemu-img. Takes: 40 s.
+//! commands of `lunette image`, judged by qemu-img. Needs: a guest, qemu-img, Ceph. Takes: 40 s.
 #![forbid(unsafe_code)]
 
-use end_to_end::rig::kernel_is_content;
+use end_to_end::rig::{free_portal, kernel_is_content};
 use end_to_end::{Context, GuestBuilder, Result, Rig, Scratch, ensure};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
-use vhost_frontend::VerifiedLoad;
-use vm::wait_until;
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
+use vm::{CEPH_USER, Ceph, wait_until};
 
 const MIB: usize = 1 << 20;
 const SOON: Duration = Duration::from_secs(60);
@@ -41,6 +41,108 @@ fn lunette(folder: &Path, arguments: &[&str]) -> Result<String> {
 
 fn program() -> Result<String> {
     Ok(vm::lunette_program(vm::Profile::Dev)?.display().to_string())
+}
+
+/// A raw backing image that is a logical unit of another daemon's target: read as needed, never written, and waited for when its target
+/// restarts.
+#[test]
+fn image_stands_on_an_iscsi_unit_through_a_restart_of_its_target() -> Result<()> {
+    const TARGET: &str = "iqn.2026-11.org.example:base";
+    let portal = free_portal()?.to_string();
+    let content: Vec<u8> = (0..32 * MIB).map(|at| (at / 512 % 251) as u8).collect();
+    let mut far = Rig::prepared(|scratch, daemon| {
+        let base = scratch.file("base.raw");
+        std::fs::write(&base, &content)?;
+        let disk = format!("d=file:{}", base.display());
+        let target = format!("{TARGET}=d");
+        let serves = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "ro"];
+        Ok(daemon.disk(&disk).arguments(serves))
+    })?;
+    let folder = Scratch::new()?;
+    let unit = format!("iscsi://{portal}/{TARGET}/0");
+    let image = folder.file("disk.qcow2");
+    let shown = image.display().to_string();
+    let create = [
+        "create", "-q", "-u", "-f", "qcow2", "-b", &unit, "-F", "raw", &shown, "40M",
+    ];
+    succeeds(folder.files(), "qemu-img", &create)?;
+    let mut near = far.beside(|daemon| daemon.disk(&format!("d=image:{shown}")).vhost_blk("d"))?;
+    {
+        let mut front_end = FrontEnd::connect(&near.socket("d"), &Options::default())?;
+        let queue = QueueOptions::default();
+        let mut queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+        for at in [0, 5 * MIB + 512, 32 * MIB - 64 * 1024] {
+            let mut bytes = vec![0; 64 * 1024];
+            ensure!(queue.read(at as u64, &mut bytes)? == status::OK);
+            ensure!(bytes == content[at..at + bytes.len()], "{at}");
+        }
+        // Beyond its end are zeroes; a part of a cluster takes the rest with it.
+        let mut bytes = vec![1; 512];
+        ensure!(queue.read(39 << 20, &mut bytes)? == status::OK && bytes == [0; 512]);
+        ensure!(queue.write(7 << 20, &[0xee; 512])? == status::OK);
+        let mut bytes = vec![0; 1024];
+        ensure!(queue.read(7 << 20, &mut bytes)? == status::OK);
+        ensure!(bytes[..512] == [0xee; 512] && bytes[512..] == content[7 * MIB + 512..][..512]);
+    }
+    let load = VerifiedLoad::start(&near.socket("d"))?;
+    load.goes_on(SOON)?;
+    far.daemon.kill()?;
+    std::thread::sleep(Duration::from_millis(500));
+    far.daemon.start_again()?;
+    load.goes_on(SOON)?;
+    ensure!(load.finish()? > 0);
+    // An orderly stop leaves no unused clusters.
+    near.daemon.stop(SOON)?;
+    ensure!(
+        std::fs::read(far.scratch.file("base.raw"))? == content,
+        "it was written"
+    );
+    succeeds(folder.files(), "qemu-img", &["check", "-q", &shown])?;
+    Ok(())
+}
+
+/// An image in a file, on a snapshot in the cluster, as QEMU names it.
+#[test]
+fn qcow2_image_stands_on_a_snapshot_of_the_cluster() -> Result<()> {
+    let ceph = Ceph::start()?;
+    let folder = Scratch::new()?;
+    let content: Vec<u8> = (0..8 << 20).map(|at| (at / 512 % 251) as u8).collect();
+    std::fs::write(folder.file("base.raw"), &content)?;
+    let raw = folder.file("base.raw").display().to_string();
+    ceph.rbd(&["import", &raw, "rbd/base"])?;
+    ceph.rbd(&["snap", "create", "rbd/base@first"])?;
+    let (conf, keyring) = (ceph.conf(), ceph.keyring());
+    let base = format!(
+        "rbd:rbd/base@first:conf={}:id={CEPH_USER}:keyring={}",
+        conf.display(),
+        keyring.display()
+    );
+    let image = folder.file("disk.qcow2").display().to_string();
+    let create = [
+        "create", "-q", "-u", "-f", "qcow2", "-b", &base, "-F", "raw", &image, "8M",
+    ];
+    let made = std::process::Command::new("qemu-img").args(create).output();
+    let made = made.context("cannot run qemu-img; hint: apt-get install qemu-utils")?;
+    ensure!(
+        made.status.success(),
+        "{}",
+        String::from_utf8_lossy(&made.stderr)
+    );
+    let mut rig = Rig::new(|daemon| daemon.disk(&format!("d=image:{image}")).vhost_blk("d"))?;
+    let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
+    let queue = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+    let mut bytes = vec![0; 64 * 1024];
+    let read = queue.read(5 << 20, &mut bytes)?;
+    ensure!(read == status::OK, "{}", rig.daemon.process().log_tail());
+    ensure!(bytes == content[5 << 20..][..bytes.len()]);
+    ensure!(queue.write(5 << 20, &[0xee; 512])? == status::OK);
+    ensure!(queue.read(5 << 20, &mut bytes)? == status::OK);
+    ensure!(
+        bytes[..512] == [0xee; 512]
+            && bytes[512..] == content[(5 << 20) + 512..][..bytes.len() - 512]
+    );
+    Ok(())
 }
 
 /// An overlay on a raw image of 32 MiB.

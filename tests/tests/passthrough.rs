@@ -223,6 +223,44 @@ fn guest_sees_the_device_behind_virtio_scsi() -> Result<()> {
     guest.kill()
 }
 
+/// An initiator that may only read gets to nothing that it is not known to leave as it is, firmware included.
+#[test]
+fn read_only_initiators_reach_no_command_that_may_change_the_device() -> Result<()> {
+    let pair = Pair::start("")?;
+    let (near, portal) = (&pair.portals[1], free_portal()?.to_string());
+    let reader = pair.far.beside(|daemon| {
+        daemon
+            .disk(&format!(
+                "r=iscsi://{}/{FAR}/0,passthrough=true",
+                pair.portals[0]
+            ))
+            .arguments([
+                "--iscsi",
+                &format!("{NEAR}=r"),
+                "--portal",
+                &portal,
+                "--demo-mode",
+                "ro",
+            ])
+    })?;
+    let mut session = IscsiSession::login(&portal, NEAR, 4)?;
+    for opcode in [0x2a, 0x3b, 0x85, 0x9f, 0xc1] {
+        let mut cdb = [0; 16];
+        cdb[0] = opcode;
+        let done = session.command(&cdb, Some(&[0; 512]), 0)?;
+        ensure!(
+            done.status == 2 && done.sense[2] & 0x0f == 7,
+            "{opcode:x}h: {done:?}"
+        );
+    }
+    ensure!(session.command(&[0x12, 0, 0, 0, 96, 0], None, 96)?.status == 0);
+    // Another one is told by the device itself that it has no such command.
+    let done = IscsiSession::login(near, NEAR, 5)?.command(&[0x3b; 10], Some(&[0; 512]), 0)?;
+    ensure!(done.status == 2 && done.sense[2] & 0x0f == 5, "{done:?}");
+    drop(reader);
+    Ok(())
+}
+
 /// What QEMU's disk and CD-ROM say in a guest is what clients of the Lunette in that guest see.
 #[test]
 fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {

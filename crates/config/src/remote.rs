@@ -167,7 +167,7 @@ impl RemoteConfig {
                 queue_depth: usize::from(self.queue_depth),
                 replacement_timeout: Duration::from_secs(self.replacement_timeout.into()),
             },
-            disk: disk.to_owned(),
+            disk: Some(disk.to_owned()),
             read_only,
             passthrough: self.passthrough,
         })

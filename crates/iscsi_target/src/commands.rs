@@ -38,39 +38,6 @@ fn attribute(field: u8) -> TaskAttribute {
     }
 }
 
-/// Does it change what is on the medium, or who may use it? For initiators that may only read.
-fn changes(cdb: &[u8]) -> bool {
-    use scsi::opcode::*;
-    let opcode = cdb.first().copied().unwrap_or(0);
-    matches!(
-        opcode,
-        WRITE_6
-            | WRITE_10
-            | WRITE_12
-            | WRITE_16
-            | WRITE_AND_VERIFY_10
-            | WRITE_AND_VERIFY_12
-            | WRITE_AND_VERIFY_16
-            | WRITE_SAME_10
-            | WRITE_SAME_16
-            | UNMAP
-            | SANITIZE
-            | COMPARE_AND_WRITE
-            | ORWRITE_16
-            | WRITE_ATOMIC_16
-            | EXTENDED_COPY
-            | MODE_SELECT_6
-            | MODE_SELECT_10
-            | START_STOP_UNIT
-            | PREVENT_ALLOW
-            | RESERVE_6
-            | RESERVE_10
-            | PERSISTENT_RESERVE_OUT
-            | MAINTENANCE_OUT
-            | FORMAT_UNIT
-    )
-}
-
 impl Connection {
     /// The slot of an iSCSI task, taken at first sight.
     pub(crate) fn slot_of(&mut self, task: TaskId) -> u32 {
@@ -196,7 +163,7 @@ impl Connection {
             data_out_length: slot.write_length.unwrap_or(0).into(),
             data_in_length: slot.read_length.into(),
         };
-        let plan = if session.read_only && changes(&command.cdb) {
+        let plan = if session.read_only && session.view.changes(&asked) {
             let sense = Sense::new(SenseKey::DataProtect, SenseCode::WRITE_PROTECTED);
             session.view.refuse(&asked, sense)
         } else {

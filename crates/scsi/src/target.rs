@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use crate::command::Command;
+use crate::command::{Cdb, Command};
 use crate::commands::{self, PlainWay};
 use crate::known::KnownUnits;
 use crate::logical_unit::LogicalUnit;
@@ -341,6 +341,14 @@ impl TargetView {
         }
     }
 
+    /// Does a command change what is on the medium, or who may use it? For initiators that may only read.
+    #[cold]
+    pub fn changes(&self, command: &Command<'_>) -> bool {
+        let cdb = padded(command.cdb);
+        self.unit(command.lun)
+            .is_some_and(|unit| commands::changes(unit, &cdb))
+    }
+
     /// The answer to a command that the transport does not let through to its unit; where there is none, that is told.
     #[cold]
     pub fn refuse(&self, command: &Command<'_>, sense: Sense) -> Plan {
@@ -349,6 +357,14 @@ impl TargetView {
             None => self.begin(command),
         }
     }
+}
+
+/// The first bytes of a CDB.
+fn padded(cdb: &[u8]) -> Cdb {
+    let mut padded = [0; 16];
+    let length = cdb.len().min(padded.len());
+    padded[..length].copy_from_slice(&cdb[..length]);
+    padded
 }
 
 /// A logical unit through a nexus, as [`TargetView::plain_unit`] gave it.

@@ -207,6 +207,34 @@ fn read_only_unit_lets_no_command_through_that_may_change_anything() {
     assert_eq!(seen.try_iter().count(), 2);
 }
 
+/// Of initiators that may only read.
+#[test]
+fn what_may_change_the_device_is_told_from_what_does_not() {
+    let (bed, _seen) = good(PassedReservations::Forward);
+    let view = bed.target.view();
+    let changes = |cdb: &[u8]| {
+        view.changes(&Command {
+            nexus: &bed.nexus,
+            lun: Lun::unit(0),
+            cdb,
+            attribute: TaskAttribute::Simple,
+            data_out_length: 0,
+            data_in_length: 0,
+        })
+    };
+    // WRITE BUFFER, ATA PASS-THROUGH (16), WRITE LONG (16), BLANK, one of a vendor; reservations; an empty CDB is TEST UNIT READY.
+    for opcode in [0x2a, 0x3b, 0x85, 0x9f, 0xa1, 0xc1, 0x16, 0x56, 0x5f, 0x7f] {
+        assert!(changes(&[opcode, 0, 0, 0, 0, 0, 0, 0, 0, 0]), "{opcode:x}h");
+    }
+    for opcode in [0x00, 0x12, 0x1a, 0x28, 0x5e, 0x88, 0xa0] {
+        assert!(
+            !changes(&[opcode, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            "{opcode:x}h"
+        );
+    }
+    assert!(!changes(&[]));
+}
+
 #[test]
 fn a_command_that_was_lost_on_its_way_is_aborted() {
     let (mut bed, _seen) = good(PassedReservations::Refuse);

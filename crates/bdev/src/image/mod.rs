@@ -9,6 +9,7 @@ mod channel;
 mod open;
 mod owner;
 mod readers;
+mod remote_backing;
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -12,6 +12,7 @@ use qcow2::{Header, OpenOptions};
 
 use super::owner::Owner;
 use super::readers::Readers;
+use super::remote_backing::Remote;
 use super::{Image, ImageOptions, Shared};
 use crate::error::check_size;
 use crate::file::Container;
@@ -177,6 +178,9 @@ fn open_backing(
     seen: &mut Seen,
 ) -> Result<Arc<dyn BlockDevice>, OpenError> {
     let path = options.path.as_path();
+    if let Some(remote) = Remote::parse(name) {
+        return open_remote(options, remote, header);
+    }
     let below = backing_path(path, name)?;
     let shown = path.display();
     match header.backing_format.as_deref() {
@@ -222,6 +226,27 @@ fn open_backing(
     }
 }
 
+fn open_remote(
+    options: &ImageOptions,
+    remote: Result<Remote, String>,
+    header: &Header,
+) -> Result<Arc<dyn BlockDevice>, OpenError> {
+    let path = options.path.as_path();
+    let refused = |what: String| fail(path, format!("its backing image: {what}"));
+    if !matches!(header.backing_format.as_deref(), Some("raw")) {
+        let what = "over a network it can be raw only, and the image has to say so; hint: qemu-img rebase -u -F raw";
+        return Err(refused(what.to_owned()));
+    }
+    let device = remote.map_err(refused)?.open()?;
+    let own = options.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
+    match device.info().geometry.block_size() {
+        below if below > own => Err(refused(format!(
+            "it has blocks of {below} bytes, and the disk has blocks of {own}; hint: block_size = {below}"
+        ))),
+        _ => Ok(device),
+    }
+}
+
 /// Relative names are so to the image.
 fn backing_path(path: &Path, name: &str) -> Result<PathBuf, OpenError> {
     let name = name.strip_prefix("file:").unwrap_or(name);
@@ -235,7 +260,7 @@ fn backing_path(path: &Path, name: &str) -> Result<PathBuf, OpenError> {
         return Err(fail(
             path,
             format!(
-                "its backing image {name} is not a file, which is not served; hint: qemu-img convert makes one image of the chain"
+                "its backing image {name} is neither a file nor a logical unit or RBD image, and is not served; hint: qemu-img convert makes one image of the chain"
             ),
         ));
     }

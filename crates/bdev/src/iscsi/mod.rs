@@ -21,8 +21,8 @@ use crate::scsi::{CommandUnit, ScsiDisk, ScsiDiskParts, Watch};
 pub struct IscsiOptions {
     /// Which unit, as whom. Without an ISID it gets one that is always the same for this host, disk and unit.
     pub unit: ReconnectSettings,
-    /// The disk's name.
-    pub disk: String,
+    /// The disk's name, from which the ISID follows; `None`: it is a random one.
+    pub disk: Option<String>,
     /// Nothing may be written.
     pub read_only: bool,
     /// It is passed through, with these reservations.
@@ -57,8 +57,9 @@ impl ScsiDisk {
         };
         let mut settings = options.unit.clone();
         let host = host_name();
-        let isid = || isid(&[&host, &options.disk, &address.to_string()]);
-        settings.session.isid.get_or_insert_with(isid);
+        if let (None, Some(disk)) = (settings.session.isid, &options.disk) {
+            settings.session.isid = Some(isid(&[&host, disk, &address.to_string()]));
+        }
         let opened = ReconnectingUnit::open(settings, observer);
         let (unit, info) = opened.map_err(|error| failed(error.to_string()))?;
         let parts = ScsiDiskParts {

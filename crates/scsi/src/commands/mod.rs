@@ -167,6 +167,42 @@ pub(crate) fn begin(
     }
 }
 
+/// Does a command change what is on the medium, or who may use it? For initiators that may only read.
+pub(crate) fn changes(unit: &LogicalUnit, cdb: &Cdb) -> bool {
+    if unit.passthrough().is_some() {
+        // What the device makes of others is not known.
+        return !passthrough::is_harmless(cdb)
+            || matches!(cdb[0], RESERVE_6 | RESERVE_10 | PERSISTENT_RESERVE_OUT);
+    }
+    matches!(
+        cdb[0],
+        WRITE_6
+            | WRITE_10
+            | WRITE_12
+            | WRITE_16
+            | WRITE_AND_VERIFY_10
+            | WRITE_AND_VERIFY_12
+            | WRITE_AND_VERIFY_16
+            | WRITE_SAME_10
+            | WRITE_SAME_16
+            | UNMAP
+            | SANITIZE
+            | COMPARE_AND_WRITE
+            | ORWRITE_16
+            | WRITE_ATOMIC_16
+            | EXTENDED_COPY
+            | MODE_SELECT_6
+            | MODE_SELECT_10
+            | START_STOP_UNIT
+            | PREVENT_ALLOW
+            | RESERVE_6
+            | RESERVE_10
+            | PERSISTENT_RESERVE_OUT
+            | MAINTENANCE_OUT
+            | FORMAT_UNIT
+    )
+}
+
 /// The answer to a command that does not get to a unit, as the unit gives it.
 pub(crate) fn refuse(unit: &LogicalUnit, command: &Command<'_>, sense: Sense) -> Plan {
     finish(Err(sense), command, unit.word())

@@ -10,7 +10,7 @@ use block::{
 };
 
 use super::{Context, Planned};
-use crate::command::{cdb_length, opcode::*};
+use crate::command::{Cdb, cdb_length, opcode::*};
 use crate::logical_unit::DiskId;
 use crate::plan::{Pending, Plan, Program, Run, Step};
 use crate::response::{Residual, Response, Status};
@@ -50,7 +50,7 @@ pub(super) fn begin(c: &Context<'_>, passthrough: Passthrough, given: usize) -> 
         },
         _ => {}
     }
-    if passthrough.read_only && !is_harmless(c) {
+    if passthrough.read_only && !is_harmless(c.cdb) {
         return Err(Sense::new(
             SenseKey::DataProtect,
             SenseCode::WRITE_PROTECTED,
@@ -92,14 +92,14 @@ fn emulated(c: &Context<'_>, given: usize) -> Planned {
     super::dispatch(c)
 }
 
-/// Does the command leave the medium and the device's settings as they are?
-fn is_harmless(c: &Context<'_>) -> bool {
+/// Does a command leave the medium and the device's settings as they are?
+pub(super) fn is_harmless(cdb: &Cdb) -> bool {
     const SYNCHRONIZE: [u8; 2] = [SYNCHRONIZE_CACHE_10, SYNCHRONIZE_CACHE_16];
     // MMC-6: READ FORMAT CAPACITIES, READ TOC/PMA/ATIP, GET CONFIGURATION, GET EVENT STATUS NOTIFICATION, READ DISC INFORMATION,
     // READ TRACK INFORMATION, READ BUFFER CAPACITY, MECHANISM STATUS, READ CD, READ DISC STRUCTURE.
     const OF_OPTICAL_UNITS: [u8; 10] = [0x23, 0x43, 0x46, 0x4a, 0x51, 0x52, 0x5c, 0xbd, 0xbe, 0xad];
-    let opcode = c.cdb[0];
-    let by_table = table::find(c.cdb).map(|row| table::access(row, c.cdb));
+    let opcode = cdb[0];
+    let by_table = table::find(cdb).map(|row| table::access(row, cdb));
     SYNCHRONIZE.contains(&opcode)
         || OF_OPTICAL_UNITS.contains(&opcode)
         || matches!(by_table, Some(Access::Always | Access::Read))
@@ -144,13 +144,13 @@ impl Program for Passed {
         Step::Done(match last {
             None => return self.begin(scratch),
             Some(Err(error)) => Response::check(Sense::of_io_error(error)),
-            Some(Ok(())) => answer(scratch),
+            Some(Ok(())) => answer(scratch, self.command.data_out > 0),
         })
     }
 }
 
 /// What the device has answered, as it is.
-fn answer(buffer: &[u8]) -> Response {
+fn answer(buffer: &[u8], is_out: bool) -> Response {
     let answer = ScsiAnswer::decode(buffer);
     let Some((answer, status)) =
         answer.and_then(|answer| Status::from_byte(answer.status).map(|status| (answer, status)))
@@ -160,9 +160,10 @@ fn answer(buffer: &[u8]) -> Response {
     let data = buffer[COMMAND_HEADER..][..answer.data_in as usize].to_vec();
     Response {
         residual: match answer.residual {
-            0 => Residual::None,
-            less @ ..0 => Residual::Underflow(less.unsigned_abs()),
-            more => Residual::Overflow(more.unsigned_abs()),
+            more @ 1.. => Residual::Overflow(more.unsigned_abs()),
+            less @ ..=-1 if is_out => Residual::Underflow(less.unsigned_abs()),
+            // Of data-in it follows from what has come: the initiator may have more room than the device was told of.
+            _ => Residual::None,
         },
         data,
         device_sense: answer.sense.into_boxed_slice(),

@@ -1,0 +1,170 @@
+//! Backing images that are no files: logical units of iSCSI targets and RBD images, named as QEMU does. They are raw, and only read.
+//!
+//! ```text
+//!   iscsi://HOST[:PORT]/TARGET/LUN
+//!   rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:conf=FILE][:id=USER][:keyring=FILE][:mon_host=ADDRESSES][:OPTION=VALUE]...
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use iscsi_initiator::{ReconnectSettings, SessionOptions, UnitAddress};
+use librbd::{ClusterConfig, ImageName};
+
+use crate::rbd::{Rbd, RbdLock, RbdOptions};
+use crate::scsi::ScsiDisk;
+use crate::{BlockDevice, IscsiOptions, OpenError};
+
+/// Commands in flight, and how long I/O waits for a session that is lost: as for disks that do not say.
+const QUEUE_DEPTH: usize = 128;
+const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(120);
+/// A target that does not answer a login is given up after this.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A way to an image that is no file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Remote {
+    Iscsi(UnitAddress),
+    Rbd(ImageName, ClusterConfig),
+}
+
+impl Remote {
+    /// `None`: it is not named in one of these ways.
+    ///
+    /// # Errors
+    /// What is wrong with the name.
+    pub fn parse(name: &str) -> Option<Result<Remote, String>> {
+        if UnitAddress::looks_like_one(name) {
+            return Some(unit(name).map(Remote::Iscsi));
+        }
+        let image = name.strip_prefix("rbd:")?;
+        Some(image_of(image).map(|(image, cluster)| Remote::Rbd(image, cluster)))
+    }
+
+    /// Opens it; may block.
+    pub fn open(self) -> Result<Arc<dyn BlockDevice>, OpenError> {
+        match self {
+            Remote::Iscsi(address) => Ok(Arc::new(ScsiDisk::open_iscsi(&IscsiOptions {
+                unit: ReconnectSettings {
+                    address,
+                    paths: Vec::new(),
+                    session: SessionOptions {
+                        timeout: LOGIN_TIMEOUT,
+                        ..SessionOptions::default()
+                    },
+                    queue_depth: QUEUE_DEPTH,
+                    replacement_timeout: REPLACEMENT_TIMEOUT,
+                },
+                // Several images may stand on one unit, each with a session of its own; nothing that is only read needs to be fenced.
+                disk: None,
+                read_only: true,
+                passthrough: None,
+            })?)),
+            Remote::Rbd(image, cluster) => Ok(Arc::new(Rbd::open(&RbdOptions {
+                cluster,
+                image,
+                lock: RbdLock::default(),
+                read_only: true,
+                block_size: 512,
+            })?)),
+        }
+    }
+}
+
+fn unit(name: &str) -> Result<UnitAddress, String> {
+    let address: UnitAddress = name.parse()?;
+    match &address.user {
+        None => Ok(address),
+        // The secret would have to stand in the image, for everybody who reads it.
+        Some(user) => Err(format!(
+            "{name} names the CHAP user {user}, whose secret nobody gives; hint: let this host's initiator read without CHAP, or serve the unit as a disk"
+        )),
+    }
+}
+
+/// Words are set apart by colons; one that belongs to a word has a backslash before it.
+fn words(text: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut letters = text.chars();
+    while let Some(letter) = letters.next() {
+        match letter {
+            ':' => words.push(String::new()),
+            letter => {
+                let letter = match letter {
+                    '\\' => letters.next().unwrap_or('\\'),
+                    letter => letter,
+                };
+                if let Some(word) = words.last_mut() {
+                    word.push(letter);
+                }
+            }
+        }
+    }
+    words
+}
+
+fn image_of(text: &str) -> Result<(ImageName, ClusterConfig), String> {
+    let mut words = words(text).into_iter();
+    let image = words.next().unwrap_or_default();
+    let Some(image) = ImageName::parse(&image) else {
+        return Err(format!("rbd:{image} is not {}", ImageName::FORM));
+    };
+    let mut cluster = ClusterConfig::default();
+    for word in words {
+        let Some((key, value)) = word.split_once('=') else {
+            return Err(format!("rbd:{text}: {word:?} is not KEY=VALUE"));
+        };
+        let value = value.to_owned();
+        match key {
+            "conf" => cluster.conf = Some(value.into()),
+            "id" => cluster.id = Some(value),
+            "keyring" => cluster.keyring = Some(value.into()),
+            "mon_host" => cluster.mon_host = Some(value),
+            key => drop(cluster.options.insert(key.to_owned(), value)),
+        }
+    }
+    Ok((image, cluster))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_qemu_writes_them() {
+        let unit = Remote::parse("iscsi://192.0.2.1:3261/iqn.2026-11.org.example:t/2");
+        assert_eq!(
+            unit,
+            Some(Ok(Remote::Iscsi(
+                "iscsi://192.0.2.1:3261/iqn.2026-11.org.example:t/2"
+                    .parse()
+                    .unwrap()
+            )))
+        );
+        let name =
+            "rbd:rbd/base@s1:conf=/etc/ceph/a.conf:id=vm:mon_host=192.0.2.1\\:6789:rbd_cache=false";
+        let Some(Ok(Remote::Rbd(image, cluster))) = Remote::parse(name) else {
+            panic!("{name}");
+        };
+        assert_eq!(image.to_string(), "rbd/base@s1");
+        assert_eq!(cluster.conf, Some("/etc/ceph/a.conf".into()));
+        assert_eq!(cluster.id.as_deref(), Some("vm"));
+        assert_eq!(cluster.mon_host.as_deref(), Some("192.0.2.1:6789"));
+        assert_eq!(cluster.options["rbd_cache"], "false");
+    }
+
+    #[test]
+    fn other_names_are_none_or_say_what_is_wrong() {
+        for file in ["base.raw", "/srv/base.raw", "nbd://192.0.2.1/a", "json:{}"] {
+            assert_eq!(Remote::parse(file), None, "{file}");
+        }
+        for wrong in [
+            "iscsi://192.0.2.1/iqn.2026-11.org.example:t",
+            "iscsi://ann@192.0.2.1/iqn.2026-11.org.example:t/0",
+            "rbd:base",
+            "rbd:rbd/base:conf",
+        ] {
+            assert!(matches!(Remote::parse(wrong), Some(Err(_))), "{wrong}");
+        }
+    }
+}
