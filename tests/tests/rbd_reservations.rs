@@ -217,7 +217,9 @@ fn stand_still(rig: &mut Rig) -> Result<()> {
 fn stopped_daemon_writes_nothing_after_a_preemption() -> Result<()> {
     let ceph = Ceph::start()?;
     ceph.rbd(&["create", "rbd/s", "--size", "8M", "--image-shared"])?;
-    let mut first = Rig::new(|daemon| serve(&ceph)(daemon).vhost_blk("d"))?;
+    // Confined: what a worker notices, another thread has to mend.
+    let confined = ["--sandbox", "enforce"];
+    let mut first = Rig::new(|daemon| serve(&ceph)(daemon).vhost_blk("d").arguments(confined))?;
     let mut second = first.beside(serve(&ceph))?;
     let (mut a, mut b) = (login(&mut first)?, login(&mut second)?);
     ensure!(reserve(&mut a, REGISTER, 0, [0, 1])? == GOOD);

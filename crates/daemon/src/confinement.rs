@@ -95,7 +95,13 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
             }
             // Commands need the right to write, whatever they do.
             BlockDeviceConfig::ScsiGeneric { path, .. } => paths.write.push(place_of(path)),
-            BlockDeviceConfig::Rbd(_) => paths.write.extend(CEPH.iter().map(PathBuf::from)),
+            BlockDeviceConfig::Rbd(rbd) => {
+                paths.write.extend(CEPH.iter().map(PathBuf::from));
+                let own = [&rbd.cluster.conf, &rbd.cluster.keyring];
+                paths
+                    .read
+                    .extend(own.into_iter().flatten().map(|file| folder_of(file)));
+            }
             BlockDeviceConfig::Ram { .. }
             | BlockDeviceConfig::Null { .. }
             | BlockDeviceConfig::Delay { .. }

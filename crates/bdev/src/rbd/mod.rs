@@ -245,6 +245,10 @@ impl Rbd {
             calls: BlockingCalls::default(),
             peers: Mutex::default(),
         });
+        shared.start_reopening().map_err(|error| OpenError::Image {
+            image: options.image.to_string(),
+            what: format!("no thread is left for it: {error}"),
+        })?;
         shared.follow(&image, 0)?;
         Ok(Rbd { shared })
     }

@@ -7,10 +7,12 @@
 //!
 //! Until then I/O fails, also where librbd would carry it out: objects of an image that was removed would be read as zeroes, and
 //! written for nobody. What is opened again has to be the same image, and to keep what clients were told of it; another one under its name is
-//! another disk. Runs on a thread of its own while the image is away; workers only start it.
+//! another disk. A thread of the image does it, started when the image is opened: what a worker starts is confined as the worker is (sandbox),
+//! and reaches no cluster.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use librbd::{Cluster, Image};
@@ -59,6 +61,8 @@ impl Lost {
 #[derive(Default)]
 pub(super) struct Away {
     is_up: AtomicBool,
+    /// The way to the thread that opens the image again.
+    lost: OnceLock<Sender<Lost>>,
     /// Why the image is not there, and when it is tried next.
     why: Mutex<Option<(String, Instant)>>,
 }
@@ -85,15 +89,29 @@ impl Shared {
         if generation != self.generation() || self.away.is_up.swap(true, Ordering::AcqRel) {
             return;
         }
-        let weak = Arc::downgrade(self);
-        let thread = std::thread::Builder::new().name("rbd-reopen".to_owned());
-        if let Err(error) = thread.spawn(move || come_back(&weak, lost)) {
-            // The next I/O tries again.
-            self.away.is_up.store(false, Ordering::Release);
-            tracing::error!(image = %self.options.image, "no thread to open the image again: {error}");
-            return;
+        // Its thread waits for that as long as there is an image.
+        if let Some(thread) = self.away.lost.get() {
+            thread.send(lost).ok();
         }
         self.close_image();
+    }
+
+    /// Starts the thread that opens the image again when it is lost. It ends with the image.
+    ///
+    /// # Errors
+    /// When the system has no thread left.
+    pub(super) fn start_reopening(self: &Arc<Shared>) -> std::io::Result<()> {
+        let (sender, losses) = channel();
+        let away = Arc::downgrade(self);
+        let thread = std::thread::Builder::new().name("rbd-reopen".to_owned());
+        thread.spawn(move || {
+            while let Ok(lost) = losses.recv() {
+                come_back(&away, lost);
+            }
+        })?;
+        // Nobody else sets it.
+        self.away.lost.set(sender).ok();
+        Ok(())
     }
 
     /// Opens the image again, once the cluster serves this client, or has served it since it was `fenced`. The disk is ready before
