@@ -260,7 +260,7 @@ fn backing_path(path: &Path, name: &str) -> Result<PathBuf, OpenError> {
         return Err(fail(
             path,
             format!(
-                "its backing image {name} is neither a file nor a logical unit or RBD image, and is not served; hint: qemu-img convert makes one image of the chain"
+                "its backing image {name} is not a file, a logical unit or an RBD image, and is not served; hint: qemu-img convert makes one image of the chain"
             ),
         ));
     }
