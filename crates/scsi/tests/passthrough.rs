@@ -13,9 +13,18 @@ type Seen = Receiver<(ScsiCommand, Vec<u8>)>;
 
 /// A unit whose device says what commands came, and answers with `status`, `sense` and as much data as there is room for, at most 36 bytes.
 fn passed(reservations: PassedReservations, read_only: bool, answer: ScsiAnswer) -> (Bed, Seen) {
+    passed_of_type(0, reservations, read_only, answer)
+}
+
+fn passed_of_type(
+    device_type: u8,
+    reservations: PassedReservations,
+    read_only: bool,
+    answer: ScsiAnswer,
+) -> (Bed, Seen) {
     let mut info = info(512, 64, 0);
     info.passthrough = Some(Passthrough {
-        device_type: 0,
+        device_type,
         reservations,
         read_only,
     });
@@ -185,7 +194,7 @@ fn read_only_unit_lets_no_command_through_that_may_change_anything() {
     let (mut bed, seen) = passed(PassedReservations::Refuse, true, answer);
     while seen.try_recv().is_ok() {}
     for opcode in [
-        0x04, 0x0a, 0x15, 0x1d, 0x3b, 0x41, 0x42, 0x48, 0x85, 0x93, 0xa1, 0xc1,
+        0x51, 0x04, 0x0a, 0x15, 0x1d, 0x3b, 0x41, 0x42, 0x48, 0x85, 0x93, 0xa1, 0xc1,
     ] {
         let mut cdb = [0; 16];
         cdb[0] = opcode;
@@ -198,13 +207,28 @@ fn read_only_unit_lets_no_command_through_that_may_change_anything() {
     let write = bed.run(0, &[0x2a, 0, 0, 0, 0, 1, 0, 0, 1, 0], &[7; 512], 0);
     assert_eq!(write.code(), (7, 0x27, 0));
     assert!(seen.try_recv().is_err());
-    for cdb in [
-        &[0x12, 0, 0, 0, 36, 0][..],
-        &[0x43, 0, 0, 0, 0, 0, 0, 0, 36, 0],
-    ] {
-        assert_eq!(bed.run(0, cdb, &[], 36).status, Status::Good);
+    let inquiry = [0x12, 0, 0, 0, 36, 0];
+    assert_eq!(bed.run(0, &inquiry, &[], 36).status, Status::Good);
+    assert_eq!(seen.try_iter().count(), 1);
+}
+
+/// What reads an optical unit's tables of contents writes to a disk, and the other way round.
+#[test]
+fn operation_codes_mean_what_they_mean_to_the_kind_of_device() {
+    let runs = |device_type, cdb: &[u8]| {
+        let answer = ScsiAnswer::default();
+        let (mut bed, _seen) =
+            passed_of_type(device_type, PassedReservations::Refuse, true, answer);
+        bed.run(0, cdb, &[], 36).status == Status::Good
+    };
+    // READ TOC, READ DISC INFORMATION; of disks the latter is XPWRITE (10).
+    for opcode in [0x43, 0x51] {
+        let cdb = [opcode, 0, 0, 0, 0, 0, 0, 0, 36, 0];
+        assert!(runs(5, &cdb) && !runs(0, &cdb), "{opcode:x}h");
     }
-    assert_eq!(seen.try_iter().count(), 2);
+    // REPORT SUPPORTED OPERATION CODES; of optical units SEND KEY.
+    let cdb = [0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0, 36, 0, 0];
+    assert!(runs(0, &cdb) && !runs(5, &cdb));
 }
 
 /// Of initiators that may only read.
@@ -222,8 +246,10 @@ fn what_may_change_the_device_is_told_from_what_does_not() {
             data_in_length: 0,
         })
     };
-    // WRITE BUFFER, ATA PASS-THROUGH (16), WRITE LONG (16), BLANK, one of a vendor; reservations; an empty CDB is TEST UNIT READY.
-    for opcode in [0x2a, 0x3b, 0x85, 0x9f, 0xa1, 0xc1, 0x16, 0x56, 0x5f, 0x7f] {
+    // WRITE BUFFER, XPWRITE (51h is READ DISC INFORMATION of optical units alone), ATA PASS-THROUGH (16), WRITE LONG (16), BLANK, one of a vendor; reservations; an empty CDB is TEST UNIT READY.
+    for opcode in [
+        0x2a, 0x3b, 0x51, 0x85, 0x9f, 0xa1, 0xc1, 0x16, 0x56, 0x5f, 0x7f,
+    ] {
         assert!(changes(&[opcode, 0, 0, 0, 0, 0, 0, 0, 0, 0]), "{opcode:x}h");
     }
     for opcode in [0x00, 0x12, 0x1a, 0x28, 0x5e, 0x88, 0xa0] {

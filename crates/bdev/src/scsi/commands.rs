@@ -263,14 +263,15 @@ pub(super) fn command_in(io: &IoRequest, buffer: &IoBuffer) -> Option<ScsiComman
 }
 
 /// May the command be carried out twice, whatever the device makes of it? It reads, or changes nothing.
-fn is_repeatable(cdb: &[u8; 16]) -> bool {
+fn is_repeatable(command: &ScsiCommand) -> bool {
     // TEST UNIT READY, READ, INQUIRY, MODE SENSE, READ CAPACITY, SYNCHRONIZE CACHE, LOG SENSE, PERSISTENT RESERVE IN, READ TOC,
     // GET CONFIGURATION, SERVICE ACTION IN, MAINTENANCE IN.
     const READING: [u8; 17] = [
         0x00, 0x08, 0x12, 0x1a, 0x25, 0x28, 0x35, 0x43, 0x46, 0x4d, 0x5a, 0x5e, 0x88, 0x91, 0x9e,
         0xa3, 0xa8,
     ];
-    READING.contains(&cdb[0])
+    // Whose operation codes mean something else to an optical unit, such as SEND KEY, have data-out.
+    command.data_out == 0 && READING.contains(&command.cdb[0])
 }
 
 /// The one step of a command that is passed through.
@@ -281,7 +282,7 @@ pub(super) fn passed_through(io: &IoRequest, buffer: &IoBuffer) -> Step {
     buffer.read_at(COMMAND_HEADER, &mut out);
     Step {
         command: UnitCommand {
-            repeatable: is_repeatable(&command.cdb),
+            repeatable: is_repeatable(&command),
             cdb: command.cdb,
             cdb_length: command.cdb_length,
             out,

@@ -169,9 +169,9 @@ pub(crate) fn begin(
 
 /// Does a command change what is on the medium, or who may use it? For initiators that may only read.
 pub(crate) fn changes(unit: &LogicalUnit, cdb: &Cdb) -> bool {
-    if unit.passthrough().is_some() {
+    if let Some(how) = unit.passthrough() {
         // What the device makes of others is not known.
-        return !passthrough::is_harmless(cdb)
+        return !passthrough::is_harmless(how, cdb)
             || matches!(cdb[0], RESERVE_6 | RESERVE_10 | PERSISTENT_RESERVE_OUT);
     }
     matches!(

@@ -19,6 +19,8 @@ use crate::table::{self, Access};
 
 /// Most data of a command that is passed through; longer READs and WRITEs travel as I/O.
 pub const PASSED_MAX: u64 = 4 << 20;
+/// Peripheral device type of units of MMC (SPC-5, 6.7.2).
+const CD_DVD: u8 = 0x05;
 /// CDBs of other lengths (SPC-5, 4.2.5.1).
 const EXTENDED_CDB: u8 = 0x7e;
 const VARIABLE_LENGTH_CDB: u8 = 0x7f;
@@ -50,7 +52,7 @@ pub(super) fn begin(c: &Context<'_>, passthrough: Passthrough, given: usize) -> 
         },
         _ => {}
     }
-    if passthrough.read_only && !is_harmless(c.cdb) {
+    if passthrough.read_only && !is_harmless(passthrough, c.cdb) {
         return Err(Sense::new(
             SenseKey::DataProtect,
             SenseCode::WRITE_PROTECTED,
@@ -93,16 +95,21 @@ fn emulated(c: &Context<'_>, given: usize) -> Planned {
 }
 
 /// Does a command leave the medium and the device's settings as they are?
-pub(super) fn is_harmless(cdb: &Cdb) -> bool {
+///
+/// Operation codes mean different things: 51h is READ DISC INFORMATION of an optical unit, and XPWRITE of a disk; A3h is MAINTENANCE IN of
+/// a disk, and SEND KEY of an optical unit.
+pub(super) fn is_harmless(passthrough: Passthrough, cdb: &Cdb) -> bool {
     const SYNCHRONIZE: [u8; 2] = [SYNCHRONIZE_CACHE_10, SYNCHRONIZE_CACHE_16];
     // MMC-6: READ FORMAT CAPACITIES, READ TOC/PMA/ATIP, GET CONFIGURATION, GET EVENT STATUS NOTIFICATION, READ DISC INFORMATION,
     // READ TRACK INFORMATION, READ BUFFER CAPACITY, MECHANISM STATUS, READ CD, READ DISC STRUCTURE.
     const OF_OPTICAL_UNITS: [u8; 10] = [0x23, 0x43, 0x46, 0x4a, 0x51, 0x52, 0x5c, 0xbd, 0xbe, 0xad];
+    let is_optical = passthrough.device_type == CD_DVD;
     let opcode = cdb[0];
     let by_table = table::find(cdb).map(|row| table::access(row, cdb));
     SYNCHRONIZE.contains(&opcode)
-        || OF_OPTICAL_UNITS.contains(&opcode)
-        || matches!(by_table, Some(Access::Always | Access::Read))
+        || (is_optical && OF_OPTICAL_UNITS.contains(&opcode))
+        || (!(is_optical && opcode == MAINTENANCE_IN)
+            && matches!(by_table, Some(Access::Always | Access::Read)))
 }
 
 /// One command of the device.
