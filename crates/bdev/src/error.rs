@@ -32,7 +32,7 @@ pub enum OpenError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// The memory of a RAM disk that was kept is not what was asked for.
+    /// The memory of a RAM disk that was kept has another shape than requested.
     #[error(
         "its memory was kept with {size} bytes in blocks of {block_size} bytes; hint: configure it so, or remove the disk and add it anew"
     )]

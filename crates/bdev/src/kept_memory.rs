@@ -112,6 +112,11 @@ impl KeptMemory {
         }
     }
 
+    /// May the disk end here, with nothing lost? So may one whose growth a kill has come between: it was not used there.
+    pub fn may_end_at(&self, size: u64) -> bool {
+        !Mapping::has_data_from(&self.file, DATA_AT + size.next_multiple_of(PAGE))
+    }
+
     /// Makes room, if it has become larger, and says so in the memory.
     pub fn resize(&mut self, size: u64) -> io::Result<()> {
         let length = DATA_AT + size.next_multiple_of(PAGE);
@@ -213,6 +218,9 @@ mod tests {
         let identity = |disk: &Ram| disk.medium().unwrap().own_identity();
         let again = open(options).unwrap();
         assert_eq!(identity(&first), identity(&again));
+        // Something is there that a smaller one would lose.
+        let memory = descriptor_store().unwrap().take("d0").unwrap();
+        File::from(memory).write_all_at(b"lunette", DATA_AT + (3 << 20)).unwrap();
         for other in [
             RamOptions {
                 size: 2 << 20,
@@ -231,7 +239,7 @@ mod tests {
                 })
             ));
         }
-        // A larger one has grown.
+        // A larger one has grown; what was not used there is no reason against the size of before.
         let grown = open(RamOptions {
             size: 8 << 20,
             ..options
@@ -241,7 +249,8 @@ mod tests {
             (grown.capacity().bytes(), identity(&grown)),
             (8 << 20, identity(&first))
         );
-        grown.forget();
+        assert_eq!(open(options).unwrap().capacity().bytes(), 4 << 20);
+        assert!(grown.forget(), "nobody sees it any more");
         assert_ne!(identity(&open(options).unwrap()), identity(&first));
     }
 }

@@ -208,8 +208,10 @@ pub trait BlockDevice: Send + Sync {
     /// Removes what was made for it when it was opened: there is to be no such disk after all, and it was never used.
     fn remove_if_created(&self) {}
 
-    /// The disk was removed: what was kept for when it is opened again is not needed.
-    fn forget(&self) {}
+    /// The disk was removed: what was kept for when it is opened again is not needed. True: nobody sees its content any more.
+    fn forget(&self) -> bool {
+        self.medium().is_none()
+    }
 
     /// What its content lies in, which its identity is kept with; `None`: content and identity end with the process.
     fn medium(&self) -> Option<&dyn Medium> {

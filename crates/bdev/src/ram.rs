@@ -159,13 +159,14 @@ impl Kept {
                 "nobody keeps its memory beyond the end of this process; hint: run the daemon under systemd with FileDescriptorStoreMax="
             );
         }
-        if memory.block_size != options.block_size || memory.size > options.size {
+        let is_larger = memory.size > options.size && !memory.may_end_at(options.size);
+        if memory.block_size != options.block_size || is_larger {
             return Err(OpenError::Kept {
                 size: memory.size,
                 block_size: memory.block_size,
             });
         }
-        if memory.size < options.size {
+        if memory.size != options.size {
             memory.resize(options.size).map_err(failed)?;
         }
         Ok(Kept {
@@ -315,10 +316,11 @@ impl BlockDevice for Ram {
         }
     }
 
-    fn forget(&self) {
+    fn forget(&self) -> bool {
         if let (Some(kept), Some(store)) = (&self.kept, descriptor_store()) {
             store.forget(&kept.disk);
         }
+        true
     }
 
     fn kind(&self) -> &'static str {

@@ -317,6 +317,10 @@ impl Threads {
                     now = info.block_size,
                     "SCSI device is another one, or has blocks of another size: its disk fails until it is removed and added again"
                 );
+                self.watch.hear(UnitEvent::Down {
+                    reason: "another device is there, or its blocks have another size; hint: remove the disk and add it again",
+                    next_try: Duration::ZERO,
+                });
                 self.close();
             }
             Ok(info) if info != *known => {

@@ -157,6 +157,14 @@ impl Mapping {
         Ok(File::from(fd))
     }
 
+    /// Has a memfd pages from this byte on? One that does not tell has.
+    pub fn has_data_from(file: &File, offset: u64) -> bool {
+        !matches!(
+            seek(file, SeekFrom::Data(offset)),
+            Err(rustix::io::Errno::NXIO)
+        )
+    }
+
     /// Maps `length` bytes of a memfd that is this process' own and outlives it in somebody's keeping.
     ///
     /// # Errors
@@ -469,6 +477,8 @@ mod tests {
         assert_eq!(first.next_used(0), 6 * MIB..6 * MIB);
         first.write(MIB + 10, b"lunette");
         drop(first);
+        assert!(Mapping::has_data_from(&file, 3 << 20));
+        assert!(!Mapping::has_data_from(&file, 4 << 20));
         let again = map();
         let mut got = [0; 7];
         again.read(MIB + 10, &mut got);

@@ -1,6 +1,6 @@
 //! Sockets that a service manager listens on and passes on (`sd_listen_fds(3)`): descriptors from 3 on, each matched to
-//! the control socket or to an export by the path that it is bound to. Memory of RAM disks that it has kept comes with them, and is told by
-//! its name.
+//! the control socket or to an export by the path that it is bound to. Memory of RAM disks that it has kept comes with them, under the
+//! name of the disk.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;

@@ -300,9 +300,8 @@ impl Owner {
 
     fn forget_disk(&mut self, name: &str) {
         if let Some(disk) = self.disks.remove(name) {
-            disk.device().forget();
             self.servers.let_go(&disk);
-            if disk.device().medium().is_none() {
+            if disk.device().forget() {
                 // Nobody sees a disk of this identity ever again.
                 scsi::forget(self.servers.units.store(), &disk.info());
             }
