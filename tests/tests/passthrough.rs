@@ -254,7 +254,7 @@ fn read_only_initiators_reach_no_command_that_may_change_the_device() -> Result<
         );
     }
     ensure!(session.command(&[0x12, 0, 0, 0, 96, 0], None, 96)?.status == 0);
-    // Another one is told by the device itself that it has no such command.
+    // To another one the device itself answers that it has no such command.
     let done = IscsiSession::login(near, NEAR, 5)?.command(&[0x3b; 10], Some(&[0; 512]), 0)?;
     ensure!(done.status == 2 && done.sense[2] & 0x0f == 5, "{done:?}");
     drop(reader);
@@ -276,7 +276,7 @@ fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
     let portal = portal.to_string();
     let login = wait_until(SOON, || IscsiSession::login(&portal, NEAR, 1).ok());
     let mut session = login.context("no login")?;
-    // What a new nexus is told of the second unit.
+    // The unit attentions of the second unit.
     for _ in 0..3 {
         session.command_on(1, &[0; 6], None, 0)?;
     }

@@ -220,7 +220,9 @@ mod tests {
         assert_eq!(identity(&first), identity(&again));
         // Something is there that a smaller one would lose.
         let memory = descriptor_store().unwrap().take("d0").unwrap();
-        File::from(memory).write_all_at(b"lunette", DATA_AT + (3 << 20)).unwrap();
+        File::from(memory)
+            .write_all_at(b"lunette", DATA_AT + (3 << 20))
+            .unwrap();
         for other in [
             RamOptions {
                 size: 2 << 20,

@@ -32,7 +32,7 @@ const IO_TIMEOUT: Duration = Duration::from_secs(60);
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// So long a device may be busy.
 const BUSY_LIMIT: Duration = Duration::from_secs(120);
-/// A new descriptor is told some things, one a command.
+/// A new descriptor gets some unit attentions, one per command.
 const ATTENTIONS_MAX: u32 = 16;
 /// CHECK CONDITION, ILLEGAL REQUEST, INVALID FIELD IN CDB in fixed format.
 const INVALID_FIELD: [u8; 18] = [0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x24, 0, 0, 0, 0, 0];
@@ -195,7 +195,7 @@ impl Device {
     fn look(&self) -> Result<UnitInfo, CommandError> {
         let mut info = UnitInfo::default();
         let mut ask = |name, cdb: &[u8], read| self.ask(name, cdb, read);
-        // Takes what a new descriptor is told; a unit without a medium is not ready.
+        // Takes the unit attentions of a new descriptor; a unit without a medium is not ready.
         ask("TEST UNIT READY", &[0; 6], 0).ok();
         info.take_identity(&mut ask)?;
         info.take_size(&mut ask)?;

@@ -70,6 +70,17 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; there is no interior state but the memory itself, which is shared with the client anyway.
 unsafe impl Sync for Mapping {}
 
+/// Maps a part of a file, shared, readable and writable.
+fn map_shared(file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<*mut u8> {
+    let (prot, flags) = (
+        ProtFlags::READ | ProtFlags::WRITE,
+        MapFlags::SHARED | MapFlags::NORESERVE,
+    );
+    // SAFETY: a new mapping at an address that the kernel chooses cannot overlap any object of ours.
+    let base = unsafe { mmap(std::ptr::null_mut(), length, prot, flags, file, offset)? };
+    Ok(base.cast())
+}
+
 impl Mapping {
     /// Maps `length` bytes of `file` at `offset`, shared, readable and writable.
     ///
@@ -91,19 +102,9 @@ impl Mapping {
             return Err(io::Error::from(rustix::io::Errno::INVAL));
         };
         let room = Room::take(mapped)?;
-        // SAFETY: a new mapping at an address that the kernel chooses cannot overlap any object of ours.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                mapped,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                file,
-                offset,
-            )?
-        };
+        let base = map_shared(file.as_fd(), offset, mapped)?;
         let mut mapping = Mapping {
-            base: base.cast(),
+            base,
             length,
             mapped,
             watch: None,
@@ -126,7 +127,7 @@ impl Mapping {
             return Err(io::Error::from(rustix::io::Errno::INVAL));
         }
         crate::used_pages::pagemap();
-        // SAFETY: as in `shared_file`.
+        // SAFETY: as in `map_shared`.
         let base = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -179,19 +180,9 @@ impl Mapping {
             return Err(io::Error::from(rustix::io::Errno::INVAL));
         }
         let own = file.try_clone()?;
-        // SAFETY: as in `shared_file`.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                file,
-                offset,
-            )?
-        };
+        let base = map_shared(file.as_fd(), offset, length)?;
         Ok(Arc::new(Mapping {
-            base: base.cast(),
+            base,
             length,
             mapped: length,
             watch: None,

@@ -2,6 +2,8 @@
 //!
 //! Pure: pages come as the unit sent them, and are as short or as wrong as it likes.
 
+use crate::unit_info::designators;
+
 /// Of a target port group, the better the smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum AccessState {
@@ -38,16 +40,10 @@ pub(crate) fn ports_differ(inquiry: &[u8]) -> bool {
 
 /// The target port group in the designators of VPD page 83h.
 pub(crate) fn port_group(page: &[u8]) -> Option<u16> {
-    let mut rest = page.get(4..)?;
-    while let Some((head, after)) = rest.split_first_chunk::<4>() {
-        let designator = after.get(..usize::from(head[3]))?;
-        let (association, kind) = (head[1] >> 4 & 3, head[1] & 0x0f);
-        if let (1, 5, [_, _, high, low]) = (association, kind, designator) {
-            return Some(u16::from_be_bytes([*high, *low]));
-        }
-        rest = after.get(usize::from(head[3])..)?;
-    }
-    None
+    designators(page).find_map(|one| match (one.association, one.kind, one.bytes) {
+        (1, 5, [_, _, high, low]) => Some(u16::from_be_bytes([*high, *low])),
+        _ => None,
+    })
 }
 
 /// What REPORT TARGET PORT GROUPS says, for a port of this group.

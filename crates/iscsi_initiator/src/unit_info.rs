@@ -202,23 +202,34 @@ impl UnitInfo {
     }
 }
 
+/// A designation descriptor (SPC-5, 7.7.6.1).
+pub(crate) struct Designator<'a> {
+    /// 0: of the logical unit, 1: of the target port.
+    pub association: u8,
+    /// 3: NAA, 5: target port group.
+    pub kind: u8,
+    pub bytes: &'a [u8],
+}
+
+/// Those of VPD page 83h, up to the first that is cut off.
+pub(crate) fn designators(page: &[u8]) -> impl Iterator<Item = Designator<'_>> {
+    let mut rest = page.get(4..).unwrap_or_default();
+    std::iter::from_fn(move || {
+        let (head, after) = rest.split_first_chunk::<4>()?;
+        let (bytes, next) = after.split_at_checked(head[3].into())?;
+        rest = next;
+        Some(Designator {
+            association: head[1] >> 4 & 3,
+            kind: head[1] & 0x0f,
+            bytes,
+        })
+    })
+}
+
 /// The first NAA designator of the logical unit in VPD page 83h (SPC-4, 7.8.6).
 fn naa_of(page: &[u8]) -> Option<String> {
-    let mut rest = page.get(4..)?;
-    while let Some((head, after)) = rest.split_first_chunk::<4>() {
-        let designator = after.get(..usize::from(head[3]))?;
-        let (association, kind) = (head[1] >> 4 & 3, head[1] & 0x0f);
-        if (association, kind) == (0, 3) {
-            return Some(
-                designator
-                    .iter()
-                    .map(|byte| format!("{byte:02x}"))
-                    .collect(),
-            );
-        }
-        rest = after.get(usize::from(head[3])..)?;
-    }
-    None
+    let naa = designators(page).find(|one| (one.association, one.kind) == (0, 3))?;
+    Some(naa.bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ pub struct UnitCommand {
 
 impl UnitCommand {
     /// Is the unit another one for its users, once this command has been carried out? FORMAT UNIT and MODE SELECT change sizes, and
-    /// who sends them is told nothing.
+    /// whoever sends them gets no unit attention.
     pub fn changes_unit(&self) -> bool {
         self.as_is && matches!(self.cdb[0], 0x04 | 0x15 | 0x55)
     }
