@@ -104,8 +104,8 @@ impl Ceph {
              mon_allow_pool_size_one = true\n\
              mon_allow_pool_delete = true\n\
              mon_warn_on_pool_no_redundancy = false\n\
-             mon_data_avail_warn = 2\n\
-             mon_data_avail_crit = 1\n\
+             mon_data_avail_warn = 0\n\
+             mon_data_avail_crit = 0\n\
              mon_osd_down_out_interval = 0\n\
              mon_tick_interval = 1\n\
              paxos_propose_interval = 0.05\n\
