@@ -11,9 +11,10 @@ use block::{DiskInfo, Geometry, Identity};
 
 use crate::error::{check_naa, check_physical_block_size, check_size};
 use crate::on_error::ErrorPolicyCell;
+use crate::replacement::{self, BrokenPromise, DeviceCell};
 use crate::{
-    Attach, BlockDevice, Conditions, ErrorPolicy, IoChannel, OnError, OpenError, RangeLock,
-    RangeLocks, RateLimits, ResizeError, StateCell, Throttle,
+    BlockDevice, Conditions, ErrorPolicy, OnError, OpenError, RangeLock, RangeLocks, RateLimits,
+    ResizeError, StateCell, Throttle,
 };
 
 /// The most that virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
@@ -94,7 +95,7 @@ pub struct Disk {
     given: Arc<Given>,
     removable: bool,
     copy_across_targets: bool,
-    device: Arc<dyn BlockDevice>,
+    device: Arc<DeviceCell>,
     info: Arc<RwLock<Arc<DiskInfo>>>,
     conditions: Arc<Conditions>,
     locks: Arc<RangeLocks>,
@@ -162,7 +163,7 @@ impl Disk {
             given: Arc::new(given),
             removable,
             copy_across_targets,
-            device,
+            device: Arc::new(DeviceCell::new(device)),
             info: Arc::new(RwLock::new(Arc::new(info))),
             locks: Arc::new(RangeLocks::new(conditions.clone())),
             throttle: Arc::new(Throttle::new(conditions.clone())),
@@ -195,7 +196,8 @@ impl Disk {
     /// # Errors
     /// Nothing has changed then.
     pub fn resize(&self, size: u64) -> Result<(), ResizeError> {
-        let capacity = self.device.capacity();
+        let device = self.device();
+        let capacity = device.capacity();
         let before = capacity.bytes();
         let block_size = self.info().geometry.block_size();
         check_size(size, block_size).map_err(ResizeError::Size)?;
@@ -204,7 +206,7 @@ impl Disk {
             let shrinking = self.begin_shrink(size)?;
             return self.shrink(shrinking);
         }
-        self.device.set_size(size).map_err(refused)?;
+        self.device().set_size(size).map_err(refused)?;
         capacity.set(size);
         self.has_size(size);
         Ok(())
@@ -235,7 +237,8 @@ impl Disk {
     }
 
     fn end_at(&self, size: u64) -> Result<Shrinking, ResizeError> {
-        let capacity = self.device.capacity();
+        let device = self.device();
+        let capacity = device.capacity();
         let before = capacity.bytes();
         capacity.set(size);
         match self.hold(size, before.saturating_sub(size)) {
@@ -257,7 +260,7 @@ impl Disk {
     /// The disk is as it was then.
     pub fn shrink(&self, shrinking: Shrinking) -> Result<(), ResizeError> {
         let size = shrinking.size;
-        if let Err(source) = self.device.set_size(size) {
+        if let Err(source) = self.device().set_size(size) {
             self.stay_large(shrinking);
             return Err(ResizeError::System { size, source });
         }
@@ -267,7 +270,7 @@ impl Disk {
 
     /// It is not made smaller after all.
     pub fn stay_large(&self, shrinking: Shrinking) {
-        self.device.capacity().set(shrinking.before);
+        self.device().capacity().set(shrinking.before);
     }
 
     /// How large what it lies in is now, for [`Disk::follow_size`] to take over.
@@ -277,7 +280,7 @@ impl Disk {
     pub fn found_size(&self) -> Result<u64, ResizeError> {
         let found = self
             .bytes_found()?
-            .unwrap_or(self.device.capacity().bytes());
+            .unwrap_or(self.device().capacity().bytes());
         check_size(found, self.info().geometry.block_size()).map_err(ResizeError::Size)
     }
 
@@ -285,7 +288,7 @@ impl Disk {
     pub fn has_other_size(&self) -> bool {
         let now = self.info().geometry;
         let found = self.bytes_found().ok().flatten();
-        let found = found.unwrap_or(self.device.capacity().bytes());
+        let found = found.unwrap_or(self.device().capacity().bytes());
         let found = now.resized(found).capacity_bytes();
         found != 0 && found != now.capacity_bytes()
     }
@@ -297,7 +300,8 @@ impl Disk {
     /// When nothing is left, or that cannot be known: the disk keeps its size, and I/Os say what is wrong.
     pub fn follow_size(&self) -> Result<Option<u64>, ResizeError> {
         let before = self.info().geometry;
-        let capacity = self.device.capacity();
+        let device = self.device();
+        let capacity = device.capacity();
         let found = self.bytes_found()?;
         let size = before.resized(found.unwrap_or(capacity.bytes()));
         let size = check_size(size.capacity_bytes(), before.block_size());
@@ -315,7 +319,7 @@ impl Disk {
 
     fn bytes_found(&self) -> Result<Option<u64>, ResizeError> {
         let size = self.info().geometry.capacity_bytes();
-        let found = self.device.found_size();
+        let found = self.device().found_size();
         found.map_err(|source| ResizeError::System { size, source })
     }
 
@@ -327,7 +331,11 @@ impl Disk {
         });
     }
 
-    fn hold(&self, offset: u64, length: u64) -> Result<RangeLock, ResizeError> {
+    /// Holds a range against all reads and changes of clients, once those that are in flight there have ended. Blocks.
+    ///
+    /// # Errors
+    /// When they do not end in time.
+    pub fn hold(&self, offset: u64, length: u64) -> Result<RangeLock, ResizeError> {
         let (grant, granted) = mpsc::channel();
         self.locks.acquire(offset, length, move |lease| {
             // When nobody waits any more it is dropped, and so given back.
@@ -346,14 +354,6 @@ impl Disk {
     /// May third-party copies through SCSI targets that do not have it read and write it?
     pub fn may_be_copied_across_targets(&self) -> bool {
         self.copy_across_targets
-    }
-
-    /// Attaches a worker: [`BlockDevice::attach`].
-    ///
-    /// # Errors
-    /// What the block device says.
-    pub fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
-        self.device.attach(attach)
     }
 
     /// Ranges that are held against all other reads and changes.
@@ -414,14 +414,40 @@ impl Disk {
 
     /// The kinds of its layers, from the top down to the device.
     pub fn stack(&self) -> Vec<&'static str> {
-        let top: Option<&dyn BlockDevice> = Some(&*self.device);
+        let device = self.device();
+        let top: Option<&dyn BlockDevice> = Some(&*device);
         let layers = std::iter::successors(top, |layer| layer.below());
         layers.map(|layer| layer.kind()).collect()
     }
 
-    /// What does its I/O.
-    pub fn device(&self) -> &Arc<dyn BlockDevice> {
-        &self.device
+    /// What does its I/O now. Takes a lock: not for every request.
+    pub fn device(&self) -> Arc<dyn BlockDevice> {
+        self.device.get().0
+    }
+
+    /// Its device, and how many it has had before.
+    pub fn device_and_generation(&self) -> (Arc<dyn BlockDevice>, u64) {
+        self.device.get()
+    }
+
+    /// Gives it another device with the same content, under the same name and identity. Whoever does it holds the whole disk
+    /// ([`Disk::hold`]) until all workers have changed to it.
+    ///
+    /// # Errors
+    /// What clients were told of the disk that the device does not keep. Nothing has changed then.
+    pub fn replace_device(&self, device: Arc<dyn BlockDevice>) -> Result<(), BrokenPromise> {
+        let new = device.info();
+        let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
+        replacement::check(&info, &new)?;
+        *info = Arc::new(DiskInfo {
+            physical_block_size: info.physical_block_size,
+            identity: info.identity,
+            serial: info.serial.clone(),
+            naa: info.naa,
+            ..new
+        });
+        self.device.set(device);
+        Ok(())
     }
 }
 

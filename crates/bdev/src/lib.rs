@@ -36,6 +36,7 @@ mod on_error;
 mod ram;
 mod range_lock;
 mod rbd;
+mod replacement;
 mod scsi;
 mod scsi_generic;
 mod shared_state;
@@ -69,6 +70,7 @@ pub use on_error::{ErrorPolicy, OnError};
 pub use ram::{Ram, RamOptions};
 pub use range_lock::{Admission, Barrier, Membership, Participant, RangeLock, RangeLocks};
 pub use rbd::{Member, Rbd, RbdLock, RbdOptions, SharedRecord};
+pub use replacement::BrokenPromise;
 pub use scsi::ScsiDisk;
 pub use scsi_generic::ScsiGenericOptions;
 pub use shared_state::{
@@ -211,6 +213,14 @@ pub trait BlockDevice: Send + Sync {
     /// The disk was removed: what was kept for when it is opened again is not needed. True: nobody sees its content any more.
     fn forget(&self) -> bool {
         self.medium().is_none()
+    }
+
+    /// It becomes what another device stands on: nobody writes to it any more, and others may read what it lies in. No write is in flight.
+    ///
+    /// # Errors
+    /// What the system says. It is still only read then, but others are kept out as before.
+    fn give_up_writing(&self) -> io::Result<()> {
+        Ok(())
     }
 
     /// What its content lies in, which its identity is kept with; `None`: content and identity end with the process.

@@ -331,7 +331,7 @@ fn block_device_that_grew_and_shrank_is_followed() {
     let file = open(FileOptions::new(&device.device));
     let disk = Disk::new("d", None, file).unwrap();
     let size = |disk: &Disk| disk.info().geometry.capacity_bytes();
-    let mut worker = Worker::new(&**disk.device());
+    let mut worker = Worker::new(&*disk.device());
     assert_eq!((size(&disk), disk.has_other_size()), (16 * MIB, false));
     for bytes in [24 * MIB, 8 * MIB] {
         let backing = std::fs::File::options().write(true).open(&device.backing);

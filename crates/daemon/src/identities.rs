@@ -159,7 +159,8 @@ impl Identities {
     /// Why it cannot be kept; the disk has the one that it had then.
     pub(crate) fn renew(disk: &Disk, store: &dyn Store) -> Result<(), String> {
         let identity = Identity::random();
-        if let Some(medium) = disk.device().medium() {
+        let device = disk.device();
+        if let Some(medium) = device.medium() {
             let record = record(identity, medium);
             if let Err(refused) = medium.set_attribute(&record.encode()) {
                 let has_attribute = matches!(medium.attribute(), Ok(Some(_)));
@@ -185,7 +186,8 @@ impl Identities {
 pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
     let mut changed: Vec<OwnedFd> = Vec::new();
     for (disk, claim) in claims.iter().filter(|(_, claim)| claim.is_stale) {
-        let Some(medium) = disk.device().medium() else {
+        let device = disk.device();
+        let Some(medium) = device.medium() else {
             continue;
         };
         let record = record(claim.identity, medium);

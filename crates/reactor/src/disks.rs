@@ -1,13 +1,14 @@
 //! A worker's own handle on each disk that its sources use, and the context in which sources run.
 
 mod error_policy;
+mod replacing;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use bdev::{
-    Attach, Barrier, Condition, Conditions, Disk, Finished, IoChannel, Prefetch, Submission,
-    Throttle,
+    Attach, Barrier, BlockDevice, Condition, Conditions, Disk, Finished, IoChannel, Prefetch,
+    Submission, Throttle,
 };
 use block::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
@@ -21,6 +22,7 @@ use crate::ledger::{DiskRecord, Ledger};
 use crate::pacing::Pacing;
 use crate::waiting::Waiting;
 use crate::{SourceId, WorkerHandle};
+use replacing::Others;
 
 /// A disk as one worker sees it: an index into its open handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -91,6 +93,10 @@ pub(crate) struct OpenDisk {
     pub channel: Box<dyn IoChannel>,
     /// Of the channel's layers, each its own.
     owners: Vec<Owner>,
+    /// Of the disk's device that the channel is of: see [`Disk::device_and_generation`].
+    generation: u64,
+    /// Channels of devices that it had before, or is about to have: see `replacing.rs`.
+    others: Others,
     /// While there is none.
     retry: Option<Retry>,
     users: usize,
@@ -115,7 +121,7 @@ impl OpenDisk {
     #[inline]
     fn is_unused(&self) -> bool {
         self.users == 0
-            && self.channel.in_flight() == 0
+            && self.in_flight() == 0
             && self.deferred.is_empty()
             && self.pacing.is_empty()
             && self.waiting.is_empty()
@@ -131,6 +137,23 @@ fn listen(listeners: &mut Vec<Listener>, listener: Listener) -> Owner {
     });
     listeners[index] = listener;
     Owner(u32::try_from(index).expect("fewer listeners than descriptors"))
+}
+
+/// Attaches to a device for the handle with this index. The owners that it was given have to be taken back from it, also when that fails.
+fn attach_to(
+    device: &dyn BlockDevice,
+    ring: &mut Ring,
+    listeners: &mut Vec<Listener>,
+    index: u32,
+) -> (std::io::Result<Box<dyn IoChannel>>, Vec<Owner>) {
+    let mut owners = Vec::new();
+    let mut next_owner = || {
+        let owner = listen(listeners, Listener::Disk(index));
+        owners.push(owner);
+        owner
+    };
+    let attached = device.attach(&mut Attach::new(ring, &mut next_owner));
+    (attached, owners)
 }
 
 /// The context in which sources run: the worker's ring, disks and clock.
@@ -232,6 +255,8 @@ impl Io {
             disk: disk.clone(),
             channel: Box::new(Absent),
             owners: Vec::new(),
+            generation: 0,
+            others: Others::default(),
             retry: None,
             users: 1,
             closing: false,
@@ -254,20 +279,15 @@ impl Io {
         let Some(open) = self.disks[index].as_mut() else {
             return;
         };
-        let (listeners, mut owners) = (&mut self.listeners, Vec::new());
-        let mut next_owner = || {
-            let owner = listen(listeners, Listener::Disk(index as u32));
-            owners.push(owner);
-            owner
-        };
-        let attached = open
-            .disk
-            .attach(&mut Attach::new(&mut self.ring, &mut next_owner));
+        let (device, generation) = open.disk.device_and_generation();
+        let (attached, owners) =
+            attach_to(&*device, &mut self.ring, &mut self.listeners, index as u32);
         let worker = self.worker.index();
         match attached {
             Ok(channel) => {
                 self.prefetching += usize::from(channel.wants_prefetch());
                 (open.channel, open.owners) = (channel, owners);
+                open.generation = generation;
                 if let Some(retry) = open.retry.take() {
                     let disk = open.disk.name();
                     tracing::info!(disk, worker, "attached to the device");
@@ -369,6 +389,7 @@ impl Io {
         };
         if !open.closing {
             open.closing = true;
+            open.others.close(&mut self.ring);
             self.prefetching -= usize::from(open.channel.wants_prefetch());
             open.channel.close(&mut self.ring);
             if let Some(retry) = &open.retry {
@@ -376,9 +397,13 @@ impl Io {
                 open.disk.state().cleared(self.worker.index());
             }
         }
-        let is_closed = |open: &mut OpenDisk| open.channel.is_closed() && open.retry.is_none();
-        if let Some(open) = slot.take_if(is_closed) {
-            self.unlisten_all(&open.owners);
+        let closed = open.others.take_closed();
+        let is_closed = open.channel.is_closed() && open.retry.is_none() && open.others.is_empty();
+        let closed = closed.into_iter();
+        let gone = is_closed.then(|| slot.take()).flatten();
+        let owners = closed.chain(gone.into_iter().map(|open| open.owners));
+        for owners in owners.collect::<Vec<_>>() {
+            self.unlisten_all(&owners);
         }
     }
 
@@ -452,7 +477,10 @@ impl Io {
     ) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
             let before = finished.len();
-            open.channel.complete(&mut self.ring, completion, finished);
+            match open.others.is_empty() {
+                true => open.channel.complete(&mut self.ring, completion, finished),
+                false => open.complete_by_owner(&mut self.ring, completion, finished),
+            }
             if open.waiting.has_in_flight() {
                 open.hold_failed(finished, before);
             }
@@ -462,6 +490,8 @@ impl Io {
             }
             if open.is_unused() {
                 self.close_unused(disk);
+            } else if !open.others.is_empty() {
+                self.take_closed(disk);
             }
         }
     }
@@ -515,7 +545,7 @@ impl Io {
     /// A range of a disk is being acquired.
     pub(crate) fn begin_drain(&mut self, disk: u32, barrier: Barrier) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
-            let (in_flight, borrowed) = (open.channel.in_flight(), open.channel.is_borrowed());
+            let (in_flight, borrowed) = (open.in_flight(), open.channel.is_borrowed());
             self.takes_back |= borrowed;
             open.drain.begin(barrier, in_flight, borrowed);
         }

@@ -40,7 +40,8 @@ pub(crate) fn join(
     store: &dyn Store,
     runners: &Arc<Runners>,
 ) -> Option<StateMembership> {
-    let state = disk.device().shared_state()?;
+    let device = disk.device();
+    let state = device.shared_state()?;
     let daemon = daemon(store);
     // Asked for each command of such a unit, which is one of a cluster's image.
     unit.share_reservations(daemon, || Clock::shared().elapsed());

@@ -39,7 +39,8 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
         DiskState::Ready | DiskState::Opening => (None, None),
     };
     let waiting = disk.and_then(|disk| disk.state().waiting());
-    let shared = disk.and_then(|disk| disk.device().shared_state());
+    let device = disk.map(|disk| disk.device());
+    let shared = device.as_ref().and_then(|device| device.shared_state());
     let geometry = info.as_ref().map(|info| info.geometry);
     let stack = match disk {
         Some(disk) => disk.stack(),

@@ -82,12 +82,10 @@ impl Owner {
     /// a number, that any block device has.
     pub(crate) fn device_changed(&mut self, number: Option<(u32, u32)>) {
         let is_meant = |name: &&str| {
-            let medium = self
-                .disks
-                .get(*name)
-                .and_then(|disk| disk.device().medium());
-            let device = medium.and_then(bdev::Medium::device_number);
-            device.is_some_and(|device| number.is_none_or(|number| number == device))
+            let device = self.disks.get(*name).map(|disk| disk.device());
+            let medium = device.as_ref().and_then(|device| device.medium());
+            let found = medium.and_then(bdev::Medium::device_number);
+            found.is_some_and(|found| number.is_none_or(|number| number == found))
         };
         let names = following(&self.config).filter(is_meant).map(str::to_owned);
         for name in names.collect::<Vec<_>>() {

@@ -91,10 +91,12 @@ impl OpenDisk {
             return;
         };
         let (now, channel) = (self.pacing.clock().elapsed(), &mut self.channel);
+        let others = &mut self.others;
         let mut count = 0;
         let next = self.waiting.late(now, timeout, |tag| {
             count += 1;
             channel.abort(ring, tag);
+            others.abort(ring, tag);
         });
         if count > 0 {
             self.record.late(count, timeout);

@@ -1,0 +1,189 @@
+//! Another device under a disk: what a snapshot, or a copy to another place, ends with. Clients keep what they were told.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use block::DiskInfo;
+
+use crate::BlockDevice;
+
+/// The device that a disk has now.
+#[derive(Debug)]
+pub(crate) struct DeviceCell(RwLock<(Arc<dyn BlockDevice>, u64)>);
+
+impl DeviceCell {
+    pub fn new(device: Arc<dyn BlockDevice>) -> DeviceCell {
+        DeviceCell(RwLock::new((device, 0)))
+    }
+
+    /// The device, and how many there were before it.
+    pub fn get(&self) -> (Arc<dyn BlockDevice>, u64) {
+        let cell = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        cell.clone()
+    }
+
+    pub fn set(&self, device: Arc<dyn BlockDevice>) {
+        let mut cell = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        *cell = (device, cell.1 + 1);
+    }
+}
+
+/// Clients were told something of a disk that another device would not keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BrokenPromise(String);
+
+impl fmt::Display for BrokenPromise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BrokenPromise {}
+
+/// Does a device keep what clients were told of the disk? Features that they have negotiated, or rely on with what they
+/// have written, cannot be taken back. Atomic writes and anchored blocks can: commands for these fail, and nothing is lost.
+pub(crate) fn check(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
+    let broken = |what: String| Err(BrokenPromise(what));
+    let (before, after) = (told.geometry, new.geometry);
+    if before.block_size() != after.block_size() {
+        return broken(format!(
+            "its blocks have {} bytes, those of the disk {}; hint: block_size={}",
+            after.block_size(),
+            before.block_size(),
+            before.block_size()
+        ));
+    }
+    if before.capacity_bytes() != after.capacity_bytes() {
+        return broken(format!(
+            "it has {} bytes, the disk {}",
+            after.capacity_bytes(),
+            before.capacity_bytes()
+        ));
+    }
+    let promises = [
+        ("it is read-only", !told.read_only && new.read_only),
+        (
+            "it has a volatile write cache, and clients were told that there is none; hint: cache=writethrough",
+            !told.write_cache && new.write_cache,
+        ),
+        (
+            "it cannot discard, and clients were told that the disk can",
+            told.discard_granularity.is_some() && new.discard_granularity.is_none(),
+        ),
+        (
+            "discarded blocks do not read as zeroes there, and clients were told that they do",
+            told.discard_zeroes && !new.discard_zeroes,
+        ),
+        (
+            "it cannot write zeroes, and clients were told that the disk can",
+            told.write_zeroes && !new.write_zeroes,
+        ),
+        (
+            "it is shared with other hosts in another way than the disk",
+            told.shared != new.shared
+                || told.compare_and_write.is_some() && new.compare_and_write.is_none(),
+        ),
+        (
+            "SCSI devices that are passed through are not replaced",
+            told.passthrough.is_some() || new.passthrough.is_some(),
+        ),
+    ];
+    match promises.into_iter().find(|(_, is_broken)| *is_broken) {
+        Some((what, _)) => broken(what.to_owned()),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BlockDevice, Disk, Null, NullOptions};
+
+    fn null(size: u64, block_size: u32) -> Arc<dyn BlockDevice> {
+        let options = NullOptions {
+            size,
+            block_size,
+            ..NullOptions::default()
+        };
+        Arc::new(Null::create(options).unwrap())
+    }
+
+    #[test]
+    fn disk_keeps_name_identity_and_serial_on_another_device() {
+        let disk = Disk::new("d0", Some("S-1"), null(1 << 20, 512)).unwrap();
+        let before = disk.info();
+        let other = null(1 << 20, 512);
+        disk.replace_device(Arc::clone(&other)).unwrap();
+        assert!(Arc::ptr_eq(&disk.device(), &other));
+        assert_eq!(disk.device_and_generation().1, 1);
+        assert_eq!(disk.info(), before);
+        for (size, block_size, said) in [(2 << 20, 512, "2097152"), (1 << 20, 4096, "4096")] {
+            let refused = disk.replace_device(null(size, block_size)).unwrap_err();
+            assert!(refused.to_string().contains(said), "{refused}");
+        }
+        assert!(Arc::ptr_eq(&disk.device(), &other));
+    }
+
+    #[test]
+    fn device_that_keeps_less_than_clients_were_told_is_refused() {
+        let info = DiskInfo {
+            write_cache: true,
+            ..null(1 << 20, 512).info()
+        };
+        let told = DiskInfo {
+            discard_granularity: Some(512),
+            discard_zeroes: true,
+            write_zeroes: true,
+            ..info.clone()
+        };
+        assert_eq!(check(&told, &told), Ok(()));
+        let cases: [(&str, DiskInfo, DiskInfo); 5] = [
+            (
+                "read-only",
+                told.clone(),
+                DiskInfo {
+                    read_only: true,
+                    ..told.clone()
+                },
+            ),
+            (
+                "write cache",
+                DiskInfo {
+                    write_cache: false,
+                    ..told.clone()
+                },
+                told.clone(),
+            ),
+            (
+                "cannot discard",
+                told.clone(),
+                DiskInfo {
+                    discard_granularity: None,
+                    ..told.clone()
+                },
+            ),
+            (
+                "as zeroes",
+                told.clone(),
+                DiskInfo {
+                    discard_zeroes: false,
+                    ..told.clone()
+                },
+            ),
+            (
+                "write zeroes",
+                told.clone(),
+                DiskInfo {
+                    write_zeroes: false,
+                    ..told.clone()
+                },
+            ),
+        ];
+        for (said, told, new) in cases {
+            let broken = check(&told, &new).unwrap_err().to_string();
+            assert!(broken.contains(said), "{broken}");
+            // The other way round nothing is taken from anybody.
+            assert_eq!(check(&new, &told), Ok(()), "{said}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Another device under a disk that is in use. A worker first attaches to the new one, which may fail and changes nothing; then, while the
+//! whole disk is held and has no read or change in flight, it changes over, which cannot fail. What the old channel still has in
+//! flight (flushes, block status) ends there; then it is closed. Tests: `tests/replaced_devices.rs`.
+
+use std::io;
+use std::sync::Arc;
+
+use bdev::{BlockDevice, Disk, Finished, IoChannel};
+use uring::{Completion, Owner, Ring};
+
+use super::{Io, OpenDisk, attach_to};
+
+/// A channel that is not the one that I/O goes to.
+struct Other {
+    channel: Box<dyn IoChannel>,
+    owners: Vec<Owner>,
+}
+
+/// The channels of a handle that I/O does not go to.
+#[derive(Default)]
+pub(crate) struct Others {
+    /// Of the device that the disk is about to have.
+    prepared: Option<Other>,
+    /// Of devices that it had.
+    retired: Vec<Other>,
+}
+
+impl Others {
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.prepared.is_none() && self.retired.is_empty()
+    }
+
+    fn all(&mut self) -> impl Iterator<Item = &mut Other> {
+        self.retired.iter_mut().chain(&mut self.prepared)
+    }
+
+    fn in_flight(&self) -> usize {
+        let retired = self.retired.iter();
+        retired.map(|other| other.channel.in_flight()).sum()
+    }
+
+    pub fn abort(&mut self, ring: &mut Ring, tag: bdev::Tag) {
+        let retired = self.retired.iter_mut();
+        retired.for_each(|other| other.channel.abort(ring, tag));
+    }
+
+    /// The handle is closed: so are they.
+    pub fn close(&mut self, ring: &mut Ring) {
+        self.drop_prepared(ring);
+        for other in &mut self.retired {
+            other.close_idle(ring);
+        }
+    }
+
+    fn drop_prepared(&mut self, ring: &mut Ring) {
+        if let Some(mut other) = self.prepared.take() {
+            other.close_idle(ring);
+            self.retired.push(other);
+        }
+    }
+
+    /// Takes out what has closed: the owners that it had.
+    pub fn take_closed(&mut self) -> Vec<Vec<Owner>> {
+        let is_closed = |other: &mut Other| other.channel.is_closed();
+        let closed = self.retired.extract_if(.., is_closed);
+        closed.map(|other| other.owners).collect()
+    }
+}
+
+impl Other {
+    /// Closes it if nothing is in flight.
+    fn close_idle(&mut self, ring: &mut Ring) {
+        if self.channel.in_flight() == 0 {
+            self.channel.close(ring);
+        }
+    }
+}
+
+impl OpenDisk {
+    /// I/Os that its devices have.
+    pub(super) fn in_flight(&self) -> usize {
+        self.channel.in_flight() + self.others.in_flight()
+    }
+
+    /// A completion of a handle that has several channels.
+    #[cold]
+    pub(super) fn complete_by_owner(
+        &mut self,
+        ring: &mut Ring,
+        completion: Completion,
+        finished: &mut Vec<Finished>,
+    ) {
+        let mut others = self.others.all();
+        match others.find(|other| other.owners.contains(&completion.owner)) {
+            Some(other) => {
+                let before = other.channel.in_flight();
+                other.channel.complete(ring, completion, finished);
+                // The last one: only now may it close.
+                if before > 0 {
+                    other.close_idle(ring);
+                }
+            }
+            None => self.channel.complete(ring, completion, finished),
+        }
+    }
+}
+
+impl Io {
+    /// Attaches to the device that a disk is about to have. Nothing goes there before [`Io::change_device`].
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn prepare_device(
+        &mut self,
+        disk: &Arc<Disk>,
+        device: &Arc<dyn BlockDevice>,
+    ) -> io::Result<()> {
+        for index in self.handles_on(disk) {
+            let (ring, listeners) = (&mut self.ring, &mut self.listeners);
+            let (attached, owners) = attach_to(&**device, ring, listeners, index as u32);
+            let Some(Some(open)) = self.disks.get_mut(index) else {
+                continue;
+            };
+            match attached {
+                Ok(channel) => open.others.prepared = Some(Other { channel, owners }),
+                Err(error) => {
+                    self.unlisten_all(&owners);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The disk is not given the device that [`Io::prepare_device`] has attached to.
+    pub fn drop_prepared(&mut self, disk: &Arc<Disk>) {
+        for index in self.handles_on(disk) {
+            if let Some(Some(open)) = self.disks.get_mut(index) {
+                open.others.drop_prepared(&mut self.ring);
+            }
+            self.take_closed(index as u32);
+        }
+    }
+
+    /// The disk has another device ([`Disk::replace_device`]): its I/O goes there from now on. No read and no change is in flight.
+    pub fn change_device(&mut self, disk: &Arc<Disk>) {
+        let (_, generation) = disk.device_and_generation();
+        for index in self.handles_on(disk) {
+            let Some(Some(open)) = self.disks.get_mut(index) else {
+                continue;
+            };
+            if open.generation == generation {
+                // It was opened after the disk had got its device.
+                open.others.drop_prepared(&mut self.ring);
+                self.take_closed(index as u32);
+                continue;
+            }
+            if open.retry.is_some() {
+                // Whatever it waits for, it attaches to what the disk has then.
+                open.others.drop_prepared(&mut self.ring);
+                self.take_closed(index as u32);
+                continue;
+            }
+            let Some(new) = open.others.prepared.take() else {
+                // Opened between the two steps: it has no I/O in flight.
+                self.retire_channel(index, None, generation);
+                continue;
+            };
+            self.retire_channel(index, Some(new), generation);
+        }
+    }
+
+    fn retire_channel(&mut self, index: usize, new: Option<Other>, generation: u64) {
+        let Some(Some(open)) = self.disks.get_mut(index) else {
+            return;
+        };
+        let is_ready = new.is_some();
+        let new = new.unwrap_or_else(|| Other {
+            channel: Box::new(crate::attaching::Absent),
+            owners: Vec::new(),
+        });
+        self.prefetching -= usize::from(open.channel.wants_prefetch());
+        self.prefetching += usize::from(new.channel.wants_prefetch());
+        let channel = std::mem::replace(&mut open.channel, new.channel);
+        let owners = std::mem::replace(&mut open.owners, new.owners);
+        open.generation = generation;
+        let mut old = Other { channel, owners };
+        old.close_idle(&mut self.ring);
+        open.others.retired.push(old);
+        if !is_ready {
+            self.attach(index);
+        }
+        self.take_closed(index as u32);
+    }
+
+    fn handles_on(&self, disk: &Arc<Disk>) -> Vec<usize> {
+        let all = self.disks.iter().enumerate();
+        let ours = all.filter(|(_, open)| {
+            let open = open.as_ref();
+            open.is_some_and(|open| !open.closing && Arc::ptr_eq(&open.disk, disk))
+        });
+        ours.map(|(index, _)| index).collect()
+    }
+
+    /// Takes back the owners of channels that have closed.
+    #[cold]
+    pub(super) fn take_closed(&mut self, disk: u32) {
+        let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
+            return;
+        };
+        for owners in open.others.take_closed() {
+            self.unlisten_all(&owners);
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! A disk that gets other devices while two workers write, flush and read: nobody finds anything but what was written last.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use bdev::{
+    BlockDevice, BlockingIo, CacheMode, Delay, Disk, File, FileOptions, Ram, RamOptions, Submission,
+};
+use block::{IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use latency::{QueueRecord, Stamp};
+use reactor::{
+    DiskHandle, Io, PollLimit, Pool, Source, SourceId, Tag, WorkerHandle, WorkerOptions,
+};
+use uring::RingFd;
+
+const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 64;
+const SIZE: u64 = 2 * BLOCKS * BLOCK;
+const REPLACEMENTS: usize = 60;
+
+#[derive(Default)]
+struct Seen {
+    rounds: [AtomicU64; 2],
+    wrong: AtomicU64,
+    over: AtomicBool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Step {
+    Write,
+    Flush,
+    Read,
+}
+
+/// Writes a number to each block of its half in turn, flushes, and reads the block that it wrote longest ago.
+struct Client {
+    id: SourceId,
+    number: usize,
+    handle: DiskHandle,
+    seen: Arc<Seen>,
+    written: u64,
+    step: Step,
+    busy: bool,
+}
+
+impl Client {
+    fn offset(&self, nth: u64) -> u64 {
+        (self.number as u64 * BLOCKS + nth % BLOCKS) * BLOCK
+    }
+
+    fn go_on(&mut self, io: &mut Io) {
+        let buffer = IoBuffer::owned(BLOCK as usize);
+        let (request, mut buffer) = match self.step {
+            Step::Write => {
+                buffer.write_at(0, &self.written.to_le_bytes());
+                (IoRequest::write(self.offset(self.written), BLOCK), buffer)
+            }
+            Step::Flush => (IoRequest::flush(), IoBuffer::default()),
+            Step::Read => (
+                IoRequest::read(self.offset(self.written + 1), BLOCK),
+                buffer,
+            ),
+        };
+        let tag = Tag {
+            source: self.id,
+            slot: 0,
+        };
+        self.busy = true;
+        if let Submission::Done(outcome) = io.submit(self.handle, &request, &mut buffer, tag) {
+            self.done(&buffer, outcome);
+        }
+    }
+
+    fn done(&mut self, buffer: &IoBuffer, outcome: IoOutcome) {
+        self.busy = false;
+        outcome.unwrap();
+        self.step = match self.step {
+            Step::Write if self.written % 7 == 0 => Step::Flush,
+            Step::Write | Step::Flush => Step::Read,
+            Step::Read => {
+                let mut found = [0; 8];
+                buffer.read_at(0, &mut found);
+                let wanted = (self.written + 1).saturating_sub(BLOCKS);
+                let is_right = u64::from_le_bytes(found) == wanted;
+                self.seen
+                    .wrong
+                    .fetch_add((!is_right).into(), Ordering::Relaxed);
+                self.written += 1;
+                self.seen.rounds[self.number].fetch_add(1, Ordering::Relaxed);
+                Step::Write
+            }
+        };
+    }
+}
+
+impl Source for Client {
+    fn ready(&mut self, _: Stamp) -> bool {
+        !self.busy && !self.seen.over.load(Ordering::Relaxed)
+    }
+
+    fn drain(&mut self, io: &mut Io, _: Stamp) {
+        self.go_on(io);
+    }
+
+    fn finish(&mut self, _: &mut Io, _: u32, buffer: IoBuffer, outcome: IoOutcome, _: Stamp) {
+        self.done(&buffer, outcome);
+    }
+
+    fn publish(&mut self, _: &mut Io) {}
+
+    fn arm(&mut self) -> bool {
+        self.ready(Stamp::default())
+    }
+
+    fn disarm(&mut self) {}
+
+    fn in_flight(&self) -> usize {
+        usize::from(self.busy)
+    }
+
+    fn kick(&self) -> Option<RingFd> {
+        None
+    }
+
+    fn stop(&mut self) {}
+
+    fn closed(&mut self, io: &mut Io) {
+        io.close(self.handle);
+    }
+
+    fn record(&self) -> Option<Arc<QueueRecord>> {
+        None
+    }
+}
+
+fn new_device(nth: usize, folder: &std::path::Path) -> Arc<dyn BlockDevice> {
+    let ram = || {
+        Arc::new(
+            Ram::create(RamOptions {
+                size: SIZE,
+                ..RamOptions::default()
+            })
+            .unwrap(),
+        )
+    };
+    match nth % 3 {
+        0 => ram(),
+        // Its flushes are in flight long after the disk has changed over.
+        1 => Arc::new(Delay::new(ram(), Duration::from_millis(3))),
+        _ => Arc::new(
+            File::open(FileOptions {
+                size: Some(SIZE),
+                cache: CacheMode::Writethrough,
+                ..FileOptions::new(folder.join(nth.to_string()))
+            })
+            .unwrap(),
+        ),
+    }
+}
+
+fn copy(from: &Arc<dyn BlockDevice>, to: &Arc<dyn BlockDevice>) {
+    let mut bytes = vec![0; SIZE as usize];
+    BlockingIo::new(Arc::clone(from))
+        .unwrap()
+        .read_at(0, &mut bytes)
+        .unwrap();
+    BlockingIo::new(Arc::clone(to))
+        .unwrap()
+        .write_at(0, &bytes)
+        .unwrap();
+}
+
+fn start(pool: &Pool, disk: &Arc<Disk>, seen: &Arc<Seen>) {
+    for (number, worker) in pool.workers().iter().enumerate() {
+        let (disk, seen) = (disk.clone(), seen.clone());
+        let added = worker.call(move |w| {
+            w.add(|io, id| {
+                Ok::<Box<dyn Source>, std::io::Error>(Box::new(Client {
+                    id,
+                    number,
+                    handle: io.open(&disk),
+                    seen,
+                    written: 1,
+                    step: Step::Write,
+                    busy: false,
+                }))
+            })
+            .map(drop)
+        });
+        added.unwrap().unwrap();
+    }
+}
+
+fn prepare(worker: &WorkerHandle, disk: &Arc<Disk>, device: &Arc<dyn BlockDevice>) {
+    let (disk, device) = (disk.clone(), device.clone());
+    let prepared = worker.call(move |w| w.io().prepare_device(&disk, &device));
+    prepared.unwrap().unwrap();
+}
+
+#[test]
+fn nobody_finds_anything_but_what_was_written_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = new_device(0, folder.path());
+    let disk = Arc::new(Disk::new("d", None, Arc::clone(&first)).unwrap());
+    let options = WorkerOptions {
+        count: 2,
+        cpus: Vec::new(),
+        poll: PollLimit::Always.into(),
+    };
+    let pool = Pool::start(&options).unwrap();
+    let seen = Arc::new(Seen::default());
+    start(&pool, &disk, &seen);
+    let mut old = vec![first];
+    for nth in 1..=REPLACEMENTS {
+        let before = seen.rounds.each_ref().map(|n| n.load(Ordering::Relaxed));
+        let new = new_device(nth, folder.path());
+        let workers = pool.workers();
+        workers
+            .iter()
+            .for_each(|worker| prepare(worker, &disk, &new));
+        // One that is prepared and comes to nothing is in nobody's way.
+        if nth % 5 == 0 {
+            for worker in &workers {
+                let dropped = disk.clone();
+                worker
+                    .call(move |w| w.io().drop_prepared(&dropped))
+                    .unwrap();
+                prepare(worker, &disk, &new);
+            }
+        }
+        let held = disk.hold(0, u64::MAX).unwrap();
+        copy(&disk.device(), &new);
+        disk.replace_device(Arc::clone(&new)).unwrap();
+        for worker in &workers {
+            let disk = disk.clone();
+            worker.call(move |w| w.io().change_device(&disk)).unwrap();
+        }
+        drop(held);
+        old.push(new);
+        // Both go on, on the new device.
+        for (number, before) in before.iter().enumerate() {
+            let start = std::time::Instant::now();
+            while seen.rounds[number].load(Ordering::Relaxed) < before + 3 {
+                assert!(start.elapsed() < Duration::from_secs(60), "it hangs");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+    assert_eq!(seen.wrong.load(Ordering::Relaxed), 0);
+    // What was replaced is not used any more, and its channels are closed.
+    old.pop();
+    let start = std::time::Instant::now();
+    while old.iter().any(|device| Arc::strong_count(device) > 1) {
+        assert!(start.elapsed() < Duration::from_secs(60), "channels stay");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    seen.over.store(true, Ordering::Relaxed);
+}
