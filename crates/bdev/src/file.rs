@@ -277,6 +277,11 @@ impl BlockDevice for File {
         Ok(Some(found))
     }
 
+    fn give_up_writing(&self) -> io::Result<()> {
+        // One that is only read has no more than a reader's locks.
+        uring::file_lock::lower(self.shared.control.as_fd())
+    }
+
     fn kind(&self) -> &'static str {
         "file"
     }

@@ -30,6 +30,7 @@ mod iscsi;
 mod kept_memory;
 mod layer;
 mod medium;
+mod mirror;
 mod network_medium;
 mod null;
 mod on_error;
@@ -59,12 +60,13 @@ pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, Container, File, FileOptions, ImageFormat};
-pub use image::{Image, ImageOptions};
+pub use image::{BackingName, Image, ImageOptions};
 pub use iscsi::IscsiOptions;
 pub use kept_memory::{DescriptorStore, set_descriptor_store};
 pub use layer::Layer;
 pub use librbd::{ClusterConfig, ImageName};
 pub use medium::{IdentityRecord, Medium, Stamp};
+pub use mirror::{Mirror, MirrorProgress};
 pub use null::{Null, NullOptions};
 pub use on_error::{ErrorPolicy, OnError};
 pub use ram::{Ram, RamOptions};
@@ -221,6 +223,23 @@ pub trait BlockDevice: Send + Sync {
     /// What the system says. It is still only read then, but others are kept out as before.
     fn give_up_writing(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    /// Has what the device below it has in this range of its own, for a device that keeps only what differs from that. May block.
+    ///
+    /// # Errors
+    /// What the system says; a part of the range may be its own by then.
+    fn copy_up(&self, offset: u64, length: u64) -> io::Result<()> {
+        let _ = (offset, length);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Needs the device below it no more when it is opened again: all of it is its own.
+    ///
+    /// # Errors
+    /// What the system says; it needs it as before then.
+    fn leave_backing(&self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// What its content lies in, which its identity is kept with; `None`: content and identity end with the process.

@@ -56,6 +56,18 @@ pub fn lock(fd: BorrowedFd<'_>, writer: bool) -> io::Result<Option<Conflict>> {
     Ok(None)
 }
 
+/// The only writer becomes a reader: others may read, and still nobody may write.
+///
+/// # Errors
+/// When the lock service fails; the locks are as they were, or some of them are gone that kept readers out.
+pub fn lower(fd: BorrowedFd<'_>) -> io::Result<()> {
+    for (bit, _) in [WRITE, RESIZE] {
+        let mut unlocked = one_byte(libc::F_UNLCK, USES + bit);
+        fcntl(fd, libc::F_OFD_SETLK, &mut unlocked)?;
+    }
+    Ok(())
+}
+
 fn one_byte(kind: i32, at: libc::off_t) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
@@ -130,6 +142,10 @@ mod tests {
         drop((d, f));
         let g = open(file.path(), true);
         assert_eq!(lock(g.as_fd(), true).unwrap(), None, "closing unlocks");
+        lower(g.as_fd()).unwrap();
+        let (h, i) = (open(file.path(), false), open(file.path(), true));
+        assert_eq!(lock(h.as_fd(), false).unwrap(), None, "it only reads");
+        assert!(lock(i.as_fd(), true).unwrap().is_some(), "nobody may write");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 mod channel;
 mod open;
+mod overlay;
 mod owner;
 mod readers;
 mod remote_backing;
@@ -22,6 +23,7 @@ use block::{Capacity, DiskInfo, IoFlags, IoRequest};
 use qcow2::Map;
 
 use crate::{Attach, BlockDevice, CacheMode, File, IoChannel, Medium, OpenError};
+pub use overlay::BackingName;
 use owner::{Change, Request};
 use readers::Readers;
 
@@ -154,6 +156,15 @@ impl Image {
         self.requests.as_ref().ok_or_else(gone)
     }
 
+    /// Has the owner change something, and waits for it.
+    fn change(&self, change: impl FnOnce(Sender<io::Result<()>>) -> Change) -> io::Result<()> {
+        let (reply, changed) = channel();
+        let gone = || io::Error::other("the image is closed");
+        let change = Request::Control(change(reply));
+        self.requests()?.send(change).map_err(|_| gone())?;
+        changed.recv().map_err(|_| gone())?
+    }
+
     /// The file that it lies in.
     pub fn path(&self) -> &Path {
         self.shared.file.path()
@@ -191,11 +202,25 @@ impl BlockDevice for Image {
         if self.shared.info.read_only {
             return Err(io::Error::other("the disk is read-only"));
         }
-        let (reply, resized) = channel();
-        let gone = || io::Error::other("the image is closed");
-        let change = Request::Control(Change::Resize(bytes, reply));
-        self.requests()?.send(change).map_err(|_| gone())?;
-        resized.recv().map_err(|_| gone())?
+        self.change(|reply| Change::Resize(bytes, reply))
+    }
+
+    /// Its owner closes it, and reads tables from then on.
+    fn give_up_writing(&self) -> io::Result<()> {
+        self.change(Change::GiveUpWriting)?;
+        self.shared.file.give_up_writing()
+    }
+
+    fn copy_up(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.change(|reply| Change::CopyUp {
+            offset,
+            length,
+            reply,
+        })
+    }
+
+    fn leave_backing(&self) -> io::Result<()> {
+        self.change(Change::LeaveBacking)
     }
 
     /// Others cannot change it while it is open.

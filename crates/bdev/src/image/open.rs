@@ -49,17 +49,29 @@ impl Opened {
 type Seen = HashSet<(u64, u64)>;
 
 pub(super) fn open(options: &ImageOptions) -> Result<Opened, OpenError> {
-    open_in_chain(options, &mut Seen::new())
+    open_in_chain(options, &mut Seen::new(), None)
 }
 
-fn fail(path: &Path, what: impl std::fmt::Display) -> OpenError {
+/// Opens an image whose backing image is open already.
+pub(super) fn open_over(
+    options: &ImageOptions,
+    below: Arc<dyn BlockDevice>,
+) -> Result<Opened, OpenError> {
+    open_in_chain(options, &mut Seen::new(), Some(below))
+}
+
+pub(super) fn fail(path: &Path, what: impl std::fmt::Display) -> OpenError {
     OpenError::File {
         path: path.to_owned(),
         what: what.to_string(),
     }
 }
 
-fn open_in_chain(options: &ImageOptions, seen: &mut Seen) -> Result<Opened, OpenError> {
+fn open_in_chain(
+    options: &ImageOptions,
+    seen: &mut Seen,
+    below: Option<Arc<dyn BlockDevice>>,
+) -> Result<Opened, OpenError> {
     let path = options.path.as_path();
     let found = std::fs::metadata(path).map_err(|error| {
         let hint = match error.kind() {
@@ -84,9 +96,10 @@ fn open_in_chain(options: &ImageOptions, seen: &mut Seen) -> Result<Opened, Open
     }
     let (file, container, header) = open_file(options)?;
     let is_image = |error: qcow2::Error| fail(path, error);
-    let backing = match &header.backing_file {
-        None => None,
-        Some(name) => Some(open_backing(options, name, &header, seen)?),
+    let backing = match (&header.backing_file, below) {
+        (None, _) => None,
+        (Some(_), Some(below)) => Some(below),
+        (Some(name), None) => Some(open_backing(options, name, &header, seen)?),
     };
     let block_size = options.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
     check_size(header.size, block_size).map_err(|error| fail(path, error))?;
@@ -208,6 +221,7 @@ fn open_backing(
                     block_size: None,
                 },
                 seen,
+                None,
             )?;
             Ok(Arc::new(Image::serve(opened)?))
         }

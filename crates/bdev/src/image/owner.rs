@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use block::{Extent, IoError, IoErrorKind, STATUS_BYTES, encode_extents};
@@ -37,7 +37,17 @@ pub(super) enum Command {
 /// What the control plane wants.
 pub(super) enum Change {
     /// Another size.
-    Resize(u64, std::sync::mpsc::Sender<io::Result<()>>),
+    Resize(u64, Sender<io::Result<()>>),
+    /// Nobody writes any more: what was reserved is given back.
+    GiveUpWriting(Sender<io::Result<()>>),
+    /// What the backing image has in a range, the image has itself.
+    CopyUp {
+        offset: u64,
+        length: u64,
+        reply: Sender<io::Result<()>>,
+    },
+    /// It stands on no backing image any more: it has everything itself.
+    LeaveBacking(Sender<io::Result<()>>),
 }
 
 pub(super) enum Request {
@@ -133,12 +143,24 @@ impl Owner {
                         .map_err(|error| self.failed(&command, &error));
                     inbox.put(token, answer);
                 }
-                Request::Control(Change::Resize(size, reply)) => {
-                    let resized = self.resize(size);
-                    reply.send(resized).ok();
-                }
+                Request::Control(change) => self.change(change),
             }
         }
+    }
+
+    fn change(&mut self, change: Change) {
+        let (changed, reply) = match change {
+            Change::Resize(size, reply) => (self.resize(size), reply),
+            Change::GiveUpWriting(reply) => (self.close().map_err(system), reply),
+            Change::CopyUp {
+                offset,
+                length,
+                reply,
+            } => (self.copy_up(offset, length).map_err(system), reply),
+            Change::LeaveBacking(reply) => (self.image.set_backing(None).map_err(system), reply),
+        };
+        // Whoever wanted it may have left.
+        reply.send(changed).ok();
     }
 
     /// All allocations of a batch are one: what has to be durable in between is so by one sync.
@@ -228,10 +250,7 @@ impl Owner {
             .map(|backing| backing as &mut dyn Backing);
         let resized = self.image.resize(size, backing);
         self.shared.publish(self.image.map());
-        resized.map_err(|error| match error {
-            Error::Io { source, .. } => source,
-            other => io::Error::other(other.to_string()),
-        })
+        resized.map_err(system)
     }
 
     fn failed(&self, command: &Command, error: &Error) -> IoError {
@@ -251,5 +270,12 @@ impl Owner {
             },
         };
         IoError::with_errno(kind, errno)
+    }
+}
+
+fn system(error: Error) -> io::Error {
+    match error {
+        Error::Io { source, .. } => source,
+        other => io::Error::other(other.to_string()),
     }
 }

@@ -1,0 +1,291 @@
+//! `mirror`: a layer under a disk while its content is copied to another device. What has been copied is written to both devices from
+//! then on, so the copy is never behind: it is complete when its end is reached, however much clients write.
+//!
+//! ```text
+//!   0 ............ copied ............................. end
+//!   writes go to   │ writes go to the source alone:
+//!   both devices   │ they are copied when it is their turn
+//! ```
+//!
+//! Whoever copies holds the range ([`crate::RangeLocks`]) until [`MirrorProgress::advance`]: no write is in flight there meanwhile.
+//! A write that fails on the target ends the mirror, and clients hear nothing of it. Two writes of one range that are in flight at the
+//! same time may end in either order on each device, as on RAID 1. Tests: here, and `tests/mirror.rs`.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use block::{DiskInfo, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use guest_memory::IoBuffer;
+use uring::{Completion, Owner, Ring};
+
+use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, Tag};
+
+/// How far the copy is, and whether it is still one.
+#[derive(Debug, Default)]
+pub struct MirrorProgress {
+    copied: AtomicU64,
+    has_failed: AtomicBool,
+    error: Mutex<Option<IoError>>,
+}
+
+impl MirrorProgress {
+    /// Bytes from the start that both devices have.
+    pub fn copied(&self) -> u64 {
+        self.copied.load(Ordering::Acquire)
+    }
+
+    /// The target has everything up to `end`. Whoever says so holds the range in which that is new.
+    pub fn advance(&self, end: u64) {
+        self.copied.store(end, Ordering::Release);
+    }
+
+    /// Why the target is no copy any more.
+    pub fn error(&self) -> Option<IoError> {
+        *self.error.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cold]
+    fn fail(&self, error: IoError) {
+        let mut first = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert(error);
+        self.has_failed.store(true, Ordering::Release);
+    }
+
+    /// Does a change that begins here go to the target, too?
+    fn reaches(&self, offset: u64) -> bool {
+        offset < self.copied() && !self.has_failed.load(Ordering::Acquire)
+    }
+}
+
+/// The layer `mirror`.
+pub struct Mirror {
+    source: Arc<dyn BlockDevice>,
+    target: Arc<dyn BlockDevice>,
+    progress: Arc<MirrorProgress>,
+    /// The source tells clients that discarded blocks read as zeroes: so they have to on the target.
+    discard_zeroes: bool,
+}
+
+impl Mirror {
+    /// Of `source`, on `target`, which is as large.
+    pub fn new(source: Arc<dyn BlockDevice>, target: Arc<dyn BlockDevice>) -> Mirror {
+        Mirror {
+            discard_zeroes: source.info().discard_zeroes,
+            source,
+            target,
+            progress: Arc::default(),
+        }
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> &Arc<MirrorProgress> {
+        &self.progress
+    }
+}
+
+impl Layer for Mirror {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.source
+    }
+
+    fn layer_kind(&self) -> &'static str {
+        "mirror"
+    }
+
+    /// What is atomic on one device alone is not.
+    fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
+        DiskInfo {
+            atomic_writes: None,
+            anchors: false,
+            ..inner
+        }
+    }
+
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        let (source, source_owners) = attach.below(|attach| self.source.attach(attach))?;
+        let target = self.target.attach(attach)?;
+        Ok(Box::new(MirrorChannel {
+            source,
+            source_owners,
+            target,
+            progress: Arc::clone(&self.progress),
+            discard_zeroes: self.discard_zeroes,
+            slots: Vec::new(),
+            free: Vec::new(),
+            over: Vec::new(),
+        }))
+    }
+}
+
+struct Slot {
+    tag: Tag,
+    /// Of the source, once it has answered, unless its buffer is still there.
+    buffer: IoBuffer,
+    outcome: IoOutcome,
+    /// Devices that have not answered.
+    missing: u8,
+}
+
+struct MirrorChannel {
+    source: Box<dyn IoChannel>,
+    source_owners: Vec<Owner>,
+    target: Box<dyn IoChannel>,
+    progress: Arc<MirrorProgress>,
+    discard_zeroes: bool,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    over: Vec<Finished>,
+}
+
+impl MirrorChannel {
+    fn occupy(&mut self, tag: Tag) -> u32 {
+        let slot = Slot {
+            tag,
+            buffer: IoBuffer::default(),
+            outcome: Ok(()),
+            missing: 0,
+        };
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                self.slots.push(slot);
+                self.slots.len() as u32 - 1
+            }
+        }
+    }
+
+    /// The I/O that the target gets for a change of the source. Nothing there has to be durable before the end.
+    fn mirrored(&self, io: &IoRequest) -> Option<IoRequest> {
+        if !io.modifies() || !self.progress.reaches(io.offset) {
+            return None;
+        }
+        let flags = match io.flags.has(IoFlags::UNMAP) {
+            true => IoFlags::UNMAP,
+            false => IoFlags::NONE,
+        };
+        match io.kind {
+            IoKind::Write => Some(IoRequest::write(io.offset, io.length)),
+            IoKind::WriteZeroes => {
+                Some(IoRequest::write_zeroes(io.offset, io.length).flagged(flags))
+            }
+            IoKind::Discard if self.discard_zeroes => {
+                Some(IoRequest::write_zeroes(io.offset, io.length).flagged(IoFlags::UNMAP))
+            }
+            // Nobody may rely on what is there then.
+            IoKind::Discard => None,
+            _ => None,
+        }
+    }
+
+    fn submit_target(&mut self, ring: &mut Ring, io: &IoRequest, mut buffer: IoBuffer, index: u32) {
+        let submitted = self.target.submit(ring, io, &mut buffer, Tag(index.into()));
+        match submitted {
+            Submission::Pending => self.slots[index as usize].missing += 1,
+            Submission::Done(Ok(())) => {}
+            Submission::Done(Err(error)) => self.progress.fail(error),
+        }
+    }
+
+    /// One device has answered; `Some`: both have.
+    fn answered(&mut self, index: u32) -> Option<Finished> {
+        let slot = &mut self.slots[index as usize];
+        slot.missing -= 1;
+        if slot.missing > 0 {
+            return None;
+        }
+        self.free.push(index);
+        let slot = &mut self.slots[index as usize];
+        Some(Finished {
+            tag: slot.tag,
+            buffer: std::mem::take(&mut slot.buffer),
+            outcome: slot.outcome,
+        })
+    }
+}
+
+impl IoChannel for MirrorChannel {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        if io.flags.has(IoFlags::ATOMIC) || io.kind == IoKind::CompareAndWrite {
+            return Submission::Done(Err(IoErrorKind::Unsupported.into()));
+        }
+        let index = self.occupy(tag);
+        if let Some(mirrored) = self.mirrored(io) {
+            let bytes = match mirrored.moves_data() {
+                true => buffer.slice(0, io.length as usize),
+                false => IoBuffer::default(),
+            };
+            self.submit_target(ring, &mirrored, bytes, index);
+        }
+        let submitted = self.source.submit(ring, io, buffer, Tag(index.into()));
+        let slot = &mut self.slots[index as usize];
+        match submitted {
+            Submission::Pending => {
+                slot.missing += 1;
+                Submission::Pending
+            }
+            // The target has the memory still.
+            Submission::Done(outcome) if slot.missing > 0 => {
+                slot.outcome = outcome;
+                slot.buffer = std::mem::take(buffer);
+                Submission::Pending
+            }
+            done @ Submission::Done(_) => {
+                self.free.push(index);
+                done
+            }
+        }
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        let is_source = self.source_owners.contains(&completion.owner);
+        let mut over = std::mem::take(&mut self.over);
+        match is_source {
+            true => self.source.complete(ring, completion, &mut over),
+            false => self.target.complete(ring, completion, &mut over),
+        }
+        for one in over.drain(..) {
+            let index = one.tag.0 as u32;
+            match (is_source, one.outcome) {
+                (true, outcome) => {
+                    let slot = &mut self.slots[index as usize];
+                    (slot.buffer, slot.outcome) = (one.buffer, outcome);
+                }
+                (false, Err(error)) => self.progress.fail(error),
+                (false, Ok(())) => {}
+            }
+            finished.extend(self.answered(index));
+        }
+        self.over = over;
+    }
+
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        let named = |slot: &Slot| slot.tag == tag && slot.missing > 0;
+        if let Some(index) = self.slots.iter().position(named) {
+            self.source.abort(ring, Tag(index as u64));
+            self.target.abort(ring, Tag(index as u64));
+        }
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        self.source.close(ring);
+        self.target.close(ring);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.in_flight() == 0 && self.source.is_closed() && self.target.is_closed()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+}

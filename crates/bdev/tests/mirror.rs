@@ -1,0 +1,265 @@
+//! A mirror holds on its target what the source holds, in whatever order clients write while it is copied; and images that come up
+//! from what they stand on.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use bdev::{
+    BackingName, BlockDevice, BlockingIo, CacheMode, Fault, FaultAction, FaultPlan, Faulty, Image,
+    ImageOptions, Mirror, Ram, RamOptions,
+};
+use block::{IoError, IoErrorKind, IoFlags, IoKind, IoRequest};
+use common::{Worker, filled, open, options};
+use guest_memory::IoBuffer;
+use proptest::prelude::*;
+
+const BLOCK: u64 = 512;
+const BLOCKS: u64 = 256;
+const SIZE: u64 = BLOCK * BLOCKS;
+/// What is copied at a time.
+const PART: u64 = 32 * BLOCK;
+
+fn ram() -> Arc<dyn BlockDevice> {
+    let ram = Ram::create(RamOptions {
+        size: SIZE,
+        ..RamOptions::default()
+    });
+    Arc::new(ram.unwrap())
+}
+
+fn content(device: &Arc<dyn BlockDevice>) -> Vec<u8> {
+    let mut bytes = vec![0; device.capacity().bytes() as usize];
+    let mut io = BlockingIo::new(Arc::clone(device)).unwrap();
+    io.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u64, u64, u8),
+    Zero(u64, u64, bool),
+    Discard(u64, u64),
+    Flush,
+    /// The next part is copied: nothing is in flight then.
+    Copy,
+}
+
+fn range() -> impl Strategy<Value = (u64, u64)> {
+    (0..BLOCKS).prop_flat_map(|at| (Just(at), 1..=(BLOCKS - at).min(64)))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        5 => (range(), any::<u8>()).prop_map(|((at, n), byte)| Step::Write(at, n, byte)),
+        1 => (range(), any::<bool>()).prop_map(|((at, n), unmap)| Step::Zero(at, n, unmap)),
+        1 => range().prop_map(|(at, n)| Step::Discard(at, n)),
+        1 => Just(Step::Flush),
+        2 => Just(Step::Copy),
+    ]
+}
+
+fn copy_part(source: &Arc<dyn BlockDevice>, target: &Arc<dyn BlockDevice>, mirror: &Mirror) {
+    let from = mirror.progress().copied();
+    if from == SIZE {
+        return;
+    }
+    let mut bytes = vec![0; PART as usize];
+    let mut io = BlockingIo::new(Arc::clone(source)).unwrap();
+    io.read_at(from, &mut bytes).unwrap();
+    let mut io = BlockingIo::new(Arc::clone(target)).unwrap();
+    io.write_at(from, &bytes).unwrap();
+    mirror.progress().advance(from + PART);
+}
+
+fn submit(worker: &mut Worker, step: &Step) -> Option<u64> {
+    let (io, buffer) = match *step {
+        Step::Write(at, n, byte) => {
+            let data = vec![byte; (n * BLOCK) as usize];
+            (IoRequest::write(at * BLOCK, n * BLOCK), filled(&data))
+        }
+        Step::Zero(at, n, unmap) => {
+            let flags = if unmap { IoFlags::UNMAP } else { IoFlags::NONE };
+            let io = IoRequest::write_zeroes(at * BLOCK, n * BLOCK).flagged(flags);
+            (io, IoBuffer::default())
+        }
+        Step::Discard(at, n) => (
+            IoRequest::discard(at * BLOCK, n * BLOCK),
+            IoBuffer::default(),
+        ),
+        Step::Flush => (IoRequest::flush(), IoBuffer::default()),
+        Step::Copy => return None,
+    };
+    Some(worker.submit(io, buffer))
+}
+
+fn overlaps(pending: &[(u64, Step)], next: &Step) -> bool {
+    let range = |step: &Step| match *step {
+        Step::Write(at, n, _) | Step::Zero(at, n, _) | Step::Discard(at, n) => at..at + n,
+        Step::Flush | Step::Copy => 0..0,
+    };
+    let next = range(next);
+    let mut pending = pending.iter().map(|(_, step)| range(step));
+    pending.any(|other| other.start < next.end && next.start < other.end)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn target_holds_what_the_source_holds(
+        steps in prop::collection::vec(step(), 1..120),
+        is_file_source in any::<bool>(),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| -> Arc<dyn BlockDevice> {
+            open(options(&folder.path().join(name), SIZE, CacheMode::Writeback))
+        };
+        // One device answers at once, the other later.
+        let (source, target) = match is_file_source {
+            true => (file("source"), ram()),
+            false => (ram(), file("target")),
+        };
+        // What was there before is of no concern.
+        BlockingIo::new(Arc::clone(&target)).unwrap().write_at(0, &vec![0xee; SIZE as usize]).unwrap();
+        let mirror = Mirror::new(Arc::clone(&source), Arc::clone(&target));
+        let mut worker = Worker::new(&mirror);
+        let mut pending: Vec<(u64, Step)> = Vec::new();
+        let rest = std::iter::repeat_n(&Step::Copy, (SIZE / PART) as usize);
+        for step in steps.iter().chain(rest) {
+            let must_wait = matches!(step, Step::Copy) || pending.len() >= 8 || overlaps(&pending, step);
+            if must_wait {
+                for (tag, _) in pending.drain(..) {
+                    worker.wait(tag).0.unwrap();
+                }
+            }
+            match submit(&mut worker, step) {
+                Some(tag) => pending.push((tag, step.clone())),
+                None => copy_part(&source, &target, &mirror),
+            }
+        }
+        prop_assert_eq!(mirror.progress().copied(), SIZE);
+        prop_assert_eq!(mirror.progress().error(), None);
+        prop_assert_eq!(worker.backend.in_flight(), 0);
+        let (source, target) = (content(&source), content(&target));
+        let differs = source.iter().zip(&target).position(|(a, b)| a != b);
+        prop_assert_eq!(differs, None);
+    }
+}
+
+#[test]
+fn clients_hear_nothing_of_a_target_that_fails() {
+    let full = IoError::with_errno(IoErrorKind::NoSpace, 28);
+    let plan = FaultPlan {
+        faults: vec![Fault {
+            kind: IoKind::Write,
+            skip: 1,
+            times: 1,
+            action: FaultAction::Fail(full),
+        }],
+        shuffle: None,
+    };
+    let source = ram();
+    let target = Faulty::new(ram(), plan);
+    let mirror = Mirror::new(Arc::clone(&source), Arc::new(target));
+    mirror.progress().advance(SIZE);
+    let mut worker = Worker::new(&mirror);
+    for byte in 1..=4 {
+        worker.write(0, &[byte; 512]).unwrap();
+        let error = (byte > 1).then_some(full);
+        assert_eq!(mirror.progress().error(), error);
+    }
+    assert_eq!(content(&source)[..512], [4; 512]);
+}
+
+#[test]
+fn client_hears_of_a_source_that_fails() {
+    let broken = IoError::with_errno(IoErrorKind::WriteMedium, 5);
+    let plan = FaultPlan {
+        faults: vec![Fault {
+            kind: IoKind::Write,
+            skip: 0,
+            times: 1,
+            action: FaultAction::Fail(broken),
+        }],
+        shuffle: None,
+    };
+    let source = Faulty::new(ram(), plan);
+    let mirror = Mirror::new(Arc::new(source), ram());
+    mirror.progress().advance(SIZE);
+    let mut worker = Worker::new(&mirror);
+    assert_eq!(worker.write(0, &[1; 512]), Err(broken));
+    assert_eq!(worker.write(0, &[2; 512]), Ok(()));
+    let atomic = IoRequest::write(0, 512).flagged(IoFlags::ATOMIC);
+    let refused = worker.run(atomic, filled(&[3; 512]));
+    assert_eq!(refused, Err(IoErrorKind::Unsupported.into()));
+}
+
+fn image_options(path: &Path) -> ImageOptions {
+    ImageOptions {
+        path: path.to_owned(),
+        cache: CacheMode::Writeback,
+        read_only: false,
+        block_size: None,
+    }
+}
+
+/// A new image over a raw disk that stays open, another over that; then all of it comes up, and nothing below is needed.
+#[test]
+fn image_over_an_open_disk_comes_up_and_stands_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    const SIZE: u64 = 4 << 20;
+    let base = open(options(&path("base.raw"), SIZE, CacheMode::Writeback));
+    let mut worker = Worker::new(&*base);
+    for at in (0..SIZE / 2).step_by(1 << 18) {
+        worker.write(at, &[at.to_le_bytes()[2] | 1; 4096]).unwrap();
+    }
+    drop(worker);
+    let name = |file: &str, format| BackingName {
+        name: path(file).to_str().unwrap().to_owned(),
+        format,
+    };
+    let below: Arc<dyn BlockDevice> = base.clone();
+    let one = image_options(&path("one.qcow2"));
+    let one = Image::create_over(&one, &name("base.raw", "raw"), below).unwrap();
+    let one: Arc<dyn BlockDevice> = Arc::new(one);
+    base.give_up_writing().unwrap();
+    Worker::new(&*one).write(65536, &[7; 65536]).unwrap();
+    let two = image_options(&path("two.qcow2"));
+    let again = Image::create_over(
+        &one_options(&two, &path("one.qcow2")),
+        &name("x", "raw"),
+        ram(),
+    );
+    assert!(again.err().unwrap().to_string().contains("exists already"));
+    let two_image = Image::create_over(&two, &name("one.qcow2", "qcow2"), Arc::clone(&one));
+    let two_image: Arc<dyn BlockDevice> = Arc::new(two_image.unwrap());
+    one.give_up_writing().unwrap();
+    Worker::new(&*two_image).write(1 << 20, &[9; 512]).unwrap();
+    let expected = content(&two_image);
+    assert_eq!(expected[65536], 7);
+    assert_eq!(expected[1 << 20..][..512], [9; 512]);
+
+    for at in (0..SIZE).step_by(1 << 20) {
+        two_image.copy_up(at, 1 << 20).unwrap();
+    }
+    two_image.leave_backing().unwrap();
+    assert_eq!(content(&two_image), expected);
+    drop((two_image, one, base));
+    std::fs::remove_file(path("base.raw")).unwrap();
+    std::fs::remove_file(path("one.qcow2")).unwrap();
+    let alone: Arc<dyn BlockDevice> = Arc::new(Image::open(&two).unwrap());
+    assert_eq!(content(&alone), expected);
+    // Holes stayed holes.
+    let space = std::fs::metadata(path("two.qcow2")).unwrap();
+    assert!(std::os::unix::fs::MetadataExt::blocks(&space) * 512 < SIZE / 2);
+}
+
+fn one_options(like: &ImageOptions, path: &Path) -> ImageOptions {
+    ImageOptions {
+        path: path.to_owned(),
+        ..like.clone()
+    }
+}
