@@ -430,6 +430,14 @@ impl Disk {
         self.device.get()
     }
 
+    /// May it have this device ([`Disk::replace_device`])?
+    ///
+    /// # Errors
+    /// What clients were told of the disk that the device does not keep.
+    pub fn check_device(&self, device: &dyn BlockDevice) -> Result<(), BrokenPromise> {
+        replacement::check(&self.info(), &device.info())
+    }
+
     /// Gives it another device with the same content, under the same name and identity. Whoever does it holds the whole disk
     /// ([`Disk::hold`]) until all workers have changed to it.
     ///

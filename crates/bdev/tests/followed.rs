@@ -38,7 +38,7 @@ fn file_that_grew_is_followed_in_whole_blocks() {
         let path = folder.path().join("disk");
         fs::write(&path, vec![7; MIB as usize]).unwrap();
         let disk = served(&path, read_only);
-        let mut worker = Worker::new(&**disk.device());
+        let mut worker = Worker::new(&*disk.device());
         assert!(!disk.has_other_size());
         assert_eq!(disk.follow_size().unwrap(), None);
         set_len(&path, 2 * MIB + 100);
@@ -61,7 +61,7 @@ fn file_that_shrank_has_errors_where_nothing_is_and_is_followed() {
     let path = folder.path().join("disk");
     fs::write(&path, vec![7; 2 * MIB as usize]).unwrap();
     let disk = served(&path, false);
-    let mut worker = Worker::new(&**disk.device());
+    let mut worker = Worker::new(&*disk.device());
     set_len(&path, MIB);
     let beyond = worker.read(MIB, 512).unwrap_err();
     assert_eq!(beyond.kind, IoErrorKind::ReadMedium);
@@ -82,7 +82,7 @@ fn file_of_which_nothing_is_left_keeps_its_size_and_says_so() {
     let path = folder.path().join("disk");
     fs::write(&path, vec![7; MIB as usize]).unwrap();
     let disk = served(&path, false);
-    let mut worker = Worker::new(&**disk.device());
+    let mut worker = Worker::new(&*disk.device());
     for left in [0, 511] {
         set_len(&path, left);
         assert!(!disk.has_other_size());

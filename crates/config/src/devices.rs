@@ -114,7 +114,8 @@ impl CacheMode {
         ("writethrough", CacheMode::Writethrough),
     ];
 
-    fn of_device(self) -> bdev::CacheMode {
+    /// The same for a device.
+    pub fn of_device(self) -> bdev::CacheMode {
         match self {
             CacheMode::None => bdev::CacheMode::None,
             CacheMode::Writeback => bdev::CacheMode::Writeback,

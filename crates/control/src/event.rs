@@ -10,6 +10,7 @@ pub struct Event {
     pub id: u64,
     /// What: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`, `disk.on_error`,
     /// `disk.waiting` (an I/O has failed and waits), `disk.resumed` (none waits any more),
+    /// `disk.snapshot`, `job.started`, `job.ready`, `job.done`, `job.failed`, `job.cancelled`,
     /// `export.added`, `export.removed`, `export.placed`, `export.removing`, `lun.added`, `lun.removed`, `lun.removing`, `disk.shrinking`,
     /// `session.opened`, `session.closed`.
     pub event: String,

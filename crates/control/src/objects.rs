@@ -84,6 +84,124 @@ pub struct DiskStatus {
     pub stack: Vec<String>,
 }
 
+/// What a job does now, or how it has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// It copies.
+    Running,
+    /// It waits until it is resumed.
+    Paused,
+    /// A mirror is complete, stays so, and waits until it is switched to.
+    Ready,
+    /// It is about to end.
+    Finishing,
+    /// It has done what it was to do.
+    Done,
+    /// It has failed: the disk is as it was.
+    Failed,
+    /// It was cancelled: the disk is as it was.
+    Cancelled,
+}
+
+impl JobState {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            JobState::Running => "running",
+            JobState::Paused => "paused",
+            JobState::Ready => "ready",
+            JobState::Finishing => "finishing",
+            JobState::Done => "done",
+            JobState::Failed => "failed",
+            JobState::Cancelled => "cancelled",
+        }
+    }
+
+    /// Is it over?
+    pub fn has_ended(self) -> bool {
+        matches!(
+            self,
+            JobState::Done | JobState::Failed | JobState::Cancelled
+        )
+    }
+}
+
+/// Long work on a disk. Each disk has one at most; the last one is shown until the next begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Job {
+    /// The disk's name.
+    pub disk: String,
+    /// `mirror`, `backup`, `stream`, or `snapshot` while one is taken.
+    pub kind: String,
+    /// Where a mirror or backup goes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// What it does, or how it has ended.
+    pub state: JobState,
+    /// Bytes of the disk that are done.
+    pub done: u64,
+    /// Bytes of the disk.
+    pub total: u64,
+    /// Bytes that it may copy in a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speed: Option<u64>,
+    /// Seconds since it began, or that it has taken.
+    pub seconds: u64,
+    /// Why it has failed, or why a switch has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// A job that is to begin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewJob {
+    /// `mirror`, `backup` or `stream`.
+    #[schema(pattern = "^(mirror|backup|stream)$")]
+    pub kind: String,
+    /// Where a mirror or backup goes: `backend` and its keys, as of a disk. What else is said of the disk stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub target: Option<Value>,
+    /// Bytes that it may copy in a second; absent or 0: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speed: Option<u64>,
+    /// A mirror is switched to as soon as it is complete.
+    #[serde(default)]
+    pub switch: bool,
+}
+
+/// How a job is to go on. What is absent stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct JobSettings {
+    /// It waits, or goes on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+    /// Bytes that it may copy in a second; 0: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speed: Option<u64>,
+}
+
+/// A snapshot that is to be taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewSnapshot {
+    /// The disks, all at one moment.
+    pub disks: Vec<SnapshotDisk>,
+}
+
+/// A disk of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotDisk {
+    /// The disk's name.
+    pub disk: String,
+    /// The image that it goes on in, which is made; what it was until then is read from then on.
+    pub path: String,
+}
+
 /// A logical unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Lun {

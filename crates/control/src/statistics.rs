@@ -8,6 +8,8 @@ use block::IoKind;
 use latency::Snapshot;
 use serde::{Deserialize, Serialize};
 
+use crate::objects::Job;
+
 /// All that was counted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
@@ -17,6 +19,9 @@ pub struct Statistics {
     pub workers: Vec<WorkerStatistics>,
     /// By disk, in order of their names. One that was never used has zeroes.
     pub disks: Vec<DiskStatistics>,
+    /// The last job of each disk that has had one.
+    #[serde(default)]
+    pub jobs: Vec<Job>,
     /// By iSCSI target and initiator.
     #[serde(default)]
     pub initiators: Vec<InitiatorStatistics>,

@@ -159,7 +159,28 @@ impl Identities {
     /// Why it cannot be kept; the disk has the one that it had then.
     pub(crate) fn renew(disk: &Disk, store: &dyn Store) -> Result<(), String> {
         let identity = Identity::random();
-        let device = disk.device();
+        Identities::write(identity, &*disk.device(), store)?;
+        disk.set_identity(identity);
+        Ok(())
+    }
+
+    /// Writes a disk's identity to the device that it is about to have.
+    ///
+    /// # Errors
+    /// Why it cannot be kept there.
+    pub(crate) fn carry_over(
+        disk: &Disk,
+        device: &dyn BlockDevice,
+        store: &dyn Store,
+    ) -> Result<(), String> {
+        Identities::write(disk.info().identity, device, store)
+    }
+
+    fn write(
+        identity: Identity,
+        device: &dyn BlockDevice,
+        store: &dyn Store,
+    ) -> Result<(), String> {
         if let Some(medium) = device.medium() {
             let record = record(identity, medium);
             if let Err(refused) = medium.set_attribute(&record.encode()) {
@@ -176,7 +197,6 @@ impl Identities {
                     .map_err(|error| format!("cannot make the identity durable: {error}"))?;
             }
         }
-        disk.set_identity(identity);
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ pub mod control;
 mod disks;
 mod exports;
 mod identities;
+mod jobs;
 mod kept_disks;
 mod limits;
 mod logs;

@@ -16,6 +16,7 @@ use reactor::{Pool, WorkerOptions};
 
 use crate::control::{self, Api, BindError, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
+use crate::jobs::{Context, Jobs};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
@@ -118,6 +119,7 @@ pub struct Running {
 pub(crate) struct Overview {
     pub(crate) live: Arc<RwLock<Live>>,
     pub(crate) servers: Arc<Servers>,
+    pub(crate) jobs: Jobs,
     pub(crate) started: Instant,
     /// Are changes kept, so that they come back after a restart?
     pub(crate) keeps: bool,
@@ -157,6 +159,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     let overview = Arc::new(Overview {
         live: owner.live(),
         servers,
+        jobs: owner.jobs.clone(),
         started: Instant::now(),
         keeps,
         log: options.log,
@@ -168,12 +171,19 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         }
     })?;
     let events = owner.events();
+    let event_bus = owner.event_bus.clone();
     let manager = Manager::start(owner, inbox).map_err(|error| error.to_string())?;
     let asked = Api {
         view: overview.clone(),
         manager: manager.manager(),
         overview: Some(overview.clone()),
         events,
+        jobs: Some(Context {
+            manager: manager.manager(),
+            servers: Arc::clone(&overview.servers),
+            jobs: overview.jobs.clone(),
+            event_bus,
+        }),
         reload: options.reload.clone(),
     };
     let api = serve_tcp(&access, tokens.as_ref(), &asked)?;
@@ -404,6 +414,8 @@ impl Drop for Running {
         self.control = None;
         self.api = None;
         self.metrics = None;
+        // Their disks go back to what they were while there is somebody to do it.
+        self.overview.jobs.end();
         self.manager = None;
         self.overview.servers.end();
         // Whoever still looks on keeps no disk open: an image gives back what it has reserved when it is closed.
@@ -459,6 +471,7 @@ impl View for Overview {
                 .map(|(worker, counters)| statistics::worker(worker, counters))
                 .collect(),
             disks: disks.collect(),
+            jobs: self.jobs.all().iter().map(|job| job.body()).collect(),
             latency,
             at_ns: self.started.elapsed().as_nanos() as u64,
         }

@@ -10,8 +10,8 @@ use config::Flags;
 use crate::daemon_flags::DaemonFlags;
 use crate::lab::LabArguments;
 use crate::objects::arguments::{
-    ConfigCommand, DiskCommand, ExportCommand, LookArguments, LunCommand, ReloadArguments,
-    ReservationCommand, SessionCommand,
+    ConfigCommand, DiskCommand, ExportCommand, JobCommand, LookArguments, LunCommand,
+    ReloadArguments, ReservationCommand, SessionCommand,
 };
 use crate::rbd::RbdCommand;
 
@@ -50,6 +50,8 @@ pub enum Command {
     Status(LookArguments),
     /// List and change the disks of a running daemon
     Disk(DiskCommand),
+    /// Watch and steer long work on disks: mirrors, backups, streams
+    Job(JobCommand),
     /// List and change the exports of a running daemon
     Export(ExportCommand),
     /// List and change logical units of controllers and targets

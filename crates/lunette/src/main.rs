@@ -49,6 +49,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Check(arguments) => check::run(&arguments),
         Command::Status(arguments) => objects::status::run(&arguments),
         Command::Disk(command) => objects::disk::run(command),
+        Command::Job(command) => objects::job::run(command),
         Command::Export(command) => objects::export::run(command),
         Command::Lun(command) => objects::lun::run(command),
         Command::Session(command) => objects::session::run(command),

@@ -77,7 +77,7 @@ impl Client {
         self.busy = false;
         outcome.unwrap();
         self.step = match self.step {
-            Step::Write if self.written % 7 == 0 => Step::Flush,
+            Step::Write if self.written.is_multiple_of(7) => Step::Flush,
             Step::Write | Step::Flush => Step::Read,
             Step::Read => {
                 let mut found = [0; 8];

@@ -26,10 +26,11 @@ use utoipa_axum::routes;
 use super::error_responses::problem;
 use super::{ErrorResponse, View};
 use super::{
-    clients, configuration, disks, events, exports, latency, log, luns, metrics, page, status,
-    version,
+    clients, configuration, disks, events, exports, jobs, latency, log, luns, metrics, page,
+    status, version,
 };
 use crate::disks::{Devices, open_elsewhere};
+use crate::jobs::Context;
 use crate::objects::{Change, How, Made, Manager, Work};
 use crate::running::{Overview, Reload};
 
@@ -46,6 +47,8 @@ pub struct Api {
     pub(crate) overview: Option<Arc<Overview>>,
     /// Where listeners subscribe.
     pub events: broadcast::Sender<Event>,
+    /// Long work on disks.
+    pub(crate) jobs: Option<Context>,
     /// How the configuration is read anew.
     pub reload: Option<Reload>,
 }
@@ -301,6 +304,10 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(disks::set_error_policy))
         .routes(routes!(disks::resume))
         .routes(routes!(disks::renew_identity))
+        .routes(routes!(jobs::list))
+        .routes(routes!(jobs::show, jobs::start, jobs::set, jobs::cancel))
+        .routes(routes!(jobs::switch))
+        .routes(routes!(jobs::snapshot))
         .routes(routes!(exports::list))
         .routes(routes!(exports::show, exports::put, exports::remove))
         .routes(routes!(luns::list, luns::replace))
@@ -395,6 +402,7 @@ mod tests {
             manager: Manager::idle(),
             overview: None,
             events: crate::objects::EventBus::default().sender(),
+            jobs: None,
             reload: None,
         }
     }

@@ -195,7 +195,7 @@ fn all(live: &Live) -> Vec<Disk> {
     disks.collect()
 }
 
-fn one(overview: &Overview, name: &str) -> Result<Disk, ErrorResponse> {
+pub(super) fn one(overview: &Overview, name: &str) -> Result<Disk, ErrorResponse> {
     let live = overview.live();
     let config = live.config.disk(name).ok_or_else(|| missing(name))?;
     let used_by = crate::objects::users(&live.config, name);

@@ -13,6 +13,7 @@ mod disks;
 mod error_responses;
 mod events;
 mod exports;
+mod jobs;
 mod latency;
 mod log;
 mod luns;

@@ -203,6 +203,7 @@ mod tests {
             manager: Manager::idle(),
             overview: None,
             events: EventBus::default().sender(),
+            jobs: None,
             reload: None,
         };
         let access = AccessConfig::default();

@@ -57,6 +57,7 @@ pub fn render(status: &Status, statistics: &Statistics) -> String {
     write_process(&mut page, &Process::this());
     write_workers(&mut page, statistics);
     write_disks(&mut page, status, statistics);
+    write_jobs(&mut page, statistics);
     write_exports(&mut page, status);
     write_initiators(&mut page, statistics);
     write_queues(&mut page, &statistics.latency);
@@ -195,6 +196,36 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
     let mut in_flight = page.family("lunette_disk_io_in_flight", Kind::Gauge, help);
     for disk in &statistics.disks {
         in_flight.sample(&[("disk", &disk.name)], disk.in_flight);
+    }
+}
+
+fn write_jobs(page: &mut Page, statistics: &Statistics) {
+    let help = "What the last job of a disk does, or how it has ended; always 1.";
+    let mut info = page.family("lunette_job_info", Kind::Gauge, help);
+    for job in &statistics.jobs {
+        let state = job.state.word();
+        let labels = [
+            ("disk", job.disk.as_str()),
+            ("kind", &job.kind),
+            ("state", state),
+        ];
+        info.sample(&labels, 1);
+    }
+    let help = "Bytes of a disk that its last job has done.";
+    let mut done = page.family("lunette_job_done_bytes", Kind::Gauge, help);
+    for job in &statistics.jobs {
+        done.sample(
+            &[("disk", job.disk.as_str()), ("kind", &job.kind)],
+            job.done,
+        );
+    }
+    let help = "Bytes of a disk that its last job has to do in all.";
+    let mut total = page.family("lunette_job_total_bytes", Kind::Gauge, help);
+    for job in &statistics.jobs {
+        total.sample(
+            &[("disk", job.disk.as_str()), ("kind", &job.kind)],
+            job.total,
+        );
     }
 }
 

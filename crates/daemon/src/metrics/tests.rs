@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
+use control::objects::{Job, JobState};
 use control::statistics::{
     DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, WorkerStatistics,
 };
@@ -93,6 +94,17 @@ fn statistics() -> Statistics {
                 wait_ns: 2_500_000_000,
             },
             ..crate::statistics::disk("d\"0", None)
+        }],
+        jobs: vec![Job {
+            disk: "d\"0".to_owned(),
+            kind: "mirror".to_owned(),
+            target: None,
+            state: JobState::Ready,
+            done: 512,
+            total: 1024,
+            speed: None,
+            seconds: 1,
+            reason: None,
         }],
         initiators: vec![InitiatorStatistics {
             export: "e".to_owned(),

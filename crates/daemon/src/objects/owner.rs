@@ -8,6 +8,8 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
+use bdev::Disk;
+
 use super::changes::Change;
 use super::draining::{Drained, Draining, Drains};
 use super::events::EventBus;
@@ -21,6 +23,7 @@ use super::{Inbox, Message};
 use crate::disks::{Devices, Disks};
 use crate::exports::{self, ChapUsers, ExportDevice, ReadyExport};
 use crate::identities::Identities;
+use crate::jobs::Jobs;
 use crate::running::Inherited;
 use config::{Config, ExportRef, LunConfig};
 
@@ -90,7 +93,7 @@ pub struct Owner {
     /// could listen anew.
     pub(super) handed: HashMap<PathBuf, OwnedFd>,
     /// Tells what has changed.
-    pub(super) event_bus: EventBus,
+    pub(crate) event_bus: EventBus,
     /// For what comes to this owner by itself.
     pub(super) messages: mpsc::Sender<Message>,
     /// While it starts: devices that were opened on threads of their own.
@@ -99,6 +102,8 @@ pub struct Owner {
     pub(super) drains: Drains,
     /// Of the change that is being made: what has drained for it.
     pub(super) drained: Drained,
+    /// Long work on disks.
+    pub(crate) jobs: Jobs,
     /// Nothing more is done after this.
     pub(super) ending: bool,
 }
@@ -138,6 +143,7 @@ impl Owner {
             starting: None,
             drains: Drains::default(),
             drained: Drained::default(),
+            jobs: Jobs::default(),
             ending: false,
         };
         (owner, inbox)
@@ -295,11 +301,39 @@ impl Owner {
         if !plan.refused.is_empty() {
             return Err(Refusal::Conflict(plan.refused));
         }
-        let barred = self.drains.bar(&plan);
+        let mut barred = self.drains.bar(&plan);
+        barred.extend(self.at_work(&plan));
         if !barred.is_empty() {
             return Err(Refusal::Conflict(barred));
         }
         Ok(plan)
+    }
+
+    /// Disks that a job is at work on keep their size, and stay.
+    fn at_work(&self, plan: &Plan) -> Vec<Fault> {
+        let resized = plan.resize.iter().map(|resize| &resize.disk);
+        let disks = plan.remove_disks.iter().chain(resized);
+        let faults = disks.filter_map(|disk| {
+            let kind = self.jobs.at_work(disk)?;
+            let fault = Fault::new(format!("disk {disk} has a {kind} at work"));
+            Some(fault.help(format!("wait for it, or end it: lunette job cancel {disk}")))
+        });
+        faults.collect()
+    }
+
+    /// A disk that is served.
+    ///
+    /// # Errors
+    /// That there is none of this name.
+    pub(crate) fn disk(&self, name: &str) -> Result<Arc<Disk>, Refusal> {
+        let no_disk = || match self.config.disk(name) {
+            None => Refusal::NotFound(Fault::new(format!("there is no disk `{name}`"))),
+            Some(_) => Refusal::conflict(
+                format!("disk {name} is unavailable"),
+                "lunette disk show says why",
+            ),
+        };
+        self.disks.get(name).cloned().ok_or_else(no_disk)
     }
 
     /// What is in use and would go.

@@ -72,6 +72,11 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// One thing is in the way, and this is what to do about it.
+    pub(crate) fn conflict(detail: String, help: &str) -> Refusal {
+        Refusal::Conflict(vec![Fault::new(detail).help(help)])
+    }
+
     /// All reasons.
     pub fn faults(&self) -> Vec<Fault> {
         match self {

@@ -1,4 +1,4 @@
-//! The definitions of `lunette disk`, `export`, `lun`, `session`, `reservation`, `config`, `status` and `reload`.
+//! The definitions of `lunette disk`, `job`, `export`, `lun`, `session`, `reservation`, `config`, `status` and `reload`.
 
 use clap::{Args, Subcommand};
 
@@ -54,6 +54,10 @@ Examples:
     lunette disk limit d1 none
     lunette disk set d1 on_error=enospc            I/O waits when the device is full
     lunette disk resume d1
+    lunette disk snapshot d1 --to d1-new.qcow2     d1 goes on in the new image; vm.raw is read from then on
+    lunette disk mirror d1 rbd:rbd/d1 --switch     moves it to Ceph while it is used
+    lunette disk backup d1 file:d1.bak --wait
+    lunette disk stream d1                         the image has all data, and needs nothing below it
     lunette disk identity d1
     lunette disk identity d1 --new                 for a copy of another disk
     lunette disk remove scratch";
@@ -106,6 +110,46 @@ pub enum DiskAction {
         /// Name
         disk: String,
     },
+    /// Take a snapshot: disks go on in new qcow2 images over what they are, all at one moment
+    Snapshot {
+        /// Names
+        #[arg(required = true)]
+        disk: Vec<String>,
+        /// The image that is made, once for each disk, in the same order
+        #[arg(long, value_name = "IMAGE", required = true)]
+        to: Vec<String>,
+    },
+    /// Copy a disk while it is used, and let it go on in the copy
+    Mirror {
+        /// Name
+        disk: String,
+        /// file:PATH, image:PATH, rbd:POOL/IMAGE or iscsi://HOST/TARGET/LUN, then ,KEY=VALUE as for serve --disk; files are created
+        target: String,
+        /// Switch to the copy as soon as it is complete [default: lunette job switch does]
+        #[arg(long)]
+        switch: bool,
+        /// How fast
+        #[command(flatten)]
+        how: Speed,
+    },
+    /// Copy a disk while it is used: what it is when the copy is complete
+    Backup {
+        /// Name
+        disk: String,
+        /// As for mirror
+        target: String,
+        /// How fast
+        #[command(flatten)]
+        how: Speed,
+    },
+    /// Copy what an image stands on into the image, which then stands alone
+    Stream {
+        /// Name
+        disk: String,
+        /// How fast
+        #[command(flatten)]
+        how: Speed,
+    },
     /// Show the identity of a disk, or give it a new one
     Identity {
         /// Name
@@ -121,6 +165,86 @@ pub enum DiskAction {
         /// Also remove its exports and logical units
         #[arg(long)]
         force: bool,
+    },
+}
+
+/// How fast a job is, and who waits for it.
+#[derive(Clone, Debug, Args)]
+pub struct Speed {
+    /// Bytes to copy in a second: K, M, G [default: no limit]
+    #[arg(long, value_name = "SIZE")]
+    pub speed: Option<String>,
+    /// Wait until it has ended, or a mirror is complete, and show its progress
+    #[arg(long)]
+    pub wait: bool,
+}
+
+/// `lunette job`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_JOB)]
+pub struct JobCommand {
+    /// Which daemon
+    #[command(flatten)]
+    pub ask: Ask,
+    /// What to do
+    #[command(subcommand)]
+    pub action: JobAction,
+}
+
+const AFTER_JOB: &str = "\
+Examples:
+    lunette disk mirror d1 file:/new/d1.raw
+    lunette job list
+    lunette job speed d1 100M
+    lunette job wait d1
+    lunette job switch d1
+    lunette job cancel d1
+
+A disk has one job at most. A daemon that ends, or is killed, leaves the disk as it was before the job.
+Exit code 0: done, or begun; 1: failed or cancelled.";
+
+/// What to do with jobs.
+#[derive(Debug, Subcommand)]
+pub enum JobAction {
+    /// List jobs: of each disk the last one
+    List,
+    /// Show the job of a disk
+    Show {
+        /// Name of the disk
+        disk: String,
+    },
+    /// Let a job wait until it is resumed
+    Pause {
+        /// Name of the disk
+        disk: String,
+    },
+    /// Let a paused job go on
+    Resume {
+        /// Name of the disk
+        disk: String,
+    },
+    /// Limit the speed of a job
+    Speed {
+        /// Name of the disk
+        disk: String,
+        /// Bytes to copy in a second: K, M, G, or none
+        #[arg(value_name = "SIZE|none")]
+        speed: String,
+    },
+    /// Switch to a mirror: now, or when it is complete
+    Switch {
+        /// Name of the disk
+        disk: String,
+    },
+    /// Cancel a job; the disk stays as it was
+    Cancel {
+        /// Name of the disk
+        disk: String,
+    },
+    /// Wait until a job has ended, or a mirror is complete
+    Wait {
+        /// Name of the disk
+        disk: String,
     },
 }
 

@@ -1,8 +1,7 @@
 //! `lunette disk`.
 
 use config::{
-    self as configuration, BlockDeviceConfig, DISK_KEYS, DISK_SET, DiskKey, Flags, Kind,
-    Surroundings, parse_size,
+    self as configuration, DISK_KEYS, DISK_SET, DiskKey, Flags, Kind, Surroundings, parse_size,
 };
 use control::objects::{Disk, DiskStatus, Limits};
 use control::{Method, escape};
@@ -10,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::arguments::{Ask, DiskAction, DiskCommand};
 use super::table::Table;
-use super::{force, read_flags, size_text, yes};
+use super::{force, job, read_flags, size_text, yes};
 use crate::failure::{Failure, Outcome};
 
 /// Does what is asked for.
@@ -59,6 +58,17 @@ pub fn run(command: DiskCommand) -> Outcome {
             let path = format!("{}/resume", path(&disk));
             ask.change(Method::POST, &path, None)
         }
+        DiskAction::Snapshot { disk, to } => job::snapshot(ask, &disk, &to),
+        DiskAction::Mirror {
+            disk,
+            target,
+            switch,
+            how,
+        } => job::copy(ask, "mirror", &disk, &target, &how, switch),
+        DiskAction::Backup { disk, target, how } => {
+            job::copy(ask, "backup", &disk, &target, &how, false)
+        }
+        DiskAction::Stream { disk, how } => job::stream(ask, &disk, &how),
         DiskAction::Identity { disk, new } => {
             let client = ask.daemon.client()?;
             let path = path(&disk);
@@ -134,12 +144,7 @@ fn add(ask: &Ask, flag: String) -> Outcome {
             let reason = format!("disk {} already exists", disk.name);
             return Err(Failure::because(reason));
         }
-        let mut disk = disk;
-        if let BlockDeviceConfig::File { path, .. } = &mut disk.backend {
-            // The daemon's folder may be another.
-            *path = std::path::absolute(&path).unwrap_or(path.clone());
-        }
-        let body = daemon::objects::bodies::disk(&disk);
+        let body = daemon::objects::bodies::disk(&job::at_absolute_path(disk));
         ask.change(Method::PUT, &path, Some(&json!(body)))?;
     }
     Ok(())

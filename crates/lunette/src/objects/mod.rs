@@ -4,6 +4,7 @@ pub mod arguments;
 pub mod config;
 pub mod disk;
 pub mod export;
+pub mod job;
 pub mod lun;
 pub mod session;
 pub mod status;

@@ -1,0 +1,201 @@
+//! `/v1/jobs`, `/v1/disks/{disk}/job` and `/v1/snapshot`: long work on disks, and snapshots.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ::control::objects::{Disk, Job, JobSettings, NewJob, NewSnapshot};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::de::DeserializeOwned;
+
+use super::ErrorResponse;
+use super::api::{Api, Path, json};
+use super::disks::one;
+use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
+use crate::jobs::{Context, Copy, JobKind, Overlay, snapshot as take, start_copy, start_stream};
+use crate::objects::{Fault, Refusal};
+use config::disk_json;
+
+/// How long whoever cancels a job waits for its disk to be as it was.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
+
+/// List jobs.
+#[utoipa::path(get, path = "/v1/jobs", responses(
+    (status = 200, description = "The last job of each disk that has had one", body = Vec<Job>),
+    ReadErrors,
+))]
+pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Job>>, ErrorResponse> {
+    let jobs = api.context()?.jobs.all();
+    Ok(Json(jobs.iter().map(|job| job.body()).collect()))
+}
+
+/// Show the job of a disk.
+#[utoipa::path(get, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")), responses(
+    (status = 200, description = "The job", body = Job),
+    NameErrors, ReadErrors,
+))]
+pub(super) async fn show(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Result<Json<Job>, ErrorResponse> {
+    Ok(Json(api.context()?.jobs.of(&name)?.body()))
+}
+
+/// Begin a job of a disk: a mirror, a backup or a stream.
+#[utoipa::path(post, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
+    request_body = NewJob, responses(
+    (status = 201, description = "The job, which goes on by itself", body = Job),
+    NameErrors, ChangeErrors, BodyErrors,
+))]
+pub(super) async fn start(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ErrorResponse> {
+    let wanted: NewJob = read(body)?;
+    let context = api.context()?.clone();
+    let speed = wanted.speed.unwrap_or(0);
+    let kind = match wanted.kind.as_str() {
+        "mirror" => JobKind::Mirror,
+        "backup" => JobKind::Backup,
+        "stream" => {
+            let job = elsewhere(move || start_stream(&context, &name, speed)).await?;
+            return Ok((StatusCode::CREATED, Json(job.body())).into_response());
+        }
+        other => {
+            let mut fault = Fault::at("/kind", format!("there is no job {other:?}"));
+            fault.allowed = Some("mirror, backup, stream".to_owned());
+            return Err(Refusal::Invalid(vec![fault]).into());
+        }
+    };
+    let Some(target) = &wanted.target else {
+        let fault = Fault::at("/target", format!("a {} needs a target", wanted.kind));
+        return Err(Refusal::Invalid(vec![fault]).into());
+    };
+    let copy = Copy {
+        target: disk_json(&name, target).map_err(Refusal::from)?,
+        disk: name,
+        kind,
+        speed,
+        switches: wanted.switch,
+    };
+    let job = elsewhere(move || start_copy(&context, &copy)).await?;
+    Ok((StatusCode::CREATED, Json(job.body())).into_response())
+}
+
+/// Pause or resume a job, or limit its speed.
+#[utoipa::path(put, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
+    request_body = JobSettings, responses(
+    (status = 200, description = "The job", body = Job),
+    NameErrors, ChangeErrors, BodyErrors,
+))]
+pub(super) async fn set(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Job>, ErrorResponse> {
+    let settings: JobSettings = read(body)?;
+    let job = api.context()?.jobs.of(&name)?;
+    job.set(settings.paused, settings.speed);
+    Ok(Json(job.body()))
+}
+
+/// Switch to a mirror: its target is the disk from then on. One that is not complete yet is switched to when it is.
+#[utoipa::path(post, path = "/v1/disks/{disk}/job/switch", params(("disk" = String, Path, description = "Name")),
+    responses(
+    (status = 200, description = "The job, which ends by itself", body = Job),
+    NameErrors, ChangeErrors,
+))]
+pub(super) async fn switch(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Result<Json<Job>, ErrorResponse> {
+    let job = api.context()?.jobs.of(&name)?;
+    job.switch()?;
+    Ok(Json(job.body()))
+}
+
+/// Cancel the job of a disk, which stays as it was. A job that has ended is forgotten.
+#[utoipa::path(delete, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
+    responses(
+    (status = 200, description = "The job as it has ended, or is about to", body = Job),
+    NameErrors, ChangeErrors,
+))]
+pub(super) async fn cancel(
+    State(api): State<Api>,
+    Path(name): Path<String>,
+) -> Result<Json<Job>, ErrorResponse> {
+    let jobs = api.context()?.jobs.clone();
+    let job = jobs.of(&name)?;
+    if job.has_ended() {
+        jobs.forget(&name);
+        return Ok(Json(job.body()));
+    }
+    job.cancel();
+    let ended = elsewhere(move || {
+        job.wait(CANCEL_PATIENCE);
+        Ok(job.body())
+    });
+    Ok(Json(ended.await?))
+}
+
+/// Take a snapshot of disks, all at one moment: each goes on in a new image over what it was.
+#[utoipa::path(post, path = "/v1/snapshot", request_body = NewSnapshot, responses(
+    (status = 200, description = "The disks as they are configured now", body = Vec<Disk>),
+    NameErrors, ChangeErrors, BodyErrors,
+))]
+pub(super) async fn snapshot(
+    State(api): State<Api>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Vec<Disk>>, ErrorResponse> {
+    let wanted: NewSnapshot = read(body)?;
+    let overlays = wanted.disks.iter().map(|one| Overlay {
+        disk: one.disk.clone(),
+        path: PathBuf::from(&one.path),
+    });
+    let overlays: Vec<Overlay> = overlays.collect();
+    if overlays.is_empty() {
+        let fault = Fault::at("/disks", "a snapshot is of one disk at least");
+        return Err(Refusal::Invalid(vec![fault]).into());
+    }
+    let context = api.context()?.clone();
+    elsewhere(move || take(&context, &overlays)).await?;
+    let overview = api.overview()?;
+    let disks = wanted.disks.iter().map(|disk| one(overview, &disk.disk));
+    disks.collect::<Result<Vec<_>, _>>().map(Json)
+}
+
+fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, ErrorResponse> {
+    let value = json(body)?;
+    serde_json::from_value(value).map_err(|error| {
+        let fault = Fault::new(format!("the body is not what is expected: {error}"));
+        Refusal::Invalid(vec![fault]).into()
+    })
+}
+
+/// Work that blocks, on a thread of its own.
+async fn elsewhere<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    let (reply, done) = tokio::sync::oneshot::channel();
+    let thread = std::thread::Builder::new().name("begin-job".to_owned());
+    let spawned = thread.spawn(move || {
+        // Whoever asked may have left.
+        reply.send(work()).ok();
+    });
+    spawned.map_err(|error| {
+        Refusal::Failed(vec![Fault::new(format!("cannot start a thread: {error}"))])
+    })?;
+    done.await.map_err(|_| Refusal::Ending)?
+}
+
+impl Api {
+    fn context(&self) -> Result<&Context, ErrorResponse> {
+        let ending = || ErrorResponse::from(Refusal::Ending);
+        self.jobs.as_ref().ok_or_else(ending)
+    }
+}

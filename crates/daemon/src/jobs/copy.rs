@@ -1,0 +1,387 @@
+//! Copies of a disk to another place, under clients that go on: what is copied is written to both places from then on
+//! ([`bdev::Mirror`]). A mirror ends with the disk in the other place, a backup with a copy of what the disk was when it was complete.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bdev::{BlockDevice, BlockingIo, Disk, Mirror};
+use block::{Allocation, Extent, IoFlags, IoRequest};
+use control::objects::JobState;
+
+use super::exchange::{Flush, exchange, failed};
+use super::{Context, Job, JobKind};
+use crate::objects::{NewDevice, Refusal};
+use config::{BlockDeviceConfig, DiskConfig};
+
+/// Bytes that are copied while clients wait for them.
+const PART: u64 = 1 << 20;
+/// Bytes of a hole that are passed over at a time.
+const HOLE_MAX: u64 = 64 << 20;
+
+/// A copy that is to be made.
+#[derive(Clone, Debug)]
+pub struct Copy {
+    /// The disk's name.
+    pub disk: String,
+    /// Mirror or backup.
+    pub kind: JobKind,
+    /// Where to: all else that is said of the disk stays.
+    pub target: DiskConfig,
+    /// Bytes in a second; 0: no limit.
+    pub speed: u64,
+    /// A mirror changes over as soon as it is complete.
+    pub switches: bool,
+}
+
+struct Copying {
+    context: Context,
+    job: Arc<Job>,
+    disk: Arc<Disk>,
+    source: Arc<dyn BlockDevice>,
+    target: Arc<dyn BlockDevice>,
+    config: DiskConfig,
+}
+
+/// Begins to copy a disk, and returns when that goes on by itself. Blocks.
+///
+/// # Errors
+/// Nothing has changed then.
+pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
+    let (disk, config) = context.disk(&copy.disk)?;
+    let config = place(&config, &copy.target, &disk);
+    let shown = shown(&config.backend);
+    let job = Job::new(&disk, copy.kind, Some(shown));
+    job.set(None, Some(copy.speed));
+    job.control().switches = copy.switches;
+    let job = context.jobs.begin(job)?;
+    let begun = begin(context, &job, &disk, config);
+    let copying = match begun {
+        Ok(copying) => copying,
+        Err(refusal) => {
+            job.set_state(JobState::Failed, Some(refusal.to_string()));
+            context.jobs.forget(&copy.disk);
+            return Err(refusal);
+        }
+    };
+    context.event_bus.tell("job.started", &copy.disk);
+    let started = context.jobs.run(move || copying.run());
+    started.map_err(|error| failed(&copy.disk, &format!("cannot start a thread: {error}")))?;
+    Ok(job)
+}
+
+/// The disk as it is configured in the other place.
+fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
+    let info = disk.info();
+    let bytes = info.geometry.capacity_bytes();
+    let backend = match &target.backend {
+        // A file that is not there is made as large.
+        BlockDeviceConfig::File {
+            path, size: None, ..
+        } if !path.exists() => target.backend.with_size(Some(bytes)),
+        other => other.clone(),
+    };
+    let block_size = match info.geometry.block_size() {
+        512 => now.block_size,
+        other => Some(other),
+    };
+    DiskConfig {
+        backend: absolute(backend),
+        block_size,
+        ..now.clone()
+    }
+}
+
+fn absolute(mut backend: BlockDeviceConfig) -> BlockDeviceConfig {
+    if let BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } =
+        &mut backend
+    {
+        *path = std::path::absolute(&path).unwrap_or(path.clone());
+    }
+    backend
+}
+
+/// For people.
+fn shown(backend: &BlockDeviceConfig) -> String {
+    match backend {
+        BlockDeviceConfig::Rbd(rbd) => format!("rbd:{}", rbd.image),
+        BlockDeviceConfig::Iscsi(remote) => match &remote.unit {
+            Some(unit) => unit.to_string(),
+            None => backend.word().to_owned(),
+        },
+        other => match other.file() {
+            Some(path) => format!("{}:{}", other.word(), path.display()),
+            None => other.word().to_owned(),
+        },
+    }
+}
+
+/// Opens the target, which is made if it is a file that is not there, and has all changes go through the mirror.
+fn begin(
+    context: &Context,
+    job: &Arc<Job>,
+    disk: &Arc<Disk>,
+    config: DiskConfig,
+) -> Result<Copying, Refusal> {
+    let bytes = disk.info().geometry.capacity_bytes();
+    let target = open_target(&config, bytes).map_err(|error| failed(disk.name(), &error))?;
+    let fits = disk.check_device(&*target);
+    fits.map_err(|broken| failed(disk.name(), &format!("the target: {broken}")))?;
+    let copying = Copying {
+        context: context.clone(),
+        job: Arc::clone(job),
+        disk: Arc::clone(disk),
+        source: disk.device(),
+        target,
+        config,
+    };
+    Ok(copying)
+}
+
+fn open_target(config: &DiskConfig, bytes: u64) -> Result<Arc<dyn BlockDevice>, bdev::OpenError> {
+    if let BlockDeviceConfig::Image { path, cache, .. } = &config.backend
+        && !path.exists()
+    {
+        let options = bdev::ImageOptions {
+            path: path.clone(),
+            cache: cache.of_device(),
+            read_only: false,
+            block_size: config.block_size,
+        };
+        return Ok(Arc::new(bdev::Image::create(&options, bytes)?));
+    }
+    config.backend.open(config)
+}
+
+/// Why a copy ends early.
+enum Early {
+    Cancelled,
+    Failed(String),
+}
+
+impl Copying {
+    /// To its end, whichever that is. The disk is on one device again then: the target after a switch, the source otherwise.
+    fn run(self) {
+        let mirror = Arc::new(Mirror::new(
+            Arc::clone(&self.source),
+            Arc::clone(&self.target),
+        ));
+        let name = self.disk.name();
+        let ended = self.copy(&mirror);
+        let (state, reason) = match ended {
+            Ok(()) => (JobState::Done, None),
+            Err(early) => {
+                self.back_to_source();
+                match early {
+                    Early::Cancelled => (JobState::Cancelled, None),
+                    Early::Failed(reason) => (JobState::Failed, Some(reason)),
+                }
+            }
+        };
+        let event = match state {
+            JobState::Done => "job.done",
+            JobState::Cancelled => "job.cancelled",
+            _ => "job.failed",
+        };
+        match &reason {
+            Some(reason) => {
+                tracing::error!(disk = name, "{} failed: {reason}", self.job.kind.word())
+            }
+            None => tracing::info!(disk = name, "{} ended: {event}", self.job.kind.word()),
+        }
+        let (job, event_bus, name) = (
+            Arc::clone(&self.job),
+            self.context.event_bus.clone(),
+            name.to_owned(),
+        );
+        // Whoever hears that it has ended finds its devices free.
+        drop((self, mirror));
+        job.set_state(state, reason);
+        event_bus.tell(event, &name);
+    }
+
+    fn copy(&self, mirror: &Arc<Mirror>) -> Result<(), Early> {
+        let refused = |refusal: Refusal| Early::Failed(refusal.to_string());
+        self.change_to(Arc::clone(mirror) as Arc<dyn BlockDevice>, None)
+            .map_err(refused)?;
+        self.copy_parts(mirror)?;
+        if self.job.kind == JobKind::Backup {
+            return self.end_backup(mirror);
+        }
+        self.job.set_state(JobState::Ready, None);
+        self.context.event_bus.tell("job.ready", self.disk.name());
+        loop {
+            if !self
+                .job
+                .waits_for_switch(|| mirror.progress().error().is_none())
+            {
+                return Err(self.early(mirror));
+            }
+            self.job.set_state(JobState::Finishing, None);
+            match self.switch(mirror) {
+                Ok(()) => return Ok(()),
+                Err(refusal) => {
+                    // It is as complete as it was: whoever wanted it to be used may want it again.
+                    self.job.control().switches = false;
+                    self.job
+                        .set_state(JobState::Ready, Some(refusal.to_string()));
+                }
+            }
+        }
+    }
+
+    fn switch(&self, mirror: &Mirror) -> Result<(), Refusal> {
+        let name = self.disk.name();
+        let mut flush = Flush::prepare(name, Arc::clone(&self.target))?;
+        let target = Arc::clone(&self.target);
+        self.change(target, Some(self.config.clone()), || {
+            match mirror.progress().error() {
+                Some(error) => Err(failed(
+                    name,
+                    &format!("cannot write to the target: {error}"),
+                )),
+                None => flush.run(),
+            }
+        })
+    }
+
+    fn early(&self, mirror: &Mirror) -> Early {
+        match mirror.progress().error() {
+            Some(error) if !self.job.is_cancelled() => {
+                Early::Failed(format!("cannot write to the target: {error}"))
+            }
+            _ => Early::Cancelled,
+        }
+    }
+
+    fn copy_parts(&self, mirror: &Mirror) -> Result<(), Early> {
+        let open = |device: &Arc<dyn BlockDevice>| {
+            let io = BlockingIo::new(Arc::clone(device));
+            io.map_err(|error| Early::Failed(format!("cannot attach: {error}")))
+        };
+        let (mut source, mut target) = (open(&self.source)?, open(&self.target)?);
+        let total = self.job.total;
+        let mut part = None;
+        loop {
+            if !self.job.goes_on(part) {
+                return Err(Early::Cancelled);
+            }
+            if mirror.progress().error().is_some() {
+                return Err(self.early(mirror));
+            }
+            let from = mirror.progress().copied();
+            if from >= total {
+                return Ok(());
+            }
+            let began = Instant::now();
+            let hole = hole_at(&mut source, from, total);
+            let end = match hole {
+                Some(end) => end,
+                None => (from + PART).min(total),
+            };
+            let Ok(_held) = self.disk.hold(from, end - from) else {
+                // Something of a client takes long there.
+                continue;
+            };
+            let bytes = copy_range(&mut source, &mut target, from, end)
+                .map_err(|error| Early::Failed(format!("at byte {from}: {error}")))?;
+            mirror.progress().advance(end);
+            self.job.advance(end);
+            part = (bytes > 0).then_some((began, bytes));
+        }
+    }
+
+    /// What was written until now is in the backup, and nothing later.
+    fn end_backup(&self, mirror: &Mirror) -> Result<(), Early> {
+        self.job.set_state(JobState::Finishing, None);
+        let refused = |refusal: Refusal| Early::Failed(refusal.to_string());
+        let source = Arc::clone(&self.source);
+        let target = Arc::clone(&self.target);
+        let mut flush = Flush::prepare(self.disk.name(), target).map_err(refused)?;
+        self.change_to(source, None).map_err(refused)?;
+        match mirror.progress().error() {
+            Some(_) => Err(self.early(mirror)),
+            // Nobody writes to it any more.
+            None => flush.run().map_err(refused),
+        }
+    }
+
+    fn change_to(
+        &self,
+        device: Arc<dyn BlockDevice>,
+        config: Option<DiskConfig>,
+    ) -> Result<(), Refusal> {
+        self.change(device, config, || Ok(()))
+    }
+
+    fn change(
+        &self,
+        device: Arc<dyn BlockDevice>,
+        config: Option<DiskConfig>,
+        last: impl FnOnce() -> Result<(), Refusal>,
+    ) -> Result<(), Refusal> {
+        let changes = [NewDevice {
+            disk: Arc::clone(&self.disk),
+            device,
+            config,
+        }];
+        let Context {
+            manager, servers, ..
+        } = &self.context;
+        exchange(manager, &servers.pool, &changes, last)
+    }
+
+    /// However long that takes: a disk must not stay on a mirror that nobody looks after.
+    fn back_to_source(&self) {
+        if Arc::ptr_eq(&self.disk.device(), &self.source) {
+            return;
+        }
+        loop {
+            match self.change_to(Arc::clone(&self.source), None) {
+                Ok(()) | Err(Refusal::Ending | Refusal::NotFound(_)) => return,
+                // All clients are gone, or are about to be.
+                Err(_) if self.context.jobs.is_ending() => return,
+                Err(refusal) => {
+                    let name = self.disk.name();
+                    tracing::warn!(
+                        disk = name,
+                        "the disk cannot leave its mirror yet: {refusal}"
+                    );
+                    std::thread::sleep(super::PAUSE);
+                }
+            }
+        }
+    }
+}
+
+/// The end of the hole that begins here, if one does.
+fn hole_at(source: &mut BlockingIo, from: u64, total: u64) -> Option<u64> {
+    let length = HOLE_MAX.min(total - from);
+    let extents = source.block_status(from, length).ok()?;
+    let first: &Extent = extents.first()?;
+    let is_hole = first.allocation != Allocation::Data;
+    is_hole.then(|| first.end.min(from + length))
+}
+
+/// Copies a range that is held. Bytes that were moved: none, if it is a hole still.
+fn copy_range(
+    source: &mut BlockingIo,
+    target: &mut BlockingIo,
+    from: u64,
+    end: u64,
+) -> std::io::Result<u64> {
+    if hole_at(source, from, end) == Some(end) {
+        let zeroes = IoRequest::write_zeroes(from, end - from).flagged(IoFlags::UNMAP);
+        if target.run_plain(&zeroes).is_ok() {
+            return Ok(0);
+        }
+    }
+    let mut at = from;
+    let mut bytes = vec![0; PART.min(end - from) as usize];
+    while at < end {
+        let length = PART.min(end - at) as usize;
+        source.read_at(at, &mut bytes[..length])?;
+        target.write_at(at, &bytes[..length])?;
+        at += length as u64;
+    }
+    Ok(end - from)
+}

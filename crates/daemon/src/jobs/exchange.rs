@@ -1,0 +1,115 @@
+//! The moment at which disks change over to other devices. All that may fail or take long is done before, while clients go on; then the
+//! disks are held, and clients wait for no more than a flush and a message to each worker.
+
+use std::sync::Arc;
+
+use bdev::{BlockDevice, BlockingIo, Disk, RangeLock};
+use block::IoRequest;
+use reactor::Pool;
+
+use crate::objects::{Fault, Manager, NewDevice, Refusal};
+
+/// Workers that have attached to devices that are not in use yet. Dropping it lets them go.
+struct Prepared<'a> {
+    pool: &'a Pool,
+    disks: Vec<Arc<Disk>>,
+    is_used: bool,
+}
+
+impl Drop for Prepared<'_> {
+    fn drop(&mut self) {
+        if self.is_used {
+            return;
+        }
+        for worker in self.pool.workers() {
+            for disk in &self.disks {
+                let disk = Arc::clone(disk);
+                worker.call(move |w| w.io().drop_prepared(&disk)).ok();
+            }
+        }
+    }
+}
+
+impl Prepared<'_> {
+    fn attach(&mut self, disk: &Arc<Disk>, device: &Arc<dyn BlockDevice>) -> Result<(), Refusal> {
+        self.disks.push(Arc::clone(disk));
+        for worker in self.pool.workers() {
+            let (disk, device) = (Arc::clone(disk), Arc::clone(device));
+            let name = disk.name().to_owned();
+            let attached = worker.call(move |w| w.io().prepare_device(&disk, &device));
+            // A worker that has ended has no I/O.
+            attached
+                .unwrap_or(Ok(()))
+                .map_err(|error| failed(&name, &format!("cannot attach: {error}")))?;
+        }
+        Ok(())
+    }
+}
+
+/// A refusal that is about a disk.
+pub(super) fn failed(disk: &str, what: &dyn std::fmt::Display) -> Refusal {
+    Refusal::Failed(vec![Fault::new(format!("disk {disk}: {what}"))])
+}
+
+/// A device on which everything is made durable while its disk is held. Attached to before that.
+pub(super) struct Flush {
+    disk: String,
+    io: BlockingIo,
+}
+
+impl Flush {
+    pub fn prepare(disk: &str, device: Arc<dyn BlockDevice>) -> Result<Flush, Refusal> {
+        let disk = disk.to_owned();
+        let io = BlockingIo::new(device).map_err(|error| failed(&disk, &error))?;
+        Ok(Flush { disk, io })
+    }
+
+    pub fn run(&mut self) -> Result<(), Refusal> {
+        let flushed = self.io.run_plain(&IoRequest::flush());
+        flushed.map_err(|error| failed(&self.disk, &format!("cannot flush: {error}")))
+    }
+}
+
+/// Gives disks other devices, all of them at one moment. `last` is done while the disks are held: no write is in flight, and the next one
+/// goes to the other devices.
+pub(super) fn exchange(
+    manager: &Manager,
+    pool: &Pool,
+    changes: &[NewDevice],
+    last: impl FnOnce() -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    let mut prepared = Prepared {
+        pool,
+        disks: Vec::new(),
+        is_used: false,
+    };
+    for NewDevice { disk, device, .. } in changes {
+        let kept = disk.check_device(&**device);
+        kept.map_err(|broken| failed(disk.name(), &broken))?;
+        prepared.attach(disk, device)?;
+    }
+    let held = hold(changes)?;
+    last()?;
+    let wanted = changes.to_vec();
+    manager.call(move |owner| owner.replace_devices(&wanted))?;
+    prepared.is_used = true;
+    drop(held);
+    Ok(())
+}
+
+/// In the order of their names: two that want the same disks do not wait for each other.
+fn hold(changes: &[NewDevice]) -> Result<Vec<RangeLock>, Refusal> {
+    let mut disks: Vec<&Arc<Disk>> = changes.iter().map(|change| &change.disk).collect();
+    disks.sort_by_key(|disk| disk.name());
+    let held = disks.into_iter().map(|disk| {
+        disk.hold(0, u64::MAX).map_err(|_| {
+            let detail = format!(
+                "disk {}: its I/Os in flight do not end in time",
+                disk.name()
+            );
+            let help = "see what it waits for with lunette disk show, and try again";
+            Refusal::Conflict(vec![Fault::new(detail).help(help)])
+        })
+    });
+    held.collect()
+}

@@ -1,0 +1,370 @@
+//! Long work on disks while clients use them: copies to another place (`copy`), what lies below an image brought up into it (`stream`), and
+//! snapshots (`snapshot`), which are short. One job at a time for each disk, on a thread of its own. A daemon that ends, or is killed,
+//! leaves the disk as it was before the job: what a job has made so far is no disk of anybody.
+//!
+//! ```text
+//!   running ⇄ paused ──▶ ready (a mirror that waits for its switch) ──▶ finishing ──▶ done
+//!      └────────┴──────────┴──▶ cancelled, failed
+//! ```
+
+mod copy;
+mod exchange;
+mod snapshot;
+mod stream;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bdev::Disk;
+use control::objects::JobState;
+
+use crate::objects::{EventBus, Fault, Manager, Refusal, Servers};
+use config::DiskConfig;
+
+pub use copy::{Copy, start_copy};
+pub use snapshot::{Overlay, snapshot};
+pub use stream::start_stream;
+
+/// What a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JobKind {
+    /// A copy of the disk that it goes on in.
+    Mirror,
+    /// A copy of the disk as it is when the copy is complete.
+    Backup,
+    /// What an image stands on comes into the image.
+    Stream,
+    /// The disk goes on in a new image.
+    Snapshot,
+}
+
+impl JobKind {
+    /// The word for it in the API.
+    pub fn word(self) -> &'static str {
+        match self {
+            JobKind::Mirror => "mirror",
+            JobKind::Backup => "backup",
+            JobKind::Stream => "stream",
+            JobKind::Snapshot => "snapshot",
+        }
+    }
+}
+
+/// What a job works with.
+#[derive(Clone)]
+pub struct Context {
+    /// Who makes changes.
+    pub manager: Manager,
+    /// Workers.
+    pub servers: Arc<Servers>,
+    /// All jobs.
+    pub jobs: Jobs,
+    /// Whom they are announced to.
+    pub event_bus: EventBus,
+}
+
+impl Context {
+    /// A disk that is served, and how it is configured.
+    fn disk(&self, name: &str) -> Result<(Arc<Disk>, DiskConfig), Refusal> {
+        let name = name.to_owned();
+        self.manager.call(move |owner| {
+            let disk = owner.disk(&name)?;
+            let config = owner.is_there(&disk)?.clone();
+            owner.keeps_changes_of(&name)?;
+            Ok((disk, config))
+        })
+    }
+}
+
+struct Control {
+    state: JobState,
+    /// Bytes that it may copy in a second; 0: as many as it can.
+    speed: u64,
+    is_paused: bool,
+    switches: bool,
+    is_cancelled: bool,
+    reason: Option<String>,
+    ended: Option<Instant>,
+}
+
+/// One job.
+pub struct Job {
+    disk: String,
+    kind: JobKind,
+    target: Option<String>,
+    total: u64,
+    done: AtomicU64,
+    started: Instant,
+    control: Mutex<Control>,
+    changed: Condvar,
+}
+
+impl Job {
+    fn new(disk: &Disk, kind: JobKind, target: Option<String>) -> Job {
+        Job {
+            disk: disk.name().to_owned(),
+            kind,
+            target,
+            total: disk.info().geometry.capacity_bytes(),
+            done: AtomicU64::new(0),
+            started: Instant::now(),
+            control: Mutex::new(Control {
+                state: JobState::Running,
+                speed: 0,
+                is_paused: false,
+                switches: false,
+                is_cancelled: false,
+                reason: None,
+                ended: None,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has it ended, in whatever way?
+    pub fn has_ended(&self) -> bool {
+        self.control().ended.is_some()
+    }
+
+    /// As the API shows it.
+    pub fn body(&self) -> control::objects::Job {
+        let control = self.control();
+        let until = control.ended.unwrap_or_else(Instant::now);
+        let is_paused = control.is_paused && control.state == JobState::Running;
+        control::objects::Job {
+            disk: self.disk.clone(),
+            kind: self.kind.word().to_owned(),
+            target: self.target.clone(),
+            state: if is_paused {
+                JobState::Paused
+            } else {
+                control.state
+            },
+            done: self.done.load(Ordering::Relaxed),
+            total: self.total,
+            speed: (control.speed > 0).then_some(control.speed),
+            seconds: until.saturating_duration_since(self.started).as_secs(),
+            reason: control.reason.clone(),
+        }
+    }
+
+    /// Changes how it is done.
+    pub fn set(&self, paused: Option<bool>, speed: Option<u64>) {
+        let mut control = self.control();
+        control.is_paused = paused.unwrap_or(control.is_paused);
+        control.speed = speed.unwrap_or(control.speed);
+        self.changed.notify_all();
+    }
+
+    /// Has a mirror switch to its target: now, or as soon as it is complete.
+    ///
+    /// # Errors
+    /// When it does not switch.
+    pub fn switch(&self) -> Result<(), Refusal> {
+        let mut control = self.control();
+        if self.kind != JobKind::Mirror || control.ended.is_some() {
+            let detail = format!("disk {} has no mirror that could be switched to", self.disk);
+            return Err(Refusal::Conflict(vec![Fault::new(detail)]));
+        }
+        (control.switches, control.is_paused) = (true, false);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Has it end, with the disk as it was.
+    pub fn cancel(&self) {
+        self.control().is_cancelled = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until it has ended. False: not in time.
+    pub fn wait(&self, time: Duration) -> bool {
+        let control = self.control();
+        let waited = self
+            .changed
+            .wait_timeout_while(control, time, |control| control.ended.is_none());
+        let (control, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        control.ended.is_some()
+    }
+
+    fn set_state(&self, state: JobState, reason: Option<String>) {
+        let mut control = self.control();
+        control.state = state;
+        if reason.is_some() {
+            control.reason = reason;
+        }
+        let has_ended = matches!(
+            state,
+            JobState::Done | JobState::Failed | JobState::Cancelled
+        );
+        if has_ended {
+            control.ended = Some(Instant::now());
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits while it is paused, and as long as the part that was done last has to take by its speed. False: it is cancelled.
+    fn goes_on(&self, part: Option<(Instant, u64)>) -> bool {
+        let mut control = self.control();
+        loop {
+            if control.is_cancelled {
+                return false;
+            }
+            let rest = part.and_then(|(began, bytes)| rest(began, bytes, control.speed));
+            let time = match (control.is_paused, rest) {
+                (true, _) => PAUSE,
+                (false, Some(rest)) => rest,
+                (false, None) => return true,
+            };
+            let waited = self.changed.wait_timeout(control, time);
+            control = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until a copy that is complete is to be used. False: it is cancelled, or not `is_well` any more.
+    fn waits_for_switch(&self, is_well: impl Fn() -> bool) -> bool {
+        let mut control = self.control();
+        while is_well() && !control.is_cancelled {
+            if control.switches {
+                return true;
+            }
+            let waited = self.changed.wait_timeout(control, PAUSE);
+            control = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        false
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.control().is_cancelled
+    }
+
+    fn advance(&self, done: u64) {
+        self.done.store(done, Ordering::Relaxed);
+    }
+}
+
+/// How often it is looked whether a job that waits may go on: what it waits for may have failed.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// How long a part has to take yet.
+fn rest(began: Instant, bytes: u64, speed: u64) -> Option<Duration> {
+    if speed == 0 {
+        return None;
+    }
+    let due = Duration::from_secs_f64(bytes as f64 / speed as f64);
+    due.checked_sub(began.elapsed())
+        .filter(|rest| !rest.is_zero())
+}
+
+/// A job that nobody has to hear of when it is over.
+struct Unannounced(Jobs, Arc<Job>);
+
+impl Drop for Unannounced {
+    fn drop(&mut self) {
+        let mut all = self.0.lock();
+        let is_this = |known: &Arc<Job>| Arc::ptr_eq(known, &self.1);
+        if all.jobs.get(&self.1.disk).is_some_and(is_this) {
+            all.jobs.remove(&self.1.disk);
+        }
+    }
+}
+
+#[derive(Default)]
+struct All {
+    jobs: BTreeMap<String, Arc<Job>>,
+    threads: Vec<JoinHandle<()>>,
+    is_ending: bool,
+}
+
+/// The jobs of a daemon: of each disk the last one.
+#[derive(Clone, Default)]
+pub struct Jobs(Arc<Mutex<All>>);
+
+impl Jobs {
+    fn lock(&self) -> MutexGuard<'_, All> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of them, by disk.
+    pub fn all(&self) -> Vec<Arc<Job>> {
+        self.lock().jobs.values().cloned().collect()
+    }
+
+    /// The job of a disk.
+    ///
+    /// # Errors
+    /// That there is none.
+    pub fn of(&self, disk: &str) -> Result<Arc<Job>, Refusal> {
+        let none = || Refusal::NotFound(Fault::new(format!("disk `{disk}` has no job")));
+        self.lock().jobs.get(disk).cloned().ok_or_else(none)
+    }
+
+    /// The job that is at work on a disk, in words.
+    pub fn at_work(&self, disk: &str) -> Option<&'static str> {
+        let all = self.lock();
+        let job = all.jobs.get(disk).filter(|job| !job.has_ended());
+        job.map(|job| job.kind.word())
+    }
+
+    /// Forgets the job of a disk that has ended.
+    pub fn forget(&self, disk: &str) {
+        let mut all = self.lock();
+        if all.jobs.get(disk).is_some_and(|job| job.has_ended()) {
+            all.jobs.remove(disk);
+        }
+    }
+
+    /// Enters a job.
+    fn begin(&self, job: Job) -> Result<Arc<Job>, Refusal> {
+        let mut all = self.lock();
+        if all.is_ending {
+            return Err(Refusal::Ending);
+        }
+        let known = all.jobs.get(&job.disk).filter(|known| !known.has_ended());
+        if let Some(known) = known {
+            let detail = format!("disk {} has a {} at work", job.disk, known.kind.word());
+            let help = "wait for it, lunette job wait, or end it, lunette job cancel";
+            return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
+        }
+        let job = Arc::new(job);
+        all.jobs.insert(job.disk.clone(), Arc::clone(&job));
+        Ok(job)
+    }
+
+    fn run(&self, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+        let thread = std::thread::Builder::new().name("job".to_owned());
+        let thread = thread.spawn(work)?;
+        let mut all = self.lock();
+        all.threads.retain(|thread| !thread.is_finished());
+        all.threads.push(thread);
+        Ok(())
+    }
+
+    fn is_ending(&self) -> bool {
+        self.lock().is_ending
+    }
+
+    /// Ends all jobs, and waits for their threads: the daemon ends. Their disks are as they were.
+    pub fn end(&self) {
+        let (jobs, threads) = {
+            let mut all = self.lock();
+            all.is_ending = true;
+            (
+                std::mem::take(&mut all.jobs),
+                std::mem::take(&mut all.threads),
+            )
+        };
+        jobs.values().for_each(|job| job.cancel());
+        for thread in threads {
+            // One that panicked has said so.
+            thread.join().ok();
+        }
+    }
+}

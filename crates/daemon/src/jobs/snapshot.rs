@@ -1,0 +1,152 @@
+//! External snapshots: each disk goes on in a new image over what it was, all of them from one moment on. What they were is read from
+//! then on, and others may read it too.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bdev::{BackingName, BlockDevice, Disk, Image, ImageOptions};
+
+use super::exchange::{Flush, exchange, failed};
+use super::{Context, Job, JobKind, Unannounced};
+use crate::objects::{Fault, NewDevice, Refusal};
+use config::{BlockDeviceConfig, CacheMode, DiskConfig};
+
+/// A disk, and the image that it is to go on in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overlay {
+    /// The disk's name.
+    pub disk: String,
+    /// The image, which is made.
+    pub path: PathBuf,
+}
+
+struct Made {
+    change: NewDevice,
+    before: Arc<dyn BlockDevice>,
+    path: PathBuf,
+    _job: Unannounced,
+}
+
+/// Takes a snapshot of disks. Blocks.
+///
+/// # Errors
+/// Nothing has changed then, and no image is left behind.
+pub fn snapshot(context: &Context, overlays: &[Overlay]) -> Result<(), Refusal> {
+    let mut made: Vec<Made> = Vec::new();
+    let outcome = overlays
+        .iter()
+        .try_for_each(|overlay| {
+            made.push(make(context, overlay)?);
+            Ok(())
+        })
+        .and_then(|()| change_over(context, &made));
+    if let Err(refusal) = outcome {
+        for one in &made {
+            // Nobody has ever written to it.
+            std::fs::remove_file(&one.path).ok();
+        }
+        return Err(refusal);
+    }
+    for one in made {
+        let name = one.change.disk.name();
+        if let Err(error) = one.before.give_up_writing() {
+            tracing::warn!(
+                disk = name,
+                "others cannot read what the disk was before its snapshot: {error}"
+            );
+        }
+        tracing::info!(disk = name, path = %one.path.display(), "snapshot taken: the disk goes on in this image");
+        context.event_bus.tell("disk.snapshot", name);
+    }
+    Ok(())
+}
+
+/// A flush of a client reaches the new image alone: what was written before has to be durable by then.
+fn change_over(context: &Context, made: &[Made]) -> Result<(), Refusal> {
+    let changes: Vec<NewDevice> = made.iter().map(|one| one.change.clone()).collect();
+    let flushes = made.iter().map(|one| {
+        let name = one.change.disk.name();
+        Flush::prepare(name, Arc::clone(&one.before))
+    });
+    let mut flushes = flushes.collect::<Result<Vec<_>, _>>()?;
+    exchange(&context.manager, &context.servers.pool, &changes, || {
+        flushes.iter_mut().try_for_each(Flush::run)
+    })
+}
+
+fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
+    let (disk, config) = context.disk(&overlay.disk)?;
+    let job = Job::new(&disk, JobKind::Snapshot, None);
+    let at_work = Unannounced(context.jobs.clone(), context.jobs.begin(job)?);
+    let path = std::path::absolute(&overlay.path).unwrap_or(overlay.path.clone());
+    let (name, cache) = backing(&disk, &config)?;
+    let info = disk.info();
+    let block_size = match info.geometry.block_size() {
+        512 => config.block_size,
+        other => Some(other),
+    };
+    let config = DiskConfig {
+        backend: BlockDeviceConfig::Image {
+            path: path.clone(),
+            size: None,
+            cache,
+        },
+        block_size,
+        ..config
+    };
+    let options = ImageOptions {
+        path: path.clone(),
+        cache: cache.of_device(),
+        read_only: false,
+        block_size,
+    };
+    let before = disk.device();
+    let image = Image::create_over(&options, &name, Arc::clone(&before));
+    let image = image.map_err(|error| failed(disk.name(), &error))?;
+    Ok(Made {
+        change: NewDevice {
+            disk,
+            device: Arc::new(image),
+            config: Some(config),
+        },
+        before,
+        path,
+        _job: at_work,
+    })
+}
+
+/// How the new image names what it stands on.
+fn backing(disk: &Disk, config: &DiskConfig) -> Result<(BackingName, CacheMode), Refusal> {
+    let named = |path: &Path, format| {
+        let path = std::path::absolute(path).unwrap_or(path.to_owned());
+        let name = path.to_str().map(str::to_owned);
+        name.map(|name| BackingName { name, format })
+    };
+    let name = config.name.as_str();
+    let refused = |what: &str, help: &str| {
+        Refusal::Conflict(vec![Fault::new(format!("disk {name}: {what}")).help(help)])
+    };
+    if disk.info().read_only {
+        return Err(refused(
+            "it is read-only, and needs no snapshot",
+            "copy it as it is",
+        ));
+    }
+    let (found, cache) = match &config.backend {
+        BlockDeviceConfig::File { path, cache, .. } => (named(path, "raw"), *cache),
+        BlockDeviceConfig::Image { path, cache, .. } => (named(path, "qcow2"), *cache),
+        other => {
+            return Err(refused(
+                &format!("snapshots are of files and images, not of {}", other.word()),
+                "lunette disk mirror moves it into an image; for Ceph, rbd snap create",
+            ));
+        }
+    };
+    match found {
+        Some(found) => Ok((found, cache)),
+        None => Err(refused(
+            "the path of its file is not UTF-8, and an image cannot name it",
+            "rename it while the disk is not served",
+        )),
+    }
+}

@@ -1,0 +1,76 @@
+//! What an image stands on comes into the image, which then stands alone. Clients go on: each cluster that they have written is the
+//! image's already.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bdev::BlockDevice;
+use control::objects::JobState;
+
+use super::exchange::failed;
+use super::{Context, Job, JobKind};
+use crate::objects::Refusal;
+
+/// Bytes that the image's owner copies while clients' allocations wait for it.
+const PART: u64 = 1 << 20;
+
+/// Begins to bring up what a disk's image stands on. Blocks.
+///
+/// # Errors
+/// Nothing has changed then.
+pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job>, Refusal> {
+    let (disk, config) = context.disk(disk)?;
+    let name = disk.name().to_owned();
+    let device = disk.device();
+    if device.kind() != "image" || device.below().is_none() {
+        return Err(Refusal::conflict(
+            format!("disk {name} is no image that stands on another"),
+            "lunette disk show names what it stands on",
+        ));
+    }
+    if config.read_only {
+        return Err(Refusal::conflict(
+            format!("disk {name} is read-only"),
+            "add it again without read_only",
+        ));
+    }
+    let job = Job::new(&disk, JobKind::Stream, None);
+    job.set(None, Some(speed));
+    let job = context.jobs.begin(job)?;
+    context.event_bus.tell("job.started", &name);
+    let (running, events) = (Arc::clone(&job), context.event_bus.clone());
+    let started = context.jobs.run(move || {
+        let (state, event, reason) = match stream(&*device, &running) {
+            Ok(true) => (JobState::Done, "job.done", None),
+            Ok(false) => (JobState::Cancelled, "job.cancelled", None),
+            Err(error) => (JobState::Failed, "job.failed", Some(error.to_string())),
+        };
+        if let Some(reason) = &reason {
+            tracing::error!(disk = running.disk, "stream failed: {reason}");
+        }
+        running.set_state(state, reason);
+        events.tell(event, &running.disk);
+    });
+    started.map_err(|error| failed(&name, &format!("cannot start a thread: {error}")))?;
+    Ok(job)
+}
+
+/// False: it was cancelled. What has come up stays.
+fn stream(device: &dyn BlockDevice, job: &Job) -> std::io::Result<bool> {
+    let mut part = None;
+    let mut at = 0;
+    while at < job.total {
+        if !job.goes_on(part) {
+            return Ok(false);
+        }
+        let began = Instant::now();
+        let length = PART.min(job.total - at);
+        device.copy_up(at, length)?;
+        at += length;
+        job.advance(at);
+        part = Some((began, length));
+    }
+    job.set_state(JobState::Finishing, None);
+    device.leave_backing()?;
+    Ok(true)
+}

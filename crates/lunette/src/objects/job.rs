@@ -1,0 +1,260 @@
+//! `lunette job`, and the actions of `lunette disk` that begin one.
+
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use config::{BlockDeviceConfig, DiskConfig, Flags, parse_size};
+use control::objects::{Job, JobSettings, JobState, NewJob, NewSnapshot, SnapshotDisk};
+use control::{Method, escape};
+use serde_json::json;
+
+use super::arguments::{Ask, JobAction, JobCommand, Speed};
+use super::table::Table;
+use super::{print_json, read_flags, size_text};
+use crate::failure::{Failure, Outcome};
+
+/// How often a job is looked at that is waited for.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Does what is asked for.
+pub fn run(command: JobCommand) -> Outcome {
+    let ask = &command.ask;
+    match command.action {
+        JobAction::List => {
+            let jobs: Vec<Job> = ask.daemon.client()?.get("/v1/jobs")?;
+            ask.print(&jobs, table)
+        }
+        JobAction::Show { disk } => {
+            let job: Job = ask.daemon.client()?.get(&path(&disk))?;
+            ask.print(&[job], table)
+        }
+        JobAction::Pause { disk } => set(ask, &disk, Some(true), None),
+        JobAction::Resume { disk } => set(ask, &disk, Some(false), None),
+        JobAction::Speed { disk, speed } => set(ask, &disk, None, Some(bytes_of(&speed)?)),
+        JobAction::Switch { disk } => {
+            let path = format!("{}/switch", path(&disk));
+            ask.daemon.client()?.change(Method::POST, &path, None)?;
+            wait(ask, &disk)
+        }
+        JobAction::Cancel { disk } => ask.change(Method::DELETE, &path(&disk), None),
+        JobAction::Wait { disk } => wait(ask, &disk),
+    }
+}
+
+/// Begins a mirror or a backup.
+pub fn copy(ask: &Ask, kind: &str, disk: &str, target: &str, how: &Speed, switch: bool) -> Outcome {
+    let flags = Flags {
+        disk: vec![format!("{disk}={target}")],
+        ..Flags::default()
+    };
+    let read = read_flags(&flags, &[])?.disks.into_iter().next();
+    let Some(target) = read else {
+        return Err(Failure::mistake(format!("{target:?} is no block device")));
+    };
+    let body = daemon::objects::bodies::disk(&at_absolute_path(target));
+    let job = NewJob {
+        kind: kind.to_owned(),
+        target: Some(json!(body)),
+        speed: how.bytes()?,
+        switch,
+    };
+    begin(ask, disk, &job, how.wait)
+}
+
+/// Begins to bring up what an image stands on.
+pub fn stream(ask: &Ask, disk: &str, how: &Speed) -> Outcome {
+    let job = NewJob {
+        kind: "stream".to_owned(),
+        target: None,
+        speed: how.bytes()?,
+        switch: false,
+    };
+    begin(ask, disk, &job, how.wait)
+}
+
+/// Takes a snapshot of disks.
+pub fn snapshot(ask: &Ask, disks: &[String], to: &[String]) -> Outcome {
+    if disks.len() != to.len() {
+        return Err(Failure::mistake(format!(
+            "{} disks and {} images: give --to once for each disk, in the same order",
+            disks.len(),
+            to.len()
+        )));
+    }
+    let disks = disks.iter().zip(to).map(|(disk, path)| SnapshotDisk {
+        disk: disk.clone(),
+        path: absolute(Path::new(path)).display().to_string(),
+    });
+    let body = json!(NewSnapshot {
+        disks: disks.collect()
+    });
+    ask.change(Method::POST, "/v1/snapshot", Some(&body))
+}
+
+/// A disk whose file is named from the root: the daemon's folder may be another.
+pub(super) fn at_absolute_path(mut disk: DiskConfig) -> DiskConfig {
+    if let BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } =
+        &mut disk.backend
+    {
+        *path = absolute(path);
+    }
+    disk
+}
+
+fn absolute(path: &Path) -> std::path::PathBuf {
+    std::path::absolute(path).unwrap_or(path.to_owned())
+}
+
+fn begin(ask: &Ask, disk: &str, job: &NewJob, waits: bool) -> Outcome {
+    let client = ask.daemon.client()?;
+    let (_, begun) = client.change(Method::POST, &path(disk), Some(&json!(job)))?;
+    match (waits, ask.json) {
+        (true, _) => wait(ask, disk),
+        (false, true) => print_json(&begun),
+        (false, false) => Ok(writeln!(
+            std::io::stderr(),
+            "{} of disk {disk} has begun; hint: lunette job wait {disk}",
+            job.kind
+        )?),
+    }
+}
+
+fn path(disk: &str) -> String {
+    format!("/v1/disks/{}/job", escape(disk))
+}
+
+fn set(ask: &Ask, disk: &str, paused: Option<bool>, speed: Option<u64>) -> Outcome {
+    let settings = JobSettings { paused, speed };
+    ask.change(Method::PUT, &path(disk), Some(&json!(settings)))
+}
+
+fn bytes_of(text: &str) -> Result<u64, Failure> {
+    match text {
+        "none" => Ok(0),
+        _ => parse_size(text).map_err(|_| {
+            Failure::mistake(format!(
+                "{text:?} is not a speed, such as 100M or 1G in a second, or none"
+            ))
+        }),
+    }
+}
+
+impl Speed {
+    fn bytes(&self) -> Result<Option<u64>, Failure> {
+        self.speed.as_deref().map(bytes_of).transpose()
+    }
+}
+
+/// Until a job has ended, or is ready and waits for somebody. The exit code says how it has ended.
+fn wait(ask: &Ask, disk: &str) -> Outcome {
+    let client = ask.daemon.client()?;
+    let shows = std::io::stderr().is_terminal();
+    let mut is_first = true;
+    loop {
+        let job: Job = client.get(&path(disk))?;
+        // What is ready at the first look may be about to be switched to.
+        let waits_for_somebody =
+            job.state == JobState::Ready && (!is_first || job.reason.is_some());
+        if shows {
+            write!(std::io::stderr(), "\r\x1b[K{}", progress(&job))?;
+        }
+        if job.state.has_ended() || waits_for_somebody {
+            if shows {
+                writeln!(std::io::stderr())?;
+            }
+            return ended(ask, &job);
+        }
+        is_first = false;
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn ended(ask: &Ask, job: &Job) -> Outcome {
+    if ask.json {
+        print_json(job)?;
+    }
+    let Job { kind, disk, .. } = job;
+    match (job.state, &job.reason) {
+        (JobState::Done, _) => Ok(()),
+        (JobState::Ready, None) => {
+            let hint = format!("hint: lunette job switch {disk}");
+            Ok(writeln!(
+                std::io::stderr(),
+                "mirror of disk {disk} is complete, and stays so; {hint}"
+            )?)
+        }
+        (state, Some(reason)) => Err(Failure::because(format!(
+            "{kind} of disk {disk} {}: {reason}",
+            state.word()
+        ))),
+        (state, None) => Err(Failure::because(format!(
+            "{kind} of disk {disk} {}",
+            state.word()
+        ))),
+    }
+}
+
+fn per_cent(job: &Job) -> String {
+    let part = job.done as f64 / (job.total as f64).max(1.0);
+    format!("{:.0} %", part * 100.0)
+}
+
+fn progress(job: &Job) -> String {
+    format!(
+        "{} of {}: {}, {} of {} ({})",
+        job.kind,
+        job.disk,
+        job.state.word(),
+        size_text(job.done),
+        size_text(job.total),
+        per_cent(job)
+    )
+}
+
+fn table(jobs: &[Job]) -> Table {
+    let head = Table::new(&[
+        "DISK", "JOB", "STATE", "DONE", "OF", "", "TIME", "TARGET", "REASON",
+    ]);
+    jobs.iter().fold(head, |table, job| {
+        table.row([
+            job.disk.clone(),
+            job.kind.clone(),
+            job.state.word().to_owned(),
+            size_text(job.done),
+            size_text(job.total),
+            per_cent(job),
+            format!("{} s", job.seconds),
+            job.target.clone().unwrap_or_default(),
+            job.reason.clone().unwrap_or_default(),
+        ])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speeds_are_sizes_or_none() {
+        assert_eq!(bytes_of("100M").ok(), Some(100 << 20));
+        assert_eq!(bytes_of("none").ok(), Some(0));
+        assert!(bytes_of("fast").is_err());
+    }
+
+    #[test]
+    fn progress_is_in_bytes_and_per_cent() {
+        let job = Job {
+            disk: "d0".to_owned(),
+            kind: "mirror".to_owned(),
+            target: None,
+            state: JobState::Running,
+            done: 512 << 20,
+            total: 1 << 30,
+            speed: None,
+            seconds: 3,
+            reason: None,
+        };
+        assert_eq!(progress(&job), "mirror of d0: running, 512M of 1G (50 %)");
+    }
+}

@@ -1,0 +1,511 @@
+//! Snapshots, mirrors, backups and streams of disks in use, with kills of the daemon in between; judged by qemu-img. Needs: qemu-img, a
+//! guest. Takes: 40 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::rig::{free_portal, kernel_is_content};
+use end_to_end::{Context, GuestBuilder, Result, Rig, Scratch, ensure};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
+
+const SOON: Duration = Duration::from_secs(60);
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn run(folder: &Path, program: &str, arguments: &[&str]) -> Result<Output> {
+    let mut command = Command::new(program);
+    let ran = command.args(arguments).current_dir(folder).output();
+    ran.with_context(|| format!("cannot run {program}; hint: apt-get install qemu-utils"))
+}
+
+/// What it prints, if it does what is asked.
+fn succeeds(folder: &Path, program: &str, arguments: &[&str]) -> Result<String> {
+    let ran = run(folder, program, arguments)?;
+    let (stdout, stderr) = (text(&ran.stdout), text(&ran.stderr));
+    ensure!(
+        ran.status.success(),
+        "{program} {arguments:?}: {stdout}{stderr}"
+    );
+    Ok(stdout)
+}
+
+fn ask(rig: &Rig, words: &[&str]) -> Result<String> {
+    rig.daemon.lunette(words)
+}
+
+fn refused(rig: &Rig, words: &[&str], said: &str) -> Result<()> {
+    let output = rig.daemon.ask(words)?;
+    let stderr = text(&output.stderr);
+    ensure!(
+        !output.status.success() && stderr.contains(said),
+        "{words:?}: {stderr}"
+    );
+    Ok(())
+}
+
+fn shown(rig: &Rig, disk: &str) -> Result<Value> {
+    let disk = format!("/v1/disks/{disk}");
+    Ok(control::get(&rig.daemon.control(), &disk)?)
+}
+
+/// Where a disk is.
+fn place(rig: &Rig, disk: &str) -> Result<String> {
+    let shown = shown(rig, disk)?;
+    let path = shown["path"].as_str().unwrap_or_default();
+    let name = Path::new(path).file_name().unwrap_or_default();
+    Ok(format!(
+        "{}:{}",
+        shown["backend"].as_str().unwrap_or_default(),
+        name.display()
+    ))
+}
+
+fn is_at(rig: &Rig, disk: &str, wanted: &str) -> Result<()> {
+    let found = place(rig, disk)?;
+    ensure!(
+        found == wanted,
+        "disk {disk} is at {found}, not at {wanted}"
+    );
+    Ok(())
+}
+
+/// Does something with a disk as a driver that comes and goes.
+fn driver(rig: &Rig, disk: &str, work: impl FnOnce(&mut BlkQueue) -> Result<()>) -> Result<()> {
+    let mut front_end = FrontEnd::connect(&rig.socket(disk), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+    work(&mut queue)
+}
+
+fn mark_at(nth: u64) -> u64 {
+    (32 << 20) + nth * (192 << 10)
+}
+
+/// All marks up to this one are there; then it and the next kill find this one, too.
+fn mark(rig: &Rig, disk: &str, nth: u8) -> Result<()> {
+    marks_are_there(rig, disk, nth)?;
+    driver(rig, disk, |queue| {
+        let written = queue.write(mark_at(nth.into()), &[nth + 1; 1024])?;
+        ensure!(written == status::OK, "mark {nth}: status {written}");
+        Ok(())
+    })
+}
+
+fn marks_are_there(rig: &Rig, disk: &str, count: u8) -> Result<()> {
+    driver(rig, disk, |queue| {
+        for nth in 0..count {
+            let mut bytes = vec![0; 1024];
+            let read = queue.read(mark_at(nth.into()), &mut bytes)?;
+            ensure!(read == status::OK, "mark {nth}: status {read}");
+            ensure!(bytes == [nth + 1; 1024], "mark {nth} is not there");
+        }
+        Ok(())
+    })
+}
+
+/// A verified load while something is done to its disk; then a mark, and a kill that loses nothing.
+fn under_load(
+    rig: &mut Rig,
+    disk: &str,
+    nth: u8,
+    work: impl FnOnce(&Rig) -> Result<()>,
+) -> Result<()> {
+    let load = VerifiedLoad::start(&rig.socket(disk))?;
+    load.goes_on(SOON)?;
+    work(rig)?;
+    load.goes_on(SOON)?;
+    ensure!(load.finish()? > 0);
+    mark(rig, disk, nth)?;
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    marks_are_there(rig, disk, nth + 1)
+}
+
+/// Two disks of 64 MiB in files.
+fn two_disks() -> Result<Rig> {
+    Rig::prepared(|scratch, daemon| {
+        let disk = |name: &str| {
+            let file = scratch.file(&format!("{name}.raw"));
+            format!("{name}=file:{},size=64M,cache=writeback", file.display())
+        };
+        let daemon = daemon.disk(&disk("d0")).disk(&disk("d1"));
+        let two_workers = ["--workers", "2"];
+        Ok(daemon
+            .vhost_blk("d0")
+            .vhost_blk("d1")
+            .arguments(two_workers))
+    })
+}
+
+/// Writes a number to one disk, and when that is answered to the other, until it is told to stop.
+fn write_in_turns(rig: &Rig, is_over: &AtomicBool) -> Result<u64> {
+    let connect = |disk: &str| FrontEnd::connect(&rig.socket(disk), &Options::default());
+    let (mut first, mut second) = (connect("d0")?, connect("d1")?);
+    let start = |front_end| {
+        BlkQueue::start(
+            front_end,
+            0,
+            &QueueOptions::default(),
+            16,
+            1 << 20,
+            Cuts::Usual,
+        )
+    };
+    let (mut first, mut second) = (start(&mut first)?, start(&mut second)?);
+    let mut number = 0_u64;
+    while !is_over.load(Ordering::Relaxed) {
+        number += 1;
+        let mut block = [0; 512];
+        block[..8].copy_from_slice(&number.to_le_bytes());
+        for queue in [&mut first, &mut second] {
+            let answer = queue.write(1 << 20, &block)?;
+            ensure!(answer == status::OK, "write {number}: status {answer}");
+        }
+    }
+    Ok(number)
+}
+
+fn number_in(folder: &Path, image: &str) -> Result<u64> {
+    let raw = format!("{image}.number");
+    succeeds(
+        folder,
+        "qemu-img",
+        &["convert", "-U", "-O", "raw", image, &raw],
+    )?;
+    let content = std::fs::read(folder.join(&raw))?;
+    std::fs::remove_file(folder.join(&raw))?;
+    let bytes = content[1 << 20..][..8].try_into()?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+#[test]
+fn snapshot_of_two_disks_is_of_one_moment() -> Result<()> {
+    let rig = two_disks()?;
+    let folder = rig.scratch.files();
+    let is_over = AtomicBool::new(false);
+    let last = std::thread::scope(|scope| -> Result<u64> {
+        let writer = scope.spawn(|| write_in_turns(&rig, &is_over));
+        let snapshots = (1..=6).try_for_each(|nth| -> Result<()> {
+            std::thread::sleep(Duration::from_millis(200));
+            let (to_0, to_1) = (format!("d0-{nth}.qcow2"), format!("d1-{nth}.qcow2"));
+            let path = |name: &str| rig.scratch.file(name).display().to_string();
+            let (to_0, to_1) = (path(&to_0), path(&to_1));
+            ask(
+                &rig,
+                &["disk", "snapshot", "d0", "d1", "--to", &to_0, "--to", &to_1],
+            )?;
+            Ok(())
+        });
+        is_over.store(true, Ordering::Relaxed);
+        let written = writer.join().expect("the writer does not panic")?;
+        snapshots.with_context(|| "after the writer has ended well")?;
+        Ok(written)
+    })?;
+    let mut before = 0;
+    for nth in 0..6 {
+        let image = |disk: &str| match nth {
+            0 => format!("{disk}.raw"),
+            nth => format!("{disk}-{nth}.qcow2"),
+        };
+        let (first, second) = (
+            number_in(folder, &image("d0"))?,
+            number_in(folder, &image("d1"))?,
+        );
+        ensure!(
+            first == second || first == second + 1,
+            "snapshot {nth}: {first} and {second}"
+        );
+        ensure!(first > before, "snapshot {nth}: {first} after {before}");
+        before = first;
+    }
+    ensure!(before < last, "{before} of {last}");
+    // What the disks were may be read by others, and not be written.
+    succeeds(folder, "qemu-img", &["info", "d0.raw", "-f", "raw"])?;
+    succeeds(folder, "qemu-img", &["check", "d1-5.qcow2"])?;
+    let held = run(
+        folder,
+        "qemu-img",
+        &["resize", "-f", "raw", "d0.raw", "65M"],
+    )?;
+    ensure!(text(&held.stderr).contains("lock"), "{held:?}");
+    is_at(&rig, "d0", "image:d0-6.qcow2")?;
+    let stack = &shown(&rig, "d0")?["status"]["stack"];
+    ensure!(
+        stack
+            .as_array()
+            .is_some_and(|stack| stack.len() == 7 && stack[6] == "file"),
+        "{stack}"
+    );
+    Ok(())
+}
+
+#[test]
+fn disk_goes_on_in_its_snapshot_after_kills() -> Result<()> {
+    let mut rig = two_disks()?;
+    let identity = shown(&rig, "d0")?["status"]["identity"].clone();
+    let path = |rig: &Rig, name: &str| rig.scratch.file(name).display().to_string();
+    mark(&rig, "d0", 0)?;
+    for nth in 1..=3 {
+        let to = path(&rig, &format!("new-{nth}.qcow2"));
+        under_load(&mut rig, "d0", nth, |rig| {
+            ask(rig, &["disk", "snapshot", "d0", "--to", &to]).map(drop)
+        })?;
+        is_at(&rig, "d0", &format!("image:new-{nth}.qcow2"))?;
+        ensure!(shown(&rig, "d0")?["status"]["identity"] == identity);
+    }
+    let again = path(&rig, "new-3.qcow2");
+    refused(
+        &rig,
+        &["disk", "snapshot", "d0", "--to", &again],
+        "exists already",
+    )?;
+    refused(
+        &rig,
+        &["disk", "snapshot", "d9", "--to", &again],
+        "there is no disk",
+    )?;
+    let other = path(&rig, "other.qcow2");
+    let both = [
+        "disk", "snapshot", "d1", "d0", "--to", &other, "--to", &again,
+    ];
+    refused(&rig, &both, "exists already")?;
+    ensure!(!rig.scratch.file("other.qcow2").exists());
+    is_at(&rig, "d1", "file:d1.raw")?;
+
+    // All of it comes up, and nothing below is needed any more.
+    under_load(&mut rig, "d0", 4, |rig| {
+        ask(rig, &["disk", "stream", "d0", "--wait"]).map(drop)
+    })?;
+    ensure!(rig.daemon.stop(SOON)?.success());
+    let folder = rig.scratch.files().to_owned();
+    // After kills there may be clusters that nobody uses, and no other fault.
+    let checked = run(&folder, "qemu-img", &["check", "new-3.qcow2"])?;
+    ensure!(matches!(checked.status.code(), Some(0 | 3)), "{checked:?}");
+    let info = succeeds(&folder, "qemu-img", &["info", "new-3.qcow2"])?;
+    ensure!(!info.contains("backing file"), "{info}");
+    for below in ["d0.raw", "new-1.qcow2", "new-2.qcow2"] {
+        std::fs::remove_file(folder.join(below))?;
+    }
+    rig.daemon.start_again()?;
+    marks_are_there(&rig, "d0", 5)
+}
+
+#[test]
+fn disk_moves_to_an_image_and_to_an_iscsi_unit_and_back() -> Result<()> {
+    const TARGET: &str = "iqn.2026-11.org.example:far";
+    let mut rig = two_disks()?;
+    let portal = free_portal()?.to_string();
+    let far = rig.beside(|daemon| {
+        let target = format!("{TARGET}=r");
+        let serves = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "rw"];
+        daemon.disk("r=ram:64M").arguments(serves)
+    })?;
+    let path = |name: &str| rig.scratch.file(name).display().to_string();
+    let (image, raw) = (path("moved.qcow2"), path("back.raw"));
+    let unit = format!("iscsi://{portal}/{TARGET}/0");
+    let places = [
+        (
+            format!("image:{image},cache=writeback"),
+            "image:moved.qcow2",
+        ),
+        (unit, "iscsi:"),
+        // The far RAM disk has no volatile cache, and clients were told so.
+        (format!("file:{raw},cache=writethrough"), "file:back.raw"),
+    ];
+    for (nth, (target, wanted)) in (0..).zip(places) {
+        let mirror = [
+            "disk", "mirror", "d0", &target, "--speed", "40M", "--switch", "--wait",
+        ];
+        under_load(&mut rig, "d0", nth, |rig| {
+            ask(rig, &mirror)?;
+            is_at(rig, "d0", wanted)
+        })?;
+        is_at(&rig, "d0", wanted)?;
+        let stack = &shown(&rig, "d0")?["status"]["stack"];
+        ensure!(
+            stack.as_array().is_some_and(|stack| stack.len() == 1),
+            "{stack}"
+        );
+    }
+    ensure!(rig.daemon.stop(SOON)?.success());
+    let folder = rig.scratch.files();
+    let checked = run(folder, "qemu-img", &["check", "moved.qcow2"])?;
+    ensure!(matches!(checked.status.code(), Some(0 | 3)), "{checked:?}");
+    drop(far);
+    Ok(())
+}
+
+#[test]
+fn mirror_that_is_killed_or_cancelled_leaves_its_disk() -> Result<()> {
+    let mut rig = two_disks()?;
+    let path = |rig: &Rig, name: &str| rig.scratch.file(name).display().to_string();
+    let load = VerifiedLoad::start(&rig.socket("d0"))?;
+    load.goes_on(SOON)?;
+    let slow = format!("file:{},cache=writeback", path(&rig, "slow.raw"));
+    let slow = ["disk", "mirror", "d0", &slow, "--speed", "4M"];
+    ask(&rig, &slow)?;
+    load.goes_on(SOON)?;
+    let stack = shown(&rig, "d0")?["status"]["stack"].to_string();
+    ensure!(stack == r#"["mirror","file"]"#, "{stack}");
+    // One at a time; and its disk keeps its size and its place meanwhile.
+    refused(&rig, &slow, "has a mirror at work")?;
+    refused(
+        &rig,
+        &["disk", "resize", "d0", "65M"],
+        "has a mirror at work",
+    )?;
+    let to = path(&rig, "snapshot.qcow2");
+    refused(
+        &rig,
+        &["disk", "snapshot", "d0", "--to", &to],
+        "has a mirror at work",
+    )?;
+    ensure!(load.finish()? > 0);
+    mark(&rig, "d0", 0)?;
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    marks_are_there(&rig, "d0", 1)?;
+    is_at(&rig, "d0", "file:d0.raw")?;
+    refused(&rig, &["job", "show", "d0"], "has no job")?;
+
+    let load = VerifiedLoad::start(&rig.socket("d0"))?;
+    ask(&rig, &slow)?;
+    ask(&rig, &["job", "pause", "d0"])?;
+    let listed = ask(&rig, &["job", "list"])?;
+    ensure!(listed.contains("paused"), "{listed}");
+    ask(&rig, &["job", "speed", "d0", "none"])?;
+    ask(&rig, &["job", "resume", "d0"])?;
+    ask(&rig, &["job", "wait", "d0"])?;
+    load.goes_on(SOON)?;
+    let ready = ask(&rig, &["job", "show", "d0"])?;
+    ensure!(
+        ready.contains("ready") && ready.contains("100 %"),
+        "{ready}"
+    );
+    ask(&rig, &["job", "cancel", "d0"])?;
+    load.goes_on(SOON)?;
+    let stack = shown(&rig, "d0")?["status"]["stack"].to_string();
+    ensure!(stack == r#"["file"]"#, "{stack}");
+    refused(&rig, &["job", "wait", "d0"], "cancelled")?;
+
+    // What is no place for it.
+    std::fs::write(rig.scratch.file("small.raw"), vec![0; 1 << 20])?;
+    let small = format!("file:{},cache=writeback", path(&rig, "small.raw"));
+    refused(&rig, &["disk", "mirror", "d0", &small], "1048576")?;
+    let used = format!("file:{},cache=writeback", path(&rig, "d1.raw"));
+    refused(&rig, &["disk", "mirror", "d0", &used], "in use")?;
+    refused(
+        &rig,
+        &["disk", "stream", "d0"],
+        "no image that stands on another",
+    )?;
+    ensure!(load.finish()? > 0);
+    is_at(&rig, "d0", "file:d0.raw")
+}
+
+/// The daemon ends in the middle: an orderly stop is as good as a kill.
+#[test]
+fn backup_holds_what_was_written_when_it_was_complete() -> Result<()> {
+    let mut rig = two_disks()?;
+    let folder = rig.scratch.files().to_owned();
+    let is_over = AtomicBool::new(false);
+    let target = rig.scratch.file("backup.qcow2").display().to_string();
+    let target = format!("image:{target},cache=writeback");
+    let (before, after) = std::thread::scope(|scope| -> Result<(u64, u64)> {
+        let writer = scope.spawn(|| write_in_turns(&rig, &is_over));
+        std::thread::sleep(Duration::from_millis(200));
+        let backup = ["disk", "backup", "d0", &target, "--wait", "--speed", "60M"];
+        let done = ask(&rig, &backup);
+        let before = number_in(&folder, "d0.raw");
+        std::thread::sleep(Duration::from_millis(200));
+        is_over.store(true, Ordering::Relaxed);
+        let written = writer.join().expect("the writer does not panic")?;
+        done?;
+        Ok((before?, written))
+    })?;
+    let found = number_in(&folder, "backup.qcow2")?;
+    ensure!(
+        found > 0 && found <= before && before < after,
+        "{found} in the backup, {before} soon after it, {after} at the end"
+    );
+    succeeds(&folder, "qemu-img", &["check", "backup.qcow2"])?;
+    is_at(&rig, "d0", "file:d0.raw")?;
+    let slow = rig.scratch.file("slow.raw").display().to_string();
+    let slow = format!("file:{slow},cache=writeback");
+    ask(&rig, &["disk", "backup", "d1", &slow, "--speed", "1M"])?;
+    ensure!(rig.daemon.stop(SOON)?.success());
+    Ok(())
+}
+
+/// File systems of a guest: a snapshot of both while they are written is as after a loss of power, and the guest goes on.
+#[test]
+fn guest_is_snapshotted_and_moved_while_it_writes() -> Result<()> {
+    let mut rig = two_disks()?;
+    let path = |rig: &Rig, name: &str| rig.scratch.file(name).display().to_string();
+    succeeds(
+        rig.scratch.files(),
+        "mke2fs",
+        &["-q", "-t", "ext4", "d0.raw"],
+    )?;
+    let mut guest = GuestBuilder::new("jobs")
+        .cpus(2)
+        .vhost_user_blk(&rig.socket("d0"), 2)
+        .vhost_user_blk(&rig.socket("d1"), 2)
+        .boot()?;
+    guest.wait_for_disks(&["vda", "vdb"])?;
+    guest.ok("mount -t ext4 /dev/vda /mnt")?;
+    let files = guest.start(
+        "for n in $(seq 400); do dd if=/dev/urandom of=/mnt/$n bs=64k count=1 conv=fsync 2>/dev/null || exit 1; rm -f /mnt/$((n - 50)); done; echo written",
+    )?;
+    let soak = guest.start("guest-agent soak --file /dev/vdb --seed 38 --depth 8 --runtime 8")?;
+    std::thread::sleep(Duration::from_secs(1));
+    let (a, b) = (path(&rig, "a.qcow2"), path(&rig, "b.qcow2"));
+    let both = ["disk", "snapshot", "d0", "d1", "--to", &a, "--to", &b];
+    ask(&rig, &both)?;
+    succeeds(
+        rig.scratch.files(),
+        "qemu-img",
+        &["convert", "-f", "raw", "-O", "raw", "d0.raw", "taken.raw"],
+    )?;
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    let moved = format!("file:{},cache=writeback", path(&rig, "moved.raw"));
+    ask(
+        &rig,
+        &["disk", "mirror", "d1", &moved, "--switch", "--wait"],
+    )?;
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    ask(&rig, &["disk", "stream", "d0", "--wait"])?;
+    let report = guest
+        .wait_ok(soak, Duration::from_secs(180))
+        .with_context(|| rig.daemon.process().log_tail())?;
+    ensure!(report.contains("\"mismatches\":0"), "{report}");
+    let written = guest.wait_ok(files, Duration::from_secs(180))?;
+    ensure!(written.contains("written"), "{written}");
+    guest.ok("umount /mnt")?;
+    kernel_is_content(&mut guest)?;
+    drop(guest);
+    is_at(&rig, "d0", "image:a.qcow2")?;
+    is_at(&rig, "d1", "file:moved.raw")?;
+    ensure!(rig.daemon.stop(SOON)?.success());
+    let end = ["convert", "-f", "qcow2", "-O", "raw", "a.qcow2", "end.raw"];
+    succeeds(rig.scratch.files(), "qemu-img", &end)?;
+    succeeds(rig.scratch.files(), "e2fsck", &["-fn", "end.raw"])?;
+    // As after a loss of power: the journal is replayed, and then there is nothing to mend.
+    let folder = Scratch::new()?;
+    std::fs::rename(rig.scratch.file("taken.raw"), folder.file("taken.raw"))?;
+    let at = folder.files();
+    let replayed = run(at, "e2fsck", &["-p", "-E", "journal_only", "taken.raw"])?;
+    ensure!(
+        replayed.status.code().is_some_and(|code| code <= 1),
+        "{replayed:?}"
+    );
+    succeeds(at, "e2fsck", &["-fn", "taken.raw"])?;
+    Ok(())
+}
