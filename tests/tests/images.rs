@@ -241,8 +241,9 @@ fn image_removed_under_load_is_closed_and_served_again() -> Result<()> {
         });
         closed.context("the image is not closed, or not clean")?;
         let socket = rig.socket("d").display().to_string();
+        let image = format!("d=image:{}", rig.scratch.file("disk.qcow2").display());
         for words in [
-            &["disk", "add", "d=image:disk.qcow2"][..],
+            &["disk", "add", &image][..],
             &["export", "add", "vhost-blk", &format!("d:{socket}")],
         ] {
             let added = rig.daemon.ask(words)?;
