@@ -3,19 +3,22 @@
 //! The thread sleeps but for messages. It hands each to the [`Session`], and ends with it.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use reactor::{Pool, RateLimit};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::retry_on_intr;
 use rustix::net::SendFlags;
 use vhost::vhost_user::Error;
 use virtio_device::{Breach, OnBroken, VirtioDevice};
 
-use crate::relay::{Handled, Relay};
+use crate::record::HandedOver;
+use crate::relay::{Handled, Message, Relay};
 use crate::session::Session;
 use crate::whole_message;
 
@@ -39,6 +42,34 @@ pub(crate) struct SessionHandle {
     ended: Arc<AtomicBool>,
     since: Instant,
     channel: Channel,
+    handover: Arc<Handover>,
+}
+
+/// How another thread has a session go on in another process.
+struct Handover {
+    /// Where what the session consists of goes.
+    to: Mutex<Option<Sender<HandedOver>>>,
+    /// Wakes the session's thread.
+    wake: OwnedFd,
+}
+
+/// A session of the process before this one.
+pub(crate) struct Resumed {
+    messages: Vec<Message>,
+    channel: Option<UnixStream>,
+}
+
+impl Resumed {
+    /// # Errors
+    /// When it is none.
+    pub fn of(mut handed: HandedOver) -> io::Result<(UnixStream, Resumed)> {
+        let messages = handed.take_messages()?;
+        let channel = handed.channel.map(UnixStream::from);
+        Ok((
+            UnixStream::from(handed.stream),
+            Resumed { messages, channel },
+        ))
+    }
 }
 
 /// The front end's socket for messages of ours, once it has given one.
@@ -54,6 +85,19 @@ impl SessionHandle {
         self.ended.store(true, Ordering::Relaxed);
         // It fails only when the stream has ended already.
         self.stream.shutdown(std::net::Shutdown::Read).ok();
+    }
+
+    /// Has the session go on in another process: its rings stop, and what it consists of comes by `to`. Nothing comes if it ends first.
+    pub fn hand_over(&self, to: Sender<HandedOver>) {
+        let mut slot = self
+            .handover
+            .to
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *slot = Some(to);
+        drop(slot);
+        // It fails only when it is awake already.
+        rustix::io::write(&self.handover.wake, &1u64.to_ne_bytes()).ok();
     }
 
     /// Tells the front end that the configuration space has changed; false when it has given no channel for that, or
@@ -87,14 +131,24 @@ pub(crate) fn serve(
     pool: Arc<Pool>,
     started: impl FnOnce(SessionHandle),
     held_up: impl Fn() + Send + Sync + 'static,
+    resumed: Option<Resumed>,
 ) -> io::Result<()> {
     stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
     stream.set_write_timeout(Some(MESSAGE_TIMEOUT))?;
     let watch = stream.try_clone()?;
     let spoke = Arc::new(AtomicBool::new(false));
     let ended = Arc::new(AtomicBool::new(false));
-    let channel = Channel::default();
+    let (before, given) = match resumed {
+        Some(resumed) => (resumed.messages, resumed.channel),
+        None => (Vec::new(), None),
+    };
+    let channel: Channel = Arc::new(Mutex::new(given));
+    let handover = Arc::new(Handover {
+        to: Mutex::new(None),
+        wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+    });
     started(SessionHandle {
+        handover: handover.clone(),
         channel: channel.clone(),
         stream: stream.try_clone()?,
         spoke: spoke.clone(),
@@ -111,14 +165,45 @@ pub(crate) fn serve(
     });
     let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken)));
     let mut relay = Relay::new(stream, session.clone())?;
-    if let Some(suppressed) = COMING_LOG.pass() {
+    if !before.is_empty() {
+        spoke.store(true, Ordering::Relaxed);
+        for message in before {
+            if let Err(error) = relay.replay(message) {
+                let why = session
+                    .lock()
+                    .ok()
+                    .and_then(|mut session| session.refusal.take());
+                log_end(&name, &error, why);
+                return Ok(());
+            }
+        }
+        tracing::info!(export = name, "front end goes on from the process before");
+    } else if let Some(suppressed) = COMING_LOG.pass() {
         tracing::info!(export = name, suppressed, "front end connected");
     }
     let end = loop {
         // Wait without a limit for a message to begin, and with one for it to end.
-        match poll(&mut [PollFd::new(&watch, PollFlags::IN)], None) {
+        let mut waits = [
+            PollFd::new(&watch, PollFlags::IN),
+            PollFd::new(&handover.wake, PollFlags::IN),
+        ];
+        match poll(&mut waits, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => break Error::SocketBroken(errno.into()),
+        }
+        let is_handed_over = !waits[1].revents().is_empty();
+        if is_handed_over {
+            let to = handover
+                .to
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            if let Some(to) = to {
+                return hand_over(&name, &watch, &channel, &mut relay, &session, &to);
+            }
+        }
+        if waits[0].revents().is_empty() {
+            continue;
         }
         spoke.store(true, Ordering::Relaxed);
         match whole_message::wait(&watch, MESSAGE_TIMEOUT) {
@@ -152,6 +237,36 @@ pub(crate) fn serve(
     });
     let why = why.unwrap_or_default();
     log_end(&name, &end, why);
+    Ok(())
+}
+
+/// The last that this process does for a front end: between two messages, so that the next one is read by whoever comes.
+fn hand_over(
+    export: &str,
+    stream: &UnixStream,
+    channel: &Channel,
+    relay: &mut Relay,
+    session: &Mutex<Session>,
+    to: &Sender<HandedOver>,
+) -> io::Result<()> {
+    let bases = session
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .hand_over();
+    let messages = relay.take_record().messages(&bases);
+    let channel = channel
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .take();
+    let handed = HandedOver::new(
+        export,
+        stream.try_clone()?.into(),
+        channel.map(OwnedFd::from),
+        messages,
+    );
+    tracing::info!(export, "front end is handed over");
+    // Whoever wanted it has given up waiting: the session ends.
+    to.send(handed).ok();
     Ok(())
 }
 

@@ -12,6 +12,7 @@ mod front_end;
 pub mod fuzzing;
 mod inflight;
 mod listener;
+mod record;
 mod relay;
 mod resume;
 mod session;
@@ -20,4 +21,5 @@ mod vring;
 mod whole_message;
 
 pub use listener::{ExportStatus, Server};
+pub use record::HandedOver;
 pub use socket::{SocketError, bind, connect_at_once};

@@ -19,7 +19,8 @@ use reactor::{Accepting, Pool, RateLimit};
 use rustix::net::{Shutdown, shutdown};
 use virtio_device::VirtioDevice;
 
-use crate::front_end::{self, SessionHandle};
+use crate::front_end::{self, Resumed, SessionHandle};
+use crate::record::HandedOver;
 use crate::socket::{SocketError, bind};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
@@ -31,6 +32,9 @@ const SHUNNED: Duration = Duration::from_secs(30);
 /// It ends by itself, then, when what it waits for has come.
 const END_PATIENCE: Duration = Duration::from_secs(60);
 const END_PAUSE: Duration = Duration::from_millis(1);
+
+/// How long sessions may take to stop that are handed over.
+const HANDOVER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A session's stack: it handles messages of a few hundred bytes.
 const SESSION_STACK: usize = 256 * 1024;
@@ -232,8 +236,42 @@ impl Server {
             .rev()
             .find(|export| export.device.name() == name);
         export.map_or(Ok(()), |export| {
-            start_session(export, stream, &self.state, true)
+            start_session(export, stream, &self.state, true, None)
         })
+    }
+
+    /// Has the front ends that are connected go on in another process. Their requests in flight are answered first; what a front end says
+    /// meanwhile is read by the other process. A session that does not stop in time stays, and ends with this process.
+    pub fn hand_over(&self) -> Vec<HandedOver> {
+        let (to, handed) = std::sync::mpsc::channel();
+        for export in lock(&self.state.exports).iter() {
+            if let Some(session) = &*lock(&export.session) {
+                session.hand_over(to.clone());
+            }
+        }
+        // Those that end without a word let go of theirs.
+        drop(to);
+        let until = Instant::now() + HANDOVER_PATIENCE;
+        let mut all = Vec::new();
+        while let Ok(one) = handed.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            all.push(one);
+        }
+        all
+    }
+
+    /// Serves a front end that another process has handed over.
+    ///
+    /// # Errors
+    /// When there is no such export, or what was handed over is no session: the front end connects anew then.
+    pub fn resume(&self, handed: HandedOver) -> io::Result<()> {
+        let name = handed.export.clone();
+        let (stream, resumed) = Resumed::of(handed)?;
+        let mut exports = lock(&self.state.exports);
+        let mut exports = exports.iter_mut();
+        let Some(export) = exports.find(|export| export.device.name() == name) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        start_session(export, stream, &self.state, true, Some(resumed))
     }
 
     fn add(
@@ -462,7 +500,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
 fn start_or_log(export: &mut Export, stream: UnixStream, state: &Arc<State>) {
     // Its slot is free: what is left of the last one ends by itself.
     export.end_session();
-    if let Err(error) = start_session(export, stream, state, false) {
+    if let Err(error) = start_session(export, stream, state, false, None) {
         tracing::warn!(
             export = export.device.name(),
             "cannot serve a front end: {error}"
@@ -500,6 +538,7 @@ fn start_session(
     stream: UnixStream,
     state: &Arc<State>,
     confines: bool,
+    resumed: Option<Resumed>,
 ) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     let (device, state, slot) = (export.device.clone(), state.clone(), export.session.clone());
@@ -533,7 +572,14 @@ fn start_session(
                 ready.send(()).ok();
             };
             let held_up = move || *lock(&held_up) = Some(Instant::now());
-            let served = front_end::serve(stream, device, state.pool.clone(), started, held_up);
+            let served = front_end::serve(
+                stream,
+                device,
+                state.pool.clone(),
+                started,
+                held_up,
+                resumed,
+            );
             if let Err(error) = served {
                 tracing::warn!("cannot set up a session: {error}");
             }

@@ -19,6 +19,7 @@ use rustix::net::{
 };
 use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut};
 
+use crate::record::Record;
 use crate::session::Session;
 use crate::whole_message::{DESCRIPTORS_MAX, HEADER, PAYLOAD_MAX};
 
@@ -67,17 +68,43 @@ pub(crate) struct Relay {
     behind: UnixStream,
     handler: BackendReqHandler<Mutex<Session>>,
     session: Arc<Mutex<Session>>,
+    /// What is in effect of what was said.
+    record: Record,
 }
 
-struct Message {
-    request: u32,
+pub(crate) struct Message {
+    pub request: u32,
     flags: u32,
-    payload: Vec<u8>,
+    pub payload: Vec<u8>,
     fds: Vec<OwnedFd>,
 }
 
 impl Message {
-    fn new(request: u32, flags: u32, payload: Vec<u8>) -> Message {
+    /// Flags of a message that wants no answer.
+    pub const PLAIN: u32 = VERSION;
+
+    /// Its bytes, without the wish for an answer, and its descriptors.
+    pub fn into_bytes(self) -> (Vec<u8>, Vec<OwnedFd>) {
+        let header = [self.request, Message::PLAIN, self.payload.len() as u32];
+        let mut bytes = header.map(u32::to_ne_bytes).concat();
+        bytes.extend(&self.payload);
+        (bytes, self.fds)
+    }
+
+    /// The message of these bytes; `None`: they are none.
+    pub fn of_bytes(bytes: &[u8], fds: Vec<OwnedFd>) -> Option<Message> {
+        let (header, payload) = bytes.split_at_checked(HEADER)?;
+        let word = |at: usize| header[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
+        let is_whole = word(8) as usize == payload.len() && payload.len() <= PAYLOAD_MAX as usize;
+        (is_whole && fds.len() <= DESCRIPTORS_MAX).then(|| Message {
+            request: word(0),
+            flags: Message::PLAIN,
+            payload: payload.to_vec(),
+            fds,
+        })
+    }
+
+    pub fn new(request: u32, flags: u32, payload: Vec<u8>) -> Message {
         Message {
             request,
             flags,
@@ -113,7 +140,7 @@ impl Message {
         send(to, &bytes, &self.fds).map_err(Error::SocketError)
     }
 
-    fn word(&self, at: usize) -> Option<u32> {
+    pub fn word(&self, at: usize) -> Option<u32> {
         let bytes = self.payload.get(at..at + 4)?;
         bytes.try_into().ok().map(u32::from_ne_bytes)
     }
@@ -179,6 +206,7 @@ impl Relay {
             behind: handler.try_clone_connection()?,
             handler,
             session,
+            record: Record::default(),
         };
         let accepted = relay.ask_inside(Message::new(GET_FEATURES, VERSION, Vec::new()));
         accepted
@@ -206,6 +234,32 @@ impl Relay {
         Ok(())
     }
 
+    /// What is in effect of what the front end has said.
+    pub fn take_record(&mut self) -> Record {
+        std::mem::take(&mut self.record)
+    }
+
+    /// Has a message take effect that the front end sent to the process before this one. It is not answered.
+    ///
+    /// # Errors
+    /// When it is refused.
+    pub fn replay(&mut self, message: Message) -> Result<(), Error> {
+        match message.request {
+            SET_VRING_ENABLE => self.enable(&message)?,
+            SET_MEM_TABLE if message.word(0) == Some(0) => self.forget_memory(&message)?,
+            _ => {
+                message.send(&self.inner)?;
+                self.handler.handle_request()?;
+                drain(&self.inner);
+            }
+        }
+        if message.request == SET_PROTOCOL_FEATURES {
+            self.accept_all()?;
+        }
+        self.record.note(message);
+        Ok(())
+    }
+
     /// Handles the next message, which has come as a whole.
     ///
     /// # Errors
@@ -224,6 +278,7 @@ impl Relay {
             self.accept_all()?;
         }
         let Err(error) = result else {
+            self.record.note(message);
             return Ok(Handled::Done);
         };
         // What is half done, or broken, can only end.

@@ -3,7 +3,7 @@
 //! Checks everything that the crate does not: indices, features, sizes, addresses. Any refusal ends the session, for the
 //! protocol has no other way to say no. However it ends, its vrings are drained first, so that no request is left half done.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -274,6 +274,21 @@ impl Session {
     /// Does any ring run?
     pub(crate) fn runs(&self) -> bool {
         self.vrings.iter().any(Vring::is_running)
+    }
+
+    /// Stops all rings for another process: where each of those goes on that have ever run. Requests that fail are left in the region of
+    /// requests in flight, if there is one.
+    pub(crate) fn hand_over(&mut self) -> BTreeMap<u32, u32> {
+        let mut bases = BTreeMap::new();
+        for (index, vring) in self.vrings.iter_mut().enumerate() {
+            let number = index as u16;
+            match self.inflight.is_some() {
+                true => vring.leave(number, &self.device),
+                false => drop(vring.stop(number, &self.device)),
+            }
+            bases.extend(vring.base.map(|base| (index as u32, base)));
+        }
+        bases
     }
 
     pub(crate) fn stop_vrings(&mut self) {

@@ -1,0 +1,260 @@
+//! What a front end has said, as far as it is in effect: the messages that build its session up again in another process, with their
+//! descriptors. Their bytes are those of the vhost-user protocol, whose versions are its feature bits: a process that
+//! comes later understands them, or refuses the session as it would refuse the front end.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use crate::relay::Message;
+
+const SET_FEATURES: u32 = 2;
+const SET_MEM_TABLE: u32 = 5;
+const SET_VRING_NUM: u32 = 8;
+const SET_VRING_ADDR: u32 = 9;
+const SET_VRING_BASE: u32 = 10;
+const GET_VRING_BASE: u32 = 11;
+const SET_VRING_KICK: u32 = 12;
+const SET_VRING_CALL: u32 = 13;
+const SET_VRING_ERR: u32 = 14;
+const SET_PROTOCOL_FEATURES: u32 = 16;
+const SET_VRING_ENABLE: u32 = 18;
+const SET_INFLIGHT_FD: u32 = 32;
+const RESET_DEVICE: u32 = 34;
+const ADD_MEM_REG: u32 = 37;
+const REM_MEM_REG: u32 = 38;
+
+/// Of the messages about a ring, in the order in which they are said: a ring starts with its kick.
+const OF_RINGS: [u32; 7] = [
+    SET_VRING_NUM,
+    SET_VRING_ADDR,
+    SET_VRING_BASE,
+    SET_VRING_CALL,
+    SET_VRING_ERR,
+    SET_VRING_ENABLE,
+    SET_VRING_KICK,
+];
+
+/// Guest address, size and user address of a region: behind eight bytes of padding.
+const REGION: std::ops::Range<usize> = 8..32;
+
+/// The messages of a session.
+#[derive(Default)]
+pub(crate) struct Record {
+    /// Features, protocol features, the region of requests in flight: by request.
+    once: BTreeMap<u32, Message>,
+    memory: Vec<Message>,
+    /// By ring, and its place in [`OF_RINGS`].
+    rings: BTreeMap<(u32, usize), Message>,
+}
+
+impl Record {
+    /// A message has been carried out.
+    pub fn note(&mut self, message: Message) {
+        match message.request {
+            SET_FEATURES | SET_PROTOCOL_FEATURES | SET_INFLIGHT_FD => {
+                self.once.insert(message.request, message);
+            }
+            SET_MEM_TABLE => self.memory = vec![message],
+            ADD_MEM_REG => self.memory.push(message),
+            REM_MEM_REG => self.remove_region(message),
+            GET_VRING_BASE => {
+                // It has stopped; where, the front end says when it starts it again.
+                if let Some(ring) = message.word(0) {
+                    self.forget_of_ring(ring, &[SET_VRING_KICK]);
+                }
+            }
+            RESET_DEVICE => {
+                let gone = [
+                    SET_VRING_NUM,
+                    SET_VRING_ADDR,
+                    SET_VRING_BASE,
+                    SET_VRING_ENABLE,
+                    SET_VRING_KICK,
+                ];
+                let rings: Vec<u32> = self.rings.keys().map(|(ring, _)| *ring).collect();
+                rings
+                    .into_iter()
+                    .for_each(|ring| self.forget_of_ring(ring, &gone));
+            }
+            request => {
+                let place = OF_RINGS.iter().position(|of_ring| *of_ring == request);
+                if let (Some(place), Some(word)) = (place, message.word(0)) {
+                    // Of those with descriptors the ring is a byte, and flags follow.
+                    let ring = match request {
+                        SET_VRING_KICK..=SET_VRING_ERR => word & 0xff,
+                        _ => word,
+                    };
+                    self.rings.insert((ring, place), message);
+                }
+            }
+        }
+    }
+
+    fn forget_of_ring(&mut self, ring: u32, requests: &[u32]) {
+        self.rings.retain(|(of, place), _| {
+            let is_meant = requests.contains(&OF_RINGS[*place]);
+            *of != ring || !is_meant
+        });
+    }
+
+    /// One that was added is not said at all; one of a table is said to be gone.
+    fn remove_region(&mut self, message: Message) {
+        let region = message.payload.get(REGION);
+        let added = self
+            .memory
+            .iter()
+            .position(|known| known.request == ADD_MEM_REG && known.payload.get(REGION) == region);
+        match added {
+            Some(at) => drop(self.memory.remove(at)),
+            None => self.memory.push(message),
+        }
+    }
+
+    /// The messages, with each ring going on where it has stopped: `bases` by ring.
+    pub fn messages(mut self, bases: &BTreeMap<u32, u32>) -> Vec<Message> {
+        let base = OF_RINGS.iter().position(|of| *of == SET_VRING_BASE);
+        for (&ring, &stopped) in bases {
+            let payload = [ring, stopped].map(u32::to_ne_bytes).concat();
+            let message = Message::new(SET_VRING_BASE, Message::PLAIN, payload);
+            self.rings.insert((ring, base.unwrap_or(0)), message);
+        }
+        let mut messages: Vec<Message> = Vec::new();
+        let mut once = self.once;
+        let inflight = once.remove(&SET_INFLIGHT_FD);
+        messages.extend(once.into_values());
+        messages.extend(self.memory);
+        messages.extend(inflight);
+        messages.extend(self.rings.into_values());
+        messages
+    }
+}
+
+/// A session that goes on in another process.
+pub struct HandedOver {
+    /// The export's name.
+    pub export: String,
+    /// The connection.
+    pub stream: OwnedFd,
+    /// The channel for messages to the front end, if it has given one.
+    pub channel: Option<OwnedFd>,
+    /// What the front end has said: bytes of the protocol, each with its descriptors.
+    pub messages: Vec<(Vec<u8>, Vec<OwnedFd>)>,
+}
+
+impl HandedOver {
+    pub(crate) fn new(
+        export: &str,
+        stream: OwnedFd,
+        channel: Option<OwnedFd>,
+        messages: Vec<Message>,
+    ) -> HandedOver {
+        HandedOver {
+            export: export.to_owned(),
+            stream,
+            channel,
+            messages: messages.into_iter().map(Message::into_bytes).collect(),
+        }
+    }
+
+    /// The messages, checked as those of a front end are.
+    pub(crate) fn take_messages(&mut self) -> io::Result<Vec<Message>> {
+        let messages = std::mem::take(&mut self.messages).into_iter();
+        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "no vhost-user message");
+        messages
+            .map(|(bytes, fds)| Message::of_bytes(&bytes, fds).ok_or_else(wrong))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(request: u32, words: &[u32]) -> Message {
+        let payload = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        Message::new(request, Message::PLAIN, payload)
+    }
+
+    fn said(record: Record, bases: &[(u32, u32)]) -> Vec<(u32, Vec<u8>)> {
+        let messages = record.messages(&bases.iter().copied().collect());
+        let said = messages.into_iter().map(|one| (one.request, one.payload));
+        said.collect()
+    }
+
+    #[test]
+    fn what_is_said_again_is_what_is_in_effect_in_an_order_that_can_be() {
+        let mut record = Record::default();
+        for (request, words) in [
+            (SET_VRING_KICK, &[1, 0][..]),
+            (SET_VRING_NUM, &[1, 128]),
+            (SET_VRING_NUM, &[1, 256]),
+            (SET_VRING_ENABLE, &[1, 1]),
+            (SET_MEM_TABLE, &[1]),
+            (SET_MEM_TABLE, &[2]),
+            (SET_FEATURES, &[3, 0]),
+            (SET_INFLIGHT_FD, &[9]),
+            (1, &[]),
+        ] {
+            record.note(message(request, words));
+        }
+        let requests: Vec<u32> = said(record, &[(1, 77)]).iter().map(|one| one.0).collect();
+        assert_eq!(
+            requests,
+            [
+                SET_FEATURES,
+                SET_MEM_TABLE,
+                SET_INFLIGHT_FD,
+                SET_VRING_NUM,
+                SET_VRING_BASE,
+                SET_VRING_ENABLE,
+                SET_VRING_KICK
+            ]
+        );
+    }
+
+    #[test]
+    fn stopped_ring_is_not_started_and_reset_device_has_no_rings() {
+        let ring = |record: &mut Record| {
+            for request in OF_RINGS {
+                record.note(message(request, &[0, 1]));
+            }
+        };
+        let mut record = Record::default();
+        ring(&mut record);
+        record.note(message(GET_VRING_BASE, &[0, 0]));
+        let requests: Vec<u32> = said(record, &[]).iter().map(|one| one.0).collect();
+        assert_eq!(requests, OF_RINGS[..6]);
+        let mut record = Record::default();
+        ring(&mut record);
+        record.note(message(RESET_DEVICE, &[]));
+        let requests: Vec<u32> = said(record, &[]).iter().map(|one| one.0).collect();
+        assert_eq!(requests, [SET_VRING_CALL, SET_VRING_ERR]);
+    }
+
+    #[test]
+    fn region_that_was_added_and_removed_is_not_said() {
+        let region = |at: u32| [0, 0, at, 0, 4096, 0, at, 0, 0, 0];
+        let mut record = Record::default();
+        record.note(message(ADD_MEM_REG, &region(1)));
+        record.note(message(ADD_MEM_REG, &region(2)));
+        record.note(message(REM_MEM_REG, &region(1)));
+        let left = said(record, &[]);
+        assert_eq!(left.len(), 1);
+        assert_eq!(left[0].1, message(ADD_MEM_REG, &region(2)).payload);
+        // Of a table, that is said which is gone from it.
+        let mut record = Record::default();
+        record.note(message(SET_MEM_TABLE, &[2, 0]));
+        record.note(message(REM_MEM_REG, &region(1)));
+        assert_eq!(said(record, &[]).len(), 2);
+    }
+
+    #[test]
+    fn ring_of_a_descriptor_is_its_lowest_byte() {
+        let mut record = Record::default();
+        // No descriptor (bit 8), of ring 3.
+        record.note(message(SET_VRING_CALL, &[0x103, 0]));
+        record.note(message(SET_VRING_CALL, &[3, 0]));
+        assert_eq!(said(record, &[]).len(), 1);
+    }
+}
