@@ -27,7 +27,7 @@ pub use log::Log;
 pub use problem::{FieldProblem, Problem};
 pub use status::{DiskStatus, ExportStatus, LunStatus, Status};
 pub use token::Token;
-pub use version::Version;
+pub use version::{HANDOVER_VERSION, Upgrade, Version};
 
 /// The control socket of a daemon that runs as a service of the system.
 pub const SYSTEM_SOCKET: &str = "/run/lunette/lunette.sock";

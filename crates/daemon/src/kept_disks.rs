@@ -19,15 +19,31 @@ pub fn kept_disk(name: &str) -> Option<&str> {
 
 /// From now on, and before disks are opened, the service manager keeps the memory of those that are to stay. `passed`: disks, with what
 /// it has kept for them; `notifier`: the way to it, if there is one.
-pub fn keep_disks(notifier: Option<Arc<Notifier>>, passed: Vec<(String, OwnedFd)>) {
-    let memory = Mutex::new(passed.into_iter().collect());
+pub fn keep_disks(notifier: Option<Arc<Notifier>>, passed: Vec<(String, OwnedFd)>) -> KeptMemory {
+    let memory = Arc::new(Mutex::new(passed.into_iter().collect()));
+    let kept = KeptMemory(Arc::clone(&memory));
     bdev::set_descriptor_store(Box::new(KeptDisks { notifier, memory }));
+    kept
+}
+
+/// The memory of RAM disks that are to stay.
+pub struct KeptMemory(Arc<Mutex<HashMap<String, OwnedFd>>>);
+
+impl KeptMemory {
+    /// All of it, with the names under which it is kept.
+    pub fn named(&self) -> Vec<(String, OwnedFd)> {
+        let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let named = memory.iter();
+        let named =
+            named.map(|(disk, memory)| Some((format!("{PREFIX}{disk}"), memory.try_clone().ok()?)));
+        named.flatten().collect()
+    }
 }
 
 /// What the service manager keeps.
 struct KeptDisks {
     notifier: Option<Arc<Notifier>>,
-    memory: Mutex<HashMap<String, OwnedFd>>,
+    memory: Arc<Mutex<HashMap<String, OwnedFd>>>,
 }
 
 impl KeptDisks {
@@ -42,10 +58,14 @@ impl DescriptorStore for KeptDisks {
     }
 
     fn keep(&self, disk: &str, memory: BorrowedFd<'_>) -> bool {
+        let mut kept = self.memory();
         let Some(notifier) = &self.notifier else {
+            // The next daemon takes it over, if this one lives until then.
+            if let Ok(own) = memory.try_clone_to_owned() {
+                kept.entry(disk.to_owned()).or_insert(own);
+            }
             return false;
         };
-        let mut kept = self.memory();
         if kept.contains_key(disk) {
             return true;
         }

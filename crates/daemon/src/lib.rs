@@ -9,6 +9,7 @@ mod confinement;
 pub mod control;
 mod disks;
 mod exports;
+mod handover;
 mod identities;
 mod jobs;
 mod kept_disks;
@@ -30,7 +31,8 @@ mod watchdog;
 pub use confinement::confine;
 pub use disks::warnings;
 pub use exports::{Endpoint, ReadyExport};
-pub use kept_disks::{keep_disks, kept_disk};
+pub use handover::{Ending, Named, decode as sessions_of, is_handover};
+pub use kept_disks::{KeptMemory, keep_disks, kept_disk};
 pub use logs::{LogHandle, LogLevels};
 pub use report::{QueueReport, RULE, SlowReport, reports, slowest};
 pub use running::{

@@ -50,6 +50,19 @@ impl Notifier {
         Ok(Notifier { socket, manager })
     }
 
+    /// One that waits for a manager that is slow to listen, for at most a second each time.
+    ///
+    /// # Errors
+    /// As [`Notifier::new`].
+    pub fn patient(name: &OsStr) -> io::Result<Notifier> {
+        let notifier = Notifier::new(name)?;
+        notifier.socket.set_nonblocking(false)?;
+        notifier
+            .socket
+            .set_write_timeout(Some(Duration::from_secs(1)))?;
+        Ok(notifier)
+    }
+
     fn send(&self, lines: &str) {
         if let Err(error) = self.socket.send_to_addr(lines.as_bytes(), &self.manager) {
             tracing::warn!("cannot notify the service manager: {error}");

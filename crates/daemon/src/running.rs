@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use reactor::{Pool, WorkerOptions};
 
 use crate::control::{self, Api, BindError, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
+use crate::handover::{self, Ending, Named};
 use crate::jobs::{Context, Jobs};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
@@ -47,6 +48,10 @@ pub struct StartOptions {
     pub passed_control: Option<PassedControl>,
     /// What is logged, and how that is changed.
     pub log: Option<LogHandle>,
+    /// Sessions that the daemon before this one has handed over.
+    pub sessions: Vec<vhost_user::HandedOver>,
+    /// How a client of the API has it end, to the benefit of another daemon.
+    pub ending: Option<Ending>,
     /// Requests' stages leave no stamps: only for measuring what these cost.
     pub without_stamps: bool,
 }
@@ -170,6 +175,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
             reasons: refusal.faults().iter().map(ToString::to_string).collect(),
         }
     })?;
+    resume(options.sessions, &overview);
     let events = owner.events();
     let event_bus = owner.event_bus.clone();
     let manager = Manager::start(owner, inbox).map_err(|error| error.to_string())?;
@@ -184,6 +190,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
             jobs: overview.jobs.clone(),
             event_bus,
         }),
+        ending: options.ending,
         reload: options.reload.clone(),
     };
     let api = serve_tcp(&access, tokens.as_ref(), &asked)?;
@@ -206,6 +213,22 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         ready: made.ready,
         reload: options.reload,
     })
+}
+
+/// Has front ends go on that the daemon before this one has handed over. Those that cannot connect anew.
+fn resume(sessions: Vec<vhost_user::HandedOver>, overview: &Overview) {
+    let Some(transports) = overview.servers.transports() else {
+        return;
+    };
+    for session in sessions {
+        let export = session.export.clone();
+        if let Err(error) = transports.vhost.resume(session) {
+            tracing::warn!(
+                export,
+                "its front end cannot go on, and connects anew: {error}"
+            );
+        }
+    }
 }
 
 /// Serves the API over TCP where the configuration says so.
@@ -358,6 +381,33 @@ impl Running {
     /// What every queue measured so far.
     pub fn snapshot(&self) -> Snapshot {
         self.overview.snapshot()
+    }
+
+    /// Leaves what it serves to another daemon, by whoever keeps it until then: from then on nobody is served here. `memory` is that of RAM
+    /// disks.
+    pub fn hand_over(&mut self, to: &Notifier, memory: Vec<Named>) {
+        self.control = None;
+        self.api = None;
+        self.overview.jobs.end();
+        let transports = self.overview.servers.transports();
+        let sessions = transports.map(|transports| transports.vhost.hand_over());
+        let sessions = sessions.unwrap_or_default();
+        if sessions.is_empty() && memory.is_empty() {
+            return;
+        }
+        let count = sessions.len();
+        let stored = handover::encode(sessions).and_then(|mut named| {
+            named.extend(memory);
+            named
+                .iter()
+                .try_for_each(|(name, fd)| to.store(name, fd.as_fd()))
+        });
+        match stored {
+            Ok(()) => tracing::info!(sessions = count, "handed over"),
+            Err(error) => {
+                tracing::error!("cannot hand over, front ends connect anew: {error}");
+            }
+        }
     }
 
     /// What is served, and to whom.

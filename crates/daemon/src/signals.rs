@@ -7,6 +7,8 @@ use std::sync::Arc;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::iterator;
 
+use crate::handover::Ending;
+
 /// What a signal asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
@@ -37,6 +39,11 @@ impl Signals {
         })
     }
 
+    /// How another thread ends the daemon.
+    pub fn ending(&self) -> Ending {
+        Ending::new(self.signals.handle())
+    }
+
     /// Sleeps until the next one.
     pub fn wait(&mut self) -> Signal {
         loop {
@@ -44,11 +51,17 @@ impl Signals {
                 return signal;
             }
             self.came.extend(self.signals.wait().filter_map(meaning));
+            if self.signals.is_closed() {
+                return Signal::End;
+            }
         }
     }
 
     /// One that has come already.
     pub fn poll(&mut self) -> Option<Signal> {
+        if self.signals.is_closed() {
+            return Some(Signal::End);
+        }
         self.came.extend(self.signals.pending().filter_map(meaning));
         self.next()
     }

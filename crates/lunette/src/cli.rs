@@ -46,6 +46,8 @@ pub enum Command {
     Serve(ServeArguments),
     /// Check a configuration without starting anything
     Check(CheckArguments),
+    /// Replace a running daemon with another program, under its guests
+    Upgrade(UpgradeArguments),
     /// Show whether all is well, what is served, and to whom
     Status(LookArguments),
     /// List and change the disks of a running daemon
@@ -173,7 +175,38 @@ pub struct ServeArguments {
     /// Record no stage stamps: only to measure their cost (lunette bench stamp-cost)
     #[arg(long)]
     pub without_stamps: bool,
+    /// Go on with the front ends of the daemon at the control socket, which ends: what lunette upgrade starts
+    #[arg(long)]
+    pub take_over: bool,
 }
+
+/// `lunette upgrade`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_UPGRADE)]
+pub struct UpgradeArguments {
+    /// Which daemon
+    #[command(flatten)]
+    pub daemon: DaemonAddress,
+    /// The program to start [default: this one]
+    #[arg(long, value_name = "PROGRAM")]
+    pub to: Option<PathBuf>,
+    /// Go on where RAM disks without persist=memfd lose their content
+    #[arg(long)]
+    pub lose_ram_disks: bool,
+    /// Print the version of what this program understands of a running daemon
+    #[arg(long, hide = true)]
+    pub handover_version: bool,
+}
+
+const AFTER_UPGRADE: &str = "\
+Examples:
+    lunette upgrade                           to the program that runs this command
+    lunette upgrade --to /opt/lunette-1.3/bin/lunette
+
+Guests with vhost-user disks keep their connections, and wait some milliseconds. iSCSI initiators log in again.
+The new daemon has the arguments, the folder and the output of the one before. A service of systemd is upgraded by
+systemctl restart lunette.
+Exit code 0: the new daemon serves, 1: the one before does, or is started again.";
 
 const AFTER_SERVE: &str = "\
 Examples:

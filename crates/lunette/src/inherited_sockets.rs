@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use config::Config;
-use daemon::{Inherited, PassedControl, kept_disk};
+use daemon::{Inherited, Named, PassedControl, is_handover, kept_disk};
 use rustix::net::{AddressFamily, SocketAddrUnix};
 
 use crate::failure::Failure;
@@ -25,6 +25,8 @@ pub struct Passed {
     pub exports: Vec<Inherited>,
     /// Disks, with their memory that outlived the daemon before.
     pub memory: Vec<(String, OwnedFd)>,
+    /// Front ends' sessions that the daemon before has left.
+    pub sessions: Vec<Named>,
 }
 
 /// Takes what was passed to this process.
@@ -37,16 +39,19 @@ pub fn take(config: &Config, usual_control: Option<&Path>) -> Result<Passed, Fai
     );
     let names = value("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
-    let (mut sockets, mut memory) = (Vec::new(), Vec::new());
+    let (mut sockets, mut memory, mut sessions) = (Vec::new(), Vec::new(), Vec::new());
     for index in 0..count {
         let descriptor = inherited_descriptor(FIRST + index)?;
-        match names.next().and_then(kept_disk) {
+        let name = names.next().unwrap_or_default();
+        match kept_disk(name) {
             Some(disk) => memory.push((disk.to_owned(), descriptor)),
+            None if is_handover(name) => sessions.push((name.to_owned(), descriptor)),
             None => sockets.push(descriptor),
         }
     }
     Ok(Passed {
         memory,
+        sessions,
         ..assign(sockets, config, usual_control)?
     })
 }

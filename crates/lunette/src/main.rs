@@ -18,6 +18,8 @@ mod pages;
 mod program;
 mod rbd;
 mod serve;
+mod take_over;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -47,6 +49,7 @@ fn run(cli: Cli) -> Outcome {
         | Command::Top(_)
         | Command::Vm(_) => lab::run(),
         Command::Check(arguments) => check::run(&arguments),
+        Command::Upgrade(arguments) => upgrade::run(&arguments),
         Command::Status(arguments) => objects::status::run(&arguments),
         Command::Disk(command) => objects::disk::run(command),
         Command::Job(command) => objects::job::run(command),

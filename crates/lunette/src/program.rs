@@ -11,7 +11,7 @@ use config::{
     ExportPlacement, IscsiLimits, LUNS_MAX, LimitsConfig, LunConfig, Placement, PollLimit,
     SCSI_QUEUES_MAX, ShownConfig, VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
 };
-use daemon::{Inherited, StartOptions};
+use daemon::{Inherited, Signals, StartOptions};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use serde_json::{Value, json};
 
@@ -193,7 +193,9 @@ fn serve_one(config: Config, export: String, common: &ProgramArguments) -> Outco
         ..StartOptions::default()
     };
     daemon::confine(&config, &options, None).map_err(failure::not_started)?;
-    serve::serve(config, options, None, &[])
+    let signals = Signals::listen()
+        .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
+    serve::serve(config, options, signals, serve::Around::default())
 }
 
 /// A duplicate of a descriptor that the process was started with, by way of a descriptor of the process itself.

@@ -7,11 +7,14 @@ use std::time::Duration;
 use config::{Config, Surroundings};
 use control::Status;
 use daemon::notify::{self, Notifier};
-use daemon::{LogHandle, RULE, Reload, Reloader, Running, Signal, Signals, StartOptions, reports};
+use daemon::{
+    Ending, KeptMemory, LogHandle, RULE, Reload, Reloader, Running, Signal, Signals, StartOptions,
+    reports,
+};
 
 use crate::cli::ServeArguments;
 use crate::failure::{self, Failure, Outcome};
-use crate::inherited_sockets;
+use crate::{inherited_sockets, take_over};
 
 /// Sessions drain within milliseconds, a thousand of them on a busy machine within seconds; a disk that does not answer may not keep
 /// the daemon.
@@ -32,37 +35,72 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
         Arc::new(read) as Reload
     });
     let control = control::default_socket();
-    let passed = inherited_sockets::take(&config, control.as_deref())?;
-    let options = StartOptions {
+    let signals = Signals::listen()
+        .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
+    let passed = match arguments.take_over {
+        true => take_over::take(&config, control.as_deref())?,
+        false => inherited_sockets::take(&config, control.as_deref())?,
+    };
+    let mut options = StartOptions {
         control,
         inherited: passed.exports,
         passed_control: passed.control,
         log: Some(log),
         without_stamps: arguments.without_stamps,
+        sessions: Vec::new(),
+        ending: Some(signals.ending()),
         reload,
     };
     daemon::confine(&config, &options, file_of_config.as_deref()).map_err(failure::not_started)?;
     let notifier = Notifier::from_environment().map(Arc::new);
-    let kept: Vec<String> = passed.memory.iter().map(|(disk, _)| disk.clone()).collect();
-    daemon::keep_disks(notifier.clone(), passed.memory);
-    serve(config, options, notifier, &kept)
+    let around = Around {
+        kept: passed.memory.iter().map(|(disk, _)| disk.clone()).collect(),
+        stored: passed
+            .sessions
+            .iter()
+            .map(|(name, _)| name.clone())
+            .collect(),
+        memory: Some(daemon::keep_disks(notifier.clone(), passed.memory)),
+        ending: options.ending.clone(),
+        notifier,
+    };
+    if !passed.sessions.is_empty() {
+        match daemon::sessions_of(passed.sessions) {
+            Ok(sessions) => options.sessions = sessions,
+            Err(error) => tracing::error!("{error}; front ends connect anew"),
+        }
+    }
+    serve(config, options, signals, around)
 }
 
-/// Serves until SIGTERM or SIGINT, and tells the service manager, if there is one.
-/// `kept`: disks whose memory was kept for this start.
+/// What a daemon is started and ended by.
+#[derive(Default)]
+pub struct Around {
+    /// The service manager, if there is one.
+    pub notifier: Option<Arc<Notifier>>,
+    /// Disks whose memory was kept for this start.
+    kept: Vec<String>,
+    /// Descriptors of sessions that were kept for this start.
+    stored: Vec<String>,
+    /// The memory that the next daemon gets.
+    memory: Option<KeptMemory>,
+    /// How another daemon has this one end.
+    ending: Option<Ending>,
+}
+
+/// Serves until SIGTERM or SIGINT, or until another daemon takes over, and tells the service manager, if there is one.
 pub fn serve(
     config: Config,
     options: StartOptions,
-    notifier: Option<Arc<Notifier>>,
-    kept: &[String],
+    mut signals: Signals,
+    around: Around,
 ) -> Outcome {
-    let mut signals = Signals::listen()
-        .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
+    let notifier = around.notifier.clone();
     let running = daemon::start(config, options).map_err(failure::not_started)?;
     announce(&running);
     let status = running.status();
-    for disk in kept {
-        if !status.disks.iter().any(|known| known.name == *disk) {
+    for disk in &around.kept {
+        if !status.disks.iter().any(|known| known.name == **disk) {
             tracing::warn!(
                 disk,
                 "its memory is kept, and there is no such disk; hint: add it with persist = \"memfd\", or give the memory back with systemctl clean --what=fdstore"
@@ -72,6 +110,11 @@ pub fn serve(
     let mut watchdog = None;
     if let Some(notifier) = &notifier {
         notifier.ready(&status_line(&running.status()));
+        // Connections have to end when front ends or this daemon end them.
+        around
+            .stored
+            .iter()
+            .for_each(|name| notifier.remove_stored(name));
         if let Some(time) = notify::watchdog_time() {
             watchdog = Some(running.watchdog(notifier.clone(), time)?);
         }
@@ -89,8 +132,22 @@ pub fn serve(
         notifier.stopping();
     }
     drop(watchdog);
-    end(running);
+    end(running, &around);
     Ok(())
+}
+
+/// Who keeps what this daemon leaves: the one that takes over, or the service manager, at a restart.
+fn heir(around: &Around) -> Option<Notifier> {
+    let heir = around.ending.as_ref().and_then(Ending::heir);
+    let name = match heir {
+        Some(path) => path.into_os_string(),
+        // What a program's parent has is for nobody to be told.
+        None if around.notifier.is_none() => return None,
+        None => std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty())?,
+    };
+    let heir = Notifier::patient(&name);
+    heir.inspect_err(|error| tracing::error!("cannot hand over: {error}"))
+        .ok()
 }
 
 /// What `systemctl status` shows.
@@ -189,8 +246,8 @@ pub fn print_latency(running: &Running) {
     let _unread = std::io::stderr().write_all(text.as_bytes());
 }
 
-/// Ends sessions, workers and sockets, in bounded time.
-pub fn end(running: Running) {
+/// Leaves sessions to whoever takes them; ends all others, workers and sockets, in bounded time.
+fn end(mut running: Running, around: &Around) {
     tracing::info!("ending");
     std::thread::spawn(|| {
         std::thread::sleep(END_LIMIT);
@@ -200,5 +257,9 @@ pub fn end(running: Running) {
         );
         std::process::exit(1);
     });
+    if let Some(heir) = heir(around) {
+        let memory = around.memory.as_ref().map(KeptMemory::named);
+        running.hand_over(&heir, memory.unwrap_or_default());
+    }
     drop(running);
 }

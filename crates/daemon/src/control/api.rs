@@ -27,9 +27,10 @@ use super::error_responses::problem;
 use super::{ErrorResponse, View};
 use super::{
     clients, configuration, disks, events, exports, jobs, latency, log, luns, metrics, page,
-    status, version,
+    status, upgrade, version,
 };
 use crate::disks::{Devices, open_elsewhere};
+use crate::handover::Ending;
 use crate::jobs::Context;
 use crate::objects::{Change, How, Made, Manager, Work};
 use crate::running::{Overview, Reload};
@@ -49,6 +50,8 @@ pub struct Api {
     pub events: broadcast::Sender<Event>,
     /// Long work on disks.
     pub(crate) jobs: Option<Context>,
+    /// How the daemon ends to the benefit of another one.
+    pub(crate) ending: Option<Ending>,
     /// How the configuration is read anew.
     pub reload: Option<Reload>,
 }
@@ -297,6 +300,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(metrics::statistics))
         .routes(routes!(status::get))
         .routes(routes!(version::get))
+        .routes(routes!(upgrade::begin))
         .routes(routes!(disks::list))
         .routes(routes!(disks::show, disks::put, disks::remove))
         .routes(routes!(disks::resize))
@@ -403,6 +407,7 @@ mod tests {
             overview: None,
             events: crate::objects::EventBus::default().sender(),
             jobs: None,
+            ending: None,
             reload: None,
         }
     }

@@ -25,6 +25,7 @@ mod socket;
 mod status;
 mod tcp;
 mod token;
+mod upgrade;
 mod version;
 
 use ::control::Status;

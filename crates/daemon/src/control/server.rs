@@ -204,6 +204,7 @@ mod tests {
             overview: None,
             events: EventBus::default().sender(),
             jobs: None,
+            ending: None,
             reload: None,
         };
         let access = AccessConfig::default();

@@ -1,0 +1,235 @@
+//! What a daemon leaves to the one that comes after it, as descriptors with names: front ends' sessions, and memory of RAM disks. Whoever
+//! keeps them in between speaks as systemd's descriptor store does (sd_notify(3), `FDSTORE=1`): systemd itself at a restart, or the
+//! next daemon, which waits for them (`lunette upgrade`).
+//!
+//! ```text
+//!   handover       a memfd: version, and each session's messages, with the numbers of their descriptors
+//!   handover.N     descriptor N: connections, channels, memory, rings' eventfds
+//!   ram.DISK       the memory of a RAM disk (`kept_disks`)
+//! ```
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use control::HANDOVER_VERSION;
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
+use signal_hook::iterator::Handle;
+use vhost_user::HandedOver;
+
+const STATE: &str = "handover";
+
+/// No state is longer than that: a front end has few hundred messages in effect.
+const STATE_MAX: u64 = 64 << 20;
+
+/// A descriptor and its name.
+pub type Named = (String, OwnedFd);
+
+/// Is a descriptor of this name a part of what a daemon has left?
+pub fn is_handover(name: &str) -> bool {
+    name.strip_prefix(STATE)
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+#[derive(Serialize, Deserialize)]
+struct State {
+    version: u32,
+    sessions: Vec<Session>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Session {
+    export: String,
+    stream: usize,
+    channel: Option<usize>,
+    messages: Vec<Message>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Message {
+    /// Of the vhost-user protocol.
+    bytes: Vec<u8>,
+    descriptors: Vec<usize>,
+}
+
+/// Sessions as descriptors with names; the last of them says what the others are.
+///
+/// # Errors
+/// When there is no descriptor or no memory left.
+pub fn encode(sessions: Vec<HandedOver>) -> io::Result<Vec<Named>> {
+    let mut named: Vec<Named> = Vec::new();
+    let mut name = |fd: OwnedFd| {
+        let number = named.len();
+        named.push((format!("{STATE}.{number}"), fd));
+        number
+    };
+    let sessions = sessions.into_iter().map(|one| Session {
+        stream: name(one.stream),
+        channel: one.channel.map(&mut name),
+        messages: one
+            .messages
+            .into_iter()
+            .map(|(bytes, fds)| Message {
+                bytes,
+                descriptors: fds.into_iter().map(&mut name).collect(),
+            })
+            .collect(),
+        export: one.export,
+    });
+    let state = State {
+        version: HANDOVER_VERSION,
+        sessions: sessions.collect(),
+    };
+    let text = serde_json::to_vec(&state).map_err(io::Error::other)?;
+    let mut file = std::fs::File::from(memfd_create("lunette-handover", MemfdFlags::CLOEXEC)?);
+    file.write_all(&text)?;
+    named.push((STATE.to_owned(), file.into()));
+    Ok(named)
+}
+
+/// The sessions of such descriptors.
+///
+/// # Errors
+/// Why there are none; all descriptors are closed then, and front ends connect anew.
+pub fn decode(named: Vec<Named>) -> Result<Vec<HandedOver>, String> {
+    let mut by_number: BTreeMap<usize, OwnedFd> = BTreeMap::new();
+    let mut state = None;
+    for (name, fd) in named {
+        match name.strip_prefix("handover.").map(str::parse) {
+            Some(Ok(number)) => drop(by_number.insert(number, fd)),
+            Some(Err(_)) => {}
+            None => state = Some(fd),
+        }
+    }
+    let Some(state) = state else {
+        return Err("the state is missing that says what was handed over".to_owned());
+    };
+    let state =
+        read(state).map_err(|error| format!("cannot read what was handed over: {error}"))?;
+    if state.version != HANDOVER_VERSION {
+        return Err(format!(
+            "the daemon before has handed over version {}, and this one understands {HANDOVER_VERSION}",
+            state.version
+        ));
+    }
+    let mut take = |number: usize| {
+        let found = by_number.remove(&number);
+        found.ok_or_else(|| format!("descriptor {number} of what was handed over is missing"))
+    };
+    let sessions = state.sessions.into_iter().map(|one| {
+        let messages = one.messages.into_iter().map(|message| {
+            let fds = message.descriptors.into_iter().map(&mut take);
+            Ok((message.bytes, fds.collect::<Result<_, String>>()?))
+        });
+        let messages = messages.collect::<Result<_, String>>()?;
+        Ok(HandedOver {
+            export: one.export,
+            stream: take(one.stream)?,
+            channel: one.channel.map(&mut take).transpose()?,
+            messages,
+        })
+    });
+    sessions.collect()
+}
+
+fn read(state: OwnedFd) -> io::Result<State> {
+    let mut file = std::fs::File::from(state);
+    // Whoever had it before has its position, too.
+    file.rewind()?;
+    let mut text = Vec::new();
+    file.take(STATE_MAX).read_to_end(&mut text)?;
+    serde_json::from_slice(&text).map_err(io::Error::other)
+}
+
+/// Has the daemon end from another thread, and leave what it serves to whoever listens at a socket.
+#[derive(Clone)]
+pub struct Ending {
+    signals: Handle,
+    to: Arc<Mutex<Option<PathBuf>>>,
+}
+
+impl Ending {
+    pub(crate) fn new(signals: Handle) -> Ending {
+        Ending {
+            signals,
+            to: Arc::default(),
+        }
+    }
+
+    /// Ends it; false: it ends already.
+    pub fn begin(&self, to: PathBuf) -> bool {
+        let mut slot = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.signals.is_closed() {
+            return false;
+        }
+        *slot = Some(to);
+        // Whoever waits for signals wakes up.
+        self.signals.close();
+        true
+    }
+
+    /// To whom it leaves what it serves.
+    pub fn heir(&self) -> Option<PathBuf> {
+        let slot = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn session(export: &str, channel: bool) -> HandedOver {
+        let fd = || OwnedFd::from(UnixStream::pair().unwrap().0);
+        HandedOver {
+            export: export.to_owned(),
+            stream: fd(),
+            channel: channel.then(fd),
+            messages: vec![(vec![1, 2, 3], vec![fd(), fd()]), (vec![4], Vec::new())],
+        }
+    }
+
+    #[test]
+    fn sessions_come_out_as_they_went_in_whatever_the_order_of_descriptors() {
+        let mut named = encode(vec![session("a", true), session("b", false)]).unwrap();
+        assert!(named.iter().all(|(name, _)| is_handover(name)));
+        assert_eq!(named.len(), 1 + 4 + 3);
+        named.reverse();
+        let sessions = decode(named).unwrap();
+        let shapes = sessions.iter().map(|one| {
+            let fds = one
+                .messages
+                .iter()
+                .map(|(bytes, fds)| (bytes.clone(), fds.len()));
+            (
+                one.export.as_str(),
+                one.channel.is_some(),
+                fds.collect::<Vec<_>>(),
+            )
+        });
+        let messages = vec![(vec![1, 2, 3], 2), (vec![4], 0)];
+        let expected = [("a", true, messages.clone()), ("b", false, messages)];
+        assert_eq!(shapes.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn what_is_not_whole_or_of_another_version_is_refused_in_words() {
+        let mut named = encode(vec![session("a", true)]).unwrap();
+        named.remove(0);
+        assert!(decode(named).err().unwrap().contains("descriptor 0"));
+        let mut named = encode(Vec::new()).unwrap();
+        let mut file = std::fs::File::from(named.pop().unwrap().1);
+        file.rewind().unwrap();
+        file.write_all(br#"{"version":9,"sessions":[]}       "#)
+            .unwrap();
+        let other = vec![(STATE.to_owned(), file.into())];
+        assert!(decode(other).err().unwrap().contains("version 9"));
+        assert!(decode(Vec::new()).err().unwrap().contains("missing"));
+        assert!(!is_handover("ram.handover") && !is_handover("handovers"));
+    }
+}

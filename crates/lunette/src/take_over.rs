@@ -1,0 +1,147 @@
+//! `lunette serve --take-over`: what the daemon at the control socket serves, this one goes on with. Everything that can be wrong with
+//! this one is found before the other one is asked; then that one stops its queues, leaves what front ends have given it, and ends.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use config::Config;
+use control::{Client, HANDOVER_VERSION, Method, Upgrade, Version};
+use daemon::{Named, is_handover, kept_disk};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::inherited_sockets::Passed;
+
+/// A daemon that ends waits so long for requests, and a little more.
+const END_LIMIT: Duration = Duration::from_secs(20);
+
+/// Bytes of a message that names a descriptor.
+const MESSAGE_MAX: usize = 4096;
+
+/// Takes over from the daemon at the control socket of `config`, or else at the `usual` one.
+///
+/// # Errors
+/// When there is none, or it refuses; it goes on then. Or when it does not end.
+pub fn take(config: &Config, usual: Option<&Path>) -> Result<Passed, Failure> {
+    let Some(control) = config.control.as_deref().or(usual) else {
+        return Err(Failure::mistake(
+            "--take-over needs a control socket; hint: --control PATH",
+        ));
+    };
+    let client = Client::new(control);
+    let before: Version = client.get("/v1/version")?;
+    let ending = Pid::from_raw(before.pid.cast_signed())
+        .map(|pid| pidfd_open(pid, PidfdFlags::empty()))
+        .transpose()
+        .map_err(|errno| {
+            Failure::because(format!("cannot watch process {}: {errno}", before.pid))
+        })?;
+    let Some(ending) = ending else {
+        return Err(Failure::because(
+            "the daemon is of a version that hands nothing over; hint: restart it",
+        ));
+    };
+    let place = Place::new(control)?;
+    let wanted = Upgrade {
+        handover: HANDOVER_VERSION,
+        socket: place.path.display().to_string(),
+    };
+    client.change(Method::POST, "/v1/upgrade", Some(&json!(wanted)))?;
+    let named = receive(&place.socket, &ending)?;
+    let mut passed = Passed::default();
+    for (name, fd) in named {
+        match kept_disk(&name) {
+            Some(disk) => passed.memory.push((disk.to_owned(), fd)),
+            None if is_handover(&name) => passed.sessions.push((name, fd)),
+            None => {}
+        }
+    }
+    Ok(passed)
+}
+
+/// A socket for nobody but daemons of this user, beside the control socket.
+struct Place {
+    path: PathBuf,
+    socket: UnixDatagram,
+}
+
+impl Place {
+    fn new(control: &Path) -> Result<Place, Failure> {
+        let folder = control.parent().unwrap_or(Path::new("."));
+        let path = folder.join(format!("upgrade-{}.sock", std::process::id()));
+        std::fs::remove_file(&path).ok();
+        let failed = |error: std::io::Error| {
+            Failure::because(format!("cannot listen at {}: {error}", path.display()))
+        };
+        let socket = UnixDatagram::bind(&path).map_err(failed)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        let path = std::path::absolute(&path).map_err(failed)?;
+        Ok(Place { path, socket })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.path).ok();
+    }
+}
+
+/// All descriptors that come until the other daemon has ended.
+fn receive(socket: &UnixDatagram, ending: &OwnedFd) -> Result<Vec<Named>, Failure> {
+    let until = Instant::now() + END_LIMIT;
+    let mut named = Vec::new();
+    loop {
+        let mut waits = [
+            PollFd::new(socket, PollFlags::IN),
+            PollFd::new(ending, PollFlags::IN),
+        ];
+        let rest = Timespec::try_from(until.saturating_duration_since(Instant::now()));
+        let rest = rest.map_err(|error| Failure::because(error.to_string()))?;
+        match poll(&mut waits, Some(&rest)) {
+            Ok(0) => {
+                return Err(Failure::because(format!(
+                    "the daemon before does not end within {} s",
+                    END_LIMIT.as_secs()
+                )));
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(Failure::because(format!("cannot wait: {errno}"))),
+        }
+        if !waits[0].revents().is_empty() {
+            named.extend(message(socket)?);
+        } else if !waits[1].revents().is_empty() {
+            return Ok(named);
+        }
+    }
+}
+
+fn message(socket: &UnixDatagram) -> Result<Option<Named>, Failure> {
+    let mut bytes = [0; MESSAGE_MAX];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut bytes)],
+        &mut control,
+        flags,
+    );
+    let got = got.map_err(|errno| Failure::because(format!("cannot take over: {errno}")))?;
+    let mut descriptor = None;
+    for one in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut fds) = one {
+            descriptor = fds.next();
+        }
+    }
+    let text = String::from_utf8_lossy(&bytes[..got.bytes]).into_owned();
+    let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
+    Ok(name.map(str::to_owned).zip(descriptor))
+}

@@ -1,0 +1,225 @@
+//! `lunette upgrade`: starts another program in the place of a running daemon, which leaves it its front ends.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use control::objects::Disk;
+use control::{Client, HANDOVER_VERSION, Version};
+
+use crate::cli::UpgradeArguments;
+use crate::failure::{Failure, Outcome};
+
+/// The other daemon has ended by then, and this one serves; both have bounds of their own.
+const PATIENCE: Duration = Duration::from_secs(90);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A process as it was started.
+struct Process {
+    pid: u32,
+    arguments: Vec<std::ffi::OsString>,
+    environment: Vec<(std::ffi::OsString, std::ffi::OsString)>,
+    folder: PathBuf,
+    /// Its program, also if another one is in its place by now.
+    program: File,
+}
+
+/// Does what is asked for.
+pub fn run(arguments: &UpgradeArguments) -> Outcome {
+    if arguments.handover_version {
+        return Ok(writeln!(std::io::stdout(), "{HANDOVER_VERSION}")?);
+    }
+    if arguments.daemon.api.is_some() {
+        return Err(Failure::mistake(
+            "a daemon is upgraded on its own machine: use --socket",
+        ));
+    }
+    let client = arguments.daemon.client()?;
+    let before: Version = client.get("/v1/version")?;
+    let process = Process::of(before.pid)?;
+    if let Some(service) = process.service() {
+        return Err(Failure::because(format!(
+            "the daemon is a service of systemd, which starts its programs; hint: systemctl restart {service} goes on with its front ends, too"
+        )));
+    }
+    let program = match &arguments.to {
+        Some(program) => std::path::absolute(program)?,
+        None => std::env::current_exe()?,
+    };
+    check(&program, &before)?;
+    if !arguments.lose_ram_disks {
+        check_ram_disks(&client)?;
+    }
+    let began = Instant::now();
+    let mut child = process.start(&program, true)?;
+    match wait(&client, &mut child, &process) {
+        Ok(after) => Ok(writeln!(
+            std::io::stderr(),
+            "upgraded from {} (process {}) to {} (process {}) in {:.1} s",
+            before.version,
+            before.pid,
+            after.version,
+            after.pid,
+            began.elapsed().as_secs_f64()
+        )?),
+        Err(failure) if client.get::<Version>("/v1/version").is_ok() => Err(failure),
+        Err(Failure::Reasons(mut reasons)) => {
+            let program = format!(
+                "/proc/{}/fd/{}",
+                std::process::id(),
+                process.program.as_raw_fd()
+            );
+            let mut again = process.start(Path::new(&program), false)?;
+            wait(&client, &mut again, &process)?;
+            reasons.push("the program before runs again; front ends connect anew".to_owned());
+            Err(Failure::Reasons(reasons))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Until the new daemon answers.
+fn wait(client: &Client, child: &mut Child, before: &Process) -> Result<Version, Failure> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Ok(version) = client.get::<Version>("/v1/version")
+            && version.pid == child.id()
+        {
+            return Ok(version);
+        }
+        if let Some(status) = child.try_wait()? {
+            return Err(Failure::because(format!(
+                "the new daemon has ended, {status}; hint: its errors are where process {} has written its own",
+                before.pid
+            )));
+        }
+        if Instant::now() > until {
+            return Err(Failure::because(format!(
+                "the new daemon, process {}, does not serve within {} s",
+                child.id(),
+                PATIENCE.as_secs()
+            )));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Does a program understand what the running daemon hands over? Nothing has moved yet.
+fn check(program: &Path, running: &Version) -> Outcome {
+    let shown = program.display();
+    let asked = Command::new(program)
+        .args(["upgrade", "--handover-version"])
+        .output()
+        .map_err(|error| Failure::because(format!("cannot run {shown}: {error}")))?;
+    let said = String::from_utf8_lossy(&asked.stdout).trim().to_owned();
+    match said.parse::<u32>() {
+        Ok(version) if asked.status.success() && version == running.handover => Ok(()),
+        Ok(version) => Err(Failure::because(format!(
+            "the running daemon hands over version {}, and {shown} understands {version}; hint: restart the daemon with it",
+            running.handover
+        ))),
+        Err(_) => Err(Failure::because(format!(
+            "{shown} does not say what it understands of a running daemon; hint: is it a lunette, and of a version that has `lunette upgrade`?"
+        ))),
+    }
+}
+
+fn check_ram_disks(client: &Client) -> Outcome {
+    let disks: Vec<Disk> = client.get("/v1/disks")?;
+    let lost = disks.iter().filter(|disk| {
+        disk.backend == "ram" && disk.keys.text("persist") != Some("memfd")
+            || disk.backend == "delay"
+    });
+    let lost: Vec<&str> = lost.map(|disk| disk.name.as_str()).collect();
+    match lost.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::because(format!(
+            "RAM disks would lose their content: {}; hint: add them with persist=memfd, or --lose-ram-disks",
+            lost.join(", ")
+        ))),
+    }
+}
+
+impl Process {
+    fn of(pid: u32) -> Result<Process, Failure> {
+        let place = PathBuf::from(format!("/proc/{pid}"));
+        let failed = |error: std::io::Error| {
+            Failure::because(format!(
+                "cannot see how process {pid} was started: {error}; hint: run this as the daemon's user, on its machine"
+            ))
+        };
+        let words = |name: &str| -> Result<Vec<std::ffi::OsString>, Failure> {
+            let bytes = std::fs::read(place.join(name)).map_err(failed)?;
+            let words = bytes
+                .split(|byte| *byte == 0)
+                .filter(|word| !word.is_empty());
+            Ok(words
+                .map(|word| std::ffi::OsString::from_vec(word.to_vec()))
+                .collect())
+        };
+        let environment = words("environ")?.into_iter().filter_map(|word| {
+            let bytes = word.into_vec();
+            let at = bytes.iter().position(|byte| *byte == b'=')?;
+            let (name, value) = (bytes[..at].to_vec(), bytes[at + 1..].to_vec());
+            Some((
+                std::ffi::OsString::from_vec(name),
+                std::ffi::OsString::from_vec(value),
+            ))
+        });
+        Ok(Process {
+            pid,
+            arguments: words("cmdline")?,
+            environment: environment.collect(),
+            folder: std::fs::read_link(place.join("cwd")).map_err(failed)?,
+            program: File::open(place.join("exe")).map_err(failed)?,
+        })
+    }
+
+    /// The unit of systemd that it is, if it is one.
+    fn service(&self) -> Option<String> {
+        let has = |name: &str| self.environment.iter().any(|(known, _)| known == name);
+        if !has("NOTIFY_SOCKET") && !has("INVOCATION_ID") {
+            return None;
+        }
+        let group = std::fs::read_to_string(format!("/proc/{}/cgroup", self.pid)).ok()?;
+        let unit = group.trim().rsplit('/').next()?;
+        unit.ends_with(".service").then(|| unit.to_owned())
+    }
+
+    /// Where it writes: a new program writes there, too, if it can be opened.
+    fn output(&self, number: u32) -> Stdio {
+        let path = format!("/proc/{}/fd/{number}", self.pid);
+        let file = OpenOptions::new().append(true).open(path);
+        file.map_or_else(|_| Stdio::null(), Stdio::from)
+    }
+
+    fn start(&self, program: &Path, takes_over: bool) -> Result<Child, Failure> {
+        let before = self.arguments.iter().skip(1);
+        let arguments = before.filter(|word| *word != "--take-over");
+        let mut command = Command::new(program);
+        command.args(arguments);
+        if takes_over {
+            command.arg("--take-over");
+        }
+        let own = self.environment.iter();
+        // What a service manager has passed was for the process before.
+        let passed = own.filter(|(name, _)| !name.to_string_lossy().starts_with("LISTEN_"));
+        let started = command
+            .env_clear()
+            .envs(passed.map(|(name, value)| (name, value)))
+            .current_dir(&self.folder)
+            .stdin(Stdio::null())
+            .stdout(self.output(1))
+            .stderr(self.output(2))
+            .process_group(0)
+            .spawn();
+        started.map_err(|error| {
+            Failure::because(format!("cannot start {}: {error}", program.display()))
+        })
+    }
+}

@@ -1,0 +1,259 @@
+//! A daemon is replaced by another one under its clients: guests and drivers keep their connections and all their data, and a program that
+//! cannot take over leaves everything as it is. Needs: a guest. Takes: 30 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::rig::{attribute, free_portal, kernel_is_content};
+use end_to_end::{Context, GuestBuilder, IscsiSession, Result, Rig, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
+use vm::wait_until;
+
+const SOON: Duration = Duration::from_secs(60);
+
+fn version(rig: &Rig) -> Result<Value> {
+    Ok(control::get(&rig.daemon.control(), "/v1/version")?)
+}
+
+fn pid(rig: &Rig) -> Result<i32> {
+    let pid = version(rig)?["pid"].as_i64().context("no pid")?;
+    Ok(i32::try_from(pid)?)
+}
+
+/// The daemon that is there last, which no rig knows. Ends before its rig's places go.
+struct Last(i32);
+
+impl Last {
+    /// Upgrades the daemon, and knows the new one.
+    fn upgrade(&mut self, rig: &mut Rig, more: &[&str]) -> Result<()> {
+        let before = pid(rig)?;
+        rig.daemon.lunette(&[&["upgrade"], more].concat())?;
+        self.0 = pid(rig)?;
+        ensure!(self.0 != before, "it is the same process");
+        // The one of the rig is nobody's any more.
+        rig.daemon.process().wait(SOON).ok();
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.0).context("no daemon")?;
+        Ok(kill_process(pid, signal)?)
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.signal(Signal::TERM)?;
+        let place = format!("/proc/{}", self.0);
+        let gone = || (!Path::new(&place).exists()).then_some(());
+        wait_until(SOON, gone).context("the last daemon does not end")?;
+        self.0 = 0;
+        Ok(())
+    }
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        if self.0 != 0 {
+            self.signal(Signal::KILL).ok();
+        }
+    }
+}
+
+fn descriptors(pid: i32) -> Result<usize> {
+    Ok(std::fs::read_dir(format!("/proc/{pid}/fd"))?.count())
+}
+
+fn two_disks() -> Result<Rig> {
+    Rig::prepared(|scratch, daemon| {
+        let file = scratch.file("d0.raw").display().to_string();
+        let image = scratch.file("d1.qcow2").display().to_string();
+        let create = ["create", "-q", "-f", "qcow2", &image, "64M"];
+        let made = std::process::Command::new("qemu-img")
+            .args(create)
+            .status()
+            .context("cannot run qemu-img; hint: apt-get install qemu-utils")?;
+        ensure!(made.success());
+        let daemon = daemon
+            .disk(&format!("d0=file:{file},size=64M,cache=writeback"))
+            .disk(&format!("d1=image:{image},cache=writeback"));
+        let scsi = daemon.vhost_blk("d0").vhost_scsi("c").lun("c/0:0=d1");
+        Ok(scsi.arguments(["--workers", "2"]))
+    })
+}
+
+#[test]
+fn guests_go_on_through_upgrades() -> Result<()> {
+    let mut rig = two_disks()?;
+    let mut last = Last(0);
+    let mut guest = GuestBuilder::new("upgrade")
+        .cpus(2)
+        .vhost_user_blk(&rig.socket("d0"), 2)
+        .vhost_user_scsi(&rig.socket("c"), 2)
+        .boot()?;
+    guest.wait_for_disks(&["vda", "sda"])?;
+    let soak =
+        |disk| format!("guest-agent soak --file /dev/{disk} --seed 39 --depth 8 --runtime 8");
+    let soaks = [guest.start(&soak("vda"))?, guest.start(&soak("sda"))?];
+    for _ in 0..12 {
+        std::thread::sleep(Duration::from_millis(400));
+        last.upgrade(&mut rig, &[])?;
+    }
+    for soak in soaks {
+        let report = guest
+            .wait_ok(soak, Duration::from_secs(180))
+            .with_context(|| rig.daemon.process().log_tail())?;
+        ensure!(report.contains("\"mismatches\":0"), "{report}");
+    }
+    // Nobody has connected anew, not even once.
+    let log = rig.daemon.process().log();
+    let count = |what: &str| log.matches(what).count();
+    ensure!(count("front end goes on") == 24, "{log}");
+    ensure!(count("front end connected") == 2, "{log}");
+    // The new daemon tells a guest of a new size, by the channel that the first one was given.
+    rig.daemon.lunette(&["disk", "resize", "d0", "96M"])?;
+    let grown = wait_until(SOON, || {
+        (attribute(&mut guest, "vda", "size").ok()? == "196608").then_some(())
+    });
+    grown.context("the guest does not hear of the new size")?;
+    kernel_is_content(&mut guest)?;
+    drop(guest);
+    last.end()?;
+    let image = rig.scratch.file("d1.qcow2");
+    let checked = std::process::Command::new("qemu-img")
+        .arg("check")
+        .arg(&image)
+        .output()?;
+    ensure!(checked.status.success(), "{checked:?}");
+    Ok(())
+}
+
+#[test]
+fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
+    let mut rig = two_disks()?;
+    let mut last = Last(0);
+    let load = VerifiedLoad::start(&rig.socket("d0"))?;
+    last.upgrade(&mut rig, &[])?;
+    load.goes_on(SOON)?;
+    let first = descriptors(last.0)?;
+    for _ in 0..30 {
+        last.upgrade(&mut rig, &[])?;
+        load.goes_on(SOON)?;
+    }
+    let now = descriptors(last.0)?;
+    ensure!(now <= first + 2, "{first} descriptors have become {now}");
+    ensure!(load.finish()? > 0);
+    // A front end that leaves is gone, and another one may come.
+    let load = VerifiedLoad::start(&rig.socket("d0"))?;
+    load.goes_on(SOON)?;
+    ensure!(load.finish()? > 0);
+    last.end()
+}
+
+#[test]
+fn ram_disks_stay_or_keep_the_daemon_from_ending() -> Result<()> {
+    let portal = free_portal()?.to_string();
+    let mut rig = Rig::new(|daemon| {
+        let target = [
+            "--iscsi",
+            "iqn.2026-11.org.example:t=d",
+            "--portal",
+            &portal,
+        ];
+        let demo = ["--demo-mode", "rw"];
+        daemon
+            .disk("d=ram:16M,persist=memfd")
+            .vhost_blk("d")
+            .arguments(target)
+            .arguments(demo)
+    })?;
+    let mut last = Last(0);
+    let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+    ensure!(queue.write(1 << 20, &[7; 4096])? == status::OK);
+    for _ in 0..3 {
+        last.upgrade(&mut rig, &[])?;
+        let mut bytes = [0; 4096];
+        ensure!(queue.read(1 << 20, &mut bytes)? == status::OK && bytes == [7; 4096]);
+    }
+    // Initiators log in again at the same portal, and find the same.
+    let mut session = IscsiSession::login(&portal, "iqn.2026-11.org.example:t", 1)?;
+    let mut read_10 = [0x28, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+    read_10[2..6].copy_from_slice(&(2048_u32).to_be_bytes());
+    ensure!(session.command(&read_10, None, 4096)?.data == [7; 4096]);
+    drop(session);
+    rig.daemon.lunette(&["disk", "add", "e=ram:1M"])?;
+    let refused = rig.daemon.ask(&["upgrade"])?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(
+        !refused.status.success() && said.contains("lose their content: e"),
+        "{said}"
+    );
+    ensure!(pid(&rig)? == last.0);
+    last.upgrade(&mut rig, &["--lose-ram-disks"])?;
+    let mut bytes = [0; 4096];
+    ensure!(queue.read(1 << 20, &mut bytes)? == status::OK && bytes == [7; 4096]);
+    last.end()
+}
+
+#[test]
+fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
+    let mut rig = two_disks()?;
+    let load = VerifiedLoad::start(&rig.socket("d0"))?;
+    load.goes_on(SOON)?;
+    let before = pid(&rig)?;
+    let script = rig.scratch.file("program");
+    for (text, said) in [
+        ("#!/bin/sh\necho 99\n", "understands 99"),
+        ("#!/bin/sh\nexit 1\n", "does not say what it understands"),
+        (
+            "#!/bin/sh\ntest \"$1\" = upgrade && { echo 1; exit; }\nexit 3\n",
+            "the new daemon has ended",
+        ),
+    ] {
+        std::fs::write(&script, text)?;
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
+        let to = script.display().to_string();
+        let refused = rig.daemon.ask(&["upgrade", "--to", &to])?;
+        let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
+        ensure!(
+            !refused.status.success() && stderr.contains(said),
+            "{stderr}"
+        );
+        ensure!(pid(&rig)? == before);
+        load.goes_on(SOON)?;
+    }
+    // To the next one and back, by the program that is named.
+    let mut last = Last(0);
+    let program = vm::lunette_program(vm::Profile::Dev)?.display().to_string();
+    last.upgrade(&mut rig, &["--to", &program])?;
+    load.goes_on(SOON)?;
+    ensure!(load.finish()? > 0);
+    last.end()
+}
+
+/// What somebody else sends to the socket where descriptors are taken, or whoever wants the daemon's, gets nothing.
+#[test]
+fn front_ends_are_handed_to_the_daemons_user_alone() -> Result<()> {
+    let rig = two_disks()?;
+    let client = control::Client::new(&rig.daemon.control()).patient(SOON);
+    let ask = |handover: u32, socket: &Path| {
+        let body = serde_json::json!({"handover": handover, "socket": socket});
+        client.change(control::Method::POST, "/v1/upgrade", Some(&body))
+    };
+    let file = rig.scratch.file("d0.raw");
+    for (handover, socket, said) in [
+        (1, file.as_path(), "no socket of root"),
+        (1, Path::new("/nonexistent/socket"), "cannot look at"),
+        (7, file.as_path(), "hands over version 1"),
+    ] {
+        let refused = ask(handover, socket).err().context("it ends")?.to_string();
+        ensure!(refused.contains(said), "{refused}");
+    }
+    let load = VerifiedLoad::start(&rig.socket("d0"))?;
+    load.goes_on(SOON)?;
+    ensure!(load.finish()? > 0);
+    Ok(())
+}
