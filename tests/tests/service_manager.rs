@@ -9,12 +9,12 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
 use vm::{Process, lunette_program, wait_until, workspace};
 
 /// Far above what anything here takes; far below "it waits for something".
@@ -258,6 +258,86 @@ fn ram_disk_in_the_managers_keeping_survives_kills() -> Result<()> {
     ensure!(line == "FDSTOREREMOVE=1\nFDNAME=ram.d", "{line}");
     ensure!(daemon.end()?);
     Ok(())
+}
+
+/// A restart by the service manager: the front end that is connected goes on with the daemon that comes next.
+#[test]
+fn sessions_in_the_managers_keeping_go_on_after_a_restart() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let manager = UnixDatagram::bind(scratch.socket("notify"))?;
+    manager.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let mut daemon = with_kept(&scratch, &[])?;
+    hear_ready(&manager)?;
+    let load = VerifiedLoad::start(&scratch.socket("d.sock"))?;
+    for _ in 0..3 {
+        load.goes_on(SOON)?;
+        let pid = rustix::process::Pid::from_child(&daemon.0);
+        rustix::process::kill_process(pid, Signal::TERM)?;
+        let mut kept = Vec::new();
+        while let Ok((line, descriptor)) = heard_with_descriptor(&manager) {
+            let name = line.lines().find_map(|line| line.strip_prefix("FDNAME="));
+            kept.extend(name.map(str::to_owned).zip(descriptor));
+        }
+        ensure!(daemon.0.wait()?.success());
+        ensure!(kept.iter().any(|(name, _)| name == "handover"), "{kept:?}");
+        daemon = with_kept(&scratch, &kept)?;
+        hear_ready(&manager)?;
+        // Connections have to end when somebody ends them.
+        for _ in &kept {
+            let line = heard(&manager)?;
+            ensure!(
+                line.starts_with("FDSTOREREMOVE=1\nFDNAME=handover"),
+                "{line}"
+            );
+        }
+    }
+    load.goes_on(SOON)?;
+    ensure!(load.finish()? > 0);
+    ensure!(daemon.end()?);
+    Ok(())
+}
+
+fn hear_ready(manager: &UnixDatagram) -> Result<()> {
+    let first = heard(manager)?;
+    ensure!(first.starts_with("READY=1"), "{first}");
+    Ok(())
+}
+
+/// A daemon with a disk in a file, and what a service manager has kept for it.
+fn with_kept(scratch: &Scratch, kept: &[(String, OwnedFd)]) -> Result<Passed> {
+    let (mut moves, mut inherited) = (String::new(), Vec::new());
+    for (place, (_, fd)) in (3..).zip(kept) {
+        // It is inherited under its number of here, above those that it is to have.
+        let above = rustix::io::fcntl_dupfd_cloexec(fd, 200)?;
+        rustix::io::fcntl_setfd(&above, rustix::io::FdFlags::empty())?;
+        moves.push_str(&format!("exec {place}<&{0} {0}<&-; ", above.as_raw_fd()));
+        inherited.push(above);
+    }
+    let names: Vec<&str> = kept.iter().map(|(name, _)| name.as_str()).collect();
+    let script = format!(
+        "{moves} LISTEN_FDS={} LISTEN_FDNAMES={} LISTEN_PID=$$ exec \"$@\"",
+        kept.len(),
+        names.join(":")
+    );
+    let mut command = Command::new("bash");
+    command
+        .args(["-c", &script, "bash"])
+        .arg(lunette_program(Profile::Dev)?)
+        .args(["serve", "--disk"])
+        .arg(format!(
+            "d=file:{},size=16M,cache=writeback",
+            scratch.file("d.raw").display()
+        ))
+        .arg("--vhost-blk")
+        .arg(format!("d:{}", scratch.socket("d.sock").display()))
+        .arg("--control")
+        .arg(scratch.socket("control.sock"))
+        .arg("--state")
+        .arg(scratch.file("state"))
+        .env("NOTIFY_SOCKET", scratch.socket("notify"));
+    let daemon = Passed(command.spawn()?);
+    drop(inherited);
+    Ok(daemon)
 }
 
 /// Nobody else can listen where the service manager does: what is served there stays, whatever becomes of a change.

@@ -1,6 +1,7 @@
 //! `lunette serve`: starts what is configured, says what is ready, and serves until it is told to end.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -88,6 +89,13 @@ pub struct Around {
     ending: Option<Ending>,
 }
 
+impl Around {
+    /// Where the daemon listens that takes over.
+    fn heir(&self) -> Option<PathBuf> {
+        self.ending.as_ref().and_then(Ending::heir)
+    }
+}
+
 /// Serves until SIGTERM or SIGINT, or until another daemon takes over, and tells the service manager, if there is one.
 pub fn serve(
     config: Config,
@@ -138,8 +146,7 @@ pub fn serve(
 
 /// Who keeps what this daemon leaves: the one that takes over, or the service manager, at a restart.
 fn heir(around: &Around) -> Option<Notifier> {
-    let heir = around.ending.as_ref().and_then(Ending::heir);
-    let name = match heir {
+    let name = match around.heir() {
         Some(path) => path.into_os_string(),
         // What a program's parent has is for nobody to be told.
         None if around.notifier.is_none() => return None,
@@ -258,7 +265,9 @@ fn end(mut running: Running, around: &Around) {
         std::process::exit(1);
     });
     if let Some(heir) = heir(around) {
-        let memory = around.memory.as_ref().map(KeptMemory::named);
+        // The service manager has the memory of RAM disks already.
+        let memory = around.memory.as_ref().filter(|_| around.heir().is_some());
+        let memory = memory.map(KeptMemory::named);
         running.hand_over(&heir, memory.unwrap_or_default());
     }
     drop(running);

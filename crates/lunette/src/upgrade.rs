@@ -60,12 +60,12 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
     match wait(&client, &mut child, &process) {
         Ok(after) => Ok(writeln!(
             std::io::stderr(),
-            "upgraded from {} (process {}) to {} (process {}) in {:.1} s",
+            "upgraded from {} (process {}) to {} (process {}) in {} ms",
             before.version,
             before.pid,
             after.version,
             after.pid,
-            began.elapsed().as_secs_f64()
+            began.elapsed().as_millis()
         )?),
         Err(failure) if client.get::<Version>("/v1/version").is_ok() => Err(failure),
         Err(Failure::Reasons(mut reasons)) => {

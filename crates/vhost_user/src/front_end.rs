@@ -51,6 +51,15 @@ struct Handover {
     to: Mutex<Option<Sender<HandedOver>>>,
     /// Wakes the session's thread.
     wake: OwnedFd,
+    /// It does: the connection is another process's, and nothing here may end it.
+    is_over: AtomicBool,
+}
+
+impl Handover {
+    fn take(&self) -> Option<Sender<HandedOver>> {
+        let mut to = self.to.lock().unwrap_or_else(PoisonError::into_inner);
+        to.take()
+    }
 }
 
 /// A session of the process before this one.
@@ -82,6 +91,9 @@ impl SessionHandle {
     /// Ends the session: its thread reads the end of the stream. The front end must not see an end before everything in
     /// flight has been answered, or it takes for lost what is answered yet: so only our side is shut.
     pub fn end(&self) {
+        if self.handover.is_over.load(Ordering::Acquire) {
+            return;
+        }
         self.ended.store(true, Ordering::Relaxed);
         // It fails only when the stream has ended already.
         self.stream.shutdown(std::net::Shutdown::Read).ok();
@@ -146,6 +158,7 @@ pub(crate) fn serve(
     let handover = Arc::new(Handover {
         to: Mutex::new(None),
         wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        is_over: AtomicBool::new(false),
     });
     started(SessionHandle {
         handover: handover.clone(),
@@ -164,72 +177,19 @@ pub(crate) fn serve(
         breaker.shutdown(std::net::Shutdown::Read).ok();
     });
     let session = Arc::new(Mutex::new(Session::new(device, pool, on_broken)));
-    let mut relay = Relay::new(stream, session.clone())?;
-    if !before.is_empty() {
-        spoke.store(true, Ordering::Relaxed);
-        for message in before {
-            if let Err(error) = relay.replay(message) {
-                let why = session
-                    .lock()
-                    .ok()
-                    .and_then(|mut session| session.refusal.take());
-                log_end(&name, &error, why);
-                return Ok(());
-            }
-        }
-        tracing::info!(export = name, "front end goes on from the process before");
-    } else if let Some(suppressed) = COMING_LOG.pass() {
-        tracing::info!(export = name, suppressed, "front end connected");
-    }
-    let end = loop {
-        // Wait without a limit for a message to begin, and with one for it to end.
-        let mut waits = [
-            PollFd::new(&watch, PollFlags::IN),
-            PollFd::new(&handover.wake, PollFlags::IN),
-        ];
-        match poll(&mut waits, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => break Error::SocketBroken(errno.into()),
-        }
-        let is_handed_over = !waits[1].revents().is_empty();
-        if is_handed_over {
-            let to = handover
-                .to
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
-            if let Some(to) = to {
-                return hand_over(&name, &watch, &channel, &mut relay, &session, &to);
-            }
-        }
-        if waits[0].revents().is_empty() {
-            continue;
-        }
-        spoke.store(true, Ordering::Relaxed);
-        match whole_message::wait(&watch, MESSAGE_TIMEOUT) {
-            Ok(None) => {}
-            Ok(Some(given)) => {
-                let mut channel = channel.lock().unwrap_or_else(PoisonError::into_inner);
-                let before = channel.replace(UnixStream::from(given));
-                // To close it may take long, and others want to tell something.
-                drop(channel);
-                drop(before);
-            }
-            Err(error) => break Error::SocketError(error),
-        }
-        if let Err(error) = room_to_answer(&watch) {
-            break Error::SocketError(error);
-        }
-        match relay.handle() {
-            Ok(Handled::Done) => {}
-            Ok(Handled::Refused(why)) => {
-                if let Some(suppressed) = REFUSED_LOG.pass() {
-                    tracing::warn!(export = name, suppressed, "message refused: {why}");
-                }
-            }
-            Err(error) => break error,
-        }
+    let mut conversation = Conversation {
+        relay: Relay::new(stream, session.clone())?,
+        name,
+        watch,
+        session,
+        channel,
+        handover,
+        spoke,
     };
+    let Some(end) = conversation.run(before) else {
+        return Ok(());
+    };
+    let Conversation { name, session, .. } = conversation;
     let hung_up = matches!(end, Error::Disconnected) && !ended.load(Ordering::Relaxed);
     let why = session.lock().map(|mut session| {
         session.has_left = hung_up;
@@ -240,34 +200,94 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// The last that this process does for a front end: between two messages, so that the next one is read by whoever comes.
-fn hand_over(
-    export: &str,
-    stream: &UnixStream,
-    channel: &Channel,
-    relay: &mut Relay,
-    session: &Mutex<Session>,
-    to: &Sender<HandedOver>,
-) -> io::Result<()> {
-    let bases = session
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .hand_over();
-    let messages = relay.take_record().messages(&bases);
-    let channel = channel
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .take();
-    let handed = HandedOver::new(
-        export,
-        stream.try_clone()?.into(),
-        channel.map(OwnedFd::from),
-        messages,
-    );
-    tracing::info!(export, "front end is handed over");
-    // Whoever wanted it has given up waiting: the session ends.
-    to.send(handed).ok();
-    Ok(())
+/// What the thread of a session works with.
+struct Conversation {
+    relay: Relay,
+    /// The export's.
+    name: String,
+    watch: UnixStream,
+    session: Arc<Mutex<Session>>,
+    channel: Channel,
+    handover: Arc<Handover>,
+    spoke: Arc<AtomicBool>,
+}
+
+impl Conversation {
+    /// Until the front end leaves or is refused. `None`: the session goes on in another process. `before` is what the front end has told
+    /// the process before this one.
+    fn run(&mut self, before: Vec<Message>) -> Option<Error> {
+        if !before.is_empty() {
+            self.spoke.store(true, Ordering::Relaxed);
+            for message in before {
+                if let Err(error) = self.relay.replay(message) {
+                    return Some(error);
+                }
+            }
+            let export = &self.name;
+            tracing::info!(export, "front end goes on from the process before");
+        } else if let Some(suppressed) = COMING_LOG.pass() {
+            tracing::info!(export = self.name, suppressed, "front end connected");
+        }
+        loop {
+            // Wait without a limit for a message to begin, and with one for it to end.
+            let mut waits = [
+                PollFd::new(&self.watch, PollFlags::IN),
+                PollFd::new(&self.handover.wake, PollFlags::IN),
+            ];
+            match poll(&mut waits, None) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Some(Error::SocketBroken(errno.into())),
+            }
+            let [speaks, is_woken] = waits.map(|wait| !wait.revents().is_empty());
+            if is_woken && let Some(to) = self.handover.take() {
+                return self.hand_over(&to).err().map(Error::SocketError);
+            }
+            if speaks && let Err(error) = self.hear() {
+                return Some(error);
+            }
+        }
+    }
+
+    /// Handles a message that has begun.
+    fn hear(&mut self) -> Result<(), Error> {
+        self.spoke.store(true, Ordering::Relaxed);
+        let given = whole_message::wait(&self.watch, MESSAGE_TIMEOUT);
+        if let Some(given) = given.map_err(Error::SocketError)? {
+            let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = channel.replace(UnixStream::from(given));
+            // To close it may take long, and others want to tell something.
+            drop(channel);
+            drop(before);
+        }
+        room_to_answer(&self.watch).map_err(Error::SocketError)?;
+        if let Handled::Refused(why) = self.relay.handle()?
+            && let Some(suppressed) = REFUSED_LOG.pass()
+        {
+            tracing::warn!(export = self.name, suppressed, "message refused: {why}");
+        }
+        Ok(())
+    }
+
+    /// The last that this process does for a front end: between two messages, so that the next one is read by whoever comes.
+    fn hand_over(&mut self, to: &Sender<HandedOver>) -> io::Result<()> {
+        let session = self.session.lock();
+        let bases = session.unwrap_or_else(PoisonError::into_inner).hand_over();
+        let messages = self.relay.take_record().messages(&bases);
+        let channel = self.channel.lock();
+        let channel = channel.unwrap_or_else(PoisonError::into_inner).take();
+        let handed = HandedOver::new(
+            &self.name,
+            self.watch.try_clone()?.into(),
+            channel.map(OwnedFd::from),
+            messages,
+        );
+        tracing::info!(export = self.name, "front end is handed over");
+        // Before anybody knows: this process may be about to end all sessions.
+        self.handover.is_over.store(true, Ordering::Release);
+        // Whoever wanted it may have given up waiting: the session ends.
+        to.send(handed).ok();
+        Ok(())
+    }
 }
 
 /// Waits until an answer can be sent without waiting: a stream takes more when most of its buffer is free. The crate `vhost`

@@ -128,3 +128,39 @@ fn session_that_does_not_stop_is_not_waited_for_for_ever() {
         assert!(began.elapsed() < Duration::from_millis(5900));
     });
 }
+
+/// The server ends while threads of sessions have not: the connections are not its own any more.
+#[test]
+fn server_that_ends_after_a_handover_ends_nobody() {
+    const FRONT_ENDS: usize = 16;
+    let device = ram(1 << 20);
+    let heir = Rig::new(1);
+    let names: Vec<String> = (0..FRONT_ENDS).map(|nth| nth.to_string()).collect();
+    for name in &names {
+        heir.serve(name, Arc::clone(&device), 1);
+    }
+    for _ in 0..20 {
+        let rig = Rig::new(1);
+        let mut all = Vec::new();
+        for name in &names {
+            let socket = rig.serve(name, Arc::clone(&device), 1);
+            let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
+            let options = QueueOptions::default();
+            let queue = BlkQueue::start(&mut front_end, 0, &options, 4, 4096, Cuts::Usual);
+            all.push((queue.unwrap(), front_end));
+        }
+        let handed = rig.server.hand_over();
+        assert_eq!(handed.len(), FRONT_ENDS);
+        drop(rig);
+        for session in handed {
+            heir.server.resume(session).unwrap();
+        }
+        for (queue, _) in &mut all {
+            assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+        }
+        drop(all);
+        eventually("the end of all sessions", || {
+            !names.iter().any(|name| heir.is_connected(name))
+        });
+    }
+}
