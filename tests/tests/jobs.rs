@@ -1,5 +1,5 @@
 //! Snapshots, mirrors, backups and streams of disks in use, with kills of the daemon in between; judged by qemu-img. Needs: qemu-img, a
-//! guest. Takes: 40 s.
+//! guest, Ceph. Takes: 40 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{free_portal, kernel_is_content};
@@ -10,6 +10,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
+use vm::{CEPH_USER, Ceph};
 
 const SOON: Duration = Duration::from_secs(60);
 
@@ -337,6 +338,37 @@ fn disk_moves_to_an_image_and_to_an_iscsi_unit_and_back() -> Result<()> {
     let checked = run(folder, "qemu-img", &["check", "moved.qcow2"])?;
     ensure!(matches!(checked.status.code(), Some(0 | 3)), "{checked:?}");
     drop(far);
+    Ok(())
+}
+
+#[test]
+fn disk_moves_into_a_ceph_cluster_and_out_again() -> Result<()> {
+    let ceph = Ceph::start()?;
+    ceph.rbd(&["create", "--size", "64", "rbd/moved"])?;
+    let mut rig = two_disks()?;
+    let image = rig.scratch.file("out.qcow2").display().to_string();
+    let (conf, keyring) = (ceph.conf(), ceph.keyring());
+    let rbd = format!(
+        "rbd:rbd/moved,conf={},id={CEPH_USER},keyring={}",
+        conf.display(),
+        keyring.display()
+    );
+    let places = [
+        (rbd, "rbd:"),
+        // There is no cache before the cluster.
+        (
+            format!("image:{image},cache=writethrough"),
+            "image:out.qcow2",
+        ),
+    ];
+    for (nth, (target, wanted)) in (0..).zip(places) {
+        let mirror = ["disk", "mirror", "d0", &target, "--switch", "--wait"];
+        under_load(&mut rig, "d0", nth, |rig| {
+            ask(rig, &mirror)?;
+            is_at(rig, "d0", wanted)
+        })?;
+        is_at(&rig, "d0", wanted)?;
+    }
     Ok(())
 }
 

@@ -271,4 +271,5 @@ fn end(mut running: Running, around: &Around) {
         running.hand_over(&heir, memory.unwrap_or_default());
     }
     drop(running);
+    tracing::debug!("ended");
 }

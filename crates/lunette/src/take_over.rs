@@ -56,6 +56,7 @@ pub fn take(config: &Config, usual: Option<&Path>) -> Result<Passed, Failure> {
     };
     client.change(Method::POST, "/v1/upgrade", Some(&json!(wanted)))?;
     let named = receive(&place.socket, &ending)?;
+    tracing::debug!("the daemon before has ended");
     let mut passed = Passed::default();
     for (name, fd) in named {
         match kept_disk(&name) {

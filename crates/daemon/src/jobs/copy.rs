@@ -218,7 +218,11 @@ impl Copying {
             }
             self.job.set_state(JobState::Finishing, None);
             match self.switch(mirror) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    // Nobody opens it as this disk again: memory that was kept for that is given back.
+                    self.source.forget();
+                    return Ok(());
+                }
                 Err(refusal) => {
                     // It is as complete as it was: whoever wanted it to be used may want it again.
                     self.job.control().switches = false;
