@@ -297,6 +297,69 @@ fn disk_goes_on_in_its_snapshot_after_kills() -> Result<()> {
 }
 
 #[test]
+fn disk_goes_back_into_its_base_step_by_step() -> Result<()> {
+    let mut rig = two_disks()?;
+    let path = |rig: &Rig, name: &str| rig.scratch.file(name).display().to_string();
+    let folder = rig.scratch.files().to_owned();
+    refused(
+        &rig,
+        &["disk", "commit", "d0"],
+        "no image that stands on another",
+    )?;
+    mark(&rig, "d0", 0)?;
+    for (nth, name) in [(1, "a.qcow2"), (2, "b.qcow2")] {
+        let to = path(&rig, name);
+        under_load(&mut rig, "d0", nth, |rig| {
+            ask(rig, &["disk", "snapshot", "d0", "--to", &to]).map(drop)
+        })?;
+    }
+    // Somebody else stands on the same image: its content must not change.
+    let other = path(&rig, "other.qcow2");
+    let create = [
+        "create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", &other,
+    ];
+    succeeds(&folder, "qemu-img", &create)?;
+    ask(&rig, &["disk", "add", &format!("e=image:{other},ro=on")])?;
+    refused(&rig, &["disk", "commit", "d0"], "in use")?;
+    let held = run(&folder, "qemu-img", &["info", "b.qcow2"])?;
+    ensure!(
+        text(&held.stderr).contains("lock"),
+        "its lock is gone: {held:?}"
+    );
+    marks_are_there(&rig, "d0", 3)?;
+    ask(&rig, &["disk", "remove", "e"])?;
+
+    // Cancelled, and killed in the middle: the disk is where it was.
+    let slow = ["disk", "commit", "d0", "--speed", "64K"];
+    under_load(&mut rig, "d0", 3, |rig| {
+        ask(rig, &slow)?;
+        ask(rig, &["job", "cancel", "d0"])?;
+        is_at(rig, "d0", "image:b.qcow2")?;
+        succeeds(&folder, "qemu-img", &["info", "a.qcow2"])?;
+        ask(rig, &slow).map(drop)
+    })?;
+    is_at(&rig, "d0", "image:b.qcow2")?;
+    for (nth, wanted) in [(4, "image:a.qcow2"), (5, "file:d0.raw")] {
+        under_load(&mut rig, "d0", nth, |rig| {
+            ask(rig, &["disk", "commit", "d0", "--wait"])?;
+            is_at(rig, "d0", wanted)
+        })?;
+        is_at(&rig, "d0", wanted)?;
+    }
+    ensure!(rig.daemon.stop(SOON)?.success());
+    for image in ["a.qcow2", "b.qcow2"] {
+        let checked = run(&folder, "qemu-img", &["check", image])?;
+        ensure!(matches!(checked.status.code(), Some(0 | 3)), "{checked:?}");
+    }
+    // They are left behind, and nobody needs them.
+    for image in ["a.qcow2", "b.qcow2"] {
+        std::fs::remove_file(folder.join(image))?;
+    }
+    rig.daemon.start_again()?;
+    marks_are_there(&rig, "d0", 6)
+}
+
+#[test]
 fn disk_moves_to_an_image_and_to_an_iscsi_unit_and_back() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.org.example:far";
     let mut rig = two_disks()?;

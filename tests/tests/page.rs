@@ -56,6 +56,10 @@ fn the_page_shows_disks_and_stages_of_a_daemon_under_load() -> Result<()> {
     let load = VerifiedLoad::start(&shown.rig.socket("d7"))?;
     load.goes_on(Duration::from_secs(60))?;
     let scratch = Scratch::new()?;
+    let copy = shown.rig.scratch.file("copy.raw").display().to_string();
+    let target = format!("file:{copy},cache=writethrough");
+    let mirror = ["disk", "mirror", "d7", &target, "--speed", "100K"];
+    shown.rig.daemon.lunette(&mirror)?;
     let address = format!("http://{}/#token={TOKEN}", shown.address);
     let dump = ["--dump-dom".to_owned()];
     let document = dom(&scratch, &address, &dump)?;
@@ -67,6 +71,9 @@ fn the_page_shows_disks_and_stages_of_a_daemon_under_load() -> Result<()> {
         ">reaped<",
         "vhost-blk",
         "32.0 MiB",
+        ">mirror<",
+        ">running<",
+        ">cancel<",
     ] {
         ensure!(document.contains(word), "no {word} in {document}");
     }

@@ -507,7 +507,7 @@ fn units_pages_and_completions_are_installed_and_removed_again() -> Result<()> {
     ensure!(output.status.success() && ours.is_empty(), "{said}");
     // Of 10.0, which is a service that may do everything.
     let output = Command::new("systemd-analyze")
-        .args(["security", "--offline=yes", "--threshold=20", "--no-pager"])
+        .args(["security", "--offline=yes", "--threshold=16", "--no-pager"])
         .arg(units.join("lunette.service"))
         .output()?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -7,6 +7,7 @@ use end_to_end::{Context, GuestBuilder, IscsiSession, Result, Rig, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::Duration;
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
@@ -244,8 +245,12 @@ fn front_ends_are_handed_to_the_daemons_user_alone() -> Result<()> {
         client.change(control::Method::POST, "/v1/upgrade", Some(&body))
     };
     let file = rig.scratch.file("d0.raw");
+    // Somebody has listened there, and has gone.
+    let deserted = rig.scratch.socket("deserted");
+    drop(UnixDatagram::bind(&deserted)?);
     for (handover, socket, said) in [
         (1, file.as_path(), "no socket of root"),
+        (1, deserted.as_path(), "nobody listens"),
         (1, Path::new("/nonexistent/socket"), "cannot look at"),
         (7, file.as_path(), "hands over version 1"),
     ] {

@@ -282,6 +282,18 @@ impl BlockDevice for File {
         uring::file_lock::lower(self.shared.control.as_fd())
     }
 
+    fn release_locks(&self) -> io::Result<()> {
+        uring::file_lock::unlock(self.shared.control.as_fd())
+    }
+
+    fn take_locks(&self) -> io::Result<()> {
+        let is_writer = !self.shared.info.read_only;
+        match uring::file_lock::lock(self.shared.control.as_fd(), is_writer)? {
+            None => Ok(()),
+            Some(_) => Err(io::Error::other("somebody else has it by now")),
+        }
+    }
+
     fn kind(&self) -> &'static str {
         "file"
     }

@@ -60,7 +60,7 @@ pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, Container, File, FileOptions, ImageFormat};
-pub use image::{BackingName, Image, ImageOptions};
+pub use image::{BackingName, Committable, Image, ImageOptions};
 pub use iscsi::IscsiOptions;
 pub use kept_memory::{DescriptorStore, set_descriptor_store};
 pub use layer::Layer;
@@ -240,6 +240,43 @@ pub trait BlockDevice: Send + Sync {
     /// What the system says; it needs it as before then.
     fn leave_backing(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Keeps others out no more: this process is about to open what it lies in another time. Nothing is written by it from then on, unless
+    /// it takes its locks again.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn release_locks(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Keeps others out again, as before [`BlockDevice::release_locks`].
+    ///
+    /// # Errors
+    /// What the system says, or that somebody else has it by now.
+    fn take_locks(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Opens what it is anew, over a device below that can be written: what it has itself can go there. No I/O is in flight, and none is
+    /// given to this one any more, unless that fails.
+    ///
+    /// # Errors
+    /// Why not: it is as before then.
+    fn reopen_to_commit(&self) -> Result<Committable, OpenError> {
+        Err(OpenError::File {
+            path: std::path::PathBuf::new(),
+            what: "it is no image that stands on another".to_owned(),
+        })
+    }
+
+    /// What of a range it has itself, in pieces from the first byte on: the end of each, and whether it is its own.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn own_pieces(&self, offset: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
+        Ok(vec![(offset + length, true)])
     }
 
     /// What its content lies in, which its identity is kept with; `None`: content and identity end with the process.

@@ -263,3 +263,98 @@ fn one_options(like: &ImageOptions, path: &Path) -> ImageOptions {
         ..like.clone()
     }
 }
+
+/// Clusters of the images that are committed.
+const CLUSTER: u64 = 64 << 10;
+const COMMITTED: u64 = 24 * CLUSTER;
+
+/// As [`submit`], anywhere in a disk of the size of a committed one.
+fn spread(step: &Step) -> Step {
+    let at = |at: u64| at * (COMMITTED / BLOCK / BLOCKS);
+    match *step {
+        Step::Write(from, n, byte) => Step::Write(at(from), n, byte),
+        // Some of them whole clusters.
+        Step::Zero(from, n, unmap) => Step::Zero(at(from), n * 4, unmap),
+        Step::Discard(from, n) => Step::Discard(at(from), n * 4),
+        ref other => other.clone(),
+    }
+}
+
+fn commit_part(opened: &bdev::Committable, mirror: &Mirror, part: u64) {
+    let from = mirror.progress().copied();
+    let end = (from + part).min(COMMITTED);
+    if from == end {
+        return;
+    }
+    let mut source = BlockingIo::new(Arc::clone(&opened.overlay)).unwrap();
+    let mut target = BlockingIo::new(Arc::clone(&opened.base)).unwrap();
+    let mut at = from;
+    for (piece, is_own) in opened.overlay.own_pieces(from, end - from).unwrap() {
+        let mut bytes = vec![0; (piece - at) as usize];
+        if is_own {
+            source.read_at(at, &mut bytes).unwrap();
+            target.write_at(at, &bytes).unwrap();
+        }
+        at = piece;
+    }
+    assert_eq!(at, end, "the pieces are all of the range");
+    mirror.progress().advance(end);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn base_of_an_image_has_everything_when_it_is_committed(
+        before in prop::collection::vec(step(), 0..20),
+        steps in prop::collection::vec(step(), 1..80),
+        is_base_image in any::<bool>(),
+        part in prop::sample::select(vec![7 * BLOCK, CLUSTER, 3 * CLUSTER + BLOCK]),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let base: Arc<dyn BlockDevice> = match is_base_image {
+            true => Arc::new(Image::create(&image_options(&path("base")), COMMITTED).unwrap()),
+            false => open(options(&path("base"), COMMITTED, CacheMode::Writeback)),
+        };
+        let run = |device: &dyn BlockDevice, steps: &[Step]| {
+            let mut worker = Worker::new(device);
+            for step in steps {
+                if let Some(tag) = submit(&mut worker, &spread(step)) {
+                    worker.wait(tag).0.unwrap();
+                }
+            }
+        };
+        let (of_base, of_image) = before.split_at(before.len() / 2);
+        run(&*base, of_base);
+        let name = BackingName {
+            name: "base".to_owned(),
+            format: if is_base_image { "qcow2" } else { "raw" },
+        };
+        let image = Image::create_over(&image_options(&path("image")), &name, base).unwrap();
+        run(&image, of_image);
+        let opened = image.reopen_to_commit().unwrap();
+        drop(image);
+        let mirror = Mirror::new(Arc::clone(&opened.overlay), Arc::clone(&opened.base));
+        let mut worker = Worker::new(&mirror);
+        let mut pending: Vec<(u64, Step)> = Vec::new();
+        let rest = std::iter::repeat_n(&Step::Copy, COMMITTED.div_ceil(part) as usize);
+        for step in steps.iter().chain(rest) {
+            let step = spread(step);
+            if matches!(step, Step::Copy) || pending.len() >= 8 || overlaps(&pending, &step) {
+                for (tag, _) in pending.drain(..) {
+                    worker.wait(tag).0.unwrap();
+                }
+            }
+            match submit(&mut worker, &step) {
+                Some(tag) => pending.push((tag, step)),
+                None => commit_part(&opened, &mirror, part),
+            }
+        }
+        prop_assert_eq!(mirror.progress().copied(), COMMITTED);
+        prop_assert_eq!(mirror.progress().error(), None);
+        let (image, base) = (content(&opened.overlay), content(&opened.base));
+        let differs = image.iter().zip(&base).position(|(a, b)| a != b);
+        prop_assert_eq!(differs, None);
+    }
+}

@@ -132,9 +132,9 @@ impl JobState {
 pub struct Job {
     /// The disk's name.
     pub disk: String,
-    /// `mirror`, `backup`, `stream`, or `snapshot` while one is taken.
+    /// `mirror`, `backup`, `stream`, `commit`, or `snapshot` while one is taken.
     pub kind: String,
-    /// Where a mirror or backup goes.
+    /// Where a mirror, backup or commit goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
     /// What it does, or how it has ended.
@@ -157,8 +157,8 @@ pub struct Job {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewJob {
-    /// `mirror`, `backup` or `stream`.
-    #[schema(pattern = "^(mirror|backup|stream)$")]
+    /// `mirror`, `backup`, `stream` or `commit`.
+    #[schema(pattern = "^(mirror|backup|stream|commit)$")]
     pub kind: String,
     /// Where a mirror or backup goes: `backend` and its keys, as of a disk. What else is said of the disk stays.
     #[serde(default, skip_serializing_if = "Option::is_none")]

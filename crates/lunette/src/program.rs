@@ -12,7 +12,6 @@ use config::{
     SCSI_QUEUES_MAX, ShownConfig, VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
 };
 use daemon::{Inherited, Signals, StartOptions};
-use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 use serde_json::{Value, json};
 
 use crate::cli::{BlkProgram, ProgramArguments, ScsiProgram};
@@ -198,16 +197,13 @@ fn serve_one(config: Config, export: String, common: &ProgramArguments) -> Outco
     serve::serve(config, options, signals, serve::Around::default())
 }
 
-/// A duplicate of a descriptor that the process was started with, by way of a descriptor of the process itself.
+/// A duplicate of a descriptor that the process was started with.
 pub fn inherited_descriptor(number: i32) -> Result<OwnedFd, Failure> {
-    pidfd_open(getpid(), PidfdFlags::empty())
-        .and_then(|process| pidfd_getfd(process, number, PidfdGetfdFlags::empty()))
-        .map_err(|errno| {
-            Failure::because(format!(
-                "--fd {number}: {}; hint: pass the number of an open descriptor, such as --fd 3 with 3<>...",
-                std::io::Error::from(errno)
-            ))
-        })
+    uring::inherited(number).map_err(|error| {
+        Failure::because(format!(
+            "--fd {number}: {error}; hint: pass the number of an open descriptor, such as --fd 3 with 3<>..."
+        ))
+    })
 }
 
 #[cfg(test)]

@@ -68,6 +68,20 @@ pub fn lower(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
+/// Gives up all locks: this process opens the file another time, and keeps others out by that.
+///
+/// # Errors
+/// When the lock service fails.
+pub fn unlock(fd: BorrowedFd<'_>) -> io::Result<()> {
+    for (bit, _) in [CONSISTENT_READ, WRITE, RESIZE] {
+        for base in [USES, FORBIDS] {
+            let mut unlocked = one_byte(libc::F_UNLCK, base + bit);
+            fcntl(fd, libc::F_OFD_SETLK, &mut unlocked)?;
+        }
+    }
+    Ok(())
+}
+
 fn one_byte(kind: i32, at: libc::off_t) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
@@ -146,6 +160,11 @@ mod tests {
         let (h, i) = (open(file.path(), false), open(file.path(), true));
         assert_eq!(lock(h.as_fd(), false).unwrap(), None, "it only reads");
         assert!(lock(i.as_fd(), true).unwrap().is_some(), "nobody may write");
+        drop((h, i));
+        unlock(g.as_fd()).unwrap();
+        let j = open(file.path(), true);
+        assert_eq!(lock(j.as_fd(), true).unwrap(), None, "nobody has it");
+        assert!(lock(g.as_fd(), true).unwrap().is_some(), "somebody has it");
     }
 
     #[test]

@@ -4,13 +4,15 @@
 //! call; [`Ring::enter`] submits all of them, and waits where asked, with one. No allocation per operation once
 //! as many slots exist as operations were ever in flight together. One of the crates where `unsafe`
 //! lives; what it exports is safe: memory that the kernel may still touch is leaked rather than freed.
-//! Also here, because they need raw system calls: [`file_lock`], [`guard`], [`first_unwritten`], [`make_tap`] and [`make_tun`]. Tests: `tests/`.
+//! Also here, because they need raw system calls: [`file_lock`], [`guard`], [`first_unwritten`], [`inherited`], [`make_tap`] and
+//! [`make_tun`]. Tests: `tests/`.
 
 mod discard;
 mod event;
 mod fd;
 pub mod file_lock;
 pub mod guard;
+mod inherited;
 mod kernel;
 mod memory;
 mod message;
@@ -31,6 +33,7 @@ use guest_memory::IoBuffer;
 pub use discard::discard_now;
 pub use event::Event;
 pub use fd::RingFd;
+pub use inherited::inherited;
 pub use message::Message;
 pub use ring::{Receive, Ring, Wait, WatchId};
 pub use signal::{HeldUp, Signal};

@@ -6,6 +6,7 @@
 //! Tests: `tests/image.rs`, and `tests/model.rs` with the other devices.
 
 mod channel;
+mod commit;
 mod open;
 mod overlay;
 mod owner;
@@ -23,6 +24,7 @@ use block::{Capacity, DiskInfo, IoFlags, IoRequest};
 use qcow2::Map;
 
 use crate::{Attach, BlockDevice, CacheMode, File, IoChannel, Medium, OpenError};
+pub use commit::Committable;
 pub use overlay::BackingName;
 use owner::{Change, Request};
 use readers::Readers;
@@ -156,13 +158,17 @@ impl Image {
         self.requests.as_ref().ok_or_else(gone)
     }
 
-    /// Has the owner change something, and waits for it.
-    fn change(&self, change: impl FnOnce(Sender<io::Result<()>>) -> Change) -> io::Result<()> {
-        let (reply, changed) = channel();
+    /// Has the owner do something, and waits for it.
+    fn ask<T>(&self, change: impl FnOnce(Sender<io::Result<T>>) -> Change) -> io::Result<T> {
+        let (reply, answer) = channel();
         let gone = || io::Error::other("the image is closed");
         let change = Request::Control(change(reply));
         self.requests()?.send(change).map_err(|_| gone())?;
-        changed.recv().map_err(|_| gone())?
+        answer.recv().map_err(|_| gone())?
+    }
+
+    fn change(&self, change: impl FnOnce(Sender<io::Result<()>>) -> Change) -> io::Result<()> {
+        self.ask(change)
     }
 
     /// The file that it lies in.
@@ -209,6 +215,30 @@ impl BlockDevice for Image {
     fn give_up_writing(&self) -> io::Result<()> {
         self.change(Change::GiveUpWriting)?;
         self.shared.file.give_up_writing()
+    }
+
+    fn release_locks(&self) -> io::Result<()> {
+        self.shared.file.release_locks()
+    }
+
+    /// Those of what it stands on, too: nobody else may write there.
+    fn take_locks(&self) -> io::Result<()> {
+        if let Some(below) = &self.shared.backing {
+            below.take_locks()?;
+        }
+        self.shared.file.take_locks()
+    }
+
+    fn reopen_to_commit(&self) -> Result<Committable, OpenError> {
+        commit::reopen(self)
+    }
+
+    fn own_pieces(&self, offset: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
+        self.ask(|reply| Change::OwnPieces {
+            offset,
+            length,
+            reply,
+        })
     }
 
     fn copy_up(&self, offset: u64, length: u64) -> io::Result<()> {

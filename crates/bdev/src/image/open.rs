@@ -262,7 +262,7 @@ fn open_remote(
 }
 
 /// Relative names are so to the image.
-fn backing_path(path: &Path, name: &str) -> Result<PathBuf, OpenError> {
+pub(super) fn backing_path(path: &Path, name: &str) -> Result<PathBuf, OpenError> {
     let name = name.strip_prefix("file:").unwrap_or(name);
     let is_protocol = name.split_once(':').is_some_and(|(before, _)| {
         !before.is_empty()

@@ -46,6 +46,12 @@ pub(super) enum Change {
         length: u64,
         reply: Sender<io::Result<()>>,
     },
+    /// Which pieces of a range it has itself.
+    OwnPieces {
+        offset: u64,
+        length: u64,
+        reply: Sender<io::Result<Vec<(u64, bool)>>>,
+    },
     /// It stands on no backing image any more: it has everything itself.
     LeaveBacking(Sender<io::Result<()>>),
 }
@@ -157,6 +163,15 @@ impl Owner {
                 length,
                 reply,
             } => (self.copy_up(offset, length).map_err(system), reply),
+            Change::OwnPieces {
+                offset,
+                length,
+                reply,
+            } => {
+                let pieces = self.own_pieces(offset, length).map_err(system);
+                reply.send(pieces).ok();
+                return;
+            }
             Change::LeaveBacking(reply) => (self.image.set_backing(None).map_err(system), reply),
         };
         // Whoever wanted it may have left.

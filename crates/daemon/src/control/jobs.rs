@@ -16,7 +16,9 @@ use super::ErrorResponse;
 use super::api::{Api, Path, json};
 use super::disks::one;
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
-use crate::jobs::{Context, Copy, JobKind, Overlay, snapshot as take, start_copy, start_stream};
+use crate::jobs::{
+    Context, Copy, JobKind, Overlay, snapshot as take, start_commit, start_copy, start_stream,
+};
 use crate::objects::{Fault, Refusal};
 use config::disk_json;
 
@@ -45,7 +47,7 @@ pub(super) async fn show(
     Ok(Json(api.context()?.jobs.of(&name)?.body()))
 }
 
-/// Begin a job of a disk: a mirror, a backup or a stream.
+/// Begin a job of a disk: a mirror, a backup, a stream or a commit.
 #[utoipa::path(post, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
     request_body = NewJob, responses(
     (status = 201, description = "The job, which goes on by itself", body = Job),
@@ -62,13 +64,17 @@ pub(super) async fn start(
     let kind = match wanted.kind.as_str() {
         "mirror" => JobKind::Mirror,
         "backup" => JobKind::Backup,
+        "commit" => {
+            let job = elsewhere(move || start_commit(&context, &name, speed)).await?;
+            return Ok((StatusCode::CREATED, Json(job.body())).into_response());
+        }
         "stream" => {
             let job = elsewhere(move || start_stream(&context, &name, speed)).await?;
             return Ok((StatusCode::CREATED, Json(job.body())).into_response());
         }
         other => {
             let mut fault = Fault::at("/kind", format!("there is no job {other:?}"));
-            fault.allowed = Some("mirror, backup, stream".to_owned());
+            fault.allowed = Some("mirror, backup, stream, commit".to_owned());
             return Err(Refusal::Invalid(vec![fault]).into());
         }
     };

@@ -1,6 +1,7 @@
 //! `POST /v1/upgrade`: another daemon goes on with what this one serves.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 
 use ::control::{HANDOVER_VERSION, Upgrade, Version};
@@ -37,8 +38,11 @@ pub(super) async fn begin(
     }
     let socket = PathBuf::from(&wanted.socket);
     check_owner(&socket)?;
-    let ending = api.ending.as_ref();
-    if !ending.is_some_and(|ending| ending.begin(socket)) {
+    let Some(ending) = &api.ending else {
+        let detail = "a daemon is upgraded by its control socket, on its own machine";
+        return Err(Refusal::Conflict(vec![Fault::new(detail)]).into());
+    };
+    if !ending.begin(socket) {
         return Err(Refusal::Ending.into());
     }
     Ok(Json(Version::this()))
@@ -56,5 +60,7 @@ fn check_owner(socket: &std::path::Path) -> Result<(), Refusal> {
             "{shown} is no socket of root or of this daemon's user"
         )));
     }
-    Ok(())
+    // Before anything ends: is there anybody?
+    let listens = UnixDatagram::unbound().and_then(|own| own.connect(socket));
+    listens.map_err(|error| refused(format!("nobody listens at {shown}: {error}")))
 }

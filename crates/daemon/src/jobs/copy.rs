@@ -1,6 +1,7 @@
 //! Copies of a disk to another place, under clients that go on: what is copied is written to both places from then on
 //! ([`bdev::Mirror`]). A mirror ends with the disk in the other place, a backup with a copy of what the disk was when it was complete.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -33,13 +34,17 @@ pub struct Copy {
     pub switches: bool,
 }
 
-struct Copying {
-    context: Context,
-    job: Arc<Job>,
-    disk: Arc<Disk>,
-    source: Arc<dyn BlockDevice>,
-    target: Arc<dyn BlockDevice>,
-    config: DiskConfig,
+/// A copy that is about to be made.
+pub(super) struct Copying {
+    pub context: Context,
+    pub job: Arc<Job>,
+    pub disk: Arc<Disk>,
+    pub source: Arc<dyn BlockDevice>,
+    pub target: Arc<dyn BlockDevice>,
+    /// How the disk is configured when it goes on in the target.
+    pub config: DiskConfig,
+    /// The mirror that the disk has already.
+    pub begun: Option<Arc<Mirror>>,
 }
 
 /// Begins to copy a disk, and returns when that goes on by itself. Blocks.
@@ -58,15 +63,24 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     let copying = match begun {
         Ok(copying) => copying,
         Err(refusal) => {
-            job.set_state(JobState::Failed, Some(refusal.to_string()));
-            context.jobs.forget(&copy.disk);
+            job.give_up(&context.jobs, &refusal);
             return Err(refusal);
         }
     };
-    context.event_bus.tell("job.started", &copy.disk);
-    let started = context.jobs.run(move || copying.run());
-    started.map_err(|error| failed(&copy.disk, &format!("cannot start a thread: {error}")))?;
+    run_copying(copying)?;
     Ok(job)
+}
+
+/// Makes a copy on a thread of its own.
+pub(super) fn run_copying(copying: Copying) -> Result<(), Refusal> {
+    let (context, job) = (copying.context.clone(), Arc::clone(&copying.job));
+    context.event_bus.tell("job.started", &job.disk);
+    let started = context.jobs.run(move || copying.run());
+    started.map_err(|error| {
+        let refusal = failed(&job.disk, &format!("cannot start a thread: {error}"));
+        job.give_up(&context.jobs, &refusal);
+        refusal
+    })
 }
 
 /// The disk as it is configured in the other place.
@@ -133,6 +147,7 @@ fn begin(
         source: disk.device(),
         target,
         config,
+        begun: None,
     };
     Ok(copying)
 }
@@ -161,16 +176,21 @@ enum Early {
 impl Copying {
     /// To its end, whichever that is. The disk is on one device again then: the target after a switch, the source otherwise.
     fn run(self) {
-        let mirror = Arc::new(Mirror::new(
-            Arc::clone(&self.source),
-            Arc::clone(&self.target),
-        ));
+        let mirror = self.begun.clone().unwrap_or_else(|| {
+            let (source, target) = (Arc::clone(&self.source), Arc::clone(&self.target));
+            Arc::new(Mirror::new(source, target))
+        });
         let name = self.disk.name();
         let ended = self.copy(&mirror);
         let (state, reason) = match ended {
             Ok(()) => (JobState::Done, None),
             Err(early) => {
                 self.back_to_source();
+                if self.is_commit()
+                    && let Err(error) = self.target.give_up_writing()
+                {
+                    tracing::warn!(disk = name, "others cannot read its backing image: {error}");
+                }
                 match early {
                     Early::Cancelled => (JobState::Cancelled, None),
                     Early::Failed(reason) => (JobState::Failed, Some(reason)),
@@ -201,14 +221,18 @@ impl Copying {
 
     fn copy(&self, mirror: &Arc<Mirror>) -> Result<(), Early> {
         let refused = |refusal: Refusal| Early::Failed(refusal.to_string());
-        self.change_to(Arc::clone(mirror) as Arc<dyn BlockDevice>, None)
-            .map_err(refused)?;
+        if self.begun.is_none() {
+            let mirror = Arc::clone(mirror) as Arc<dyn BlockDevice>;
+            self.change_to(mirror, None).map_err(refused)?;
+        }
         self.copy_parts(mirror)?;
         if self.job.kind == JobKind::Backup {
             return self.end_backup(mirror);
         }
         self.job.set_state(JobState::Ready, None);
-        self.context.event_bus.tell("job.ready", self.disk.name());
+        if !self.is_commit() {
+            self.context.event_bus.tell("job.ready", self.disk.name());
+        }
         loop {
             if !self
                 .job
@@ -231,6 +255,44 @@ impl Copying {
                 }
             }
         }
+    }
+
+    fn is_commit(&self) -> bool {
+        self.job.kind == JobKind::Commit
+    }
+
+    /// The end of what begins here and has no data to copy. A client may write there before it is held.
+    fn passed_over(&self, source: &mut BlockingIo, from: u64) -> Option<u64> {
+        let total = self.job.total;
+        if self.is_commit() {
+            let length = HOLE_MAX.min(total - from);
+            let pieces = self.source.own_pieces(from, length).ok()?;
+            if let Some((end, false)) = pieces.first() {
+                return Some(*end);
+            }
+        }
+        hole_at(source, from, total)
+    }
+
+    /// Copies a range that is held: of an image that is committed what is its own, for the rest is in the target. Bytes that were moved.
+    fn copy_held(
+        &self,
+        source: &mut BlockingIo,
+        target: &mut BlockingIo,
+        from: u64,
+        end: u64,
+    ) -> io::Result<u64> {
+        if !self.is_commit() {
+            return copy_range(source, target, from, end);
+        }
+        let (mut at, mut bytes) = (from, 0);
+        for (piece_end, is_own) in self.source.own_pieces(from, end - from)? {
+            if is_own {
+                bytes += copy_range(source, target, at, piece_end)?;
+            }
+            at = piece_end;
+        }
+        Ok(bytes)
     }
 
     fn switch(&self, mirror: &Mirror) -> Result<(), Refusal> {
@@ -277,8 +339,7 @@ impl Copying {
                 return Ok(());
             }
             let began = Instant::now();
-            let hole = hole_at(&mut source, from, total);
-            let end = match hole {
+            let end = match self.passed_over(&mut source, from) {
                 Some(end) => end,
                 None => (from + PART).min(total),
             };
@@ -286,7 +347,8 @@ impl Copying {
                 // Something of a client takes long there.
                 continue;
             };
-            let bytes = copy_range(&mut source, &mut target, from, end)
+            let bytes = self
+                .copy_held(&mut source, &mut target, from, end)
                 .map_err(|error| Early::Failed(format!("at byte {from}: {error}")))?;
             mirror.progress().advance(end);
             self.job.advance(end);
@@ -372,7 +434,7 @@ fn copy_range(
     target: &mut BlockingIo,
     from: u64,
     end: u64,
-) -> std::io::Result<u64> {
+) -> io::Result<u64> {
     if hole_at(source, from, end) == Some(end) {
         let zeroes = IoRequest::write_zeroes(from, end - from).flagged(IoFlags::UNMAP);
         if target.run_plain(&zeroes).is_ok() {

@@ -97,19 +97,48 @@ pub(super) fn exchange(
     Ok(())
 }
 
+/// As [`exchange`], of one disk whose other device can be made only while the disk is held: what that takes, clients wait for.
+pub(super) fn exchange_held(
+    manager: &Manager,
+    pool: &Pool,
+    disk: &Arc<Disk>,
+    make: impl FnOnce() -> Result<Arc<dyn BlockDevice>, Refusal>,
+) -> Result<(), Refusal> {
+    let mut prepared = Prepared {
+        pool,
+        disks: Vec::new(),
+        is_used: false,
+    };
+    let held = hold_one(disk)?;
+    let device = make()?;
+    let kept = disk.check_device(&*device);
+    kept.map_err(|broken| failed(disk.name(), &broken))?;
+    prepared.attach(disk, &device)?;
+    let change = NewDevice {
+        disk: Arc::clone(disk),
+        device,
+        config: None,
+    };
+    manager.call(move |owner| owner.replace_devices(&[change]))?;
+    prepared.is_used = true;
+    drop(held);
+    Ok(())
+}
+
 /// In the order of their names: two that want the same disks do not wait for each other.
 fn hold(changes: &[NewDevice]) -> Result<Vec<RangeLock>, Refusal> {
     let mut disks: Vec<&Arc<Disk>> = changes.iter().map(|change| &change.disk).collect();
     disks.sort_by_key(|disk| disk.name());
-    let held = disks.into_iter().map(|disk| {
-        disk.hold(0, u64::MAX).map_err(|_| {
-            let detail = format!(
-                "disk {}: its I/Os in flight do not end in time",
-                disk.name()
-            );
-            let help = "see what it waits for with lunette disk show, and try again";
-            Refusal::Conflict(vec![Fault::new(detail).help(help)])
-        })
-    });
-    held.collect()
+    disks.into_iter().map(hold_one).collect()
+}
+
+fn hold_one(disk: &Arc<Disk>) -> Result<RangeLock, Refusal> {
+    disk.hold(0, u64::MAX).map_err(|_| {
+        let detail = format!(
+            "disk {}: its I/Os in flight do not end in time",
+            disk.name()
+        );
+        let help = "see what it waits for with lunette disk show, and try again";
+        Refusal::Conflict(vec![Fault::new(detail).help(help)])
+    })
 }

@@ -1,4 +1,4 @@
-//! Long work on disks while clients use them: copies to another place (`copy`), what lies below an image brought up into it (`stream`), and
+//! Long work on disks while clients use them: copies to another place (`copy`), what lies below an image brought up into it (`stream`) or the other way round (`commit`), and
 //! snapshots (`snapshot`), which are short. One job at a time for each disk, on a thread of its own. A daemon that ends, or is killed,
 //! leaves the disk as it was before the job: what a job has made so far is no disk of anybody.
 //!
@@ -7,6 +7,7 @@
 //!      └────────┴──────────┴──▶ cancelled, failed
 //! ```
 
+mod commit;
 mod copy;
 mod exchange;
 mod snapshot;
@@ -14,7 +15,7 @@ mod stream;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,7 @@ use control::objects::JobState;
 use crate::objects::{EventBus, Fault, Manager, Refusal, Servers};
 use config::DiskConfig;
 
+pub use commit::start_commit;
 pub use copy::{Copy, start_copy};
 pub use snapshot::{Overlay, snapshot};
 pub use stream::start_stream;
@@ -37,6 +39,8 @@ pub enum JobKind {
     Backup,
     /// What an image stands on comes into the image.
     Stream,
+    /// What an image has goes into what it stands on.
+    Commit,
     /// The disk goes on in a new image.
     Snapshot,
 }
@@ -48,6 +52,7 @@ impl JobKind {
             JobKind::Mirror => "mirror",
             JobKind::Backup => "backup",
             JobKind::Stream => "stream",
+            JobKind::Commit => "commit",
             JobKind::Snapshot => "snapshot",
         }
     }
@@ -94,7 +99,7 @@ struct Control {
 pub struct Job {
     disk: String,
     kind: JobKind,
-    target: Option<String>,
+    target: OnceLock<String>,
     total: u64,
     done: AtomicU64,
     started: Instant,
@@ -107,7 +112,7 @@ impl Job {
         Job {
             disk: disk.name().to_owned(),
             kind,
-            target,
+            target: target.map(OnceLock::from).unwrap_or_default(),
             total: disk.info().geometry.capacity_bytes(),
             done: AtomicU64::new(0),
             started: Instant::now(),
@@ -141,7 +146,7 @@ impl Job {
         control::objects::Job {
             disk: self.disk.clone(),
             kind: self.kind.word().to_owned(),
-            target: self.target.clone(),
+            target: self.target.get().cloned(),
             state: if is_paused {
                 JobState::Paused
             } else {
@@ -153,6 +158,17 @@ impl Job {
             seconds: until.saturating_duration_since(self.started).as_secs(),
             reason: control.reason.clone(),
         }
+    }
+
+    /// Where it goes is known only now.
+    fn has_target(&self, target: String) {
+        self.target.set(target).ok();
+    }
+
+    /// It was not begun after all.
+    fn give_up(&self, jobs: &Jobs, refusal: &Refusal) {
+        self.set_state(JobState::Failed, Some(refusal.to_string()));
+        jobs.forget(&self.disk);
     }
 
     /// Changes how it is done.

@@ -58,6 +58,7 @@ Examples:
     lunette disk mirror d1 rbd:rbd/d1 --switch     moves it to Ceph while it is used
     lunette disk backup d1 file:d1.bak --wait
     lunette disk stream d1                         the image has all data, and needs nothing below it
+    lunette disk commit d1                         the image's data go into what it stands on, and so does the disk
     lunette disk identity d1
     lunette disk identity d1 --new                 for a copy of another disk
     lunette disk remove scratch";
@@ -138,6 +139,14 @@ pub enum DiskAction {
         disk: String,
         /// As for mirror
         target: String,
+        /// How fast
+        #[command(flatten)]
+        how: Speed,
+    },
+    /// Copy what an image has into the image that it stands on, and let the disk go on there
+    Commit {
+        /// Name
+        disk: String,
         /// How fast
         #[command(flatten)]
         how: Speed,

@@ -68,7 +68,8 @@ pub fn run(command: DiskCommand) -> Outcome {
         DiskAction::Backup { disk, target, how } => {
             job::copy(ask, "backup", &disk, &target, &how, false)
         }
-        DiskAction::Stream { disk, how } => job::stream(ask, &disk, &how),
+        DiskAction::Stream { disk, how } => job::within(ask, "stream", &disk, &how),
+        DiskAction::Commit { disk, how } => job::within(ask, "commit", &disk, &how),
         DiskAction::Identity { disk, new } => {
             let client = ask.daemon.client()?;
             let path = path(&disk);

@@ -62,10 +62,10 @@ pub fn copy(ask: &Ask, kind: &str, disk: &str, target: &str, how: &Speed, switch
     begin(ask, disk, &job, how.wait)
 }
 
-/// Begins to bring up what an image stands on.
-pub fn stream(ask: &Ask, disk: &str, how: &Speed) -> Outcome {
+/// Begins a job within the images of a disk: a stream or a commit.
+pub fn within(ask: &Ask, kind: &str, disk: &str, how: &Speed) -> Outcome {
     let job = NewJob {
-        kind: "stream".to_owned(),
+        kind: kind.to_owned(),
         target: None,
         speed: how.bytes()?,
         switch: false,

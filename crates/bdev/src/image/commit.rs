@@ -1,0 +1,137 @@
+//! An image over a device below that can be written, so that what the image has can go there while the disk is in use. The image and what
+//! it stands on are opened anew: each is one device, whose tables are in memory once, whoever reads or writes it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use qcow2::{Header, Mapping};
+
+use super::owner::Owner;
+use super::remote_backing::Remote;
+use super::{Image, ImageOptions, open};
+use crate::{BlockDevice, File, FileOptions, OpenError};
+
+/// An image, and what it stands on, opened to be written.
+pub struct Committable {
+    /// The image.
+    pub overlay: Arc<dyn BlockDevice>,
+    /// What it stands on, as large as the image.
+    pub base: Arc<dyn BlockDevice>,
+    /// Where that is.
+    pub base_path: PathBuf,
+    /// It is a qcow2 image itself; else raw.
+    pub base_is_image: bool,
+}
+
+pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
+    let path = image.path();
+    let failed = |what: String| open::fail(path, what);
+    let container = image.shared.file.container();
+    let container = container.map_err(|error| failed(error.to_string()))?;
+    let header = Header::read(&container).map_err(|error| failed(error.to_string()))?;
+    let (Some(name), Some(below)) = (&header.backing_file, &image.shared.backing) else {
+        return Err(failed("stands on no other image".to_owned()));
+    };
+    if Remote::parse(name).is_some() {
+        return Err(failed(format!(
+            "its backing image {name} is only read; hint: lunette disk mirror moves the disk to a place of its own"
+        )));
+    }
+    let base_path = open::backing_path(path, name)?;
+    let base_is_image = header.backing_format.as_deref() == Some("qcow2");
+    let released = image
+        .give_up_writing()
+        .and_then(|()| below.release_locks())
+        .and_then(|()| image.release_locks());
+    let opened = released
+        .map_err(|error| failed(format!("cannot release it: {error}")))
+        .and_then(|()| open_both(image, base_path, base_is_image));
+    opened.inspect_err(|_| {
+        if let Err(error) = image.take_locks() {
+            tracing::error!("{}: cannot lock it again: {error}", path.display());
+        }
+    })
+}
+
+fn open_both(
+    image: &Image,
+    base_path: PathBuf,
+    base_is_image: bool,
+) -> Result<Committable, OpenError> {
+    let shared = &image.shared;
+    let options = ImageOptions {
+        path: image.path().to_owned(),
+        cache: shared.cache,
+        read_only: false,
+        block_size: Some(shared.info.geometry.block_size()),
+    };
+    let base = open_base(&options, &base_path, base_is_image)?;
+    let (wanted, found) = (shared.capacity.bytes(), base.capacity().bytes());
+    if found > wanted {
+        return Err(open::fail(
+            image.path(),
+            format!(
+                "is smaller than its backing image, {wanted} bytes to {found}: what is beyond its end would come back"
+            ),
+        ));
+    }
+    if found < wanted {
+        let grown = base.set_size(wanted);
+        grown.map_err(|error| {
+            let what =
+                format!("cannot become as large as the image on it, {wanted} bytes: {error}");
+            open::fail(&base_path, what)
+        })?;
+        base.capacity().set(wanted);
+    }
+    let opened = open::open_over(&options, Arc::clone(&base))?;
+    Ok(Committable {
+        overlay: Arc::new(Image::serve(opened)?),
+        base,
+        base_path,
+        base_is_image,
+    })
+}
+
+fn open_base(
+    options: &ImageOptions,
+    path: &std::path::Path,
+    is_image: bool,
+) -> Result<Arc<dyn BlockDevice>, OpenError> {
+    let options = ImageOptions {
+        path: path.to_owned(),
+        ..options.clone()
+    };
+    if is_image {
+        return Ok(Arc::new(Image::open(&options)?));
+    }
+    Ok(Arc::new(File::open(FileOptions {
+        cache: options.cache,
+        block_size: options.block_size,
+        ..FileOptions::new(path)
+    })?))
+}
+
+impl Owner {
+    /// Which pieces of a range have clusters of this image, or zeroes of its own.
+    pub(super) fn own_pieces(
+        &mut self,
+        offset: u64,
+        length: u64,
+    ) -> qcow2::Result<Vec<(u64, bool)>> {
+        let end = offset + length;
+        let mut pieces: Vec<(u64, bool)> = Vec::new();
+        let mut at = offset;
+        while at < end {
+            self.image.load(at)?;
+            let segment = self.image.map().segment(at, end - at);
+            let is_own = segment.mapping != Mapping::Unallocated;
+            at += segment.length;
+            match pieces.last_mut() {
+                Some((last, own)) if *own == is_own => *last = at,
+                _ => pieces.push((at, is_own)),
+            }
+        }
+        Ok(pieces)
+    }
+}

@@ -1,0 +1,127 @@
+//! What an image has goes into the image that it stands on, and the disk goes on there. What is the image's own is copied as a mirror copies
+//! a disk ([`super::copy`]); what is not is there already. The image is left behind, and holds nothing that is not below it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bdev::{BlockDevice, Committable, Disk, Mirror};
+
+use super::copy::{Copying, run_copying};
+use super::exchange::{exchange_held, failed};
+use super::{Context, Job, JobKind};
+use crate::objects::Refusal;
+use config::{BlockDeviceConfig, DiskConfig};
+
+/// How long an attempt that came to nothing may take to let go of what it has opened.
+const LETTING_GO: Duration = Duration::from_secs(5);
+
+/// Begins to commit a disk's image. Blocks.
+///
+/// # Errors
+/// Nothing has changed then.
+pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job>, Refusal> {
+    let (disk, config) = context.disk(disk)?;
+    let name = disk.name().to_owned();
+    let device = disk.device();
+    let BlockDeviceConfig::Image { cache, .. } = config.backend else {
+        return Err(no_overlay(&name));
+    };
+    if device.kind() != "image" || device.below().is_none() {
+        return Err(no_overlay(&name));
+    }
+    if config.read_only {
+        return Err(Refusal::conflict(
+            format!("disk {name} is read-only"),
+            "add it again without read_only",
+        ));
+    }
+    let job = Job::new(&disk, JobKind::Commit, None);
+    job.set(None, Some(speed));
+    job.control().switches = true;
+    let job = context.jobs.begin(job)?;
+    let begun = begin(context, &disk, &device);
+    let (opened, mirror) = match begun {
+        Ok(begun) => begun,
+        Err(refusal) => {
+            job.give_up(&context.jobs, &refusal);
+            return Err(refusal);
+        }
+    };
+    let path = opened.base_path.clone();
+    job.has_target(format!("{}", path.display()));
+    let backend = match opened.base_is_image {
+        true => BlockDeviceConfig::Image {
+            path,
+            size: None,
+            cache,
+        },
+        false => BlockDeviceConfig::File {
+            path,
+            size: None,
+            cache,
+        },
+    };
+    let copying = Copying {
+        context: context.clone(),
+        job: Arc::clone(&job),
+        disk,
+        source: opened.overlay,
+        target: opened.base,
+        config: DiskConfig { backend, ..config },
+        begun: Some(mirror),
+    };
+    run_copying(copying)?;
+    Ok(job)
+}
+
+fn no_overlay(name: &str) -> Refusal {
+    Refusal::conflict(
+        format!("disk {name} is no image that stands on another"),
+        "lunette disk show names what it stands on",
+    )
+}
+
+/// Has the disk go on in the same image, over what can be written, with a mirror that has copied nothing yet.
+fn begin(
+    context: &Context,
+    disk: &Arc<Disk>,
+    before: &Arc<dyn BlockDevice>,
+) -> Result<(Committable, Arc<Mirror>), Refusal> {
+    let name = disk.name();
+    let mut opened = None;
+    let begun = exchange_held(&context.manager, &context.servers.pool, disk, || {
+        let reopened = before.reopen_to_commit();
+        let reopened = reopened.map_err(|error| failed(name, &error))?;
+        let (overlay, base) = (&reopened.overlay, &reopened.base);
+        let mirror = Arc::new(Mirror::new(Arc::clone(overlay), Arc::clone(base)));
+        let kept = disk.check_device(&**base);
+        opened = Some((reopened, Arc::clone(&mirror)));
+        kept.map_err(|broken| failed(name, &format!("its backing image: {broken}")))?;
+        Ok(mirror)
+    });
+    match (begun, opened) {
+        (Ok(()), Some(opened)) => Ok(opened),
+        (Ok(()), None) => Err(failed(name, &"nothing was opened")),
+        (Err(refusal), None) => Err(refusal),
+        (Err(refusal), Some(opened)) => {
+            drop(opened);
+            lock_again(name, &**before);
+            Err(refusal)
+        }
+    }
+}
+
+/// Channels of the attempt may be closing still.
+fn lock_again(disk: &str, device: &dyn BlockDevice) {
+    let until = Instant::now() + LETTING_GO;
+    while let Err(error) = device.take_locks() {
+        if Instant::now() > until {
+            tracing::error!(
+                disk,
+                "cannot keep others out of its image any more: {error}"
+            );
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
