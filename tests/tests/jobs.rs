@@ -143,7 +143,7 @@ fn two_disks() -> Result<Rig> {
     })
 }
 
-/// Writes a number to one disk, and when that is answered to the other, until it is told to stop.
+/// Writes a number to one disk, and when that is answered to the other, until it is to stop.
 fn write_in_turns(rig: &Rig, is_over: &AtomicBool) -> Result<u64> {
     let connect = |disk: &str| FrontEnd::connect(&rig.socket(disk), &Options::default());
     let (mut first, mut second) = (connect("d0")?, connect("d1")?);
@@ -488,7 +488,17 @@ fn mirror_that_is_killed_or_cancelled_leaves_its_disk() -> Result<()> {
     ensure!(stack == r#"["file"]"#, "{stack}");
     refused(&rig, &["job", "wait", "d0"], "cancelled")?;
 
-    // What is no place for it.
+    // What is no place for it, and what was made for nothing is not left behind.
+    ask(&rig, &["disk", "add", "r=ram:1M"])?;
+    for kind in ["file", "image"] {
+        let target = format!("{kind}:{},cache=writeback", path(&rig, "new"));
+        refused(
+            &rig,
+            &["disk", "mirror", "r", &target],
+            "volatile write cache",
+        )?;
+        ensure!(!rig.scratch.file("new").exists(), "{kind}");
+    }
     std::fs::write(rig.scratch.file("small.raw"), vec![0; 1 << 20])?;
     let small = format!("file:{},cache=writeback", path(&rig, "small.raw"));
     refused(&rig, &["disk", "mirror", "d0", &small], "1048576")?;

@@ -29,7 +29,7 @@ struct Process {
     program: File,
 }
 
-/// Does what is asked for.
+/// Runs the command.
 pub fn run(arguments: &UpgradeArguments) -> Outcome {
     if arguments.handover_version {
         return Ok(writeln!(std::io::stdout(), "{HANDOVER_VERSION}")?);

@@ -249,7 +249,7 @@ impl Server {
                 session.hand_over(to.clone());
             }
         }
-        // Those that end without a word let go of theirs.
+        // A session that ends by itself drops its own.
         drop(to);
         let until = Instant::now() + HANDOVER_PATIENCE;
         let mut all = Vec::new();

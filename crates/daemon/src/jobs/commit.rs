@@ -1,6 +1,7 @@
 //! What an image has goes into the image that it stands on, and the disk goes on there. What is the image's own is copied as a mirror copies
 //! a disk ([`super::copy`]); what is not is there already. The image is left behind, and holds nothing that is not below it.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
 use config::{BlockDeviceConfig, DiskConfig};
 
-/// How long an attempt that came to nothing may take to let go of what it has opened.
+/// How long an attempt that has failed may take to close what it has opened.
 const LETTING_GO: Duration = Duration::from_secs(5);
 
 /// Begins to commit a disk's image. Blocks.
@@ -88,27 +89,27 @@ fn begin(
     before: &Arc<dyn BlockDevice>,
 ) -> Result<(Committable, Arc<Mirror>), Refusal> {
     let name = disk.name();
-    let mut opened = None;
-    let begun = exchange_held(&context.manager, &context.servers.pool, disk, || {
+    let opened = RefCell::new(None);
+    let make = || {
         let reopened = before.reopen_to_commit();
         let reopened = reopened.map_err(|error| failed(name, &error))?;
         let (overlay, base) = (&reopened.overlay, &reopened.base);
         let mirror = Arc::new(Mirror::new(Arc::clone(overlay), Arc::clone(base)));
         let kept = disk.check_device(&**base);
-        opened = Some((reopened, Arc::clone(&mirror)));
+        *opened.borrow_mut() = Some((reopened, Arc::clone(&mirror)));
         kept.map_err(|broken| failed(name, &format!("its backing image: {broken}")))?;
-        Ok(mirror)
-    });
-    match (begun, opened) {
-        (Ok(()), Some(opened)) => Ok(opened),
-        (Ok(()), None) => Err(failed(name, &"nothing was opened")),
-        (Err(refusal), None) => Err(refusal),
-        (Err(refusal), Some(opened)) => {
-            drop(opened);
+        Ok(mirror as Arc<dyn BlockDevice>)
+    };
+    // The image is closed there before the first client writes here again.
+    let undo = || {
+        if opened.take().is_some() {
             lock_again(name, &**before);
-            Err(refusal)
         }
-    }
+    };
+    exchange_held(&context.manager, &context.servers.pool, disk, make, undo)?;
+    opened
+        .into_inner()
+        .ok_or_else(|| failed(name, &"nothing was opened"))
 }
 
 /// Channels of the attempt may be closing still.

@@ -137,9 +137,15 @@ fn begin(
     config: DiskConfig,
 ) -> Result<Copying, Refusal> {
     let bytes = disk.info().geometry.capacity_bytes();
+    let new_file = config.backend.file().filter(|path| !path.exists());
     let target = open_target(&config, bytes).map_err(|error| failed(disk.name(), &error))?;
-    let fits = disk.check_device(&*target);
-    fits.map_err(|broken| failed(disk.name(), &format!("the target: {broken}")))?;
+    if let Err(broken) = disk.check_device(&*target) {
+        if let Some(path) = new_file {
+            // It was made for nothing.
+            std::fs::remove_file(path).ok();
+        }
+        return Err(failed(disk.name(), &format!("the target: {broken}")));
+    }
     let copying = Copying {
         context: context.clone(),
         job: Arc::clone(job),

@@ -97,20 +97,36 @@ pub(super) fn exchange(
     Ok(())
 }
 
-/// As [`exchange`], of one disk whose other device can be made only while the disk is held: what that takes, clients wait for.
+/// As [`exchange`], of one disk whose other device can be made only while the disk is held: what that takes, clients wait for. After a
+/// failure `undo` is done while the disk is held still, and no worker has the other device any more.
 pub(super) fn exchange_held(
     manager: &Manager,
     pool: &Pool,
     disk: &Arc<Disk>,
     make: impl FnOnce() -> Result<Arc<dyn BlockDevice>, Refusal>,
+    undo: impl FnOnce(),
+) -> Result<(), Refusal> {
+    let held = hold_one(disk)?;
+    let exchanged = make().and_then(|device| change_one(manager, pool, disk, device));
+    if exchanged.is_err() {
+        undo();
+    }
+    drop(held);
+    exchanged
+}
+
+/// Gives a disk that is held another device.
+fn change_one(
+    manager: &Manager,
+    pool: &Pool,
+    disk: &Arc<Disk>,
+    device: Arc<dyn BlockDevice>,
 ) -> Result<(), Refusal> {
     let mut prepared = Prepared {
         pool,
         disks: Vec::new(),
         is_used: false,
     };
-    let held = hold_one(disk)?;
-    let device = make()?;
     let kept = disk.check_device(&*device);
     kept.map_err(|broken| failed(disk.name(), &broken))?;
     prepared.attach(disk, &device)?;
@@ -121,7 +137,6 @@ pub(super) fn exchange_held(
     };
     manager.call(move |owner| owner.replace_devices(&[change]))?;
     prepared.is_used = true;
-    drop(held);
     Ok(())
 }
 

@@ -185,7 +185,9 @@ impl Job {
     /// When it does not switch.
     pub fn switch(&self) -> Result<(), Refusal> {
         let mut control = self.control();
-        if self.kind != JobKind::Mirror || control.ended.is_some() {
+        // A commit switches by itself, unless that has failed once.
+        let switches = matches!(self.kind, JobKind::Mirror | JobKind::Commit);
+        if !switches || control.ended.is_some() {
             let detail = format!("disk {} has no mirror that could be switched to", self.disk);
             return Err(Refusal::Conflict(vec![Fault::new(detail)]));
         }

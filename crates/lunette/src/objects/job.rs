@@ -17,7 +17,7 @@ use crate::failure::{Failure, Outcome};
 /// How often a job is looked at that is waited for.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Does what is asked for.
+/// Runs the command.
 pub fn run(command: JobCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
