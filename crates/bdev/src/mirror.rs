@@ -15,7 +15,9 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use block::{DiskInfo, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use block::{
+    CompareAndWrite, DiskInfo, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest,
+};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring};
 
@@ -93,11 +95,12 @@ impl Layer for Mirror {
         "mirror"
     }
 
-    /// What is atomic on one device alone is not.
+    /// What one device alone does atomically is not so on two: a compare and write is done by whoever holds the range.
     fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
         DiskInfo {
             atomic_writes: None,
             anchors: false,
+            compare_and_write: inner.compare_and_write.map(|_| CompareAndWrite::Emulated),
             ..inner
         }
     }

@@ -136,7 +136,17 @@ fn begin(
     disk: &Arc<Disk>,
     config: DiskConfig,
 ) -> Result<Copying, Refusal> {
-    let bytes = disk.info().geometry.capacity_bytes();
+    let info = disk.info();
+    if info.shared {
+        return Err(Refusal::conflict(
+            format!(
+                "disk {}: other hosts write it, too, and a copy would not have that",
+                disk.name()
+            ),
+            "copy it with the tools of its storage, or serve it with another lock",
+        ));
+    }
+    let bytes = info.geometry.capacity_bytes();
     let new_file = config.backend.file().filter(|path| !path.exists());
     let target = open_target(&config, bytes).map_err(|error| failed(disk.name(), &error))?;
     if let Err(broken) = disk.check_device(&*target) {
