@@ -60,6 +60,8 @@ pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, Container, File, FileOptions, ImageFormat};
+#[cfg(feature = "simulated")]
+pub use image::stepped;
 pub use image::{BackingName, Committable, Image, ImageOptions};
 pub use iscsi::IscsiOptions;
 pub use kept_memory::{DescriptorStore, set_descriptor_store};

@@ -28,6 +28,8 @@ mod responses;
 mod retained;
 mod server;
 mod shared;
+#[cfg(feature = "simulated")]
+mod simulated;
 mod slots;
 mod target;
 
@@ -40,4 +42,6 @@ pub use iscsi_name::is_iscsi_name;
 pub use limits::ServerLimits;
 pub use server::{Server, ServerError, SessionStatus, TargetStatus};
 pub use shared::SessionChange;
+#[cfg(feature = "simulated")]
+pub use simulated::SimulatedServer;
 pub use target::{LoginBounds, TargetOptions};

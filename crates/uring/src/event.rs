@@ -72,7 +72,9 @@ impl Ring {
                 let slot = self.occupy(owner, token, Use::Watch, None, IoBuffer::default());
                 self.watches += 1;
                 match &mut self.io {
-                    Kernel::Simulated(kernel) => kernel.watch(slot, flag.clone()),
+                    Kernel::Simulated(kernel) => {
+                        kernel.begin(slot, crate::simulated::Work::Notified(flag.clone()));
+                    }
                     Kernel::Real(_) => panic!("event of a simulated ring"),
                 }
                 Ok(self.watch_id(slot))

@@ -23,7 +23,7 @@ mod ring;
 mod setup;
 mod signal;
 #[cfg(feature = "simulated")]
-mod simulated;
+pub mod simulated;
 mod slab;
 mod tap;
 mod unwritten;

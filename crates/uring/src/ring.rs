@@ -90,8 +90,8 @@ impl Ring {
         Ok(Ring::over(setup::build(entries)?))
     }
 
-    /// A ring without a kernel, by `now`'s time: what ends when follows from the seed. It has timers, operations that do nothing,
-    /// [events](Ring::event) and cancelling; others panic.
+    /// A ring without a kernel, by `now`'s time: what ends when follows from the seed. Others than operations on files and sockets,
+    /// timers, [events](Ring::event) and cancelling panic.
     #[cfg(feature = "simulated")]
     pub fn simulated(seed: u64, now: impl Fn() -> Duration + 'static) -> Ring {
         let simulated = crate::simulated::Simulated::new(seed, now);
@@ -144,6 +144,10 @@ impl Ring {
     /// another ring panics.
     #[must_use]
     pub fn register(&mut self, fd: impl Into<RingFd>) -> RingFd {
+        #[cfg(feature = "simulated")]
+        if matches!(self.io, Kernel::Simulated(_)) {
+            return fd.into();
+        }
         self.registry.register(&self.io.submitter(), fd.into())
     }
 
@@ -151,6 +155,10 @@ impl Ring {
     /// reads and writes that go to the device directly, which then cost less. Whether it did makes no other difference.
     #[inline]
     pub fn adopt(&mut self, buffer: &IoBuffer) {
+        #[cfg(feature = "simulated")]
+        if matches!(self.io, Kernel::Simulated(_)) {
+            return;
+        }
         self.memory.adopt(&self.io.submitter(), buffer);
     }
 
@@ -182,6 +190,10 @@ impl Ring {
         let Some(fd) = self.slab.slot(slot).fd.clone() else {
             return;
         };
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            return kernel.begin(slot, crate::simulated::Work::Readable);
+        }
         let entry = opcode::PollAdd::new(fd.number(), libc::POLLIN as u32)
             .multi(true)
             .build();

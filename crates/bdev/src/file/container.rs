@@ -3,7 +3,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,6 +10,43 @@ use rustix::fs::FallocateFlags;
 
 use super::errno::is_refusal;
 use super::{File, Shared, refuse};
+
+/// What the container asks of the system, or of the simulation that stands in its place.
+#[cfg(not(feature = "simulated"))]
+mod calls {
+    use std::fs::File;
+    use std::io;
+    use std::os::unix::fs::FileExt;
+
+    use rustix::fs::FallocateFlags;
+
+    pub fn set_len(file: &File, length: u64) -> io::Result<()> {
+        file.set_len(length)
+    }
+
+    pub fn fallocate(
+        file: &File,
+        flags: FallocateFlags,
+        offset: u64,
+        length: u64,
+    ) -> io::Result<()> {
+        Ok(rustix::fs::fallocate(file, flags, offset, length)?)
+    }
+
+    pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        file.write_all_at(bytes, offset)
+    }
+
+    pub fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+        file.read_at(bytes, offset)
+    }
+
+    pub fn sync_data(file: &File) -> io::Result<()> {
+        file.sync_data()
+    }
+}
+#[cfg(feature = "simulated")]
+use uring::simulated::Files as calls;
 
 /// Zeroes that are written at once where a file system cannot make them.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
@@ -54,24 +90,24 @@ impl Container {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         if end > self.file.metadata()?.len() {
-            self.file.set_len(end)?;
+            calls::set_len(&self.file, end)?;
         }
         shared.capacity.set(end);
         Ok(())
     }
 
     fn fallocate(&self, flags: FallocateFlags, offset: u64, length: u64) -> io::Result<bool> {
-        match rustix::fs::fallocate(self.file.as_fd(), flags, offset, length) {
+        match calls::fallocate(&self.file, flags, offset, length) {
             Ok(()) => Ok(true),
-            Err(error) if is_refusal(error.raw_os_error()) => Ok(false),
-            Err(error) => Err(error.into()),
+            Err(error) if error.raw_os_error().is_some_and(is_refusal) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
     fn write_zeroes(&self, mut offset: u64, mut length: u64) -> io::Result<()> {
         while length > 0 {
             let part = length.min(ZEROES.len() as u64);
-            self.file.write_all_at(&ZEROES[..part as usize], offset)?;
+            calls::write_all_at(&self.file, &ZEROES[..part as usize], offset)?;
             (offset, length) = (offset + part, length - part);
         }
         Ok(())
@@ -82,7 +118,7 @@ impl qcow2::Storage for Container {
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < bytes.len() {
-            match self.file.read_at(&mut bytes[done..], offset + done as u64) {
+            match calls::read_at(&self.file, &mut bytes[done..], offset + done as u64) {
                 Ok(0) => {
                     bytes[done..].fill(0);
                     break;
@@ -97,7 +133,7 @@ impl qcow2::Storage for Container {
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.extend(offset + bytes.len() as u64)?;
-        self.file.write_all_at(bytes, offset)
+        calls::write_all_at(&self.file, bytes, offset)
     }
 
     fn zero(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -130,7 +166,7 @@ impl qcow2::Storage for Container {
         if let Some(errno) = self.shared.durability.lost() {
             return Err(io::Error::from_raw_os_error(errno));
         }
-        self.file.sync_data().inspect_err(|error| {
+        calls::sync_data(&self.file).inspect_err(|error| {
             self.shared.lose(error.raw_os_error().unwrap_or(libc::EIO));
         })
     }

@@ -12,6 +12,8 @@ mod overlay;
 mod owner;
 mod readers;
 mod remote_backing;
+#[cfg(feature = "simulated")]
+pub mod stepped;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -118,6 +120,20 @@ impl Image {
         let path = opened.shared.file.path().to_owned();
         let (requests, waiting) = channel();
         let shared = Arc::clone(&opened.shared);
+        #[cfg(feature = "simulated")]
+        if uring::simulated::Files::are_simulated() {
+            let started = opened.start();
+            let failed = |error: io::Error| OpenError::File {
+                path,
+                what: format!("cannot read its backing image: {error}"),
+            };
+            stepped::add(started.map_err(failed)?, waiting);
+            return Ok(Image {
+                shared,
+                requests: Some(requests),
+                owner: None,
+            });
+        }
         let thread = std::thread::Builder::new().name("image-owner".to_owned());
         let (started, has_started) = channel();
         let spawned = thread.spawn(move || match opened.start() {
@@ -164,6 +180,10 @@ impl Image {
         let gone = || io::Error::other("the image is closed");
         let change = Request::Control(change(reply));
         self.requests()?.send(change).map_err(|_| gone())?;
+        #[cfg(feature = "simulated")]
+        if uring::simulated::Files::are_simulated() {
+            stepped::step_image_owners();
+        }
         answer.recv().map_err(|_| gone())?
     }
 

@@ -101,6 +101,29 @@ impl Owner {
         }
     }
 
+    /// Serves what waits, without waiting for more; false once nobody is left, and the image closed.
+    #[cfg(feature = "simulated")]
+    pub fn step(&mut self, requests: &Receiver<Request>) -> bool {
+        use std::sync::mpsc::TryRecvError;
+        match requests.try_recv() {
+            Ok(first) => {
+                let others = requests.try_iter().take(BATCH_MAX - 1);
+                let batch = std::iter::once(first).chain(others).collect();
+                self.serve(batch);
+            }
+            Err(TryRecvError::Empty) => {}
+            Err(TryRecvError::Disconnected) => {
+                if let Err(error) = self.close() {
+                    let path = self.shared.path();
+                    tracing::error!("{path}: image cannot be closed cleanly: {error}");
+                }
+                return false;
+            }
+        }
+        self.free();
+        true
+    }
+
     fn close(&mut self) -> qcow2::Result<()> {
         if let Some((_, clusters)) = self.freeing.take() {
             self.image.free(clusters)?;

@@ -9,14 +9,21 @@ use io_uring::types::{FsyncFlags, TimeoutFlags, Timespec};
 use super::{Ring, transfer_length};
 use crate::Owner;
 use crate::fd::RingFd;
-#[cfg(feature = "simulated")]
-use crate::kernel::Kernel;
 use crate::slab::Use;
+#[cfg(feature = "simulated")]
+use crate::{
+    kernel::Kernel,
+    simulated::{Files, Work},
+};
 
 impl Ring {
     /// Reads into the window of `buffer`, at most 1024 segments, from byte `offset`.
     pub fn read(&mut self, owner: Owner, token: u64, fd: &RingFd, offset: u64, buffer: IoBuffer) {
         let slot = self.occupy(owner, token, Use::Transfer, Some(fd), buffer);
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            return kernel.begin(slot, Work::Read { offset });
+        }
         self.ramp.queue();
         let file = fd.number();
         let buffer = &self.slab.slot(slot).buffer;
@@ -48,6 +55,10 @@ impl Ring {
         durable: bool,
     ) {
         let slot = self.occupy(owner, token, Use::Transfer, Some(fd), buffer);
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            return kernel.begin(slot, Work::Write { offset, durable });
+        }
         self.ramp.queue();
         let file = fd.number();
         let flags = if durable { libc::RWF_DSYNC } else { 0 };
@@ -86,6 +97,10 @@ impl Ring {
         durable: bool,
     ) {
         let slot = self.occupy(owner, token, Use::Transfer, Some(fd), buffer);
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            return kernel.begin(slot, Work::Write { offset, durable });
+        }
         self.ramp.queue();
         let durable = if durable { libc::RWF_DSYNC } else { 0 };
         let [one] = self.slab.slot(slot).buffer.segments() else {
@@ -116,6 +131,11 @@ impl Ring {
         data_only: bool,
     ) {
         let slot = self.occupy(owner, token, Use::Plain, Some(fd), IoBuffer::default());
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            let before = Files::written();
+            return kernel.begin(slot, Work::Sync { before });
+        }
         let flags = if data_only {
             FsyncFlags::DATASYNC
         } else {
@@ -140,6 +160,15 @@ impl Ring {
         length: u64,
     ) {
         let slot = self.occupy(owner, token, Use::Plain, Some(fd), IoBuffer::default());
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            let work = Work::Allocate {
+                mode,
+                offset,
+                length,
+            };
+            return kernel.begin(slot, work);
+        }
         let entry = opcode::Fallocate::new(fd.number(), length)
             .offset(offset)
             .mode(mode)
@@ -190,7 +219,7 @@ impl Ring {
         let slot = self.occupy(owner, token, Use::Plain, None, IoBuffer::default());
         #[cfg(feature = "simulated")]
         if let Kernel::Simulated(kernel) = &mut self.io {
-            return kernel.nop(slot);
+            return kernel.begin(slot, Work::Nothing);
         }
         self.push(opcode::Nop::new().build().user_data(slot.into()));
     }

@@ -9,6 +9,8 @@ use crate::fd::RingFd;
 use crate::message::Message;
 use crate::slab::Use;
 use crate::{Completion, Owner};
+#[cfg(feature = "simulated")]
+use crate::{kernel::Kernel, simulated::Work};
 
 /// What a receive takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,11 @@ impl Ring {
         let [one] = self.slab.slot(slot).buffer.segments() else {
             panic!("receive buffer is not one segment")
         };
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            let whole = how == Receive::Whole;
+            return kernel.begin(slot, Work::Receive { whole, done: 0 });
+        }
         let entry = opcode::Recv::new(fd.number(), one.base(), transfer_length(one.len()))
             .flags(flags)
             .ioprio(first)
@@ -81,6 +88,10 @@ impl Ring {
         let index = self.occupy(owner, token, used, Some(fd), IoBuffer::default());
         let slot = self.slab.slot(index);
         let header = slot.message.insert(message).header();
+        #[cfg(feature = "simulated")]
+        if let Kernel::Simulated(kernel) = &mut self.io {
+            return kernel.begin(index, Work::Send);
+        }
         let mut flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         let mut skip = Flags::empty();
         if used == Use::Quiet {

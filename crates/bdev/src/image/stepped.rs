@@ -1,0 +1,36 @@
+//! Owners of images in a simulation: not threads, but what the simulation's one thread has do a step each when it likes.
+
+use std::cell::RefCell;
+use std::sync::mpsc::Receiver;
+
+use super::owner::{Owner, Request};
+
+struct Stepped {
+    owner: Owner,
+    requests: Receiver<Request>,
+}
+
+thread_local! {
+    static OWNERS: RefCell<Vec<Stepped>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(super) fn add(owner: Owner, requests: Receiver<Request>) {
+    OWNERS.with_borrow_mut(|owners| owners.push(Stepped { owner, requests }));
+}
+
+/// How many images have an owner.
+pub fn image_owners() -> usize {
+    OWNERS.with_borrow(Vec::len)
+}
+
+/// Each owner serves what waits for it; those that nobody needs any more close their image.
+pub fn step_image_owners() {
+    let mut owners = OWNERS.take();
+    owners.retain_mut(|one| one.owner.step(&one.requests));
+    OWNERS.with_borrow_mut(|now| now.append(&mut owners));
+}
+
+/// The process is killed: they end as they are.
+pub fn kill_image_owners() {
+    OWNERS.take();
+}

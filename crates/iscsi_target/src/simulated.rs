@@ -1,0 +1,83 @@
+//! A target without portals and without an accepting thread: a simulation brings the connections and the seconds.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bdev::Disk;
+use reactor::Worker;
+use scsi_exec::Units;
+
+use crate::connection::Connection;
+use crate::server::ServerError;
+use crate::shared::{Place, Shared, lock};
+use crate::target::IscsiTarget;
+use crate::{Portal, ServerLimits, TargetOptions};
+
+/// What [`crate::Server`] has, without its thread.
+pub struct SimulatedServer {
+    shared: Arc<Shared>,
+}
+
+impl SimulatedServer {
+    /// With one target, which is as if it were found at its portals.
+    ///
+    /// # Errors
+    /// A LUN that is not allowed.
+    pub fn new(
+        units: Arc<Units>,
+        limits: ServerLimits,
+        options: TargetOptions,
+        luns: &[(u16, Arc<Disk>)],
+    ) -> Result<SimulatedServer, ServerError> {
+        let shared = Arc::new(Shared::new(units, limits));
+        let portals: Vec<Portal> = options.portals.clone();
+        let name = options.name.clone();
+        let target = IscsiTarget::new(options, &portals, &shared.units);
+        target
+            .add_luns(&shared.units, luns)
+            .map_err(ServerError::Lun)?;
+        lock(&shared.targets).insert(name, Arc::new(target));
+        Ok(SimulatedServer { shared })
+    }
+
+    /// An initiator has connected; a worker serves it from now on.
+    pub fn accept(&self, worker: &mut Worker, socket: OwnedFd, peer: SocketAddr, at: SocketAddr) {
+        let number = self.shared.next_number();
+        let (handle, shared) = (worker.handle().clone(), self.shared.clone());
+        let added = worker.add(|io, source| {
+            let place = Place {
+                worker: handle,
+                source,
+                number,
+            };
+            shared.placed(place.clone());
+            let connection = Connection::new(io, place, shared, socket, (peer, at));
+            Ok::<_, Infallible>(Box::new(connection))
+        });
+        match added {
+            Ok(source) => worker.wake(source),
+            Err(never) => match never {},
+        }
+    }
+
+    /// A second has passed.
+    pub fn second_passed(&self) {
+        for place in self.shared.second_passed() {
+            place.send(Connection::look_at_clock);
+        }
+    }
+
+    /// Connections that have not ended.
+    pub fn connections(&self) -> usize {
+        self.shared.connection_count()
+    }
+
+    /// The daemon stops: connections end.
+    pub fn dismiss(&self) {
+        for place in self.shared.connections() {
+            place.send(|connection, io| connection.dismiss(io, "the daemon is shutting down"));
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! A queue in a guest's memory, with the driver's side of it, and the device's made from what a front end says.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use guest_memory::{Mapping, MemoryTable, RegionSpec};
+use latency::Labels;
+use reactor::Worker;
+use virtio_device::{QueueSetup, VirtioDevice};
+use virtqueue::driver::{DriverConfig, DriverQueue, RawRing, RingLayout};
+use virtqueue::{Inflight, PackedInflight};
+
+/// Entries of a ring.
+const ENTRIES: u16 = 32;
+/// Requests at a time.
+pub const SLOTS: usize = 6;
+/// Memory of a request.
+const SLOT_BYTES: u64 = 32 << 10;
+const REQUESTS: u64 = 64 << 10;
+const MEMORY: usize = REQUESTS as usize + SLOTS * SLOT_BYTES as usize;
+
+/// What a request's memory begins with: header, and answer behind it.
+const HEADER: u64 = 0;
+const ANSWER: u64 = 256;
+const DATA: u64 = 512;
+
+/// VIRTIO_F_VERSION_1 and VIRTIO_BLK_F_FLUSH.
+const FEATURES: u64 = 1 << 32 | 1 << 9;
+
+pub struct GuestQueue {
+    pub driver: DriverQueue,
+    index: u16,
+    layout: RingLayout,
+    table: Arc<MemoryTable>,
+    memory: Arc<Mapping>,
+    /// Where the requests in flight are kept over a kill.
+    inflight: u64,
+    is_tracked: bool,
+    /// Of requests in flight.
+    slots: [Option<u64>; SLOTS],
+    broken: Arc<AtomicBool>,
+}
+
+/// A request's place in memory.
+#[derive(Clone, Copy)]
+pub struct Slot(usize);
+
+impl Slot {
+    fn at(self, offset: u64) -> u64 {
+        REQUESTS + self.0 as u64 * SLOT_BYTES + offset
+    }
+}
+
+impl GuestQueue {
+    pub fn new(index: u16, packed: bool, is_tracked: bool) -> GuestQueue {
+        let spec = RegionSpec {
+            guest_address: 0,
+            size: MEMORY as u64,
+            user_address: 0,
+            file_offset: 0,
+        };
+        let memory = Mapping::anonymous(MEMORY).expect("memory for a guest");
+        let table = MemoryTable::default().with_mapping(spec, memory.clone());
+        let table = Arc::new(table.expect("memory for a guest"));
+        let layout = RingLayout::at(0, ENTRIES, packed);
+        let driver = DriverQueue::new(DriverConfig::new(layout), &table);
+        GuestQueue {
+            driver: driver.expect("a ring that lies in the memory"),
+            index,
+            layout,
+            inflight: layout.end.next_multiple_of(4096),
+            table,
+            memory,
+            is_tracked,
+            slots: [None; SLOTS],
+            broken: Arc::default(),
+        }
+    }
+
+    /// Is something there to go on with after a kill?
+    pub fn is_tracked(&self) -> bool {
+        self.is_tracked
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    /// The ring as it is, for drivers that do not keep to the rules.
+    pub fn raw(&self) -> RawRing {
+        RawRing::new(&self.layout, &self.table).expect("a ring that lies in the memory")
+    }
+
+    /// The device's side, on a worker.
+    pub fn attach(&self, device: &dyn VirtioDevice, worker: &mut Worker) {
+        let stride = match self.layout.packed {
+            true => PackedInflight::stride(ENTRIES),
+            false => Inflight::stride(ENTRIES),
+        };
+        let inflight = self.is_tracked.then(|| {
+            let part = self.table.ring(self.inflight, stride as u64);
+            part.expect("a region that lies in the memory")
+        });
+        let mut config = self.layout.device_config();
+        if inflight.is_some() && !self.layout.packed {
+            // What a front end says of a daemon that did not: what was taken and not answered is in the region.
+            config.base = self.raw().used_index().into();
+        }
+        let broken = self.broken.clone();
+        let setup = QueueSetup {
+            inflight,
+            index: self.index,
+            features: FEATURES,
+            config,
+            memory: self.table.clone(),
+            kick: None,
+            call: None,
+            error: None,
+            enabled: true,
+            on_broken: Arc::new(move |_, _| broken.store(true, Ordering::Relaxed)),
+            labels: Labels::default(),
+        };
+        let make = device.queue(setup, worker.handle());
+        let mut built = None;
+        let added = worker.add(|io, id| {
+            make(io, id).map(|queue| {
+                built = Some(id);
+                queue.source
+            })
+        });
+        let source = added.expect("a queue that can be");
+        device.queue_placed(self.index, &worker.handle().clone(), source);
+    }
+
+    /// A free place for a request.
+    pub fn take(&mut self, token: u64) -> Option<Slot> {
+        if self.is_broken() {
+            return None;
+        }
+        let index = self.slots.iter().position(Option::is_none)?;
+        self.slots[index] = Some(token);
+        Some(Slot(index))
+    }
+
+    /// Gives the device a request: a header, data for it, room for its answer and for data; data may be cut in several elements.
+    pub fn add(
+        &mut self,
+        slot: Slot,
+        header: &[u8],
+        out: &[u8],
+        answer: u32,
+        into: usize,
+        answer_first: bool,
+    ) {
+        self.memory.write(slot.at(HEADER) as usize, header);
+        self.memory.write(slot.at(DATA) as usize, out);
+        self.memory
+            .fill(slot.at(ANSWER) as usize, answer as usize, 0xee);
+        let pieces = |length: usize| -> Vec<(u64, u32)> {
+            let first = length / 3;
+            let (a, b) = (slot.at(DATA), slot.at(DATA) + first as u64);
+            let both = [(a, first as u32), (b, (length - first) as u32)];
+            both.into_iter().filter(|(_, length)| *length > 0).collect()
+        };
+        let mut readable = vec![(slot.at(HEADER), header.len() as u32)];
+        readable.extend(pieces(out.len()));
+        let mut writable = pieces(into);
+        let answered = (slot.at(ANSWER), answer);
+        match answer_first {
+            true => writable.insert(0, answered),
+            false => writable.push(answered),
+        }
+        let added = self.driver.add(&readable, &writable, slot.0 as u64);
+        assert!(added.is_some(), "the ring has room for all slots");
+        self.driver.publish();
+    }
+
+    /// The next request that was answered: its token, the answer, and what was read.
+    pub fn answered(&mut self, answer: usize) -> Option<(u64, Vec<u8>, Vec<u8>)> {
+        let used = self.driver.pop_used()?;
+        let slot = Slot(used.token as usize);
+        let token = self.slots[slot.0]
+            .take()
+            .expect("a request is answered once");
+        let mut status = vec![0; answer];
+        self.memory.read(slot.at(ANSWER) as usize, &mut status);
+        let mut data = vec![0; 16 << 10];
+        self.memory.read(slot.at(DATA) as usize, &mut data);
+        Some((token, status, data))
+    }
+
+    /// Takes all requests back.
+    pub fn forget(&mut self) -> Vec<u64> {
+        self.slots.iter_mut().filter_map(Option::take).collect()
+    }
+}

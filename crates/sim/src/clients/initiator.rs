@@ -1,0 +1,236 @@
+//! An initiator of iSCSI: a session, with one connection or two on different workers, over sockets that may break.
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+
+use iscsi::initiator::{Event, Initiator, InitiatorSettings};
+use iscsi_target::SimulatedServer;
+use reactor::Worker;
+
+use super::blk::failed;
+use super::scsi::{command, outcome};
+use super::{Client, Done, Kind, Outcome, Request};
+use crate::random::Random;
+
+pub const TARGET: &str = "iqn.2026-11.org.example:sim";
+const AT: &str = "127.0.0.1:3260";
+
+/// Requests at a time.
+const REQUESTS: usize = 8;
+
+pub struct IscsiClient {
+    server: Option<Rc<SimulatedServer>>,
+    session: Initiator,
+    sockets: Vec<Option<UnixStream>>,
+    number: u8,
+    worker: usize,
+    connections: usize,
+    random: Random,
+    /// By initiator task tag.
+    requests: HashMap<u32, u64>,
+    lost: Vec<u64>,
+    is_gone: bool,
+}
+
+impl IscsiClient {
+    pub fn new(
+        server: Rc<SimulatedServer>,
+        number: u8,
+        worker: usize,
+        connections: usize,
+        seed: u64,
+    ) -> IscsiClient {
+        IscsiClient {
+            server: Some(server),
+            session: session(number),
+            sockets: Vec::new(),
+            number,
+            worker,
+            connections,
+            random: Random::new(seed),
+            requests: HashMap::new(),
+            lost: Vec::new(),
+            is_gone: true,
+        }
+    }
+
+    pub fn set_server(&mut self, server: Rc<SimulatedServer>) {
+        self.server = Some(server);
+        self.disconnect();
+    }
+
+    /// The daemon of before is gone, and its requests are nobody's any more.
+    pub fn forget(&mut self) {
+        self.disconnect();
+        self.lost.clear();
+    }
+
+    /// One connection more, on this worker.
+    fn connect(&mut self, worker: &mut Worker) {
+        let Some(server) = &self.server else {
+            return;
+        };
+        let (ours, theirs) = UnixStream::pair().expect("descriptors");
+        ours.set_nonblocking(true).expect("a socket");
+        let peer = format!("127.0.0.1:{}", 1000 + u16::from(self.number));
+        let (peer, at) = (peer.parse(), AT.parse());
+        let addresses = (peer.expect("an address"), at.expect("an address"));
+        server.accept(worker, OwnedFd::from(theirs), addresses.0, addresses.1);
+        let cid = self.session.connect();
+        debug_assert_eq!(usize::from(cid), self.sockets.len());
+        self.sockets.push(Some(ours));
+    }
+
+    /// Whether a worker has to serve another connection of the session.
+    pub fn wants_connection(&self) -> bool {
+        !self.is_gone && self.sockets.len() < self.connections && self.session.is_ready(0)
+    }
+
+    pub fn add_connection(&mut self, worker: &mut Worker) {
+        self.connect(worker);
+    }
+
+    fn exchange(&mut self, cid: usize, events: &mut Vec<Event>) -> Result<(), String> {
+        let Some(Some(socket)) = self.sockets.get_mut(cid) else {
+            return Ok(());
+        };
+        let out = self.session.outgoing(cid as u16);
+        // Sometimes a part of it: a PDU comes in pieces.
+        let most = match self.random.one_in(4) {
+            true => 1 + self.random.below(100) as usize,
+            false => usize::MAX,
+        };
+        let part = out.len().min(most);
+        match socket.write(&out[..part]) {
+            Ok(sent) => drop(out.drain(..sent)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        let mut bytes = [0; 16 << 10];
+        loop {
+            match socket.read(&mut bytes) {
+                Ok(0) => return Err("the target has closed the connection".to_owned()),
+                Ok(read) => self
+                    .session
+                    .receive_into(cid as u16, &bytes[..read], events)
+                    .map_err(|error| error.to_string())?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+}
+
+fn session(number: u8) -> Initiator {
+    Initiator::new(InitiatorSettings {
+        initiator_name: format!("iqn.2026-11.org.example:initiator{number}"),
+        target_name: Some(TARGET.to_owned()),
+        isid: [0x80, 0, 0, 0, 0, number],
+        offer: iscsi::negotiation::Offer::default(),
+        credentials: None,
+        first_cmd_sn: u32::MAX - 3,
+        text_limit: 8192,
+    })
+}
+
+impl Client for IscsiClient {
+    fn name(&self) -> String {
+        format!("iSCSI initiator {}", self.number)
+    }
+
+    fn can(&self, _kind: Kind) -> bool {
+        true
+    }
+
+    fn submit(&mut self, request: &Request) -> bool {
+        let ready: Vec<u16> = (0..self.sockets.len() as u16)
+            .filter(|cid| self.session.is_ready(*cid))
+            .collect();
+        if self.is_gone || ready.is_empty() || self.requests.len() >= REQUESTS {
+            return false;
+        }
+        let cid = ready[self.random.below(ready.len() as u64) as usize];
+        let (cdb, out, into) = command(request);
+        let lun = (request.disk as u64) << 48;
+        let sent = match (out.is_empty(), into) {
+            (false, _) => Initiator::write(lun, &cdb, out),
+            (true, into) => Initiator::read(lun, &cdb, into as u32),
+        };
+        match self.session.command(cid, sent) {
+            Ok(itt) => {
+                self.requests.insert(itt, request.token);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) {
+        done.extend(
+            self.lost
+                .drain(..)
+                .map(|token| failed(token, "the connection is lost")),
+        );
+        if self.is_gone {
+            return;
+        }
+        let mut events = Vec::new();
+        let mut broken = None;
+        for cid in 0..self.sockets.len() {
+            if let Err(why) = self.exchange(cid, &mut events) {
+                broken = Some(why);
+            }
+        }
+        for event in events {
+            let Event::Command(one) = event else {
+                continue;
+            };
+            if let Some(token) = self.requests.remove(&one.itt) {
+                let outcome = match one.response {
+                    0 => outcome(one.status, &one.sense),
+                    other => Outcome::Failed(format!("iSCSI response {other:#x}")),
+                };
+                done.push(Done {
+                    token,
+                    outcome,
+                    data: one.data,
+                });
+            }
+        }
+        if broken.is_some() {
+            self.disconnect();
+        }
+    }
+
+    fn worker(&self) -> usize {
+        self.worker
+    }
+
+    fn disconnect(&mut self) {
+        self.sockets.clear();
+        let mut lost: Vec<u64> = self.requests.drain().map(|(_, token)| token).collect();
+        lost.sort_unstable();
+        self.lost.extend(lost);
+        self.is_gone = true;
+    }
+
+    fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    fn detach(&mut self) {
+        self.disconnect();
+        self.server = None;
+    }
+
+    /// Logs in anew.
+    fn attach(&mut self, worker: &mut Worker) {
+        self.session = session(self.number);
+        self.sockets.clear();
+        self.is_gone = false;
+        self.connect(worker);
+    }
+}

@@ -1,0 +1,184 @@
+//! A driver of virtio-scsi (virtio 1.3, 5.6.6), and the commands that it shares with initiators (SBC-4).
+
+use std::sync::Arc;
+
+use reactor::Worker;
+use virtio_scsi::ScsiDevice;
+
+use super::blk::failed;
+use super::guest::GuestQueue;
+use super::{Client, Done, Kind, Outcome, Request};
+use crate::model::BLOCK;
+
+/// The CDB of a request, and the data that go with it.
+pub fn command(request: &Request) -> ([u8; 16], Vec<u8>, usize) {
+    let mut cdb = [0; 16];
+    let lba = request.lba.to_be_bytes();
+    let count = (request.blocks as u32).to_be_bytes();
+    let ten = |cdb: &mut [u8; 16], code, flags| {
+        (cdb[0], cdb[1]) = (code, flags);
+        cdb[2..6].copy_from_slice(&lba[4..]);
+        cdb[7..9].copy_from_slice(&count[2..]);
+    };
+    let sixteen = |cdb: &mut [u8; 16], code, flags| {
+        (cdb[0], cdb[1]) = (code, flags);
+        cdb[2..10].copy_from_slice(&lba);
+        cdb[10..14].copy_from_slice(&count);
+    };
+    match request.kind {
+        Kind::Read => {
+            ten(&mut cdb, 0x28, 0);
+            (cdb, Vec::new(), request.blocks as usize * BLOCK)
+        }
+        Kind::Write { durable } => {
+            ten(&mut cdb, 0x2a, if durable { 1 << 3 } else { 0 });
+            (cdb, request.data.clone(), 0)
+        }
+        Kind::Flush => {
+            cdb[0] = 0x35;
+            (cdb, Vec::new(), 0)
+        }
+        Kind::Zero { unmap } => {
+            sixteen(&mut cdb, 0x93, if unmap { 1 << 3 } else { 0 });
+            (cdb, vec![0; BLOCK], 0)
+        }
+        Kind::Discard => {
+            let mut list = vec![0, 22, 0, 16, 0, 0, 0, 0];
+            list.extend(lba);
+            list.extend(count);
+            list.extend([0; 4]);
+            cdb[0] = 0x42;
+            cdb[8] = list.len() as u8;
+            (cdb, list, 0)
+        }
+        Kind::CompareAndWrite => {
+            cdb[0] = 0x89;
+            cdb[2..10].copy_from_slice(&lba);
+            cdb[13] = request.blocks as u8;
+            (cdb, request.data.clone(), 0)
+        }
+    }
+}
+
+/// What status and sense data say.
+pub fn outcome(status: u8, sense: &[u8]) -> Outcome {
+    let key = sense.get(2).copied().unwrap_or(0) & 0xf;
+    let codes = sense.get(12..14).unwrap_or(&[0, 0]);
+    match (status, key) {
+        (0x00, _) => Outcome::Good,
+        (0x08 | 0x28, _) => Outcome::NotNow(format!("status {status:#04x}")),
+        // Unit attention.
+        (0x02, 6) => Outcome::NotNow(format!("unit attention {codes:02x?}")),
+        (0x02, 0xe) => Outcome::Miscompare,
+        _ => Outcome::Failed(format!(
+            "status {status:#04x}, sense key {key:#x}, codes {codes:02x?}"
+        )),
+    }
+}
+
+/// Bytes of a response: its fields, and 96 of sense data.
+const RESPONSE: usize = 108;
+
+pub struct Scsi {
+    device: Option<Arc<ScsiDevice>>,
+    queue: GuestQueue,
+    worker: usize,
+    index: u16,
+}
+
+impl Scsi {
+    pub fn new(
+        device: Arc<ScsiDevice>,
+        worker: usize,
+        index: u16,
+        packed: bool,
+        is_tracked: bool,
+    ) -> Scsi {
+        Scsi {
+            device: Some(device),
+            queue: GuestQueue::new(index, packed, is_tracked),
+            worker,
+            index,
+        }
+    }
+
+    /// The guest starts anew.
+    pub fn renew(&mut self, packed: bool) {
+        self.queue = GuestQueue::new(self.index, packed, self.queue.is_tracked());
+    }
+
+    /// The same driver with the device of another life.
+    pub fn set_device(&mut self, device: Arc<ScsiDevice>) {
+        self.device = Some(device);
+    }
+}
+
+impl Client for Scsi {
+    fn name(&self) -> String {
+        format!("virtio-scsi queue {}", self.index)
+    }
+
+    fn can(&self, _kind: Kind) -> bool {
+        true
+    }
+
+    fn submit(&mut self, request: &Request) -> bool {
+        let Some(slot) = self.queue.take(request.token) else {
+            return false;
+        };
+        let (cdb, out, into) = command(request);
+        let mut header = [0; 51];
+        header[..4].copy_from_slice(&[1, request.disk as u8, 0x40, 0]);
+        header[8..16].copy_from_slice(&request.token.to_le_bytes());
+        header[19..35].copy_from_slice(&cdb);
+        self.queue
+            .add(slot, &header, &out, RESPONSE as u32, into, true);
+        true
+    }
+
+    fn poll(&mut self, done: &mut Vec<Done>) {
+        while let Some((token, answer, data)) = self.queue.answered(RESPONSE) {
+            let sense_length = u32::from_le_bytes([answer[0], answer[1], answer[2], answer[3]]);
+            let (status, response) = (answer[10], answer[11]);
+            let sense = &answer[12..12 + (sense_length as usize).min(96)];
+            let outcome = match response {
+                0 => outcome(status, sense),
+                // VIRTIO_SCSI_S_BUSY
+                5 => Outcome::NotNow("busy".to_owned()),
+                other => Outcome::Failed(format!("response {other}")),
+            };
+            done.push(Done {
+                token,
+                outcome,
+                data,
+            });
+        }
+        if self.queue.is_broken() {
+            for token in self.queue.forget() {
+                done.push(failed(token, "the queue has ended"));
+            }
+        }
+    }
+
+    fn worker(&self) -> usize {
+        self.worker
+    }
+
+    fn is_gone(&self) -> bool {
+        self.queue.is_broken()
+    }
+
+    fn survives(&self) -> bool {
+        self.queue.is_tracked()
+    }
+
+    fn detach(&mut self) {
+        self.device = None;
+    }
+
+    fn attach(&mut self, worker: &mut Worker) {
+        if let Some(device) = &self.device {
+            self.queue.attach(device.as_ref(), worker);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The files that disks lie in, and what is done to them between two lives of the daemon.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use qcow2::{CheckReport, CreateOptions, Image, OpenOptions, Repair, Storage};
+
+use crate::model::{BLOCK, fill};
+
+/// A file as what an image lies in, for tools.
+pub struct Tool(pub File);
+
+impl Storage for Tool {
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.0.read_at(&mut bytes[done..], offset + done as u64)? {
+                0 => {
+                    bytes[done..].fill(0);
+                    break;
+                }
+                read => done += read,
+            }
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(bytes, offset)
+    }
+
+    fn zero(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.0.write_all_at(&vec![0; length as usize], offset)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+}
+
+pub fn open(path: &Path) -> File {
+    let options = File::options().read(true).write(true).open(path);
+    options.expect("a file of the simulation")
+}
+
+pub fn create_raw(path: &Path, blocks: u64, first_value: u64) {
+    let file = File::create_new(path).expect("a file of the simulation");
+    let mut content = vec![0; blocks as usize * BLOCK];
+    if first_value > 0 {
+        for (lba, block) in content.chunks_exact_mut(BLOCK).enumerate() {
+            fill(block, first_value + lba as u64, lba as u64);
+        }
+    }
+    file.write_all_at(&content, 0).expect("room for a file");
+}
+
+pub fn create_image(path: &Path, options: &CreateOptions) {
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path);
+    let file = file.expect("a file of the simulation");
+    qcow2::create(&Tool(file), options).expect("an image of the simulation");
+}
+
+pub fn check(path: &Path, repair: Repair) -> Result<CheckReport, String> {
+    Image::check(Tool(open(path)), repair).map_err(|error| error.to_string())
+}
+
+/// An internal snapshot: every cluster has two users from then on.
+pub fn snapshot(path: &Path, name: &str) -> Result<(), String> {
+    let options = OpenOptions { read_only: false };
+    let image = Image::open(Tool(open(path)), options).map_err(|error| error.to_string())?;
+    let made = image.create_snapshot(name, 0);
+    made.map(drop).map_err(|error| error.to_string())
+}
+
+/// Blocks of an image's disk.
+pub fn blocks(path: &Path) -> u64 {
+    let header = qcow2::Header::read(&Tool(open(path))).expect("an image of the simulation");
+    header.size / BLOCK as u64
+}

@@ -1,0 +1,22 @@
+//! Drivers that break the rules: what they write into their own ring ends that queue at most.
+
+use crate::clients::guest::GuestQueue;
+use crate::random::Random;
+
+/// Something is wrong with the ring.
+pub fn misbehave(queue: &mut GuestQueue, seed: u64) {
+    let mut random = Random::new(seed);
+    let raw = queue.raw();
+    match random.below(4) {
+        // More requests than the ring has entries.
+        0 => raw.set_available_index(random.next() as u16),
+        // A descriptor that lies nowhere, or refers to itself.
+        1 => raw.set_descriptor(random.below(8) as u16, random.next(), u32::MAX, 1, 0),
+        2 => {
+            let index = random.below(8) as u16;
+            raw.set_descriptor(index, 0, 16, 1, index);
+        }
+        // A head that is none.
+        _ => raw.set_available_entry(random.below(8) as u16, 0x7fff),
+    }
+}

@@ -1,0 +1,205 @@
+//! One life of the daemon: its workers, disks and exports, from start to stop or kill.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bdev::{BlockDevice, CacheMode, Disk, File, FileOptions, Image, ImageOptions, Ram, RamOptions};
+use iscsi_target::{DemoMode, Portal, ServerLimits, SimulatedServer, TargetOptions};
+use latency::Clock;
+use reactor::Worker;
+use scsi_exec::Units;
+use uring::Ring;
+use virtio_blk::{BlkDevice, BlkOptions};
+use virtio_scsi::{ScsiDevice, ScsiOptions};
+
+use crate::clients::initiator::TARGET;
+use crate::random::Random;
+
+pub const WORKERS: usize = 2;
+/// Queues of a virtio-blk device: one more than there are workers, of a driver that breaks the rules.
+pub const BLK_QUEUES: u16 = WORKERS as u16 + 1;
+const STATE_RAM_BLOCKS: u64 = 64;
+
+/// What a disk lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lies {
+    Ram,
+    File,
+    Image,
+}
+
+/// A disk by its number.
+pub struct DiskPlan {
+    pub lies: Lies,
+    pub path: std::path::PathBuf,
+    pub cache: CacheMode,
+}
+
+pub struct Life {
+    pub workers: Vec<Worker>,
+    pub disks: Vec<Arc<Disk>>,
+    pub blk: Vec<Arc<BlkDevice>>,
+    pub scsi: Arc<ScsiDevice>,
+    pub server: Rc<SimulatedServer>,
+    units: Arc<Units>,
+}
+
+fn open(plan: &DiskPlan) -> Arc<dyn BlockDevice> {
+    let path: &Path = &plan.path;
+    match plan.lies {
+        Lies::Ram => {
+            let options = RamOptions {
+                size: STATE_RAM_BLOCKS * crate::model::BLOCK as u64,
+                huge_pages: false,
+                ..RamOptions::default()
+            };
+            Arc::new(Ram::create(options).expect("memory for a disk"))
+        }
+        Lies::File => {
+            let opened = File::open(FileOptions {
+                cache: plan.cache,
+                ..FileOptions::new(path)
+            });
+            Arc::new(opened.unwrap_or_else(|error| panic!("a raw file is not opened: {error}")))
+        }
+        Lies::Image => {
+            let opened = Image::open(&ImageOptions {
+                path: path.to_owned(),
+                cache: plan.cache,
+                read_only: false,
+                block_size: None,
+            });
+            Arc::new(opened.unwrap_or_else(|error| panic!("an image is not opened: {error}")))
+        }
+    }
+}
+
+impl Life {
+    pub fn begin(plans: &[DiskPlan], clock: &Clock, random: &mut Random) -> Life {
+        let worker = |_| {
+            let by = clock.clone();
+            let ring = Ring::simulated(random.next(), move || by.elapsed());
+            Worker::standalone(ring, clock.clone()).expect("a worker without a kernel")
+        };
+        let workers: Vec<Worker> = (0..WORKERS).map(worker).collect();
+        let disks: Vec<Arc<Disk>> = plans
+            .iter()
+            .enumerate()
+            .map(|(number, plan)| {
+                let disk = Disk::new(&format!("d{number}"), None, open(plan));
+                Arc::new(disk.unwrap_or_else(|error| panic!("a disk is not made: {error}")))
+            })
+            .collect();
+        let units = Units::new(Box::<scsi::MemoryStore>::default());
+        let blk = disks.iter().enumerate().map(|(number, disk)| {
+            let options = BlkOptions {
+                name: format!("b{number}"),
+                queues: BLK_QUEUES,
+            };
+            Arc::new(BlkDevice::new(disk.clone(), options))
+        });
+        let blk = blk.collect();
+        let options = ScsiOptions {
+            name: "s0".to_owned(),
+            queues: WORKERS as u16,
+        };
+        let scsi = Arc::new(ScsiDevice::new(units.clone(), options));
+        for (number, disk) in disks.iter().enumerate() {
+            let added = scsi.add_lun(number as u8, 0, disk);
+            added.expect("a place that is free");
+        }
+        let server = server(&units, &disks);
+        Life {
+            workers,
+            disks,
+            blk,
+            scsi,
+            server: Rc::new(server),
+            units,
+        }
+    }
+
+    /// Every transport hears that a disk has another size.
+    pub fn tell_resized(&self, disk: &Arc<Disk>) {
+        if let Some(unit) = self.units.known(disk) {
+            unit.update((*disk.info()).clone());
+        }
+    }
+
+    /// The daemon stops in order: nobody is served any more, then disks are closed.
+    pub fn stop(self, mut pass_time: impl FnMut(u64)) {
+        let Life {
+            mut workers,
+            disks,
+            blk,
+            scsi,
+            server,
+            units,
+        } = self;
+        server.dismiss();
+        for round in 0.. {
+            assert!(round < 10_000, "the daemon does not stop: connections stay");
+            for worker in &mut workers {
+                worker.iterate_once();
+            }
+            bdev::stepped::step_image_owners();
+            pass_time(1_000_000);
+            if server.connections() == 0 {
+                break;
+            }
+        }
+        for worker in &mut workers {
+            for disk in &disks {
+                worker.let_go(disk);
+            }
+        }
+        for _ in 0..200 {
+            for worker in &mut workers {
+                worker.iterate_once();
+            }
+            bdev::stepped::step_image_owners();
+            // What was stuck is over by then.
+            pass_time(500_000_000);
+        }
+        for worker in &mut workers {
+            let left = worker.io().ring().in_flight();
+            assert_eq!(
+                left, 0,
+                "operations are left on a ring when the daemon stops"
+            );
+        }
+        drop((workers, blk, scsi, server, units, disks));
+        for round in 0.. {
+            bdev::stepped::step_image_owners();
+            if bdev::stepped::image_owners() == 0 {
+                break;
+            }
+            assert!(round < 100, "an image is not closed: somebody has it still");
+        }
+    }
+
+    /// It is killed: nothing is closed.
+    pub fn kill(self) {
+        bdev::stepped::kill_image_owners();
+        drop(self);
+        bdev::stepped::kill_image_owners();
+    }
+}
+
+fn server(units: &Arc<Units>, disks: &[Arc<Disk>]) -> SimulatedServer {
+    let address = "127.0.0.1:3260".parse().expect("an address");
+    let options = TargetOptions {
+        name: TARGET.to_owned(),
+        portals: vec![Portal { address, group: 1 }],
+        demo_mode: DemoMode::ReadWrite,
+        ..TargetOptions::default()
+    };
+    let luns: Vec<_> = disks
+        .iter()
+        .enumerate()
+        .map(|(lun, disk)| (lun as u16, disk.clone()))
+        .collect();
+    let server = SimulatedServer::new(units.clone(), ServerLimits::default(), options, &luns);
+    server.expect("a target that is allowed")
+}

@@ -1,0 +1,82 @@
+//! The data path on a simulated clock, ring, disks and network, from one seed: `cargo run -p sim -- --seed 7`.
+//!
+//! Real are the worker loop, queues, connections, the SCSI core and its executor, disks and images; simulated are the kernel's side of a
+//! ring, time, and the thread of an image. Clients know what each block may hold (`model`): nothing that was acknowledged is lost, reads
+//! find what they may find, all ends, images stay whole. The faults are listed in `uring::simulated::Files`.
+
+#![forbid(unsafe_code)]
+
+mod clients;
+mod files;
+mod hostile;
+mod life;
+mod model;
+mod random;
+mod run;
+mod schedule;
+mod world;
+
+use std::ops::Range;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+
+/// Runs the data path on simulated clock, disks and network
+#[derive(Parser)]
+#[command(version, about, long_about = None)]
+struct Arguments {
+    /// One seed, with a trace of what happens
+    #[arg(long, value_name = "N", conflicts_with_all = ["seeds", "minutes"])]
+    seed: Option<u64>,
+    /// These seeds; B is not one of them
+    #[arg(long, value_name = "A..B", value_parser = range)]
+    seeds: Option<Range<u64>>,
+    /// Fresh seeds until so many minutes have passed
+    #[arg(long, value_name = "M")]
+    minutes: Option<f64>,
+    /// Steps of a run
+    #[arg(long, value_name = "N", default_value_t = 600)]
+    steps: usize,
+    /// Threads, each with seeds of its own
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    jobs: u64,
+    /// Leave a failing schedule as long as it is
+    #[arg(long)]
+    no_shrink: bool,
+}
+
+fn range(text: &str) -> Result<Range<u64>, String> {
+    let parse = |part: &str| {
+        part.parse()
+            .map_err(|_| format!("{part:?} is not a number"))
+    };
+    let (from, to) = text.split_once("..").ok_or("two numbers, as in 0..100")?;
+    Ok(parse(from)?..parse(to)?)
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    run::quiet_panics();
+    if let Some(seed) = arguments.seed {
+        return run::one(seed, arguments.steps, !arguments.no_shrink);
+    }
+    let minutes = arguments.minutes;
+    let limit = minutes.map(|minutes| Duration::from_secs_f64(minutes * 60.0));
+    let seeds = match (&arguments.seeds, limit) {
+        (Some(seeds), _) => seeds.clone(),
+        (None, Some(_)) => {
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+            let first = now.map_or(0, |now| now.as_secs()) << 20;
+            first..u64::MAX
+        }
+        (None, None) => 0..200,
+    };
+    run::many(
+        seeds,
+        limit,
+        arguments.jobs,
+        arguments.steps,
+        !arguments.no_shrink,
+    )
+}

@@ -1,0 +1,282 @@
+//! What each block of a disk may hold.
+//!
+//! A block is a register that several clients write and read at once. A read may return a value unless another one was written for
+//! certain after that value's write had ended and before the read began. After a power cut only what a flush, or a write that was to be
+//! durable by itself, had covered is certain.
+
+use crate::random::Random;
+
+/// Bytes of a block.
+pub const BLOCK: usize = 512;
+
+/// What a block holds: 0 is zeroes, any other number a pattern of its own.
+pub type Value = u64;
+
+/// Fills a block with a value.
+pub fn fill(block: &mut [u8], value: Value, lba: u64) {
+    for (index, word) in block.chunks_exact_mut(8).enumerate() {
+        let content = match (value, index) {
+            (0, _) => 0,
+            (_, 0) => value,
+            _ => mix(value, lba, index as u64),
+        };
+        word.copy_from_slice(&content.to_le_bytes());
+    }
+}
+
+/// The value that a block has; what it is where it has none.
+pub fn value_of(block: &[u8], lba: u64) -> Result<Value, String> {
+    let word = |index: usize| {
+        let bytes = block[8 * index..8 * index + 8].try_into();
+        u64::from_le_bytes(bytes.expect("eight bytes"))
+    };
+    let value = word(0);
+    let expected = |index: usize| match value {
+        0 => 0,
+        _ => mix(value, lba, index as u64),
+    };
+    match (1..block.len() / 8).find(|index| word(*index) != expected(*index)) {
+        None => Ok(value),
+        Some(1) => Err(format!(
+            "content of another block, or none that was ever written: it begins with {value:#x}"
+        )),
+        Some(at) => Err(format!(
+            "the first {} bytes of value {value}, and others behind",
+            8 * at
+        )),
+    }
+}
+
+fn mix(value: u64, lba: u64, index: u64) -> u64 {
+    (value ^ (lba << 40) ^ (index << 56)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Write {
+    value: Value,
+    begin: u64,
+    /// `None`: in flight.
+    end: Option<u64>,
+    /// It was done. One that failed may have been done or not.
+    certain: bool,
+    /// It survives a power cut.
+    durable: bool,
+}
+
+impl Write {
+    fn is_before(&self, other: &Write) -> bool {
+        self.end.is_some_and(|end| end < other.begin)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Block {
+    writes: Vec<Write>,
+}
+
+/// A disk's blocks, by a clock that counts events.
+#[derive(Clone, Debug)]
+pub struct Model {
+    blocks: Vec<Block>,
+}
+
+impl Model {
+    /// With what the blocks hold at first.
+    pub fn new(values: impl Iterator<Item = Value>) -> Model {
+        let block = |value| Block {
+            writes: vec![settled(value)],
+        };
+        Model {
+            blocks: values.map(block).collect(),
+        }
+    }
+
+    pub fn len(&self) -> u64 {
+        self.blocks.len() as u64
+    }
+
+    /// The disk has another size; what is new is zero.
+    pub fn resize(&mut self, blocks: u64) {
+        let new = Block {
+            writes: vec![settled(0)],
+        };
+        self.blocks.resize(blocks as usize, new);
+    }
+
+    pub fn begin(&mut self, lba: u64, value: Value, now: u64) {
+        self.blocks[lba as usize].writes.push(Write {
+            value,
+            begin: now,
+            end: None,
+            certain: false,
+            durable: false,
+        });
+    }
+
+    /// A write has ended. `oldest_read`: when the oldest read in flight began.
+    pub fn end(&mut self, lba: u64, begun: u64, now: u64, done: bool, durable: bool) {
+        let Some(block) = self.blocks.get_mut(lba as usize) else {
+            return;
+        };
+        for write in &mut block.writes {
+            if write.begin == begun {
+                write.end = Some(now);
+                (write.certain, write.durable) = (done, done && durable);
+            }
+        }
+    }
+
+    /// Values that can be returned by no read that begins at `oldest` or later, and are on no medium any more, are forgotten.
+    pub fn prune(&mut self, lba: u64, oldest: u64) {
+        let Some(block) = self.blocks.get_mut(lba as usize) else {
+            return;
+        };
+        let covered: Vec<Write> = block
+            .writes
+            .iter()
+            .filter(|write| {
+                write.certain && write.durable && write.end.is_some_and(|end| end < oldest)
+            })
+            .copied()
+            .collect();
+        block
+            .writes
+            .retain(|write| !covered.iter().any(|other| write.is_before(other)));
+    }
+
+    /// A flush has ended that had begun then.
+    pub fn flushed(&mut self, begun: u64) {
+        for block in &mut self.blocks {
+            for write in &mut block.writes {
+                write.durable |= write.certain && write.end.is_some_and(|end| end < begun);
+            }
+        }
+    }
+
+    /// May a read that began then and ends now return this?
+    pub fn check(&self, lba: u64, value: Value, begun: u64) -> Result<(), String> {
+        let Some(block) = self.blocks.get(lba as usize) else {
+            return Ok(());
+        };
+        let before = |write: &&Write| write.certain && write.end.is_some_and(|end| end < begun);
+        let covers: Vec<&Write> = block.writes.iter().filter(before).collect();
+        let mut of_value = block.writes.iter().filter(|write| write.value == value);
+        if of_value.any(|write| !covers.iter().any(|other| write.is_before(other))) {
+            return Ok(());
+        }
+        let known: Vec<Value> = block.writes.iter().map(|write| write.value).collect();
+        Err(format!(
+            "it has value {value}; it may have one of {known:?}"
+        ))
+    }
+
+    /// The process was killed, or the power cut: what had not ended is uncertain, and so is, after a power cut, what was not
+    /// durable.
+    /// `survive`: writes, by when they began, that go on.
+    pub fn crashed(&mut self, now: u64, power: bool, survive: &[u64]) {
+        for block in &mut self.blocks {
+            if power {
+                let covered: Vec<Write> = block
+                    .writes
+                    .iter()
+                    .filter(|write| write.durable)
+                    .copied()
+                    .collect();
+                block
+                    .writes
+                    .retain(|write| !covered.iter().any(|other| write.is_before(other)));
+            }
+            for write in &mut block.writes {
+                if write.end.is_none() && !survive.contains(&write.begin) {
+                    write.end = Some(now);
+                }
+                write.certain &= !power;
+            }
+        }
+    }
+
+    /// What it held is gone with the process.
+    pub fn lose(&mut self) {
+        for block in &mut self.blocks {
+            block.writes.retain(|write| write.end.is_none());
+            block.writes.push(settled(0));
+        }
+    }
+
+    /// One of the values that a block may have.
+    pub fn any_value(&self, lba: u64, random: &mut Random) -> Value {
+        let writes = &self.blocks[lba as usize].writes;
+        writes[random.below(writes.len() as u64) as usize].value
+    }
+
+    /// After a crash a block was found to hold this, and holds it for good.
+    pub fn found(&mut self, lba: u64, value: Value) {
+        self.blocks[lba as usize].writes = vec![settled(value)];
+    }
+}
+
+fn settled(value: Value) -> Write {
+    Write {
+        value,
+        begin: 0,
+        end: Some(0),
+        certain: true,
+        durable: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn read_returns_what_was_not_overwritten_before_it_began() {
+        let mut model = Model::new([7].into_iter());
+        model.begin(0, 8, 10);
+        assert!(model.check(0, 7, 11).is_ok() && model.check(0, 8, 11).is_ok());
+        model.end(0, 10, 20, true, false);
+        assert!(model.check(0, 7, 15).is_ok(), "it may have come before");
+        assert!(model.check(0, 7, 21).is_err() && model.check(0, 8, 21).is_ok());
+        assert!(model.check(0, 9, 21).is_err());
+    }
+
+    #[test]
+    fn power_cut_leaves_what_was_flushed_or_anything_after() {
+        let mut model = Model::new([1].into_iter());
+        model.begin(0, 2, 10);
+        model.end(0, 10, 11, true, false);
+        model.flushed(12);
+        model.begin(0, 3, 20);
+        model.end(0, 20, 21, true, false);
+        // It had begun before the second write ended.
+        model.flushed(20);
+        let mut killed = model.clone();
+        model.crashed(30, true, &[]);
+        assert!(model.check(0, 1, 31).is_err());
+        assert!(model.check(0, 2, 31).is_ok() && model.check(0, 3, 31).is_ok());
+        killed.crashed(30, false, &[]);
+        assert!(killed.check(0, 2, 31).is_err() && killed.check(0, 3, 31).is_ok());
+    }
+
+    #[test]
+    fn failed_write_may_have_been_done() {
+        let mut model = Model::new([1].into_iter());
+        model.begin(0, 2, 10);
+        model.end(0, 10, 11, false, false);
+        assert!(model.check(0, 1, 12).is_ok() && model.check(0, 2, 12).is_ok());
+        model.begin(0, 3, 20);
+        model.end(0, 20, 21, true, true);
+        assert!(model.check(0, 2, 22).is_err());
+    }
+
+    #[test]
+    fn value_of_another_block_is_noticed() {
+        let mut block = [0; BLOCK];
+        fill(&mut block, 5, 3);
+        assert_eq!(value_of(&block, 3), Ok(5));
+        assert!(value_of(&block, 4).is_err());
+        block[300] ^= 1;
+        assert!(value_of(&block, 3).is_err());
+        assert_eq!(value_of(&[0; BLOCK], 9), Ok(0));
+    }
+}

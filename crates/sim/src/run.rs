@@ -1,0 +1,158 @@
+//! Runs of seeds: one with its trace, or many until one fails.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::schedule::{Step, shrink, steps};
+use crate::world::World;
+
+/// Runs that shrinking may take.
+const SHRINK_TRIES: usize = 600;
+/// Lines of a trace that are printed before the failure.
+const LINES: usize = 60;
+
+thread_local! {
+    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// What a panic says is kept for the one who looks for it.
+pub fn quiet_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let payload = panic.payload();
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        let what = text.unwrap_or("a panic without words");
+        let place = panic
+            .location()
+            .map_or_else(String::new, |place| format!(" ({place})"));
+        PANIC.with_borrow_mut(|kept| {
+            if kept.is_empty() {
+                *kept = format!("{what}{place}");
+            }
+        });
+    }));
+}
+
+/// A run: the digest of what happened, or what was wrong; and the trace, if it was wanted.
+fn run(seed: u64, steps: &[Step], traced: bool) -> (Result<u64, String>, Vec<String>) {
+    PANIC.take();
+    let mut world = None;
+    let ended = catch_unwind(AssertUnwindSafe(|| {
+        world = Some(World::new(seed, traced));
+        for step in steps {
+            world.as_mut().expect("made above").step(*step);
+        }
+        world.as_mut().expect("made above").finish()
+    }));
+    match ended {
+        Ok((digest, trace)) => (Ok(digest), trace),
+        Err(_) => {
+            let what = PANIC.take();
+            let trace = world.as_mut().map_or_else(Vec::new, World::take_trace);
+            // What is left of it may panic again.
+            drop(catch_unwind(AssertUnwindSafe(|| drop(world))));
+            (Err(what), trace)
+        }
+    }
+}
+
+/// One seed; prints what happened.
+pub fn one(seed: u64, count: usize, shrinks: bool) -> ExitCode {
+    let all = steps(seed, count);
+    let (result, trace) = run(seed, &all, true);
+    match result {
+        Ok(digest) => {
+            trace.iter().for_each(|line| println!("{line}"));
+            println!("seed {seed}: {count} steps, nothing wrong (digest {digest:016x})");
+            ExitCode::SUCCESS
+        }
+        Err(what) => {
+            explain(seed, all, &what, shrinks);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn explain(seed: u64, all: Vec<Step>, what: &str, shrinks: bool) {
+    let count = all.len();
+    let needed = match shrinks {
+        true => shrink(all, SHRINK_TRIES, |fewer| {
+            run(seed, fewer, false).0.is_err()
+        }),
+        false => all,
+    };
+    let (result, trace) = run(seed, &needed, true);
+    let skipped = trace.len().saturating_sub(LINES);
+    if skipped > 0 {
+        println!("... {skipped} lines before");
+    }
+    trace[skipped..].iter().for_each(|line| println!("{line}"));
+    if let Err(shorter) = result
+        && shorter != what
+    {
+        println!(
+            "seed {seed} fails after {} of its {count} steps: {shorter}",
+            needed.len()
+        );
+    }
+    println!("seed {seed} fails: {what}");
+    println!("again: cargo run --release -p sim -- --seed {seed} --steps {count}");
+}
+
+/// Many seeds, until one fails or the time is up.
+pub fn many(
+    seeds: Range<u64>,
+    limit: Option<Duration>,
+    jobs: u64,
+    count: usize,
+    shrinks: bool,
+) -> ExitCode {
+    let started = Instant::now();
+    let (next, failed) = (AtomicU64::new(seeds.start), AtomicBool::new(false));
+    let failure = Mutex::new(None);
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            scope.spawn(|| {
+                while !failed.load(Ordering::Relaxed)
+                    && limit.is_none_or(|limit| started.elapsed() < limit)
+                {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        break;
+                    }
+                    let all = steps(seed, count);
+                    if let (Err(what), _) = run(seed, &all, false)
+                        && !failed.swap(true, Ordering::Relaxed)
+                    {
+                        let mut failure = failure.lock().unwrap_or_else(|kept| kept.into_inner());
+                        *failure = Some((seed, all, what));
+                    }
+                }
+            });
+        }
+    });
+    let done = next.into_inner().min(seeds.end) - seeds.start;
+    let seconds = started.elapsed().as_secs();
+    let failure = failure
+        .into_inner()
+        .unwrap_or_else(|kept| kept.into_inner());
+    match failure {
+        None => {
+            println!(
+                "{done} seeds from {}, {count} steps each, in {seconds} s: nothing wrong",
+                seeds.start
+            );
+            ExitCode::SUCCESS
+        }
+        Some((seed, all, what)) => {
+            println!("{done} seeds in {seconds} s");
+            explain(seed, all, &what, shrinks);
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What happens in a run, as a list that follows from a seed and can be made shorter.
+
+use crate::random::Random;
+
+/// What happens next. Each step has a number of its own from which its details follow, so that leaving a step out changes no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    pub what: What,
+    pub detail: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A client sends requests.
+    Submit,
+    /// A worker does an iteration.
+    Iterate,
+    /// The owners of images do what waits for them.
+    Own,
+    /// A client looks for answers.
+    Poll,
+    /// Time passes.
+    Wait,
+    /// Faults begin, of a kind or several.
+    Faults,
+    /// They end.
+    NoFaults,
+    /// A connection breaks.
+    Disconnect,
+    /// A driver breaks the rules.
+    Misbehave,
+    /// A disk is limited, or not any more.
+    Limit,
+    /// A disk becomes larger.
+    Grow,
+    /// The daemon is stopped and started again, and images get a snapshot.
+    Restart,
+    /// The daemon is killed after some calls more.
+    Kill,
+    /// The power is cut after some calls more.
+    CutPower,
+}
+
+/// How often each happens, out of 1000.
+const SHARES: [(What, u64); 14] = [
+    (What::Submit, 330),
+    (What::Iterate, 300),
+    (What::Own, 130),
+    (What::Poll, 110),
+    (What::Wait, 70),
+    (What::Faults, 10),
+    (What::NoFaults, 14),
+    (What::Disconnect, 6),
+    (What::Misbehave, 3),
+    (What::Limit, 8),
+    (What::Grow, 5),
+    (What::Restart, 4),
+    (What::Kill, 5),
+    (What::CutPower, 5),
+];
+
+/// The steps of a seed.
+pub fn steps(seed: u64, count: usize) -> Vec<Step> {
+    let mut random = Random::new(!seed);
+    let step = |_| {
+        let mut drawn = random.below(1000);
+        let chosen = SHARES.iter().find(|(_, share)| {
+            let is_it = drawn < *share;
+            drawn = drawn.saturating_sub(*share);
+            is_it
+        });
+        Step {
+            what: chosen.map_or(What::Iterate, |(what, _)| *what),
+            detail: random.next(),
+        }
+    };
+    (0..count).map(step).collect()
+}
+
+/// Leaves out what is not needed for `fails` to stay true, in at most so many tries.
+pub fn shrink(
+    mut steps: Vec<Step>,
+    mut tries: usize,
+    mut fails: impl FnMut(&[Step]) -> bool,
+) -> Vec<Step> {
+    let mut part = steps.len() / 2;
+    while part > 0 && tries > 0 {
+        let mut at = 0;
+        let before = steps.len();
+        while at < steps.len() && tries > 0 {
+            let mut fewer = steps.clone();
+            fewer.drain(at..(at + part).min(steps.len()));
+            tries -= 1;
+            if fails(&fewer) {
+                steps = fewer;
+            } else {
+                at += part;
+            }
+        }
+        if part > 1 || steps.len() == before {
+            part /= 2;
+        }
+    }
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shrinking_leaves_the_steps_that_are_needed() {
+        let all = steps(1, 300);
+        let (first, second) = (all[20], all[250]);
+        let left = shrink(all, 10_000, |steps| {
+            let at = |wanted: Step| steps.iter().position(|step| *step == wanted);
+            matches!((at(first), at(second)), (Some(a), Some(b)) if a < b)
+        });
+        assert_eq!(left, [first, second]);
+    }
+
+    #[test]
+    fn shares_are_of_a_thousand() {
+        let sum: u64 = SHARES.iter().map(|(_, share)| share).sum();
+        assert_eq!(sum, 1000);
+    }
+}

@@ -1,0 +1,864 @@
+//! All that a run has: disks and what they may hold, clients with their requests in flight, and the lives of the daemon one after the
+//! other.
+
+use std::collections::BTreeMap;
+
+use bdev::{CacheMode, RateLimits};
+use latency::{Clock, SimulatedTime};
+use qcow2::{CreateOptions, Repair};
+use uring::simulated::{Faults, Files};
+
+use crate::clients::blk::Blk;
+use crate::clients::initiator::IscsiClient;
+use crate::clients::scsi::Scsi;
+use crate::clients::{Client, Done, Kind, Outcome, Request};
+use crate::files;
+use crate::life::{BLK_QUEUES, DiskPlan, Lies, Life, WORKERS};
+use crate::model::{BLOCK, Model, Value, fill, value_of};
+use crate::random::Random;
+use crate::schedule::{Step, What};
+
+const RAM_BLOCKS: u64 = 64;
+const FILE_BLOCKS: u64 = 96;
+const IMAGE_BLOCKS: u64 = 160;
+const BLOCKS_MAX: u64 = 9;
+const GROW_MAX: u64 = 400;
+
+struct Pending {
+    client: usize,
+    request: Request,
+    begin: u64,
+    /// What COMPARE AND WRITE compares with.
+    expected: Value,
+    /// It had begun before a kill.
+    survived: bool,
+}
+
+enum Kept {
+    Blk(Blk),
+    Scsi(Scsi),
+    Iscsi(IscsiClient),
+}
+
+impl Kept {
+    fn client(&mut self) -> &mut dyn Client {
+        match self {
+            Kept::Blk(one) => one,
+            Kept::Scsi(one) => one,
+            Kept::Iscsi(one) => one,
+        }
+    }
+}
+
+pub struct World {
+    random: Random,
+    clock: Clock,
+    time: SimulatedTime,
+    _folder: tempfile::TempDir,
+    plans: Vec<DiskPlan>,
+    models: Vec<Model>,
+    life: Option<Life>,
+    clients: Vec<Kept>,
+    pending: BTreeMap<u64, Pending>,
+    /// Counts events.
+    now: u64,
+    next_value: Value,
+    /// Something has gone wrong in this life on purpose: requests may fail.
+    is_troubled: bool,
+    /// What is to come when the calls are used up.
+    cut: Option<What>,
+    snapshots: u64,
+    trace: Option<Vec<String>>,
+    /// The same for two runs in which the same happened.
+    digest: u64,
+}
+
+macro_rules! say {
+    ($world:expr, $($text:tt)*) => {
+        if let Some(trace) = &mut $world.trace {
+            let at = $world.clock.elapsed();
+            trace.push(format!("{:>9} us  {}", at.as_micros(), format_args!($($text)*)));
+        }
+    };
+}
+
+/// A run's disks: one in memory, a raw file, images of several shapes.
+fn plan(folder: &std::path::Path, random: &mut Random) -> (Vec<DiskPlan>, Vec<Model>) {
+    let mut plans = Vec::new();
+    let mut models = Vec::new();
+    let disk = |lies, name: &str, cache| DiskPlan {
+        lies,
+        path: folder.join(name),
+        cache,
+    };
+    plans.push(disk(Lies::Ram, "ram", CacheMode::Writeback));
+    models.push(Model::new((0..RAM_BLOCKS).map(|_| 0)));
+    let cache = match random.below(3) {
+        0 => CacheMode::Writethrough,
+        _ => CacheMode::Writeback,
+    };
+    plans.push(disk(Lies::File, "raw", cache));
+    files::create_raw(&plans[1].path, FILE_BLOCKS, 0);
+    models.push(Model::new((0..FILE_BLOCKS).map(|_| 0)));
+    for number in 0..2 {
+        let name = format!("{number}.qcow2");
+        plans.push(disk(Lies::Image, &name, cache));
+        let backing_blocks = match random.below(3) {
+            0 => 0,
+            1 => IMAGE_BLOCKS,
+            _ => 1 + random.below(IMAGE_BLOCKS - 1),
+        };
+        let base = 1_000_000 * (number + 1);
+        let backing = (backing_blocks > 0).then(|| {
+            let name = format!("base{number}");
+            files::create_raw(&folder.join(&name), backing_blocks, base);
+            (name, "raw".to_owned())
+        });
+        let options = CreateOptions {
+            size: IMAGE_BLOCKS * BLOCK as u64,
+            cluster_bits: 9 + random.below(4) as u32,
+            refcount_order: 4 + random.below(2) as u32,
+            backing,
+        };
+        files::create_image(&folder.join(&name), &options);
+        let value = move |lba| if lba < backing_blocks { base + lba } else { 0 };
+        models.push(Model::new((0..IMAGE_BLOCKS).map(value)));
+    }
+    (plans, models)
+}
+
+impl World {
+    pub fn new(seed: u64, traced: bool) -> World {
+        let mut random = Random::new(seed);
+        Files::begin(random.next());
+        bdev::stepped::kill_image_owners();
+        let in_memory = std::path::Path::new("/dev/shm");
+        let folder = tempfile::Builder::new()
+            .prefix("sim-")
+            .tempdir_in(in_memory);
+        let folder = folder.or_else(|_| tempfile::tempdir()).expect("a folder");
+        let (plans, models) = plan(folder.path(), &mut random);
+        for plan in plans.iter().filter(|plan| plan.lies != Lies::Ram) {
+            Files::know(&files::open(&plan.path)).expect("a file of the simulation");
+        }
+        let (clock, time) = Clock::simulated();
+        let mut world = World {
+            random,
+            clock,
+            time,
+            _folder: folder,
+            plans,
+            models,
+            life: None,
+            clients: Vec::new(),
+            pending: BTreeMap::new(),
+            now: 1,
+            next_value: 1,
+            is_troubled: false,
+            cut: None,
+            snapshots: 0,
+            trace: traced.then(Vec::new),
+            digest: seed,
+        };
+        world.begin_life();
+        world
+    }
+
+    pub fn take_trace(&mut self) -> Vec<String> {
+        self.trace.take().unwrap_or_default()
+    }
+
+    fn note(&mut self, what: u64) {
+        self.digest = (self.digest ^ what)
+            .wrapping_mul(0x0100_0000_01b3)
+            .rotate_left(17);
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    fn life(&mut self) -> &mut Life {
+        self.life.as_mut().expect("the daemon lives")
+    }
+
+    fn begin_life(&mut self) {
+        self.is_troubled = false;
+        let life = Life::begin(&self.plans, &self.clock, &mut self.random);
+        say!(self, "the daemon starts");
+        let mut clients = std::mem::take(&mut self.clients);
+        if clients.is_empty() {
+            clients = self.new_clients(&life);
+        }
+        for kept in &mut clients {
+            match kept {
+                Kept::Blk(one) => one.set_device(life.blk[one.disk()].clone()),
+                Kept::Scsi(one) => one.set_device(life.scsi.clone()),
+                Kept::Iscsi(one) => one.set_server(life.server.clone()),
+            }
+        }
+        self.clients = clients;
+        self.life = Some(life);
+        for index in 0..self.clients.len() {
+            self.attach(index);
+        }
+    }
+
+    fn new_clients(&mut self, life: &Life) -> Vec<Kept> {
+        let mut clients = Vec::new();
+        for (disk, device) in life.blk.iter().enumerate() {
+            for queue in 0..BLK_QUEUES {
+                let is_hostile = queue == BLK_QUEUES - 1;
+                let packed = !is_hostile && self.random.one_in(2);
+                let tracked = !is_hostile && self.random.one_in(2);
+                let worker = usize::from(queue) % WORKERS;
+                let mut blk = Blk::new(device.clone(), disk, worker, queue, packed, tracked);
+                blk.is_hostile = is_hostile;
+                clients.push(Kept::Blk(blk));
+            }
+        }
+        for queue in 0..WORKERS {
+            let (packed, tracked) = (self.random.one_in(2), self.random.one_in(2));
+            let device = life.scsi.clone();
+            let index = 2 + queue as u16;
+            clients.push(Kept::Scsi(Scsi::new(device, queue, index, packed, tracked)));
+        }
+        for number in 0..2 {
+            let seed = self.random.next();
+            let one = IscsiClient::new(
+                life.server.clone(),
+                number as u8 + 1,
+                number,
+                1 + number,
+                seed,
+            );
+            clients.push(Kept::Iscsi(one));
+        }
+        clients
+    }
+
+    fn attach(&mut self, index: usize) {
+        let client = self.clients[index].client();
+        let worker = client.worker();
+        let life = self.life.as_mut().expect("the daemon lives");
+        client.attach(&mut life.workers[worker]);
+    }
+
+    /// What is written next.
+    fn value(&mut self) -> Value {
+        self.next_value += 1;
+        self.next_value
+    }
+
+    fn submit(&mut self, detail: u64) {
+        let mut random = Random::new(detail);
+        let index = random.below(self.clients.len() as u64) as usize;
+        for _ in 0..1 + random.below(4) {
+            self.submit_one(index, &mut random);
+        }
+    }
+
+    fn request(&mut self, disk: usize, kind: Kind, random: &mut Random) -> (Request, Value, Value) {
+        let model = &self.models[disk];
+        let blocks = match kind {
+            Kind::Flush => 0,
+            Kind::CompareAndWrite => 1,
+            _ => 1 + random.below(BLOCKS_MAX),
+        };
+        // Most of it where others are.
+        let span = match random.below(3) {
+            0 => model.len(),
+            _ => model.len().min(40),
+        };
+        let lba = random.below(span - blocks.min(span - 1));
+        let (value, mut expected) = match kind {
+            Kind::Write { .. } | Kind::CompareAndWrite => (self.value(), 0),
+            _ => (0, 0),
+        };
+        let mut data = Vec::new();
+        if kind == Kind::CompareAndWrite {
+            expected = self.models[disk].any_value(lba, random);
+            data.resize(BLOCK, 0);
+            fill(&mut data, expected, lba);
+        }
+        if value > 0 {
+            for at in 0..blocks {
+                let mut block = [0; BLOCK];
+                fill(&mut block, value, lba + at);
+                data.extend(block);
+            }
+        }
+        let request = Request {
+            token: self.tick(),
+            disk,
+            kind,
+            lba,
+            blocks,
+            data,
+        };
+        (request, value, expected)
+    }
+
+    fn submit_one(&mut self, index: usize, random: &mut Random) {
+        let kind = match random.below(20) {
+            0..=7 => Kind::Write {
+                durable: random.one_in(4),
+            },
+            8..=12 => Kind::Read,
+            13..=14 => Kind::Flush,
+            15..=16 => Kind::Zero {
+                unmap: random.one_in(2),
+            },
+            17 => Kind::Discard,
+            _ => Kind::CompareAndWrite,
+        };
+        let any = random.below(self.plans.len() as u64) as usize;
+        let disk = match &self.clients[index] {
+            Kept::Blk(one) => one.disk(),
+            _ => any,
+        };
+        if !self.clients[index].client().can(kind) {
+            return;
+        }
+        let (request, value, expected) = self.request(disk, kind, random);
+        if self.clients[index].client().submit(&request) {
+            self.submitted(index, request, value, expected);
+        }
+    }
+
+    fn submitted(&mut self, index: usize, request: Request, value: Value, expected: Value) {
+        let begin = request.token;
+        let name = self.clients[index].client().name();
+        let Request {
+            token,
+            disk,
+            kind,
+            lba,
+            blocks,
+            ..
+        } = request;
+        say!(
+            self,
+            "{name}: request {token}: {kind:?} of d{disk}, {blocks} blocks at {lba}, value {value}"
+        );
+        if !matches!(kind, Kind::Read | Kind::Flush) {
+            for at in 0..blocks {
+                self.models[disk].begin(lba + at, value, begin);
+            }
+        }
+        let pending = Pending {
+            client: index,
+            request,
+            begin,
+            expected,
+            survived: false,
+        };
+        self.pending.insert(token, pending);
+    }
+
+    fn poll(&mut self, index: usize) {
+        let mut done = Vec::new();
+        self.clients[index].client().poll(&mut done);
+        for one in done {
+            self.ended(one);
+        }
+        if let Kept::Iscsi(one) = &mut self.clients[index] {
+            if one.wants_connection() {
+                let worker = 1 - one.worker();
+                let life = self.life.as_mut().expect("the daemon lives");
+                one.add_connection(&mut life.workers[worker]);
+            }
+            if one.is_gone() && self.random.one_in(3) {
+                self.attach(index);
+            }
+        }
+    }
+
+    fn ended(&mut self, done: Done) {
+        let now = self.tick();
+        self.note(done.token);
+        let pending = self.pending.remove(&done.token);
+        let pending = pending.expect("a request ends once");
+        let request = &pending.request;
+        let (disk, kind) = (request.disk, request.kind);
+        let name = self.clients[pending.client].client().name();
+        say!(
+            self,
+            "{name}: request {} ends: {:?}",
+            done.token,
+            done.outcome
+        );
+        let is_hostile = matches!(&self.clients[pending.client], Kept::Blk(one) if one.is_hostile);
+        if is_hostile {
+            return;
+        }
+        if let Outcome::Failed(why) = &done.outcome {
+            let lost = why == "the connection is lost";
+            assert!(
+                self.is_troubled || lost || pending.survived,
+                "request {} of {name} ({kind:?} of d{disk}, {} blocks at {}) failed though nothing was wrong: {why}",
+                done.token,
+                request.blocks,
+                request.lba
+            );
+        }
+        let good = done.outcome == Outcome::Good;
+        match kind {
+            Kind::Read if good => self.check_read(&pending, &done.data),
+            Kind::Read => {}
+            Kind::Flush if good => self.models[disk].flushed(pending.begin),
+            Kind::Flush => {}
+            _ => {
+                if kind == Kind::CompareAndWrite && good {
+                    self.check_compared(&pending);
+                }
+                let through = self.plans[disk].cache == CacheMode::Writethrough;
+                let durable = through
+                    || matches!(kind, Kind::Write { durable: true })
+                        && !matches!(&self.clients[pending.client], Kept::Blk(_));
+                // It may have been answered before the kill, and gone with the memory.
+                let good = good && !(pending.survived && self.plans[disk].lies == Lies::Ram);
+                for at in 0..request.blocks {
+                    let lba = request.lba + at;
+                    self.models[disk].end(lba, pending.begin, now, good, durable);
+                }
+            }
+        }
+        let reads = self.pending.values().filter(|one| one.request.disk == disk);
+        let oldest = reads.map(|one| one.begin).min().unwrap_or(now);
+        for at in 0..request.blocks {
+            self.models[disk].prune(request.lba + at, oldest);
+        }
+    }
+
+    fn check_read(&self, pending: &Pending, data: &[u8]) {
+        let request = &pending.request;
+        // What was in memory went with the process.
+        if pending.survived && self.plans[request.disk].lies == Lies::Ram {
+            return;
+        }
+        for at in 0..request.blocks {
+            let lba = request.lba + at;
+            let block = &data[at as usize * BLOCK..][..BLOCK];
+            let found = value_of(block, lba)
+                .and_then(|value| self.models[request.disk].check(lba, value, pending.begin));
+            if let Err(what) = found {
+                panic!(
+                    "request {} reads block {lba} of d{}: {what}",
+                    request.token, request.disk
+                );
+            }
+        }
+    }
+
+    fn check_compared(&self, pending: &Pending) {
+        let request = &pending.request;
+        if pending.survived {
+            return;
+        }
+        let found = self.models[request.disk].check(request.lba, pending.expected, pending.begin);
+        if let Err(what) = found {
+            panic!(
+                "request {} compared block {} of d{} well with value {}, though {what}",
+                request.token, request.lba, request.disk, pending.expected
+            );
+        }
+    }
+
+    fn iterate(&mut self, worker: usize) {
+        self.life().workers[worker].iterate_once();
+        self.look_at_faults();
+    }
+
+    fn look_at_faults(&mut self) {
+        for what in Files::take_happened() {
+            self.is_troubled = true;
+            say!(self, "{what}");
+        }
+    }
+
+    fn set_faults(&mut self, detail: u64) {
+        let mut random = Random::new(detail);
+        let mut rate = |share| match random.one_in(share) {
+            true => 3 + random.below(40) as u32,
+            false => 0,
+        };
+        let faults = Faults {
+            short: rate(2),
+            read: rate(4),
+            write: rate(4),
+            full: rate(4),
+            sync: rate(8),
+            slow: rate(2),
+            stuck: rate(6),
+            flipped: 0,
+            misdirected: 0,
+        };
+        say!(self, "faults: {faults:?}");
+        Files::set_faults(faults);
+    }
+
+    fn limit(&mut self, detail: u64) {
+        let mut random = Random::new(detail);
+        let disk = random.below(self.plans.len() as u64) as usize;
+        let limits = match random.one_in(2) {
+            true => RateLimits::default(),
+            false => RateLimits {
+                iops: 1000,
+                iops_burst: 4,
+                bandwidth: 0,
+                bandwidth_burst: 0,
+            },
+        };
+        say!(self, "d{disk} is limited to {} IOPS", limits.iops);
+        self.life().disks[disk].set_limits(limits);
+    }
+
+    fn grow(&mut self, detail: u64) {
+        let mut random = Random::new(detail);
+        let disk = 2 + random.below(2) as usize;
+        let blocks = self.models[disk].len() + 1 + random.below(40);
+        if blocks > GROW_MAX {
+            return;
+        }
+        say!(self, "d{disk} is to have {blocks} blocks");
+        let disk_of = self.life().disks[disk].clone();
+        let grown = disk_of.resize(blocks * BLOCK as u64);
+        self.look_at_faults();
+        match grown {
+            Ok(()) => {
+                let life = self.life();
+                life.blk[disk].resized();
+                life.tell_resized(&disk_of);
+                self.models[disk].resize(blocks);
+                // Drivers use what is new once they have heard of it.
+                for round in 0..24 * WORKERS {
+                    self.iterate(round % WORKERS);
+                }
+            }
+            Err(error) => {
+                say!(self, "it is not made larger: {error}");
+                assert!(
+                    self.is_troubled || Files::is_cut(),
+                    "growing failed: {error}"
+                );
+                // It may have been, or not: nobody is told of the new size.
+            }
+        }
+    }
+
+    pub fn step(&mut self, step: Step) {
+        let Step { what, detail } = step;
+        let mut random = Random::new(detail);
+        match what {
+            What::Submit => self.submit(detail),
+            What::Iterate => self.iterate(random.below(WORKERS as u64) as usize),
+            What::Own => {
+                bdev::stepped::step_image_owners();
+                self.look_at_faults();
+            }
+            What::Poll => {
+                let index = random.below(self.clients.len() as u64) as usize;
+                self.poll(index);
+            }
+            What::Wait => self.wait(random.below(2_000_000)),
+            What::Faults => self.set_faults(detail),
+            What::NoFaults => Files::set_faults(Faults::default()),
+            What::Disconnect => {
+                let index = self.clients.len() - 1 - random.below(2) as usize;
+                say!(self, "a connection breaks");
+                self.clients[index].client().disconnect();
+            }
+            What::Misbehave => {
+                let disk = random.below(self.plans.len() as u64) as usize;
+                let index = disk * usize::from(BLK_QUEUES) + usize::from(BLK_QUEUES) - 1;
+                self.clients[index].client().misbehave(detail);
+            }
+            What::Limit => self.limit(detail),
+            What::Grow => self.grow(detail),
+            What::Restart => self.restart(),
+            What::Kill | What::CutPower if self.cut.is_none() => {
+                let calls = random.below(30);
+                self.cut = Some(what);
+                Files::cut_after(Some(calls));
+            }
+            What::Kill | What::CutPower => {}
+        }
+        if self.cut.is_some() && Files::is_cut() {
+            let power = self.cut.take() == Some(What::CutPower);
+            self.crash(power);
+        }
+    }
+
+    fn wait(&mut self, nanoseconds: u64) {
+        let before = self.clock.elapsed().as_secs();
+        self.time.advance(nanoseconds);
+        if self.clock.elapsed().as_secs() > before
+            && let Some(life) = &self.life
+        {
+            life.server.second_passed();
+        }
+    }
+
+    /// Nothing goes wrong any more, and all that is in flight ends.
+    pub fn settle(&mut self) {
+        Files::set_faults(Faults::default());
+        Files::cut_after(None);
+        self.cut = None;
+        for disk in &self.life().disks {
+            disk.set_limits(RateLimits::default());
+        }
+        for round in 0..20_000 {
+            if self.pending.is_empty() {
+                return;
+            }
+            // Stuck I/O is over after a minute.
+            self.wait(if round % 64 == 63 {
+                2_000_000_000
+            } else {
+                300_000
+            });
+            for worker in 0..WORKERS {
+                self.iterate(worker);
+            }
+            bdev::stepped::step_image_owners();
+            for index in 0..self.clients.len() {
+                self.poll(index);
+            }
+        }
+        let (_, first) = self.pending.first_key_value().expect("one at least");
+        let client = first.client;
+        let request = &first.request;
+        let what = format!(
+            "{:?} of d{}, {} blocks at {}",
+            request.kind, request.disk, request.blocks, request.lba
+        );
+        panic!(
+            "{} requests never end; the first is {} of {}: {what}",
+            self.pending.len(),
+            self.pending
+                .first_key_value()
+                .map_or(0, |(token, _)| *token),
+            self.clients[client].client().name(),
+        );
+    }
+
+    fn restart(&mut self) {
+        self.settle();
+        say!(self, "the daemon is stopped");
+        self.stop();
+        self.check_images(true);
+        for (index, plan) in self.plans.iter().enumerate() {
+            if plan.lies == Lies::Image && self.random.one_in(2) && self.snapshots < 6 {
+                self.snapshots += 1;
+                let made = files::snapshot(&plan.path, &format!("s{}", self.snapshots));
+                made.unwrap_or_else(|error| panic!("no snapshot of d{index}: {error}"));
+            }
+        }
+        for plan in self.plans.iter().filter(|plan| plan.lies != Lies::Ram) {
+            Files::know(&files::open(&plan.path)).expect("a file of the simulation");
+        }
+        self.models[0].lose();
+        let now = self.tick();
+        self.clients.clear();
+        for model in &mut self.models[1..] {
+            model.crashed(now, false, &[]);
+        }
+        self.begin_life();
+        self.verify();
+    }
+
+    fn stop(&mut self) {
+        for kept in &mut self.clients {
+            kept.client().detach();
+        }
+        let life = self.life.take().expect("the daemon lives");
+        let time = &self.time;
+        life.stop(|nanoseconds| time.advance(nanoseconds));
+    }
+
+    /// `closed`: they were closed in order.
+    fn check_images(&mut self, closed: bool) {
+        for (index, plan) in self.plans.iter().enumerate() {
+            if plan.lies != Lies::Image {
+                continue;
+            }
+            let report = files::check(&plan.path, Repair::Nothing);
+            let report =
+                report.unwrap_or_else(|error| panic!("d{index} cannot be checked: {error}"));
+            let findings = report.findings.join("; ");
+            assert_eq!(
+                report.corruptions, 0,
+                "the image of d{index} is damaged: {findings}"
+            );
+            assert!(
+                !closed || self.is_troubled || report.leaks == 0,
+                "the image of d{index} was closed and has leaks: {findings}"
+            );
+            if report.leaks > 0 {
+                let repaired = files::check(&plan.path, Repair::Leaks);
+                let repaired = repaired.is_ok_and(|report| report.is_clean());
+                assert!(repaired, "leaks of d{index} are not repaired: {findings}");
+            }
+        }
+    }
+
+    fn crash(&mut self, power: bool) {
+        say!(
+            self,
+            "{}",
+            if power {
+                "the power is cut"
+            } else {
+                "the daemon is killed"
+            }
+        );
+        for kept in &mut self.clients {
+            kept.client().detach();
+        }
+        let life = self.life.take().expect("the daemon lives");
+        life.kill();
+        self.look_at_faults();
+        Files::set_faults(Faults::default());
+        Files::cut_after(None);
+        let now = self.tick();
+        let mut survive: Vec<u64> = Vec::new();
+        for (token, pending) in &mut self.pending {
+            if !power && self.clients[pending.client].client().survives() {
+                pending.survived = true;
+                survive.push(*token);
+            }
+        }
+        self.pending.retain(|token, _| survive.contains(token));
+        for model in &mut self.models {
+            model.crashed(now, power, &survive);
+        }
+        self.models[0].lose();
+        if power {
+            for plan in self.plans.iter().filter(|plan| plan.lies != Lies::Ram) {
+                Files::cut_power(&files::open(&plan.path)).expect("a file of the simulation");
+            }
+        }
+        self.check_images(false);
+        for (index, plan) in self.plans.iter().enumerate() {
+            // A size that nobody was told may have come to be.
+            if plan.lies == Lies::Image {
+                let blocks = files::blocks(&plan.path);
+                assert!(
+                    blocks >= self.models[index].len(),
+                    "d{index} is smaller than it was"
+                );
+                self.models[index].resize(blocks);
+            }
+        }
+        // What was in flight is known to those only that go on.
+        self.renew_clients(power);
+        self.begin_life();
+        self.verify();
+    }
+
+    /// Guests that do not know what was in flight start anew; with a power cut all do.
+    fn renew_clients(&mut self, power: bool) {
+        let mut kept = std::mem::take(&mut self.clients);
+        if power {
+            return;
+        }
+        for one in &mut kept {
+            if one.client().survives() {
+                continue;
+            }
+            let packed = self.random.one_in(2);
+            match one {
+                Kept::Blk(blk) => blk.renew(packed && !blk.is_hostile),
+                Kept::Scsi(scsi) => scsi.renew(packed),
+                Kept::Iscsi(iscsi) => iscsi.forget(),
+            }
+        }
+        self.clients = kept;
+    }
+
+    /// Reads all disks: what they hold is what they may hold, and what they hold from then on.
+    fn verify(&mut self) {
+        self.settle();
+        for disk in 0..self.plans.len() {
+            let index = disk * usize::from(BLK_QUEUES);
+            for lba in (0..self.models[disk].len()).step_by(8) {
+                let blocks = (self.models[disk].len() - lba).min(8);
+                let data = self.run_now(index, disk, Kind::Read, lba, blocks);
+                for at in 0..blocks {
+                    let block = &data[at as usize * BLOCK..][..BLOCK];
+                    let lba = lba + at;
+                    let begun = self.now;
+                    let found = value_of(block, lba).and_then(|value| {
+                        self.models[disk].check(lba, value, begun)?;
+                        Ok(value)
+                    });
+                    match found {
+                        Ok(value) => self.models[disk].found(lba, value),
+                        Err(what) => panic!("block {lba} of d{disk} after a start: {what}"),
+                    }
+                }
+            }
+            // It may have been in the page cache only.
+            self.run_now(index, disk, Kind::Flush, 0, 0);
+        }
+    }
+
+    fn run_now(&mut self, index: usize, disk: usize, kind: Kind, lba: u64, blocks: u64) -> Vec<u8> {
+        let request = Request {
+            token: self.tick(),
+            disk,
+            kind,
+            lba,
+            blocks,
+            data: Vec::new(),
+        };
+        assert!(
+            self.clients[index].client().submit(&request),
+            "a request has room"
+        );
+        let mut done = Vec::new();
+        for _ in 0..5_000 {
+            self.wait(100_000);
+            for worker in 0..WORKERS {
+                self.iterate(worker);
+            }
+            bdev::stepped::step_image_owners();
+            self.clients[index].client().poll(&mut done);
+            if let Some(one) = done.pop() {
+                assert_eq!(one.token, request.token, "another request is answered");
+                assert_eq!(
+                    one.outcome,
+                    Outcome::Good,
+                    "{kind:?} of d{disk} at {lba} fails after a start"
+                );
+                return one.data;
+            }
+        }
+        panic!("{kind:?} of d{disk} at {lba} never ends");
+    }
+
+    /// The end of a run: everything is read, the daemon stops, images are checked.
+    pub fn finish(&mut self) -> (u64, Vec<String>) {
+        self.settle();
+        if !self.is_troubled {
+            self.verify();
+        }
+        self.stop();
+        self.check_images(true);
+        Files::end();
+        let trace = self.take_trace();
+        (self.digest, trace)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        bdev::stepped::kill_image_owners();
+        self.clients.clear();
+        self.life = None;
+        bdev::stepped::kill_image_owners();
+        Files::end();
+    }
+}
