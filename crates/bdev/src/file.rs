@@ -16,6 +16,7 @@ mod medium;
 mod open;
 mod properties;
 mod reopen;
+mod syncs;
 
 use std::fmt;
 use std::io;

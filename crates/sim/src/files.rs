@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use qcow2::{CheckReport, CreateOptions, Image, OpenOptions, Repair, Storage};
+use qcow2::{CheckReport, CreateOptions, Image, Mapping, OpenOptions, Repair, Storage};
 
 use crate::model::{BLOCK, fill};
 
@@ -86,4 +86,40 @@ pub fn snapshot(path: &Path, name: &str) -> Result<(), String> {
 pub fn blocks(path: &Path) -> u64 {
     let header = qcow2::Header::read(&Tool(open(path))).expect("an image of the simulation");
     header.size / BLOCK as u64
+}
+
+/// What a snapshot of an image holds; where it has nothing of its own, what `backing` has.
+pub fn read_snapshot(path: &Path, name: &str, backing: &Path) -> Result<Vec<u8>, String> {
+    let text = |error: qcow2::Error| error.to_string();
+    let copy = path.with_extension("copy");
+    std::fs::copy(path, &copy).map_err(|error| error.to_string())?;
+    let options = || OpenOptions { read_only: false };
+    let image = Image::open(Tool(open(&copy)), options()).map_err(text)?;
+    image.apply_snapshot(name).map_err(text)?;
+    let mut image = Image::open(Tool(open(&copy)), options()).map_err(text)?;
+    let mut content = vec![0; image.header().size as usize];
+    let below = std::fs::read(backing).unwrap_or_default();
+    let mut at = 0;
+    while at < content.len() {
+        image.load(at as u64).map_err(text)?;
+        let left = (content.len() - at) as u64;
+        let segment = image.map().segment(at as u64, left);
+        let part = &mut content[at..at + segment.length as usize];
+        match segment.mapping {
+            Mapping::Data { host, .. } => {
+                let read = image.storage().read_at(host, part);
+                read.map_err(|error| error.to_string())?;
+            }
+            Mapping::Zero => {}
+            Mapping::Unallocated => {
+                let known = below.get(at..).unwrap_or_default();
+                let known = &known[..known.len().min(part.len())];
+                part[..known.len()].copy_from_slice(known);
+            }
+            other => return Err(format!("{other:?} at {at}")),
+        }
+        at += segment.length as usize;
+    }
+    std::fs::remove_file(&copy).map_err(|error| error.to_string())?;
+    Ok(content)
 }

@@ -61,11 +61,20 @@ struct Write {
     certain: bool,
     /// It survives a power cut.
     durable: bool,
+    /// Of COMPARE AND WRITE: what it compared with, and when that had been written.
+    compared: Option<(Value, u64)>,
 }
 
 impl Write {
     fn is_before(&self, other: &Write) -> bool {
-        self.end.is_some_and(|end| end < other.begin)
+        let Some(end) = self.end else {
+            return false;
+        };
+        // What it compared with was still there when it was done: nobody had written since.
+        let is_atomic = |(value, written): (Value, u64)| {
+            written < other.begin && value != other.value && self.begin != other.begin
+        };
+        end < other.begin || self.certain && self.compared.is_some_and(is_atomic)
     }
 }
 
@@ -110,10 +119,25 @@ impl Model {
             end: None,
             certain: false,
             durable: false,
+            compared: None,
         });
     }
 
-    /// A write has ended. `oldest_read`: when the oldest read in flight began.
+    /// A COMPARE AND WRITE begins.
+    pub fn begin_compare(&mut self, lba: u64, expected: Value, value: Value, now: u64) {
+        let writes = &self.blocks[lba as usize].writes;
+        // Zeroes may have been written more than once.
+        let of = writes
+            .iter()
+            .find(|write| expected > 0 && write.value == expected);
+        let written = of.and_then(|write| write.end);
+        self.begin(lba, value, now);
+        if let Some(write) = self.blocks[lba as usize].writes.last_mut() {
+            write.compared = written.map(|end| (expected, end));
+        }
+    }
+
+    /// A write has ended.
     pub fn end(&mut self, lba: u64, begun: u64, now: u64, done: bool, durable: bool) {
         let Some(block) = self.blocks.get_mut(lba as usize) else {
             return;
@@ -222,6 +246,7 @@ fn settled(value: Value) -> Write {
         end: Some(0),
         certain: true,
         durable: true,
+        compared: None,
     }
 }
 
@@ -267,6 +292,17 @@ mod tests {
         model.begin(0, 3, 20);
         model.end(0, 20, 21, true, true);
         assert!(model.check(0, 2, 22).is_err());
+    }
+
+    #[test]
+    fn write_beside_a_compare_and_write_that_found_the_old_value_comes_after_it() {
+        let mut model = Model::new([1].into_iter());
+        model.begin_compare(0, 1, 2, 10);
+        model.begin(0, 3, 11);
+        model.end(0, 10, 20, true, false);
+        model.end(0, 11, 21, true, false);
+        assert!(model.check(0, 3, 22).is_ok());
+        assert!(model.check(0, 2, 22).is_err(), "the write was lost");
     }
 
     #[test]

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use crate::schedule::{Step, shrink, steps};
 use crate::world::World;
 
-/// Runs that shrinking may take.
+/// How long shrinking may take, and how many runs.
+const SHRINK_TIME: Duration = Duration::from_secs(30);
 const SHRINK_TRIES: usize = 600;
 /// Lines of a trace that are printed before the failure.
 const LINES: usize = 60;
@@ -80,9 +81,12 @@ pub fn one(seed: u64, count: usize, shrinks: bool) -> ExitCode {
 
 fn explain(seed: u64, all: Vec<Step>, what: &str, shrinks: bool) {
     let count = all.len();
+    println!("seed {seed} fails: {what}");
+    println!("again: cargo run --profile sim -p sim -- --seed {seed} --steps {count}");
+    let started = Instant::now();
     let needed = match shrinks {
         true => shrink(all, SHRINK_TRIES, |fewer| {
-            run(seed, fewer, false).0.is_err()
+            started.elapsed() < SHRINK_TIME && run(seed, fewer, false).0.is_err()
         }),
         false => all,
     };
@@ -92,16 +96,10 @@ fn explain(seed: u64, all: Vec<Step>, what: &str, shrinks: bool) {
         println!("... {skipped} lines before");
     }
     trace[skipped..].iter().for_each(|line| println!("{line}"));
-    if let Err(shorter) = result
-        && shorter != what
-    {
-        println!(
-            "seed {seed} fails after {} of its {count} steps: {shorter}",
-            needed.len()
-        );
+    if let Err(shorter) = result {
+        let left = needed.len();
+        println!("seed {seed} with {left} of its {count} steps: {shorter}");
     }
-    println!("seed {seed} fails: {what}");
-    println!("again: cargo run --release -p sim -- --seed {seed} --steps {count}");
 }
 
 /// Many seeds, until one fails or the time is up.

@@ -34,6 +34,13 @@ struct Pending {
     survived: bool,
 }
 
+/// An internal snapshot of an image, and what it may hold.
+struct Snapshot {
+    disk: usize,
+    name: String,
+    model: Model,
+}
+
 enum Kept {
     Blk(Blk),
     Scsi(Scsi),
@@ -65,9 +72,11 @@ pub struct World {
     next_value: Value,
     /// Something has gone wrong in this life on purpose: requests may fail.
     is_troubled: bool,
+    /// A sync has failed, and so nobody knows what of the page cache will ever be written.
+    has_lost_pages: bool,
     /// What is to come when the calls are used up.
     cut: Option<What>,
-    snapshots: u64,
+    snapshots: Vec<Snapshot>,
     trace: Option<Vec<String>>,
     /// The same for two runs in which the same happened.
     digest: u64,
@@ -155,8 +164,9 @@ impl World {
             now: 1,
             next_value: 1,
             is_troubled: false,
+            has_lost_pages: false,
             cut: None,
-            snapshots: 0,
+            snapshots: Vec::new(),
             trace: traced.then(Vec::new),
             digest: seed,
         };
@@ -185,6 +195,8 @@ impl World {
 
     fn begin_life(&mut self) {
         self.is_troubled = false;
+        self.has_lost_pages = false;
+        Files::open_anew();
         let life = Life::begin(&self.plans, &self.clock, &mut self.random);
         say!(self, "the daemon starts");
         let mut clients = std::mem::take(&mut self.clients);
@@ -343,8 +355,10 @@ impl World {
             "{name}: request {token}: {kind:?} of d{disk}, {blocks} blocks at {lba}, value {value}"
         );
         if !matches!(kind, Kind::Read | Kind::Flush) {
-            for at in 0..blocks {
-                self.models[disk].begin(lba + at, value, begin);
+            let model = &mut self.models[disk];
+            match kind {
+                Kind::CompareAndWrite => model.begin_compare(lba, expected, value, begin),
+                _ => (lba..lba + blocks).for_each(|lba| model.begin(lba, value, begin)),
             }
         }
         let pending = Pending {
@@ -474,6 +488,7 @@ impl World {
     fn look_at_faults(&mut self) {
         for what in Files::take_happened() {
             self.is_troubled = true;
+            self.has_lost_pages |= what.starts_with("a sync");
             say!(self, "{what}");
         }
     }
@@ -518,7 +533,9 @@ impl World {
     fn grow(&mut self, detail: u64) {
         let mut random = Random::new(detail);
         let disk = 2 + random.below(2) as usize;
-        let blocks = self.models[disk].len() + 1 + random.below(40);
+        // It may have become larger when growing failed.
+        let now = self.life().disks[disk].device().capacity().bytes() / BLOCK as u64;
+        let blocks = now.max(self.models[disk].len()) + 1 + random.below(40);
         if blocks > GROW_MAX {
             return;
         }
@@ -649,13 +666,6 @@ impl World {
         say!(self, "the daemon is stopped");
         self.stop();
         self.check_images(true);
-        for (index, plan) in self.plans.iter().enumerate() {
-            if plan.lies == Lies::Image && self.random.one_in(2) && self.snapshots < 6 {
-                self.snapshots += 1;
-                let made = files::snapshot(&plan.path, &format!("s{}", self.snapshots));
-                made.unwrap_or_else(|error| panic!("no snapshot of d{index}: {error}"));
-            }
-        }
         for plan in self.plans.iter().filter(|plan| plan.lies != Lies::Ram) {
             Files::know(&files::open(&plan.path)).expect("a file of the simulation");
         }
@@ -665,8 +675,57 @@ impl World {
         for model in &mut self.models[1..] {
             model.crashed(now, false, &[]);
         }
+        self.know_sizes();
+        self.take_snapshots();
         self.begin_life();
         self.verify();
+    }
+
+    /// A size that nobody was told may have come to be.
+    fn know_sizes(&mut self) {
+        for (index, plan) in self.plans.iter().enumerate() {
+            if plan.lies == Lies::Image {
+                let (blocks, before) = (files::blocks(&plan.path), self.models[index].len());
+                assert!(blocks >= before, "d{index} is smaller than it was");
+                self.models[index].resize(blocks);
+            }
+        }
+    }
+
+    fn take_snapshots(&mut self) {
+        for (disk, plan) in self.plans.iter().enumerate() {
+            if plan.lies != Lies::Image || self.random.one_in(2) || self.snapshots.len() > 5 {
+                continue;
+            }
+            let name = format!("s{}", self.snapshots.len());
+            let made = files::snapshot(&plan.path, &name);
+            made.unwrap_or_else(|error| panic!("no snapshot of d{disk}: {error}"));
+            Files::know(&files::open(&plan.path)).expect("a file of the simulation");
+            self.snapshots.push(Snapshot {
+                disk,
+                name,
+                model: self.models[disk].clone(),
+            });
+        }
+    }
+
+    /// Snapshots hold what the disk held when they were taken.
+    fn check_snapshots(&self) {
+        for Snapshot { disk, name, model } in &self.snapshots {
+            let path = &self.plans[*disk].path;
+            let backing = path.with_file_name(format!("base{}", disk - 2));
+            let content = files::read_snapshot(path, name, &backing);
+            let content =
+                content.unwrap_or_else(|error| panic!("snapshot {name} of d{disk}: {error}"));
+            for (lba, block) in content.chunks_exact(BLOCK).enumerate() {
+                let lba = lba as u64;
+                let found =
+                    value_of(block, lba).and_then(|value| model.check(lba, value, u64::MAX));
+                if let Err(what) = found {
+                    panic!("block {lba} of snapshot {name} of d{disk}: {what}");
+                }
+            }
+        }
     }
 
     fn stop(&mut self) {
@@ -735,23 +794,18 @@ impl World {
             model.crashed(now, power, &survive);
         }
         self.models[0].lose();
-        if power {
-            for plan in self.plans.iter().filter(|plan| plan.lies != Lies::Ram) {
-                Files::cut_power(&files::open(&plan.path)).expect("a file of the simulation");
-            }
+        for plan in self.plans.iter().filter(|plan| plan.lies != Lies::Ram) {
+            let file = files::open(&plan.path);
+            let done = match (power, self.has_lost_pages) {
+                (true, _) => Files::cut_power(&file),
+                // The next daemon cannot know of it, and the kernel tells nobody twice: no promise is tested with what is lost.
+                (false, true) => Files::know(&file),
+                (false, false) => Ok(()),
+            };
+            done.expect("a file of the simulation");
         }
         self.check_images(false);
-        for (index, plan) in self.plans.iter().enumerate() {
-            // A size that nobody was told may have come to be.
-            if plan.lies == Lies::Image {
-                let blocks = files::blocks(&plan.path);
-                assert!(
-                    blocks >= self.models[index].len(),
-                    "d{index} is smaller than it was"
-                );
-                self.models[index].resize(blocks);
-            }
-        }
+        self.know_sizes();
         // What was in flight is known to those only that go on.
         self.renew_clients(power);
         self.begin_life();
@@ -847,6 +901,7 @@ impl World {
         }
         self.stop();
         self.check_images(true);
+        self.check_snapshots();
         Files::end();
         let trace = self.take_trace();
         (self.digest, trace)

@@ -13,6 +13,7 @@ use uring::{Completion, Owner, Ring, RingFd};
 
 use super::bounce::{Bounce, BounceSlot, PIECE_BYTES};
 use super::errno::{classify, is_of_device, is_refusal};
+use super::syncs::Syncs;
 use super::{CacheMode, Shared, refuse};
 use crate::admit::Limits;
 use crate::blocking::StatusCalls;
@@ -55,6 +56,8 @@ struct Slot {
     /// Bytes from the start that need no more work.
     done: u64,
     retries: u8,
+    /// During [`Step::Sync`]: its number.
+    sync: u64,
     /// The kernel refused the memory as it is.
     bounce_all: bool,
     /// The device refused this discard: it is asked once more as one of a file.
@@ -75,6 +78,7 @@ pub(super) struct FileBackend {
     slots: Vec<Slot>,
     free: Vec<u32>,
     bounce: Bounce,
+    syncs: Syncs,
     status: StatusCalls,
 }
 
@@ -88,6 +92,7 @@ impl FileBackend {
             slots: Vec::new(),
             free: Vec::new(),
             bounce: Bounce::default(),
+            syncs: Syncs::default(),
             status: StatusCalls::new(status),
         }
     }
@@ -117,6 +122,7 @@ impl FileBackend {
                 step: Step::Start,
                 done: 0,
                 retries: 0,
+                sync: 0,
                 bounce_all: false,
                 by_punching: false,
                 by_writing: false,
@@ -181,6 +187,7 @@ impl FileBackend {
     fn sync(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
         let slot = &mut self.slots[index as usize];
         slot.step = Step::Sync;
+        slot.sync = self.syncs.begin();
         let (owner, token) = (self.owner, index.into());
         // fdatasync: it writes sizes and allocations, without which the data could not be read back.
         match u32::try_from(slot.io.length) {
@@ -284,6 +291,39 @@ impl FileBackend {
             _ => ring.fallocate(owner, token, &self.fd, ZERO_RANGE, offset, length),
         }
         None
+    }
+
+    fn finish(&mut self, index: u32, outcome: IoOutcome, finished: &mut Vec<Finished>) {
+        let (tag, buffer) = self.vacate(index);
+        finished.push(Finished {
+            tag,
+            buffer,
+            outcome,
+        });
+    }
+
+    /// A sync has ended; I/Os that waited for it may be over with it.
+    fn synced(
+        &mut self,
+        ring: &mut Ring,
+        index: u32,
+        number: u64,
+        result: Result<u32, i32>,
+        finished: &mut Vec<Finished>,
+    ) {
+        self.syncs.end(number);
+        let outcome = self
+            .take_result(index, result, None)
+            .or_else(|| self.go_on(ring, index));
+        match outcome {
+            Some(Ok(())) if self.syncs.holds(index) => {}
+            Some(outcome) => self.finish(index, outcome, finished),
+            // It was interrupted, and runs again.
+            None => {}
+        }
+        while let Some(index) = self.syncs.release() {
+            self.finish(index, self.outcome(true), finished);
+        }
     }
 
     /// Takes what the ring says about a step into the slot. `Some`: the I/O has failed.
@@ -484,16 +524,15 @@ impl IoChannel for FileBackend {
             return self.status.complete(ring, completion.more, finished);
         }
         let index = completion.token as u32;
+        let slot = &self.slots[index as usize];
+        if slot.step == Step::Sync {
+            return self.synced(ring, index, slot.sync, completion.result, finished);
+        }
         let outcome = self
             .take_result(index, completion.result, completion.buffer)
             .or_else(|| self.go_on(ring, index));
         if let Some(outcome) = outcome {
-            let (tag, buffer) = self.vacate(index);
-            finished.push(Finished {
-                tag,
-                buffer,
-                outcome,
-            });
+            self.finish(index, outcome, finished);
         }
     }
 

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 
 use iscsi::initiator::{Event, Initiator, InitiatorSettings};
+use iscsi::negotiation::{DigestOffer, Offer};
 use iscsi_target::SimulatedServer;
 use reactor::Worker;
 
@@ -124,12 +125,28 @@ impl IscsiClient {
     }
 }
 
+/// The second takes and gives data in small pieces, and none before it is asked for them.
+fn offer(number: u8) -> Offer {
+    let mut offer = Offer::default();
+    if number > 1 {
+        offer.max_recv_data_segment_length = 1024;
+        offer.header_digest = DigestOffer::PreferCrc32c;
+        offer.data_digest = DigestOffer::PreferCrc32c;
+        offer.session.initial_r2t = true;
+        offer.session.immediate_data = false;
+        offer.session.max_burst_length = 2048;
+        offer.session.first_burst_length = 512;
+        offer.session.max_outstanding_r2t = 2;
+    }
+    offer
+}
+
 fn session(number: u8) -> Initiator {
     Initiator::new(InitiatorSettings {
         initiator_name: format!("iqn.2026-11.org.example:initiator{number}"),
         target_name: Some(TARGET.to_owned()),
         isid: [0x80, 0, 0, 0, 0, number],
-        offer: iscsi::negotiation::Offer::default(),
+        offer: offer(number),
         credentials: None,
         first_cmd_sn: u32::MAX - 3,
         text_limit: 8192,

@@ -58,6 +58,10 @@ struct Durable {
     dirty: BTreeMap<u64, Versions>,
     /// The file's length with what is not durable.
     length: u64,
+    /// Failures to make something durable so far.
+    failures: u64,
+    /// How many of them each descriptor has been told of: each is told of the last one, once.
+    told: BTreeMap<i32, u64>,
 }
 
 /// The files of this thread's simulation.
@@ -101,6 +105,15 @@ impl Files {
         with(|files| files.faults = faults);
     }
 
+    /// Files are opened anew: no descriptor is told of what failed before.
+    pub fn open_anew() {
+        with(|files| {
+            for known in files.known.values_mut() {
+                (known.failures, known.told) = (0, BTreeMap::new());
+            }
+        });
+    }
+
     /// After so many more calls nothing takes effect: the process has been killed, or the power is off. `None`: it does.
     pub fn cut_after(calls: Option<u64>) {
         with(|files| files.calls_left = calls);
@@ -127,7 +140,7 @@ impl Files {
         let durable = Durable {
             length: found.len(),
             bytes,
-            dirty: BTreeMap::new(),
+            ..Durable::default()
         };
         with(|files| files.known.insert((found.dev(), found.ino()), durable));
         Ok(())
@@ -403,8 +416,17 @@ fn sync_file(fd: BorrowedFd<'_>, before: u64) -> Result<(), i32> {
         if !files.lives() {
             return Err(libc::EIO);
         }
-        files.fails("a sync", files.faults.sync, libc::EIO)?;
+        let failed = files.fails("a sync", files.faults.sync, libc::EIO);
         if let Some(known) = files.known.get_mut(&key) {
+            if failed.is_err() {
+                // As Linux: what could not be written is taken for written.
+                known.dirty.clear();
+                known.failures += 1;
+            }
+            let told = known.told.insert(fd.as_raw_fd(), known.failures);
+            if told.unwrap_or(0) != known.failures {
+                return Err(libc::EIO);
+            }
             known.settle(before, 0..u64::MAX);
             if known.dirty.is_empty() {
                 known.bytes.resize(known.length as usize, 0);
