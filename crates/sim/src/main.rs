@@ -35,6 +35,9 @@ struct Arguments {
     /// Fresh seeds until so many minutes have passed
     #[arg(long, value_name = "M")]
     minutes: Option<f64>,
+    /// The first of the fresh seeds; otherwise the time says which
+    #[arg(long, value_name = "N", requires = "minutes")]
+    first: Option<u64>,
     /// Steps of a run
     #[arg(long, value_name = "N", default_value_t = 600)]
     steps: usize,
@@ -67,8 +70,8 @@ fn main() -> ExitCode {
         (Some(seeds), _) => seeds.clone(),
         (None, Some(_)) => {
             let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-            let first = now.map_or(0, |now| now.as_secs()) << 20;
-            first..u64::MAX
+            let by_time = now.map_or(0, |now| now.as_secs()) << 20;
+            arguments.first.unwrap_or(by_time)..u64::MAX
         }
         (None, None) => 0..200,
     };
