@@ -40,7 +40,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build profile demo bench bench-iscsi bench-rbd test test-fast test-one check advisories unit guests fuzz deb static oci install uninstall clean
+.PHONY: help build profile demo bench bench-iscsi bench-rbd test test-fast test-one check advisories unit guests sim fuzz deb static oci install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -122,11 +122,17 @@ alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))
 
 guests: ## End-to-end tests, one after the other, for each guest wants the whole machine; those that mostly wait beside them
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
-	@echo "guests: $(beside) run beside the others, and are printed last"
-	@log=$$(mktemp); status=0; export LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette; \
+	@echo "guests: $(beside) and the simulator run beside the others, and are printed last"
+	@log=$$(mktemp); simulated=$$(mktemp); status=0; export LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette; \
+	nice $(target_directory)/debug/vm programs > /dev/null & \
+	nice -n 19 $(target_directory)/debug/sim --minutes 2 > $$simulated 2>&1 & sim=$$!; \
 	$(tests_of) $(addprefix --test ,$(beside)) -- --test-threads=1 > $$log 2>&1 & beside=$$!; \
 	$(tests_of) $(addprefix --test ,$(alone)) -- --test-threads=1 || status=$$?; \
-	wait $$beside || status=$$?; cat $$log; rm -f $$log; exit $$status
+	wait $$beside || status=$$?; cat $$log; echo "the simulator:"; wait $$sim || status=$$?; cat $$simulated; \
+	rm -f $$log $$simulated; exit $$status
+
+sim: ## The data path on simulated clock, disks and network, with fresh seeds for MINUTES (10)
+	@$(CARGO) run --quiet --profile sim -p sim -- --minutes $(or $(MINUTES),10) --jobs $$(nproc)
 
 fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
 	@scripts/setup fuzz

@@ -184,11 +184,12 @@ impl Model {
         };
         let before = |write: &&Write| write.certain && write.end.is_some_and(|end| end < begun);
         let covers: Vec<&Write> = block.writes.iter().filter(before).collect();
-        let mut of_value = block.writes.iter().filter(|write| write.value == value);
-        if of_value.any(|write| !covers.iter().any(|other| write.is_before(other))) {
+        let is_left = |write: &&Write| !covers.iter().any(|other| write.is_before(other));
+        let left = block.writes.iter().filter(is_left);
+        let known: Vec<Value> = left.map(|write| write.value).collect();
+        if known.contains(&value) {
             return Ok(());
         }
-        let known: Vec<Value> = block.writes.iter().map(|write| write.value).collect();
         Err(format!(
             "it has value {value}; it may have one of {known:?}"
         ))

@@ -8,6 +8,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use uring::simulated::Faults;
+
 use crate::schedule::{Step, shrink, steps};
 use crate::world::World;
 
@@ -41,10 +43,20 @@ pub fn quiet_panics() {
 
 /// A run: the digest of what happened, or what was wrong; and the trace, if it was wanted.
 fn run(seed: u64, steps: &[Step], traced: bool) -> (Result<u64, String>, Vec<String>) {
+    run_on(Faults::default(), seed, steps, traced)
+}
+
+/// The same on disks that do this besides.
+fn run_on(
+    corruption: Faults,
+    seed: u64,
+    steps: &[Step],
+    traced: bool,
+) -> (Result<u64, String>, Vec<String>) {
     PANIC.take();
     let mut world = None;
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        world = Some(World::new(seed, traced));
+        world = Some(World::new(seed, traced, corruption));
         for step in steps {
             world.as_mut().expect("made above").step(*step);
         }
@@ -152,5 +164,51 @@ pub fn many(
             explain(seed, all, &what, shrinks);
             ExitCode::FAILURE
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEPS: usize = 400;
+
+    #[test]
+    fn seed_is_always_the_same_run() {
+        for seed in 0..6 {
+            let all = steps(seed, STEPS);
+            let (first, trace) = run(seed, &all, true);
+            let (again, other) = run(seed, &all, true);
+            assert_eq!(first, again);
+            assert_eq!(trace, other);
+            first.unwrap_or_else(|what| panic!("seed {seed}: {what}"));
+        }
+    }
+
+    fn is_noticed(corruption: Faults) -> bool {
+        quiet_panics();
+        (0..40).any(|seed| {
+            run_on(corruption, seed, &steps(seed, STEPS), false)
+                .0
+                .is_err()
+        })
+    }
+
+    #[test]
+    fn bit_that_flips_on_a_disk_is_noticed() {
+        let flipped = 100;
+        assert!(is_noticed(Faults {
+            flipped,
+            ..Faults::default()
+        }));
+    }
+
+    #[test]
+    fn write_that_goes_astray_is_noticed() {
+        let misdirected = 100;
+        assert!(is_noticed(Faults {
+            misdirected,
+            ..Faults::default()
+        }));
     }
 }

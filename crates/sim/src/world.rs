@@ -80,6 +80,7 @@ pub struct World {
     trace: Option<Vec<String>>,
     /// The same for two runs in which the same happened.
     digest: u64,
+    corruption: Faults,
 }
 
 macro_rules! say {
@@ -137,7 +138,8 @@ fn plan(folder: &std::path::Path, random: &mut Random) -> (Vec<DiskPlan>, Vec<Mo
 }
 
 impl World {
-    pub fn new(seed: u64, traced: bool) -> World {
+    /// `corruption`: what the disks do besides what the steps say, for whoever wants to know whether it is noticed.
+    pub fn new(seed: u64, traced: bool, corruption: Faults) -> World {
         let mut random = Random::new(seed);
         Files::begin(random.next());
         bdev::stepped::kill_image_owners();
@@ -169,7 +171,9 @@ impl World {
             snapshots: Vec::new(),
             trace: traced.then(Vec::new),
             digest: seed,
+            corruption,
         };
+        Files::set_faults(corruption);
         world.begin_life();
         world
     }
@@ -507,8 +511,7 @@ impl World {
             sync: rate(8),
             slow: rate(2),
             stuck: rate(6),
-            flipped: 0,
-            misdirected: 0,
+            ..self.corruption
         };
         say!(self, "faults: {faults:?}");
         Files::set_faults(faults);
@@ -620,7 +623,7 @@ impl World {
 
     /// Nothing goes wrong any more, and all that is in flight ends.
     pub fn settle(&mut self) {
-        Files::set_faults(Faults::default());
+        Files::set_faults(self.corruption);
         Files::cut_after(None);
         self.cut = None;
         for disk in &self.life().disks {
@@ -779,7 +782,7 @@ impl World {
         let life = self.life.take().expect("the daemon lives");
         life.kill();
         self.look_at_faults();
-        Files::set_faults(Faults::default());
+        Files::set_faults(self.corruption);
         Files::cut_after(None);
         let now = self.tick();
         let mut survive: Vec<u64> = Vec::new();

@@ -82,7 +82,8 @@ pub fn guest_program(program: GuestProgram) -> Result<PathBuf> {
                 "x86_64-unknown-linux-gnu",
                 "--target-dir",
             ])
-            .arg(guest_directory().join("target"))
+            // Each by itself: who needs the small one does not wait until the large one is there.
+            .arg(guest_directory().join("target").join(program.name()))
             .env(
                 "RUSTFLAGS",
                 "-C target-feature=+crt-static -C strip=debuginfo",

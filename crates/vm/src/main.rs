@@ -5,7 +5,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::time::Instant;
-use vm::{CEPH_USER, Ceph, GuestBuilder};
+use vm::{CEPH_USER, Ceph, GuestBuilder, GuestProgram};
 
 #[derive(Parser)]
 #[command(about = "Guests for demonstrations and tests")]
@@ -24,6 +24,8 @@ enum Action {
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
+    /// Builds the programs that run in guests, which otherwise the first guest does that needs them
+    Programs,
     /// Boots a guest with disks of a running back end and runs one script in it
     Boot {
         /// Socket of a virtio-blk disk; may be given again
@@ -66,6 +68,12 @@ fn main() -> Result<()> {
     vm::watch()?;
     match Command::parse().action {
         Action::Demo => vm::demo::run(),
+        Action::Programs => {
+            for program in [GuestProgram::Agent, GuestProgram::Bench] {
+                println!("{}", vm::guest_program(program)?.display());
+            }
+            Ok(())
+        }
         Action::Ceph { command } => {
             let code = in_cluster(&command)?;
             std::process::exit(code)
