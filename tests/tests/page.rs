@@ -94,6 +94,45 @@ fn the_page_shows_disks_and_stages_of_a_daemon_under_load() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_report_shows_the_same_without_the_daemon_and_without_names() -> Result<()> {
+    let shown = serve()?;
+    let load = VerifiedLoad::start(&shown.rig.socket("d7"))?;
+    load.goes_on(Duration::from_secs(60))?;
+    let scratch = Scratch::new()?;
+    let file = scratch.file("report.html");
+    let out = file.display().to_string();
+    let report = ["report", "--seconds", "3", "--redact", "--out", &out];
+    shown.rig.daemon.lunette(&report)?;
+    ensure!(load.finish()? > 0);
+    drop(shown);
+    let text = std::fs::read_to_string(&file)?;
+    ensure!(
+        !text.contains("\"d7\"") && !text.contains("d7.sock"),
+        "a name is left"
+    );
+    let dump = ["--dump-dom".to_owned()];
+    let address = format!("file://{out}");
+    let document = dom(&scratch, &address, &dump)?;
+    for word in [
+        "report of 20",
+        ">disk-1<",
+        ">popped<",
+        ">notified<",
+        "1 of 2 disks need attention",
+        "class=\"report\"",
+    ] {
+        ensure!(document.contains(word), "no {word} in {document}");
+    }
+    let picture = scratch.file("report.png");
+    let more = [
+        format!("--screenshot={}", picture.display()),
+        "--window-size=1280,900".to_owned(),
+    ];
+    dom(&scratch, &address, &more)?;
+    looks_like_a_picture(&picture)
+}
+
 fn looks_like_a_picture(path: &Path) -> Result<()> {
     let bytes = std::fs::read(path).context("no screenshot")?;
     ensure!(

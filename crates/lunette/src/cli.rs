@@ -70,6 +70,8 @@ pub enum Command {
     Rbd(RbdCommand),
     /// Show where requests' time goes, stage by stage
     Latency(LatencyArguments),
+    /// Write what a daemon does into one file, to be looked at with a browser or sent with a question
+    Report(ReportArguments),
     /// Watch rates and latencies on a screen, second by second
     #[command(disable_help_flag = true, after_help = AFTER_TOP)]
     Top(LabArguments),
@@ -197,6 +199,32 @@ pub struct UpgradeArguments {
     #[arg(long, hide = true)]
     pub handover_version: bool,
 }
+
+/// `lunette report`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_REPORT)]
+pub struct ReportArguments {
+    /// Which daemon
+    #[command(flatten)]
+    pub daemon: DaemonAddress,
+    /// How long to look, in seconds: 1 to 240
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub seconds: u64,
+    /// The file; - is the standard output
+    #[arg(long, value_name = "FILE", default_value = "lunette-report.html")]
+    pub out: PathBuf,
+    /// Give disks, exports, initiators, serial numbers and paths other names
+    #[arg(long)]
+    pub redact: bool,
+}
+
+const AFTER_REPORT: &str = "\
+Examples:
+    lunette report
+    lunette report --seconds 60 --redact --out slow-writes.html
+
+The file is the daemon's page with what it has shown: disks, stages of requests, a heat map of latencies, the slowest
+requests, exports, jobs, workers and sessions. It needs no network. What disks hold is not in it.";
 
 const AFTER_UPGRADE: &str = "\
 Examples:

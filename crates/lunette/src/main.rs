@@ -17,6 +17,7 @@ mod objects;
 mod pages;
 mod program;
 mod rbd;
+mod report;
 mod serve;
 mod take_over;
 mod upgrade;
@@ -61,6 +62,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Reload(arguments) => objects::config::reload(&arguments),
         Command::Rbd(command) => rbd::run(command),
         Command::Latency(arguments) => latency::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
         Command::Log(arguments) => log::run(&arguments),
         Command::Completion(arguments) => pages::pages().completion(&arguments),
         Command::Man(arguments) => pages::pages().man(&arguments),

@@ -9,6 +9,18 @@ pub(super) const PATH: &str = "/";
 
 const PAGE: &str = include_str!("page.html");
 
+/// The page as a file of its own, which shows this instead of asking a daemon: samples of `/v1/status` and `/v1/statistics`, and other
+/// answers by their paths.
+pub fn of(moment: &serde_json::Value) -> String {
+    // Nothing in it ends the script.
+    let data = moment.to_string().replace('<', "\\u003c");
+    PAGE.replacen(
+        "<script>",
+        &format!("<script>\nconst MOMENT = {data};\n</script>\n<script>"),
+        1,
+    )
+}
+
 /// Nothing from elsewhere is loaded, nobody else is asked, and no other page shows this one.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'; \
      base-uri 'none'; form-action 'none'";
@@ -33,6 +45,13 @@ pub(super) async fn get() -> impl IntoResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_report_has_does_not_end_its_script() {
+        let html = of(&serde_json::json!({ "name": "</script><script>alert(1)" }));
+        assert_eq!(html.matches("</script>").count(), 2);
+        assert!(html.contains("const MOMENT = {\"name\":\"\\u003c/script>"));
+    }
 
     /// It works without a network, and names nobody.
     #[test]

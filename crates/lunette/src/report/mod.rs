@@ -1,0 +1,89 @@
+//! `lunette report`: what the page for browsers shows of some seconds, as one file to send along with a question.
+
+mod redact;
+
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use control::Client;
+use serde_json::{Value, json};
+
+use crate::cli::ReportArguments;
+use crate::failure::{Failure, Outcome};
+use redact::Names;
+
+/// As many columns as the page's heat map has.
+const SECONDS_MAX: u64 = 240;
+const SLOWEST: usize = 5;
+
+/// Looks at a daemon for some seconds, and writes the file.
+pub fn run(arguments: &ReportArguments) -> Outcome {
+    if !(1..=SECONDS_MAX).contains(&arguments.seconds) {
+        let asked = arguments.seconds;
+        return Err(Failure::mistake(format!(
+            "--seconds={asked}: the page has room for 1 to {SECONDS_MAX} seconds"
+        )));
+    }
+    let client = arguments.daemon.client()?;
+    let mut samples = vec![sample(&client)?];
+    for second in 0..arguments.seconds {
+        let left = arguments.seconds - second;
+        write!(std::io::stderr(), "\rlooking for {left} s more ")?;
+        std::thread::sleep(Duration::from_secs(1));
+        samples.push(sample(&client)?);
+    }
+    write!(std::io::stderr(), "\r\x1b[K")?;
+    let mut moment = moment(&client, samples)?;
+    if arguments.redact {
+        Names::of(&moment).replace(&mut moment);
+    }
+    moment["answers"] = answers(&mut moment);
+    let html = daemon::control::page_of(&moment);
+    if arguments.out == Path::new("-") {
+        return Ok(std::io::stdout().write_all(html.as_bytes())?);
+    }
+    let shown = arguments.out.display();
+    std::fs::write(&arguments.out, html)
+        .map_err(|error| Failure::because(format!("cannot write {shown}: {error}")))?;
+    Ok(writeln!(std::io::stdout(), "{shown}")?)
+}
+
+fn sample(client: &Client) -> Result<Value, Failure> {
+    let (status, statistics): (Value, Value) =
+        (client.get("/v1/status")?, client.get("/v1/statistics")?);
+    Ok(json!({ "status": status, "statistics": statistics }))
+}
+
+/// What is in a report: samples a second apart, and what is asked for once.
+fn moment(client: &Client, samples: Vec<Value>) -> Result<Value, Failure> {
+    let last = samples.last().map_or(&Value::Null, |last| &last["status"]);
+    let mut slowest = Vec::new();
+    for disk in last["disks"].as_array().into_iter().flatten() {
+        let name = disk["name"].as_str().unwrap_or_default();
+        let found: Value = client.get(&control::latency_path(Some(name), SLOWEST))?;
+        slowest.push(json!({ "disk": name, "found": found }));
+    }
+    let sessions: Value = client.get("/v1/sessions")?;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    Ok(json!({
+        "seconds": now.map_or(0, |now| now.as_secs()),
+        "samples": samples,
+        "sessions": sessions,
+        "slowest": slowest,
+    }))
+}
+
+/// By the path at which the page asks, with the names that it knows.
+fn answers(moment: &mut Value) -> Value {
+    let mut answers = serde_json::Map::new();
+    answers.insert("/v1/sessions".to_owned(), moment["sessions"].take());
+    if let Value::Array(slowest) = moment["slowest"].take() {
+        for mut one in slowest {
+            let name = one["disk"].as_str().unwrap_or_default();
+            let path = control::latency_path(Some(name), SLOWEST);
+            answers.insert(path, one["found"].take());
+        }
+    }
+    Value::Object(answers)
+}
