@@ -485,6 +485,14 @@ impl World {
     }
 
     fn iterate(&mut self, worker: usize) {
+        for kept in &mut self.clients {
+            let client = kept.client();
+            if client.worker() == worker
+                && let Some(queue) = client.queue()
+            {
+                queue.iterates();
+            }
+        }
         self.life().workers[worker].iterate_once();
         self.look_at_faults();
     }
@@ -777,7 +785,13 @@ impl World {
             }
         );
         for kept in &mut self.clients {
-            kept.client().detach();
+            let client = kept.client();
+            client.detach();
+            if let Some(queue) = client.queue()
+                && self.random.one_in(2)
+            {
+                queue.killed_while_it_answered();
+            }
         }
         let life = self.life.take().expect("the daemon lives");
         life.kill();
