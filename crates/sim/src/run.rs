@@ -13,6 +13,8 @@ use uring::simulated::Faults;
 use crate::schedule::{Step, shrink, steps};
 use crate::world::World;
 
+/// A run that takes so long never ends: it takes some tens of milliseconds.
+const HANGS: Duration = Duration::from_secs(60);
 /// How long shrinking may take, and how many runs.
 const SHRINK_TIME: Duration = Duration::from_secs(30);
 const SHRINK_TRIES: usize = 600;
@@ -114,6 +116,48 @@ fn explain(seed: u64, all: Vec<Step>, what: &str, shrinks: bool) {
     }
 }
 
+/// What a thread is at, and since when; it may have ended.
+#[derive(Default)]
+struct Running(Mutex<State>);
+
+#[derive(Clone, Copy, Default)]
+enum State {
+    #[default]
+    Idle,
+    Seed(u64, Instant),
+    Ended,
+}
+
+impl Running {
+    fn put(&self, state: State) {
+        *self.0.lock().unwrap_or_else(|kept| kept.into_inner()) = state;
+    }
+
+    fn get(&self) -> State {
+        *self.0.lock().unwrap_or_else(|kept| kept.into_inner())
+    }
+}
+
+/// Waits for the end of all threads; the process ends if one of them never does.
+fn watch(threads: &[Running], count: usize) {
+    loop {
+        let states: Vec<State> = threads.iter().map(Running::get).collect();
+        for state in &states {
+            if let State::Seed(seed, since) = state
+                && since.elapsed() > HANGS
+            {
+                println!("seed {seed} fails: it never ends");
+                println!("again: cargo run --profile sim -p sim -- --seed {seed} --steps {count}");
+                std::process::exit(1);
+            }
+        }
+        if states.iter().all(|state| matches!(state, State::Ended)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Many seeds, until one fails or the time is up.
 pub fn many(
     seeds: Range<u64>,
@@ -125,32 +169,40 @@ pub fn many(
     let started = Instant::now();
     let (next, failed) = (AtomicU64::new(seeds.start), AtomicBool::new(false));
     let failure = Mutex::new(None);
+    let running: Vec<Running> = (0..jobs.max(1)).map(|_| Running::default()).collect();
+    let (failure, next, failed, end) = (&failure, &next, &failed, seeds.end);
     std::thread::scope(|scope| {
-        for _ in 0..jobs.max(1) {
-            scope.spawn(|| {
+        for running in &running {
+            scope.spawn(move || {
                 while !failed.load(Ordering::Relaxed)
                     && limit.is_none_or(|limit| started.elapsed() < limit)
                 {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= seeds.end {
+                    if seed >= end {
                         break;
                     }
                     let all = steps(seed, count);
-                    if let (Err(what), _) = run(seed, &all, false)
+                    running.put(State::Seed(seed, Instant::now()));
+                    let (result, _) = run(seed, &all, false);
+                    running.put(State::Idle);
+                    if let Err(what) = result
                         && !failed.swap(true, Ordering::Relaxed)
                     {
                         let mut failure = failure.lock().unwrap_or_else(|kept| kept.into_inner());
                         *failure = Some((seed, all, what));
                     }
                 }
+                running.put(State::Ended);
             });
         }
+        watch(&running, count);
     });
-    let done = next.into_inner().min(seeds.end) - seeds.start;
+    let done = next.load(Ordering::Relaxed).min(seeds.end) - seeds.start;
     let seconds = started.elapsed().as_secs();
     let failure = failure
-        .into_inner()
-        .unwrap_or_else(|kept| kept.into_inner());
+        .lock()
+        .unwrap_or_else(|kept| kept.into_inner())
+        .take();
     match failure {
         None => {
             println!(
