@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn write_beside_a_compare_and_write_that_found_the_old_value_comes_after_it() {
+    fn write_beside_compare_and_write_comes_after_it() {
         let mut model = Model::new([1].into_iter());
         model.begin_compare(0, 1, 2, 10);
         model.begin(0, 3, 11);

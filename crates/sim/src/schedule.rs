@@ -43,7 +43,7 @@ pub enum What {
 
 /// How often each happens, out of 1000.
 const SHARES: [(What, u64); 14] = [
-    (What::Submit, 330),
+    (What::Submit, 336),
     (What::Iterate, 300),
     (What::Own, 130),
     (What::Poll, 110),
@@ -54,9 +54,9 @@ const SHARES: [(What, u64); 14] = [
     (What::Misbehave, 3),
     (What::Limit, 8),
     (What::Grow, 5),
-    (What::Restart, 4),
-    (What::Kill, 5),
-    (What::CutPower, 5),
+    (What::Restart, 2),
+    (What::Kill, 3),
+    (What::CutPower, 3),
 ];
 
 /// The steps of a seed.

@@ -1,11 +1,22 @@
 //! All that a run has: disks and what they may hold, clients with their requests in flight, and the lives of the daemon one after the
 //! other.
 
+macro_rules! say {
+    ($world:expr, $($text:tt)*) => {
+        if let Some(trace) = &mut $world.trace {
+            let at = $world.clock.elapsed();
+            trace.push(format!("{:>9} us  {}", at.as_micros(), format_args!($($text)*)));
+        }
+    };
+}
+
+mod restarts;
+
 use std::collections::BTreeMap;
 
 use bdev::{CacheMode, RateLimits};
 use latency::{Clock, SimulatedTime};
-use qcow2::{CreateOptions, Repair};
+use qcow2::CreateOptions;
 use uring::simulated::{Faults, Files};
 
 use crate::clients::blk::Blk;
@@ -23,6 +34,7 @@ const FILE_BLOCKS: u64 = 96;
 const IMAGE_BLOCKS: u64 = 160;
 const BLOCKS_MAX: u64 = 9;
 const GROW_MAX: u64 = 400;
+const INITIATORS: u64 = 2;
 
 struct Pending {
     client: usize,
@@ -81,15 +93,6 @@ pub struct World {
     /// The same for two runs in which the same happened.
     digest: u64,
     corruption: Faults,
-}
-
-macro_rules! say {
-    ($world:expr, $($text:tt)*) => {
-        if let Some(trace) = &mut $world.trace {
-            let at = $world.clock.elapsed();
-            trace.push(format!("{:>9} us  {}", at.as_micros(), format_args!($($text)*)));
-        }
-    };
 }
 
 /// A run's disks: one in memory, a raw file, images of several shapes.
@@ -240,7 +243,7 @@ impl World {
             let index = 2 + queue as u16;
             clients.push(Kept::Scsi(Scsi::new(device, queue, index, packed, tracked)));
         }
-        for number in 0..2 {
+        for number in 0..INITIATORS as usize {
             let seed = self.random.next();
             let one = IscsiClient::new(
                 life.server.clone(),
@@ -269,7 +272,13 @@ impl World {
 
     fn submit(&mut self, detail: u64) {
         let mut random = Random::new(detail);
-        let index = random.below(self.clients.len() as u64) as usize;
+        // Half of it by virtio-blk, which has the most queues.
+        let blk = self.plans.len() * usize::from(BLK_QUEUES);
+        let index = match random.below(4) {
+            0 | 1 => random.below(blk as u64) as usize,
+            2 => blk + random.below(WORKERS as u64) as usize,
+            _ => blk + WORKERS + random.below(INITIATORS) as usize,
+        };
         for _ in 0..1 + random.below(4) {
             self.submit_one(index, &mut random);
         }
@@ -589,12 +598,16 @@ impl World {
             What::Poll => {
                 let index = random.below(self.clients.len() as u64) as usize;
                 self.poll(index);
+                // A session takes many steps to begin.
+                for index in self.clients.len() - INITIATORS as usize..self.clients.len() {
+                    self.poll(index);
+                }
             }
             What::Wait => self.wait(random.below(2_000_000)),
             What::Faults => self.set_faults(detail),
             What::NoFaults => Files::set_faults(Faults::default()),
             What::Disconnect => {
-                let index = self.clients.len() - 1 - random.below(2) as usize;
+                let index = self.clients.len() - 1 - random.below(INITIATORS) as usize;
                 say!(self, "a connection breaks");
                 self.clients[index].client().disconnect();
             }
@@ -670,244 +683,6 @@ impl World {
                 .map_or(0, |(token, _)| *token),
             self.clients[client].client().name(),
         );
-    }
-
-    fn restart(&mut self) {
-        self.settle();
-        say!(self, "the daemon is stopped");
-        self.stop();
-        self.check_images(true);
-        for plan in self.plans.iter().filter(|plan| plan.lies != Lies::Ram) {
-            Files::know(&files::open(&plan.path)).expect("a file of the simulation");
-        }
-        self.models[0].lose();
-        let now = self.tick();
-        self.clients.clear();
-        for model in &mut self.models[1..] {
-            model.crashed(now, false, &[]);
-        }
-        self.know_sizes();
-        self.take_snapshots();
-        self.begin_life();
-        self.verify();
-    }
-
-    /// A size that nobody was told may have come to be.
-    fn know_sizes(&mut self) {
-        for (index, plan) in self.plans.iter().enumerate() {
-            if plan.lies == Lies::Image {
-                let (blocks, before) = (files::blocks(&plan.path), self.models[index].len());
-                assert!(blocks >= before, "d{index} is smaller than it was");
-                self.models[index].resize(blocks);
-            }
-        }
-    }
-
-    fn take_snapshots(&mut self) {
-        for (disk, plan) in self.plans.iter().enumerate() {
-            if plan.lies != Lies::Image || self.random.one_in(2) || self.snapshots.len() > 5 {
-                continue;
-            }
-            let name = format!("s{}", self.snapshots.len());
-            let made = files::snapshot(&plan.path, &name);
-            made.unwrap_or_else(|error| panic!("no snapshot of d{disk}: {error}"));
-            Files::know(&files::open(&plan.path)).expect("a file of the simulation");
-            self.snapshots.push(Snapshot {
-                disk,
-                name,
-                model: self.models[disk].clone(),
-            });
-        }
-    }
-
-    /// Snapshots hold what the disk held when they were taken.
-    fn check_snapshots(&self) {
-        for Snapshot { disk, name, model } in &self.snapshots {
-            let path = &self.plans[*disk].path;
-            let backing = path.with_file_name(format!("base{}", disk - 2));
-            let content = files::read_snapshot(path, name, &backing);
-            let content =
-                content.unwrap_or_else(|error| panic!("snapshot {name} of d{disk}: {error}"));
-            for (lba, block) in content.chunks_exact(BLOCK).enumerate() {
-                let lba = lba as u64;
-                let found =
-                    value_of(block, lba).and_then(|value| model.check(lba, value, u64::MAX));
-                if let Err(what) = found {
-                    panic!("block {lba} of snapshot {name} of d{disk}: {what}");
-                }
-            }
-        }
-    }
-
-    fn stop(&mut self) {
-        for kept in &mut self.clients {
-            kept.client().detach();
-        }
-        let life = self.life.take().expect("the daemon lives");
-        let time = &self.time;
-        life.stop(|nanoseconds| time.advance(nanoseconds));
-    }
-
-    /// `closed`: they were closed in order.
-    fn check_images(&mut self, closed: bool) {
-        for (index, plan) in self.plans.iter().enumerate() {
-            if plan.lies != Lies::Image {
-                continue;
-            }
-            let report = files::check(&plan.path, Repair::Nothing);
-            let report =
-                report.unwrap_or_else(|error| panic!("d{index} cannot be checked: {error}"));
-            let findings = report.findings.join("; ");
-            assert_eq!(
-                report.corruptions, 0,
-                "the image of d{index} is damaged: {findings}"
-            );
-            assert!(
-                !closed || self.is_troubled || report.leaks == 0,
-                "the image of d{index} was closed and has leaks: {findings}"
-            );
-            if report.leaks > 0 {
-                let repaired = files::check(&plan.path, Repair::Leaks);
-                let repaired = repaired.is_ok_and(|report| report.is_clean());
-                assert!(repaired, "leaks of d{index} are not repaired: {findings}");
-            }
-        }
-    }
-
-    fn crash(&mut self, power: bool) {
-        say!(
-            self,
-            "{}",
-            if power {
-                "the power is cut"
-            } else {
-                "the daemon is killed"
-            }
-        );
-        for kept in &mut self.clients {
-            let client = kept.client();
-            client.detach();
-            if let Some(queue) = client.queue()
-                && self.random.one_in(2)
-            {
-                queue.killed_while_it_answered();
-            }
-        }
-        let life = self.life.take().expect("the daemon lives");
-        life.kill();
-        self.look_at_faults();
-        Files::set_faults(self.corruption);
-        Files::cut_after(None);
-        let now = self.tick();
-        let mut survive: Vec<u64> = Vec::new();
-        for (token, pending) in &mut self.pending {
-            if !power && self.clients[pending.client].client().survives() {
-                pending.survived = true;
-                survive.push(*token);
-            }
-        }
-        self.pending.retain(|token, _| survive.contains(token));
-        for model in &mut self.models {
-            model.crashed(now, power, &survive);
-        }
-        self.models[0].lose();
-        for plan in self.plans.iter().filter(|plan| plan.lies != Lies::Ram) {
-            let file = files::open(&plan.path);
-            let done = match (power, self.has_lost_pages) {
-                (true, _) => Files::cut_power(&file),
-                // The next daemon cannot know of it, and the kernel tells nobody twice: no promise is tested with what is lost.
-                (false, true) => Files::know(&file),
-                (false, false) => Ok(()),
-            };
-            done.expect("a file of the simulation");
-        }
-        self.check_images(false);
-        self.know_sizes();
-        // What was in flight is known to those only that go on.
-        self.renew_clients(power);
-        self.begin_life();
-        self.verify();
-    }
-
-    /// Guests that do not know what was in flight start anew; with a power cut all do.
-    fn renew_clients(&mut self, power: bool) {
-        let mut kept = std::mem::take(&mut self.clients);
-        if power {
-            return;
-        }
-        for one in &mut kept {
-            if one.client().survives() {
-                continue;
-            }
-            let packed = self.random.one_in(2);
-            match one {
-                Kept::Blk(blk) => blk.renew(packed && !blk.is_hostile),
-                Kept::Scsi(scsi) => scsi.renew(packed),
-                Kept::Iscsi(iscsi) => iscsi.forget(),
-            }
-        }
-        self.clients = kept;
-    }
-
-    /// Reads all disks: what they hold is what they may hold, and what they hold from then on.
-    fn verify(&mut self) {
-        self.settle();
-        for disk in 0..self.plans.len() {
-            let index = disk * usize::from(BLK_QUEUES);
-            for lba in (0..self.models[disk].len()).step_by(8) {
-                let blocks = (self.models[disk].len() - lba).min(8);
-                let data = self.run_now(index, disk, Kind::Read, lba, blocks);
-                for at in 0..blocks {
-                    let block = &data[at as usize * BLOCK..][..BLOCK];
-                    let lba = lba + at;
-                    let begun = self.now;
-                    let found = value_of(block, lba).and_then(|value| {
-                        self.models[disk].check(lba, value, begun)?;
-                        Ok(value)
-                    });
-                    match found {
-                        Ok(value) => self.models[disk].found(lba, value),
-                        Err(what) => panic!("block {lba} of d{disk} after a start: {what}"),
-                    }
-                }
-            }
-            // It may have been in the page cache only.
-            self.run_now(index, disk, Kind::Flush, 0, 0);
-        }
-    }
-
-    fn run_now(&mut self, index: usize, disk: usize, kind: Kind, lba: u64, blocks: u64) -> Vec<u8> {
-        let request = Request {
-            token: self.tick(),
-            disk,
-            kind,
-            lba,
-            blocks,
-            data: Vec::new(),
-        };
-        assert!(
-            self.clients[index].client().submit(&request),
-            "a request has room"
-        );
-        let mut done = Vec::new();
-        for _ in 0..5_000 {
-            self.wait(100_000);
-            for worker in 0..WORKERS {
-                self.iterate(worker);
-            }
-            bdev::stepped::step_image_owners();
-            self.clients[index].client().poll(&mut done);
-            if let Some(one) = done.pop() {
-                assert_eq!(one.token, request.token, "another request is answered");
-                assert_eq!(
-                    one.outcome,
-                    Outcome::Good,
-                    "{kind:?} of d{disk} at {lba} fails after a start"
-                );
-                return one.data;
-            }
-        }
-        panic!("{kind:?} of d{disk} at {lba} never ends");
     }
 
     /// The end of a run: everything is read, the daemon stops, images are checked.

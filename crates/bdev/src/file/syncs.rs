@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_went_well_waits_for_those_that_ran_beside_it_and_no_others() {
+    fn sync_that_went_well_waits_for_those_beside_it_alone() {
         let mut syncs = Syncs::default();
         let (a, b) = (syncs.begin(), syncs.begin());
         syncs.end(b);
