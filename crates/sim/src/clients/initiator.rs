@@ -32,6 +32,7 @@ pub struct IscsiClient {
     random: Random,
     /// By initiator task tag.
     requests: HashMap<u32, u64>,
+    /// Of a session before: the target may do them until the next one begins (RFC 7143, 6.3.5).
     lost: Vec<u64>,
     is_gone: bool,
 }
@@ -186,11 +187,6 @@ impl Client for IscsiClient {
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) {
-        done.extend(
-            self.lost
-                .drain(..)
-                .map(|token| failed(token, "the connection is lost")),
-        );
         if self.is_gone {
             return;
         }
@@ -219,6 +215,9 @@ impl Client for IscsiClient {
         }
         if broken.is_some() {
             self.disconnect();
+        } else if self.session.is_ready(0) {
+            let lost = self.lost.drain(..);
+            done.extend(lost.map(|token| failed(token, "the connection is lost")));
         }
     }
 
