@@ -32,8 +32,10 @@ pub struct IscsiClient {
     random: Random,
     /// By initiator task tag.
     requests: HashMap<u32, u64>,
-    /// Of a session before: the target may do them until the next one begins (RFC 7143, 6.3.5).
+    /// Of a session before: the target may do them until it answers something in the next one (RFC 7143, 6.3.5).
     lost: Vec<u64>,
+    /// A NOP-Out is to tell that it has come to that.
+    asks: bool,
     is_gone: bool,
 }
 
@@ -55,6 +57,7 @@ impl IscsiClient {
             random: Random::new(seed),
             requests: HashMap::new(),
             lost: Vec::new(),
+            asks: false,
             is_gone: true,
         }
     }
@@ -198,8 +201,14 @@ impl Client for IscsiClient {
             }
         }
         for event in events {
-            let Event::Command(one) = event else {
-                continue;
+            let one = match event {
+                Event::Command(one) => one,
+                Event::Nop { .. } => {
+                    let lost = self.lost.drain(..);
+                    done.extend(lost.map(|token| failed(token, "the connection is lost")));
+                    continue;
+                }
+                _ => continue,
             };
             if let Some(token) = self.requests.remove(&one.itt) {
                 let outcome = match one.response {
@@ -215,9 +224,8 @@ impl Client for IscsiClient {
         }
         if broken.is_some() {
             self.disconnect();
-        } else if self.session.is_ready(0) {
-            let lost = self.lost.drain(..);
-            done.extend(lost.map(|token| failed(token, "the connection is lost")));
+        } else if self.session.is_ready(0) && !self.lost.is_empty() && !self.asks {
+            self.asks = self.session.nop_out(0, Vec::new(), false).is_ok();
         }
     }
 
@@ -246,7 +254,7 @@ impl Client for IscsiClient {
     fn attach(&mut self, worker: &mut Worker) {
         self.session = session(self.number);
         self.sockets.clear();
-        self.is_gone = false;
+        (self.is_gone, self.asks) = (false, false);
         self.connect(worker);
     }
 }
