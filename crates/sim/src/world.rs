@@ -13,11 +13,13 @@ macro_rules! say {
 mod restarts;
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use bdev::{CacheMode, RateLimits};
 use latency::{Clock, SimulatedTime};
 use qcow2::CreateOptions;
 use uring::simulated::{Faults, Files};
+use virtqueue::simulated::{Ended, end_after};
 
 use crate::clients::blk::Blk;
 use crate::clients::initiator::IscsiClient;
@@ -82,6 +84,8 @@ pub struct World {
     /// Counts events.
     now: u64,
     next_value: Value,
+    /// The daemon has ended in the middle of an iteration.
+    has_ended: bool,
     /// Something has gone wrong in this life on purpose: requests may fail.
     is_troubled: bool,
     /// A sync has failed, and so nobody knows what of the page cache will ever be written.
@@ -145,6 +149,7 @@ impl World {
     pub fn new(seed: u64, traced: bool, corruption: Faults) -> World {
         let mut random = Random::new(seed);
         Files::begin(random.next());
+        end_after(None);
         bdev::stepped::kill_image_owners();
         let in_memory = std::path::Path::new("/dev/shm");
         let folder = tempfile::Builder::new()
@@ -168,6 +173,7 @@ impl World {
             pending: BTreeMap::new(),
             now: 1,
             next_value: 1,
+            has_ended: false,
             is_troubled: false,
             has_lost_pages: false,
             cut: None,
@@ -201,6 +207,7 @@ impl World {
     }
 
     fn begin_life(&mut self) {
+        self.has_ended = false;
         self.is_troubled = false;
         self.has_lost_pages = false;
         Files::open_anew();
@@ -494,15 +501,16 @@ impl World {
     }
 
     fn iterate(&mut self, worker: usize) {
-        for kept in &mut self.clients {
-            let client = kept.client();
-            if client.worker() == worker
-                && let Some(queue) = client.queue()
-            {
-                queue.iterates();
-            }
+        if self.has_ended {
+            return;
         }
-        self.life().workers[worker].iterate_once();
+        let worker = &mut self.life.as_mut().expect("the daemon lives").workers[worker];
+        let iteration = catch_unwind(AssertUnwindSafe(|| worker.iterate_once()));
+        match iteration {
+            Ok(_) => {}
+            Err(ended) if ended.is::<Ended>() => self.has_ended = true,
+            Err(panic) => resume_unwind(panic),
+        }
         self.look_at_faults();
     }
 
@@ -620,13 +628,15 @@ impl World {
             What::Grow => self.grow(detail),
             What::Restart => self.restart(),
             What::Kill | What::CutPower if self.cut.is_none() => {
-                let calls = random.below(30);
                 self.cut = Some(what);
-                Files::cut_after(Some(calls));
+                match random.one_in(2) {
+                    true => Files::cut_after(Some(random.below(30))),
+                    false => end_after(Some(random.below(100) as u32)),
+                }
             }
             What::Kill | What::CutPower => {}
         }
-        if self.cut.is_some() && Files::is_cut() {
+        if self.cut.is_some() && (Files::is_cut() || self.has_ended) {
             let power = self.cut.take() == Some(What::CutPower);
             self.crash(power);
         }
@@ -646,6 +656,7 @@ impl World {
     pub fn settle(&mut self) {
         Files::set_faults(self.corruption);
         Files::cut_after(None);
+        end_after(None);
         self.cut = None;
         for disk in &self.life().disks {
             disk.set_limits(RateLimits::default());

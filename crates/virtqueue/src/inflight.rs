@@ -11,6 +11,7 @@ use guest_memory::RingMemory;
 use zerocopy::little_endian::{U16, U64};
 
 use crate::QueueError;
+use crate::interrupted::may_end_here;
 
 /// Offsets in a queue's part: features are 8 bytes of zero before the version.
 const VERSION: usize = 8;
@@ -145,6 +146,7 @@ impl Inflight {
     pub(crate) fn took(&mut self, head: u16) {
         let at = self.state(head);
         self.part.write(at + COUNTER, U64::new(self.counter));
+        may_end_here();
         self.counter = self.counter.wrapping_add(1);
         self.part.write::<u8>(at, 1);
     }
@@ -154,6 +156,7 @@ impl Inflight {
     pub(crate) fn answering(&mut self, head: u16) {
         let at = self.state(head);
         self.part.store_release_u16(at + NEXT, self.last);
+        may_end_here();
         self.part.store_release_u16(LAST_HEAD, head);
         self.last = head;
         self.answered.push(head);
@@ -165,6 +168,7 @@ impl Inflight {
         for head in self.answered.drain(..) {
             let at = STATES + STATE_SIZE * usize::from(head);
             self.part.write::<u8>(at, 0);
+            may_end_here();
         }
         self.part.store_release_u16(USED_INDEX, used);
     }

@@ -16,6 +16,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod inflight;
+mod interrupted;
 pub mod layout;
 mod packed;
 mod packed_inflight;
@@ -28,5 +29,7 @@ pub use config::{PACKED_START, QueueConfig};
 pub use device::{DeviceQueue, Resumed};
 pub use error::QueueError;
 pub use inflight::Inflight;
+#[cfg(feature = "simulated")]
+pub use interrupted::simulated;
 pub use packed_inflight::PackedInflight;
 pub use refusal::{ErrorPlace, PopError, Refusal};

@@ -12,6 +12,7 @@ use zerocopy::{Immutable, IntoBytes, KnownLayout};
 
 use crate::chain::{Collector, Limits, Plain, Table, Visitor};
 use crate::config::Areas;
+use crate::interrupted::may_end_here;
 use crate::layout::{
     AVAIL, DESCRIPTOR_SIZE, EVENTS_DESCRIPTOR, EVENTS_DISABLE, EVENTS_ENABLE, INDIRECT, NEXT,
     PACKED_FLAGS, PackedDescriptor, Place, USED, WRITE,
@@ -392,7 +393,9 @@ impl PackedQueue {
         let at = Self::offset(self.published_used.index) + PACKED_FLAGS;
         if let Some(inflight) = &mut self.inflight {
             inflight.publishing(new);
+            may_end_here();
             self.descriptors.store_release_u16(at, flags);
+            may_end_here();
             inflight.published(new);
         } else {
             self.descriptors.store_release_u16(at, flags);

@@ -17,6 +17,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::QueueError;
+use crate::interrupted::may_end_here;
 use crate::layout::{AVAIL, DESCRIPTOR_SIZE, PACKED_FLAGS, PackedDescriptor, Place, USED};
 
 /// Offsets in a queue's part: features are 8 bytes of zero before the version.
@@ -350,7 +351,9 @@ impl PackedInflight {
         let first = self.state(head);
         self.part.write(first + NEXT + 2, U16::new(last));
         self.part.write::<u8>(first, 1);
+        may_end_here();
         self.part.store_release_u16(FREE_HEAD, at);
+        may_end_here();
         self.part.store_release_u16(OLD_FREE_HEAD, at);
         (self.free_head, self.free) = (at, self.free - count);
         self.chains[usize::from(head)] = (last, count);
@@ -377,6 +380,7 @@ impl PackedInflight {
             (self.free_head, self.free) = (*head, self.free + count);
         }
         self.part.store_release_u16(FREE_HEAD, self.free_head);
+        may_end_here();
         self.set_places(used, self.shown);
     }
 
@@ -386,8 +390,10 @@ impl PackedInflight {
         for head in self.answered.drain(..) {
             let at = STATES + STATE_SIZE * usize::from(head);
             self.part.write::<u8>(at, 0);
+            may_end_here();
         }
         self.part.store_release_u16(OLD_FREE_HEAD, self.free_head);
+        may_end_here();
         self.set_places(used, used);
         self.shown = used;
     }

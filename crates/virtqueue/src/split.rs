@@ -11,6 +11,7 @@ use zerocopy::little_endian::U16;
 
 use crate::chain::{Collector, Limits, Plain, Table, Visitor};
 use crate::config;
+use crate::interrupted::may_end_here;
 use crate::layout::{
     Descriptor, INDEX, INDIRECT, NEXT, NO_INTERRUPT, NO_NOTIFY, RING, USED_ELEMENT_SIZE,
     UsedElement, available_event, passes_event, used_event,
@@ -481,6 +482,7 @@ impl SplitQueue {
             return self.ask();
         }
         self.put();
+        may_end_here();
         // The store must be seen before flags or used_event are read, or both sides could miss each other.
         self.areas.used.store_ordered_u16(INDEX, self.next_used);
         self.shown();
@@ -499,6 +501,7 @@ impl SplitQueue {
     #[inline(always)]
     fn shown(&mut self) {
         self.published_used = self.next_used;
+        may_end_here();
         if let Some(inflight) = &mut self.inflight {
             inflight.published(self.next_used);
         }

@@ -415,11 +415,42 @@ fn turn(
     one.driver_cpu_per_million = totals.driver_cpu_ns as f64 / 1e3 / ios;
     one.foreign_cpus = totals.foreign_ns as f64 / 1e9 / seconds;
     one.stolen_cpus = totals.stolen_ns as f64 / 1e9 / seconds;
-    one.stages = stages_since(subject, before);
+    for _ in 0..LOOKS_MAX {
+        one.stages = stages_since(subject, before.clone());
+        if one
+            .stages
+            .as_ref()
+            .is_none_or(|stages| has_all(&one.jobs, stages))
+        {
+            break;
+        }
+        std::thread::sleep(LOOKS_APART);
+    }
     if let Some(stages) = &one.stages {
         one.ends = ends(&one.jobs, stages, clock);
     }
     Ok(one)
+}
+
+/// A device counts a request after its driver has seen the answer: on a busy machine that may be milliseconds later.
+const LOOKS_MAX: u32 = 50;
+const LOOKS_APART: std::time::Duration = std::time::Duration::from_millis(2);
+
+/// Operations by the direction under which a driver counts them.
+const DIRECTIONS: [(usize, Operation); 3] = [
+    (0, Operation::Read),
+    (1, Operation::Write),
+    (2, Operation::Flush),
+];
+
+/// Has the device counted all requests of these jobs?
+fn has_all(jobs: &[JobResult], stages: &Latencies) -> bool {
+    DIRECTIONS.into_iter().all(|(direction, operation)| {
+        let ours: u64 = jobs.iter().map(|job| job.moments[direction].count).sum();
+        let spans = stages.operations.get(&operation);
+        let total = spans.and_then(|of| of.spans.get(&Span::Total));
+        ours <= total.map_or(0, |total| total.count)
+    })
 }
 
 /// What lies between driver and device, by the sums of both sides' stamps.
@@ -448,12 +479,7 @@ fn ends(jobs: &[JobResult], stages: &Latencies, clock: &Clock) -> [Option<Ends>;
             seen_ns: whole - before - total.mean_ns(),
         })
     };
-    [
-        (0, Operation::Read),
-        (1, Operation::Write),
-        (2, Operation::Flush),
-    ]
-    .map(of)
+    DIRECTIONS.map(of)
 }
 
 /// What a Lunette has measured so far, where the subject is one.

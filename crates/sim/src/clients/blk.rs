@@ -153,10 +153,6 @@ impl Client for Blk {
         crate::hostile::misbehave(&mut self.queue, seed);
     }
 
-    fn queue(&mut self) -> Option<&mut GuestQueue> {
-        Some(&mut self.queue)
-    }
-
     fn detach(&mut self) {
         self.device = None;
     }

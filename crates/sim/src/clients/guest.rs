@@ -36,8 +36,6 @@ pub struct GuestQueue {
     /// Where the requests in flight are kept over a kill.
     inflight: u64,
     is_tracked: bool,
-    /// The used index before the worker's last iteration, if nobody has looked for answers since.
-    used_before: Option<u16>,
     /// Of requests in flight.
     slots: [Option<u64>; SLOTS],
     broken: Arc<AtomicBool>,
@@ -74,7 +72,6 @@ impl GuestQueue {
             table,
             memory,
             is_tracked,
-            used_before: None,
             slots: [None; SLOTS],
             broken: Arc::default(),
         }
@@ -178,37 +175,8 @@ impl GuestQueue {
         self.driver.publish();
     }
 
-    /// Its worker is about to do an iteration.
-    pub fn iterates(&mut self) {
-        if self.is_tracked && !self.layout.packed {
-            self.used_before = Some(self.raw().used_index());
-        }
-    }
-
-    /// The daemon was killed in its last iteration, when the driver was shown the answers and the in-flight region did not have them
-    /// yet (vhost-user protocol, "Inflight I/O tracking", 2.3): the region is as it was then.
-    pub fn killed_while_it_answered(&mut self) {
-        /// `used_idx`, and `inflight` of the first descriptor, of 16 bytes each.
-        const USED_INDEX: usize = 14;
-        const STATES: usize = 16;
-        let Some(before) = self.used_before.take() else {
-            return;
-        };
-        let stride = Inflight::stride(ENTRIES) as u64;
-        let part = self.table.ring(self.inflight, stride);
-        let part = part.expect("a region that lies in the memory");
-        let raw = self.raw();
-        let answered = raw.used_index().wrapping_sub(before);
-        part.store_release_u16(USED_INDEX, before);
-        for at in 0..answered {
-            let head = raw.used_element(before.wrapping_add(at)).id.get() as usize;
-            part.write::<u8>(STATES + 16 * head, 1);
-        }
-    }
-
     /// The next request that was answered: its token, the answer, and what was read.
     pub fn answered(&mut self, answer: usize) -> Option<(u64, Vec<u8>, Vec<u8>)> {
-        self.used_before = None;
         let used = self.driver.pop_used()?;
         let slot = Slot(used.token as usize);
         let token = self.slots[slot.0]

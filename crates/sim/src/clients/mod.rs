@@ -85,11 +85,6 @@ pub trait Client {
         false
     }
 
-    /// Its queue in a guest's memory, where it has one.
-    fn queue(&mut self) -> Option<&mut guest::GuestQueue> {
-        None
-    }
-
     /// A driver that does what no driver may.
     fn misbehave(&mut self, _seed: u64) {}
 

@@ -172,10 +172,6 @@ impl Client for Scsi {
         self.queue.is_tracked()
     }
 
-    fn queue(&mut self) -> Option<&mut GuestQueue> {
-        Some(&mut self.queue)
-    }
-
     fn detach(&mut self) {
         self.device = None;
     }

@@ -2,6 +2,7 @@
 
 use qcow2::Repair;
 use uring::simulated::Files;
+use virtqueue::simulated::end_after;
 
 use super::{Kept, Snapshot, World};
 use crate::clients::{Kind, Outcome, Request};
@@ -123,19 +124,14 @@ impl World {
             }
         );
         for kept in &mut self.clients {
-            let client = kept.client();
-            client.detach();
-            if let Some(queue) = client.queue()
-                && self.random.one_in(2)
-            {
-                queue.killed_while_it_answered();
-            }
+            kept.client().detach();
         }
         let life = self.life.take().expect("the daemon lives");
         life.kill();
         self.look_at_faults();
         Files::set_faults(self.corruption);
         Files::cut_after(None);
+        end_after(None);
         let now = self.tick();
         let mut survive: Vec<u64> = Vec::new();
         for (token, pending) in &mut self.pending {
