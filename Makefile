@@ -124,8 +124,8 @@ guests: ## End-to-end tests, one after the other, for each guest wants the whole
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	@echo "guests: $(beside) and the simulator run beside the others, and are printed last"
 	@log=$$(mktemp); simulated=$$(mktemp); status=0; export LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette; \
-	nice $(target_directory)/debug/vm programs > /dev/null & \
-	nice -n 19 $(target_directory)/debug/sim --minutes 2 > $$simulated 2>&1 & sim=$$!; \
+	nice -n 15 $(target_directory)/debug/vm programs > /dev/null & \
+	(sleep 200; exec nice -n 15 $(target_directory)/debug/sim --minutes 2) > $$simulated 2>&1 & sim=$$!; \
 	$(tests_of) $(addprefix --test ,$(beside)) -- --test-threads=1 > $$log 2>&1 & beside=$$!; \
 	$(tests_of) $(addprefix --test ,$(alone)) -- --test-threads=1 || status=$$?; \
 	wait $$beside || status=$$?; cat $$log; echo "the simulator:"; wait $$sim || status=$$?; cat $$simulated; \
