@@ -121,7 +121,7 @@ impl IscsiClient {
                 Ok(read) => self
                     .session
                     .receive_into(cid as u16, &bytes[..read], events)
-                    .map_err(|error| error.to_string())?,
+                    .unwrap_or_else(|error| panic!("iSCSI initiator {}: {error}", self.number)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error.to_string()),
             }
