@@ -15,7 +15,7 @@ use bdev::Disk;
 use iscsi::login::ChapUser;
 use iscsi::negotiation::SessionParameters;
 use latency::{Clock, UnitAddress};
-use reactor::{Accepting, Pool, RateLimit};
+use reactor::{Accepting, Pool, RateLimit, SourceId, Worker};
 use scsi::AttachError;
 use scsi_exec::{Call, Hold, Tasks, Units, Want};
 
@@ -557,30 +557,41 @@ fn place(
         None => state.pool.place(),
     };
     let number = state.shared.next_number();
-    let (handle, shared) = (worker.clone(), state.shared.clone());
-    let added = worker.call(move |w| {
-        w.add(|io, source| {
-            let place = Place {
-                worker: handle,
-                source,
-                number,
-            };
-            shared.placed(place.clone());
-            let socket = OwnedFd::from(stream);
-            let connection = Connection::new(io, place, shared, socket, (peer, portal));
-            Ok::<_, std::convert::Infallible>(Box::new(connection))
-        })
-        // Its first receive is queued when it is published.
-        .inspect(|source| w.wake(*source))
-    });
-    let source = match added {
-        Ok(Ok(source)) => source,
-        Ok(Err(never)) => match never {},
-        Err(gone) => return Err(io::Error::other(gone)),
-    };
+    let shared = state.shared.clone();
+    let socket = OwnedFd::from(stream);
+    let added = worker.call(move |w| begin(w, shared, number, socket, (peer, portal)));
+    let source = added.map_err(io::Error::other)?;
     Ok(Place {
         worker,
         source,
         number,
     })
+}
+
+/// A connection begins on this worker. `addresses`: the initiator's, and ours.
+pub(crate) fn begin(
+    worker: &mut Worker,
+    shared: Arc<Shared>,
+    number: u64,
+    socket: OwnedFd,
+    addresses: (SocketAddr, SocketAddr),
+) -> SourceId {
+    let handle = worker.handle().clone();
+    let added = worker.add(|io, source| {
+        let place = Place {
+            worker: handle,
+            source,
+            number,
+        };
+        shared.placed(place.clone());
+        let connection = Connection::new(io, place, shared, socket, addresses);
+        Ok::<_, std::convert::Infallible>(Box::new(connection))
+    });
+    let source = match added {
+        Ok(source) => source,
+        Err(never) => match never {},
+    };
+    // Its first receive is queued when it is published.
+    worker.wake(source);
+    source
 }

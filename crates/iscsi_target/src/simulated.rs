@@ -1,6 +1,5 @@
 //! A target without portals and without an accepting thread: a simulation brings the connections and the seconds.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,8 +9,8 @@ use reactor::Worker;
 use scsi_exec::Units;
 
 use crate::connection::Connection;
-use crate::server::ServerError;
-use crate::shared::{Place, Shared, lock};
+use crate::server::{ServerError, begin};
+use crate::shared::{Shared, lock};
 use crate::target::IscsiTarget;
 use crate::{Portal, ServerLimits, TargetOptions};
 
@@ -45,21 +44,7 @@ impl SimulatedServer {
     /// An initiator has connected; a worker serves it from now on.
     pub fn accept(&self, worker: &mut Worker, socket: OwnedFd, peer: SocketAddr, at: SocketAddr) {
         let number = self.shared.next_number();
-        let (handle, shared) = (worker.handle().clone(), self.shared.clone());
-        let added = worker.add(|io, source| {
-            let place = Place {
-                worker: handle,
-                source,
-                number,
-            };
-            shared.placed(place.clone());
-            let connection = Connection::new(io, place, shared, socket, (peer, at));
-            Ok::<_, Infallible>(Box::new(connection))
-        });
-        match added {
-            Ok(source) => worker.wake(source),
-            Err(never) => match never {},
-        }
+        begin(worker, self.shared.clone(), number, socket, (peer, at));
     }
 
     /// A second has passed.

@@ -32,7 +32,7 @@ struct Arguments {
     /// These seeds; B is not one of them
     #[arg(long, value_name = "A..B", value_parser = range)]
     seeds: Option<Range<u64>>,
-    /// Fresh seeds until so many minutes have passed
+    /// Fresh seeds, for this many minutes
     #[arg(long, value_name = "M")]
     minutes: Option<f64>,
     /// The first of the fresh seeds; otherwise the time says which

@@ -21,7 +21,7 @@ impl Random {
         (self.next() >> 8) % bound.max(1)
     }
 
-    /// Once in so many times.
+    /// True once in `times` calls, on average.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

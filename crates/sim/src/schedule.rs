@@ -77,7 +77,7 @@ pub fn steps(seed: u64, count: usize) -> Vec<Step> {
     (0..count).map(step).collect()
 }
 
-/// Leaves out what is not needed for `fails` to stay true, in at most so many tries.
+/// Leaves out steps for as long as `fails` stays true; calls it at most `tries` times.
 pub fn shrink(
     mut steps: Vec<Step>,
     mut tries: usize,

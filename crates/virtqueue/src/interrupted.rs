@@ -21,7 +21,7 @@ pub mod simulated {
     #[derive(Debug)]
     pub struct Ended;
 
-    /// The process ends when it has passed so many places more. `None`: it does not.
+    /// The process ends after it has passed `places` more of these places. `None`: it does not end.
     pub fn end_after(places: Option<u32>) {
         LEFT.set(places);
     }

@@ -95,10 +95,7 @@ impl Owner {
             }
             self.free();
         }
-        if let Err(error) = self.close() {
-            let path = self.shared.path();
-            tracing::error!("{path}: image cannot be closed cleanly: {error}");
-        }
+        self.close_at_last();
     }
 
     /// Serves what waits, without waiting for more; false once nobody is left, and the image closed.
@@ -113,15 +110,20 @@ impl Owner {
             }
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => {
-                if let Err(error) = self.close() {
-                    let path = self.shared.path();
-                    tracing::error!("{path}: image cannot be closed cleanly: {error}");
-                }
+                self.close_at_last();
                 return false;
             }
         }
         self.free();
         true
+    }
+
+    /// Nobody is left who could hear of an error.
+    fn close_at_last(&mut self) {
+        if let Err(error) = self.close() {
+            let path = self.shared.path();
+            tracing::error!("{path}: image cannot be closed cleanly: {error}");
+        }
     }
 
     fn close(&mut self) -> qcow2::Result<()> {

@@ -2,7 +2,7 @@
 
 mod redact;
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -20,20 +20,24 @@ const SLOWEST: usize = 5;
 /// Looks at a daemon for some seconds, and writes the file.
 pub fn run(arguments: &ReportArguments) -> Outcome {
     if !(1..=SECONDS_MAX).contains(&arguments.seconds) {
-        let asked = arguments.seconds;
+        let seconds = arguments.seconds;
         return Err(Failure::mistake(format!(
-            "--seconds={asked}: the page has room for 1 to {SECONDS_MAX} seconds"
+            "--seconds={seconds}: the page has room for 1 to {SECONDS_MAX} seconds"
         )));
     }
     let client = arguments.daemon.client()?;
+    let shows = std::io::stderr().is_terminal();
     let mut samples = vec![sample(&client)?];
-    for second in 0..arguments.seconds {
-        let left = arguments.seconds - second;
-        write!(std::io::stderr(), "\rlooking for {left} s more ")?;
+    for left in (1..=arguments.seconds).rev() {
+        if shows {
+            write!(std::io::stderr(), "\rlooking for {left} s more \x1b[K")?;
+        }
         std::thread::sleep(Duration::from_secs(1));
         samples.push(sample(&client)?);
     }
-    write!(std::io::stderr(), "\r\x1b[K")?;
+    if shows {
+        write!(std::io::stderr(), "\r\x1b[K")?;
+    }
     let mut moment = moment(&client, samples)?;
     if arguments.redact {
         Names::of(&moment).replace(&mut moment);
@@ -55,7 +59,7 @@ fn sample(client: &Client) -> Result<Value, Failure> {
     Ok(json!({ "status": status, "statistics": statistics }))
 }
 
-/// What is in a report: samples a second apart, and what is asked for once.
+/// What is in a report: samples a second apart, and what is requested once.
 fn moment(client: &Client, samples: Vec<Value>) -> Result<Value, Failure> {
     let last = samples.last().map_or(&Value::Null, |last| &last["status"]);
     let mut slowest = Vec::new();

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Fields whose text names somebody or something.
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 13] = [
     "address",
+    // Of a session: it begins with the export's name.
+    "id",
     "initiator",
     "identity",
     "naa",
@@ -19,6 +21,9 @@ const FIELDS: [&str; 12] = [
     "target",
     "uuid",
 ];
+
+/// Fields whose text is one of a few words, which somebody may have given to a disk, too.
+const WORDS: [&str; 5] = ["backend", "kind", "operation", "state", "version"];
 
 /// Names, and what stands in their place.
 #[derive(Debug, Default)]
@@ -80,11 +85,19 @@ impl Names {
             }
             Value::Array(values) => values.iter_mut().for_each(|value| self.replace(value)),
             Value::Object(fields) => {
-                let before = std::mem::take(fields);
-                for (field, mut value) in before {
-                    self.replace(&mut value);
-                    let field = self.0.get(&field).cloned().unwrap_or(field);
-                    fields.insert(field, value);
+                for (field, value) in fields {
+                    match value {
+                        Value::String(_) if WORDS.contains(&field.as_str()) => {}
+                        // A queue's measurements by disk.
+                        Value::Object(of_disks) if field == "disks" => {
+                            let named = std::mem::take(of_disks).into_iter();
+                            of_disks.extend(named.map(|(name, mut value)| {
+                                self.replace(&mut value);
+                                (self.0.get(&name).cloned().unwrap_or(name), value)
+                            }));
+                        }
+                        value => self.replace(value),
+                    }
                 }
             }
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
@@ -115,7 +128,7 @@ mod tests {
                 "statistics": { "queues": [{ "labels": { "disk": "payroll", "export": "accounts" },
                     "disks": { "payroll": { "operations": {} } } }] },
             }],
-            "sessions": [{ "export": "accounts", "kind": "iscsi", "initiator": "iqn.2001-04.com.bank:host" }],
+            "sessions": [{ "export": "accounts", "kind": "iscsi", "id": "accounts/3", "initiator": "iqn.2001-04.com.bank:host" }],
             "slowest": [{ "disk": "payroll", "found": {} }],
         });
         Names::of(&moment).replace(&mut moment);
@@ -128,6 +141,8 @@ mod tests {
         let queue = &moment["samples"][0]["statistics"]["queues"][0];
         assert_eq!(queue["labels"]["disk"], disk);
         assert!(queue["disks"].get(disk.as_str().unwrap()).is_some());
+        let export = moment["samples"][0]["status"]["exports"][0]["name"].clone();
+        assert_eq!(moment["sessions"][0]["export"], export);
         // What names nobody stays.
         assert_eq!(
             moment["samples"][0]["status"]["disks"][0]["backend"],
@@ -137,5 +152,22 @@ mod tests {
             moment["samples"][0]["status"]["exports"][0]["kind"],
             "iscsi"
         );
+    }
+
+    #[test]
+    fn disk_that_is_called_like_an_operation_changes_no_other_word() {
+        let mut moment = json!({
+            "samples": [{
+                "status": { "disks": [{ "name": "read", "backend": "ram" }, { "name": "ram", "backend": "ram" }] },
+                "statistics": { "queues": [{ "disks": { "read": { "operations": { "read": {} } } } }] },
+            }],
+        });
+        Names::of(&moment).replace(&mut moment);
+        let sample = &moment["samples"][0];
+        assert_eq!(sample["status"]["disks"][1]["backend"], "ram");
+        let name = sample["status"]["disks"][0]["name"].as_str().unwrap();
+        assert_ne!(name, "read");
+        let of_disk = &sample["statistics"]["queues"][0]["disks"][name];
+        assert!(of_disk["operations"].get("read").is_some());
     }
 }

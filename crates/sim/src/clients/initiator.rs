@@ -129,7 +129,7 @@ impl IscsiClient {
     }
 }
 
-/// The second takes and gives data in small pieces, and none before it is asked for them.
+/// The second initiator takes and gives data in small pieces, and sends none before the target requests it.
 fn offer(number: u8) -> Offer {
     let mut offer = Offer::default();
     if number > 1 {

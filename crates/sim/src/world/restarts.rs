@@ -7,7 +7,7 @@ use virtqueue::simulated::end_after;
 use super::{Kept, Snapshot, World};
 use crate::clients::{Kind, Outcome, Request};
 use crate::files;
-use crate::life::{BLK_QUEUES, Lies, WORKERS};
+use crate::life::{BLK_QUEUES, Lies};
 use crate::model::{BLOCK, value_of};
 
 impl World {
@@ -31,7 +31,7 @@ impl World {
         self.verify();
     }
 
-    /// A size that nobody was told may have come to be.
+    /// A disk may have a new size that no client has heard of.
     fn know_sizes(&mut self) {
         for (index, plan) in self.plans.iter().enumerate() {
             if plan.lies == Lies::Image {
@@ -225,11 +225,7 @@ impl World {
         );
         let mut done = Vec::new();
         for _ in 0..5_000 {
-            self.wait(100_000);
-            for worker in 0..WORKERS {
-                self.iterate(worker);
-            }
-            bdev::stepped::step_image_owners();
+            self.round(100_000);
             self.clients[index].client().poll(&mut done);
             if let Some(one) = done.pop() {
                 assert_eq!(one.token, request.token, "another request is answered");

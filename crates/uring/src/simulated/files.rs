@@ -6,7 +6,7 @@
 //! - a read or write moves less than it was to;
 //! - a read, write, sync or change of allocation fails with `EIO`, or with `ENOSPC` where it allocates;
 //! - an operation is slow, or stuck for long;
-//! - a write goes to another sector, or a bit flips in it: told to whoever is to notice;
+//! - a write goes to another sector, or a bit of it flips: whoever reads it has to notice;
 //! - the process, or the power, ends in the middle of a sequence of calls: nothing takes effect from then on.
 //!
 //! The state is the thread's, which runs the whole simulation; a thread without one has real files.
@@ -25,7 +25,7 @@ use crate::slab::Slot;
 /// What a device keeps whole.
 const SECTOR: u64 = 512;
 
-/// How often something goes wrong: once in so many times, 0 for never.
+/// How often something goes wrong: each number is one in that many times, on average; 0 is never.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     /// Reads and writes that move less than they were to.
@@ -60,8 +60,8 @@ struct Durable {
     length: u64,
     /// Failures to make something durable so far.
     failures: u64,
-    /// How many of them each descriptor has been told of: each is told of the last one, once.
-    told: BTreeMap<i32, u64>,
+    /// How many of them each descriptor has reported: it reports the last one, once.
+    reported: BTreeMap<i32, u64>,
 }
 
 /// The files of this thread's simulation.
@@ -105,16 +105,16 @@ impl Files {
         with(|files| files.faults = faults);
     }
 
-    /// Files are opened anew: no descriptor is told of what failed before.
+    /// Files are opened anew: no descriptor reports what failed before.
     pub fn open_anew() {
         with(|files| {
             for known in files.known.values_mut() {
-                (known.failures, known.told) = (0, BTreeMap::new());
+                (known.failures, known.reported) = (0, BTreeMap::new());
             }
         });
     }
 
-    /// After so many more calls nothing takes effect: the process has been killed, or the power is off. `None`: it does.
+    /// After `calls` more calls nothing takes effect: the process has been killed, or the power is off. `None`: all calls do.
     pub fn cut_after(calls: Option<u64>) {
         with(|files| files.calls_left = calls);
     }
@@ -124,7 +124,7 @@ impl Files {
         with(|files| files.calls_left == Some(0)).unwrap_or(false)
     }
 
-    /// What went wrong since this was asked last.
+    /// What went wrong since the last call.
     pub fn take_happened() -> Vec<String> {
         with(|files| std::mem::take(&mut files.happened)).unwrap_or_default()
     }
@@ -423,8 +423,8 @@ fn sync_file(fd: BorrowedFd<'_>, before: u64) -> Result<(), i32> {
                 known.dirty.clear();
                 known.failures += 1;
             }
-            let told = known.told.insert(fd.as_raw_fd(), known.failures);
-            if told.unwrap_or(0) != known.failures {
+            let reported = known.reported.insert(fd.as_raw_fd(), known.failures);
+            if reported.unwrap_or(0) != known.failures {
                 return Err(libc::EIO);
             }
             known.settle(before, 0..u64::MAX);

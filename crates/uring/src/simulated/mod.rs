@@ -121,7 +121,7 @@ impl Simulated {
         (self.random % below as u64) as usize
     }
 
-    /// An order in which each of so many is named once.
+    /// The numbers below `count`, in any order.
     fn shuffled(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         for index in (1..count).rev() {
