@@ -1,7 +1,8 @@
 //! What keeps I/Os of a disk from starting at once, as one atomic word.
 //!
 //! Workers load the word for every I/O; while it is clear, as it is nearly always, the I/O starts without another look. Each
-//! condition has one owner that sets and clears it: [`crate::RangeLocks`], [`crate::Throttle`] and the disk's [`crate::ErrorPolicy`].
+//! condition has one owner that sets and clears it: [`crate::RangeLocks`], [`crate::Throttle`], [`crate::Recorder`] and
+//! the disk's [`crate::ErrorPolicy`].
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,6 +18,8 @@ pub enum Condition {
     Limited = 4,
     /// I/Os that fail may have to wait, or may take only so long: workers remember them: [`crate::ErrorPolicy`].
     Tracked = 8,
+    /// Changes are recorded in dirty bitmaps: [`crate::Recorder`].
+    Recorded = 16,
 }
 
 /// The conditions of one disk.

@@ -14,7 +14,7 @@ use crate::on_error::ErrorPolicyCell;
 use crate::replacement::{self, BrokenPromise, DeviceCell};
 use crate::{
     BlockDevice, Conditions, ErrorPolicy, OnError, OpenError, RangeLock, RangeLocks, RateLimits,
-    ResizeError, StateCell, Throttle,
+    Recorder, ResizeError, StateCell, Throttle,
 };
 
 /// The most that virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
@@ -100,6 +100,7 @@ pub struct Disk {
     conditions: Arc<Conditions>,
     locks: Arc<RangeLocks>,
     throttle: Arc<Throttle>,
+    recorder: Arc<Recorder>,
     errors: Arc<ErrorPolicyCell>,
     state: Arc<StateCell>,
 }
@@ -167,6 +168,7 @@ impl Disk {
             info: Arc::new(RwLock::new(Arc::new(info))),
             locks: Arc::new(RangeLocks::new(conditions.clone())),
             throttle: Arc::new(Throttle::new(conditions.clone())),
+            recorder: Arc::new(Recorder::new(conditions.clone())),
             errors: Arc::new(ErrorPolicyCell::new(conditions.clone())),
             conditions,
             state: Arc::default(),
@@ -260,6 +262,8 @@ impl Disk {
     /// The disk is as it was then.
     pub fn shrink(&self, shrinking: Shrinking) -> Result<(), ResizeError> {
         let size = shrinking.size;
+        // Before: it may become as large again, and what was there is gone.
+        self.recorder.mark(size, u64::MAX);
         if let Err(source) = self.device().set_size(size) {
             self.stay_large(shrinking);
             return Err(ResizeError::System { size, source });
@@ -324,6 +328,9 @@ impl Disk {
     }
 
     fn has_size(&self, size: u64) {
+        if size < self.info().geometry.capacity_bytes() {
+            self.recorder.mark(size, u64::MAX);
+        }
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
         *info = Arc::new(DiskInfo {
             geometry: Geometry::new(info.geometry.block_size(), size),
@@ -405,6 +412,11 @@ impl Disk {
     /// Its limits, as workers keep to them.
     pub fn throttle(&self) -> &Arc<Throttle> {
         &self.throttle
+    }
+
+    /// Where its changes are recorded.
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
     }
 
     /// Can it do I/O now?

@@ -223,7 +223,7 @@ fn image_over_an_open_disk_comes_up_and_stands_alone() {
     };
     let below: Arc<dyn BlockDevice> = base.clone();
     let one = image_options(&path("one.qcow2"));
-    let one = Image::create_over(&one, &name("base.raw", "raw"), below).unwrap();
+    let one = Image::create_over(&one, &name("base.raw", "raw"), below, SIZE).unwrap();
     let one: Arc<dyn BlockDevice> = Arc::new(one);
     base.give_up_writing().unwrap();
     Worker::new(&*one).write(65536, &[7; 65536]).unwrap();
@@ -232,9 +232,10 @@ fn image_over_an_open_disk_comes_up_and_stands_alone() {
         &one_options(&two, &path("one.qcow2")),
         &name("x", "raw"),
         ram(),
+        SIZE,
     );
     assert!(again.err().unwrap().to_string().contains("exists already"));
-    let two_image = Image::create_over(&two, &name("one.qcow2", "qcow2"), Arc::clone(&one));
+    let two_image = Image::create_over(&two, &name("one.qcow2", "qcow2"), Arc::clone(&one), SIZE);
     let two_image: Arc<dyn BlockDevice> = Arc::new(two_image.unwrap());
     one.give_up_writing().unwrap();
     Worker::new(&*two_image).write(1 << 20, &[9; 512]).unwrap();
@@ -331,7 +332,9 @@ proptest! {
             name: "base".to_owned(),
             format: if is_base_image { "qcow2" } else { "raw" },
         };
-        let image = Image::create_over(&image_options(&path("image")), &name, base).unwrap();
+        let bytes = base.capacity().bytes();
+        let image =
+            Image::create_over(&image_options(&path("image")), &name, base, bytes).unwrap();
         run(&image, of_image);
         let opened = image.reopen_to_commit().unwrap();
         drop(image);

@@ -137,10 +137,16 @@ pub struct Job {
     /// Where a mirror, backup or commit goes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
+    /// Of an incremental backup: its bitmap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incremental: Option<String>,
     /// What it does, or how it has ended.
     pub state: JobState,
     /// Bytes of the disk that are done.
     pub done: u64,
+    /// Bytes that were moved: not those of holes, nor those that an incremental backup has already.
+    #[serde(default)]
+    pub copied: u64,
     /// Bytes of the disk.
     pub total: u64,
     /// Bytes that it may copy in a second.
@@ -170,6 +176,28 @@ pub struct NewJob {
     /// A mirror is switched to as soon as it is complete.
     #[serde(default)]
     pub switch: bool,
+    /// A backup copies what has changed since the last one of this name, a dirty bitmap of the disk: to where that went, or into a new image
+    /// over it. The first one copies everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incremental: Option<String>,
+}
+
+/// A dirty bitmap: what has changed on a disk since a backup was complete.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Bitmap {
+    /// The disk's name.
+    pub disk: String,
+    /// The bitmap's name.
+    pub name: String,
+    /// Bytes that the next backup of this name copies.
+    pub dirty: u64,
+    /// Where the last backup went.
+    pub target: String,
+    /// When that was complete: seconds since 1970.
+    pub at: u64,
+    /// Why the bitmap cannot be relied on; the next backup copies everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// How a job is to go on. What is absent stays.

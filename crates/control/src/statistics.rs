@@ -8,7 +8,7 @@ use block::IoKind;
 use latency::Snapshot;
 use serde::{Deserialize, Serialize};
 
-use crate::objects::Job;
+use crate::objects::{Bitmap, Job};
 
 /// All that was counted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -22,6 +22,9 @@ pub struct Statistics {
     /// The last job of each disk that has had one.
     #[serde(default)]
     pub jobs: Vec<Job>,
+    /// The dirty bitmaps of disks.
+    #[serde(default)]
+    pub bitmaps: Vec<Bitmap>,
     /// By iSCSI target and initiator.
     #[serde(default)]
     pub initiators: Vec<InitiatorStatistics>,

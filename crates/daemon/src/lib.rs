@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bitmaps;
 mod confinement;
 pub mod control;
 mod disks;

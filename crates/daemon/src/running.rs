@@ -14,6 +14,7 @@ use ::control::{DiskStatus, ExportStatus, LunStatus, Status};
 use latency::Snapshot;
 use reactor::{Pool, WorkerOptions};
 
+use crate::bitmaps::Bitmaps;
 use crate::control::{self, Api, BindError, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
 use crate::handover::{self, Ending, Named};
@@ -21,8 +22,8 @@ use crate::jobs::{Context, Jobs};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
 use crate::objects::{
-    How, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, StateStore, Work, bodies,
-    served,
+    EventBus, How, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, StateStore, Work,
+    bodies, served,
 };
 use crate::statistics;
 use crate::uevents::Uevents;
@@ -125,6 +126,7 @@ pub(crate) struct Overview {
     pub(crate) live: Arc<RwLock<Live>>,
     pub(crate) servers: Arc<Servers>,
     pub(crate) jobs: Jobs,
+    pub(crate) bitmaps: Arc<Bitmaps>,
     pub(crate) started: Instant,
     /// Are changes kept, so that they come back after a restart?
     pub(crate) keeps: bool,
@@ -165,6 +167,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         live: owner.live(),
         servers,
         jobs: owner.jobs.clone(),
+        bitmaps: Arc::clone(&owner.bitmaps),
         started: Instant::now(),
         keeps,
         log: options.log,
@@ -184,12 +187,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         manager: manager.manager(),
         overview: Some(overview.clone()),
         events,
-        jobs: Some(Context {
-            manager: manager.manager(),
-            servers: Arc::clone(&overview.servers),
-            jobs: overview.jobs.clone(),
-            event_bus,
-        }),
+        jobs: Some(overview.context(manager.manager(), event_bus)),
         ending: options.ending,
         reload: options.reload.clone(),
     };
@@ -392,6 +390,7 @@ impl Running {
         let transports = self.overview.servers.transports();
         let sessions = transports.map(|transports| transports.vhost.hand_over());
         let sessions = sessions.unwrap_or_default();
+        self.overview.bitmaps.leave();
         if sessions.is_empty() && memory.is_empty() {
             return;
         }
@@ -472,10 +471,14 @@ impl Drop for Running {
         let live = &self.overview.live;
         let mut live = live.write().unwrap_or_else(PoisonError::into_inner);
         let disks = live.take_disks();
+        let config = Arc::clone(&live.config);
         drop(live);
         disks
             .values()
             .for_each(|disk| self.overview.servers.let_go(disk));
+        drop(disks);
+        let file = |disk: &str| config.disk(disk)?.backend.file();
+        self.overview.bitmaps.close(file);
     }
 }
 
@@ -522,6 +525,7 @@ impl View for Overview {
                 .collect(),
             disks: disks.collect(),
             jobs: self.jobs.all().iter().map(|job| job.body()).collect(),
+            bitmaps: self.bitmaps.all(),
             latency,
             at_ns: self.started.elapsed().as_nanos() as u64,
         }
@@ -560,6 +564,17 @@ impl View for Overview {
 }
 
 impl Overview {
+    /// What jobs work with.
+    fn context(&self, manager: Manager, event_bus: EventBus) -> Context {
+        Context {
+            manager,
+            servers: Arc::clone(&self.servers),
+            jobs: self.jobs.clone(),
+            bitmaps: Arc::clone(&self.bitmaps),
+            event_bus,
+        }
+    }
+
     /// The objects as they are.
     pub(crate) fn live(&self) -> Live {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);

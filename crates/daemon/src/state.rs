@@ -49,17 +49,21 @@ impl FolderStore {
         FolderStore { folder }
     }
 
-    /// A file name for any key: what is no letter, digit or dash is written as its code.
     fn path(&self, key: &str) -> PathBuf {
-        let mut name = String::new();
-        for byte in key.bytes() {
-            match byte {
-                b'a'..=b'z' | b'0'..=b'9' | b'-' => name.push(char::from(byte)),
-                other => name.push_str(&format!("_{other:02X}")),
-            }
-        }
-        self.folder.join(format!("{name}.state"))
+        self.folder.join(format!("{}.state", file_name(key)))
     }
+}
+
+/// A file name for any key: what is no letter, digit or dash is written as its code.
+pub(crate) fn file_name(key: &str) -> String {
+    let mut name = String::new();
+    for byte in key.bytes() {
+        match byte {
+            b'a'..=b'z' | b'0'..=b'9' | b'-' => name.push(char::from(byte)),
+            other => name.push_str(&format!("_{other:02X}")),
+        }
+    }
+    name
 }
 
 /// A disk that takes longer to make a few bytes durable is busy with something else, and who waits wants to know.

@@ -7,6 +7,7 @@
 //! A client that truncates its memory file raises SIGBUS: see [`sigbus`].
 
 mod appender;
+mod bits;
 mod buffer;
 pub mod copy;
 mod mapping;
@@ -17,6 +18,7 @@ mod table;
 mod used_pages;
 
 pub use appender::{Appender, Filler, TableFiller};
+pub use bits::SharedBits;
 pub use buffer::{IoBuffer, Segment};
 pub use mapping::{Mapping, MappingView};
 pub use registration::{Registration, Vacated};

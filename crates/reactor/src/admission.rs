@@ -1,4 +1,5 @@
-//! Whether an I/O may start on a disk: closed? range locked? limits? then the channel.
+//! Whether an I/O may start on a disk: closed? range locked? limits? then it is recorded, if its disk has a dirty bitmap, and goes to
+//! the channel.
 //!
 //! One load of the disk's [`bdev::Conditions`] answers all of it while they are clear, as they nearly always are. Otherwise
 //! [`OpenDisk::admit`] asks, from top to bottom; an I/O that has to wait is deferred, and is asked about again from the top when
@@ -66,6 +67,9 @@ impl OpenDisk {
         };
         match verdict {
             Verdict::Start => {
+                if self.conditions.has(Condition::Recorded) {
+                    self.recorder.record(request);
+                }
                 let submitted = self.start_counted(ring, request, buffer, tag);
                 return match self.conditions.has(Condition::Tracked) {
                     true => self.track(submitted, ring, request, buffer, tag, handle),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bdev::{
     Attach, Barrier, BlockDevice, Condition, Conditions, Disk, Finished, IoChannel, Prefetch,
-    Submission, Throttle,
+    RecorderView, Submission, Throttle,
 };
 use block::{IoError, IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
@@ -106,6 +106,7 @@ pub(crate) struct OpenDisk {
     pub record: Arc<DiskRecord>,
     pub conditions: Arc<Conditions>,
     pub throttle: Arc<Throttle>,
+    pub recorder: RecorderView,
     pub pacing: Pacing,
     /// I/Os that wait for a range to be released, or for the disk to open to them.
     pub deferred: Vec<Deferred>,
@@ -264,6 +265,7 @@ impl Io {
             record: self.ledger.disk(disk),
             conditions: disk.conditions().clone(),
             throttle: disk.throttle().clone(),
+            recorder: RecorderView::new(disk.recorder()),
             pacing: Pacing::new(&self.clock),
             deferred: Vec::new(),
             waiting: Waiting::default(),

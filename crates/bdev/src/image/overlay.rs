@@ -22,7 +22,7 @@ pub struct BackingName {
 }
 
 impl Image {
-    /// Makes an empty image over a device, and opens it.
+    /// Makes an empty image of this size over a device, and opens it. Where the device has ended, it reads as zeroes.
     ///
     /// # Errors
     /// When there is such a file already, or what cannot be made. No file is left behind.
@@ -30,8 +30,8 @@ impl Image {
         options: &ImageOptions,
         name: &BackingName,
         below: Arc<dyn BlockDevice>,
+        size: u64,
     ) -> Result<Image, OpenError> {
-        let size = below.capacity().bytes();
         Image::create_with(options, size, Some(name), || {
             open::open_over(options, below)
         })

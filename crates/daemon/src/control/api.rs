@@ -311,6 +311,8 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(jobs::list))
         .routes(routes!(jobs::show, jobs::start, jobs::set, jobs::cancel))
         .routes(routes!(jobs::switch))
+        .routes(routes!(jobs::bitmaps))
+        .routes(routes!(jobs::remove_bitmap))
         .routes(routes!(jobs::snapshot))
         .routes(routes!(exports::list))
         .routes(routes!(exports::show, exports::put, exports::remove))

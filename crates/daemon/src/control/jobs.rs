@@ -1,9 +1,9 @@
-//! `/v1/jobs`, `/v1/disks/{disk}/job` and `/v1/snapshot`: long work on disks, and snapshots.
+//! `/v1/jobs`, `/v1/disks/{disk}/job`, `/v1/bitmaps` and `/v1/snapshot`: long work on disks, dirty bitmaps, and snapshots.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ::control::objects::{Disk, Job, JobSettings, NewJob, NewSnapshot};
+use ::control::objects::{Bitmap, Disk, Job, JobSettings, NewJob, NewSnapshot};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -17,7 +17,8 @@ use super::api::{Api, Path, json};
 use super::disks::one;
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::jobs::{
-    Context, Copy, JobKind, Overlay, snapshot as take, start_commit, start_copy, start_stream,
+    Context, Copy, JobKind, Overlay, remove_bitmap as remove, snapshot as take, start_commit,
+    start_copy, start_stream,
 };
 use crate::objects::{Fault, Refusal};
 use config::disk_json;
@@ -82,12 +83,17 @@ pub(super) async fn start(
         let fault = Fault::at("/target", format!("a {} needs a target", wanted.kind));
         return Err(Refusal::Invalid(vec![fault]).into());
     };
+    if wanted.incremental.is_some() && kind != JobKind::Backup {
+        let fault = Fault::at("/incremental", "only a backup is incremental");
+        return Err(Refusal::Invalid(vec![fault]).into());
+    }
     let copy = Copy {
         target: disk_json(&name, target).map_err(Refusal::from)?,
         disk: name,
         kind,
         speed,
         switches: wanted.switch,
+        incremental: wanted.incremental,
     };
     let job = elsewhere(move || start_copy(&context, &copy)).await?;
     Ok((StatusCode::CREATED, Json(job.body())).into_response())
@@ -197,6 +203,28 @@ async fn elsewhere<T: Send + 'static>(
         Refusal::Failed(vec![Fault::new(format!("cannot start a thread: {error}"))])
     })?;
     done.await.map_err(|_| Refusal::Ending)?
+}
+
+/// List dirty bitmaps.
+#[utoipa::path(get, path = "/v1/bitmaps", responses(
+    (status = 200, description = "The bitmaps of all disks, by disk and name", body = Vec<Bitmap>),
+    ReadErrors,
+))]
+pub(super) async fn bitmaps(State(api): State<Api>) -> Result<Json<Vec<Bitmap>>, ErrorResponse> {
+    Ok(Json(api.context()?.bitmaps.all()))
+}
+
+/// Remove a dirty bitmap: the next backup of that name copies everything.
+#[utoipa::path(delete, path = "/v1/disks/{disk}/bitmaps/{bitmap}",
+    params(("disk" = String, Path, description = "Name"), ("bitmap" = String, Path, description = "Name of the bitmap")),
+    responses((status = 204, description = "It is gone"), NameErrors, ChangeErrors))]
+pub(super) async fn remove_bitmap(
+    State(api): State<Api>,
+    Path((disk, bitmap)): Path<(String, String)>,
+) -> Result<StatusCode, ErrorResponse> {
+    let context = api.context()?.clone();
+    elsewhere(move || remove(&context, &disk, &bitmap)).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 impl Api {

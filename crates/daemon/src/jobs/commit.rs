@@ -70,6 +70,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
         target: opened.base,
         config: DiskConfig { backend, ..config },
         begun: Some(mirror),
+        incremental: None,
     };
     run_copying(copying)?;
     Ok(job)

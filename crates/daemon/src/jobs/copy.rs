@@ -2,14 +2,16 @@
 //! ([`bdev::Mirror`]). A mirror ends with the disk in the other place, a backup with a copy of what the disk was when it was complete.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use bdev::{BlockDevice, BlockingIo, Disk, Mirror};
+use bdev::{BlockDevice, BlockingIo, DirtyBitmap, Disk, Mirror};
 use block::{Allocation, Extent, IoFlags, IoRequest};
 use control::objects::JobState;
 
 use super::exchange::{Flush, exchange, failed};
+use super::incremental::{Incremental, image_over};
 use super::{Context, Job, JobKind};
 use crate::objects::{NewDevice, Refusal};
 use config::{BlockDeviceConfig, DiskConfig};
@@ -18,6 +20,8 @@ use config::{BlockDeviceConfig, DiskConfig};
 const PART: u64 = 1 << 20;
 /// Bytes of a hole that are passed over at a time.
 const HOLE_MAX: u64 = 64 << 20;
+/// Bytes that have not changed since the last backup that are passed over at a time.
+const UNCHANGED_MAX: u64 = 1 << 30;
 
 /// A copy that is to be made.
 #[derive(Clone, Debug)]
@@ -32,6 +36,8 @@ pub struct Copy {
     pub speed: u64,
     /// A mirror changes over as soon as it is complete.
     pub switches: bool,
+    /// A backup is of what has changed since the last one of this name.
+    pub incremental: Option<String>,
 }
 
 /// A copy that is about to be made.
@@ -45,6 +51,8 @@ pub(super) struct Copying {
     pub config: DiskConfig,
     /// The mirror that the disk has already.
     pub begun: Option<Arc<Mirror>>,
+    /// Of a backup with a bitmap.
+    pub incremental: Option<Incremental>,
 }
 
 /// Begins to copy a disk, and returns when that goes on by itself. Blocks.
@@ -55,11 +63,12 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     let (disk, config) = context.disk(&copy.disk)?;
     let config = place(&config, &copy.target, &disk);
     let shown = shown(&config.backend);
-    let job = Job::new(&disk, copy.kind, Some(shown));
+    let mut job = Job::new(&disk, copy.kind, Some(shown));
+    job.incremental.clone_from(&copy.incremental);
     job.set(None, Some(copy.speed));
     job.control().switches = copy.switches;
     let job = context.jobs.begin(job)?;
-    let begun = begin(context, &job, &disk, config);
+    let begun = begin(context, &job, &disk, config, copy.incremental.as_deref());
     let copying = match begun {
         Ok(copying) => copying,
         Err(refusal) => {
@@ -109,13 +118,17 @@ fn absolute(mut backend: BlockDeviceConfig) -> BlockDeviceConfig {
     if let BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } =
         &mut backend
     {
-        *path = std::path::absolute(&path).unwrap_or(path.clone());
+        *path = absolute_path(path);
     }
     backend
 }
 
+pub(super) fn absolute_path(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or(path.to_owned())
+}
+
 /// For people.
-fn shown(backend: &BlockDeviceConfig) -> String {
+pub(super) fn shown(backend: &BlockDeviceConfig) -> String {
     match backend {
         BlockDeviceConfig::Rbd(rbd) => format!("rbd:{}", rbd.image),
         BlockDeviceConfig::Iscsi(remote) => match &remote.unit {
@@ -135,6 +148,7 @@ fn begin(
     job: &Arc<Job>,
     disk: &Arc<Disk>,
     config: DiskConfig,
+    incremental: Option<&str>,
 ) -> Result<Copying, Refusal> {
     let info = disk.info();
     if info.shared {
@@ -148,7 +162,12 @@ fn begin(
     }
     let bytes = info.geometry.capacity_bytes();
     let new_file = config.backend.file().filter(|path| !path.exists());
-    let target = open_target(&config, bytes).map_err(|error| failed(disk.name(), &error))?;
+    let incremental = incremental
+        .map(|name| Incremental::prepare(context, disk, name, &config))
+        .transpose()?;
+    let (incremental, over) = incremental.unzip();
+    let target = open_target(&config, bytes, over.flatten().as_ref());
+    let target = target.map_err(|error| failed(disk.name(), &error))?;
     if let Err(broken) = disk.check_device(&*target) {
         if let Some(path) = new_file {
             // It was made for nothing.
@@ -164,11 +183,17 @@ fn begin(
         target,
         config,
         begun: None,
+        incremental,
     };
     Ok(copying)
 }
 
-fn open_target(config: &DiskConfig, bytes: u64) -> Result<Arc<dyn BlockDevice>, bdev::OpenError> {
+fn open_target(
+    config: &DiskConfig,
+    bytes: u64,
+    over: Option<&DiskConfig>,
+) -> Result<Arc<dyn BlockDevice>, String> {
+    let in_words = |error: bdev::OpenError| error.to_string();
     if let BlockDeviceConfig::Image { path, cache, .. } = &config.backend
         && !path.exists()
     {
@@ -178,9 +203,13 @@ fn open_target(config: &DiskConfig, bytes: u64) -> Result<Arc<dyn BlockDevice>, 
             read_only: false,
             block_size: config.block_size,
         };
-        return Ok(Arc::new(bdev::Image::create(&options, bytes)?));
+        if let Some(last) = over {
+            return image_over(&options, last, bytes);
+        }
+        let image = bdev::Image::create(&options, bytes).map_err(in_words)?;
+        return Ok(Arc::new(image));
     }
-    config.backend.open(config)
+    config.backend.open(config).map_err(in_words)
 }
 
 /// Why a copy ends early.
@@ -191,12 +220,13 @@ enum Early {
 
 impl Copying {
     /// To its end, whichever that is. The disk is on one device again then: the target after a switch, the source otherwise.
-    fn run(self) {
+    fn run(mut self) {
         let mirror = self.begun.clone().unwrap_or_else(|| {
             let (source, target) = (Arc::clone(&self.source), Arc::clone(&self.target));
             Arc::new(Mirror::new(source, target))
         });
-        let name = self.disk.name();
+        let disk = Arc::clone(&self.disk);
+        let name = disk.name();
         let ended = self.copy(&mirror);
         let (state, reason) = match ended {
             Ok(()) => (JobState::Done, None),
@@ -235,7 +265,7 @@ impl Copying {
         event_bus.tell(event, &name);
     }
 
-    fn copy(&self, mirror: &Arc<Mirror>) -> Result<(), Early> {
+    fn copy(&mut self, mirror: &Arc<Mirror>) -> Result<(), Early> {
         let refused = |refusal: Refusal| Early::Failed(refusal.to_string());
         if self.begun.is_none() {
             let mirror = Arc::clone(mirror) as Arc<dyn BlockDevice>;
@@ -287,10 +317,22 @@ impl Copying {
                 return Some(*end);
             }
         }
+        if let Some(changed) = self.changed() {
+            let (end, is_dirty) = changed.piece(from, total.min(from + UNCHANGED_MAX));
+            if !is_dirty {
+                return Some(end);
+            }
+        }
         hole_at(source, from, total)
     }
 
-    /// Copies a range that is held: of an image that is committed what is its own, for the rest is in the target. Bytes that were moved.
+    /// What is to be copied, if that is not everything.
+    fn changed(&self) -> Option<&DirtyBitmap> {
+        self.incremental.as_ref()?.changed()
+    }
+
+    /// Copies a range that is held: of an image that is committed what is its own, and of an incremental backup what has changed, for the
+    /// rest is in the target. Bytes that were moved.
     fn copy_held(
         &self,
         source: &mut BlockingIo,
@@ -298,10 +340,20 @@ impl Copying {
         from: u64,
         end: u64,
     ) -> io::Result<u64> {
+        let (mut at, mut bytes) = (from, 0);
+        if let Some(changed) = self.changed() {
+            while at < end {
+                let (next, is_dirty) = changed.piece(at, end);
+                if is_dirty {
+                    bytes += copy_range(source, target, at, next)?;
+                }
+                at = next;
+            }
+            return Ok(bytes);
+        }
         if !self.is_commit() {
             return copy_range(source, target, from, end);
         }
-        let (mut at, mut bytes) = (from, 0);
         for (piece_end, is_own) in self.source.own_pieces(from, end - from)? {
             if is_own {
                 bytes += copy_range(source, target, at, piece_end)?;
@@ -367,24 +419,43 @@ impl Copying {
                 .copy_held(&mut source, &mut target, from, end)
                 .map_err(|error| Early::Failed(format!("at byte {from}: {error}")))?;
             mirror.progress().advance(end);
-            self.job.advance(end);
+            self.job.advance(end, bytes);
             part = (bytes > 0).then_some((began, bytes));
         }
     }
 
     /// What was written until now is in the backup, and nothing later.
-    fn end_backup(&self, mirror: &Mirror) -> Result<(), Early> {
+    fn end_backup(&mut self, mirror: &Mirror) -> Result<(), Early> {
         self.job.set_state(JobState::Finishing, None);
         let refused = |refusal: Refusal| Early::Failed(refusal.to_string());
         let source = Arc::clone(&self.source);
         let target = Arc::clone(&self.target);
         let mut flush = Flush::prepare(self.disk.name(), target).map_err(refused)?;
-        self.change_to(source, None).map_err(refused)?;
-        match mirror.progress().error() {
-            Some(_) => Err(self.early(mirror)),
-            // Nobody writes to it any more.
-            None => flush.run().map_err(refused),
+        self.change(source, None, || {
+            if let Some(incremental) = &self.incremental {
+                incremental.record();
+            }
+            Ok(())
+        })
+        .map_err(refused)?;
+        if mirror.progress().error().is_some() {
+            return Err(self.early(mirror));
         }
+        // Nobody writes to it any more.
+        flush.run().map_err(refused)?;
+        let Some(incremental) = &mut self.incremental else {
+            return Ok(());
+        };
+        if let Some(changed) = incremental.changed()
+            && changed.is_broken()
+        {
+            let reason = format!(
+                "the bitmap {:?} was truncated meanwhile",
+                incremental.name()
+            );
+            return Err(Early::Failed(reason));
+        }
+        incremental.complete().map_err(refused)
     }
 
     fn change_to(

@@ -10,6 +10,7 @@
 mod commit;
 mod copy;
 mod exchange;
+mod incremental;
 mod snapshot;
 mod stream;
 
@@ -22,11 +23,13 @@ use std::time::{Duration, Instant};
 use bdev::Disk;
 use control::objects::JobState;
 
+use crate::bitmaps::Bitmaps;
 use crate::objects::{EventBus, Fault, Manager, Refusal, Servers};
 use config::DiskConfig;
 
 pub use commit::start_commit;
 pub use copy::{Copy, start_copy};
+pub use incremental::remove_bitmap;
 pub use snapshot::{Overlay, snapshot};
 pub use stream::start_stream;
 
@@ -67,6 +70,8 @@ pub struct Context {
     pub servers: Arc<Servers>,
     /// All jobs.
     pub jobs: Jobs,
+    /// What has changed on disks since their backups.
+    pub bitmaps: Arc<Bitmaps>,
     /// Whom they are announced to.
     pub event_bus: EventBus,
 }
@@ -100,8 +105,11 @@ pub struct Job {
     disk: String,
     kind: JobKind,
     target: OnceLock<String>,
+    /// The bitmap of a backup.
+    incremental: Option<String>,
     total: u64,
     done: AtomicU64,
+    copied: AtomicU64,
     started: Instant,
     control: Mutex<Control>,
     changed: Condvar,
@@ -113,8 +121,10 @@ impl Job {
             disk: disk.name().to_owned(),
             kind,
             target: target.map(OnceLock::from).unwrap_or_default(),
+            incremental: None,
             total: disk.info().geometry.capacity_bytes(),
             done: AtomicU64::new(0),
+            copied: AtomicU64::new(0),
             started: Instant::now(),
             control: Mutex::new(Control {
                 state: JobState::Running,
@@ -147,12 +157,14 @@ impl Job {
             disk: self.disk.clone(),
             kind: self.kind.word().to_owned(),
             target: self.target.get().cloned(),
+            incremental: self.incremental.clone(),
             state: if is_paused {
                 JobState::Paused
             } else {
                 control.state
             },
             done: self.done.load(Ordering::Relaxed),
+            copied: self.copied.load(Ordering::Relaxed),
             total: self.total,
             speed: (control.speed > 0).then_some(control.speed),
             seconds: until.saturating_duration_since(self.started).as_secs(),
@@ -263,8 +275,9 @@ impl Job {
         self.control().is_cancelled
     }
 
-    fn advance(&self, done: u64) {
+    fn advance(&self, done: u64, copied: u64) {
         self.done.store(done, Ordering::Relaxed);
+        self.copied.fetch_add(copied, Ordering::Relaxed);
     }
 }
 

@@ -101,7 +101,8 @@ fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
         block_size,
     };
     let before = disk.device();
-    let image = Image::create_over(&options, &name, Arc::clone(&before));
+    let bytes = before.capacity().bytes();
+    let image = Image::create_over(&options, &name, Arc::clone(&before), bytes);
     let image = image.map_err(|error| failed(disk.name(), &error))?;
     Ok(Made {
         change: NewDevice {

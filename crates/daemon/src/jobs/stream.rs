@@ -67,7 +67,7 @@ fn stream(device: &dyn BlockDevice, job: &Job) -> std::io::Result<bool> {
         let length = PART.min(job.total - at);
         device.copy_up(at, length)?;
         at += length;
-        job.advance(at);
+        job.advance(at, length);
         part = Some((began, length));
     }
     job.set_state(JobState::Finishing, None);

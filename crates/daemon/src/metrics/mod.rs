@@ -58,6 +58,7 @@ pub fn render(status: &Status, statistics: &Statistics) -> String {
     write_workers(&mut page, statistics);
     write_disks(&mut page, status, statistics);
     write_jobs(&mut page, statistics);
+    write_bitmaps(&mut page, statistics);
     write_exports(&mut page, status);
     write_initiators(&mut page, statistics);
     write_queues(&mut page, &statistics.latency);
@@ -225,6 +226,33 @@ fn write_jobs(page: &mut Page, statistics: &Statistics) {
         total.sample(
             &[("disk", job.disk.as_str()), ("kind", &job.kind)],
             job.total,
+        );
+    }
+}
+
+fn write_bitmaps(page: &mut Page, statistics: &Statistics) {
+    let help = "Bytes of a disk that the next incremental backup of a name copies.";
+    let mut dirty = page.family("lunette_bitmap_dirty_bytes", Kind::Gauge, help);
+    for bitmap in &statistics.bitmaps {
+        dirty.sample(
+            &[("disk", bitmap.disk.as_str()), ("bitmap", &bitmap.name)],
+            bitmap.dirty,
+        );
+    }
+    let help = "When the last backup of a name was complete, in seconds since 1970.";
+    let mut at = page.family("lunette_bitmap_last_backup_seconds", Kind::Gauge, help);
+    for bitmap in &statistics.bitmaps {
+        at.sample(
+            &[("disk", bitmap.disk.as_str()), ("bitmap", &bitmap.name)],
+            bitmap.at,
+        );
+    }
+    let help = "Whether the dirty bitmap of a disk cannot be relied on, and the next backup copies everything.";
+    let mut broken = page.family("lunette_bitmap_broken", Kind::Gauge, help);
+    for bitmap in &statistics.bitmaps {
+        broken.sample(
+            &[("disk", bitmap.disk.as_str()), ("bitmap", &bitmap.name)],
+            u64::from(bitmap.reason.is_some()),
         );
     }
 }

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use control::objects::{Job, JobState};
+use control::objects::{Bitmap, Job, JobState};
 use control::statistics::{
     DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, WorkerStatistics,
 };
@@ -99,11 +99,21 @@ fn statistics() -> Statistics {
             disk: "d\"0".to_owned(),
             kind: "mirror".to_owned(),
             target: None,
+            incremental: None,
             state: JobState::Ready,
             done: 512,
+            copied: 512,
             total: 1024,
             speed: None,
             seconds: 1,
+            reason: None,
+        }],
+        bitmaps: vec![Bitmap {
+            disk: "d\"0".to_owned(),
+            name: "daily".to_owned(),
+            dirty: 65_536,
+            target: "image:/b.qcow2".to_owned(),
+            at: 1_700_000_000,
             reason: None,
         }],
         initiators: vec![InitiatorStatistics {

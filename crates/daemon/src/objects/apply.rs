@@ -62,6 +62,7 @@ impl Owner {
         if reasons.is_empty() {
             opening.persist(store);
         }
+        self.bitmaps.attach(&opening.disks());
         opened.extend(opening.disks());
         let made_for_nothing = || {
             opened
@@ -301,6 +302,7 @@ impl Owner {
     fn forget_disk(&mut self, name: &str) {
         if let Some(disk) = self.disks.remove(name) {
             self.servers.let_go(&disk);
+            self.bitmaps.forget(name);
             if disk.device().forget() {
                 // Nobody sees a disk of this identity ever again.
                 scsi::forget(self.servers.units.store(), &disk.info());

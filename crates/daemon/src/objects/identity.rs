@@ -28,6 +28,7 @@ impl Owner {
         }
         let renewed = Identities::renew(&disk, store);
         renewed.map_err(|reason| refused(vec![format!("disk {name}: {reason}")]))?;
+        self.bitmaps.renamed(&disk);
         self.identities.keep_volatile(&self.config, &self.disks);
         self.publish();
         Ok(())

@@ -20,6 +20,7 @@ use super::servers::{Servers, Transports};
 use super::state_store::StateStore;
 use super::waiting::WaitingDisks;
 use super::{Inbox, Message};
+use crate::bitmaps::Bitmaps;
 use crate::disks::{Devices, Disks};
 use crate::exports::{self, ChapUsers, ExportDevice, ReadyExport};
 use crate::identities::Identities;
@@ -89,6 +90,8 @@ pub struct Owner {
     live: Arc<RwLock<Live>>,
     pub(super) state_store: Option<StateStore>,
     pub(super) identities: Identities,
+    /// What has changed on disks since their backups.
+    pub(crate) bitmaps: Arc<Bitmaps>,
     /// Listening sockets that were handed over, by the path that they listen at: whoever did keeps them there, so that nobody
     /// could listen anew.
     pub(super) handed: HashMap<PathBuf, OwnedFd>,
@@ -136,6 +139,7 @@ impl Owner {
             servers,
             live: Arc::new(RwLock::new(live)),
             identities: Identities::load(state_store.as_ref().map(StateStore::folder)),
+            bitmaps: Arc::new(Bitmaps::load(state_store.as_ref().map(StateStore::folder))),
             state_store,
             handed: HashMap::new(),
             event_bus,

@@ -168,6 +168,7 @@ impl Owner {
             }
         }
         let opened = opening.disks();
+        self.bitmaps.attach(&opened);
         for disk in opened.keys() {
             self.waiting.opened(disk);
         }

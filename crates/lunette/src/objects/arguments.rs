@@ -139,9 +139,19 @@ pub enum DiskAction {
         disk: String,
         /// As for mirror
         target: String,
+        /// Copy what has changed since the last backup of this name: to the same target, or into a new image over it. The first copies
+        /// everything
+        #[arg(long, value_name = "NAME")]
+        incremental: Option<String>,
         /// How fast
         #[command(flatten)]
         how: Speed,
+    },
+    /// List and remove dirty bitmaps: what has changed since the last backup of each name
+    Bitmap {
+        /// What to do
+        #[command(subcommand)]
+        action: BitmapAction,
     },
     /// Copy what an image has into the image that it stands on, and let the disk go on there
     Commit {
@@ -174,6 +184,23 @@ pub enum DiskAction {
         /// Also remove its exports and logical units
         #[arg(long)]
         force: bool,
+    },
+}
+
+/// `lunette disk bitmap`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum BitmapAction {
+    /// List them
+    List {
+        /// Of this disk alone
+        disk: Option<String>,
+    },
+    /// Remove one: the next backup of its name copies everything
+    Remove {
+        /// The disk's name
+        disk: String,
+        /// The bitmap's name
+        bitmap: String,
     },
 }
 

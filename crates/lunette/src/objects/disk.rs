@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::arguments::{Ask, DiskAction, DiskCommand};
 use super::table::Table;
-use super::{force, job, read_flags, size_text, yes};
+use super::{bitmap, force, job, read_flags, size_text, yes};
 use crate::failure::{Failure, Outcome};
 
 /// Does what is asked for.
@@ -64,10 +64,14 @@ pub fn run(command: DiskCommand) -> Outcome {
             target,
             switch,
             how,
-        } => job::copy(ask, "mirror", &disk, &target, &how, switch),
-        DiskAction::Backup { disk, target, how } => {
-            job::copy(ask, "backup", &disk, &target, &how, false)
-        }
+        } => job::mirror(ask, &disk, &target, &how, switch),
+        DiskAction::Backup {
+            disk,
+            target,
+            incremental,
+            how,
+        } => job::backup(ask, &disk, &target, &how, incremental),
+        DiskAction::Bitmap { action } => bitmap::run(ask, &action),
         DiskAction::Stream { disk, how } => job::within(ask, "stream", &disk, &how),
         DiskAction::Commit { disk, how } => job::within(ask, "commit", &disk, &how),
         DiskAction::Identity { disk, new } => {

@@ -42,8 +42,31 @@ pub fn run(command: JobCommand) -> Outcome {
     }
 }
 
-/// Begins a mirror or a backup.
-pub fn copy(ask: &Ask, kind: &str, disk: &str, target: &str, how: &Speed, switch: bool) -> Outcome {
+/// Begins a mirror.
+pub fn mirror(ask: &Ask, disk: &str, target: &str, how: &Speed, switch: bool) -> Outcome {
+    let job = NewJob {
+        switch,
+        ..copy("mirror", disk, target, how)?
+    };
+    begin(ask, disk, &job, how.wait)
+}
+
+/// Begins a backup; `incremental` names its bitmap.
+pub fn backup(
+    ask: &Ask,
+    disk: &str,
+    target: &str,
+    how: &Speed,
+    incremental: Option<String>,
+) -> Outcome {
+    let job = NewJob {
+        incremental,
+        ..copy("backup", disk, target, how)?
+    };
+    begin(ask, disk, &job, how.wait)
+}
+
+fn copy(kind: &str, disk: &str, target: &str, how: &Speed) -> Result<NewJob, Failure> {
     let flags = Flags {
         disk: vec![format!("{disk}={target}")],
         ..Flags::default()
@@ -53,13 +76,13 @@ pub fn copy(ask: &Ask, kind: &str, disk: &str, target: &str, how: &Speed, switch
         return Err(Failure::mistake(format!("{target:?} is no block device")));
     };
     let body = daemon::objects::bodies::disk(&at_absolute_path(target));
-    let job = NewJob {
+    Ok(NewJob {
         kind: kind.to_owned(),
         target: Some(json!(body)),
         speed: how.bytes()?,
-        switch,
-    };
-    begin(ask, disk, &job, how.wait)
+        switch: false,
+        incremental: None,
+    })
 }
 
 /// Begins a job within the images of a disk: a stream or a commit.
@@ -69,6 +92,7 @@ pub fn within(ask: &Ask, kind: &str, disk: &str, how: &Speed) -> Outcome {
         target: None,
         speed: how.bytes()?,
         switch: false,
+        incremental: None,
     };
     begin(ask, disk, &job, how.wait)
 }
@@ -176,6 +200,14 @@ fn ended(ask: &Ask, job: &Job) -> Outcome {
     }
     let Job { kind, disk, .. } = job;
     match (job.state, &job.reason) {
+        // Who sees the table or the JSON need not be told.
+        (JobState::Done, _) if job.incremental.is_some() && !ask.json => Ok(writeln!(
+            std::io::stderr(),
+            "backup of disk {disk} is complete: {} of {} were copied to {}",
+            size_text(job.copied),
+            size_text(job.total),
+            job.target.as_deref().unwrap_or("its target")
+        )?),
         (JobState::Done, _) => Ok(()),
         (JobState::Ready, None) => {
             let hint = format!("hint: lunette job switch {disk}");
@@ -214,7 +246,7 @@ fn progress(job: &Job) -> String {
 
 fn table(jobs: &[Job]) -> Table {
     let head = Table::new(&[
-        "DISK", "JOB", "STATE", "DONE", "OF", "", "TIME", "TARGET", "REASON",
+        "DISK", "JOB", "STATE", "DONE", "OF", "", "COPIED", "TIME", "TARGET", "REASON",
     ]);
     jobs.iter().fold(head, |table, job| {
         table.row([
@@ -224,6 +256,7 @@ fn table(jobs: &[Job]) -> Table {
             size_text(job.done),
             size_text(job.total),
             per_cent(job),
+            size_text(job.copied),
             format!("{} s", job.seconds),
             job.target.clone().unwrap_or_default(),
             job.reason.clone().unwrap_or_default(),
@@ -248,8 +281,10 @@ mod tests {
             disk: "d0".to_owned(),
             kind: "mirror".to_owned(),
             target: None,
+            incremental: None,
             state: JobState::Running,
             done: 512 << 20,
+            copied: 0,
             total: 1 << 30,
             speed: None,
             seconds: 3,

@@ -1,6 +1,7 @@
 //! Commands about the objects of a running daemon: each asks its control socket, and prints a table or JSON.
 
 pub mod arguments;
+mod bitmap;
 pub mod config;
 pub mod disk;
 pub mod export;

@@ -73,6 +73,7 @@ fn look(seconds: u64) -> Look {
         },
         statistics: Statistics {
             jobs: Vec::new(),
+            bitmaps: Vec::new(),
             at_ns: seconds * 1_000_000_000,
             workers: (0..2)
                 .map(|worker| WorkerStatistics {

@@ -1,0 +1,260 @@
+//! Dirty bitmaps: which parts of a disk have been written since a moment. An incremental backup copies those and no others.
+//!
+//! A bit stands for 64 KiB of the disk, and is set before what changes them is submitted. The bits lie in a file that is mapped, so
+//! they outlive a daemon that is killed; what outlives a host that crashes is up to whoever keeps the file. What is written to a disk
+//! passes by here only while the disk has a bitmap ([`Condition::Recorded`]). A bitmap says too much rather than too little: what lies
+//! beyond its end counts as written.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use block::IoRequest;
+use guest_memory::{Mapping, SharedBits};
+
+use crate::conditions::{Condition, Conditions};
+
+/// One bitmap.
+pub struct DirtyBitmap {
+    bits: SharedBits,
+}
+
+impl DirtyBitmap {
+    /// Bytes of the disk that a bit stands for.
+    pub const GRANULARITY: u64 = 64 << 10;
+
+    /// Bytes of the file for a disk of this size.
+    pub fn file_bytes(disk_bytes: u64) -> u64 {
+        SharedBits::bytes(disk_bytes.div_ceil(DirtyBitmap::GRANULARITY)).max(8)
+    }
+
+    /// The bits in a file, for a disk that had this size when the file was made.
+    ///
+    /// # Errors
+    /// When the file is too short, or what mmap says.
+    pub fn map(file: &File, disk_bytes: u64) -> io::Result<DirtyBitmap> {
+        let bits = disk_bytes.div_ceil(DirtyBitmap::GRANULARITY);
+        let length = usize::try_from(DirtyBitmap::file_bytes(disk_bytes))
+            .map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        let mapping = Mapping::shared_file(file.as_fd(), 0, length)?;
+        Ok(DirtyBitmap {
+            bits: SharedBits::new(mapping, bits),
+        })
+    }
+
+    /// These bytes are about to change.
+    #[inline]
+    pub fn mark(&self, offset: u64, length: u64) {
+        let end = offset.saturating_add(length);
+        self.bits.set(
+            offset / DirtyBitmap::GRANULARITY,
+            end.div_ceil(DirtyBitmap::GRANULARITY),
+        );
+    }
+
+    /// The end of what is alike from `offset` on, at `end` at the latest, and whether it is dirty.
+    pub fn piece(&self, offset: u64, end: u64) -> (u64, bool) {
+        let bit = offset / DirtyBitmap::GRANULARITY;
+        let is_dirty = self.bits.is_set(bit);
+        let next = match is_dirty {
+            true if bit >= self.bits.len() => u64::MAX,
+            true => self.bits.next_clear(bit),
+            false => self.bits.next_set(bit),
+        };
+        // The end of the bits is not the end of what is dirty; whoever asks again hears of the rest.
+        (
+            next.saturating_mul(DirtyBitmap::GRANULARITY).min(end),
+            is_dirty,
+        )
+    }
+
+    /// How much of a disk of this size is dirty, in bytes.
+    pub fn dirty_bytes(&self, disk_bytes: u64) -> u64 {
+        let covered = self.bits.len().saturating_mul(DirtyBitmap::GRANULARITY);
+        let beyond = disk_bytes.saturating_sub(covered);
+        let dirty = self.bits.count().saturating_mul(DirtyBitmap::GRANULARITY);
+        dirty.saturating_add(beyond).min(disk_bytes)
+    }
+
+    /// Has somebody truncated its file? Then it says nothing any more.
+    pub fn is_broken(&self) -> bool {
+        self.bits.is_poisoned()
+    }
+}
+
+impl std::fmt::Debug for DirtyBitmap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DirtyBitmap")
+            .field("bits", &self.bits.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The bitmaps in which the changes of a disk are recorded.
+#[derive(Debug)]
+pub struct Recorder {
+    conditions: Arc<Conditions>,
+    /// Goes up when they are others.
+    generation: AtomicU64,
+    bitmaps: Mutex<Vec<Arc<DirtyBitmap>>>,
+}
+
+impl Recorder {
+    pub(crate) fn new(conditions: Arc<Conditions>) -> Recorder {
+        Recorder {
+            conditions,
+            generation: AtomicU64::new(0),
+            bitmaps: Mutex::default(),
+        }
+    }
+
+    /// Records in these bitmaps from now on. A change that is in flight meanwhile may be in none of them: whoever begins one holds the
+    /// disk ([`crate::Disk::hold`]), or nobody uses the disk yet.
+    pub fn record_in(&self, bitmaps: Vec<Arc<DirtyBitmap>>) {
+        let mut now = self.bitmaps.lock().unwrap_or_else(PoisonError::into_inner);
+        self.conditions
+            .set(Condition::Recorded, !bitmaps.is_empty());
+        *now = bitmaps;
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// The bitmaps that there are now.
+    pub fn bitmaps(&self) -> Vec<Arc<DirtyBitmap>> {
+        let now = self.bitmaps.lock().unwrap_or_else(PoisonError::into_inner);
+        now.clone()
+    }
+
+    /// These bytes change in another way than by a request: the disk ends elsewhere.
+    pub(crate) fn mark(&self, offset: u64, length: u64) {
+        self.bitmaps()
+            .iter()
+            .for_each(|bitmap| bitmap.mark(offset, length));
+    }
+}
+
+/// A worker's own view of a disk's bitmaps: it takes the lock only when they are others.
+#[derive(Debug)]
+pub struct RecorderView {
+    recorder: Arc<Recorder>,
+    generation: u64,
+    bitmaps: Vec<Arc<DirtyBitmap>>,
+}
+
+impl RecorderView {
+    /// Of this recorder.
+    pub fn new(recorder: &Arc<Recorder>) -> RecorderView {
+        RecorderView {
+            recorder: Arc::clone(recorder),
+            // Of none that there is.
+            generation: u64::MAX,
+            bitmaps: Vec::new(),
+        }
+    }
+
+    /// A request is about to be submitted.
+    #[inline]
+    pub fn record(&mut self, request: &IoRequest) {
+        if !request.modifies() {
+            return;
+        }
+        let generation = self.recorder.generation.load(Ordering::Acquire);
+        if generation != self.generation {
+            self.follow(generation);
+        }
+        for bitmap in &self.bitmaps {
+            bitmap.mark(request.offset, request.length);
+        }
+    }
+
+    #[cold]
+    fn follow(&mut self, generation: u64) {
+        self.bitmaps = self.recorder.bitmaps();
+        self.generation = generation;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHUNK: u64 = DirtyBitmap::GRANULARITY;
+
+    fn bitmap(disk_bytes: u64) -> (File, Arc<DirtyBitmap>) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(DirtyBitmap::file_bytes(disk_bytes)).unwrap();
+        let bitmap = DirtyBitmap::map(&file, disk_bytes).unwrap();
+        (file, Arc::new(bitmap))
+    }
+
+    fn pieces(bitmap: &DirtyBitmap, end: u64) -> Vec<(u64, bool)> {
+        let mut at = 0;
+        let mut pieces = Vec::new();
+        while at < end {
+            let (next, is_dirty) = bitmap.piece(at, end);
+            assert!(next > at);
+            pieces.push((next, is_dirty));
+            at = next;
+        }
+        pieces
+    }
+
+    #[test]
+    fn what_a_request_touches_is_dirty_and_stays_so_in_the_file() {
+        let size = 10 * CHUNK;
+        let (file, bitmap) = bitmap(size);
+        bitmap.mark(CHUNK - 1, 2);
+        bitmap.mark(5 * CHUNK, 1);
+        let wanted = [
+            (2 * CHUNK, true),
+            (5 * CHUNK, false),
+            (6 * CHUNK, true),
+            (size, false),
+        ];
+        assert_eq!(pieces(&bitmap, size), wanted);
+        assert_eq!(bitmap.dirty_bytes(size), 3 * CHUNK);
+        let again = DirtyBitmap::map(&file, size).unwrap();
+        assert_eq!(pieces(&again, size), wanted);
+    }
+
+    #[test]
+    fn what_a_disk_has_grown_by_is_dirty() {
+        let (_file, bitmap) = bitmap(2 * CHUNK + 512);
+        // The last bit stands for more than the disk had.
+        bitmap.mark(3 * CHUNK, CHUNK);
+        let wanted = [(3 * CHUNK, false), (9 * CHUNK, true)];
+        assert_eq!(pieces(&bitmap, 9 * CHUNK), wanted);
+        assert_eq!(bitmap.dirty_bytes(9 * CHUNK), 6 * CHUNK);
+    }
+
+    #[test]
+    fn a_file_that_is_too_short_is_refused() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8).unwrap();
+        assert!(DirtyBitmap::map(&file, 64 * CHUNK).is_ok());
+        assert!(DirtyBitmap::map(&file, 65 * CHUNK).is_err());
+    }
+
+    #[test]
+    fn changes_are_recorded_in_the_bitmaps_of_the_moment() {
+        let conditions = Arc::<Conditions>::default();
+        let recorder = Arc::new(Recorder::new(Arc::clone(&conditions)));
+        let mut view = RecorderView::new(&recorder);
+        let (_a_file, a) = bitmap(4 * CHUNK);
+        let (_b_file, b) = bitmap(4 * CHUNK);
+        view.record(&IoRequest::write(0, 512));
+        recorder.record_in(vec![Arc::clone(&a)]);
+        assert!(conditions.has(Condition::Recorded));
+        view.record(&IoRequest::read(0, 512));
+        assert_eq!(a.dirty_bytes(4 * CHUNK), 0);
+        view.record(&IoRequest::discard(CHUNK, 512));
+        recorder.record_in(vec![Arc::clone(&a), Arc::clone(&b)]);
+        view.record(&IoRequest::write_zeroes(2 * CHUNK, 512));
+        recorder.mark(3 * CHUNK, u64::MAX);
+        recorder.record_in(Vec::new());
+        assert!(conditions.is_clear());
+        assert_eq!(a.dirty_bytes(4 * CHUNK), 3 * CHUNK);
+        assert_eq!(b.dirty_bytes(4 * CHUNK), 2 * CHUNK);
+    }
+}

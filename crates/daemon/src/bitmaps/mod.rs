@@ -1,0 +1,510 @@
+//! The dirty bitmaps of disks ([`bdev::DirtyBitmap`]): each begins when a backup is complete, and says what the next one of that name has
+//! to copy. They are kept in the state folder.
+//!
+//! A backup that has ended has new bits, in a file of their own, while the old ones are recorded in until the record says that the backup
+//! is complete: whatever comes between, one of the two has all changes since the backup that it belongs to.
+//!
+//! Bits outlive a daemon that is killed, in the system's memory. A system that crashes takes them with it, and a disk that was written
+//! while nobody served it has changes in no bitmap: such a bitmap is broken, which is said, and the next backup copies everything.
+
+mod record;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bdev::{DirtyBitmap, Disk, Recorder};
+use control::objects::Bitmap as Body;
+
+use crate::disks::Disks;
+use crate::state;
+use record::{Bitmap, Left, Record};
+
+pub use record::Last;
+
+const FOLDER: &str = "bitmaps";
+
+/// Bitmaps that a disk can have.
+pub const COUNT_MAX: usize = 16;
+
+/// The most characters of a name.
+const NAME_MAX: usize = 64;
+
+/// May a bitmap be called so?
+pub fn is_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(is_plain)
+}
+
+/// A bitmap as others see it.
+#[derive(Clone, Debug)]
+pub struct Shown {
+    /// Its name.
+    pub name: String,
+    /// Bytes of the disk that the next backup copies: all of them, if it is broken.
+    pub dirty: u64,
+    /// The backup since whose end changes are recorded.
+    pub last: Last,
+    /// Why it cannot be relied on.
+    pub broken: Option<String>,
+}
+
+/// A bitmap that a backup has ended with, and that is not written down yet.
+pub struct Begun {
+    number: u64,
+    disk_bytes: u64,
+    path: PathBuf,
+    bits: Arc<DirtyBitmap>,
+}
+
+/// The bitmaps of a disk that is served.
+struct OfDisk {
+    /// Whoever looks at bitmaps keeps no disk open.
+    disk: Weak<Disk>,
+    recorder: Arc<Recorder>,
+    record: Record,
+    /// By the number of the file.
+    mapped: BTreeMap<u64, Arc<DirtyBitmap>>,
+}
+
+impl OfDisk {
+    /// All of them.
+    fn shown(&self) -> impl Iterator<Item = Shown> {
+        let disk = self.disk.upgrade();
+        let bytes = disk.map_or(0, |disk| disk.info().geometry.capacity_bytes());
+        self.record.bitmaps.iter().map(move |bitmap| {
+            let broken = self.broken(bitmap);
+            let bits = self.mapped.get(&bitmap.bits);
+            let bits = bits.filter(|_| broken.is_none());
+            Shown {
+                name: bitmap.name.clone(),
+                dirty: bits.map_or(bytes, |bits| bits.dirty_bytes(bytes)),
+                last: bitmap.last.clone(),
+                broken,
+            }
+        })
+    }
+
+    /// Why a bitmap cannot be relied on.
+    fn broken(&self, bitmap: &Bitmap) -> Option<String> {
+        match self.mapped.get(&bitmap.bits) {
+            _ if bitmap.broken.is_some() => bitmap.broken.clone(),
+            Some(bits) if !bits.is_broken() => None,
+            _ => Some("its file was truncated, or cannot be read".to_owned()),
+        }
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// What was found at the start, of disks that have not come yet, and what speaks against it.
+    found: BTreeMap<String, (Record, Option<&'static str>)>,
+    disks: BTreeMap<String, OfDisk>,
+    /// They are another daemon's from now on.
+    is_left: bool,
+}
+
+/// The bitmaps of all disks.
+pub struct Bitmaps {
+    folder: Option<PathBuf>,
+    /// A name for the time since the system has started.
+    system_run: String,
+    state: Mutex<State>,
+}
+
+impl Bitmaps {
+    /// Those that are kept in a state folder, which belongs to this daemon alone; without one there are none. To be called before disks
+    /// are opened: that can change their files.
+    pub(crate) fn load(state_folder: Option<&Path>) -> Bitmaps {
+        let run = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Bitmaps::load_in_run(state_folder, run.trim())
+    }
+
+    fn load_in_run(state_folder: Option<&Path>, system_run: &str) -> Bitmaps {
+        let folder = state_folder.map(|folder| folder.join(FOLDER));
+        let mut found = BTreeMap::new();
+        let entries = folder.as_deref().map(std::fs::read_dir);
+        for entry in entries.into_iter().flatten().flatten().flatten() {
+            let path = entry.path();
+            let Some((disk, "json")) = path
+                .file_name()
+                .and_then(|name| name.to_str()?.rsplit_once('.'))
+            else {
+                continue;
+            };
+            let text = std::fs::read(&path).unwrap_or_default();
+            match serde_json::from_slice::<Record>(&text) {
+                Ok(record) => {
+                    let doubt = record.doubt(system_run);
+                    found.insert(disk.to_owned(), (record, doubt));
+                }
+                Err(error) => tracing::error!(
+                    path = %path.display(),
+                    "cannot read dirty bitmaps, the next backup copies everything: {error}"
+                ),
+            }
+        }
+        Bitmaps {
+            folder,
+            system_run: system_run.to_owned(),
+            state: Mutex::new(State {
+                found,
+                ..State::default()
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Would bitmaps of this daemon be there after a restart?
+    pub fn are_kept(&self) -> bool {
+        self.folder.is_some()
+    }
+
+    fn record_path(folder: &Path, disk: &str) -> PathBuf {
+        folder.join(format!("{}.json", state::file_name(disk)))
+    }
+
+    fn bits_path(folder: &Path, disk: &str, number: u64) -> PathBuf {
+        folder.join(format!("{}.{number}.bits", state::file_name(disk)))
+    }
+
+    /// Disks come that nobody uses yet: their changes are recorded from now on, if they have bitmaps.
+    pub(crate) fn attach(&self, disks: &Disks) {
+        let Some(folder) = &self.folder else { return };
+        let mut state = self.lock();
+        for (name, disk) in disks {
+            let Some((record, doubt)) = state.found.remove(&state::file_name(name)) else {
+                continue;
+            };
+            let of_disk = self.open(folder, disk, record, doubt);
+            state.disks.insert(name.clone(), of_disk);
+        }
+    }
+
+    fn open(
+        &self,
+        folder: &Path,
+        disk: &Arc<Disk>,
+        mut record: Record,
+        doubt: Option<&'static str>,
+    ) -> OfDisk {
+        let name = disk.name();
+        let before = record.clone();
+        let identity = disk.info().identity.to_string();
+        let doubt = match doubt {
+            Some(doubt) => Some(doubt),
+            None if record.identity != identity => Some("the disk is another one"),
+            None if disk.device().medium().is_none() => {
+                Some("the disk's content has ended with the daemon")
+            }
+            None => None,
+        };
+        record.identity = identity;
+        record.version = record::VERSION;
+        (record.in_use, record.left) = (Some(self.system_run.clone()), None);
+        let mut mapped = BTreeMap::new();
+        for bitmap in &mut record.bitmaps {
+            if bitmap.broken.is_none() {
+                bitmap.broken = doubt.map(str::to_owned);
+            }
+            if bitmap.broken.is_some() {
+                continue;
+            }
+            let path = Bitmaps::bits_path(folder, name, bitmap.bits);
+            let opened = File::options().read(true).write(true).open(&path);
+            match opened.and_then(|file| DirtyBitmap::map(&file, bitmap.disk_bytes)) {
+                Ok(bits) => drop(mapped.insert(bitmap.bits, Arc::new(bits))),
+                Err(error) => bitmap.broken = Some(format!("{}: {error}", path.display())),
+            }
+        }
+        // Before anything is written to the disk: what a crash leaves must not look like a disk that was closed.
+        if record != before
+            && let Err(error) = save(folder, name, &record)
+        {
+            for bitmap in &mut record.bitmaps {
+                bitmap.broken = Some(format!("it cannot be written down: {error}"));
+            }
+        }
+        for bitmap in &record.bitmaps {
+            let Some(broken) = &bitmap.broken else {
+                continue;
+            };
+            let bitmap = &bitmap.name;
+            tracing::warn!(
+                disk = name,
+                bitmap,
+                "the next backup copies everything: {broken}"
+            );
+        }
+        let recorder = Arc::clone(disk.recorder());
+        recorder.record_in(mapped.values().cloned().collect());
+        OfDisk {
+            disk: Arc::downgrade(disk),
+            recorder,
+            record,
+            mapped,
+        }
+    }
+
+    /// The bitmaps of a disk.
+    pub fn of(&self, disk: &str) -> Vec<Shown> {
+        let state = self.lock();
+        let of_disk = state.disks.get(disk);
+        of_disk.map_or(Vec::new(), |of_disk| of_disk.shown().collect())
+    }
+
+    /// Those of all disks, as the API shows them.
+    pub fn all(&self) -> Vec<Body> {
+        let state = self.lock();
+        let all = state.disks.iter().flat_map(|(disk, of_disk)| {
+            of_disk.shown().map(|shown| Body {
+                disk: disk.clone(),
+                name: shown.name,
+                dirty: shown.dirty,
+                target: shown.last.shown,
+                at: shown.last.at,
+                reason: shown.broken,
+            })
+        });
+        all.collect()
+    }
+
+    /// The bits of a bitmap that can be relied on.
+    pub fn bits(&self, disk: &str, name: &str) -> Option<Arc<DirtyBitmap>> {
+        let state = self.lock();
+        let of_disk = state.disks.get(disk)?;
+        let mut bitmaps = of_disk.record.bitmaps.iter();
+        let bitmap = bitmaps.find(|bitmap| bitmap.name == name)?;
+        match of_disk.broken(bitmap) {
+            None => of_disk.mapped.get(&bitmap.bits).cloned(),
+            Some(_) => None,
+        }
+    }
+
+    /// Makes new bits for a disk: nothing is recorded in them before [`Bitmaps::record_in`].
+    ///
+    /// # Errors
+    /// When there is no room for them.
+    pub fn begin(&self, disk: &Arc<Disk>) -> io::Result<Begun> {
+        let none = || io::Error::other("this daemon has no state folder; hint: --state DIR");
+        let folder = self.folder.as_ref().ok_or_else(none)?;
+        let name = disk.name();
+        std::fs::create_dir_all(folder)?;
+        let number = {
+            let mut state = self.lock();
+            let of_disk = state
+                .disks
+                .entry(name.to_owned())
+                .or_insert_with(|| OfDisk {
+                    disk: Arc::downgrade(disk),
+                    recorder: Arc::clone(disk.recorder()),
+                    record: Record::new(disk.info().identity.to_string(), &self.system_run),
+                    mapped: BTreeMap::new(),
+                });
+            of_disk.record.next += 1;
+            of_disk.record.next
+        };
+        let path = Bitmaps::bits_path(folder, name, number);
+        let disk_bytes = disk.info().geometry.capacity_bytes();
+        let made = make_bits(&path, disk_bytes);
+        let bits = made.inspect_err(|_| drop(std::fs::remove_file(&path)))?;
+        Ok(Begun {
+            number,
+            disk_bytes,
+            path,
+            bits: Arc::new(bits),
+        })
+    }
+
+    /// Records in new bits, too. The disk is held.
+    pub fn record_in(&self, disk: &str, begun: &Begun) {
+        let mut state = self.lock();
+        if let Some(of_disk) = state.disks.get_mut(disk) {
+            of_disk.mapped.insert(begun.number, Arc::clone(&begun.bits));
+            of_disk.follow();
+        }
+    }
+
+    /// The backup is complete to which new bits belong: they are those of this name from now on.
+    ///
+    /// # Errors
+    /// When that cannot be written down: all is as it was before then.
+    pub fn complete(&self, disk: &str, name: &str, begun: &Begun, last: Last) -> io::Result<()> {
+        let gone = || io::Error::other("the disk is gone");
+        let folder = self.folder.as_ref().ok_or_else(gone)?;
+        let mut state = self.lock();
+        let of_disk = state.disks.get_mut(disk).ok_or_else(gone)?;
+        let mut record = of_disk.record.clone();
+        let is_named = |bitmap: &mut Bitmap| bitmap.name == name;
+        let old: Vec<Bitmap> = record.bitmaps.extract_if(.., is_named).collect();
+        record.bitmaps.push(Bitmap {
+            name: name.to_owned(),
+            bits: begun.number,
+            disk_bytes: begun.disk_bytes,
+            last,
+            broken: None,
+        });
+        record.bitmaps.sort_by(|a, b| a.name.cmp(&b.name));
+        save(folder, disk, &record)?;
+        of_disk.record = record;
+        for bitmap in old {
+            of_disk.drop_bits(folder, disk, bitmap.bits);
+        }
+        of_disk.follow();
+        Ok(())
+    }
+
+    /// Nothing came of a backup.
+    pub fn give_up(&self, disk: &str, begun: &Begun) {
+        let mut state = self.lock();
+        if let Some(of_disk) = state.disks.get_mut(disk) {
+            of_disk.mapped.remove(&begun.number);
+            of_disk.follow();
+        }
+        std::fs::remove_file(&begun.path).ok();
+    }
+
+    /// Removes a bitmap. False: there is none of that name.
+    ///
+    /// # Errors
+    /// When that cannot be written down.
+    pub fn remove(&self, disk: &str, name: &str) -> io::Result<bool> {
+        let mut state = self.lock();
+        let (Some(folder), Some(of_disk)) = (&self.folder, state.disks.get_mut(disk)) else {
+            return Ok(false);
+        };
+        let mut record = of_disk.record.clone();
+        let is_named = |bitmap: &mut Bitmap| bitmap.name == name;
+        let gone: Vec<Bitmap> = record.bitmaps.extract_if(.., is_named).collect();
+        if gone.is_empty() {
+            return Ok(false);
+        }
+        save(folder, disk, &record)?;
+        of_disk.record = record;
+        for bitmap in gone {
+            of_disk.drop_bits(folder, disk, bitmap.bits);
+        }
+        of_disk.follow();
+        Ok(true)
+    }
+
+    /// A disk has another identity, and the same content.
+    pub(crate) fn renamed(&self, disk: &Disk) {
+        let mut state = self.lock();
+        let (Some(folder), Some(of_disk)) = (&self.folder, state.disks.get_mut(disk.name())) else {
+            return;
+        };
+        of_disk.record.identity = disk.info().identity.to_string();
+        if let Err(error) = save(folder, disk.name(), &of_disk.record) {
+            tracing::warn!(
+                disk = disk.name(),
+                "its dirty bitmaps are lost at the next start: {error}"
+            );
+        }
+    }
+
+    /// A disk is gone for good, and with it its bitmaps.
+    pub(crate) fn forget(&self, disk: &str) {
+        let Some(folder) = &self.folder else { return };
+        let mut state = self.lock();
+        state.found.remove(&state::file_name(disk));
+        let Some(mut of_disk) = state.disks.remove(disk) else {
+            return;
+        };
+        of_disk.recorder.record_in(Vec::new());
+        std::fs::remove_file(Bitmaps::record_path(folder, disk)).ok();
+        let numbers: Vec<u64> = of_disk.mapped.keys().copied().collect();
+        for number in numbers {
+            of_disk.drop_bits(folder, disk, number);
+        }
+    }
+
+    /// Another daemon goes on with them at once.
+    pub(crate) fn leave(&self) {
+        self.lock().is_left = true;
+    }
+
+    /// All disks are closed: makes the bits durable, and writes down how the disks' files are left. `file` is that of a disk.
+    pub(crate) fn close<'a>(&self, file: impl Fn(&str) -> Option<&'a Path>) {
+        let mut state = self.lock();
+        let Some(folder) = self.folder.as_ref().filter(|_| !state.is_left) else {
+            return;
+        };
+        for (name, of_disk) in std::mem::take(&mut state.disks) {
+            let mut record = of_disk.record.clone();
+            for bitmap in &mut record.bitmaps {
+                bitmap.broken = of_disk.broken(bitmap);
+            }
+            let bits = record.bitmaps.iter().filter(|one| one.broken.is_none());
+            let durable = bits.map(|one| Bitmaps::bits_path(folder, &name, one.bits));
+            let durable = { durable }.try_for_each(|path| File::open(path)?.sync_all());
+            (record.in_use, record.left) = (None, file(&name).and_then(Left::of));
+            if let Err(error) = durable.and_then(|()| save(folder, &name, &record)) {
+                tracing::warn!(
+                    disk = name,
+                    "its dirty bitmaps are lost when the system restarts: {error}"
+                );
+            }
+        }
+    }
+}
+
+impl OfDisk {
+    fn follow(&self) {
+        let bitmaps = self.mapped.values().cloned();
+        self.recorder.record_in(bitmaps.collect());
+    }
+
+    fn drop_bits(&mut self, folder: &Path, disk: &str, number: u64) {
+        self.mapped.remove(&number);
+        std::fs::remove_file(Bitmaps::bits_path(folder, disk, number)).ok();
+    }
+}
+
+fn save(folder: &Path, disk: &str, record: &Record) -> io::Result<()> {
+    let path = Bitmaps::record_path(folder, disk);
+    if record.bitmaps.is_empty() {
+        return match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+    }
+    let text = serde_json::to_vec_pretty(record)?;
+    state::replace(&path, &text)
+}
+
+/// Room is made for all bits: a page of a mapped file that cannot be written would end the bitmap when it is needed.
+fn make_bits(path: &Path, disk_bytes: u64) -> io::Result<DirtyBitmap> {
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?;
+    let bytes = DirtyBitmap::file_bytes(disk_bytes);
+    let flags = rustix::fs::FallocateFlags::empty();
+    match rustix::fs::fallocate(&file, flags, 0, bytes) {
+        // A file system that cannot reserve room.
+        Err(rustix::io::Errno::OPNOTSUPP) => {
+            let zeroes = [0; 64 << 10];
+            let mut left = bytes;
+            while left > 0 {
+                let part = left.min(zeroes.len() as u64);
+                io::Write::write_all(&mut &file, &zeroes[..part as usize])?;
+                left -= part;
+            }
+        }
+        other => other?,
+    }
+    DirtyBitmap::map(&file, disk_bytes)
+}
+
+#[cfg(test)]
+mod tests;

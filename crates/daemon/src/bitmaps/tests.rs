@@ -1,0 +1,226 @@
+//! Bitmaps through backups, kills, restarts and damage, with a disk of one file.
+
+use std::collections::HashMap;
+
+use bdev::{FileOptions, Ram, RamOptions};
+use block::IoRequest;
+
+use super::*;
+
+const SIZE: u64 = 1 << 20;
+const CHUNK: u64 = DirtyBitmap::GRANULARITY;
+
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("d.raw"), vec![0; SIZE as usize]).unwrap();
+        Place { folder }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.path().join("d.raw")
+    }
+
+    /// A daemon that begins: its bitmaps, and its disk.
+    fn start(&self, system_run: &str) -> (Bitmaps, Arc<Disk>) {
+        let bitmaps = Bitmaps::load_in_run(Some(self.folder.path()), system_run);
+        let options = FileOptions {
+            size: None,
+            ..FileOptions::new(self.file())
+        };
+        let device = bdev::File::open(options).unwrap();
+        let options = bdev::DiskOptions {
+            identity: Some("3a5b0000-0000-4000-8000-000000000001".parse().unwrap()),
+            ..bdev::DiskOptions::default()
+        };
+        let disk = Disk::with_options("D 0", options, Arc::new(device)).unwrap();
+        let disk = Arc::new(disk);
+        bitmaps.attach(&HashMap::from([("D 0".to_owned(), Arc::clone(&disk))]));
+        (bitmaps, disk)
+    }
+
+    fn files(&self) -> usize {
+        std::fs::read_dir(self.folder.path().join(FOLDER)).map_or(0, Iterator::count)
+    }
+}
+
+fn last(shown: &str) -> Last {
+    Last {
+        target: serde_json::json!({ "backend": "file" }),
+        shown: shown.to_owned(),
+        at: 1,
+    }
+}
+
+fn back_up(bitmaps: &Bitmaps, disk: &Arc<Disk>, name: &str) {
+    let begun = bitmaps.begin(disk).unwrap();
+    bitmaps.record_in("D 0", &begun);
+    bitmaps.complete("D 0", name, &begun, last("a")).unwrap();
+}
+
+fn write(disk: &Disk, chunk: u64) {
+    let mut view = bdev::RecorderView::new(disk.recorder());
+    view.record(&IoRequest::write(chunk * CHUNK, 512));
+}
+
+fn dirty(bitmaps: &Bitmaps) -> Vec<(String, u64, Option<String>)> {
+    let all = bitmaps.all().into_iter();
+    all.map(|one| (one.name, one.dirty / CHUNK, one.reason))
+        .collect()
+}
+
+fn well(name: &str, chunks: u64) -> (String, u64, Option<String>) {
+    (name.to_owned(), chunks, None)
+}
+
+#[test]
+fn each_backup_has_what_has_changed_since_its_last() {
+    let place = Place::new();
+    let (bitmaps, disk) = place.start("run");
+    back_up(&bitmaps, &disk, "daily");
+    write(&disk, 1);
+    back_up(&bitmaps, &disk, "weekly");
+    write(&disk, 2);
+    assert_eq!(dirty(&bitmaps), [well("daily", 2), well("weekly", 1)]);
+    // One that fails changes nothing.
+    let begun = bitmaps.begin(&disk).unwrap();
+    bitmaps.record_in("D 0", &begun);
+    write(&disk, 3);
+    bitmaps.give_up("D 0", &begun);
+    assert_eq!(dirty(&bitmaps), [well("daily", 3), well("weekly", 2)]);
+    back_up(&bitmaps, &disk, "daily");
+    assert_eq!(dirty(&bitmaps), [well("daily", 0), well("weekly", 2)]);
+    assert_eq!(place.files(), 3, "a record and the bits of two");
+    assert!(bitmaps.remove("D 0", "weekly").unwrap());
+    assert!(!bitmaps.remove("D 0", "weekly").unwrap());
+    write(&disk, 4);
+    assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
+    bitmaps.forget("D 0");
+    assert_eq!((dirty(&bitmaps).len(), place.files()), (0, 0));
+}
+
+#[test]
+fn bits_outlive_a_daemon_that_is_killed_but_no_crash_of_the_system() {
+    let place = Place::new();
+    let (bitmaps, disk) = place.start("run");
+    back_up(&bitmaps, &disk, "daily");
+    write(&disk, 1);
+    // Killed while a backup was about to end: both bits had recorded.
+    let begun = bitmaps.begin(&disk).unwrap();
+    bitmaps.record_in("D 0", &begun);
+    write(&disk, 2);
+    drop((bitmaps, disk));
+    let (bitmaps, disk) = place.start("run");
+    assert_eq!(dirty(&bitmaps), [well("daily", 2)]);
+    write(&disk, 3);
+    drop((bitmaps, disk));
+    let (bitmaps, disk) = place.start("other run");
+    let found = dirty(&bitmaps).remove(0);
+    assert_eq!(
+        (found.1, bitmaps.bits("D 0", "daily").is_none()),
+        (16, true)
+    );
+    assert!(found.2.unwrap().contains("system"));
+    back_up(&bitmaps, &disk, "daily");
+    assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
+}
+
+#[test]
+fn a_closed_disk_has_its_bitmap_unless_somebody_wrote_to_it() {
+    let place = Place::new();
+    let (bitmaps, disk) = place.start("run");
+    back_up(&bitmaps, &disk, "daily");
+    write(&disk, 1);
+    drop(disk);
+    let file = place.file();
+    bitmaps.close(|_| Some(file.as_path()));
+    let (bitmaps, disk) = place.start("other run");
+    assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
+    drop(disk);
+    // From here on a crash is noticed again.
+    drop(bitmaps);
+    let (bitmaps, disk) = place.start("third run");
+    assert!(dirty(&bitmaps)[0].2.is_some());
+    back_up(&bitmaps, &disk, "daily");
+    drop(disk);
+    bitmaps.close(|_| Some(file.as_path()));
+    std::fs::write(&file, vec![1; SIZE as usize]).unwrap();
+    let (bitmaps, _disk) = place.start("third run");
+    assert!(
+        dirty(&bitmaps)[0]
+            .2
+            .as_ref()
+            .unwrap()
+            .contains("not served")
+    );
+}
+
+#[test]
+fn what_is_handed_over_is_not_closed() {
+    let place = Place::new();
+    let (bitmaps, disk) = place.start("run");
+    back_up(&bitmaps, &disk, "daily");
+    bitmaps.leave();
+    write(&disk, 1);
+    bitmaps.close(|_| None);
+    drop((bitmaps, disk));
+    let (bitmaps, _disk) = place.start("run");
+    assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
+}
+
+#[test]
+fn bits_and_records_that_were_damaged_are_not_relied_on() {
+    let place = Place::new();
+    let (bitmaps, disk) = place.start("run");
+    back_up(&bitmaps, &disk, "daily");
+    drop((bitmaps, disk));
+    let folder = place.folder.path().join(FOLDER);
+    let bits = folder.join("_44_200.1.bits");
+    File::options()
+        .write(true)
+        .open(&bits)
+        .unwrap()
+        .set_len(0)
+        .unwrap();
+    let (bitmaps, disk) = place.start("run");
+    assert!(dirty(&bitmaps)[0].2.is_some());
+    drop((bitmaps, disk));
+    std::fs::write(folder.join("_44_200.json"), "{").unwrap();
+    let (bitmaps, _disk) = place.start("run");
+    assert_eq!(dirty(&bitmaps), []);
+}
+
+#[test]
+fn a_disk_whose_content_has_ended_with_the_daemon_begins_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = || {
+        let bitmaps = Bitmaps::load_in_run(Some(folder.path()), "run");
+        let options = RamOptions {
+            size: SIZE,
+            ..RamOptions::default()
+        };
+        let device = Ram::create(options).unwrap();
+        let disk = Arc::new(Disk::new("D 0", None, Arc::new(device)).unwrap());
+        bitmaps.attach(&HashMap::from([("D 0".to_owned(), Arc::clone(&disk))]));
+        (bitmaps, disk)
+    };
+    let (bitmaps, disk) = start();
+    back_up(&bitmaps, &disk, "daily");
+    drop((bitmaps, disk));
+    let (bitmaps, _disk) = start();
+    assert!(dirty(&bitmaps)[0].2.is_some());
+}
+
+#[test]
+fn names_are_short_and_plain() {
+    for name in ["daily", "2026-11-28", "a.b_c:d"] {
+        assert!(is_name(name), "{name}");
+    }
+    for name in ["", "a/b", "..\n", "ä", &"x".repeat(65)] {
+        assert!(!is_name(name), "{name}");
+    }
+}

@@ -1,0 +1,238 @@
+//! Incremental backups: what a bitmap of the disk says has changed since the last backup goes to where that went, or into a new image over
+//! it. The first backup of a name copies everything. When a backup is complete, a new bitmap begins: see [`crate::bitmaps`].
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bdev::{BackingName, BlockDevice, DirtyBitmap, Disk, Image, ImageOptions};
+
+use super::Context;
+use super::copy::{absolute_path, shown};
+use super::exchange::failed;
+use crate::bitmaps::{Begun, Bitmaps, COUNT_MAX, Last, Shown, is_name};
+use crate::objects::{Fault, Refusal, bodies};
+use config::{BlockDeviceConfig, DiskConfig, disk_json};
+
+/// The part of a backup that is about its bitmap.
+pub(super) struct Incremental {
+    bitmaps: Arc<Bitmaps>,
+    disk: String,
+    name: String,
+    /// What is to be copied; `None`: everything.
+    changed: Option<Arc<DirtyBitmap>>,
+    begun: Option<Begun>,
+    last: Last,
+}
+
+impl Incremental {
+    /// Looks how a backup of this name to `target` is made, and makes room for the bitmap that begins with its end. Also returns the last
+    /// backup, if the target is an image that is to be made over it.
+    ///
+    /// # Errors
+    /// When it cannot be made so. Nothing has changed then.
+    pub fn prepare(
+        context: &Context,
+        disk: &Arc<Disk>,
+        name: &str,
+        target: &DiskConfig,
+    ) -> Result<(Incremental, Option<DiskConfig>), Refusal> {
+        let bitmaps = Arc::clone(&context.bitmaps);
+        let known = bitmaps.of(disk.name());
+        check_name(&bitmaps, disk.name(), name, known.len())?;
+        let known = known.into_iter().find(|known| known.name == name);
+        let (is_full, base) = match &known {
+            None => (true, None),
+            Some(known) => base(disk.name(), known, target)?,
+        };
+        let changed = bitmaps.bits(disk.name(), name).filter(|_| !is_full);
+        let begun = bitmaps.begin(disk).map_err(|error| {
+            failed(disk.name(), &format!("cannot make a dirty bitmap: {error}"))
+        })?;
+        let at = SystemTime::now().duration_since(UNIX_EPOCH);
+        let last = Last {
+            target: serde_json::json!(bodies::disk(target)),
+            shown: shown(&target.backend),
+            at: at.unwrap_or_default().as_secs(),
+        };
+        let incremental = Incremental {
+            bitmaps,
+            disk: disk.name().to_owned(),
+            name: name.to_owned(),
+            changed,
+            begun: Some(begun),
+            last,
+        };
+        Ok((incremental, base))
+    }
+
+    /// What is to be copied; `None`: everything.
+    pub fn changed(&self) -> Option<&DirtyBitmap> {
+        self.changed.as_deref()
+    }
+
+    /// The bitmap's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What changes from now on is for the next backup. The disk is held.
+    pub fn record(&self) {
+        if let Some(begun) = &self.begun {
+            self.bitmaps.record_in(&self.disk, begun);
+        }
+    }
+
+    /// The backup is complete, and durable.
+    pub fn complete(&mut self) -> Result<(), Refusal> {
+        let Some(begun) = &self.begun else {
+            return Ok(());
+        };
+        self.last.at = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(self.last.at, |at| at.as_secs());
+        let completed = self
+            .bitmaps
+            .complete(&self.disk, &self.name, begun, self.last.clone());
+        completed.map_err(|error| {
+            failed(
+                &self.disk,
+                &format!("cannot persist its dirty bitmap: {error}"),
+            )
+        })?;
+        self.begun = None;
+        Ok(())
+    }
+}
+
+impl Drop for Incremental {
+    fn drop(&mut self) {
+        if let Some(begun) = &self.begun {
+            self.bitmaps.give_up(&self.disk, begun);
+        }
+    }
+}
+
+fn check_name(bitmaps: &Bitmaps, disk: &str, name: &str, count: usize) -> Result<(), Refusal> {
+    if !is_name(name) {
+        let fault = Fault::at("/incremental", format!("{name:?} is no name for a bitmap"));
+        let help = "1 to 64 letters, digits, or - _ . :";
+        return Err(Refusal::Invalid(vec![fault.help(help)]));
+    }
+    if !bitmaps.are_kept() {
+        let detail = format!(
+            "disk {disk}: its dirty bitmap would be gone after a restart, for this daemon keeps no state"
+        );
+        return Err(Refusal::conflict(
+            detail,
+            "give it a state folder, --state DIR",
+        ));
+    }
+    let is_new = !bitmaps.of(disk).iter().any(|known| known.name == name);
+    if is_new && count >= COUNT_MAX {
+        let detail = format!("disk {disk} has {COUNT_MAX} dirty bitmaps, and can have no more");
+        let help = "lunette disk bitmap remove takes one away that no backup needs";
+        return Err(Refusal::conflict(detail, help));
+    }
+    Ok(())
+}
+
+/// Whether a backup copies everything of which there was one before, and which one its target is made over.
+fn base(
+    disk: &str,
+    known: &Shown,
+    target: &DiskConfig,
+) -> Result<(bool, Option<DiskConfig>), Refusal> {
+    let is_there = target.backend.file().is_none_or(Path::exists);
+    let is_same = known.last.shown == shown(&target.backend);
+    if let Some(broken) = &known.broken {
+        let bitmap = &known.name;
+        tracing::warn!(disk, bitmap, "everything is copied: {broken}");
+        return Ok((true, None));
+    }
+    match (&target.backend, is_there) {
+        (_, true) if is_same => Ok((false, None)),
+        // What was there is gone.
+        (_, false) if is_same => Ok((true, None)),
+        (BlockDeviceConfig::Image { .. }, false) => {
+            let last = disk_json(disk, &known.last.target).map_err(Refusal::from)?;
+            match &last.backend {
+                BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {
+                    if !path.exists() {
+                        return Err(last_is_gone(disk, known));
+                    }
+                    Ok((false, Some(last)))
+                }
+                other => Err(Refusal::conflict(
+                    format!(
+                        "disk {disk}: the last backup of {:?} went to {}, and an image over that is not made",
+                        known.name,
+                        other.word()
+                    ),
+                    &format!("name {} again: it is brought up to date", known.last.shown),
+                )),
+            }
+        }
+        _ => Err(Refusal::conflict(
+            format!(
+                "disk {disk}: the last backup of {:?} went to {}, and what has changed since is of no use without it",
+                known.name, known.last.shown
+            ),
+            "name that again, to bring it up to date, or an image that is not there yet, image:PATH, which is made over it",
+        )),
+    }
+}
+
+fn last_is_gone(disk: &str, known: &Shown) -> Refusal {
+    let (shown, name) = (&known.last.shown, &known.name);
+    Refusal::conflict(
+        format!("disk {disk}: the last backup of {name:?}, {shown}, is not there any more"),
+        &format!("begin anew: lunette disk bitmap remove {disk} {name}"),
+    )
+}
+
+/// Removes a bitmap of a disk.
+///
+/// # Errors
+/// When there is none of that name, or a job is at work that may need it.
+pub fn remove_bitmap(context: &Context, disk: &str, name: &str) -> Result<(), Refusal> {
+    if let Some(kind) = context.jobs.at_work(disk) {
+        let detail = format!("disk {disk} has a {kind} at work");
+        let help = "wait for it, lunette job wait, or end it, lunette job cancel";
+        return Err(Refusal::conflict(detail, help));
+    }
+    let removed = context.bitmaps.remove(disk, name);
+    match removed.map_err(|error| failed(disk, &format!("cannot remove {name:?}: {error}")))? {
+        true => Ok(()),
+        false => Err(Refusal::NotFound(Fault::new(format!(
+            "disk `{disk}` has no bitmap `{name}`"
+        )))),
+    }
+}
+
+/// Makes an image over the last backup.
+pub(super) fn image_over(
+    options: &ImageOptions,
+    last: &DiskConfig,
+    bytes: u64,
+) -> Result<Arc<dyn BlockDevice>, String> {
+    let format = match &last.backend {
+        BlockDeviceConfig::File { .. } => "raw",
+        _ => "qcow2",
+    };
+    let path = last.backend.file().map(absolute_path);
+    let name = path.as_deref().and_then(Path::to_str).map(str::to_owned);
+    let Some(name) = name else {
+        return Err("the path of the last backup is not UTF-8, and an image cannot name it".into());
+    };
+    let last = DiskConfig {
+        read_only: true,
+        ..last.clone()
+    };
+    let below = last
+        .backend
+        .open(&last)
+        .map_err(|error| error.to_string())?;
+    let image = Image::create_over(options, &BackingName { name, format }, below, bytes);
+    Ok(Arc::new(image.map_err(|error| error.to_string())?))
+}

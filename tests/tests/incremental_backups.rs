@@ -1,0 +1,294 @@
+//! Incremental backups of disks in use: what has changed and nothing else, through kills, restarts, snapshots and growth; judged by
+//! qemu-img. Needs: qemu-img. Takes: 20 s.
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use control::objects::{Bitmap, Job};
+use end_to_end::{Context, Result, Rig, ensure};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Range, status};
+
+const SOON: Duration = Duration::from_secs(60);
+/// Bytes that a bit of a bitmap stands for.
+const CHUNK: u64 = 64 << 10;
+const SIZE: u64 = 64 << 20;
+
+fn qemu_img(folder: &Path, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new("qemu-img");
+    let ran = command.args(arguments).current_dir(folder).output();
+    let ran = ran.context("cannot run qemu-img; hint: apt-get install qemu-utils")?;
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&ran.stdout),
+        String::from_utf8_lossy(&ran.stderr),
+    );
+    ensure!(ran.status.success(), "{arguments:?}: {stdout}{stderr}");
+    Ok(stdout.into_owned())
+}
+
+/// Does something with the disk as a driver that comes and goes.
+fn driver(rig: &Rig, work: impl FnOnce(&mut BlkQueue) -> Result<()>) -> Result<()> {
+    let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+    work(&mut queue)
+}
+
+/// Writes into chunks of the disk, of each the last bytes.
+fn write(rig: &Rig, chunks: &[u64], byte: u8) -> Result<()> {
+    driver(rig, |queue| {
+        for chunk in chunks {
+            let written = queue.write((chunk + 1) * CHUNK - 1024, &[byte; 1024])?;
+            ensure!(written == status::OK, "chunk {chunk}: status {written}");
+        }
+        Ok(())
+    })
+}
+
+fn one_disk() -> Result<Rig> {
+    Rig::prepared(|scratch, daemon| {
+        let file = scratch.file("d0.raw");
+        let disk = format!("d0=file:{},size={SIZE},cache=writeback", file.display());
+        Ok(daemon
+            .disk(&disk)
+            .vhost_blk("d0")
+            .arguments(["--workers", "2"]))
+    })
+}
+
+fn image(rig: &Rig, name: &str) -> String {
+    let path = rig.scratch.file(name);
+    format!("image:{},cache=writeback", path.display())
+}
+
+/// Bytes that a backup of the name `daily` has copied.
+fn backup(rig: &Rig, target: &str) -> Result<u64> {
+    let words = ["disk", "backup", "d0", target, "--incremental", "daily"];
+    let said = rig
+        .daemon
+        .lunette(&[&words[..], &["--wait", "--json"]].concat())?;
+    let job: Job = serde_json::from_str(&said)?;
+    Ok(job.copied)
+}
+
+fn refused(rig: &Rig, target: &str, said: &str) -> Result<()> {
+    let words = ["disk", "backup", "d0", target, "--incremental", "daily"];
+    let output = rig.daemon.ask(&words)?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        !output.status.success() && stderr.contains(said),
+        "{target}: {stderr}"
+    );
+    Ok(())
+}
+
+fn bitmaps(rig: &Rig) -> Result<Vec<Bitmap>> {
+    let said = rig.daemon.lunette(&["disk", "bitmap", "list", "--json"])?;
+    Ok(serde_json::from_str(&said)?)
+}
+
+fn is_dirty(rig: &Rig, chunks: u64) -> Result<()> {
+    let all = bitmaps(rig)?;
+    ensure!(all.len() == 1, "{all:?}");
+    let one = &all[0];
+    ensure!(
+        one.dirty == chunks * CHUNK && one.reason.is_none(),
+        "{one:?}"
+    );
+    Ok(())
+}
+
+fn same(rig: &Rig, disk: &str, copy: &str) -> Result<()> {
+    let folder = rig.scratch.files();
+    qemu_img(folder, &["compare", "-U", disk, copy])?;
+    Ok(())
+}
+
+#[test]
+fn what_has_changed_is_copied_and_nothing_else_through_kills() -> Result<()> {
+    let mut rig = one_disk()?;
+    let folder = rig.scratch.files().to_owned();
+    write(&rig, &[0, 1, 100, 1023], 1)?;
+    let copied = backup(&rig, &image(&rig, "monday.qcow2"))?;
+    ensure!(copied > 0, "nothing was copied");
+    is_dirty(&rig, 0)?;
+    same(&rig, "d0.raw", "monday.qcow2")?;
+
+    write(&rig, &[100, 500], 2)?;
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    is_dirty(&rig, 2)?;
+    driver(&rig, |queue| {
+        let zeroes = Range {
+            sector: 0,
+            sectors: 8,
+            flags: 0,
+        };
+        ensure!(queue.write_zeroes(&[zeroes])? == status::OK);
+        let hole = Range {
+            sector: 1023 * CHUNK / 512,
+            sectors: (CHUNK / 512) as u32,
+            flags: 0,
+        };
+        ensure!(queue.discard(&[hole])? == status::OK);
+        Ok(())
+    })?;
+    is_dirty(&rig, 4)?;
+    qemu_img(&folder, &["create", "-f", "qcow2", "other.qcow2", "64M"])?;
+    refused(&rig, &image(&rig, "other.qcow2"), "monday.qcow2")?;
+    let copied = backup(&rig, &image(&rig, "tuesday.qcow2"))?;
+    ensure!(copied <= 4 * CHUNK, "{copied} bytes of four chunks");
+    is_dirty(&rig, 0)?;
+    same(&rig, "d0.raw", "tuesday.qcow2")?;
+    let info = qemu_img(&folder, &["info", "-U", "tuesday.qcow2"])?;
+    ensure!(info.contains("monday.qcow2"), "{info}");
+    qemu_img(&folder, &["check", "tuesday.qcow2"])?;
+
+    // The same place again is brought up to date.
+    write(&rig, &[7], 3)?;
+    ensure!(rig.daemon.stop(SOON)?.success());
+    rig.daemon.start_again()?;
+    is_dirty(&rig, 1)?;
+    let copied = backup(&rig, &image(&rig, "tuesday.qcow2"))?;
+    ensure!(copied > 0 && copied <= CHUNK, "{copied} bytes of one chunk");
+    same(&rig, "d0.raw", "tuesday.qcow2")?;
+
+    // Somebody else has written to it.
+    ensure!(rig.daemon.stop(SOON)?.success());
+    let file = std::fs::File::options()
+        .write(true)
+        .open(folder.join("d0.raw"))?;
+    std::os::unix::fs::FileExt::write_all_at(&file, &[9; 512], 200 * CHUNK)?;
+    rig.daemon.start_again()?;
+    let reason = bitmaps(&rig)?.remove(0).reason;
+    ensure!(
+        reason
+            .as_deref()
+            .is_some_and(|why| why.contains("not served")),
+        "{reason:?}"
+    );
+    ensure!(backup(&rig, &image(&rig, "wednesday.qcow2"))? > 4 * CHUNK);
+    same(&rig, "d0.raw", "wednesday.qcow2")?;
+    is_dirty(&rig, 0)?;
+
+    rig.daemon
+        .lunette(&["disk", "bitmap", "remove", "d0", "daily"])?;
+    ensure!(bitmaps(&rig)?.is_empty());
+    let gone = rig
+        .daemon
+        .ask(&["disk", "bitmap", "remove", "d0", "daily"])?;
+    ensure!(!gone.status.success());
+    Ok(())
+}
+
+/// Writes all over the disk, until it is to stop.
+fn scatter(rig: &Rig, is_over: &AtomicBool) -> Result<u64> {
+    let mut front_end = FrontEnd::connect(&rig.socket("d0"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut count = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let offset = (state >> 20) % (SIZE / 4096) * 4096;
+        let written = queue.write(offset, &[(state >> 40) as u8; 4096])?;
+        ensure!(written == status::OK, "byte {offset}: status {written}");
+        count += 1;
+        // Slow enough that not all is dirty at the end of a backup.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(count)
+}
+
+/// The disk goes on in an image, comes to another place and grows meanwhile; its bitmap stays.
+#[test]
+fn nothing_is_missed_while_clients_write() -> Result<()> {
+    let mut rig = one_disk()?;
+    let folder = rig.scratch.files().to_owned();
+    let target = image(&rig, "copy.qcow2");
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| -> Result<()> {
+        let writer = scope.spawn(|| scatter(&rig, &is_over));
+        let path = |name: &str| rig.scratch.file(name).display().to_string();
+        let worked = (|| -> Result<()> {
+            for _ in 0..5 {
+                backup(&rig, &target)?;
+            }
+            rig.daemon
+                .lunette(&["disk", "snapshot", "d0", "--to", &path("overlay.qcow2")])?;
+            backup(&rig, &target)?;
+            let moved = image(&rig, "moved.qcow2");
+            rig.daemon
+                .lunette(&["disk", "mirror", "d0", &moved, "--switch", "--wait"])?;
+            backup(&rig, &target)?;
+            // Cancelled in the middle: what it would have copied is copied by the next one.
+            let words = [
+                "disk",
+                "backup",
+                "d0",
+                &target,
+                "--incremental",
+                "daily",
+                "--speed",
+                "1M",
+            ];
+            rig.daemon.lunette(&words)?;
+            std::thread::sleep(Duration::from_millis(300));
+            rig.daemon.lunette(&["job", "cancel", "d0"])?;
+            Ok(())
+        })();
+        std::thread::sleep(Duration::from_millis(300));
+        is_over.store(true, Ordering::Relaxed);
+        ensure!(writer.join().expect("the writer does not panic")? > 0);
+        worked
+    })?;
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    let dirty = bitmaps(&rig)?.remove(0);
+    ensure!(
+        dirty.dirty > 0 && dirty.dirty < SIZE && dirty.reason.is_none(),
+        "{dirty:?}"
+    );
+    let copied = backup(&rig, &target)?;
+    ensure!(
+        copied <= dirty.dirty,
+        "{copied} bytes copied, of {}",
+        dirty.dirty
+    );
+    same(&rig, "moved.qcow2", "copy.qcow2")?;
+
+    rig.daemon.lunette(&["disk", "resize", "d0", "65M"])?;
+    is_dirty(&rig, 16)?;
+    refused(&rig, &target, "bytes")?;
+    write(&rig, &[3, 1030], 5)?;
+    let larger = image(&rig, "larger.qcow2");
+    backup(&rig, &larger)?;
+    same(&rig, "moved.qcow2", "larger.qcow2")?;
+    ensure!(rig.daemon.stop(SOON)?.success());
+    qemu_img(&folder, &["check", "larger.qcow2"])?;
+    Ok(())
+}
+
+/// A daemon that comes after another one goes on with what that has recorded.
+#[test]
+fn bitmaps_go_on_in_another_daemon_after_an_upgrade() -> Result<()> {
+    let mut rig = one_disk()?;
+    write(&rig, &[1], 1)?;
+    backup(&rig, &image(&rig, "full.qcow2"))?;
+    write(&rig, &[2], 2)?;
+    rig.daemon.lunette(&["upgrade"])?;
+    rig.daemon.process().wait(SOON).ok();
+    is_dirty(&rig, 1)?;
+    write(&rig, &[3], 3)?;
+    is_dirty(&rig, 2)?;
+    backup(&rig, &image(&rig, "next.qcow2"))?;
+    same(&rig, "d0.raw", "next.qcow2")?;
+    let status: control::Status = control::get(&rig.daemon.control(), "/v1/status")?;
+    let pid = rustix::process::Pid::from_raw(i32::try_from(status.pid)?).context("no daemon")?;
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+    Ok(())
+}
