@@ -95,6 +95,8 @@ pub(crate) struct Connection {
     /// Flush what is queued, then end.
     pub(crate) closing: bool,
     ended: bool,
+    /// Its login is answered, and its input taken, once nothing is in flight of the connections that it replaces.
+    pub(crate) login_waits: bool,
     /// Its session outlives it, and takes over tasks of other connections.
     pub(crate) recovers: bool,
     /// Let go of when nothing is in flight any more.
@@ -164,6 +166,7 @@ impl Connection {
             scratch_steps: 0,
             closing: false,
             ended: false,
+            login_waits: false,
             recovers: false,
             held_until_drained: Vec::new(),
             in_flight: None,
@@ -222,9 +225,10 @@ impl Connection {
         self.slots.set_tasks(self.iscsi.task_slots());
         self.recovers = self.iscsi.recovers();
         self.input.enlarge();
-        // What the connections before it have in flight must not come after what this one does.
-        let wait = hold(&self.place, After::Input);
-        self.input.hold();
+        // What the connections before it have in flight must not come after what this one does, nor after its initiator knows that the session
+        // is a new one (RFC 7143, 6.3.5): it may let others go on then.
+        let wait = hold(&self.place, After::Login);
+        self.login_waits = true;
         for old in &login.displaced {
             self.shared.drop_connection(*old, Some(wait.clone()));
         }
@@ -482,7 +486,9 @@ impl Connection {
 
     /// Sends what is queued, and ends when that was all.
     fn flush(&mut self, io: &mut Io) {
-        if let Some(mut message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers) {
+        if !self.login_waits
+            && let Some(mut message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers)
+        {
             let nobody_waits = !self.closing && self.starved.is_empty();
             let most = QUIET_BYTES_MAX.min(self.shared.limits.output_bytes);
             let short = message.left() <= most;

@@ -21,8 +21,8 @@ use crate::shared::Place;
 /// What goes on when a wait is over.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum After {
-    /// The stream is looked at again.
-    Input,
+    /// A login is answered, and the stream looked at again.
+    Login,
     /// A task management function is answered.
     Function { tag: u32 },
     /// As before; then every connection of the target is dropped.
@@ -257,7 +257,10 @@ impl Connection {
     /// Goes on after a wait.
     pub(crate) fn wait_is_over(&mut self, io: &mut Io, after: After) {
         match after {
-            After::Input => self.release_input(io),
+            After::Login => {
+                self.login_waits = false;
+                self.look_again(io);
+            }
             After::Function { tag } => self.function_done(tag, TaskFunctionResponse::Complete),
             After::ColdReset { tag } => {
                 self.function_done(tag, TaskFunctionResponse::Complete);

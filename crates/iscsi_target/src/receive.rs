@@ -52,8 +52,6 @@ pub(crate) struct Input {
     receiving: bool,
     /// Whose data the kernel receives, and where.
     direct: Option<(SlotId, u32)>,
-    /// Nothing is looked at until somebody is gone.
-    held: usize,
     /// The rest is looked at when some of what is queued has left: its answers may be many times as long.
     waits_for_output: bool,
 }
@@ -73,7 +71,6 @@ impl Input {
             watch: None,
             receiving: false,
             direct: None,
-            held: 0,
             waits_for_output: false,
         }
     }
@@ -81,10 +78,6 @@ impl Input {
     /// Full feature phase: more comes at a time.
     pub fn enlarge(&mut self) {
         self.size = RECEIVE_BYTES;
-    }
-
-    pub fn hold(&mut self) {
-        self.held += 1;
     }
 
     /// Did the last receive end one command? An initiator that gave one will hardly have given the next before it has
@@ -126,7 +119,7 @@ impl Connection {
 
     fn may_receive(&mut self) -> bool {
         let idle = self.input.from == self.input.to && self.input.direct.is_none();
-        if self.is_over() || self.input.held > 0 || !idle || self.input.receiving {
+        if self.is_over() || self.login_waits || !idle || self.input.receiving {
             return false;
         }
         self.has_output_room()
@@ -251,11 +244,6 @@ impl Connection {
         }
     }
 
-    pub(crate) fn release_input(&mut self, io: &mut Io) {
-        self.input.held = self.input.held.saturating_sub(1);
-        self.look_again(io);
-    }
-
     /// Hops 2 to 5 for what has come.
     fn take_in(&mut self, io: &mut Io, noticed: Stamp) {
         let mut stamps = Stamps::noticed(noticed);
@@ -286,7 +274,7 @@ impl Connection {
         }
         let mut at = 0;
         loop {
-            if self.is_over() || self.input.held > 0 {
+            if self.is_over() || self.login_waits {
                 return false;
             }
             let Received { used, step } = self.iscsi.receive(&window[at..]);

@@ -127,33 +127,30 @@ fn command_that_waits_for_its_turn_is_ended_as_one_that_runs() {
 }
 
 /// The usual recovery of an initiator whose connection broke, or who has logged out in a hurry: what it sends next must not be
-/// overtaken by a write from before.
+/// overtaken by a write from before. Nor may what others send when it has logged in again (RFC 7143, 6.3.5).
 fn new_session_waits_after(end: impl FnOnce(&Rig, &mut Client)) {
     let (device, rig) = target_that_holds_a_write();
     let (mut other, mut first) = (login(&rig, 2), login(&rig, 1));
     first.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
     first.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
     end(&rig, &mut first);
-    let mut second = Client::login(rig.portal, settings(1, Offer::default()), 1);
-    second.initiator.nop_out(0, Vec::new(), false).unwrap();
+    let mut second = Client::new(rig.portal, settings(1, Offer::default()));
+    let cid = second.connect();
     pump_a_while(&mut second);
-    let is_served = |client: &Client| {
-        client
-            .events
-            .iter()
-            .any(|(_, e)| matches!(e, Event::Nop { .. }))
-    };
-    assert!(!is_served(&second), "while a write of before is in flight");
+    assert!(
+        !second.initiator.is_ready(cid),
+        "while a write of before is in flight"
+    );
     // And not because somebody else was there in between.
-    let mut third = Client::login(rig.portal, settings(1, Offer::default()), 1);
-    third.initiator.nop_out(0, Vec::new(), false).unwrap();
+    let mut third = Client::new(rig.portal, settings(1, Offer::default()));
+    let cid = third.connect();
     pump_a_while(&mut third);
     assert!(
-        !is_served(&third),
+        !third.initiator.is_ready(cid),
         "while a write of the last but one is in flight"
     );
     device.release();
-    third.until(|client| is_served(client));
+    third.until(|client| client.initiator.is_ready(cid));
     third.settle();
     assert_eq!(third.write(0, 0, vec![2; BLOCK]).status, 0);
     assert_eq!(other.read(0, 0, 1).data, [2; BLOCK]);
