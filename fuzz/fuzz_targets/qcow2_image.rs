@@ -9,8 +9,14 @@ mod common;
 
 libfuzzer_sys::fuzz_target!(|changes: (u8, Vec<(u16, u64)>)| {
     let storage = common::Recorded::default();
+    let extended_l2 = changes.0 >= 192;
     let options = qcow2::CreateOptions {
-        cluster_bits: 9 + u32::from(changes.0 % 3),
+        cluster_bits: if extended_l2 {
+            14
+        } else {
+            9 + u32::from(changes.0 % 3)
+        },
+        extended_l2,
         refcount_order: u32::from(changes.0 / 3 % 7),
         ..qcow2::CreateOptions::new(64 << 10)
     };

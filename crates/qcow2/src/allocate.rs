@@ -5,14 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::entry::{self, COPIED, L2Entry, ZERO};
 use crate::map::Table;
+use crate::subclusters::Subclusters;
 use crate::{Backing, Error, Image, Result, Storage, corrupt, io};
 
 /// A cluster that gets another entry.
-struct Change {
-    offset: u64,
-    entry: u64,
+pub(crate) struct Change {
+    pub offset: u64,
+    pub entry: u64,
+    /// Of an extended entry.
+    pub parts: Subclusters,
     /// What it had, if that is given up.
-    given_up: Option<L2Entry>,
+    pub given_up: Option<L2Entry>,
 }
 
 /// Entries that are written together, at most.
@@ -62,12 +65,16 @@ impl<S: Storage> Image<S> {
         backing: &mut Option<&mut dyn Backing>,
         must_sync: &mut bool,
     ) -> Result<Option<Change>> {
+        if self.header.has_subclusters() {
+            return self.prepare_parts(offset, backing, must_sync);
+        }
         let bits = self.header.cluster_bits;
         let found = self.entry(offset);
         let change = |entry, given_up| {
             Ok(Some(Change {
                 offset,
                 entry,
+                parts: Subclusters::NONE,
                 given_up,
             }))
         };
@@ -98,18 +105,28 @@ impl<S: Storage> Image<S> {
             }
             L2Entry::Unallocated => self.read_backing(offset, backing)?,
         };
+        let host = self.fill_new_cluster(content, must_sync)?;
+        change(entry::data(host), Some(found))
+    }
+
+    /// Takes a cluster, and gives it this content, or zeroes.
+    pub(crate) fn fill_new_cluster(
+        &mut self,
+        content: Option<Vec<u8>>,
+        must_sync: &mut bool,
+    ) -> Result<u64> {
         let host = self.take_cluster()?;
         if let Some(content) = content.filter(|content| content.iter().any(|byte| *byte != 0)) {
             *must_sync = true;
             if let Err(error) = self.storage.write_at(host, &content) {
-                self.released.add(host >> bits);
+                self.released.add(host >> self.header.cluster_bits);
                 return Err(io("cannot write a cluster")(error));
             }
         }
-        change(entry::data(host), Some(found))
+        Ok(host)
     }
 
-    fn read_cluster(&self, host: u64) -> Result<Vec<u8>> {
+    pub(crate) fn read_cluster(&self, host: u64) -> Result<Vec<u8>> {
         let mut content = vec![0; self.header.cluster_bytes() as usize];
         self.storage
             .read_at(host, &mut content)
@@ -117,7 +134,7 @@ impl<S: Storage> Image<S> {
         Ok(content)
     }
 
-    fn read_backing(
+    pub(crate) fn read_backing(
         &self,
         offset: u64,
         backing: &mut Option<&mut dyn Backing>,
@@ -142,9 +159,9 @@ impl<S: Storage> Image<S> {
         let bits = self.header.cluster_bits;
         self.load_table(table)?;
         let old = self.map.l1_entry(table);
-        let per_table = 1 << (bits - 3);
+        let words = 1 << (bits - 3);
         // One without entries is not in memory yet. In the slot before the L1 table says so.
-        self.map.tables[table].get_or_init(|| (0..per_table).map(|_| AtomicU64::new(0)).collect());
+        self.map.tables[table].get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
         if old & COPIED != 0 {
             return Ok(());
         }
@@ -217,12 +234,19 @@ impl<S: Storage> Image<S> {
         else {
             return corrupt(format!("L2 table {table} is not there"));
         };
-        let bytes = run.iter().flat_map(|change| change.entry.to_be_bytes());
+        let words = self.header.entry_words();
+        let mut bytes = Vec::with_capacity(run.len() * words * 8);
+        for change in run {
+            bytes.extend(change.entry.to_be_bytes());
+            if words > 1 {
+                bytes.extend(change.parts.0.to_be_bytes());
+            }
+        }
         self.storage
-            .write_at(at + index as u64 * 8, &bytes.collect::<Vec<u8>>())
+            .write_at(at + (index * words * 8) as u64, &bytes)
             .map_err(io("cannot write an L2 table"))?;
-        for (change, entry) in run.iter().zip(&entries[index..]) {
-            entry.store(change.entry, Ordering::Release);
+        for (nth, change) in run.iter().enumerate() {
+            self.store_entry(&entries, index + nth, change);
         }
         Ok(())
     }
@@ -282,15 +306,21 @@ impl<S: Storage> Image<S> {
 
     fn zeroed(&mut self, offset: u64, backing: u64) -> Result<Option<Change>> {
         let is_covered = offset < backing;
-        let entry = if is_covered { ZERO } else { 0 };
-        let found = self.entry(offset);
+        let (entry, zeroes) = match (is_covered, self.header.has_subclusters()) {
+            (true, false) => (ZERO, Subclusters::NONE),
+            (true, true) => (0, Subclusters::ZEROES),
+            (false, _) => (0, Subclusters::NONE),
+        };
+        let (found, parts) = self.entry_and_parts(offset);
         match found {
             L2Entry::Bad => corrupt(format!("the L2 entry of offset {offset} is damaged")),
             L2Entry::Unallocated if !is_covered => Ok(None),
             L2Entry::Zero { kept: None, .. } => Ok(None),
+            L2Entry::Unallocated if parts == Subclusters::ZEROES => Ok(None),
             _ => Ok(Some(Change {
                 offset,
                 entry,
+                parts: zeroes,
                 given_up: Some(found),
             })),
         }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use crate::entry::{self, COPIED, L2Entry};
 use crate::header::{CORRUPT, DIRTY};
 use crate::image::{OpenOptions, read_table};
+use crate::subclusters::Subclusters;
 use crate::{Header, Image, Result, Storage, corrupt, io, snapshots};
 
 /// What a check may change.
@@ -198,10 +199,11 @@ impl<S: Storage> Image<S> {
         let size = self.storage.size().map_err(io("cannot read the size"))?;
         for (host, table) in tables {
             self.add(uses, *host, self.header.cluster_bytes(), table.uses);
-            for (index, l2_entry) in self.read_l2(*host)?.into_iter().enumerate() {
-                if !self.count_entry(l2_entry, size, table, uses, report) {
-                    let at = host + index as u64 * 8;
-                    report.fault(format!("the L2 entry at {at:#x} cannot be: {l2_entry:#x}"));
+            let words = self.header.entry_words();
+            for (index, entry) in self.read_l2(*host)?.chunks(words).enumerate() {
+                if !self.count_entry(entry, size, table, uses, report) {
+                    let at = host + (index * words * 8) as u64;
+                    report.fault(format!("the L2 entry at {at:#x} cannot be: {entry:#x?}"));
                 }
             }
         }
@@ -211,7 +213,7 @@ impl<S: Storage> Image<S> {
     /// False: there is no such entry.
     fn count_entry(
         &self,
-        l2_entry: u64,
+        words: &[u64],
         size: u64,
         table: &TableUse,
         uses: &mut Uses,
@@ -219,7 +221,14 @@ impl<S: Storage> Image<S> {
     ) -> bool {
         let bits = self.header.cluster_bits;
         let active = u64::from(table.is_active);
-        match L2Entry::decode(l2_entry, bits, self.header.has_zero_flag()) {
+        let found = self.header.decode_entry(words[0]);
+        let has_cluster = matches!(found, L2Entry::Data { .. });
+        let parts = words.get(1).copied().map(Subclusters);
+        let is_plain = !matches!(found, L2Entry::Compressed { .. });
+        if is_plain && parts.is_some_and(|parts| !parts.is_possible(has_cluster)) {
+            return false;
+        }
+        match found {
             L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } => {}
             L2Entry::Data { host, .. }
             | L2Entry::Zero {
@@ -304,15 +313,15 @@ impl<S: Storage> Image<S> {
         }
         let active = tables.iter().filter(|(_, table)| table.is_active);
         for (table, _) in active {
-            for (index, l2_entry) in self.read_l2(*table)?.into_iter().enumerate() {
-                let found = L2Entry::decode(l2_entry, bits, self.header.has_zero_flag());
+            let words = self.header.entry_words();
+            for (index, entry) in self.read_l2(*table)?.chunks(words).enumerate() {
                 if let L2Entry::Data { host, .. }
                 | L2Entry::Zero {
                     kept: Some(host), ..
-                } = found
+                } = self.header.decode_entry(entry[0])
                 {
-                    let at = table + index as u64 * 8;
-                    self.compare_flag((at, host, l2_entry), repair, report)?;
+                    let at = table + (index * words * 8) as u64;
+                    self.compare_flag((at, host, entry[0]), repair, report)?;
                 }
             }
         }

@@ -1,6 +1,8 @@
 //! New images: header, refcount table and blocks, and an L1 table without entries.
 
-use crate::header::{BACKING_NAME_MAX, EXTENSION_BACKING_FORMAT};
+use crate::header::{
+    BACKING_NAME_MAX, EXTENDED_CLUSTER_BITS_MIN, EXTENDED_L2, EXTENSION_BACKING_FORMAT,
+};
 use crate::refcounts::set;
 use crate::{Error, Result, Storage, io};
 
@@ -19,6 +21,8 @@ pub struct CreateOptions {
     pub cluster_bits: u32,
     /// log2 of the bits of a reference count: 0 to 6.
     pub refcount_order: u32,
+    /// A 32nd part of a cluster is allocated by itself (extended L2 entries); clusters have 16 KiB at least then.
+    pub extended_l2: bool,
     /// The backing image's name and format.
     pub backing: Option<(String, String)>,
 }
@@ -30,6 +34,7 @@ impl CreateOptions {
             size,
             cluster_bits: 16,
             refcount_order: REFCOUNT_ORDER,
+            extended_l2: false,
             backing: None,
         }
     }
@@ -44,6 +49,7 @@ pub fn create(storage: &impl Storage, options: &CreateOptions) -> Result<()> {
         size,
         cluster_bits,
         refcount_order,
+        extended_l2,
         ..
     } = *options;
     if !(9..=21).contains(&cluster_bits)
@@ -55,8 +61,13 @@ pub fn create(storage: &impl Storage, options: &CreateOptions) -> Result<()> {
             "an image of {size} bytes in clusters of 2^{cluster_bits}: sizes are multiples of 512, clusters have 2^9 to 2^21 bytes"
         )));
     }
+    if extended_l2 && cluster_bits < EXTENDED_CLUSTER_BITS_MIN {
+        return Err(Error::Unsupported(format!(
+            "extended L2 entries need clusters of 16 KiB at least, and these have 2^{cluster_bits} bytes"
+        )));
+    }
     let cluster = 1_u64 << cluster_bits;
-    let l1_entries = size.div_ceil(cluster << (cluster_bits - 3));
+    let l1_entries = size.div_ceil(cluster << (cluster_bits - 3 - u32::from(extended_l2)));
     if l1_entries > (32 << 20) / 8 {
         return Err(Error::Unsupported(format!(
             "an image with clusters of {cluster} bytes cannot have {size} bytes; hint: larger clusters"
@@ -118,8 +129,11 @@ fn header(
     head.extend(l1_offset.to_be_bytes());
     head.extend((1_u64 << bits).to_be_bytes());
     head.extend((table_clusters as u32).to_be_bytes());
-    // no snapshots, no features
-    head.extend([0; 4 + 8 + 3 * 8]);
+    // no snapshots; features
+    head.extend([0; 4 + 8]);
+    let incompatible = if options.extended_l2 { EXTENDED_L2 } else { 0 };
+    head.extend(incompatible.to_be_bytes());
+    head.extend([0; 2 * 8]);
     head.extend(options.refcount_order.to_be_bytes());
     head.extend(HEADER_BYTES.to_be_bytes());
     if let Some((name, format)) = &options.backing {

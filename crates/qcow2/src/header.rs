@@ -1,6 +1,7 @@
 //! The header of an image and its extensions: read, and checked once.
 
-use crate::{Error, Result, Storage, corrupt, io};
+use crate::entry::L2Entry;
+use crate::{Error, Result, Storage, corrupt, io, subclusters};
 
 const MAGIC: &[u8] = b"QFI\xfb";
 /// Bytes of the fixed part in version 3, with the type of compression.
@@ -19,7 +20,9 @@ pub(crate) const DIRTY: u64 = 1;
 pub(crate) const CORRUPT: u64 = 1 << 1;
 const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION_TYPE: u64 = 1 << 3;
-const EXTENDED_L2: u64 = 1 << 4;
+pub(crate) const EXTENDED_L2: u64 = 1 << 4;
+/// Parts of clusters have 512 bytes at least.
+pub(crate) const EXTENDED_CLUSTER_BITS_MIN: u32 = 14;
 
 pub(crate) const EXTENSION_END: u32 = 0;
 pub(crate) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
@@ -228,9 +231,37 @@ impl Header {
         self.version >= 3
     }
 
+    /// Have clusters parts that are allocated by themselves (extended L2 entries)?
+    pub fn has_subclusters(&self) -> bool {
+        self.incompatible & EXTENDED_L2 != 0
+    }
+
+    /// Bytes of the parts in which clusters are allocated: a 32nd part, or the whole one.
+    pub fn subcluster_bytes(&self) -> u64 {
+        match self.has_subclusters() {
+            true => self.cluster_bytes() >> subclusters::BITS,
+            false => self.cluster_bytes(),
+        }
+    }
+
+    /// Words of an L2 entry.
+    pub(crate) fn entry_words(&self) -> usize {
+        1 + usize::from(self.has_subclusters())
+    }
+
+    /// Reads an entry, or the first word of one.
+    pub(crate) fn decode_entry(&self, entry: u64) -> L2Entry {
+        L2Entry::decode(entry, self.cluster_bits, self.has_zero_entries())
+    }
+
+    /// May an entry say that its cluster reads as zeroes? Extended ones have a word for that.
+    pub(crate) fn has_zero_entries(&self) -> bool {
+        self.has_zero_flag() && !self.has_subclusters()
+    }
+
     /// Bytes that one L2 table maps.
     pub(crate) fn l2_span(&self) -> u64 {
-        self.cluster_bytes() << (self.cluster_bits - 3)
+        self.cluster_bytes() << (self.cluster_bits - 3 - u32::from(self.has_subclusters()))
     }
 
     /// Where everything is has to be possible; `file` is the size of the storage.
@@ -253,6 +284,12 @@ impl Header {
         }
         if self.size > i64::MAX as u64 || !self.size.is_multiple_of(512) {
             return corrupt(format!("a disk of {} bytes", self.size));
+        }
+        if self.has_subclusters() && self.cluster_bits < EXTENDED_CLUSTER_BITS_MIN {
+            return corrupt(format!(
+                "extended L2 entries with clusters of {} bytes",
+                self.cluster_bytes()
+            ));
         }
         let needed = self.size.div_ceil(self.l2_span());
         let l1_bytes = u64::from(self.l1_entries) * 8;
@@ -281,18 +318,13 @@ impl Header {
 }
 
 fn check_features(incompatible: u64) -> Result<()> {
-    let not_done = [
-        (DATA_FILE, "an external data file"),
-        (EXTENDED_L2, "extended L2 entries (subclusters)"),
-    ];
-    for (bit, name) in not_done {
-        if incompatible & bit != 0 {
-            return Err(Error::Unsupported(format!(
-                "it has {name}, which is not supported; hint: qemu-img convert -O qcow2 makes an image without"
-            )));
-        }
+    if incompatible & DATA_FILE != 0 {
+        return Err(Error::Unsupported(
+            "it has an external data file, which is not supported; hint: qemu-img convert -O qcow2 makes an image without"
+                .to_owned(),
+        ));
     }
-    let known = DIRTY | CORRUPT | COMPRESSION_TYPE;
+    let known = DIRTY | CORRUPT | COMPRESSION_TYPE | EXTENDED_L2;
     if incompatible & !known != 0 {
         return Err(Error::Unsupported(format!(
             "it has incompatible features that are not known (bits {:#x})",

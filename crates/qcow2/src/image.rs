@@ -11,6 +11,7 @@ use crate::refcounts::{self, Refcounts};
 use crate::release::Released;
 use crate::reserve::Reserve;
 use crate::snapshots::{self, Snapshot};
+use crate::subclusters::{self, Subclusters};
 use crate::{Header, Result, Storage, corrupt, io};
 
 /// How an image is opened.
@@ -157,15 +158,14 @@ impl<S: Storage> Image<S> {
         if !self.loaded.insert(host) {
             return corrupt(format!("two L2 tables lie at {host:#x}"));
         }
-        let checked = entries.into_iter().map(|entry| {
-            let entry = if self.is_possible(entry, size) {
-                entry
-            } else {
-                BAD_ENTRY
-            };
-            AtomicU64::new(entry)
-        });
-        let checked: Table = checked.collect();
+        let mut entries = entries;
+        for words in entries.chunks_mut(self.header.entry_words()) {
+            if !self.is_possible(words, size) {
+                words.fill(0);
+                words[0] = BAD_ENTRY;
+            }
+        }
+        let checked: Table = entries.into_iter().map(AtomicU64::new).collect();
         // Nobody else sets it.
         self.map.tables[table].set(checked).ok();
         Ok(())
@@ -180,28 +180,25 @@ impl<S: Storage> Image<S> {
     }
 
     /// Can data lie where this entry says?
-    fn is_possible(&self, entry: u64, size: u64) -> bool {
+    fn is_possible(&self, words: &[u64], size: u64) -> bool {
         let bits = self.header.cluster_bits;
-        match L2Entry::decode(entry, bits, self.header.has_zero_flag()) {
+        let entry = self.header.decode_entry(words[0]);
+        let is_there = |host: u64| host < size && !self.metadata.contains(&(host >> bits));
+        let parts = words.get(1).copied().map(Subclusters);
+        let fits = |has_cluster| parts.is_none_or(|parts| parts.is_possible(has_cluster));
+        match entry {
             L2Entry::Bad => false,
-            L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } => true,
+            L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } => fits(false),
             L2Entry::Data { host, .. }
             | L2Entry::Zero {
                 kept: Some(host), ..
-            } => host < size && !self.metadata.contains(&(host >> bits)),
-            L2Entry::Compressed { host, .. } => {
-                host < size && !self.metadata.contains(&(host >> bits))
-            }
+            } => is_there(host) && fits(true),
+            L2Entry::Compressed { host, .. } => is_there(host),
         }
     }
 
     pub(crate) fn entry(&self, offset: u64) -> L2Entry {
-        let (table, index) = self.map.place(offset);
-        let entry = match self.map.tables[table].get() {
-            Some(entries) => entries[index].load(Ordering::Acquire),
-            None => 0,
-        };
-        L2Entry::decode(entry, self.header.cluster_bits, self.header.has_zero_flag())
+        self.entry_and_parts(offset).0
     }
 
     /// Gives back what was reserved, and makes everything durable. Nobody uses the map any more.
@@ -246,7 +243,12 @@ pub(crate) fn new_map(header: &Header, l1: &[u64], old: Option<&Map>) -> Map {
     };
     Map {
         cluster_bits: header.cluster_bits,
-        has_zero_flag: header.has_zero_flag(),
+        has_zero_entries: header.has_zero_entries(),
+        part_bits: if header.has_subclusters() {
+            subclusters::BITS
+        } else {
+            0
+        },
         size: header.size,
         l1: (0..tables)
             .map(|table| AtomicU64::new(l1.get(table).copied().unwrap_or(0)))

@@ -36,6 +36,7 @@ mod release;
 mod reserve;
 mod resize;
 mod snapshots;
+mod subclusters;
 
 use std::io;
 

@@ -2,12 +2,13 @@
 //!
 //! An L2 table is loaded when it is needed for the first time and stays in memory: 8 bytes for each cluster of the disk that it maps,
 //! which is 128 MiB for each TiB of a disk with clusters of 64 KiB whose every part was used. A table without an entry takes no memory
-//! until something is put into it.
+//! until something is put into it. Extended entries, whose clusters have parts, take twice as much for each cluster: see `subclusters.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::entry::{self, L2Entry};
+use crate::subclusters::{self, Part};
 
 /// An L2 table in memory.
 pub(crate) type Table = Arc<[AtomicU64]>;
@@ -15,7 +16,10 @@ pub(crate) type Table = Arc<[AtomicU64]>;
 /// The tables of an image as it is now. A resize makes a new one.
 pub struct Map {
     pub(crate) cluster_bits: u32,
-    pub(crate) has_zero_flag: bool,
+    /// Entries may say that their clusters read as zeroes.
+    pub(crate) has_zero_entries: bool,
+    /// log2 of the parts in which clusters are allocated: 5, or 0.
+    pub(crate) part_bits: u32,
     pub(crate) size: u64,
     /// Entries of the L1 table.
     pub(crate) l1: Box<[AtomicU64]>,
@@ -68,7 +72,7 @@ impl Map {
 
     pub(crate) fn place(&self, offset: u64) -> (usize, usize) {
         let cluster = offset >> self.cluster_bits;
-        let entries_bits = self.cluster_bits - 3;
+        let entries_bits = self.cluster_bits - 3 - u32::from(self.part_bits > 0);
         let in_table = cluster & ((1 << entries_bits) - 1);
         ((cluster >> entries_bits) as usize, in_table as usize)
     }
@@ -83,8 +87,11 @@ impl Map {
         let Some(entries) = slot.get() else {
             return self.at_absent(offset, table);
         };
+        if self.part_bits > 0 {
+            return self.at_part(offset, entries, index);
+        }
         let entry = entries[index].load(Ordering::Acquire);
-        match L2Entry::decode(entry, self.cluster_bits, self.has_zero_flag) {
+        match L2Entry::decode(entry, self.cluster_bits, self.has_zero_entries) {
             L2Entry::Unallocated => Mapping::Unallocated,
             L2Entry::Zero { .. } => Mapping::Zero,
             L2Entry::Data { host, copied } => Mapping::Data {
@@ -93,6 +100,24 @@ impl Map {
             },
             L2Entry::Compressed { .. } => Mapping::Compressed,
             L2Entry::Bad => Mapping::Bad,
+        }
+    }
+
+    /// The mapping of one byte, within its part of a cluster.
+    fn at_part(&self, offset: u64, entries: &Table, index: usize) -> Mapping {
+        let (entry, parts) = subclusters::load_both(entries, index);
+        let in_cluster = offset & (self.cluster_bytes() - 1);
+        let part = parts.part(in_cluster >> (self.cluster_bits - self.part_bits));
+        match L2Entry::decode(entry, self.cluster_bits, self.has_zero_entries) {
+            L2Entry::Compressed { .. } => Mapping::Compressed,
+            L2Entry::Bad | L2Entry::Zero { .. } => Mapping::Bad,
+            L2Entry::Unallocated if part == Part::Allocated => Mapping::Bad,
+            L2Entry::Data { host, copied } if part == Part::Allocated => Mapping::Data {
+                host: host + in_cluster,
+                writable: copied,
+            },
+            _ if part == Part::Zero => Mapping::Zero,
+            _ => Mapping::Unallocated,
         }
     }
 
@@ -114,8 +139,11 @@ impl Map {
     #[inline]
     pub fn segment(&self, offset: u64, length: u64) -> Segment {
         let mapping = self.at(offset);
-        let cluster = self.cluster_bytes();
-        let mut known = cluster - (offset & (cluster - 1));
+        let unit = match mapping {
+            Mapping::Compressed => self.cluster_bytes(),
+            _ => self.cluster_bytes() >> self.part_bits,
+        };
+        let mut known = unit - (offset & (unit - 1));
         if known >= length {
             return Segment { mapping, length };
         }
@@ -135,7 +163,7 @@ impl Map {
             if !goes_on {
                 break;
             }
-            known += cluster;
+            known += unit;
         }
         Segment {
             mapping,

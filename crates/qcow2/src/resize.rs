@@ -82,8 +82,7 @@ impl<S: Storage> Image<S> {
         backing: &mut Option<&mut dyn Backing>,
     ) -> Result<()> {
         self.load(offset)?;
-        let found = self.map.segment(offset, length).mapping;
-        if found == Mapping::Zero || found == Mapping::Unallocated && offset >= covered {
+        if self.is_zero_within(offset, length, covered) {
             return Ok(());
         }
         let backing = backing
@@ -99,6 +98,21 @@ impl<S: Storage> Image<S> {
                 .map_err(io("cannot zero a part of a cluster")),
             _ => crate::corrupt(format!("offset {offset} cannot be written")),
         }
+    }
+
+    /// Reads a part of one cluster as zeroes, by its entry?
+    fn is_zero_within(&self, offset: u64, length: u64, covered: u64) -> bool {
+        let mut at = offset;
+        while at < offset + length {
+            let found = self.map.segment(at, offset + length - at);
+            match found.mapping {
+                Mapping::Zero => {}
+                Mapping::Unallocated if at >= covered => {}
+                _ => return false,
+            }
+            at += found.length;
+        }
+        true
     }
 
     fn shrink(&mut self, old: u64, size: u64) -> Result<()> {

@@ -9,9 +9,14 @@ use qcow2::{CreateOptions, Image, OpenOptions, Repair, create};
 /// An image with tables, data and zeroes in it.
 fn image(random: &mut Random) -> Vec<u8> {
     let storage = Recorded::default();
+    let extended_l2 = random.below(4) == 0;
     let options = CreateOptions {
-        cluster_bits: 9 + random.below(3) as u32,
+        cluster_bits: match extended_l2 {
+            true => 14,
+            false => 9 + random.below(3) as u32,
+        },
         refcount_order: random.below(7) as u32,
+        extended_l2,
         ..CreateOptions::new(512 * (100 + random.below(1000)))
     };
     create(&&storage, &options).unwrap();
@@ -36,7 +41,11 @@ fn damaged_images_are_refused_or_served_with_errors() {
             let region = if random.below(3) == 0 {
                 112
             } else {
-                bytes.len().min(16_384)
+                bytes.len().min(if random.below(2) == 0 {
+                    16_384
+                } else {
+                    131_072
+                })
             };
             let at = random.below(region as u64) as usize;
             match random.below(4) {

@@ -7,6 +7,8 @@
 mod common;
 
 use common::{Bytes, Event, Random, Recorded, SECTOR, apply, read, tear, write};
+use std::ops::Range;
+
 use qcow2::{CheckReport, CreateOptions, Image, OpenOptions, Repair, Storage, create};
 
 const WRITABLE: OpenOptions = OpenOptions { read_only: false };
@@ -57,24 +59,38 @@ struct Run {
 }
 
 /// As QEMU zeroes clusters whose space is kept: some that have data get the flag. Their numbers.
-fn zero_and_keep(storage: &&Recorded, random: &mut Random) -> Vec<usize> {
+fn zero_and_keep(storage: &&Recorded, random: &mut Random) -> Vec<Range<usize>> {
     const COPIED: u64 = 1 << 63;
     let number = |at: u64| {
         let mut bytes = [0; 8];
         storage.read_at(at, &mut bytes).unwrap();
         u64::from_be_bytes(bytes)
     };
-    let per_table = (1 << (number(20) >> 32)) / 8;
+    let cluster_bits = number(20) >> 32;
+    let is_extended = number(72) & 1 << 4 != 0;
+    let entry_bytes = if is_extended { 16 } else { 8 };
+    let per_table = (1 << cluster_bits) / entry_bytes;
     let (entries, l1) = (number(32) & 0xffff_ffff, number(40));
     let mut zeroed = Vec::new();
     for table in 0..entries {
         let at = number(l1 + table * 8);
         for index in (0..per_table).filter(|_| at & COPIED != 0) {
-            let place = (at & !COPIED) + index * 8;
+            let place = (at & !COPIED) + index * entry_bytes;
             let entry = number(place);
-            if entry & COPIED != 0 && random.below(4) == 0 {
+            if entry & COPIED == 0 || random.below(4) != 0 {
+                continue;
+            }
+            let first = ((table * per_table + index) << (cluster_bits - 9)) as usize;
+            if is_extended {
+                // Each part of a cluster of 16 KiB has one sector.
+                let zero = random.below(1 << 32);
+                let parts = number(place + 8) & !zero | zero << 32;
+                storage.write_at(place + 8, &parts.to_be_bytes()).unwrap();
+                let sectors = (0..32).filter(|part| zero >> part & 1 == 1);
+                zeroed.extend(sectors.map(|part| first + part..first + part + 1));
+            } else {
                 storage.write_at(place, &(entry | 1).to_be_bytes()).unwrap();
-                zeroed.push((table * per_table + index) as usize);
+                zeroed.push(first..first + (1 << (cluster_bits - 9)));
             }
         }
     }
@@ -82,25 +98,34 @@ fn zero_and_keep(storage: &&Recorded, random: &mut Random) -> Vec<usize> {
     zeroed
 }
 
+/// A part of a file that is there before the image.
+fn backing_of(size: u64, random: &mut Random) -> Vec<u8> {
+    let sectors = 1 + random.below(size / 512 + 20);
+    (0..sectors)
+        .flat_map(|n| [(n % 250 + 1) as u8; SECTOR])
+        .collect()
+}
+
 fn use_at_random(seed: u64) -> Run {
     let random = &mut Random(seed);
-    let cluster_bits = 9 + random.below(4) as u32;
+    let extended_l2 = random.below(3) == 0;
+    let cluster_bits = match extended_l2 {
+        true => 14,
+        false => 9 + random.below(4) as u32,
+    };
     // Small clusters and wide counts make many blocks, and tables that grow.
     let (refcount_order, size) = match random.below(3) {
         0 => (6, (64 + random.below(6000)) * 512),
         _ => (random.below(7) as u32, (64 + random.below(600)) * 512),
     };
     let longest = size / 512 / 25 + 1;
-    let backing = (random.below(2) == 0).then(|| {
-        let sectors = 1 + random.below(size / 512 + 20);
-        let content = (0..sectors).flat_map(|n| [(n % 250 + 1) as u8; SECTOR]);
-        content.collect::<Vec<u8>>()
-    });
+    let backing = (random.below(2) == 0).then(|| backing_of(size, random));
     let storage = Recorded::default();
     let options = CreateOptions {
         size,
         cluster_bits,
         refcount_order,
+        extended_l2,
         backing: None,
     };
     create(&&storage, &options).unwrap();
@@ -141,11 +166,9 @@ fn use_at_random(seed: u64) -> Run {
             _ if random.below(3) == 0 => {
                 image.close().unwrap();
                 let begun = storage.events() + 1;
-                for cluster in zero_and_keep(&&storage, random) {
-                    let per_cluster = 1 << (cluster_bits - 9);
-                    let first = cluster * per_cluster;
-                    let last = (first + per_cluster).min(size as usize / 512);
-                    model.put(first..last, begun, storage.events(), 0);
+                let end = size as usize / 512;
+                for Range { start, end: last } in zero_and_keep(&&storage, random) {
+                    model.put(start.min(end)..last.min(end), begun, storage.events(), 0);
                 }
                 image = Image::open(&storage, WRITABLE).unwrap();
             }

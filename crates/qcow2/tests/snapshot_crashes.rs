@@ -68,8 +68,13 @@ fn crash_during_a_snapshot_change_leaves_the_old_or_the_new_disk() {
     for seed in 0..seeds {
         let random = &mut Random(seed);
         let first = Recorded::default();
+        let extended_l2 = seed % 3 == 2;
         let options = CreateOptions {
-            cluster_bits: 9 + random.below(4) as u32,
+            cluster_bits: match extended_l2 {
+                true => 14,
+                false => 9 + random.below(4) as u32,
+            },
+            extended_l2,
             ..CreateOptions::new((64 + random.below(600)) * 512)
         };
         create(&&first, &options).unwrap();

@@ -131,9 +131,14 @@ fn plan(folder: &std::path::Path, random: &mut Random) -> (Vec<DiskPlan>, Vec<Mo
             files::create_raw(&folder.join(&name), backing_blocks, base);
             (name, "raw".to_owned())
         });
+        let extended_l2 = random.below(3) == 0;
         let options = CreateOptions {
             size: IMAGE_BLOCKS * BLOCK as u64,
-            cluster_bits: 9 + random.below(4) as u32,
+            cluster_bits: match extended_l2 {
+                true => 14,
+                false => 9 + random.below(4) as u32,
+            },
+            extended_l2,
             refcount_order: 4 + random.below(2) as u32,
             backing,
         };

@@ -163,10 +163,10 @@ fn open_file(options: &ImageOptions) -> Result<(File, Container, Header), OpenEr
     let opened = open(cache)?;
     // A page of the cache with tables and data would write old data back over what went past the cache.
     let page = rustix::param::page_size() as u64;
-    if cache == CacheMode::None && opened.2.cluster_bytes() < page {
+    if cache == CacheMode::None && opened.2.subcluster_bytes() < page {
         drop(opened);
         tracing::info!(
-            "{}: the image's clusters are smaller than a page: it is served with cache=writeback",
+            "{}: the image's clusters, or the parts that they have, are smaller than a page: it is served with cache=writeback",
             path.display()
         );
         return open(CacheMode::Writeback);

@@ -95,18 +95,25 @@ impl Owner {
         let end = (offset + length).min(end_of_backing);
         let cluster = self.image.header().cluster_bytes();
         let mut at = offset / cluster * cluster;
-        let mut clusters = Vec::new();
+        let (mut clusters, mut data) = (Vec::new(), Vec::new());
         while at < end {
             self.image.load(at)?;
             let segment = self.image.map().segment(at, end - at);
             let next = at + segment.length;
             if segment.mapping == Mapping::Unallocated {
-                clusters.extend((at..next).step_by(cluster as usize));
+                let first = at / cluster * cluster;
+                for cluster_at in (first..next).step_by(cluster as usize) {
+                    let is_whole = cluster_at >= at && (cluster_at + cluster).min(end) <= next;
+                    match is_whole {
+                        true => clusters.push(cluster_at),
+                        // Other parts of it are its own.
+                        false => data.push(cluster_at),
+                    }
+                }
             }
             at = next;
         }
         let size = self.shared.capacity.bytes();
-        let mut data = Vec::new();
         for cluster_at in clusters {
             let end = (cluster_at + cluster).min(end_of_backing);
             match self.image.can_zero() && self.is_hole_below(cluster_at, end) {

@@ -127,6 +127,9 @@ pub struct CreateArguments {
     /// Bytes of a cluster: 512 to 2M, a power of two
     #[arg(long, value_name = "SIZE", default_value = "64K")]
     pub cluster_size: String,
+    /// Allocate a 32nd part of a cluster by itself; for clusters of 16K and more, and QEMU 5.2 and newer
+    #[arg(long)]
+    pub extended_l2: bool,
 }
 
 /// `lunette image snapshot`

@@ -94,7 +94,7 @@ fn describe(path: &Path) -> Result<(Value, Option<PathBuf>), Failure> {
             "compression-type": match header.compression { Compression::Zlib => "zlib", Compression::Zstd => "zstd" },
             "lazy-refcounts": header.compatible & 1 == 1,
             "refcount-bits": 1_u64 << header.refcount_order,
-            "corrupt": has(1), "extended-l2": false,
+            "corrupt": has(1), "extended-l2": header.has_subclusters(),
         }},
     });
     let snapshots = snapshots(image.snapshots());

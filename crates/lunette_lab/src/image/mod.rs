@@ -133,6 +133,7 @@ fn create(arguments: &CreateArguments) -> Outcome {
     let path = arguments.path.as_path();
     let mut options = CreateOptions {
         cluster_bits: cluster_bits(&arguments.cluster_size)?,
+        extended_l2: arguments.extended_l2,
         ..CreateOptions::new(0)
     };
     let size = arguments.size.as_deref().map(parse_bytes).transpose();
