@@ -9,7 +9,7 @@
 
 mod record;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -336,28 +336,56 @@ impl Bitmaps {
     /// # Errors
     /// When that cannot be written down: all is as it was before then.
     pub fn complete(&self, disk: &str, name: &str, begun: &Begun, last: Last) -> io::Result<()> {
-        let gone = || io::Error::other("the disk is gone");
-        let folder = self.folder.as_ref().ok_or_else(gone)?;
-        let mut state = self.lock();
-        let of_disk = state.disks.get_mut(disk).ok_or_else(gone)?;
-        let mut record = of_disk.record.clone();
-        let is_named = |bitmap: &mut Bitmap| bitmap.name == name;
-        let old: Vec<Bitmap> = record.bitmaps.extract_if(.., is_named).collect();
-        record.bitmaps.push(Bitmap {
+        let new = Bitmap {
             name: name.to_owned(),
             bits: begun.number,
             disk_bytes: begun.disk_bytes,
             last,
             broken: None,
-        });
+        };
+        let replaced = self.replace(disk, name, Some(new))?;
+        match replaced {
+            Some(_) => Ok(()),
+            None => Err(io::Error::other("the disk is gone")),
+        }
+    }
+
+    /// Writes down that a disk has another bitmap of a name, or none; the bits of the old one go. How many there were; `None`: there is no such disk.
+    ///
+    /// Nobody else changes the bitmaps of the disk meanwhile: it has one job at most. Other disks' are not kept waiting for the storage, for
+    /// [`Bitmaps::record_in`] is called while clients wait.
+    fn replace(&self, disk: &str, name: &str, new: Option<Bitmap>) -> io::Result<Option<usize>> {
+        let Some(folder) = &self.folder else {
+            return Ok(None);
+        };
+        let Some(mut record) = self
+            .lock()
+            .disks
+            .get(disk)
+            .map(|known| known.record.clone())
+        else {
+            return Ok(None);
+        };
+        let is_named = |bitmap: &mut Bitmap| bitmap.name == name;
+        let old: Vec<Bitmap> = record.bitmaps.extract_if(.., is_named).collect();
+        if old.is_empty() && new.is_none() {
+            return Ok(Some(0));
+        }
+        record.bitmaps.extend(new);
         record.bitmaps.sort_by(|a, b| a.name.cmp(&b.name));
         save(folder, disk, &record)?;
-        of_disk.record = record;
-        for bitmap in old {
+        let mut state = self.lock();
+        let Some(of_disk) = state.disks.get_mut(disk) else {
+            // It was removed meanwhile.
+            std::fs::remove_file(Bitmaps::record_path(folder, disk)).ok();
+            return Ok(None);
+        };
+        of_disk.record.bitmaps = record.bitmaps;
+        for bitmap in &old {
             of_disk.drop_bits(folder, disk, bitmap.bits);
         }
         of_disk.follow();
-        Ok(())
+        Ok(Some(old.len()))
     }
 
     /// Nothing came of a backup.
@@ -375,23 +403,8 @@ impl Bitmaps {
     /// # Errors
     /// When that cannot be written down.
     pub fn remove(&self, disk: &str, name: &str) -> io::Result<bool> {
-        let mut state = self.lock();
-        let (Some(folder), Some(of_disk)) = (&self.folder, state.disks.get_mut(disk)) else {
-            return Ok(false);
-        };
-        let mut record = of_disk.record.clone();
-        let is_named = |bitmap: &mut Bitmap| bitmap.name == name;
-        let gone: Vec<Bitmap> = record.bitmaps.extract_if(.., is_named).collect();
-        if gone.is_empty() {
-            return Ok(false);
-        }
-        save(folder, disk, &record)?;
-        of_disk.record = record;
-        for bitmap in gone {
-            of_disk.drop_bits(folder, disk, bitmap.bits);
-        }
-        of_disk.follow();
-        Ok(true)
+        let replaced = self.replace(disk, name, None)?;
+        Ok(replaced.is_some_and(|old| old > 0))
     }
 
     /// A disk has another identity, and the same content.
@@ -419,7 +432,8 @@ impl Bitmaps {
         };
         of_disk.recorder.record_in(Vec::new());
         std::fs::remove_file(Bitmaps::record_path(folder, disk)).ok();
-        let numbers: Vec<u64> = of_disk.mapped.keys().copied().collect();
+        let known = of_disk.record.bitmaps.iter().map(|bitmap| bitmap.bits);
+        let numbers: BTreeSet<u64> = known.chain(of_disk.mapped.keys().copied()).collect();
         for number in numbers {
             of_disk.drop_bits(folder, disk, number);
         }

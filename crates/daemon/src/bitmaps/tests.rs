@@ -125,6 +125,8 @@ fn bits_outlive_a_daemon_that_is_killed_but_no_crash_of_the_system() {
         (16, true)
     );
     assert!(found.2.unwrap().contains("system"));
+    bitmaps.forget("D 0");
+    assert_eq!(place.files(), 0);
     back_up(&bitmaps, &disk, "daily");
     assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
 }

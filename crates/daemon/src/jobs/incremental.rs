@@ -49,11 +49,11 @@ impl Incremental {
         let begun = bitmaps.begin(disk).map_err(|error| {
             failed(disk.name(), &format!("cannot make a dirty bitmap: {error}"))
         })?;
-        let at = SystemTime::now().duration_since(UNIX_EPOCH);
         let last = Last {
             target: serde_json::json!(bodies::disk(target)),
             shown: shown(&target.backend),
-            at: at.unwrap_or_default().as_secs(),
+            // Known when it is complete.
+            at: 0,
         };
         let incremental = Incremental {
             bitmaps,
@@ -88,9 +88,8 @@ impl Incremental {
         let Some(begun) = &self.begun else {
             return Ok(());
         };
-        self.last.at = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(self.last.at, |at| at.as_secs());
+        let at = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.last.at = at.unwrap_or_default().as_secs();
         let completed = self
             .bitmaps
             .complete(&self.disk, &self.name, begun, self.last.clone());
