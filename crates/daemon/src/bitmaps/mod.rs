@@ -125,33 +125,12 @@ impl Bitmaps {
 
     fn load_in_run(state_folder: Option<&Path>, system_run: &str) -> Bitmaps {
         let folder = state_folder.map(|folder| folder.join(FOLDER));
-        let mut found = BTreeMap::new();
-        let entries = folder.as_deref().map(std::fs::read_dir);
-        for entry in entries.into_iter().flatten().flatten().flatten() {
-            let path = entry.path();
-            let Some((disk, "json")) = path
-                .file_name()
-                .and_then(|name| name.to_str()?.rsplit_once('.'))
-            else {
-                continue;
-            };
-            let text = std::fs::read(&path).unwrap_or_default();
-            match serde_json::from_slice::<Record>(&text) {
-                Ok(record) => {
-                    let doubt = record.doubt(system_run);
-                    found.insert(disk.to_owned(), (record, doubt));
-                }
-                Err(error) => tracing::error!(
-                    path = %path.display(),
-                    "cannot read dirty bitmaps, the next backup copies everything: {error}"
-                ),
-            }
-        }
+        let found = folder.as_deref().map(|folder| find(folder, system_run));
         Bitmaps {
             folder,
             system_run: system_run.to_owned(),
             state: Mutex::new(State {
-                found,
+                found: found.unwrap_or_default(),
                 ..State::default()
             }),
         }
@@ -479,6 +458,46 @@ impl OfDisk {
         self.mapped.remove(&number);
         std::fs::remove_file(Bitmaps::bits_path(folder, disk, number)).ok();
     }
+}
+
+/// What was left in the folder, by the names that disks have in files. Bits that no record names are of backups that a kill has ended.
+fn find(folder: &Path, system_run: &str) -> BTreeMap<String, (Record, Option<&'static str>)> {
+    let (mut found, mut bits) = (BTreeMap::new(), Vec::new());
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        match name.and_then(|name| name.rsplit_once('.')) {
+            Some((disk, "json")) => {
+                let text = std::fs::read(&path).unwrap_or_default();
+                match serde_json::from_slice::<Record>(&text) {
+                    Ok(record) => {
+                        let doubt = record.doubt(system_run);
+                        found.insert(disk.to_owned(), (record, doubt));
+                    }
+                    Err(error) => tracing::error!(
+                        path = %path.display(),
+                        "cannot read dirty bitmaps, the next backup copies everything: {error}"
+                    ),
+                }
+            }
+            Some((numbered, "bits")) => {
+                let numbered = numbered.rsplit_once('.');
+                let number = |text: &str| text.parse::<u64>().ok();
+                let numbered =
+                    numbered.and_then(|(disk, text)| Some((disk.to_owned(), number(text)?)));
+                bits.extend(numbered.map(|numbered| (numbered, path)));
+            }
+            _ => {}
+        }
+    }
+    for ((disk, number), path) in bits {
+        let record = found.get(&disk).map(|(record, _)| record);
+        let is_named = |record: &Record| record.bitmaps.iter().any(|one| one.bits == number);
+        if !record.is_some_and(is_named) {
+            std::fs::remove_file(path).ok();
+        }
+    }
+    found
 }
 
 fn save(folder: &Path, disk: &str, record: &Record) -> io::Result<()> {
