@@ -592,6 +592,16 @@ fn the_data_path_has_one_clock_and_one_ring() -> Result<()> {
     report("clocks and system calls on the data path", findings)
 }
 
+/// `scripts/mutations` builds each of them in: one that the code has moved away from is to be written anew.
+#[test]
+fn seeded_defects_fit_the_code() -> Result<()> {
+    for entry in std::fs::read_dir(workspace().join("crates/sim/mutations"))? {
+        let patch = entry?.path().display().to_string();
+        output_of("git", &["apply", "--check", &patch])?;
+    }
+    Ok(())
+}
+
 #[test]
 fn the_quoting_rule_finds_paths_and_leaves_other_words_alone() -> Result<()> {
     let text = "See `crates/block/src/lib.rs`, `virtio_blk/queue`, [us](CONTRIBUTING.md#x), `make test`, `a/b`, \
