@@ -66,6 +66,8 @@ struct OfDisk {
     disk: Weak<Disk>,
     recorder: Arc<Recorder>,
     record: Record,
+    /// Backups that have begun and not ended: each relies on what is recorded.
+    backups: usize,
     /// By the number of the file.
     mapped: BTreeMap<u64, Arc<DirtyBitmap>>,
 }
@@ -113,6 +115,8 @@ pub struct Bitmaps {
     /// A name for the time since the system has started.
     system_run: String,
     state: Mutex<State>,
+    /// Held by whoever begins, ends or removes one, as long as that is written down; never while clients wait.
+    changing: Mutex<()>,
 }
 
 impl Bitmaps {
@@ -133,11 +137,16 @@ impl Bitmaps {
                 found: found.unwrap_or_default(),
                 ..State::default()
             }),
+            changing: Mutex::default(),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Would bitmaps of this daemon be there after a restart?
@@ -227,6 +236,7 @@ impl Bitmaps {
             disk: Arc::downgrade(disk),
             recorder,
             record,
+            backups: 0,
             mapped,
         }
     }
@@ -275,6 +285,7 @@ impl Bitmaps {
         let folder = self.folder.as_ref().ok_or_else(none)?;
         let name = disk.name();
         std::fs::create_dir_all(folder)?;
+        let _changing = self.changing();
         let number = {
             let mut state = self.lock();
             let of_disk = state
@@ -284,6 +295,7 @@ impl Bitmaps {
                     disk: Arc::downgrade(disk),
                     recorder: Arc::clone(disk.recorder()),
                     record: Record::new(disk.info().identity.to_string(), &self.system_run),
+                    backups: 0,
                     mapped: BTreeMap::new(),
                 });
             of_disk.record.next += 1;
@@ -293,6 +305,9 @@ impl Bitmaps {
         let disk_bytes = disk.info().geometry.capacity_bytes();
         let made = make_bits(&path, disk_bytes);
         let bits = made.inspect_err(|_| drop(std::fs::remove_file(&path)))?;
+        if let Some(of_disk) = self.lock().disks.get_mut(name) {
+            of_disk.backups += 1;
+        }
         Ok(Begun {
             number,
             disk_bytes,
@@ -322,17 +337,21 @@ impl Bitmaps {
             last,
             broken: None,
         };
+        let _changing = self.changing();
         let replaced = self.replace(disk, name, Some(new))?;
         match replaced {
-            Some(_) => Ok(()),
+            Some(_) => {
+                self.has_ended(disk);
+                Ok(())
+            }
             None => Err(io::Error::other("the disk is gone")),
         }
     }
 
     /// Writes down that a disk has another bitmap of a name, or none; the bits of the old one go. How many there were; `None`: there is no such disk.
     ///
-    /// Nobody else changes the bitmaps of the disk meanwhile: it has one job at most. Other disks' are not kept waiting for the storage, for
-    /// [`Bitmaps::record_in`] is called while clients wait.
+    /// Whoever calls it is changing bitmaps. The state is not locked while that is written down: [`Bitmaps::record_in`] is called while clients
+    /// wait.
     fn replace(&self, disk: &str, name: &str, new: Option<Bitmap>) -> io::Result<Option<usize>> {
         let Some(folder) = &self.folder else {
             return Ok(None);
@@ -374,14 +393,27 @@ impl Bitmaps {
             of_disk.mapped.remove(&begun.number);
             of_disk.follow();
         }
+        drop(state);
         std::fs::remove_file(&begun.path).ok();
+        self.has_ended(disk);
+    }
+
+    fn has_ended(&self, disk: &str) {
+        if let Some(of_disk) = self.lock().disks.get_mut(disk) {
+            of_disk.backups = of_disk.backups.saturating_sub(1);
+        }
     }
 
     /// Removes a bitmap. False: there is none of that name.
     ///
     /// # Errors
-    /// When that cannot be written down.
+    /// When a backup of the disk is at work, which may rely on it; or when that cannot be written down.
     pub fn remove(&self, disk: &str, name: &str) -> io::Result<bool> {
+        let _changing = self.changing();
+        let backups = self.lock().disks.get(disk).map_or(0, |known| known.backups);
+        if backups > 0 {
+            return Err(io::Error::other("a backup of the disk is at work"));
+        }
         let replaced = self.replace(disk, name, None)?;
         Ok(replaced.is_some_and(|old| old > 0))
     }

@@ -90,6 +90,8 @@ fn each_backup_has_what_has_changed_since_its_last() {
     let begun = bitmaps.begin(&disk).unwrap();
     bitmaps.record_in("D 0", &begun);
     write(&disk, 3);
+    // What it relies on is not taken away.
+    bitmaps.remove("D 0", "weekly").unwrap_err();
     bitmaps.give_up("D 0", &begun);
     assert_eq!(dirty(&bitmaps), [well("daily", 3), well("weekly", 2)]);
     back_up(&bitmaps, &disk, "daily");

@@ -39,16 +39,17 @@ impl Incremental {
     ) -> Result<(Incremental, Option<DiskConfig>), Refusal> {
         let bitmaps = Arc::clone(&context.bitmaps);
         let known = bitmaps.of(disk.name());
-        check_name(&bitmaps, disk.name(), name, known.len())?;
+        check_name(&bitmaps, disk.name(), name, &known)?;
         let known = known.into_iter().find(|known| known.name == name);
         let (is_full, base) = match &known {
             None => (true, None),
             Some(known) => base(disk.name(), known, target)?,
         };
-        let changed = bitmaps.bits(disk.name(), name).filter(|_| !is_full);
         let begun = bitmaps.begin(disk).map_err(|error| {
             failed(disk.name(), &format!("cannot make a dirty bitmap: {error}"))
         })?;
+        // From here on nobody removes it.
+        let changed = bitmaps.bits(disk.name(), name).filter(|_| !is_full);
         let last = Last {
             target: serde_json::json!(bodies::disk(target)),
             shown: shown(&target.backend),
@@ -112,7 +113,7 @@ impl Drop for Incremental {
     }
 }
 
-fn check_name(bitmaps: &Bitmaps, disk: &str, name: &str, count: usize) -> Result<(), Refusal> {
+fn check_name(bitmaps: &Bitmaps, disk: &str, name: &str, known: &[Shown]) -> Result<(), Refusal> {
     if !is_name(name) {
         let fault = Fault::at("/incremental", format!("{name:?} is no name for a bitmap"));
         let help = "1 to 64 letters, digits, or - _ . :";
@@ -127,8 +128,8 @@ fn check_name(bitmaps: &Bitmaps, disk: &str, name: &str, count: usize) -> Result
             "give it a state folder, --state DIR",
         ));
     }
-    let is_new = !bitmaps.of(disk).iter().any(|known| known.name == name);
-    if is_new && count >= COUNT_MAX {
+    let is_new = !known.iter().any(|known| known.name == name);
+    if is_new && known.len() >= COUNT_MAX {
         let detail = format!("disk {disk} has {COUNT_MAX} dirty bitmaps, and can have no more");
         let help = "lunette disk bitmap remove takes one away that no backup needs";
         return Err(Refusal::conflict(detail, help));
