@@ -165,8 +165,8 @@ fn make_overlay(folder: &Path) -> Result<()> {
 }
 
 /// After a kill an image may have clusters that nobody uses, which a repair frees, and no other fault.
-fn has_leaks_at_most(folder: &Path) -> Result<()> {
-    let checked = run(folder, "qemu-img", &["check", "disk.qcow2"])?;
+fn has_leaks_at_most(folder: &Path, image: &str) -> Result<()> {
+    let checked = run(folder, "qemu-img", &["check", image])?;
     let code = checked.status.code();
     ensure!(
         matches!(code, Some(0 | 3)),
@@ -174,8 +174,8 @@ fn has_leaks_at_most(folder: &Path) -> Result<()> {
         text(&checked.stdout),
         text(&checked.stderr)
     );
-    lunette(folder, &["check", "disk.qcow2", "--repair", "leaks"])?;
-    succeeds(folder, "qemu-img", &["check", "disk.qcow2"])?;
+    lunette(folder, &["check", image, "--repair", "leaks"])?;
+    succeeds(folder, "qemu-img", &["check", image])?;
     Ok(())
 }
 
@@ -191,7 +191,7 @@ fn an_image_whose_daemon_is_killed_under_load_has_no_fault() -> Result<()> {
         if is_killed {
             rig.daemon.kill()?;
             drop(load);
-            has_leaks_at_most(rig.scratch.files())?;
+            has_leaks_at_most(rig.scratch.files(), "disk.qcow2")?;
             rig.daemon.start_again()?;
             continue;
         }
@@ -203,6 +203,68 @@ fn an_image_whose_daemon_is_killed_under_load_has_no_fault() -> Result<()> {
             text(&held.stdout)
         );
     }
+    Ok(())
+}
+
+/// One that is a disk by itself, and one elsewhere that the disk names; through kills, a snapshot and a commit.
+#[test]
+fn images_with_data_files_are_those_of_qemu() -> Result<()> {
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        let at = scratch.files();
+        let raw = ["--data-file", "d.raw", "--data-file-raw"];
+        lunette(at, &[&["create", "d.qcow2", "64M"][..], &raw].concat())?;
+        std::fs::create_dir(at.join("far"))?;
+        let data = at.join("e.data").display().to_string();
+        lunette(at, &["create", "far/e.qcow2", "64M", "--data-file", &data])?;
+        let elsewhere = format!("e=image:far/e.qcow2,data_file={data}");
+        Ok(daemon
+            .disk("d=image:d.qcow2")
+            .vhost_blk("d")
+            .disk(&elsewhere)
+            .vhost_blk("e"))
+    })?;
+    for (disk, image) in [("d", "d.qcow2"), ("e", "far/e.qcow2")] {
+        let load = VerifiedLoad::start(&rig.socket(disk))?;
+        load.goes_on(SOON)?;
+        rig.daemon.kill()?;
+        drop(load);
+        let at = rig.scratch.files();
+        has_leaks_at_most(at, image)?;
+        rig.daemon.start_again()?;
+    }
+    let at = rig.scratch.files().to_owned();
+    let shown = lunette(&at, &["info", "d.qcow2"]);
+    ensure!(shown.is_err(), "what is served is opened: {shown:?}");
+    let load = VerifiedLoad::start(&rig.socket("d"))?;
+    load.goes_on(SOON)?;
+    let over = at.join("over.qcow2").display().to_string();
+    for words in [
+        &["disk", "snapshot", "d", "--to", &over][..],
+        &["disk", "commit", "d", "--wait"],
+    ] {
+        let done = rig.daemon.ask(words)?;
+        ensure!(done.status.success(), "{words:?}: {}", text(&done.stderr));
+        load.goes_on(SOON)?;
+    }
+    ensure!(load.finish()? > 0);
+    let status = rig.daemon.stop(SOON)?;
+    ensure!(status.success(), "{}", rig.daemon.process().log_tail());
+    for image in ["d.qcow2", "far/e.qcow2"] {
+        succeeds(&at, "qemu-img", &["check", image])?;
+    }
+    let same = ["compare", "-f", "raw", "-F", "qcow2", "d.raw", "d.qcow2"];
+    succeeds(&at, "qemu-img", &same)?;
+    let shown = lunette(&at, &["info", "d.qcow2"])?;
+    ensure!(
+        shown.contains("data file: d.raw, a raw disk by itself"),
+        "{shown}"
+    );
+    let refused = run(&at, &program()?, &["image", "resize", "far/e.qcow2", "1G"])?;
+    let refused = text(&refused.stderr);
+    ensure!(refused.contains("not in the folder"), "{refused}");
+    lunette(&at, &["resize", "d.qcow2", "80M"])?;
+    succeeds(&at, "qemu-img", &["check", "d.qcow2"])?;
+    succeeds(&at, "qemu-img", &same)?;
     Ok(())
 }
 
@@ -303,7 +365,7 @@ fn guest_data_in_a_growing_image_survives_kills() -> Result<()> {
     let shown: Value = control::get(&rig.daemon.control(), "/v1/disks/d")?;
     ensure!(shown["status"]["size"] == 48 << 20, "{shown}");
     rig.daemon.kill()?;
-    has_leaks_at_most(rig.scratch.files())
+    has_leaks_at_most(rig.scratch.files(), "disk.qcow2")
 }
 
 #[test]

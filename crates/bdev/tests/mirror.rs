@@ -202,6 +202,7 @@ fn image_options(path: &Path) -> ImageOptions {
         cache: CacheMode::Writeback,
         read_only: false,
         block_size: None,
+        data_file: None,
     }
 }
 

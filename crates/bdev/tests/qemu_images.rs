@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bdev::{CacheMode, ImageOptions};
+use bdev::{BlockDevice, CacheMode, ImageOptions};
 use block::{IoFlags, IoRequest};
 use common::{Worker, open_image};
 
@@ -65,6 +65,14 @@ struct Disk {
     cluster: u64,
     /// Nothing was written yet: QEMU compresses into clusters that have nothing only.
     is_fresh: bool,
+    data_file: Option<DataFile>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum DataFile {
+    OfTheImage,
+    /// It is a disk by itself.
+    Raw,
 }
 
 impl Disk {
@@ -117,6 +125,16 @@ impl Disk {
         } else {
             options += random.one_of(&["", "", ",preallocation=metadata", ",preallocation=falloc"]);
         }
+        let data_file = match random.below(5) {
+            0 if !is_old && backing.is_empty() => Some(DataFile::Raw),
+            1 if !is_old => Some(DataFile::OfTheImage),
+            _ => None,
+        };
+        if let Some(kind) = data_file {
+            options += ",data_file=data";
+            let raw = if kind == DataFile::Raw { "on" } else { "off" };
+            options += &format!(",data_file_raw={raw}");
+        }
         create.extend(["-o", &options, "disk", &size]);
         qemu(folder.path(), "qemu-img", &create);
         Disk {
@@ -124,7 +142,8 @@ impl Disk {
             folder,
             content,
             cluster,
-            is_fresh: !options.contains("preallocation"),
+            is_fresh: !options.contains("preallocation") && data_file.is_none(),
+            data_file,
         }
     }
 
@@ -178,6 +197,7 @@ impl Disk {
             qemu(self.folder.path(), "qemu-io", &arguments);
         }
         match random.below(6) {
+            _ if self.data_file.is_some() => {}
             0 | 1 => {
                 let name = format!("s{}", random.below(1000));
                 qemu(
@@ -281,6 +301,16 @@ impl Disk {
             "{what}: QEMU reads something else at {:?}",
             self.differs(&read)
         );
+        if self.data_file == Some(DataFile::Raw) {
+            let mut data = std::fs::read(self.folder.path().join("data")).unwrap();
+            // QEMU has made it longer where the disk's last cluster is cut.
+            data.resize(self.content.len(), 0);
+            assert!(
+                data == self.content,
+                "{what}: the raw data file has something else at {:?}",
+                self.differs(&data)
+            );
+        }
         let file = common::open(bdev::FileOptions {
             is_container: true,
             ..bdev::FileOptions::new(&self.path)
@@ -344,6 +374,7 @@ fn an_image_is_not_served_twice_and_not_while_qemu_has_it() {
             cache: CacheMode::None,
             read_only,
             block_size: None,
+            data_file: None,
         })
     };
     let (_one, _other) = (reading(true).unwrap(), reading(true).unwrap());
@@ -465,20 +496,6 @@ fn what_is_not_served_is_refused_by_name() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    qemu(
-        at,
-        "qemu-img",
-        &[
-            "create",
-            "-q",
-            "-f",
-            "qcow2",
-            "-o",
-            "data_file=data,data_file_raw=on",
-            "external",
-            "1M",
-        ],
-    );
     make_encrypted(at);
     std::fs::write(at.join("raw"), vec![0; 1 << 20]).unwrap();
     qemu(
@@ -508,7 +525,6 @@ fn what_is_not_served_is_refused_by_name() {
         );
     }
     for (name, reason) in [
-        ("external", "external data file"),
         ("encrypted", "LUKS"),
         ("raw", "file:PATH"),
         ("far", "not a file"),
@@ -520,5 +536,117 @@ fn what_is_not_served_is_refused_by_name() {
             .map(|error| error.to_string());
         let error = error.unwrap_or_else(|| panic!("{name} was opened"));
         assert!(error.contains(reason), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
+    let _alone = alone();
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (path, data) = (folder.path().join("disk"), elsewhere.path().join("data"));
+    let options = format!("data_file={}", data.display());
+    let create = ["create", "-q", "-f", "qcow2", "-o", &options, "disk", "1M"];
+    qemu(folder.path(), "qemu-img", &create);
+    let write = ["-f", "qcow2", "-c", "write -q -P 7 64k 4k", "disk"];
+    qemu(folder.path(), "qemu-io", &write);
+    let open = |read_only, data_file: Option<&Path>| {
+        bdev::Image::open(&ImageOptions {
+            read_only,
+            data_file: data_file.map(Path::to_owned),
+            ..ImageOptions::new(&path)
+        })
+    };
+    let error = open(false, None).err().unwrap().to_string();
+    assert!(
+        error.contains("not in the folder") && error.contains("data_file = "),
+        "{error}"
+    );
+    // A link in the folder is no other name for it.
+    std::os::unix::fs::symlink(&data, folder.path().join("link")).unwrap();
+    let create = ["create", "-q", "-u", "-f", "qcow2", "-o"];
+    let options = ["data_file=link", "linked", "1M"];
+    let refused = Command::new("qemu-img")
+        .args(create.iter().chain(&options))
+        .current_dir(folder.path())
+        .output();
+    assert!(refused.unwrap().status.success());
+    let linked = bdev::Image::open(&ImageOptions::new(&folder.path().join("linked")));
+    assert!(
+        linked
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("not in the folder")
+    );
+    qemu(folder.path(), "qemu-io", &write);
+    for (read_only, named) in [(true, None), (false, Some(data.as_path()))] {
+        let image = open(read_only, named).unwrap();
+        assert_eq!(Worker::new(&image).read(65536, 4096).unwrap(), [7; 4096]);
+    }
+    let image = open(false, Some(&data)).unwrap();
+    Worker::new(&image).write(65536, &[8; 4096]).unwrap();
+    drop(image);
+    let read = ["-f", "qcow2", "-c", "read -q -P 8 64k 4k", "disk"];
+    qemu(folder.path(), "qemu-io", &read);
+    // Of an image without one it is a mistake.
+    qemu(
+        folder.path(),
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "plain", "1M"],
+    );
+    let plain = bdev::Image::open(&ImageOptions {
+        data_file: Some(data),
+        ..ImageOptions::new(&folder.path().join("plain"))
+    });
+    assert!(
+        plain
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("in the image itself")
+    );
+}
+
+#[test]
+fn a_disk_with_a_data_file_grows_and_shrinks() {
+    let _alone = alone();
+    for (cluster, raw) in [(512, "on"), (512, "off"), (65_536, "on"), (65_536, "off")] {
+        let folder = tempfile::tempdir().unwrap();
+        let options = format!("cluster_size={cluster},data_file=data,data_file_raw={raw}");
+        let create = [
+            "create", "-q", "-f", "qcow2", "-o", &options, "disk", "81920",
+        ];
+        qemu(folder.path(), "qemu-img", &create);
+        let image = open_image(&folder.path().join("disk"), CacheMode::None).unwrap();
+        let what = format!("clusters of {cluster} bytes, raw {raw}");
+        Worker::new(&image).write(0, &[1; 81_920]).unwrap();
+        for (bytes, known) in [(186 * 512, 81_920), (8192, 8192), (300 * 512, 8192)] {
+            image.set_size(bytes).unwrap();
+            image.capacity().set(bytes);
+            let read = Worker::new(&image).read(0, bytes as usize);
+            let read = read.unwrap_or_else(|error| panic!("{what}, {bytes} bytes: {error:?}"));
+            assert!(
+                read[..known].iter().all(|byte| *byte == 1),
+                "{what}: {bytes}"
+            );
+            assert!(
+                read[known..].iter().all(|byte| *byte == 0),
+                "{what}: {bytes}"
+            );
+        }
+        Worker::new(&image).write(299 * 512, &[2; 512]).unwrap();
+        drop(image);
+        qemu(folder.path(), "qemu-img", &["check", "-q", "disk"]);
+        let read = ["-f", "qcow2", "-c", "read -q -P 2 153088 512", "disk"];
+        qemu(folder.path(), "qemu-io", &read);
+        if raw == "on" {
+            let data = std::fs::read(folder.path().join("data")).unwrap();
+            assert!(data[..8192].iter().all(|byte| *byte == 1), "{what}");
+            assert!(
+                data[8192..299 * 512].iter().all(|byte| *byte == 0),
+                "{what}"
+            );
+            assert_eq!(data[299 * 512..300 * 512], [2; 512], "{what}");
+        }
     }
 }

@@ -57,6 +57,8 @@ pub enum BlockDeviceConfig {
         path: PathBuf,
         /// Bytes that it was given at run time; the image keeps them.
         size: Option<u64>,
+        /// The file that has its data, if that is not in the folder of the image under the name that the image says.
+        data_file: Option<PathBuf>,
         /// What sits between it and stable storage.
         cache: CacheMode,
     },
@@ -233,11 +235,17 @@ impl BlockDeviceConfig {
                 block_size: disk.block_size,
                 ..FileOptions::new(path)
             })?),
-            BlockDeviceConfig::Image { path, cache, .. } => Arc::new(Image::open(&ImageOptions {
+            BlockDeviceConfig::Image {
+                path,
+                cache,
+                data_file,
+                ..
+            } => Arc::new(Image::open(&ImageOptions {
                 path: path.clone(),
                 cache: cache.of_device(),
                 read_only: disk.read_only,
                 block_size: disk.block_size,
+                data_file: data_file.clone(),
             })?),
             BlockDeviceConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
                 cluster: rbd.cluster.clone(),
@@ -293,6 +301,38 @@ impl BlockDeviceConfig {
             | BlockDeviceConfig::Iscsi(_)
             | BlockDeviceConfig::ScsiGeneric { .. } => None,
         }
+    }
+
+    /// All files of this machine that its data lie in, but those of backing images.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let data_file = match self {
+            BlockDeviceConfig::Image {
+                path, data_file, ..
+            } => data_file.clone().or_else(|| bdev::data_file_of(path)),
+            _ => None,
+        };
+        self.file()
+            .map(Path::to_owned)
+            .into_iter()
+            .chain(data_file)
+            .collect()
+    }
+
+    /// Paths that are kept, from the root: the folder that it was started in is another one next time.
+    pub fn at_absolute_paths(mut self) -> BlockDeviceConfig {
+        let absolute =
+            |path: &mut PathBuf| *path = std::path::absolute(&*path).unwrap_or(path.clone());
+        match &mut self {
+            BlockDeviceConfig::File { path, .. } => absolute(path),
+            BlockDeviceConfig::Image {
+                path, data_file, ..
+            } => {
+                absolute(path);
+                data_file.iter_mut().for_each(absolute);
+            }
+            _ => {}
+        }
+        self
     }
 
     /// Does it get another size by others, which it follows? `is_device`: so do block devices of this machine. `None`: it has no size but

@@ -36,6 +36,7 @@ const IO_TIMEOUT_MAX: u64 = 86_400;
 pub struct DiskDraft {
     pub(crate) name: Option<At<String>>,
     pub(crate) path: Option<At<PathBuf>>,
+    data_file: Option<PathBuf>,
     pub(crate) wwn: Option<At<u64>>,
     /// The disk, if nothing is missing.
     pub(crate) complete: Option<DiskConfig>,
@@ -119,6 +120,21 @@ pub static DISK_KEYS: &[DiskKey] = &[
             BlockDeviceConfig::File { path, .. }
             | BlockDeviceConfig::Image { path, .. }
             | BlockDeviceConfig::ScsiGeneric { path, .. } => Some(path_value(path)),
+            _ => None,
+        },
+    },
+    Key {
+        name: "data_file",
+        kind: Kind::Text("path of a file", "the path of a file or a block device"),
+        default: "the file that the image names, in the folder of the image",
+        run_time: RunTime::AddAnew,
+        of: &["image"],
+        help: "The file that has the data of an image with an external data file. One elsewhere than in the folder of the image is written only if it is named here",
+        read: |key, reader, disk| {
+            disk.data_file = key.text(reader).map(|at| at.value.into());
+        },
+        get: |disk| match &disk.backend {
+            BlockDeviceConfig::Image { data_file, .. } => data_file.as_deref().map(path_value),
             _ => None,
         },
     },
@@ -498,6 +514,7 @@ impl DiskDraft {
             DeviceKind::Image => BlockDeviceConfig::Image {
                 path: self.path.as_ref()?.value.clone(),
                 size: None,
+                data_file: self.data_file.clone(),
                 cache: self.cache.unwrap_or(CacheMode::None),
             },
             DeviceKind::Rbd => BlockDeviceConfig::Rbd(Box::new(RbdConfig {

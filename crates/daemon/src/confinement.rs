@@ -90,8 +90,13 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
             false => &mut paths.write,
         };
         match &disk.backend {
-            BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {
+            BlockDeviceConfig::File { path, .. } => list.push(place_of(path)),
+            BlockDeviceConfig::Image {
+                path, data_file, ..
+            } => {
                 list.push(place_of(path));
+                // Not what the image says: it may come from anybody.
+                list.extend(data_file.as_deref().map(place_of));
             }
             // Commands need the right to write, whatever they do.
             BlockDeviceConfig::ScsiGeneric { path, .. } => paths.write.push(place_of(path)),

@@ -477,8 +477,11 @@ impl Drop for Running {
             .values()
             .for_each(|disk| self.overview.servers.let_go(disk));
         drop(disks);
-        let file = |disk: &str| config.disk(disk)?.backend.file();
-        self.overview.bitmaps.close(file);
+        let files = |disk: &str| {
+            let disk = config.disk(disk);
+            disk.map_or_else(Vec::new, |disk| disk.backend.files())
+        };
+        self.overview.bitmaps.close(files);
     }
 }
 

@@ -45,7 +45,7 @@ impl<S: Storage> Image<S> {
                 Err(error) => failed.push((offset, error)),
             }
         }
-        if must_sync && let Err(error) = self.storage.sync() {
+        if must_sync && let Err(error) = self.sync_data() {
             // The clusters stay counted: what is in them is not known to be what it has to be.
             let errno = error.raw_os_error().unwrap_or(5);
             for change in changes {
@@ -55,7 +55,9 @@ impl<S: Storage> Image<S> {
             }
             return failed;
         }
+        let in_tables: Vec<u64> = changes.iter().map(|change| change.offset).collect();
         failed.extend(self.write_entries(changes));
+        failed.extend(self.sync_raw_tables(in_tables));
         failed
     }
 
@@ -68,7 +70,6 @@ impl<S: Storage> Image<S> {
         if self.header.has_subclusters() {
             return self.prepare_parts(offset, backing, must_sync);
         }
-        let bits = self.header.cluster_bits;
         let found = self.entry(offset);
         let change = |entry, given_up| {
             Ok(Some(Change {
@@ -82,7 +83,7 @@ impl<S: Storage> Image<S> {
             L2Entry::Bad => return corrupt(format!("the L2 entry of offset {offset} is damaged")),
             L2Entry::Data { copied: true, .. } => return Ok(None),
             L2Entry::Data { host, .. } => {
-                if self.refcounts.get(&self.storage, host >> bits)? == 1 {
+                if self.is_counted_once(host)? {
                     return change(entry::data(host), None);
                 }
                 Some(self.read_cluster(host)?)
@@ -90,8 +91,8 @@ impl<S: Storage> Image<S> {
             L2Entry::Zero {
                 kept: Some(host),
                 copied,
-            } if copied || self.refcounts.get(&self.storage, host >> bits)? == 1 => {
-                self.storage
+            } if copied || self.is_counted_once(host)? => {
+                self.data()
                     .zero(host, self.header.cluster_bytes())
                     .map_err(io("cannot zero a cluster"))?;
                 *must_sync = true;
@@ -105,18 +106,28 @@ impl<S: Storage> Image<S> {
             }
             L2Entry::Unallocated => self.read_backing(offset, backing)?,
         };
-        let host = self.fill_new_cluster(content, must_sync)?;
+        let host = self.fill_new_cluster(offset, content, must_sync)?;
         change(entry::data(host), Some(found))
     }
 
-    /// Takes a cluster, and gives it this content, or zeroes.
+    pub(crate) fn is_counted_once(&mut self, host: u64) -> Result<bool> {
+        let cluster = host >> self.header.cluster_bits;
+        Ok(self.refcounts.get(&self.storage, cluster)? == 1)
+    }
+
+    /// Takes a cluster for an offset, and gives it this content, or zeroes.
     pub(crate) fn fill_new_cluster(
         &mut self,
+        offset: u64,
         content: Option<Vec<u8>>,
         must_sync: &mut bool,
     ) -> Result<u64> {
+        let content = content.filter(|content| content.iter().any(|byte| *byte != 0));
+        if self.data_file.is_some() {
+            return self.fill_in_data_file(offset, content, must_sync);
+        }
         let host = self.take_cluster()?;
-        if let Some(content) = content.filter(|content| content.iter().any(|byte| *byte != 0)) {
+        if let Some(content) = content {
             *must_sync = true;
             if let Err(error) = self.storage.write_at(host, &content) {
                 self.released.add(host >> self.header.cluster_bits);
@@ -128,7 +139,7 @@ impl<S: Storage> Image<S> {
 
     pub(crate) fn read_cluster(&self, host: u64) -> Result<Vec<u8>> {
         let mut content = vec![0; self.header.cluster_bytes() as usize];
-        self.storage
+        self.data()
             .read_at(host, &mut content)
             .map_err(io("cannot read a cluster"))?;
         Ok(content)
@@ -213,6 +224,10 @@ impl<S: Storage> Image<S> {
             rest = after;
             if let Err(error) = self.write_run(table, index, run) {
                 let errno = error.errno();
+                if let Some(data_file) = &mut self.data_file {
+                    run.iter()
+                        .for_each(|change| data_file.is_not_clean(change.offset));
+                }
                 failed.extend(run.iter().map(|change| {
                     let source = std::io::Error::from_raw_os_error(errno);
                     let what = "cannot write an L2 table";
@@ -222,7 +237,7 @@ impl<S: Storage> Image<S> {
             }
             for change in run {
                 if let Some(entry) = change.given_up {
-                    self.release_entry(entry);
+                    self.release_entry(change.offset, entry);
                 }
             }
         }
@@ -314,6 +329,9 @@ impl<S: Storage> Image<S> {
         let (found, parts) = self.entry_and_parts(offset);
         match found {
             L2Entry::Bad => corrupt(format!("the L2 entry of offset {offset} is damaged")),
+            L2Entry::Data { host, .. } if self.header.is_data_file_raw() => {
+                self.zero_raw(host).map(|()| None)
+            }
             L2Entry::Unallocated if !is_covered => Ok(None),
             L2Entry::Zero { kept: None, .. } => Ok(None),
             L2Entry::Unallocated if parts == Subclusters::ZEROES => Ok(None),

@@ -18,12 +18,17 @@ impl<S: Storage> Image<S> {
     /// # Errors
     /// The storage's, or the header has no room for the name; nothing has changed then.
     pub fn set_backing(&mut self, backing: Option<(&str, &str)>) -> Result<()> {
+        if self.header.is_data_file_raw() && backing.is_some() {
+            return Err(Error::Unsupported(
+                "its data file is a raw disk by itself, which stands on no image".to_owned(),
+            ));
+        }
         let mut head = vec![0; self.header.cluster_bytes() as usize];
         let read = self.storage.read_at(0, &mut head);
         read.map_err(io("cannot read the header"))?;
         let head = with_backing(&head, backing)?;
         // Data of the old backing image that were copied are there before it is left.
-        let written = self.storage.sync();
+        let written = self.sync_data().and_then(|()| self.storage.sync());
         let written = written.and_then(|()| self.storage.write_at(0, &head));
         written
             .and_then(|()| self.storage.sync())
@@ -68,7 +73,8 @@ fn with_backing(head: &[u8], backing: Option<(&str, &str)>) -> Result<Vec<u8>> {
     Ok(new)
 }
 
-fn extension(head: &mut Vec<u8>, kind: u32, bytes: &[u8]) {
+/// Adds an extension to a header.
+pub(crate) fn extension(head: &mut Vec<u8>, kind: u32, bytes: &[u8]) {
     head.extend(kind.to_be_bytes());
     head.extend((bytes.len() as u32).to_be_bytes());
     head.extend(bytes);

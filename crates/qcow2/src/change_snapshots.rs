@@ -31,6 +31,9 @@ impl<S: Storage> Image<S> {
                 "a snapshot's name has 1 to {NAME_MAX} bytes, this one {length}"
             ));
         }
+        if self.header.has_data_file() {
+            return refused("a disk with a data file has no snapshots in its image; hint: a new image over it, lunette image create --backing".to_owned());
+        }
         if self.snapshots.iter().any(|known| known.name == name) {
             return refused(format!("it has a snapshot of the name {name} already"));
         }

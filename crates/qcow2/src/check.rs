@@ -75,6 +75,8 @@ struct TableUse {
     uses: u64,
     /// The disk's own L1 table does; not only those of snapshots.
     is_active: bool,
+    /// What it maps begins here in the disk.
+    offset: u64,
 }
 
 impl<S: Storage> Image<S> {
@@ -180,6 +182,7 @@ impl<S: Storage> Image<S> {
                     let table = tables.entry(host).or_default();
                     table.uses += 1;
                     table.is_active |= is_active;
+                    table.offset = number as u64 * self.header.l2_span();
                 }
                 _ => report.fault(format!(
                     "entry {number} of an L1 table cannot be: {l1_entry:#x}"
@@ -201,7 +204,8 @@ impl<S: Storage> Image<S> {
             self.add(uses, *host, self.header.cluster_bytes(), table.uses);
             let words = self.header.entry_words();
             for (index, entry) in self.read_l2(*host)?.chunks(words).enumerate() {
-                if !self.count_entry(entry, size, table, uses, report) {
+                let offset = table.offset + ((index as u64) << self.header.cluster_bits);
+                if !self.count_entry(entry, (offset, size), table, uses, report) {
                     let at = host + (index * words * 8) as u64;
                     report.fault(format!("the L2 entry at {at:#x} cannot be: {entry:#x?}"));
                 }
@@ -214,7 +218,7 @@ impl<S: Storage> Image<S> {
     fn count_entry(
         &self,
         words: &[u64],
-        size: u64,
+        (offset, size): (u64, u64),
         table: &TableUse,
         uses: &mut Uses,
         report: &mut CheckReport,
@@ -230,6 +234,13 @@ impl<S: Storage> Image<S> {
         }
         match found {
             L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } => {}
+            L2Entry::Data { host, .. }
+            | L2Entry::Zero {
+                kept: Some(host), ..
+            } if self.header.has_data_file() => {
+                report.allocated += active;
+                return host == offset;
+            }
             L2Entry::Data { host, .. }
             | L2Entry::Zero {
                 kept: Some(host), ..
@@ -310,6 +321,9 @@ impl<S: Storage> Image<S> {
                 let at = l1_offset + number as u64 * 8;
                 self.compare_flag((at, host, l1_entry), repair, report)?;
             }
+        }
+        if self.header.has_data_file() {
+            return Ok(());
         }
         let active = tables.iter().filter(|(_, table)| table.is_active);
         for (table, _) in active {

@@ -1,7 +1,9 @@
 //! New images: header, refcount table and blocks, and an L1 table without entries.
 
+use crate::backing::extension;
 use crate::header::{
-    BACKING_NAME_MAX, EXTENDED_CLUSTER_BITS_MIN, EXTENDED_L2, EXTENSION_BACKING_FORMAT,
+    BACKING_NAME_MAX, DATA_FILE, EXTENDED_CLUSTER_BITS_MIN, EXTENDED_L2, EXTENSION_BACKING_FORMAT,
+    EXTENSION_DATA_FILE, RAW_DATA_FILE,
 };
 use crate::refcounts::set;
 use crate::{Error, Result, Storage, io};
@@ -25,6 +27,17 @@ pub struct CreateOptions {
     pub extended_l2: bool,
     /// The backing image's name and format.
     pub backing: Option<(String, String)>,
+    /// The file that has the data, by its name.
+    pub data_file: Option<DataFileOptions>,
+}
+
+/// The file that has the data of a new image.
+#[derive(Clone, Debug)]
+pub struct DataFileOptions {
+    /// Its name, as the header has it.
+    pub name: String,
+    /// It is a raw disk by itself. Nothing may be in it yet but zeroes.
+    pub is_raw: bool,
 }
 
 impl CreateOptions {
@@ -36,6 +49,7 @@ impl CreateOptions {
             refcount_order: REFCOUNT_ORDER,
             extended_l2: false,
             backing: None,
+            data_file: None,
         }
     }
 }
@@ -60,6 +74,11 @@ pub fn create(storage: &impl Storage, options: &CreateOptions) -> Result<()> {
         return Err(Error::Unsupported(format!(
             "an image of {size} bytes in clusters of 2^{cluster_bits}: sizes are multiples of 512, clusters have 2^9 to 2^21 bytes"
         )));
+    }
+    if options.backing.is_some() && options.data_file.as_ref().is_some_and(|data| data.is_raw) {
+        return Err(Error::Unsupported(
+            "a data file that is a raw disk by itself stands on no other image".to_owned(),
+        ));
     }
     if extended_l2 && cluster_bits < EXTENDED_CLUSTER_BITS_MIN {
         return Err(Error::Unsupported(format!(
@@ -131,29 +150,42 @@ fn header(
     head.extend((table_clusters as u32).to_be_bytes());
     // no snapshots; features
     head.extend([0; 4 + 8]);
-    let incompatible = if options.extended_l2 { EXTENDED_L2 } else { 0 };
+    let mut incompatible = if options.extended_l2 { EXTENDED_L2 } else { 0 };
+    let mut autoclear = 0_u64;
+    if let Some(data_file) = &options.data_file {
+        incompatible |= DATA_FILE;
+        autoclear |= if data_file.is_raw { RAW_DATA_FILE } else { 0 };
+    }
     head.extend(incompatible.to_be_bytes());
-    head.extend([0; 2 * 8]);
+    head.extend([0; 8]);
+    head.extend(autoclear.to_be_bytes());
     head.extend(options.refcount_order.to_be_bytes());
     head.extend(HEADER_BYTES.to_be_bytes());
+    if let Some(data_file) = &options.data_file {
+        extension(&mut head, EXTENSION_DATA_FILE, data_file.name.as_bytes());
+    }
     if let Some((name, format)) = &options.backing {
-        head.extend(EXTENSION_BACKING_FORMAT.to_be_bytes());
-        head.extend((format.len() as u32).to_be_bytes());
-        head.extend(format.as_bytes());
-        head.resize(head.len().next_multiple_of(8), 0);
+        extension(&mut head, EXTENSION_BACKING_FORMAT, format.as_bytes());
         head.extend([0; 8]);
         let at = head.len() as u64;
         head[8..16].copy_from_slice(&at.to_be_bytes());
         head[16..20].copy_from_slice(&(name.len() as u32).to_be_bytes());
         head.extend(name.as_bytes());
-        if name.len() > BACKING_NAME_MAX || head.len() as u64 > 1 << bits {
-            return Err(Error::Unsupported(format!(
-                "the backing image's name has {} bytes, which the header has no room for; hint: a relative path is shorter",
-                name.len()
-            )));
+        if name.len() > BACKING_NAME_MAX {
+            return no_room(&head);
         }
     } else {
         head.extend([0; 8]);
     }
-    Ok(head)
+    match head.len() as u64 > 1 << bits {
+        true => no_room(&head),
+        false => Ok(head),
+    }
+}
+
+fn no_room(head: &[u8]) -> Result<Vec<u8>> {
+    Err(Error::Unsupported(format!(
+        "the header would have {} bytes with the names of other files, which it has no room for; hint: a relative path is shorter, or larger clusters",
+        head.len()
+    )))
 }

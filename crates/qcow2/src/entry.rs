@@ -28,25 +28,42 @@ pub(crate) enum L2Entry {
     Bad,
 }
 
-impl L2Entry {
-    /// Reads an entry of an image of this version and cluster size.
-    pub fn decode(entry: u64, cluster_bits: u32, has_zero_flag: bool) -> L2Entry {
+/// What entries of an image can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EntryFormat {
+    /// log2 of the bytes of a cluster.
+    pub cluster_bits: u32,
+    /// An entry may say that its cluster reads as zeroes.
+    pub has_zeroes: bool,
+    /// Data lie in a file of their own: nothing is compressed or shared there, and a cluster may lie at 0.
+    pub has_data_file: bool,
+}
+
+impl EntryFormat {
+    /// Reads an entry, or the first word of one.
+    pub fn decode(self, entry: u64) -> L2Entry {
         if entry & COMPRESSED != 0 {
-            return compressed(entry, cluster_bits);
+            return match self.has_data_file {
+                true => L2Entry::Bad,
+                false => compressed(entry, self.cluster_bits),
+            };
         }
         let host = entry & OFFSET;
-        let is_bad = entry & RESERVED != 0 || !host.is_multiple_of(1 << cluster_bits);
+        let is_bad = entry & RESERVED != 0 || !host.is_multiple_of(1 << self.cluster_bits);
         let (is_zero, copied) = (entry & ZERO != 0, entry & COPIED != 0);
-        match (is_bad, is_zero, host) {
-            (true, ..) => L2Entry::Bad,
-            (_, true, _) if !has_zero_flag => L2Entry::Bad,
-            (_, true, 0) => L2Entry::Zero { kept: None, copied },
-            (_, true, host) => L2Entry::Zero {
-                kept: Some(host),
+        let is_allocated = host != 0 || (self.has_data_file && copied);
+        match (is_bad, is_zero) {
+            (true, _) => L2Entry::Bad,
+            (_, true) if !self.has_zeroes => L2Entry::Bad,
+            (_, true) => L2Entry::Zero {
+                kept: is_allocated.then_some(host),
                 copied,
             },
-            (_, false, 0) => L2Entry::Unallocated,
-            (_, false, host) => L2Entry::Data { host, copied },
+            (_, false) if !is_allocated => L2Entry::Unallocated,
+            (_, false) => L2Entry::Data {
+                host,
+                copied: copied || self.has_data_file,
+            },
         }
     }
 }
@@ -83,7 +100,12 @@ mod tests {
 
     #[test]
     fn entries_mean_what_the_format_says() {
-        let decode = |entry| L2Entry::decode(entry, 16, true);
+        let format = EntryFormat {
+            cluster_bits: 16,
+            has_zeroes: true,
+            has_data_file: false,
+        };
+        let decode = |entry| format.decode(entry);
         assert_eq!(decode(0), L2Entry::Unallocated);
         let host = 0x5_0000;
         let data = |copied| L2Entry::Data { host, copied };
@@ -92,7 +114,12 @@ mod tests {
         let zero = |kept, copied| L2Entry::Zero { kept, copied };
         assert_eq!(decode(1), zero(None, false));
         assert_eq!(decode(0x8000_0000_0005_0001), zero(Some(host), true));
-        assert_eq!(L2Entry::decode(1, 16, false), L2Entry::Bad);
+        let has_zeroes = false;
+        let old = EntryFormat {
+            has_zeroes,
+            ..format
+        };
+        assert_eq!(old.decode(1), L2Entry::Bad);
         // 64 KiB clusters: the offset has 54 bits; three more sectors
         let entry = 0x4000_0000_0005_0123 | 3 << 54;
         let found = L2Entry::Compressed {
@@ -111,5 +138,22 @@ mod tests {
         assert_eq!(l2_table(0x8000_0000_0003_0000, 16), Ok(Some(0x3_0000)));
         assert_eq!(l2_table(0, 16), Ok(None));
         assert_eq!(l2_table(0x3_0001, 16), Err(()));
+    }
+    #[test]
+    fn in_a_data_file_a_cluster_may_lie_at_zero_and_none_is_compressed() {
+        let format = EntryFormat {
+            cluster_bits: 16,
+            has_zeroes: true,
+            has_data_file: true,
+        };
+        let decode = |entry| format.decode(entry);
+        let data = |host| L2Entry::Data { host, copied: true };
+        let zero = |kept, copied| L2Entry::Zero { kept, copied };
+        assert_eq!(decode(0), L2Entry::Unallocated);
+        assert_eq!(decode(0x8000_0000_0000_0000), data(0));
+        assert_eq!(decode(0x8000_0000_0005_0000), data(0x5_0000));
+        assert_eq!(decode(1), zero(None, false));
+        assert_eq!(decode(0x8000_0000_0000_0001), zero(Some(0), true));
+        assert_eq!(decode(0x4000_0000_0005_0123), L2Entry::Bad);
     }
 }

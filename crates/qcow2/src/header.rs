@@ -1,6 +1,6 @@
 //! The header of an image and its extensions: read, and checked once.
 
-use crate::entry::L2Entry;
+use crate::entry::{EntryFormat, L2Entry};
 use crate::{Error, Result, Storage, corrupt, io, subclusters};
 
 const MAGIC: &[u8] = b"QFI\xfb";
@@ -18,15 +18,18 @@ pub(crate) const BACKING_NAME_MAX: usize = 1023;
 
 pub(crate) const DIRTY: u64 = 1;
 pub(crate) const CORRUPT: u64 = 1 << 1;
-const DATA_FILE: u64 = 1 << 2;
+pub(crate) const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION_TYPE: u64 = 1 << 3;
 pub(crate) const EXTENDED_L2: u64 = 1 << 4;
+/// Of the features that a writer who does not know them clears.
+pub(crate) const RAW_DATA_FILE: u64 = 1 << 1;
 /// Parts of clusters have 512 bytes at least.
 pub(crate) const EXTENDED_CLUSTER_BITS_MIN: u32 = 14;
 
 pub(crate) const EXTENSION_END: u32 = 0;
 pub(crate) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 const EXTENSION_FEATURE_NAMES: u32 = 0x6803_f857;
+pub(crate) const EXTENSION_DATA_FILE: u32 = 0x4441_5441;
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 
 /// Where fields lie that are written again.
@@ -79,6 +82,8 @@ pub struct Header {
     pub compatible: u64,
     /// Features that a writer who does not know them has to clear.
     pub autoclear: u64,
+    /// The name of the file that has the data, as it is written there.
+    pub data_file: Option<String>,
     /// How compressed clusters are compressed.
     pub compression: Compression,
     /// It has persistent bitmaps.
@@ -184,6 +189,7 @@ impl Header {
             incompatible,
             compatible: only_3(be64(head, 80)),
             autoclear: only_3(be64(head, 88)),
+            data_file: None,
             compression,
             has_bitmaps: false,
             has_unknown_extension: false,
@@ -211,6 +217,9 @@ impl Header {
             match kind {
                 EXTENSION_BACKING_FORMAT => {
                     self.backing_format = Some(String::from_utf8_lossy(bytes).into_owned());
+                }
+                EXTENSION_DATA_FILE => {
+                    self.data_file = Some(String::from_utf8_lossy(bytes).into_owned());
                 }
                 EXTENSION_FEATURE_NAMES => {}
                 EXTENSION_BITMAPS => self.has_bitmaps = true,
@@ -251,12 +260,26 @@ impl Header {
 
     /// Reads an entry, or the first word of one.
     pub(crate) fn decode_entry(&self, entry: u64) -> L2Entry {
-        L2Entry::decode(entry, self.cluster_bits, self.has_zero_entries())
+        self.entry_format().decode(entry)
     }
 
-    /// May an entry say that its cluster reads as zeroes? Extended ones have a word for that.
-    pub(crate) fn has_zero_entries(&self) -> bool {
-        self.has_zero_flag() && !self.has_subclusters()
+    pub(crate) fn entry_format(&self) -> EntryFormat {
+        EntryFormat {
+            cluster_bits: self.cluster_bits,
+            // Extended entries have a word for that.
+            has_zeroes: self.has_zero_flag() && !self.has_subclusters(),
+            has_data_file: self.has_data_file(),
+        }
+    }
+
+    /// Do data lie in a file of their own, each cluster at its offset in the disk?
+    pub fn has_data_file(&self) -> bool {
+        self.incompatible & DATA_FILE != 0
+    }
+
+    /// Can the data file be read without the image, as a raw disk?
+    pub fn is_data_file_raw(&self) -> bool {
+        self.has_data_file() && self.autoclear & RAW_DATA_FILE != 0
     }
 
     /// Bytes that one L2 table maps.
@@ -310,6 +333,14 @@ impl Header {
         if self.snapshots > SNAPSHOTS_MAX {
             return corrupt(format!("{} snapshots", self.snapshots));
         }
+        if self.snapshots > 0 && self.has_data_file() {
+            return corrupt("it has snapshots, and a data file, which has one content");
+        }
+        if self.is_data_file_raw() && self.backing_file.is_some() {
+            return corrupt(
+                "it stands on another image, and its data file is said to be all of it",
+            );
+        }
         if self.snapshots > 0 {
             lies("snapshot table", self.snapshots_offset, 1)?;
         }
@@ -318,13 +349,7 @@ impl Header {
 }
 
 fn check_features(incompatible: u64) -> Result<()> {
-    if incompatible & DATA_FILE != 0 {
-        return Err(Error::Unsupported(
-            "it has an external data file, which is not supported; hint: qemu-img convert -O qcow2 makes an image without"
-                .to_owned(),
-        ));
-    }
-    let known = DIRTY | CORRUPT | COMPRESSION_TYPE | EXTENDED_L2;
+    let known = DIRTY | CORRUPT | DATA_FILE | COMPRESSION_TYPE | EXTENDED_L2;
     if incompatible & !known != 0 {
         return Err(Error::Unsupported(format!(
             "it has incompatible features that are not known (bits {:#x})",

@@ -4,15 +4,16 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use crate::data_file::DataFile;
 use crate::entry::{self, L2Entry};
-use crate::header::{AUTOCLEAR_FIELD, CORRUPT, DIRTY, INCOMPATIBLE_FIELD};
+use crate::header::{AUTOCLEAR_FIELD, CORRUPT, DIRTY, INCOMPATIBLE_FIELD, RAW_DATA_FILE};
 use crate::map::{Map, Table};
 use crate::refcounts::{self, Refcounts};
 use crate::release::Released;
 use crate::reserve::Reserve;
 use crate::snapshots::{self, Snapshot};
 use crate::subclusters::{self, Subclusters};
-use crate::{Header, Result, Storage, corrupt, io};
+use crate::{Error, Header, Result, Storage, corrupt, io};
 
 /// How an image is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct OpenOptions {
 /// An open image. One owner has it; others read its [`Map`].
 pub struct Image<S> {
     pub(crate) storage: S,
+    /// Has the data, if the image has not.
+    pub(crate) data_file: Option<DataFile<S>>,
     pub(crate) header: Header,
     pub(crate) map: Arc<Map>,
     pub(crate) refcounts: Refcounts,
@@ -38,18 +41,35 @@ pub struct Image<S> {
 }
 
 impl<S: Storage> Image<S> {
-    /// Opens an image. One that was not closed cleanly has its reference counts repaired first, if it may be changed.
+    /// Opens an image whose data lie in it.
+    ///
+    /// # Errors
+    /// As [`Image::open_with`].
+    pub fn open(storage: S, options: OpenOptions) -> Result<Image<S>> {
+        Image::open_with(storage, None, options)
+    }
+
+    /// Opens an image, with its data file if it has one ([`Header::has_data_file`]). One that was not closed cleanly has its reference
+    /// counts repaired first, if it may be changed.
     ///
     /// # Errors
     /// It cannot be read, is no such image, has what is not supported, or is damaged.
-    pub fn open(storage: S, options: OpenOptions) -> Result<Image<S>> {
+    pub fn open_with(storage: S, data: Option<S>, options: OpenOptions) -> Result<Image<S>> {
         let header = Header::read(&storage)?;
+        if header.has_data_file() != data.is_some() {
+            let has = match header.has_data_file() {
+                true => "it has a data file, without which it is not opened",
+                false => "it has no data file",
+            };
+            return Err(Error::Unsupported(has.to_owned()));
+        }
         if header.incompatible & CORRUPT != 0 && !options.read_only {
             return corrupt(
                 "it is marked as damaged; hint: repair it, lunette image check --repair all, or serve it with read_only",
             );
         }
         let mut image = Image::read(storage, header, options)?;
+        image.data_file = data.map(|data| DataFile::new(data, &image.header));
         if !options.read_only {
             image.begin_writing()?;
         }
@@ -65,6 +85,7 @@ impl<S: Storage> Image<S> {
         let map = new_map(&header, &l1, None);
         Ok(Image {
             storage,
+            data_file: None,
             map: Arc::new(map),
             refcounts,
             snapshots,
@@ -78,16 +99,21 @@ impl<S: Storage> Image<S> {
     }
 
     fn begin_writing(&mut self) -> Result<()> {
+        self.extend_data_file(self.header.size)?;
         if self.header.incompatible & DIRTY != 0 {
             self.repair_after_crash()?;
         }
         // What this code does not keep up to date is no longer true of the image.
-        if self.header.autoclear != 0 {
+        let true_still = match self.header.is_data_file_raw() {
+            true => RAW_DATA_FILE,
+            false => 0,
+        };
+        if self.header.autoclear != true_still {
             self.storage
-                .write_at(AUTOCLEAR_FIELD, &[0; 8])
+                .write_at(AUTOCLEAR_FIELD, &true_still.to_be_bytes())
                 .and_then(|()| self.storage.sync())
                 .map_err(io("cannot write the header"))?;
-            self.header.autoclear = 0;
+            self.header.autoclear = true_still;
         }
         Ok(())
     }
@@ -159,8 +185,11 @@ impl<S: Storage> Image<S> {
             return corrupt(format!("two L2 tables lie at {host:#x}"));
         }
         let mut entries = entries;
-        for words in entries.chunks_mut(self.header.entry_words()) {
-            if !self.is_possible(words, size) {
+        let first = table as u64 * self.header.l2_span();
+        let words = self.header.entry_words();
+        for (words, index) in entries.chunks_mut(words).zip(0..) {
+            let offset = first + (index << self.header.cluster_bits);
+            if !self.is_possible(words, offset, size) {
                 words.fill(0);
                 words[0] = BAD_ENTRY;
             }
@@ -179,11 +208,14 @@ impl<S: Storage> Image<S> {
         Ok(refcounts::entries(&bytes).collect())
     }
 
-    /// Can data lie where this entry says?
-    fn is_possible(&self, words: &[u64], size: u64) -> bool {
+    /// Can data of this offset lie where the entry says?
+    fn is_possible(&self, words: &[u64], offset: u64, size: u64) -> bool {
         let bits = self.header.cluster_bits;
         let entry = self.header.decode_entry(words[0]);
-        let is_there = |host: u64| host < size && !self.metadata.contains(&(host >> bits));
+        let is_there = |host: u64| match self.header.has_data_file() {
+            true => host == offset,
+            false => host < size && !self.metadata.contains(&(host >> bits)),
+        };
         let parts = words.get(1).copied().map(Subclusters);
         let fits = |has_cluster| parts.is_none_or(|parts| parts.is_possible(has_cluster));
         match entry {
@@ -211,6 +243,7 @@ impl<S: Storage> Image<S> {
         }
         self.release()?;
         self.return_reserve()?;
+        self.sync_data().map_err(io("cannot sync"))?;
         self.storage.sync().map_err(io("cannot sync"))
     }
 }
@@ -243,7 +276,7 @@ pub(crate) fn new_map(header: &Header, l1: &[u64], old: Option<&Map>) -> Map {
     };
     Map {
         cluster_bits: header.cluster_bits,
-        has_zero_entries: header.has_zero_entries(),
+        entries: header.entry_format(),
         part_bits: if header.has_subclusters() {
             subclusters::BITS
         } else {

@@ -27,6 +27,7 @@ mod change_snapshots;
 mod check;
 mod compressed;
 mod create;
+mod data_file;
 mod entry;
 mod header;
 mod image;
@@ -41,7 +42,7 @@ mod subclusters;
 use std::io;
 
 pub use check::{CheckReport, Repair};
-pub use create::{CreateOptions, create};
+pub use create::{CreateOptions, DataFileOptions, create};
 pub use header::{Compression, Header, is_qcow2};
 pub use image::{Image, OpenOptions};
 pub use map::{Map, Mapping, Segment};

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::entry::{self, L2Entry};
+use crate::entry::{self, EntryFormat, L2Entry};
 use crate::subclusters::{self, Part};
 
 /// An L2 table in memory.
@@ -16,8 +16,7 @@ pub(crate) type Table = Arc<[AtomicU64]>;
 /// The tables of an image as it is now. A resize makes a new one.
 pub struct Map {
     pub(crate) cluster_bits: u32,
-    /// Entries may say that their clusters read as zeroes.
-    pub(crate) has_zero_entries: bool,
+    pub(crate) entries: EntryFormat,
     /// log2 of the parts in which clusters are allocated: 5, or 0.
     pub(crate) part_bits: u32,
     pub(crate) size: u64,
@@ -91,7 +90,7 @@ impl Map {
             return self.at_part(offset, entries, index);
         }
         let entry = entries[index].load(Ordering::Acquire);
-        match L2Entry::decode(entry, self.cluster_bits, self.has_zero_entries) {
+        match self.entries.decode(entry) {
             L2Entry::Unallocated => Mapping::Unallocated,
             L2Entry::Zero { .. } => Mapping::Zero,
             L2Entry::Data { host, copied } => Mapping::Data {
@@ -108,7 +107,7 @@ impl Map {
         let (entry, parts) = subclusters::load_both(entries, index);
         let in_cluster = offset & (self.cluster_bytes() - 1);
         let part = parts.part(in_cluster >> (self.cluster_bits - self.part_bits));
-        match L2Entry::decode(entry, self.cluster_bits, self.has_zero_entries) {
+        match self.entries.decode(entry) {
             L2Entry::Compressed { .. } => Mapping::Compressed,
             L2Entry::Bad | L2Entry::Zero { .. } => Mapping::Bad,
             L2Entry::Unallocated if part == Part::Allocated => Mapping::Bad,

@@ -3,6 +3,9 @@
 use crate::entry::L2Entry;
 use crate::{Image, Result, Storage, io};
 
+/// A cluster of the data file, by its number in the disk.
+const IN_DATA_FILE: u64 = 1 << 63;
+
 /// Clusters that were given up, each as often as it lost a use.
 #[derive(Debug, Default)]
 pub(crate) struct Released(Vec<u64>);
@@ -45,6 +48,12 @@ impl<S: Storage> Image<S> {
         // That nothing refers to them has to be durable before they are used for something else.
         self.storage.sync().map_err(io("cannot sync"))?;
         released.sort_unstable();
+        let bits = self.header.cluster_bits;
+        // These are last.
+        let in_data_file = released.partition_point(|cluster| cluster & IN_DATA_FILE == 0);
+        let in_data_file = released.split_off(in_data_file);
+        let numbers = in_data_file.iter().map(|cluster| cluster & !IN_DATA_FILE);
+        self.free_in_data_file(numbers.map(|number| number << bits));
         let mut free: Vec<(u64, u64)> = Vec::new();
         for cluster in released {
             if !self.refcounts.lower(&self.storage, cluster)? {
@@ -55,7 +64,6 @@ impl<S: Storage> Image<S> {
                 _ => free.push((cluster, 1)),
             }
         }
-        let bits = self.header.cluster_bits;
         for (first, count) in free {
             // To give space back; before they are used again they are zeroed anyway.
             self.storage.zero(first << bits, count << bits).ok();
@@ -63,8 +71,18 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    pub(crate) fn release_entry(&mut self, entry: L2Entry) {
+    pub(crate) fn release_entry(&mut self, offset: u64, entry: L2Entry) {
         let bits = self.header.cluster_bits;
+        if let Some(data_file) = &mut self.data_file {
+            if !matches!(
+                entry,
+                L2Entry::Unallocated | L2Entry::Zero { kept: None, .. }
+            ) {
+                data_file.give_up(offset);
+                self.released.add(IN_DATA_FILE | offset >> bits);
+            }
+            return;
+        }
         match entry {
             L2Entry::Data { host, .. }
             | L2Entry::Zero {

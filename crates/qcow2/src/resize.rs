@@ -25,6 +25,7 @@ impl<S: Storage> Image<S> {
             std::cmp::Ordering::Less => self.shrink(old, size),
         };
         let written = resized.and_then(|()| {
+            self.resize_data_file(old, size)?;
             self.storage
                 .sync()
                 .and_then(|()| self.storage.write_at(SIZE_FIELD, &size.to_be_bytes()))
@@ -32,7 +33,11 @@ impl<S: Storage> Image<S> {
                 .map_err(io("cannot write the header"))
         });
         match written {
-            Ok(()) => self.set_size(size),
+            Ok(()) => {
+                self.set_size(size);
+                // Without it the disk is as it should be too, but for others who write to the data file.
+                self.fill_raw_tables(old, size).ok();
+            }
             // A table that was moved stays where it is.
             Err(_) => (self.header.size, self.map) = (old, old_map),
         }
@@ -93,7 +98,7 @@ impl<S: Storage> Image<S> {
         }
         match self.map.segment(offset, length).mapping {
             Mapping::Data { host, .. } => self
-                .storage
+                .data()
                 .zero(host, length)
                 .map_err(io("cannot zero a part of a cluster")),
             _ => crate::corrupt(format!("offset {offset} cannot be written")),

@@ -109,7 +109,6 @@ impl<S: Storage> Image<S> {
         backing: &mut Option<&mut dyn Backing>,
         must_sync: &mut bool,
     ) -> Result<Option<Change>> {
-        let bits = self.header.cluster_bits;
         let (found, parts) = self.entry_and_parts(offset);
         let change = |host, given_up| Change {
             offset,
@@ -119,10 +118,10 @@ impl<S: Storage> Image<S> {
         };
         match found {
             L2Entry::Data { host, copied } => {
-                let is_own = copied || self.refcounts.get(&self.storage, host >> bits)? == 1;
+                let is_own = copied || self.is_counted_once(host)?;
                 if !is_own {
                     let content = self.content_of_parts(offset, (host, parts), backing)?;
-                    let new = self.fill_new_cluster(content, must_sync)?;
+                    let new = self.fill_new_cluster(offset, content, must_sync)?;
                     return Ok(Some(change(new, Some(found))));
                 }
                 if copied && parts == Subclusters::ALL {
@@ -134,12 +133,12 @@ impl<S: Storage> Image<S> {
             L2Entry::Compressed { .. } => {
                 let mut content = vec![0; self.header.cluster_bytes() as usize];
                 self.read_compressed(offset, &mut content)?;
-                let new = self.fill_new_cluster(Some(content), must_sync)?;
+                let new = self.fill_new_cluster(offset, Some(content), must_sync)?;
                 Ok(Some(change(new, Some(found))))
             }
             L2Entry::Unallocated => {
                 let content = self.content_of_parts(offset, (0, parts), backing)?;
-                let new = self.fill_new_cluster(content, must_sync)?;
+                let new = self.fill_new_cluster(offset, content, must_sync)?;
                 Ok(Some(change(new, Some(found))))
             }
             L2Entry::Zero { .. } | L2Entry::Bad => {
@@ -173,9 +172,9 @@ impl<S: Storage> Image<S> {
             let filled = match below {
                 Some(content) => {
                     let content = &content[at as usize..][..part_bytes as usize];
-                    self.storage.write_at(host + at, content)
+                    self.data().write_at(host + at, content)
                 }
-                None => self.storage.zero(host + at, part_bytes),
+                None => self.data().zero(host + at, part_bytes),
             };
             filled.map_err(io("cannot fill a part of a cluster"))?;
         }

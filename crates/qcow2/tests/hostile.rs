@@ -82,7 +82,7 @@ fn what_cannot_be_is_refused_before_memory_is_taken_for_it() {
         (48, &[0xff; 8], "refcount table lies"),
         (56, &[0xff; 4], "refcount table of"),
         (60, &[0xff; 4], "4294967295 snapshots"),
-        (72, &[0, 0, 0, 0, 0, 0, 0, 4], "external data file"),
+        (72, &[0, 0, 0, 0, 0, 0, 0, 4], "has a data file"),
         (72, &[0, 0, 0, 0, 0, 0, 1, 0], "bits 0x100"),
         (96, &[0, 0, 0, 7], "2^7 bits"),
     ] {

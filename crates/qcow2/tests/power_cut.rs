@@ -122,11 +122,10 @@ fn use_at_random(seed: u64) -> Run {
     let backing = (random.below(2) == 0).then(|| backing_of(size, random));
     let storage = Recorded::default();
     let options = CreateOptions {
-        size,
         cluster_bits,
         refcount_order,
         extended_l2,
-        backing: None,
+        ..CreateOptions::new(size)
     };
     create(&&storage, &options).unwrap();
     let mut first: Vec<u8> = backing.clone().unwrap_or_default();

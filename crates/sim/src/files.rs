@@ -70,6 +70,17 @@ pub fn create_image(path: &Path, options: &CreateOptions) {
     qcow2::create(&Tool(file), options).expect("an image of the simulation");
 }
 
+/// A new data file, all of whose clusters the image's tables have.
+pub fn fill_tables(path: &Path, data: &Path) {
+    create_raw(data, 0, 0);
+    let storage = (Tool(open(path)), Some(Tool(open(data))));
+    let options = OpenOptions { read_only: false };
+    let image = Image::open_with(storage.0, storage.1, options);
+    let mut image = image.expect("an image of the simulation");
+    let made = image.create_raw_data_file().and_then(|()| image.close());
+    made.expect("an image of the simulation");
+}
+
 pub fn check(path: &Path, repair: Repair) -> Result<CheckReport, String> {
     Image::check(Tool(open(path)), repair).map_err(|error| error.to_string())
 }
@@ -77,7 +88,10 @@ pub fn check(path: &Path, repair: Repair) -> Result<CheckReport, String> {
 /// An internal snapshot: every cluster has two users from then on.
 pub fn snapshot(path: &Path, name: &str) -> Result<(), String> {
     let options = OpenOptions { read_only: false };
-    let image = Image::open(Tool(open(path)), options).map_err(|error| error.to_string())?;
+    let data = path.with_extension("data");
+    let data = data.exists().then(|| Tool(open(&data)));
+    let image = Image::open_with(Tool(open(path)), data, options);
+    let image = image.map_err(|error| error.to_string())?;
     let made = image.create_snapshot(name, 0);
     made.map(drop).map_err(|error| error.to_string())
 }
@@ -107,7 +121,7 @@ pub fn read_snapshot(path: &Path, name: &str, backing: &Path) -> Result<Vec<u8>,
         let part = &mut content[at..at + segment.length as usize];
         match segment.mapping {
             Mapping::Data { host, .. } => {
-                let read = image.storage().read_at(host, part);
+                let read = image.data().read_at(host, part);
                 read.map_err(|error| error.to_string())?;
             }
             Mapping::Zero => {}

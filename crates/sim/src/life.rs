@@ -1,6 +1,6 @@
 //! One life of the daemon: its workers, disks and exports, from start to stop or kill.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -32,8 +32,25 @@ pub enum Lies {
 /// A disk by its number.
 pub struct DiskPlan {
     pub lies: Lies,
-    pub path: std::path::PathBuf,
+    pub path: PathBuf,
+    /// Has the data of an image.
+    pub data_file: Option<DataFile>,
     pub cache: CacheMode,
+}
+
+pub struct DataFile {
+    pub path: PathBuf,
+    /// It is a disk by itself.
+    pub is_raw: bool,
+}
+
+impl DiskPlan {
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let own = (self.lies != Lies::Ram).then_some(self.path.as_path());
+        let data_file = self.data_file.as_ref();
+        own.into_iter()
+            .chain(data_file.map(|file| file.path.as_path()))
+    }
 }
 
 pub struct Life {
@@ -65,10 +82,8 @@ fn open(plan: &DiskPlan) -> Arc<dyn BlockDevice> {
         }
         Lies::Image => {
             let opened = Image::open(&ImageOptions {
-                path: path.to_owned(),
                 cache: plan.cache,
-                read_only: false,
-                block_size: None,
+                ..ImageOptions::new(path)
             });
             Arc::new(opened.unwrap_or_else(|error| panic!("an image is not opened: {error}")))
         }

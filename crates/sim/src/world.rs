@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use bdev::{CacheMode, RateLimits};
 use latency::{Clock, SimulatedTime};
-use qcow2::CreateOptions;
+use qcow2::{CreateOptions, DataFileOptions};
 use uring::simulated::{Faults, Files};
 use virtqueue::simulated::{Ended, end_after};
 
@@ -27,7 +27,7 @@ use crate::clients::initiator::IscsiClient;
 use crate::clients::scsi::Scsi;
 use crate::clients::{Client, Done, Kind, Outcome, Request};
 use crate::files;
-use crate::life::{BLK_QUEUES, DiskPlan, Lies, Life, WORKERS};
+use crate::life::{BLK_QUEUES, DataFile, DiskPlan, Lies, Life, WORKERS};
 use crate::model::{BLOCK, Model, Value, value_of};
 use crate::random::Random;
 use crate::schedule::{Step, What};
@@ -106,6 +106,7 @@ fn plan(folder: &std::path::Path, random: &mut Random) -> (Vec<DiskPlan>, Vec<Mo
     let disk = |lies, name: &str, cache| DiskPlan {
         lies,
         path: folder.join(name),
+        data_file: None,
         cache,
     };
     plans.push(disk(Lies::Ram, "ram", CacheMode::Writeback));
@@ -140,13 +141,32 @@ fn plan(folder: &std::path::Path, random: &mut Random) -> (Vec<DiskPlan>, Vec<Mo
             },
             extended_l2,
             refcount_order: 4 + random.below(2) as u32,
+            data_file: data_file(number, backing.is_some(), random),
             backing,
         };
         files::create_image(&folder.join(&name), &options);
+        if let Some(data_file) = &options.data_file {
+            let (path, is_raw) = (folder.join(&data_file.name), data_file.is_raw);
+            match is_raw {
+                true => files::fill_tables(&folder.join(&name), &path),
+                // What is there by chance does not show.
+                false => files::create_raw(&path, IMAGE_BLOCKS, 5_000_000),
+            }
+            let last = plans.last_mut().expect("the image's");
+            last.data_file = Some(DataFile { path, is_raw });
+        }
         let value = move |lba| if lba < backing_blocks { base + lba } else { 0 };
         models.push(Model::new((0..IMAGE_BLOCKS).map(value)));
     }
     (plans, models)
+}
+
+/// Some images have their data in a file of their own.
+fn data_file(number: u64, has_backing: bool, random: &mut Random) -> Option<DataFileOptions> {
+    random.one_in(4).then(|| DataFileOptions {
+        name: format!("{number}.data"),
+        is_raw: !has_backing && random.one_in(2),
+    })
 }
 
 impl World {
@@ -162,8 +182,8 @@ impl World {
             .tempdir_in(in_memory);
         let folder = folder.or_else(|_| tempfile::tempdir()).expect("a folder");
         let (plans, models) = plan(folder.path(), &mut random);
-        for plan in plans.iter().filter(|plan| plan.lies != Lies::Ram) {
-            Files::know(&files::open(&plan.path)).expect("a file of the simulation");
+        for path in plans.iter().flat_map(DiskPlan::files) {
+            Files::know(&files::open(path)).expect("a file of the simulation");
         }
         let (clock, time) = Clock::simulated();
         let mut world = World {

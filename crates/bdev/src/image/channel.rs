@@ -31,6 +31,8 @@ enum Waits {
     File { whole: bool, bytes: u64 },
     /// The backing image reads into a part of the buffer, or all of it.
     Backing { whole: bool, bytes: u64 },
+    /// The file of the tables makes them durable, where data have another: then that makes them durable.
+    Tables,
     /// The file makes all durable: then the I/O is over.
     Durable,
     /// The owner answers the command of this number; `bytes` more are done then.
@@ -63,8 +65,11 @@ pub(super) struct ImageChannel {
     map_number: u64,
     limits: Limits,
     reader: Reader,
+    /// The file that data go to.
     file: Box<dyn IoChannel>,
     file_owners: Vec<Owner>,
+    /// The file of the tables, if it is another: for flushes.
+    tables: Option<(Box<dyn IoChannel>, Vec<Owner>)>,
     backing: Option<Box<dyn IoChannel>>,
     owner: Owner,
     requests: Sender<Request>,
@@ -84,7 +89,11 @@ impl ImageChannel {
         requests: Sender<Request>,
         attach: &mut Attach<'_>,
     ) -> io::Result<ImageChannel> {
-        let (file, file_owners) = attach.below(|attach| shared.file.attach(attach))?;
+        let (file, file_owners) = attach.below(|attach| shared.data().attach(attach))?;
+        let tables = match shared.data_file {
+            Some(_) => Some(attach.below(|attach| shared.file.attach(attach))?),
+            None => None,
+        };
         let backing = match &shared.backing {
             Some(device) => Some(device.attach(attach)?),
             None => None,
@@ -101,6 +110,7 @@ impl ImageChannel {
             map_number,
             file,
             file_owners,
+            tables,
             backing,
             owner,
             requests,
@@ -325,8 +335,21 @@ impl ImageChannel {
         }
     }
 
-    /// Tables were written before what they refer to was answered, and so one flush of the file is one of the image.
+    /// Tables were written before what they refer to was answered, and so one flush of the file, or of both, is one of the image.
     fn make_durable(&mut self, ring: &mut Ring, index: u32) -> Next {
+        let Some((tables, _)) = &mut self.tables else {
+            return self.flush_data(ring, index);
+        };
+        let mut none = IoBuffer::default();
+        let flush = IoRequest::flush();
+        match tables.submit(ring, &flush, &mut none, Tag(index.into())) {
+            Submission::Pending => Next::Waits(Waits::Tables),
+            Submission::Done(Ok(())) => self.flush_data(ring, index),
+            Submission::Done(Err(error)) => Next::Failed(error),
+        }
+    }
+
+    fn flush_data(&mut self, ring: &mut Ring, index: u32) -> Next {
         let mut none = IoBuffer::default();
         let flush = IoRequest::flush();
         match self.file.submit(ring, &flush, &mut none, Tag(index.into())) {
@@ -368,6 +391,14 @@ impl ImageChannel {
             let slot = &mut self.slots[index as usize];
             let outcome = match slot.waits {
                 Waits::Durable => Some(one.outcome),
+                Waits::Tables => match one.outcome.map(|()| self.flush_data(ring, index)) {
+                    Ok(Next::Waits(waits)) => {
+                        self.slots[index as usize].waits = waits;
+                        None
+                    }
+                    Ok(Next::Done(_)) => Some(Ok(())),
+                    Ok(Next::Failed(error)) | Err(error) => Some(Err(error)),
+                },
                 Waits::File { whole, bytes } | Waits::Backing { whole, bytes } => {
                     match after(slot, one.buffer, whole, one.outcome, bytes) {
                         Next::Done(bytes) => {
@@ -493,11 +524,15 @@ impl IoChannel for ImageChannel {
             return self.hear(ring, completion.more, finished);
         }
         let below = &mut self.finished_below;
-        match &mut self.backing {
-            Some(backing) if !self.file_owners.contains(&completion.owner) => {
-                backing.complete(ring, completion, below);
+        let is_of = |owners: &[Owner]| owners.contains(&completion.owner);
+        match (&mut self.tables, &mut self.backing) {
+            (None, None) => self.file.complete(ring, completion, below),
+            _ if is_of(&self.file_owners) => self.file.complete(ring, completion, below),
+            (Some((tables, owners)), _) if is_of(owners) => {
+                tables.complete(ring, completion, below);
             }
-            _ => self.file.complete(ring, completion, below),
+            (_, Some(backing)) => backing.complete(ring, completion, below),
+            (Some(_), None) => {}
         }
         if !self.finished_below.is_empty() {
             self.go_on(ring, finished);
@@ -513,6 +548,11 @@ impl IoChannel for ImageChannel {
         let below = Tag(index as u64);
         match self.slots[index].waits {
             Waits::File { .. } | Waits::Durable => self.file.abort(ring, below),
+            Waits::Tables => {
+                if let Some((tables, _)) = &mut self.tables {
+                    tables.abort(ring, below);
+                }
+            }
             Waits::Backing { .. } => {
                 if let Some(backing) = &mut self.backing {
                     backing.abort(ring, below);
@@ -527,6 +567,9 @@ impl IoChannel for ImageChannel {
 
     fn close(&mut self, ring: &mut Ring) {
         self.file.close(ring);
+        if let Some((tables, _)) = &mut self.tables {
+            tables.close(ring);
+        }
         if let Some(backing) = &mut self.backing {
             backing.close(ring);
         }
@@ -540,7 +583,11 @@ impl IoChannel for ImageChannel {
             .backing
             .as_ref()
             .is_none_or(|backing| backing.is_closed());
-        self.in_flight() == 0 && self.file.is_closed() && is_backing_closed
+        let are_tables_closed = self
+            .tables
+            .as_ref()
+            .is_none_or(|(tables, _)| tables.is_closed());
+        self.in_flight() == 0 && self.file.is_closed() && are_tables_closed && is_backing_closed
     }
 
     fn in_flight(&self) -> usize {

@@ -60,10 +60,10 @@ fn open_both(
 ) -> Result<Committable, OpenError> {
     let shared = &image.shared;
     let options = ImageOptions {
-        path: image.path().to_owned(),
         cache: shared.cache,
-        read_only: false,
         block_size: Some(shared.info.geometry.block_size()),
+        data_file: shared.data_file.as_ref().map(|file| file.path().to_owned()),
+        ..ImageOptions::new(image.path())
     };
     let base = open_base(&options, &base_path, base_is_image)?;
     let (wanted, found) = (shared.capacity.bytes(), base.capacity().bytes());
@@ -100,6 +100,7 @@ fn open_base(
 ) -> Result<Arc<dyn BlockDevice>, OpenError> {
     let options = ImageOptions {
         path: path.to_owned(),
+        data_file: None,
         ..options.clone()
     };
     if is_image {

@@ -7,6 +7,7 @@
 
 mod channel;
 mod commit;
+mod data_file;
 mod open;
 mod overlay;
 mod owner;
@@ -27,6 +28,8 @@ use qcow2::Map;
 
 use crate::{Attach, BlockDevice, CacheMode, File, IoChannel, Medium, OpenError};
 pub use commit::Committable;
+pub use data_file::data_file_of;
+pub use open::open_tables;
 pub use overlay::BackingName;
 use owner::{Change, Request};
 use readers::Readers;
@@ -42,11 +45,28 @@ pub struct ImageOptions {
     pub read_only: bool,
     /// Bytes per logical block; 512 by default.
     pub block_size: Option<u32>,
+    /// The file that has its data, if they are not in the image, and not in its folder under the name that it says.
+    pub data_file: Option<PathBuf>,
+}
+
+impl ImageOptions {
+    /// An image that is written past the page cache.
+    pub fn new(path: &Path) -> ImageOptions {
+        ImageOptions {
+            path: path.to_owned(),
+            cache: CacheMode::None,
+            read_only: false,
+            block_size: None,
+            data_file: None,
+        }
+    }
 }
 
 /// What the owner and all workers share.
 struct Shared {
     file: File,
+    /// Has the data, if the image has not.
+    data_file: Option<File>,
     info: DiskInfo,
     capacity: Arc<Capacity>,
     cache: CacheMode,
@@ -62,6 +82,16 @@ struct Shared {
 }
 
 impl Shared {
+    /// The file that data go to.
+    fn data(&self) -> &File {
+        self.data_file.as_ref().unwrap_or(&self.file)
+    }
+
+    /// All that it lies in.
+    fn files(&self) -> impl Iterator<Item = &File> {
+        std::iter::once(&self.file).chain(&self.data_file)
+    }
+
     fn path(&self) -> std::path::Display<'_> {
         self.file.path().display()
     }
@@ -234,11 +264,11 @@ impl BlockDevice for Image {
     /// Its owner closes it, and reads tables from then on.
     fn give_up_writing(&self) -> io::Result<()> {
         self.change(Change::GiveUpWriting)?;
-        self.shared.file.give_up_writing()
+        self.shared.files().try_for_each(File::give_up_writing)
     }
 
     fn release_locks(&self) -> io::Result<()> {
-        self.shared.file.release_locks()
+        self.shared.files().try_for_each(File::release_locks)
     }
 
     /// Those of what it stands on, too: nobody else may write there.
@@ -246,7 +276,7 @@ impl BlockDevice for Image {
         if let Some(below) = &self.shared.backing {
             below.take_locks()?;
         }
-        self.shared.file.take_locks()
+        self.shared.files().try_for_each(File::take_locks)
     }
 
     fn reopen_to_commit(&self) -> Result<Committable, OpenError> {
@@ -279,7 +309,7 @@ impl BlockDevice for Image {
     }
 
     fn medium(&self) -> Option<&dyn Medium> {
-        self.shared.file.medium()
+        self.shared.data().medium()
     }
 
     fn kind(&self) -> &'static str {

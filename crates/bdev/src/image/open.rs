@@ -13,7 +13,7 @@ use qcow2::{Header, OpenOptions};
 use super::owner::Owner;
 use super::readers::Readers;
 use super::remote_backing::Remote;
-use super::{Image, ImageOptions, Shared};
+use super::{Image, ImageOptions, Shared, data_file};
 use crate::error::check_size;
 use crate::file::Container;
 use crate::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, OpenError};
@@ -94,7 +94,12 @@ fn open_in_chain(
             format!("it stands on more than {CHAIN_MAX} images"),
         ));
     }
-    let (file, container, header) = open_file(options)?;
+    let Files {
+        file,
+        container,
+        header,
+        data,
+    } = open_files(options)?;
     let is_image = |error: qcow2::Error| fail(path, error);
     let backing = match (&header.backing_file, below) {
         (None, _) => None,
@@ -103,8 +108,10 @@ fn open_in_chain(
     };
     let block_size = options.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
     check_size(header.size, block_size).map_err(|error| fail(path, error))?;
-    let image = qcow2::Image::open(
+    let (data_file, data) = data.unzip();
+    let image = qcow2::Image::open_with(
         container,
+        data,
         OpenOptions {
             read_only: options.read_only,
         },
@@ -119,7 +126,8 @@ fn open_in_chain(
     let backing_bytes = backing
         .as_ref()
         .map_or(0, |backing| backing.info().geometry.capacity_bytes());
-    let info = describe(&file.info(), options, &header, block_size);
+    let below = data_file.as_ref().unwrap_or(&file).info();
+    let info = describe(&below, options, &header, block_size);
     let shared = Shared {
         capacity: Arc::new(Capacity::new(header.size)),
         info,
@@ -132,6 +140,7 @@ fn open_in_chain(
         readers: Readers::default(),
         is_said_corrupt: AtomicBool::new(false),
         file,
+        data_file,
     };
     Ok(Opened {
         image,
@@ -139,21 +148,30 @@ fn open_in_chain(
     })
 }
 
-fn open_file(options: &ImageOptions) -> Result<(File, Container, Header), OpenError> {
+/// The files of one image.
+struct Files {
+    file: File,
+    container: Container,
+    header: Header,
+    /// What has the data, if the image has not.
+    data: Option<(File, Container)>,
+}
+
+fn open_files(options: &ImageOptions) -> Result<Files, OpenError> {
     let path = options.path.as_path();
     let open = |cache| {
-        let file = File::open(FileOptions {
-            cache,
-            read_only: options.read_only,
-            block_size: options.block_size,
-            is_container: true,
-            ..FileOptions::new(path)
-        })?;
-        let container = file
-            .container()
-            .map_err(|error| fail(path, format!("cannot open it again: {error}")))?;
+        let (file, container) = open_file(options, path, cache)?;
         let header = Header::read(&container).map_err(|error| fail(path, not_served(&error)))?;
-        Ok::<_, OpenError>((file, container, header))
+        let data = match data_file::path(options, &header)? {
+            Some(path) => Some(open_file(options, &path, cache)?),
+            None => None,
+        };
+        Ok::<_, OpenError>(Files {
+            file,
+            container,
+            header,
+            data,
+        })
     };
     // A channel makes durable what has to be, with the tables: the file need not do so with each piece.
     let cache = match options.cache {
@@ -163,7 +181,7 @@ fn open_file(options: &ImageOptions) -> Result<(File, Container, Header), OpenEr
     let opened = open(cache)?;
     // A page of the cache with tables and data would write old data back over what went past the cache.
     let page = rustix::param::page_size() as u64;
-    if cache == CacheMode::None && opened.2.subcluster_bytes() < page {
+    if cache == CacheMode::None && opened.header.subcluster_bytes() < page {
         drop(opened);
         tracing::info!(
             "{}: the image's clusters, or the parts that they have, are smaller than a page: it is served with cache=writeback",
@@ -172,6 +190,36 @@ fn open_file(options: &ImageOptions) -> Result<(File, Container, Header), OpenEr
         return open(CacheMode::Writeback);
     }
     Ok(opened)
+}
+
+fn open_file(
+    options: &ImageOptions,
+    path: &Path,
+    cache: CacheMode,
+) -> Result<(File, Container), OpenError> {
+    let file = File::open(FileOptions {
+        cache,
+        read_only: options.read_only,
+        block_size: options.block_size,
+        is_container: true,
+        ..FileOptions::new(path)
+    })?;
+    let container = file
+        .container()
+        .map_err(|error| fail(path, format!("cannot open it again: {error}")))?;
+    Ok((file, container))
+}
+
+/// Opens an image for a program that reads and changes its tables itself, with its data file if it has one.
+///
+/// # Errors
+/// What cannot be opened or served, and why.
+pub fn open_tables(options: &ImageOptions) -> Result<qcow2::Image<Container>, OpenError> {
+    let files = open_files(options)?;
+    let data = files.data.map(|(_, container)| container);
+    let read_only = options.read_only;
+    let image = qcow2::Image::open_with(files.container, data, OpenOptions { read_only });
+    image.map_err(|error| fail(&options.path, error))
 }
 
 fn not_served(error: &qcow2::Error) -> String {
@@ -215,10 +263,9 @@ fn open_backing(
         Some("qcow2") => {
             let opened = open_in_chain(
                 &ImageOptions {
-                    path: below,
                     cache: options.cache,
                     read_only: true,
-                    block_size: None,
+                    ..ImageOptions::new(&below)
                 },
                 seen,
                 None,

@@ -161,5 +161,6 @@ pub fn open_image(path: &Path, cache: CacheMode) -> Result<bdev::Image, bdev::Op
         cache,
         read_only: false,
         block_size: None,
+        data_file: None,
     })
 }

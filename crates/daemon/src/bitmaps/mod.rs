@@ -455,8 +455,8 @@ impl Bitmaps {
         self.lock().is_left = true;
     }
 
-    /// All disks are closed: makes the bits durable, and writes down how the disks' files are left. `file` is that of a disk.
-    pub(crate) fn close<'a>(&self, file: impl Fn(&str) -> Option<&'a Path>) {
+    /// All disks are closed: makes the bits durable, and writes down how the disks' files are left. `files`: those of a disk.
+    pub(crate) fn close(&self, files: impl Fn(&str) -> Vec<PathBuf>) {
         let mut state = self.lock();
         let Some(folder) = self.folder.as_ref().filter(|_| !state.is_left) else {
             return;
@@ -469,7 +469,7 @@ impl Bitmaps {
             let bits = record.bitmaps.iter().filter(|one| one.broken.is_none());
             let durable = bits.map(|one| Bitmaps::bits_path(folder, &name, one.bits));
             let durable = { durable }.try_for_each(|path| File::open(path)?.sync_all());
-            (record.in_use, record.left) = (None, file(&name).and_then(Left::of));
+            (record.in_use, record.left) = (None, Left::of(&files(&name)));
             if let Err(error) = durable.and_then(|()| save(folder, &name, &record)) {
                 tracing::warn!(
                     disk = name,

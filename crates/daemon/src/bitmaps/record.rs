@@ -7,7 +7,7 @@
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -61,13 +61,22 @@ pub(super) struct Left {
     bytes: u64,
     /// Seconds since 1970, and nanoseconds.
     changed: (i64, i64),
+    /// The file that has the data, of an image that has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    data_file: Option<Box<Left>>,
 }
 
 impl Left {
-    /// A regular file as it is now. Of anything else nobody can say whether it was written.
-    pub fn of(path: &Path) -> Option<Left> {
+    /// The regular files of a disk as they are now. Of anything else nobody can say whether it was written.
+    pub fn of(files: &[PathBuf]) -> Option<Left> {
+        let (path, others) = files.split_first()?;
         let found = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
+        let data_file = match others {
+            [] => None,
+            others => Some(Box::new(Left::of(others)?)),
+        };
         Some(Left {
+            data_file,
             path: path.to_owned(),
             inode: found.ino(),
             bytes: found.len(),
@@ -76,7 +85,10 @@ impl Left {
     }
 
     fn is_as_left(&self) -> bool {
-        Left::of(&self.path).as_ref() == Some(self)
+        let data_file = self.data_file.as_ref();
+        let files = std::iter::once(&self.path).chain(data_file.map(|left| &left.path));
+        let files: Vec<PathBuf> = files.cloned().collect();
+        Left::of(&files).as_ref() == Some(self)
     }
 }
 
@@ -117,18 +129,27 @@ mod tests {
     fn what_was_written_by_others_or_not_written_back_is_doubted() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("d.raw");
+        let data = folder.path().join("d.data");
         std::fs::write(&path, b"content").unwrap();
+        std::fs::write(&data, b"content").unwrap();
         let in_use = Record::new("id".to_owned(), "run-1");
         assert_eq!(in_use.doubt("run-1"), None, "killed, and begun again");
         assert!(in_use.doubt("run-2").unwrap().contains("system"));
         let closed = Record {
             in_use: None,
-            left: Left::of(&path),
+            left: Left::of(&[path.clone(), data.clone()]),
             ..in_use.clone()
         };
         assert_eq!(closed.doubt("run-2"), None);
         let text = serde_json::to_string(&closed).unwrap();
         assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), closed);
+        std::fs::write(&data, b"Content").unwrap();
+        assert!(closed.doubt("run-2").unwrap().contains("not served"));
+        let closed = Record {
+            left: Left::of(std::slice::from_ref(&path)),
+            ..closed
+        };
+        assert_eq!(closed.doubt("run-2"), None);
         std::fs::write(&path, b"Content").unwrap();
         assert!(closed.doubt("run-2").unwrap().contains("not served"));
         std::fs::remove_file(&path).unwrap();

@@ -141,7 +141,7 @@ fn a_closed_disk_has_its_bitmap_unless_somebody_wrote_to_it() {
     write(&disk, 1);
     drop(disk);
     let file = place.file();
-    bitmaps.close(|_| Some(file.as_path()));
+    bitmaps.close(|_| vec![file.clone()]);
     let (bitmaps, disk) = place.start("other run");
     assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
     drop(disk);
@@ -151,7 +151,7 @@ fn a_closed_disk_has_its_bitmap_unless_somebody_wrote_to_it() {
     assert!(dirty(&bitmaps)[0].2.is_some());
     back_up(&bitmaps, &disk, "daily");
     drop(disk);
-    bitmaps.close(|_| Some(file.as_path()));
+    bitmaps.close(|_| vec![file.clone()]);
     std::fs::write(&file, vec![1; SIZE as usize]).unwrap();
     let (bitmaps, _disk) = place.start("third run");
     assert!(
@@ -170,7 +170,7 @@ fn what_is_handed_over_is_not_closed() {
     back_up(&bitmaps, &disk, "daily");
     bitmaps.leave();
     write(&disk, 1);
-    bitmaps.close(|_| None);
+    bitmaps.close(|_| Vec::new());
     drop((bitmaps, disk));
     let (bitmaps, _disk) = place.start("run");
     assert_eq!(dirty(&bitmaps), [well("daily", 1)]);

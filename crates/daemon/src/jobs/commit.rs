@@ -54,6 +54,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
         true => BlockDeviceConfig::Image {
             path,
             size: None,
+            data_file: None,
             cache,
         },
         false => BlockDeviceConfig::File {

@@ -108,19 +108,10 @@ fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
         other => Some(other),
     };
     DiskConfig {
-        backend: absolute(backend),
+        backend: backend.at_absolute_paths(),
         block_size,
         ..now.clone()
     }
-}
-
-fn absolute(mut backend: BlockDeviceConfig) -> BlockDeviceConfig {
-    if let BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } =
-        &mut backend
-    {
-        *path = absolute_path(path);
-    }
-    backend
 }
 
 pub(super) fn absolute_path(path: &Path) -> PathBuf {
@@ -194,14 +185,18 @@ fn open_target(
     over: Option<&DiskConfig>,
 ) -> Result<Arc<dyn BlockDevice>, String> {
     let in_words = |error: bdev::OpenError| error.to_string();
-    if let BlockDeviceConfig::Image { path, cache, .. } = &config.backend
+    if let BlockDeviceConfig::Image {
+        path,
+        cache,
+        data_file: None,
+        ..
+    } = &config.backend
         && !path.exists()
     {
         let options = bdev::ImageOptions {
-            path: path.clone(),
             cache: cache.of_device(),
-            read_only: false,
             block_size: config.block_size,
+            ..bdev::ImageOptions::new(path)
         };
         if let Some(last) = over {
             return image_over(&options, last, bytes);

@@ -89,16 +89,16 @@ fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
         backend: BlockDeviceConfig::Image {
             path: path.clone(),
             size: None,
+            data_file: None,
             cache,
         },
         block_size,
         ..config
     };
     let options = ImageOptions {
-        path: path.clone(),
         cache: cache.of_device(),
-        read_only: false,
         block_size,
+        ..ImageOptions::new(&path)
     };
     let before = disk.device();
     let bytes = before.capacity().bytes();

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
 
-use config::{BlockDeviceConfig, DiskConfig, Flags, parse_size};
+use config::{DiskConfig, Flags, parse_size};
 use control::objects::{Job, JobSettings, JobState, NewJob, NewSnapshot, SnapshotDisk};
 use control::{Method, escape};
 use serde_json::json;
@@ -118,11 +118,7 @@ pub fn snapshot(ask: &Ask, disks: &[String], to: &[String]) -> Outcome {
 
 /// A disk whose file is named from the root: the daemon's folder may be another.
 pub(super) fn at_absolute_path(mut disk: DiskConfig) -> DiskConfig {
-    if let BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } =
-        &mut disk.backend
-    {
-        *path = absolute(path);
-    }
+    disk.backend = disk.backend.at_absolute_paths();
     disk
 }
 

@@ -130,6 +130,12 @@ pub struct CreateArguments {
     /// Allocate a 32nd part of a cluster by itself; for clusters of 16K and more, and QEMU 5.2 and newer
     #[arg(long)]
     pub extended_l2: bool,
+    /// Keep the data in this file, relative to the new image, which has the tables only. A file must not exist; a block device may
+    #[arg(long, value_name = "PATH")]
+    pub data_file: Option<String>,
+    /// The data file is a raw disk by itself, which others may read and write while the image is not served
+    #[arg(long, requires = "data_file", conflicts_with = "backing")]
+    pub data_file_raw: bool,
 }
 
 /// `lunette image snapshot`

@@ -4,27 +4,19 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bdev::qcow2::{self, Backing, Header, Mapping, OpenOptions};
-use bdev::{BlockDevice, BlockingIo, CacheMode, Container, File, FileOptions, Image, ImageOptions};
+use bdev::qcow2::{self, Backing, Header, Mapping};
+use bdev::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, Image, ImageOptions};
 use block::IoRequest;
 use cli_common::{Failure, Outcome};
 
 use super::arguments::{Format, RebaseArguments};
-use super::{of, open_container, open_disk, probe};
+use super::{Tables as Overlay, of, open_disk, open_tables, probe};
 use crate::meter::Meter;
 
 /// Bytes that are read and written together.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Clusters that are copied with one change of the tables.
 const BATCH: usize = 256;
-
-type Overlay = qcow2::Image<Container>;
-
-fn open_overlay(path: &Path, read_only: bool) -> Result<Overlay, Failure> {
-    let container = open_container(path, read_only)?;
-    let image = qcow2::Image::open(container, OpenOptions { read_only });
-    image.map_err(|error| of(path)(&error))
-}
 
 /// The backing image that a header names, and its format.
 fn below(path: &Path, header: &Header) -> Result<Option<(PathBuf, Format)>, Failure> {
@@ -60,7 +52,7 @@ fn own(overlay: &mut Overlay, at: u64, end: u64) -> qcow2::Result<(Mapping, u64)
 /// Writes all that an overlay has into its backing image. The overlay stays as it is: it reads as before.
 pub fn commit(path: &Path, quiet: bool) -> Outcome {
     let failed = of(path);
-    let mut overlay = open_overlay(path, true)?;
+    let mut overlay = open_tables(path, true)?;
     let Some((place, format)) = below(path, overlay.header())? else {
         return Err(failed(
             &"it has no backing image, so that there is nothing to commit to",
@@ -103,7 +95,7 @@ fn read_own(overlay: &Overlay, mapping: Mapping, at: u64, piece: &mut [u8]) -> q
     use qcow2::Storage;
     match mapping {
         Mapping::Data { host, .. } => {
-            let read = overlay.storage().read_at(host, piece);
+            let read = overlay.data().read_at(host, piece);
             read.map_err(|source| qcow2::Error::Io {
                 what: "cannot read data",
                 source,
@@ -145,10 +137,8 @@ fn open_writable(path: &Path, format: Format) -> Result<Arc<dyn BlockDevice>, Fa
         }
         Format::Qcow2 => {
             let image = Image::open(&ImageOptions {
-                path: path.to_owned(),
                 cache: CacheMode::Writeback,
-                read_only: false,
-                block_size: None,
+                ..ImageOptions::new(path)
             });
             Arc::new(image.map_err(|error| because(&error))?)
         }
@@ -176,7 +166,7 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
         Some((_, place, format)) if !arguments.name_only => Some(open_disk(place, Some(*format))?),
         _ => None,
     };
-    let mut image = open_overlay(path, false)?;
+    let mut image = open_tables(path, false)?;
     if !arguments.name_only {
         if !image.snapshots().is_empty() {
             return Err(failed(

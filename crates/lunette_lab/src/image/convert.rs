@@ -59,10 +59,8 @@ fn make(arguments: &ConvertArguments, size: u64) -> Result<BlockingIo, Failure> 
             drop(container);
             created.map_err(|error| of(path)(&error))?;
             let image = Image::open(&ImageOptions {
-                path: path.to_owned(),
                 cache: CacheMode::Writeback,
-                read_only: false,
-                block_size: None,
+                ..ImageOptions::new(path)
             });
             Arc::new(image.map_err(|error| because(&error))?)
         }

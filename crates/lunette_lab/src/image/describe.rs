@@ -4,13 +4,13 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use bdev::qcow2::{self, Compression, OpenOptions, Snapshot};
+use bdev::qcow2::{Compression, Snapshot};
 use block::Allocation;
 use cli_common::{Failure, Outcome};
 use serde_json::{Value, json};
 
 use super::arguments::Format;
-use super::{of, open_container, open_disk};
+use super::{of, open_disk, open_tables};
 
 /// Images of a chain that are shown.
 const CHAIN_MAX: usize = 64;
@@ -50,6 +50,14 @@ pub fn info(path: &Path, chain: bool, as_json: bool) -> Outcome {
             };
             writeln!(stdout, "backing image: {name} ({format})")?;
         }
+        let data = &value["format-specific"]["data"];
+        if let Some(name) = data.get("data-file") {
+            let name = name.as_str().unwrap_or("not named");
+            match data["data-file-raw"] == true {
+                true => writeln!(stdout, "data file: {name}, a raw disk by itself")?,
+                false => writeln!(stdout, "data file: {name}")?,
+            }
+        }
         if value["dirty-flag"] == true {
             writeln!(
                 stdout,
@@ -82,8 +90,7 @@ fn describe(path: &Path) -> Result<(Value, Option<PathBuf>), Failure> {
             json!({"filename": path, "format": "raw", "virtual-size": bytes, "actual-size": used});
         return Ok((value, None));
     }
-    let image = qcow2::Image::open(open_container(path, true)?, OpenOptions { read_only: true });
-    let image = image.map_err(|error| of(path)(&error))?;
+    let image = open_tables(path, true)?;
     let header = image.header();
     let has = |bit: u32| header.incompatible >> bit & 1 == 1;
     let mut value = json!({
@@ -97,6 +104,11 @@ fn describe(path: &Path) -> Result<(Value, Option<PathBuf>), Failure> {
             "corrupt": has(1), "extended-l2": header.has_subclusters(),
         }},
     });
+    if header.has_data_file() {
+        let data = &mut value["format-specific"]["data"];
+        data["data-file"] = json!(header.data_file);
+        data["data-file-raw"] = json!(header.is_data_file_raw());
+    }
     let snapshots = snapshots(image.snapshots());
     if !snapshots.is_empty() {
         value["snapshots"] = Value::from(snapshots);

@@ -3,6 +3,7 @@
 mod arguments;
 mod chain;
 mod convert;
+mod create;
 mod describe;
 mod snapshot;
 
@@ -10,7 +11,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use bdev::qcow2::{self, CreateOptions, Repair};
+use bdev::qcow2::{self, Repair};
 use bdev::{
     BlockDevice, BlockingIo, CacheMode, Container, File, FileOptions, Image, ImageFormat,
     ImageOptions,
@@ -20,7 +21,7 @@ use serde_json::json;
 
 pub use arguments::ImageArguments;
 pub use arguments::parse_bytes;
-use arguments::{Action, CreateArguments, Format, RepairWhat};
+use arguments::{Action, Format, RepairWhat};
 
 /// Exit codes of a check, as qemu-img has them.
 const DAMAGED: u8 = 2;
@@ -32,7 +33,7 @@ const FIRST_BYTES: u64 = 512;
 /// Runs the command.
 pub fn run(arguments: &ImageArguments) -> Outcome {
     match &arguments.action {
-        Action::Create(create) => self::create(create),
+        Action::Create(arguments) => create::create(arguments),
         Action::Info { path, chain, json } => describe::info(path, *chain, *json),
         Action::Check { path, repair, json } => check(path, *repair, *json),
         Action::Resize { path, size, shrink } => resize(path, size, *shrink),
@@ -75,6 +76,18 @@ fn open_container(path: &Path, read_only: bool) -> Result<Container, Failure> {
     file.container().map_err(|error| of(path)(&error))
 }
 
+/// An image whose tables are read and changed here, locked.
+type Tables = qcow2::Image<Container>;
+
+fn open_tables(path: &Path, read_only: bool) -> Result<Tables, Failure> {
+    let image = bdev::open_tables(&ImageOptions {
+        read_only,
+        cache: CacheMode::Writeback,
+        ..ImageOptions::new(path)
+    });
+    image.map_err(|error| Failure::because(error.to_string()))
+}
+
 /// A disk to read, in whichever format.
 fn open_disk(path: &Path, format: Option<Format>) -> Result<BlockingIo, Failure> {
     let format = match format {
@@ -90,10 +103,9 @@ fn open_disk(path: &Path, format: Option<Format>) -> Result<BlockingIo, Failure>
         })
         .map(|file| Arc::new(file) as Arc<dyn BlockDevice>),
         Format::Qcow2 => Image::open(&ImageOptions {
-            path: path.to_owned(),
             cache: CacheMode::Writeback,
             read_only: true,
-            block_size: None,
+            ..ImageOptions::new(path)
         })
         .map(|image| Arc::new(image) as Arc<dyn BlockDevice>),
     };
@@ -127,46 +139,6 @@ fn cluster_bits(text: &str) -> Result<u32, Failure> {
         )));
     }
     Ok(bytes.trailing_zeros())
-}
-
-fn create(arguments: &CreateArguments) -> Outcome {
-    let path = arguments.path.as_path();
-    let mut options = CreateOptions {
-        cluster_bits: cluster_bits(&arguments.cluster_size)?,
-        extended_l2: arguments.extended_l2,
-        ..CreateOptions::new(0)
-    };
-    let size = arguments.size.as_deref().map(parse_bytes).transpose();
-    let size = size.map_err(Failure::mistake)?;
-    let mut below = None;
-    if let Some(name) = &arguments.backing {
-        let place = path.parent().unwrap_or(Path::new("")).join(name);
-        let format = match arguments.backing_format {
-            Some(format) => format,
-            None => probe(&place)?,
-        };
-        below = Some(open_disk(&place, Some(format))?.bytes());
-        options.backing = Some((name.clone(), format.word().to_owned()));
-    }
-    options.size = match size.or(below) {
-        Some(size) => size,
-        None => {
-            return Err(Failure::mistake(
-                "a size is needed; hint: lunette image create vm.qcow2 20G",
-            ));
-        }
-    };
-    let made = qcow2::create(&new_container(path)?, &options);
-    if let Err(error) = made {
-        std::fs::remove_file(path).ok();
-        return Err(of(path)(&error));
-    }
-    Ok(writeln!(
-        std::io::stdout(),
-        "{}: qcow2, {} bytes",
-        path.display(),
-        options.size
-    )?)
 }
 
 fn check(path: &Path, repair: Option<RepairWhat>, as_json: bool) -> Outcome {
@@ -216,10 +188,8 @@ fn check(path: &Path, repair: Option<RepairWhat>, as_json: bool) -> Outcome {
 
 fn resize(path: &Path, text: &str, may_shrink: bool) -> Outcome {
     let image = Image::open(&ImageOptions {
-        path: path.to_owned(),
         cache: CacheMode::Writeback,
-        read_only: false,
-        block_size: None,
+        ..ImageOptions::new(path)
     });
     let image = image.map_err(|error| Failure::because(error.to_string()))?;
     let before = image.capacity().bytes();

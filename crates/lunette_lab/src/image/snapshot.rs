@@ -3,12 +3,11 @@
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bdev::qcow2::{self, OpenOptions};
 use cli_common::Outcome;
 use serde_json::Value;
 
 use super::arguments::SnapshotArguments;
-use super::{describe, of, open_container};
+use super::{describe, of, open_tables};
 
 /// Lists or changes the snapshots inside an image.
 pub fn run(arguments: &SnapshotArguments) -> Outcome {
@@ -16,9 +15,7 @@ pub fn run(arguments: &SnapshotArguments) -> Outcome {
     let failed = of(path);
     let changes = [&arguments.create, &arguments.apply, &arguments.delete];
     let read_only = changes.iter().all(|change| change.is_none());
-    let container = open_container(path, read_only)?;
-    let image = qcow2::Image::open(container, OpenOptions { read_only });
-    let image = image.map_err(|error| failed(&error))?;
+    let image = open_tables(path, read_only)?;
     let mut stdout = std::io::stdout().lock();
     let shown = path.display();
     if let Some(name) = &arguments.create {

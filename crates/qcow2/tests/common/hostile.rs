@@ -1,6 +1,6 @@
 //! An image whose bytes are anybody's, used in every way: nothing may panic, and no more memory be taken than the image has bytes.
 
-use qcow2::{Image, Mapping, OpenOptions, Repair};
+use qcow2::{Header, Image, Mapping, OpenOptions, Repair};
 
 use super::{Bytes, Recorded, write};
 
@@ -10,7 +10,12 @@ pub fn use_in_every_way(bytes: Vec<u8>) {
     // A writer of such an image may be told that it is longer than any file.
     *storage.limit.borrow_mut() = Some(16 << 20);
     Image::check(&storage, Repair::Nothing).ok();
-    if let Ok(mut image) = Image::open(&storage, OpenOptions { read_only: false }) {
+    let data = Recorded::default();
+    *data.limit.borrow_mut() = Some(16 << 20);
+    let has_data_file = Header::read(&&storage).is_ok_and(|header| header.has_data_file());
+    let data = has_data_file.then_some(&data);
+    let options = OpenOptions { read_only: false };
+    if let Ok(mut image) = Image::open_with(&storage, data, options) {
         let size = image.map().size();
         let cluster = image.map().cluster_bytes();
         for offset in [0, cluster, size / 2, size.saturating_sub(512)] {

@@ -7,7 +7,7 @@ use virtqueue::simulated::end_after;
 use super::{Kept, Snapshot, World};
 use crate::clients::{Kind, Outcome, Request};
 use crate::files;
-use crate::life::{BLK_QUEUES, Lies};
+use crate::life::{BLK_QUEUES, DiskPlan, Lies};
 use crate::model::{BLOCK, value_of};
 
 impl World {
@@ -16,8 +16,8 @@ impl World {
         say!(self, "the daemon is stopped");
         self.stop();
         self.check_images(true);
-        for plan in self.plans.iter().filter(|plan| plan.lies != Lies::Ram) {
-            Files::know(&files::open(&plan.path)).expect("a file of the simulation");
+        for path in self.plans.iter().flat_map(DiskPlan::files) {
+            Files::know(&files::open(path)).expect("a file of the simulation");
         }
         self.models[0].lose();
         let now = self.tick();
@@ -26,6 +26,7 @@ impl World {
             model.crashed(now, false, &[]);
         }
         self.know_sizes();
+        self.check_raw_data_files();
         self.take_snapshots();
         self.begin_life();
         self.verify();
@@ -45,6 +46,11 @@ impl World {
     fn take_snapshots(&mut self) {
         for (disk, plan) in self.plans.iter().enumerate() {
             if plan.lies != Lies::Image || self.random.one_in(2) || self.snapshots.len() > 5 {
+                continue;
+            }
+            if plan.data_file.is_some() {
+                let refused = files::snapshot(&plan.path, "none").is_err();
+                assert!(refused, "a snapshot of d{disk}, which has a data file");
                 continue;
             }
             let name = format!("s{}", self.snapshots.len());
@@ -73,6 +79,28 @@ impl World {
                     value_of(block, lba).and_then(|value| model.check(lba, value, u64::MAX));
                 if let Err(what) = found {
                     panic!("block {lba} of snapshot {name} of d{disk}: {what}");
+                }
+            }
+        }
+    }
+
+    /// A raw data file is the disk.
+    fn check_raw_data_files(&self) {
+        for (disk, plan) in self.plans.iter().enumerate() {
+            let Some(data_file) = plan.data_file.as_ref().filter(|file| file.is_raw) else {
+                continue;
+            };
+            let content = std::fs::read(&data_file.path).expect("a file of the simulation");
+            let model = &self.models[disk];
+            for lba in 0..model.len() {
+                let block = content.get(lba as usize * BLOCK..).unwrap_or_default();
+                let mut whole = [0; BLOCK];
+                let known = block.len().min(BLOCK);
+                whole[..known].copy_from_slice(&block[..known]);
+                let found =
+                    value_of(&whole, lba).and_then(|value| model.check(lba, value, u64::MAX));
+                if let Err(what) = found {
+                    panic!("block {lba} of the data file of d{disk}: {what}");
                 }
             }
         }
@@ -145,8 +173,8 @@ impl World {
             model.crashed(now, power, &survive);
         }
         self.models[0].lose();
-        for plan in self.plans.iter().filter(|plan| plan.lies != Lies::Ram) {
-            let file = files::open(&plan.path);
+        for path in self.plans.iter().flat_map(DiskPlan::files) {
+            let file = files::open(path);
             let done = match (power, self.has_lost_pages) {
                 (true, _) => Files::cut_power(&file),
                 // The next daemon cannot know of it, and the kernel tells nobody twice: no promise is tested with what is lost.
@@ -157,6 +185,7 @@ impl World {
         }
         self.check_images(false);
         self.know_sizes();
+        self.check_raw_data_files();
         // What was in flight is known to those only that go on.
         self.renew_clients(power);
         self.begin_life();

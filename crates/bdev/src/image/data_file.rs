@@ -1,0 +1,73 @@
+//! The file that has the data of an image, each cluster at its offset in the disk.
+
+use std::path::{Path, PathBuf};
+
+use qcow2::Header;
+
+use super::{ImageOptions, open};
+use crate::{File, FileOptions, OpenError};
+
+/// The data file that an image says it has, wherever that is.
+pub fn data_file_of(path: &Path) -> Option<PathBuf> {
+    let file = File::open(FileOptions {
+        read_only: true,
+        lock: false,
+        is_container: true,
+        ..FileOptions::new(path)
+    });
+    let header = Header::read(&file.ok()?.container().ok()?).ok()?;
+    match header.has_data_file() {
+        true => Some(path.parent()?.join(header.data_file?)),
+        false => None,
+    }
+}
+
+/// Where the data file of an image is; `None`: its data are in the image.
+///
+/// An image says itself which file that is, and an image may come from anybody. So a file that is to be written lies in the folder of the
+/// image, or the options name it.
+pub(super) fn path(options: &ImageOptions, header: &Header) -> Result<Option<PathBuf>, OpenError> {
+    let path = options.path.as_path();
+    let fail = |what: String| Err(open::fail(path, what));
+    match (header.has_data_file(), &options.data_file) {
+        (false, None) => return Ok(None),
+        (false, Some(_)) => {
+            return fail("its data are in the image itself; hint: remove data_file".to_owned());
+        }
+        (true, Some(named)) => return Ok(Some(named.clone())),
+        (true, None) => {}
+    }
+    let Some(name) = header.data_file.as_deref().filter(|name| !name.is_empty()) else {
+        return fail(
+            "it has a data file, and does not say which; hint: data_file = PATH says it".to_owned(),
+        );
+    };
+    let name = name.strip_prefix("file:").unwrap_or(name);
+    if name.starts_with("json:") {
+        return fail(format!(
+            "its data file is {name}, which is not a path; hint: data_file = PATH says where it is"
+        ));
+    }
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let data = folder.join(name);
+    if !options.read_only && !lies_below(&data, folder) {
+        return fail(format!(
+            "its data file {name} is not in the folder of the image, and would be written because the image says so; hint: move it there, or, for a disk that is served, data_file = {} if that is meant",
+            data.display()
+        ));
+    }
+    Ok(Some(data))
+}
+
+fn lies_below(data: &Path, folder: &Path) -> bool {
+    let folder_of = |path: Option<&Path>| {
+        let path = path.filter(|path| *path != Path::new(""));
+        std::fs::canonicalize(path.unwrap_or(Path::new(".")))
+    };
+    // A link leads elsewhere; a file that is not there says so when it is opened.
+    let is_link = std::fs::symlink_metadata(data).is_ok_and(|found| found.is_symlink());
+    match (folder_of(data.parent()), folder_of(Some(folder))) {
+        (Ok(its), Ok(folder)) => !is_link && its.starts_with(folder),
+        _ => false,
+    }
+}

@@ -1,0 +1,96 @@
+//! `lunette image create`.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use bdev::qcow2::{self, CreateOptions, DataFileOptions};
+use bdev::{CacheMode, ImageOptions};
+use cli_common::{Failure, Outcome};
+
+use super::arguments::{CreateArguments, parse_bytes};
+use super::{cluster_bits, new_container, of, open_disk, probe};
+
+/// Makes an empty image.
+pub fn create(arguments: &CreateArguments) -> Outcome {
+    let path = arguments.path.as_path();
+    let mut options = CreateOptions {
+        cluster_bits: cluster_bits(&arguments.cluster_size)?,
+        extended_l2: arguments.extended_l2,
+        data_file: arguments.data_file.clone().map(|name| DataFileOptions {
+            name,
+            is_raw: arguments.data_file_raw,
+        }),
+        ..CreateOptions::new(0)
+    };
+    let size = arguments.size.as_deref().map(parse_bytes).transpose();
+    let size = size.map_err(Failure::mistake)?;
+    let mut below = None;
+    if let Some(name) = &arguments.backing {
+        let place = beside(path, name);
+        let format = match arguments.backing_format {
+            Some(format) => format,
+            None => probe(&place)?,
+        };
+        below = Some(open_disk(&place, Some(format))?.bytes());
+        options.backing = Some((name.clone(), format.word().to_owned()));
+    }
+    options.size = match size.or(below) {
+        Some(size) => size,
+        None => {
+            return Err(Failure::mistake(
+                "a size is needed; hint: lunette image create vm.qcow2 20G",
+            ));
+        }
+    };
+    let container = new_container(path)?;
+    let made = qcow2::create(&container, &options).map_err(|error| of(path)(&error));
+    drop(container);
+    let made = made.and_then(|()| match &arguments.data_file {
+        Some(name) => data_file(path, &beside(path, name), arguments.data_file_raw),
+        None => Ok(()),
+    });
+    if let Err(failure) = made {
+        std::fs::remove_file(path).ok();
+        return Err(failure);
+    }
+    Ok(writeln!(
+        std::io::stdout(),
+        "{}: qcow2, {} bytes",
+        path.display(),
+        options.size
+    )?)
+}
+
+fn beside(path: &Path, name: &str) -> PathBuf {
+    path.parent().unwrap_or(Path::new("")).join(name)
+}
+
+/// Makes the data file of a new image; a block device is used as it is.
+fn data_file(path: &Path, data: &Path, is_raw: bool) -> Result<(), Failure> {
+    let is_file = !data.exists() || data.is_file();
+    if is_file {
+        new_container(data)?;
+    }
+    let filled = match is_raw {
+        true => fill_tables(path, data),
+        false => Ok(()),
+    };
+    if filled.is_err() && is_file {
+        std::fs::remove_file(data).ok();
+    }
+    filled
+}
+
+/// What others write to a raw data file is there for the image too: its tables have all clusters.
+fn fill_tables(path: &Path, data: &Path) -> Result<(), Failure> {
+    let failed = of(path);
+    let image = bdev::open_tables(&ImageOptions {
+        cache: CacheMode::Writeback,
+        data_file: Some(data.to_owned()),
+        ..ImageOptions::new(path)
+    });
+    let mut image = image.map_err(|error| Failure::because(error.to_string()))?;
+    let filled = image.create_raw_data_file();
+    filled.map_err(|error| failed(&error))?;
+    image.close().map_err(|error| failed(&error))
+}
