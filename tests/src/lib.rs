@@ -8,8 +8,10 @@ pub mod files;
 pub mod http;
 pub mod idle;
 pub mod initiator;
+pub mod packages;
 pub mod proxy;
 pub mod rig;
+pub mod systemd;
 pub mod user_guests;
 
 pub use idle::ensure_idle;

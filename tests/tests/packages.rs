@@ -2,66 +2,15 @@
 //! they install runs. The image for containers: built twice alike, its digests, its program. Needs: dpkg-dev, lintian. Takes: 60 s.
 #![forbid(unsafe_code)]
 
+use end_to_end::packages::{built, packages, run, succeeds};
 use end_to_end::{Context, Result, Scratch, ensure};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use vm::{GuestProgram, Profile, guest_program, lunette_program};
+use std::process::Command;
+use vm::{Profile, lunette_program};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn run(command: &mut Command) -> Result<Output> {
-    let ran = command.output();
-    ran.with_context(|| format!("cannot run {command:?}; hint: apt-get install dpkg-dev lintian"))
-}
-
-fn succeeds(command: &mut Command) -> Result<String> {
-    let ran = run(command)?;
-    let (said, wrong) = (text(&ran.stdout), text(&ran.stderr));
-    ensure!(ran.status.success(), "{command:?}: {said}{wrong}");
-    Ok(said)
-}
-
-/// A target directory with the programs of this build; what is in their packages is the same for every profile.
-fn built(scratch: &Scratch) -> Result<PathBuf> {
-    let target = scratch.file("target");
-    let (release, guests) = (
-        target.join("release"),
-        target.join("guest-agent/x86_64-unknown-linux-gnu/release"),
-    );
-    std::fs::create_dir_all(&release)?;
-    std::fs::create_dir_all(&guests)?;
-    let program = lunette_program(Profile::Dev)?;
-    for name in ["lunette", "lunette-lab"] {
-        // Without debug information, which takes long to pack.
-        let place = release.join(name);
-        succeeds(
-            Command::new("strip")
-                .arg("-o")
-                .arg(&place)
-                .arg(program.with_file_name(name)),
-        )?;
-        std::fs::set_permissions(&place, std::fs::Permissions::from_mode(0o755))?;
-    }
-    for program in [GuestProgram::Agent, GuestProgram::Bench] {
-        std::fs::copy(guest_program(program)?, guests.join(program.name()))?;
-    }
-    Ok(target)
-}
-
-fn packages(target: &Path, out: &Path, revision: &str) -> Result<Vec<PathBuf>> {
-    let script = vm::workspace().join("scripts/deb");
-    let mut command = Command::new(script);
-    command
-        .arg(target)
-        .arg(out)
-        .arg(revision)
-        .env("SOURCE_DATE_EPOCH", "1795000000")
-        .env("DEB_LEVEL", "0");
-    let made = succeeds(&mut command)?;
-    Ok(made.lines().map(PathBuf::from).collect())
 }
 
 /// dpkg on a folder in the place of the root: maintainer scripts run with DPKG_ROOT, which leaves this machine alone.

@@ -123,7 +123,9 @@ impl Bitmaps {
     /// Those that are kept in a state folder, which belongs to this daemon alone; without one there are none. To be called before disks
     /// are opened: that can change their files.
     pub(crate) fn load(state_folder: Option<&Path>) -> Bitmaps {
-        let run = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let run = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        // Where it cannot be known, no run is one that was before.
+        let run = run.unwrap_or_else(|_| format!("{:?}", std::time::SystemTime::now()));
         Bitmaps::load_in_run(state_folder, run.trim())
     }
 

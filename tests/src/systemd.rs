@@ -1,0 +1,203 @@
+//! A host with systemd: the service manager of this machine as the first process of namespaces of its own, on a copy of this machine's
+//! root file system that goes away with it. Needs root, a Debian system with systemd and util-linux.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use vm::{Scratch, wait_until};
+
+const BOOT_LIMIT: Duration = Duration::from_secs(60);
+/// A command that hangs is a defect, and must not keep the test.
+const COMMAND_LIMIT: &str = "90";
+
+/// What it boots: arguments are the folder to use and a name for its control group. The cgroup is entered before it becomes the root
+/// of what is seen, so that systemd makes its own below it.
+const BOOT: &str = r#"
+set -eu
+cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/self/mounts)
+[ -n "$cgroups" ] || { echo "no cgroup2 is mounted" >&2; exit 1; }
+mkdir -p "$cgroups/$2"
+echo $$ > "$cgroups/$2/cgroup.procs"
+exec unshare --mount --pid --uts --ipc --cgroup --net --fork --kill-child sh -euc '
+mount -t tmpfs none "$1"
+mkdir "$1/upper" "$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
+cd "$1/root"
+mount -t proc proc proc
+mount -t sysfs sysfs sys
+mount -t cgroup2 none sys/fs/cgroup
+for folder in run tmp dev; do mount -t tmpfs none $folder; done
+for node in null:3 zero:5 full:7 random:8 urandom:9; do mknod -m 666 "dev/${node%:*}" c 1 "${node#*:}"; done
+mkdir dev/shm dev/pts
+mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
+ln -s /proc/self/fd dev/fd
+systemd-id128 new > etc/machine-id
+rm -f usr/sbin/policy-rc.d
+ip link set lo up
+exec env container=test chroot . /lib/systemd/systemd --system --log-target=journal --unit=basic.target
+' sh "$1"
+"#;
+
+/// Ends all that is in the control groups, and removes them.
+const CLEAN: &str = r#"
+cgroups=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/self/mounts)
+[ -d "$cgroups/$1" ] || exit 0
+echo 1 > "$cgroups/$1/cgroup.kill"
+for try in $(seq 50); do
+    find "$cgroups/$1" -depth -type d -exec rmdir {} + 2>/dev/null && exit 0
+    sleep 0.1
+done
+echo "$cgroups/$1 cannot be removed" >&2
+exit 1
+"#;
+
+/// A host that runs systemd.
+pub struct SystemdHost {
+    booted: Child,
+    /// The number of its first process here.
+    init: u32,
+    group: String,
+}
+
+fn as_root(program: &str) -> Result<Command> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(Command::new(program));
+    }
+    let may = Command::new("sudo").args(["-n", "true"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        bail!("only root can boot systemd; hint: run the tests as root, or `sudo -v` before them");
+    }
+    let mut command = Command::new("sudo");
+    command.args(["-n", "--", program]);
+    Ok(command)
+}
+
+impl SystemdHost {
+    /// Boots it, until its basic units are there.
+    ///
+    /// # Errors
+    /// Nobody is root here, or this machine has no systemd, or it does not boot.
+    pub fn boot(scratch: &Scratch) -> Result<SystemdHost> {
+        ensure!(
+            Path::new("/lib/systemd/systemd").exists(),
+            "there is no systemd; hint: apt-get install systemd"
+        );
+        let folder = scratch.file("systemd");
+        std::fs::create_dir(&folder)?;
+        let group = format!("lunette-test-{}", std::process::id());
+        let log = scratch.file("systemd.log");
+        let booted = as_root("sh")?
+            .args(["-c", BOOT, "sh"])
+            .arg(&folder)
+            .arg(&group)
+            .stdin(Stdio::null())
+            .stdout(std::fs::File::create(&log)?)
+            .stderr(std::fs::File::options().append(true).open(&log)?)
+            .spawn();
+        let booted = booted.context("cannot run sh")?;
+        let mut host = SystemdHost {
+            booted,
+            init: 0,
+            group,
+        };
+        let is_up = wait_until(BOOT_LIMIT, || {
+            host.init = first_process(host.booted.id())?;
+            let state = host.run(&["systemctl", "is-system-running"]).ok()?;
+            let state = String::from_utf8_lossy(&state.stdout).into_owned();
+            matches!(state.trim(), "running" | "degraded").then_some(())
+        });
+        is_up.with_context(|| {
+            let log = std::fs::read_to_string(&log).unwrap_or_default();
+            format!("systemd does not boot: {log}")
+        })?;
+        Ok(host)
+    }
+
+    /// A path of that host, from here.
+    pub fn path(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{path}", self.init))
+    }
+
+    /// Runs a command on that host.
+    ///
+    /// # Errors
+    /// It cannot be run.
+    pub fn run(&self, words: &[&str]) -> Result<Output> {
+        let mut command = as_root("timeout")?;
+        command.args(["-s", "KILL", COMMAND_LIMIT, "nsenter", "--target"]);
+        command.arg(self.init.to_string());
+        command.args(["-m", "-p", "-u", "-i", "-n", "-C", "-r", "-w"]);
+        command.args(words).stdin(Stdio::null());
+        command
+            .output()
+            .context("cannot run nsenter; hint: apt-get install util-linux")
+    }
+
+    /// What a command prints that succeeds.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn succeeds(&self, words: &[&str]) -> Result<String> {
+        let ran = self.run(words)?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (said, wrong) = (text(&ran.stdout), text(&ran.stderr));
+        ensure!(ran.status.success(), "{words:?}: {said}{wrong}");
+        Ok(said)
+    }
+
+    /// What the journal has of a unit.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn journal(&self, unit: &str) -> Result<String> {
+        self.succeeds(&["journalctl", "--no-pager", "-o", "cat", "-u", unit])
+    }
+
+    /// A property of a unit.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn property(&self, unit: &str, name: &str) -> Result<String> {
+        let shown = self.succeeds(&["systemctl", "show", "--value", "-p", name, unit])?;
+        Ok(shown.trim().to_owned())
+    }
+}
+
+/// The process below `unshare`, which is the first of its namespace: found by its name, whoever started it.
+fn first_process(starter: u32) -> Option<u32> {
+    let children = |pid: u32| -> Vec<u32> {
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        text.split_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect()
+    };
+    let mut next = vec![starter];
+    while let Some(pid) = next.pop() {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if name.trim() == "systemd" {
+            return Some(pid);
+        }
+        next.extend(children(pid));
+    }
+    None
+}
+
+impl Drop for SystemdHost {
+    fn drop(&mut self) {
+        // All mounts go with the processes.
+        let cleaned = as_root("sh").and_then(|mut command| {
+            let output = command.args(["-c", CLEAN, "sh", &self.group]).output()?;
+            let wrong = String::from_utf8_lossy(&output.stderr).into_owned();
+            ensure!(output.status.success(), "{wrong}");
+            Ok(())
+        });
+        if let Err(error) = cleaned {
+            eprintln!("after a host with systemd: {error}");
+        }
+        self.booted.wait().ok();
+    }
+}

@@ -1,0 +1,184 @@
+//! The packages where systemd runs: installed with apt, started, reloaded, restarted and killed under load, upgraded over, removed.
+//! Needs: root, systemd, dpkg-dev. Takes: 40 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::packages::{built, packages};
+use end_to_end::systemd::SystemdHost;
+use end_to_end::{Context, Result, Scratch, ensure};
+use std::path::Path;
+use std::time::Duration;
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
+use vm::wait_until;
+
+/// Far above what anything here takes; far below "it waits for something".
+const SOON: Duration = Duration::from_secs(60);
+
+const UNIT: &str = "lunette.service";
+
+const CONFIGURATION: &str = r#"
+[[disk]]
+name = "ram"
+backend = "ram"
+size = "16M"
+persist = "memfd"
+
+[[disk]]
+name = "file"
+backend = "file"
+path = "/var/lib/lunette/file.raw"
+size = "16M"
+cache = "writeback"
+
+[[vhost_blk]]
+disk = "ram"
+socket = "/run/lunette/ram.sock"
+
+[[vhost_blk]]
+disk = "file"
+socket = "/run/lunette/file.sock"
+"#;
+
+fn install(host: &SystemdHost, package: &Path) -> Result<()> {
+    let name = package.file_name().context("a file")?.to_string_lossy();
+    let there = format!("/srv/{name}");
+    std::fs::copy(package, host.path(&there))?;
+    let quiet = "DEBIAN_FRONTEND=noninteractive";
+    host.succeeds(&[
+        "env",
+        quiet,
+        "apt-get",
+        "install",
+        "-y",
+        "--no-install-recommends",
+        &there,
+    ])?;
+    Ok(())
+}
+
+/// The daemon is another process than it was.
+fn other_process(host: &SystemdHost, before: &str) -> Result<String> {
+    let found = wait_until(SOON, || {
+        let is_active = host.property(UNIT, "ActiveState").ok()? == "active";
+        let process = host.property(UNIT, "MainPID").ok()?;
+        (is_active && process != "0" && process != before).then_some(process)
+    });
+    found.with_context(|| {
+        let journal = host.journal(UNIT).unwrap_or_default();
+        format!("no other daemon comes: {journal}")
+    })
+}
+
+/// One block of the RAM disk.
+fn with_ram_disk<T>(
+    host: &SystemdHost,
+    use_it: impl FnOnce(&mut BlkQueue) -> Result<T>,
+) -> Result<T> {
+    let mut front_end =
+        FrontEnd::connect(&host.path("/run/lunette/ram.sock"), &Options::default())?;
+    let queue = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+    use_it(&mut queue)
+}
+
+/// Kept by the service manager when the daemon ends at once.
+fn ram_disk_survives(host: &SystemdHost, end: impl FnOnce() -> Result<()>) -> Result<()> {
+    with_ram_disk(host, |queue| {
+        ensure!(queue.write(1 << 20, &[7; 4096])? == status::OK);
+        Ok(())
+    })?;
+    let before = host.property(UNIT, "MainPID")?;
+    end()?;
+    other_process(host, &before)?;
+    with_ram_disk(host, |queue| {
+        let mut bytes = [0; 4096];
+        ensure!(queue.read(1 << 20, &mut bytes)? == status::OK);
+        ensure!(bytes == [7; 4096], "the RAM disk has lost what it had");
+        Ok(())
+    })
+}
+
+#[test]
+fn packages_serve_under_systemd_from_installation_to_removal() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let target = built(&scratch)?;
+    let host = SystemdHost::boot(&scratch)?;
+    install(&host, &packages(&target, &scratch.file("one"), "1")?[0])?;
+    // Without a configuration there is nothing to serve, and nothing has failed.
+    ensure!(host.property(UNIT, "ActiveState")? == "inactive");
+    std::fs::write(host.path("/etc/lunette/lunette.toml"), CONFIGURATION)?;
+    let started = host.succeeds(&["systemctl", "start", UNIT]);
+    started.with_context(|| host.journal(UNIT).unwrap_or_default())?;
+    is_confined(&host)?;
+    reloads(&host)?;
+
+    // The front end that is connected goes on, through a restart and a newer package.
+    let load = VerifiedLoad::start(&host.path("/run/lunette/file.sock"))?;
+    load.goes_on(SOON)?;
+    let mut process = host.property(UNIT, "MainPID")?;
+    host.succeeds(&["systemctl", "restart", UNIT])?;
+    process = other_process(&host, &process)?;
+    load.goes_on(SOON)?;
+    install(&host, &packages(&target, &scratch.file("two"), "2")?[0])?;
+    other_process(&host, &process)?;
+    load.goes_on(SOON)?;
+    ensure!(load.finish()? > 0);
+
+    let kill = |signal: &str| {
+        let words = ["systemctl", "kill", "--kill-whom=main", "-s", signal, UNIT];
+        host.succeeds(&words).map(drop)
+    };
+    ram_disk_survives(&host, || kill("KILL"))?;
+    let patience = "/etc/systemd/system/lunette.service.d";
+    std::fs::create_dir_all(host.path(patience))?;
+    let patience = host.path(&format!("{patience}/watchdog.conf"));
+    std::fs::write(patience, "[Service]\nWatchdogSec=2\nWatchdogSignal=KILL\n")?;
+    host.succeeds(&["systemctl", "daemon-reload"])?;
+    host.succeeds(&["systemctl", "restart", UNIT])?;
+    // It answers its watchdog no more.
+    ram_disk_survives(&host, || kill("STOP"))?;
+    leaves_nothing(&host)
+}
+
+/// By its unit, and by its own filters.
+fn is_confined(host: &SystemdHost) -> Result<()> {
+    let rated = host.succeeds(&["systemd-analyze", "security", "--no-pager", UNIT])?;
+    let exposure = rated
+        .lines()
+        .find_map(|line| line.split("exposure level for lunette.service: ").nth(1))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<f64>().ok());
+    let exposure = exposure.with_context(|| rated.clone())?;
+    ensure!(exposure <= 1.5, "{rated}");
+    let process = host.property(UNIT, "MainPID")?;
+    let own = std::fs::read_to_string(host.path(&format!("/proc/{process}/status")))?;
+    ensure!(own.contains("NoNewPrivs:\t1") && own.contains("CapEff:\t0000000000000000"));
+    Ok(())
+}
+
+fn reloads(host: &SystemdHost) -> Result<()> {
+    let file = host.path("/etc/lunette/lunette.toml");
+    let more = "\n[[disk]]\nname = \"more\"\nbackend = \"ram\"\nsize = \"1M\"\n";
+    std::fs::write(&file, format!("{CONFIGURATION}{more}"))?;
+    host.succeeds(&["systemctl", "reload", UNIT])?;
+    std::fs::write(&file, format!("{CONFIGURATION}[[disk]]\nname = 1\n"))?;
+    let refused = host.run(&["systemctl", "reload", UNIT])?;
+    ensure!(!refused.status.success(), "mistakes are taken for changes");
+    let journal = host.journal(UNIT)?;
+    ensure!(journal.contains("mistake"), "{journal}");
+    std::fs::write(&file, CONFIGURATION)?;
+    host.succeeds(&["systemctl", "reload", UNIT])?;
+    Ok(())
+}
+
+fn leaves_nothing(host: &SystemdHost) -> Result<()> {
+    host.succeeds(&["apt-get", "remove", "-y", "lunette"])?;
+    ensure!(host.property(UNIT, "ActiveState")? != "active");
+    ensure!(!host.path("/usr/bin/lunette").exists());
+    let disk = host.path("/var/lib/lunette/file.raw");
+    ensure!(disk.exists(), "a disk was removed with the package");
+    host.succeeds(&["apt-get", "purge", "-y", "lunette"])?;
+    ensure!(disk.exists(), "a disk was removed with the package");
+    ensure!(!host.path("/run/lunette").exists());
+    let failed = host.succeeds(&["systemctl", "list-units", "--failed", "lunette*", "--plain"])?;
+    ensure!(!failed.contains("lunette.service"), "{failed}");
+    Ok(())
+}
