@@ -117,7 +117,7 @@ unit: ## Unit and property tests; those that need root and loop devices with sud
 	$(as_root) $(tests_of) --test machine --test followed -- --ignored
 
 # End-to-end tests without guests that wait more than they work
-beside = access api events hostile_initiators iscsi_commands iscsi_peers rbd_faults rbd_holes rbd_reservations removals sanitize
+beside = access api debian events fio hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers packages rbd_faults rbd_holes rbd_reservations removals sanitize
 alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))))
 
 guests: ## End-to-end tests, one after the other, for each guest wants the whole machine; those that mostly wait beside them

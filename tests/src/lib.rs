@@ -3,6 +3,7 @@
 //! Tests stand alone and may run in any order; those with guests take turns, for a guest wants the whole machine.
 #![forbid(unsafe_code)]
 
+pub mod browser;
 pub mod client;
 pub mod files;
 pub mod http;

@@ -1,7 +1,8 @@
 //! The page for browsers: what it shows of a daemon under load, in headless Chromium, from a phone's width up; what it asks for; and that
-//! it names nobody else. Needs: chromium. Takes: 30 s.
+//! it names nobody else; what it changes, for whom, by mouse and by keyboard. Needs: chromium, chromium-driver. Takes: 40 s.
 #![forbid(unsafe_code)]
 
+use end_to_end::browser::Browser;
 use end_to_end::rig::free_portal;
 use end_to_end::{Context, Result, Rig, Scratch, ensure};
 use std::os::unix::fs::PermissionsExt;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use vhost_frontend::VerifiedLoad;
 
 const TOKEN: &str = "control-control-1";
+const READERS_TOKEN: &str = "readers-readers-1";
 
 struct Shown {
     rig: Rig,
@@ -20,13 +22,18 @@ struct Shown {
 fn serve() -> Result<Shown> {
     let address = free_portal()?.to_string();
     let rig = Rig::prepared(|scratch, daemon| {
-        let token = scratch.file("token");
-        std::fs::write(&token, TOKEN)?;
-        std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+        let secret = |name: &str, content: &str| -> Result<String> {
+            let file = scratch.file(name);
+            std::fs::write(&file, content)?;
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600))?;
+            Ok(file.display().to_string())
+        };
+        let token = secret("token", TOKEN)?;
+        let readers = secret("readers", READERS_TOKEN)?;
         let daemon = daemon.disk("d7=ram:32M").vhost_blk("d7");
         let daemon = daemon.disk("odd=file:absent.raw");
-        let token = token.display().to_string();
-        Ok(daemon.arguments(["--api-listen", &address, "--token-file", &token]))
+        let daemon = daemon.arguments(["--api-listen", &address, "--token-file", &token]);
+        Ok(daemon.arguments(["--readers-token-file", &readers]))
     })?;
     Ok(Shown { rig, address })
 }
@@ -120,7 +127,7 @@ fn a_report_shows_the_same_without_the_daemon_and_without_names() -> Result<()> 
         ">popped<",
         ">notified<",
         "1 of 2 disks need attention",
-        "class=\"report\"",
+        "class=\"report looks\"",
     ] {
         ensure!(document.contains(word), "no {word} in {document}");
     }
@@ -242,5 +249,135 @@ fn pages_of_other_sites_do_not_reach_the_control_socket() -> Result<()> {
         let found = ask(more)?;
         ensure!(found == expected, "{more:?}: {found}");
     }
+    Ok(())
+}
+
+/// The disk whose name a row begins with, as the page shows it.
+fn row(name: &str) -> String {
+    format!(
+        "[...document.querySelectorAll('#disks tr')].map(row => row.innerText).find(text => text.startsWith('{name}'))"
+    )
+}
+
+/// By mouse and keyboard, each after the page has asked.
+#[test]
+fn disks_are_added_changed_and_removed_in_the_page() -> Result<()> {
+    let shown = serve()?;
+    let scratch = Scratch::new()?;
+    let browser = Browser::open(&scratch, (1280, 900))?;
+    browser.go(&format!("http://{}/", shown.address))?;
+    browser.until("return document.getElementById('state').innerText === 'a token is needed'")?;
+    browser.type_into(&browser.find("#token")?, TOKEN)?;
+    browser.click(&browser.find("#login button")?)?;
+    browser.until("return !document.getElementById('main').hidden")?;
+    // By keyboard: the first tab stop is the first disk, and the one after the last disk opens the form.
+    browser.script("document.activeElement.blur()")?;
+    browser.script("document.querySelector('#adding summary').focus()")?;
+    browser.press(&["\u{e007}"])?;
+    browser.until("return document.getElementById('adding').open")?;
+    let socket = shown.rig.scratch.socket("new.sock").display().to_string();
+    browser.press(&["\u{e004}"])?;
+    browser.until("return document.activeElement.name === 'name'")?;
+    let kind = "const kind = document.querySelector('#add [name=backend]'); kind.value = 'ram'; kind.onchange()";
+    browser.script(kind)?;
+    for (field, text) in [("name", "new"), ("size", "8M"), ("socket", socket.as_str())] {
+        browser.type_into(&browser.find(&format!("#add [name={field}]"))?, text)?;
+    }
+    browser.press(&["\u{e007}"])?;
+    browser.answer("Add the disk new, and serve it", None)?;
+    browser.until(&format!("return Boolean({})", row("new")))?;
+    browser.until("return document.getElementById('one-name').innerText === 'new'")?;
+    let load = VerifiedLoad::start(&shown.rig.socket("new"))?;
+    load.goes_on(Duration::from_secs(60))?;
+    browser.until(&format!("return !({}).includes('\\t-\\t')", row("new")))?;
+    ensure!(load.finish()? > 0);
+
+    browser.click(&browser.find("#resize")?)?;
+    browser.answer("New size of new", Some("16777216"))?;
+    browser.answer("Give new 16777216 bytes?", None)?;
+    browser.until(&format!("return ({}).includes('16.0 MiB')", row("new")))?;
+    browser.click(&browser.find("#limit")?)?;
+    browser.answer("Most requests per second of new", Some("77"))?;
+    let limits = || {
+        let disk = control::get::<serde_json::Value>(&shown.rig.daemon.control(), "/v1/disks/new");
+        (disk.ok()?["iops"] == 77).then_some(())
+    };
+    vm::wait_until(Duration::from_secs(30), limits).context("no limit comes")?;
+    // What the daemon refuses is said, and stays to be read.
+    browser.click(&browser.find("#snapshot")?)?;
+    browser.answer(
+        "Image on the daemon's machine",
+        Some("/no/such/folder/new.qcow2"),
+    )?;
+    browser.answer("Let new go on in /no/such/folder/new.qcow2?", None)?;
+    browser
+        .until("return document.getElementById('problem').innerText.startsWith('snapshot: ')")?;
+    browser.until("return !document.getElementById('problem').hidden")?;
+    browser.script("document.querySelectorAll('#disks button').forEach(one => { if (one.innerText === 'odd') one.click(); })")?;
+    browser.until("return document.getElementById('one-name').innerText === 'odd'")?;
+    browser.click(&browser.find("#remove")?)?;
+    browser.answer("Remove the disk odd?", None)?;
+    browser.until(&format!("return !({})", row("odd")))?;
+    browser.until("return document.getElementById('state').innerText === 'all is well'")
+}
+
+#[test]
+fn each_view_of_the_page_fits_and_can_be_heard() -> Result<()> {
+    let shown = serve()?;
+    let load = VerifiedLoad::start(&shown.rig.socket("d7"))?;
+    load.goes_on(Duration::from_secs(60))?;
+    let copy = shown.rig.scratch.file("copy.raw").display().to_string();
+    let target = format!("file:{copy},cache=writethrough");
+    let backup = [
+        "disk",
+        "backup",
+        "d7",
+        &target,
+        "--incremental",
+        "daily",
+        "--wait",
+    ];
+    shown.rig.daemon.lunette(&backup)?;
+    let scratch = Scratch::new()?;
+    for (size, scheme) in [((1280, 900), "light"), ((360, 740), "dark")] {
+        let browser = Browser::open(&scratch, size)?;
+        let dark =
+            serde_json::json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
+        browser.devtools("Emulation.setEmulatedMedia", &dark)?;
+        browser.go(&format!("http://{}/", shown.address))?;
+        browser.until("return !document.getElementById('login').hidden")?;
+        let fits = "return document.documentElement.scrollWidth <= innerWidth";
+        ensure!(browser.script(fits)? == true, "the login at {size:?}");
+        browser.picture(&scratch.file(&format!("login-{scheme}.png")))?;
+        browser.go(&format!("http://{}/#token={TOKEN}", shown.address))?;
+        browser.script("location.reload()")?;
+        browser.until("return document.querySelectorAll('#stages .bar').length > 5")?;
+        browser.until("return !document.getElementById('recorded').hidden")?;
+        browser.click(&browser.find("#adding summary")?)?;
+        ensure!(browser.script(fits)? == true, "the page at {size:?}");
+        for control in browser.all("button, input, select, summary, canvas")? {
+            // What a row of a table has may be another element a second later.
+            let Ok(label) = browser.label(&control) else {
+                continue;
+            };
+            let shown = "return arguments[0].checkVisibility() && arguments[0].outerHTML";
+            let shown = browser.script_of(&control, shown).unwrap_or_default();
+            ensure!(
+                !label.is_empty() || !shown.is_string(),
+                "it has no name: {shown}"
+            );
+        }
+        let picture = scratch.file(&format!("page-{scheme}.png"));
+        browser.picture(&picture)?;
+        looks_like_a_picture(&picture)?;
+        // Whoever may only look is offered nothing else.
+        browser.script(&format!(
+            "sessionStorage.setItem('token', '{READERS_TOKEN}'); location.reload()"
+        ))?;
+        browser.until("return document.querySelectorAll('#disks button').length === 2")?;
+        let offered = "return [...document.querySelectorAll('.actions, .actions button')].filter(one => one.checkVisibility()).length";
+        ensure!(browser.script(offered)? == 0, "a reader is offered changes");
+    }
+    ensure!(load.finish()? > 0);
     Ok(())
 }

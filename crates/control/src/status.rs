@@ -24,6 +24,9 @@ pub struct Status {
     /// What of the sandbox the daemon's kernel lacks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sandbox_missing: Vec<String>,
+    /// Whoever asked may change what is served; not only look.
+    #[serde(default)]
+    pub may_change: bool,
     /// Its disks.
     pub disks: Vec<DiskStatus>,
     /// Its exports.

@@ -553,6 +553,8 @@ impl View for Overview {
             }
         });
         Status {
+            // Who asks is known to whoever answers.
+            may_change: false,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),

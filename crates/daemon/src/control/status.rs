@@ -2,9 +2,10 @@
 
 use ::control::Status;
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{ConnectInfo, State};
 
 use super::ErrorResponse;
+use super::access::{Peer, Right};
 use super::api::Api;
 use super::error_responses::ReadErrors;
 use super::server::blocking;
@@ -14,9 +15,16 @@ use super::server::blocking;
     (status = 200, description = "What is served", body = Status),
     ReadErrors,
 ))]
-pub(super) async fn get(State(api): State<Api>) -> Result<Json<Status>, ErrorResponse> {
+pub(super) async fn get(
+    State(api): State<Api>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+) -> Result<Json<Status>, ErrorResponse> {
     if let Ok(overview) = api.overview() {
         api.manager.follow_sizes(overview.live()).await;
     }
-    blocking(move || api.view.status()).await.map(Json)
+    let status = blocking(move || api.view.status()).await?;
+    Ok(Json(Status {
+        may_change: peer.right == Right::Control,
+        ..status
+    }))
 }

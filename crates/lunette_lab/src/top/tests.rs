@@ -59,6 +59,7 @@ fn look(seconds: u64) -> Look {
     };
     Look {
         status: Status {
+            may_change: true,
             version: "0.1.0".to_owned(),
             pid: 4711,
             uptime_seconds: seconds,

@@ -1,0 +1,278 @@
+//! A browser that a test drives: Debian's Chromium, by the WebDriver protocol (W3C WebDriver 2).
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+use vm::{Scratch, wait_until};
+
+use crate::rig::free_portal;
+
+/// Far above what a page takes to show something.
+const SOON: Duration = Duration::from_secs(30);
+/// The key of an element's reference (W3C WebDriver 2, section 12.1).
+const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
+
+/// A window of a headless browser.
+pub struct Browser {
+    driver: Child,
+    address: String,
+    session: String,
+}
+
+/// An element of the document.
+#[derive(Clone, Debug)]
+pub struct Element(String);
+
+impl Browser {
+    /// Opens a window of this size.
+    ///
+    /// # Errors
+    /// There is no browser, or it does not start.
+    pub fn open(scratch: &Scratch, (width, height): (u32, u32)) -> Result<Browser> {
+        let portal = free_portal()?;
+        let driver = Command::new("chromedriver")
+            .arg(format!("--port={}", portal.port()))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot run chromedriver; hint: apt-get install chromium-driver")?;
+        let mut browser = Browser {
+            driver,
+            address: portal.to_string(),
+            session: String::new(),
+        };
+        let up = || TcpStream::connect(&browser.address).ok();
+        wait_until(SOON, up).context("chromedriver does not answer")?;
+        let profile = scratch.file(&format!("profile-{}", portal.port()));
+        let arguments = [
+            "--headless".to_owned(),
+            "--no-sandbox".to_owned(),
+            "--disable-gpu".to_owned(),
+            "--hide-scrollbars".to_owned(),
+            format!("--window-size={width},{height}"),
+            format!("--user-data-dir={}", profile.display()),
+        ];
+        let wanted = json!({"capabilities": {"alwaysMatch": {
+            "goog:chromeOptions": {"args": arguments}, "unhandledPromptBehavior": "ignore",
+        }}});
+        let made = browser.ask("POST", "/session", &wanted)?;
+        let session = made["sessionId"].as_str().context("no session")?;
+        browser.session = format!("/session/{session}");
+        // The smallest window of a desktop is wider than a phone.
+        let metrics =
+            json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        browser.devtools("Emulation.setDeviceMetricsOverride", &metrics)?;
+        Ok(browser)
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
+        let mut stream = TcpStream::connect(&self.address)?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let text = match method {
+            "GET" => String::new(),
+            _ => body.to_string(),
+        };
+        let length = text.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        );
+        stream.write_all(format!("{head}{text}").as_bytes())?;
+        let (is_good, body) = answer(&mut BufReader::new(stream))?;
+        let value: Value = serde_json::from_str(&body).context(body)?;
+        ensure!(is_good, "{method} {path}: {}", value["value"]["message"]);
+        Ok(value["value"].clone())
+    }
+
+    fn command(&self, method: &str, path: &str, body: &Value) -> Result<Value> {
+        self.ask(method, &format!("{}{path}", self.session), body)
+    }
+
+    /// Sends a command of the browser's own developer protocol.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn devtools(&self, command: &str, parameters: &Value) -> Result<Value> {
+        let body = json!({"cmd": command, "params": parameters});
+        self.command("POST", "/goog/cdp/execute", &body)
+    }
+
+    /// Goes to an address.
+    ///
+    /// # Errors
+    /// There is nothing.
+    pub fn go(&self, address: &str) -> Result<()> {
+        self.command("POST", "/url", &json!({"url": address}))?;
+        Ok(())
+    }
+
+    /// The first element that a CSS selector finds, once there is one.
+    ///
+    /// # Errors
+    /// There is none for long.
+    pub fn find(&self, selector: &str) -> Result<Element> {
+        let wanted = json!({"using": "css selector", "value": selector});
+        let found = wait_until(SOON, || {
+            let found = self.command("POST", "/element", &wanted).ok()?;
+            found[ELEMENT].as_str().map(str::to_owned)
+        });
+        Ok(Element(
+            found.with_context(|| format!("there is no {selector}"))?,
+        ))
+    }
+
+    /// Clicks.
+    ///
+    /// # Errors
+    /// It cannot be clicked: something is over it, or it is hidden.
+    pub fn click(&self, element: &Element) -> Result<()> {
+        self.command("POST", &format!("/element/{}/click", element.0), &json!({}))?;
+        Ok(())
+    }
+
+    /// Types into an element.
+    ///
+    /// # Errors
+    /// It takes no keys.
+    pub fn type_into(&self, element: &Element, text: &str) -> Result<()> {
+        let path = format!("/element/{}/value", element.0);
+        self.command("POST", &path, &json!({"text": text}))?;
+        Ok(())
+    }
+
+    /// Presses keys, one after the other, wherever the focus is.
+    ///
+    /// # Errors
+    /// They are refused.
+    pub fn press(&self, keys: &[&str]) -> Result<()> {
+        let key = |kind: &str, key: &&str| json!({"type": kind, "value": key});
+        let actions: Vec<Value> = keys
+            .iter()
+            .flat_map(|one| [key("keyDown", one), key("keyUp", one)])
+            .collect();
+        let body = json!({"actions": [{"type": "key", "id": "keys", "actions": actions}]});
+        self.command("POST", "/actions", &body)?;
+        Ok(())
+    }
+
+    /// Answers what the page asks, after a look at its words.
+    ///
+    /// # Errors
+    /// It asks nothing, or something else.
+    pub fn answer(&self, asks: &str, text: Option<&str>) -> Result<()> {
+        let found = wait_until(SOON, || self.command("GET", "/alert/text", &json!({})).ok());
+        let found = found.context("the page asks nothing")?;
+        let found = found.as_str().unwrap_or_default();
+        ensure!(found.contains(asks), "{found}");
+        if let Some(text) = text {
+            self.command("POST", "/alert/text", &json!({"text": text}))?;
+        }
+        self.command("POST", "/alert/accept", &json!({}))?;
+        Ok(())
+    }
+
+    /// What a script returns.
+    ///
+    /// # Errors
+    /// It fails.
+    pub fn script(&self, script: &str) -> Result<Value> {
+        self.command(
+            "POST",
+            "/execute/sync",
+            &json!({"script": script, "args": []}),
+        )
+    }
+
+    /// What a script returns of an element, its first argument.
+    ///
+    /// # Errors
+    /// It fails, or the element is gone.
+    pub fn script_of(&self, element: &Element, script: &str) -> Result<Value> {
+        let element = json!({ELEMENT: element.0});
+        let body = json!({"script": script, "args": [element]});
+        self.command("POST", "/execute/sync", &body)
+    }
+
+    /// Waits until a script returns true.
+    ///
+    /// # Errors
+    /// It does not for long: then what the page shows.
+    pub fn until(&self, condition: &str) -> Result<()> {
+        let holds = || (self.script(condition).ok()? == true).then_some(());
+        wait_until(SOON, holds).with_context(|| {
+            let shown = self.script("return document.body.innerText");
+            format!("never: {condition}; the page shows {shown:?}")
+        })
+    }
+
+    /// What an element is called by those who cannot see it.
+    ///
+    /// # Errors
+    /// The element is gone.
+    pub fn label(&self, element: &Element) -> Result<String> {
+        let path = format!("/element/{}/computedlabel", element.0);
+        let label = self.command("GET", &path, &json!({}))?;
+        Ok(label.as_str().unwrap_or_default().to_owned())
+    }
+
+    /// All elements that a selector finds now.
+    ///
+    /// # Errors
+    /// The browser has gone.
+    pub fn all(&self, selector: &str) -> Result<Vec<Element>> {
+        let wanted = json!({"using": "css selector", "value": selector});
+        let found = self.command("POST", "/elements", &wanted)?;
+        let found = found.as_array().context("no list")?.iter();
+        let names = found.filter_map(|one| one[ELEMENT].as_str());
+        Ok(names.map(|name| Element(name.to_owned())).collect())
+    }
+
+    /// A picture of the whole page, into a file.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn picture(&self, file: &Path) -> Result<()> {
+        let wanted = json!({"captureBeyondViewport": true});
+        let taken = self.devtools("Page.captureScreenshot", &wanted)?;
+        let text = taken["data"].as_str().context("no picture")?;
+        std::fs::write(file, BASE64_STANDARD.decode(text)?)?;
+        Ok(())
+    }
+}
+
+/// An answer with a length: the driver keeps the connection. Is it a success?
+fn answer(stream: &mut impl BufRead) -> Result<(bool, String)> {
+    let (mut status, mut length) = (String::new(), 0);
+    stream.read_line(&mut status)?;
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line)?;
+        if line.trim().is_empty() {
+            break;
+        }
+        let (key, value) = line.split_once(':').context("no header")?;
+        if key.eq_ignore_ascii_case("content-length") {
+            length = value.trim().parse()?;
+        }
+    }
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body)?;
+    Ok((status.contains(" 200 "), String::from_utf8(body)?))
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // The browser ends with its session; the driver by force.
+        if !self.session.is_empty() {
+            self.ask("DELETE", &self.session, &json!({})).ok();
+        }
+        self.driver.kill().ok();
+        self.driver.wait().ok();
+    }
+}
