@@ -202,6 +202,7 @@ impl<S: Storage> Image<S> {
     }
 
     pub(crate) fn write_l1(&mut self, table: usize, entry: u64) -> Result<()> {
+        self.make_l1_sure()?;
         let at = self.header.l1_offset + table as u64 * 8;
         self.storage
             .write_at(at, &entry.to_be_bytes())
@@ -257,9 +258,15 @@ impl<S: Storage> Image<S> {
                 bytes.extend(change.parts.0.to_be_bytes());
             }
         }
-        self.storage
-            .write_at(at + (index * words * 8) as u64, &bytes)
-            .map_err(io("cannot write an L2 table"))?;
+        let at = at + (index * words * 8) as u64;
+        if let Err(error) = self.storage.write_at(at, &bytes) {
+            // A part may be there, of entries that nobody has in memory.
+            let before = &entries[index * words..][..run.len() * words];
+            let before = before.iter().map(|word| word.load(Ordering::Acquire));
+            let before: Vec<u8> = before.flat_map(u64::to_be_bytes).collect();
+            self.storage.write_at(at, &before).ok();
+            return Err(io("cannot write an L2 table")(error));
+        }
         for (nth, change) in run.iter().enumerate() {
             self.store_entry(&entries, index + nth, change);
         }

@@ -28,6 +28,8 @@ pub struct Image<S> {
     /// Has the data, if the image has not.
     pub(crate) data_file: Option<DataFile<S>>,
     pub(crate) header: Header,
+    /// The header may name another L1 table than this one has.
+    pub(crate) is_l1_unsure: bool,
     pub(crate) map: Arc<Map>,
     pub(crate) refcounts: Refcounts,
     pub(crate) snapshots: Vec<Snapshot>,
@@ -86,6 +88,7 @@ impl<S: Storage> Image<S> {
         Ok(Image {
             storage,
             data_file: None,
+            is_l1_unsure: false,
             map: Arc::new(map),
             refcounts,
             snapshots,

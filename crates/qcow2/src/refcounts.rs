@@ -17,6 +17,8 @@ pub(crate) struct Refcounts {
     /// Offsets of blocks, 0 for one that is not there.
     pub table: Vec<u64>,
     table_offset: u64,
+    /// The header may name another table than this one.
+    is_table_unsure: bool,
     blocks: HashMap<usize, Vec<u8>>,
     /// No cluster before it is free.
     hint: u64,
@@ -45,6 +47,7 @@ impl Refcounts {
             order: header.refcount_order,
             table,
             table_offset: header.refcount_table_offset,
+            is_table_unsure: false,
             blocks: HashMap::new(),
             hint: 0,
         })
@@ -62,6 +65,20 @@ impl Refcounts {
     /// The largest count there may be.
     pub fn max(&self) -> u64 {
         u64::MAX >> (64 - (1_u32 << self.order))
+    }
+
+    /// After a failure nobody knows which table the header names. It names this one before this one changes.
+    fn make_table_sure(&mut self, storage: &impl Storage) -> Result<()> {
+        if self.is_table_unsure {
+            let clusters = (self.table.len() as u64 * 8) >> self.cluster_bits;
+            let mut field = self.table_offset.to_be_bytes().to_vec();
+            field.extend((clusters as u32).to_be_bytes());
+            let named = storage.write_at(REFCOUNT_TABLE_FIELD, &field);
+            let named = named.and_then(|()| storage.sync());
+            named.map_err(io("cannot write the header"))?;
+            self.is_table_unsure = false;
+        }
+        Ok(())
     }
 
     fn block(&mut self, storage: &impl Storage, index: usize) -> Result<Option<&mut Vec<u8>>> {
@@ -204,6 +221,7 @@ impl Refcounts {
 
     /// Makes a block for clusters from `first` on, which has none yet, and lies in the first of them.
     fn add_block(&mut self, storage: &impl Storage, index: usize, first: u64) -> Result<()> {
+        self.make_table_sure(storage)?;
         let mut block = vec![0; 1 << self.cluster_bits];
         let (_, at) = self.split(first);
         set(&mut block, self.order, at, 1);
@@ -224,6 +242,7 @@ impl Refcounts {
     /// Makes a table of half as many blocks more, in clusters that the old one does not cover. The old one's clusters stay counted
     /// until the new one is on stable storage.
     fn grow_table(&mut self, storage: &impl Storage) -> Result<()> {
+        self.make_table_sure(storage)?;
         let cluster = self.cluster_bytes();
         let per_block = self.per_block();
         let old_entries = self.table.len() as u64;
@@ -256,12 +275,17 @@ impl Refcounts {
         storage
             .write_at(offset, &bytes)
             .and_then(|()| storage.sync())
-            .and_then(|()| storage.write_at(REFCOUNT_TABLE_FIELD, &field))
             .map_err(io("cannot write a larger refcount table"))?;
         let old = (
             self.table_offset >> self.cluster_bits,
             old_entries * 8 / cluster,
         );
+        if let Err(error) = storage.write_at(REFCOUNT_TABLE_FIELD, &field) {
+            self.is_table_unsure = true;
+            // If this fails too, it is done before the next change.
+            self.make_table_sure(storage).ok();
+            return Err(io("cannot write the header")(error));
+        }
         (self.table, self.table_offset) = (table, offset);
         self.set(storage, old.0, old.1, 0)
     }

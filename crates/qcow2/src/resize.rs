@@ -18,7 +18,7 @@ impl<S: Storage> Image<S> {
     /// # Errors
     /// The storage's, or there can be no table for that size. The disk has its old size then.
     pub fn resize(&mut self, size: u64, backing: Option<&mut dyn Backing>) -> Result<()> {
-        let (old, old_map) = (self.header.size, self.map());
+        let old = self.header.size;
         let resized = match size.cmp(&old) {
             std::cmp::Ordering::Equal => return Ok(()),
             std::cmp::Ordering::Greater => self.grow(old, size, backing),
@@ -38,8 +38,8 @@ impl<S: Storage> Image<S> {
                 // Without it the disk is as it should be too, but for others who write to the data file.
                 self.fill_raw_tables(old, size).ok();
             }
-            // A table that was moved stays where it is.
-            Err(_) => (self.header.size, self.map) = (old, old_map),
+            // Tables that were moved or made stay as they are now.
+            Err(_) => self.set_size(old),
         }
         written
     }
@@ -138,6 +138,7 @@ impl<S: Storage> Image<S> {
 
     /// What the L1 table may have beyond the old end is not what the disk begins with there.
     fn clear_l1(&mut self, entries: u32) -> Result<()> {
+        self.make_l1_sure()?;
         let from = self.map.l1.len() as u64;
         let zeroes = vec![0; u64::from(entries).saturating_sub(from) as usize * 8];
         self.storage
@@ -145,7 +146,26 @@ impl<S: Storage> Image<S> {
             .map_err(io("cannot write the L1 table"))
     }
 
+    /// The header says where the L1 table is, durably.
+    fn name_l1(&self, entries: u32, offset: u64) -> std::io::Result<()> {
+        let mut field = entries.to_be_bytes().to_vec();
+        field.extend(offset.to_be_bytes());
+        self.storage.write_at(L1_FIELD, &field)?;
+        self.storage.sync()
+    }
+
+    /// After a failure nobody knows which table the header names. It names this one before this one changes.
+    pub(crate) fn make_l1_sure(&mut self) -> Result<()> {
+        if self.is_l1_unsure {
+            let named = self.name_l1(self.header.l1_entries, self.header.l1_offset);
+            named.map_err(io("cannot write the header"))?;
+            self.is_l1_unsure = false;
+        }
+        Ok(())
+    }
+
     fn move_l1(&mut self, entries: u32) -> Result<()> {
+        self.make_l1_sure()?;
         let bits = self.header.cluster_bits;
         let bytes = u64::from(entries) * 8;
         let clusters = bytes.div_ceil(self.header.cluster_bytes());
@@ -157,14 +177,16 @@ impl<S: Storage> Image<S> {
             .map(|entry| entry.load(Ordering::Acquire));
         let mut table: Vec<u8> = l1.flat_map(u64::to_be_bytes).collect();
         table.resize(bytes as usize, 0);
-        let mut field = entries.to_be_bytes().to_vec();
-        field.extend((first << bits).to_be_bytes());
         self.storage
             .write_at(first << bits, &table)
             .and_then(|()| self.storage.sync())
-            .and_then(|()| self.storage.write_at(L1_FIELD, &field))
-            .and_then(|()| self.storage.sync())
             .map_err(io("cannot write a larger L1 table"))?;
+        if let Err(error) = self.name_l1(entries, first << bits) {
+            self.is_l1_unsure = true;
+            // If this fails too, it is done before the next change.
+            self.make_l1_sure().ok();
+            return Err(io("cannot write the header")(error));
+        }
         let old = self.header.l1_offset >> bits;
         let old_clusters =
             (u64::from(self.header.l1_entries) * 8).div_ceil(self.header.cluster_bytes());

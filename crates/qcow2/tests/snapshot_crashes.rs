@@ -132,3 +132,86 @@ fn images_that_cannot_have_snapshots_are_refused_unchanged() {
     assert!(image.delete_snapshot("none").is_err());
     assert_eq!(storage.bytes(), before);
 }
+
+/// An image as a disk of its size: all sectors are read and compared.
+fn holds(image: &mut Image<&Recorded>, below: &[u8], disk: &[u8], what: &str) {
+    let mut found = vec![0; disk.len()];
+    read(image, &mut Some(Bytes(below.to_vec())), 0, &mut found);
+    let differs = found.iter().zip(disk).position(|(one, other)| one != other);
+    assert_eq!(differs, None, "{what}");
+}
+
+/// Whichever write or sync of a resize fails, the disk goes on as it is, and so does the image.
+#[test]
+fn a_resize_that_fails_leaves_an_image_without_faults() {
+    for seed in 0..12 {
+        let random = &mut Random(seed);
+        let first = Recorded::default();
+        let cluster_bits = 9 + random.below(3) as u32;
+        let sectors = 64 + random.below(300);
+        let options = CreateOptions {
+            cluster_bits,
+            ..CreateOptions::new(sectors * 512)
+        };
+        create(&&first, &options).unwrap();
+        let below: Vec<u8> = vec![9; ((sectors + 3) * 512) as usize];
+        let write_some = |image: &mut Image<&Recorded>, disk: &mut Vec<u8>, random: &mut Random| {
+            for _ in 0..4 {
+                let from = random.below(disk.len() as u64 / 512);
+                let byte = 1 + random.below(250) as u8;
+                let below = &mut Some(Bytes(below.clone()));
+                write(image, below, from * 512, &[byte; SECTOR]).unwrap();
+                disk[from as usize * 512..][..512].fill(byte);
+            }
+        };
+        let mut disk = vec![9; (sectors * 512) as usize];
+        let mut image = Image::open(&first, WRITABLE).unwrap();
+        write_some(&mut image, &mut disk, random);
+        image.close().unwrap();
+        make(&first, Change::Create, "kept");
+        for new in [sectors + 1, sectors + 20, sectors * 200, sectors / 2] {
+            for failing in 0.. {
+                let what = format!("seed {seed}, {new} for {sectors} sectors, {failing} well");
+                let storage = Recorded::of(first.bytes());
+                let mut disk = disk.clone();
+                let mut image = Image::open(&storage, WRITABLE).unwrap();
+                write_some(&mut image, &mut disk, random);
+                storage.fails_after.set(Some(storage.events() + failing));
+                let mut backing = Bytes(below.clone());
+                let resized = image.resize(new * 512, Some(&mut backing));
+                let has_failed = storage.fails_after.take().is_none();
+                let size = image.header().size;
+                assert!(resized.is_err() || size == new * 512, "{what}");
+                assert!(resized.is_ok() || size == sectors * 512, "{what}");
+                if resized.is_err() && new < sectors {
+                    // What was to be cut off may be zeroes already.
+                    let kept = (new * 512) as usize;
+                    read(
+                        &mut image,
+                        &mut Some(Bytes(below.clone())),
+                        0,
+                        &mut disk[..kept],
+                    );
+                    let mut all = disk.clone();
+                    read(&mut image, &mut Some(Bytes(below.clone())), 0, &mut all);
+                    disk = all;
+                }
+                disk.resize(size as usize, 0);
+                holds(&mut image, &below, &disk, &what);
+                write_some(&mut image, &mut disk, random);
+                image.release().unwrap();
+                write_some(&mut image, &mut disk, random);
+                holds(&mut image, &below, &disk, &what);
+                image.close().unwrap();
+                let report = Image::check(&storage, Repair::Nothing).unwrap();
+                assert_eq!(report.corruptions, 0, "{what}: {:?}", report.findings);
+                let mut image = Image::open(&storage, WRITABLE).unwrap();
+                disk.resize(image.header().size as usize, 0);
+                holds(&mut image, &below, &disk, &what);
+                if !has_failed {
+                    break;
+                }
+            }
+        }
+    }
+}

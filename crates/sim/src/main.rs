@@ -12,6 +12,7 @@ mod hostile;
 mod life;
 mod model;
 mod random;
+mod reservations;
 mod run;
 mod schedule;
 mod world;

@@ -150,6 +150,13 @@ impl Model {
         }
     }
 
+    /// A write that was refused: nobody will see it.
+    pub fn refused(&mut self, lba: u64, begun: u64) {
+        if let Some(block) = self.blocks.get_mut(lba as usize) {
+            block.writes.retain(|write| write.begin != begun);
+        }
+    }
+
     /// Values that can be returned by no read that begins at `oldest` or later, and are on no medium any more, are forgotten.
     pub fn prune(&mut self, lba: u64, oldest: u64) {
         let Some(block) = self.blocks.get_mut(lba as usize) else {

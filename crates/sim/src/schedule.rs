@@ -31,6 +31,8 @@ pub enum What {
     Misbehave,
     /// A disk is limited, or not any more.
     Limit,
+    /// Somebody registers, reserves, releases, preempts.
+    Reserve,
     /// A disk becomes larger.
     Grow,
     /// The daemon is stopped and started again, and images get a snapshot.
@@ -42,8 +44,8 @@ pub enum What {
 }
 
 /// How often each happens, out of 1000.
-const SHARES: [(What, u64); 14] = [
-    (What::Submit, 336),
+const SHARES: [(What, u64); 15] = [
+    (What::Submit, 322),
     (What::Iterate, 300),
     (What::Own, 130),
     (What::Poll, 110),
@@ -53,6 +55,7 @@ const SHARES: [(What, u64); 14] = [
     (What::Disconnect, 6),
     (What::Misbehave, 3),
     (What::Limit, 8),
+    (What::Reserve, 14),
     (What::Grow, 5),
     (What::Restart, 2),
     (What::Kill, 3),

@@ -11,6 +11,7 @@ macro_rules! say {
 }
 
 mod requests;
+mod reserving;
 mod restarts;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ use crate::life::{BLK_QUEUES, DataFile, DiskPlan, Lies, Life, WORKERS};
 use crate::model::{BLOCK, Model, Value, value_of};
 use crate::random::Random;
 use crate::schedule::{Step, What};
+use reserving::Reserved;
 
 const RAM_BLOCKS: u64 = 64;
 const FILE_BLOCKS: u64 = 96;
@@ -46,6 +48,8 @@ struct Pending {
     expected: Value,
     /// It had begun before a kill.
     survived: bool,
+    /// How often reservations of the disk had changed then.
+    reservations: u64,
 }
 
 /// An internal snapshot of an image, and what it may hold.
@@ -93,6 +97,7 @@ pub struct World {
     /// What is to come when the calls are used up.
     cut: Option<What>,
     snapshots: Vec<Snapshot>,
+    reservations: Vec<Reserved>,
     trace: Option<Vec<String>>,
     /// The same for two runs in which the same happened.
     digest: u64,
@@ -203,6 +208,7 @@ impl World {
             has_lost_pages: false,
             cut: None,
             snapshots: Vec::new(),
+            reservations: (0..4).map(|_| Reserved::default()).collect(),
             trace: traced.then(Vec::new),
             digest: seed,
             corruption,
@@ -332,7 +338,9 @@ impl World {
         if is_hostile {
             return;
         }
-        if let Outcome::Failed(why) = &done.outcome {
+        if let Outcome::Failed(why) = &done.outcome
+            && !matches!(kind, Kind::Reserve(_))
+        {
             let lost = why == "the connection is lost";
             assert!(
                 self.is_troubled || lost || pending.survived,
@@ -342,12 +350,19 @@ impl World {
                 request.lba
             );
         }
+        self.check_reservations(&pending, &done.outcome);
         let good = done.outcome == Outcome::Good;
         match kind {
+            Kind::Reserve(what) => self.reserved(&pending, what, &done.outcome),
             Kind::Read if good => self.check_read(&pending, &done.data),
             Kind::Read => {}
             Kind::Flush if good => self.models[disk].flushed(pending.begin),
             Kind::Flush => {}
+            _ if done.outcome == Outcome::Conflict && !pending.survived => {
+                for at in 0..request.blocks {
+                    self.models[disk].refused(request.lba + at, pending.begin);
+                }
+            }
             _ => {
                 if kind == Kind::CompareAndWrite && good {
                     self.check_compared(&pending);
@@ -530,6 +545,7 @@ impl World {
                 self.clients[index].client().misbehave(detail);
             }
             What::Limit => self.limit(detail),
+            What::Reserve => self.reserve(detail),
             What::Grow => self.grow(detail),
             What::Restart => self.restart(),
             What::Kill | What::CutPower if self.cut.is_none() => {

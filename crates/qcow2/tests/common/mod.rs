@@ -28,6 +28,8 @@ pub struct Recorded {
     pub reads: std::cell::Cell<u64>,
     /// Writes beyond this fail: the file system is full.
     pub limit: RefCell<Option<u64>>,
+    /// What comes after this many others fails, once.
+    pub fails_after: std::cell::Cell<Option<usize>>,
 }
 
 pub fn apply(bytes: &mut Vec<u8>, event: &Event) {
@@ -95,6 +97,10 @@ impl Recorded {
     }
 
     fn happen(&self, event: Event) -> io::Result<()> {
+        if self.fails_after.get() == Some(self.events()) {
+            self.fails_after.set(None);
+            return Err(io::Error::from_raw_os_error(5));
+        }
         let end = match &event {
             Event::Write(offset, bytes) => offset + bytes.len() as u64,
             Event::Zero(offset, length) => offset + length,

@@ -71,7 +71,7 @@ impl Client for Blk {
     fn can(&self, kind: Kind) -> bool {
         match self.is_hostile {
             true => kind == Kind::Read,
-            false => kind != Kind::CompareAndWrite,
+            false => !matches!(kind, Kind::CompareAndWrite | Kind::Reserve(_)),
         }
     }
 
@@ -85,7 +85,7 @@ impl Client for Blk {
         let (kind, unmap) = match request.kind {
             Kind::Read => (IN, false),
             Kind::Write { .. } | Kind::CompareAndWrite => (OUT, false),
-            Kind::Flush => (FLUSH, false),
+            Kind::Flush | Kind::Reserve(_) => (FLUSH, false),
             Kind::Zero { unmap } => (WRITE_ZEROES, unmap),
             Kind::Discard => (DISCARD, false),
         };

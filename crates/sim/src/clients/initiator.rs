@@ -73,6 +73,10 @@ impl IscsiClient {
         self.lost.clear();
     }
 
+    pub fn number(&self) -> u8 {
+        self.number
+    }
+
     /// One connection more, on this worker.
     fn connect(&mut self, worker: &mut Worker) {
         let Some(server) = &self.server else {

@@ -24,6 +24,55 @@ pub enum Kind {
     Discard,
     /// They become what comes with it if they are what comes with it first.
     CompareAndWrite,
+    /// PERSISTENT RESERVE OUT; its parameter list is the data.
+    Reserve(Reserve),
+}
+
+/// What is done with reservations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserve {
+    /// REGISTER AND IGNORE EXISTING KEY; 0: not any more.
+    Register {
+        key: u64,
+    },
+    Reserve {
+        kind: u8,
+    },
+    Release {
+        kind: u8,
+    },
+    Clear,
+    /// Whoever has this key is registered no more, and does not hold it.
+    Preempt {
+        kind: u8,
+        key: u64,
+    },
+}
+
+impl Reserve {
+    /// Service action, and scope with type (SPC-4, tables 213 and 214).
+    pub fn codes(self) -> (u8, u8) {
+        match self {
+            Reserve::Reserve { kind } => (1, kind),
+            Reserve::Release { kind } => (2, kind),
+            Reserve::Clear => (3, 0),
+            Reserve::Preempt { kind, .. } => (4, kind),
+            Reserve::Register { .. } => (6, 0),
+        }
+    }
+
+    /// The parameter list of whoever is registered with a key.
+    pub fn list(self, own: u64) -> Vec<u8> {
+        let (key, action_key) = match self {
+            Reserve::Register { key } => (0, key),
+            Reserve::Preempt { key, .. } => (own, key),
+            _ => (own, 0),
+        };
+        let mut list = Vec::from(key.to_be_bytes());
+        list.extend(action_key.to_be_bytes());
+        list.extend([0; 8]);
+        list
+    }
 }
 
 /// A request of the simulation.
@@ -45,6 +94,8 @@ pub enum Outcome {
     Good,
     /// It was not done, and comes again if it is wanted: a unit attention, or too much at once.
     NotNow(String),
+    /// A reservation forbids it: nothing was done.
+    Conflict,
     /// What was compared is not there: nothing was done.
     Miscompare,
     Failed(String),

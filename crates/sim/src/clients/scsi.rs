@@ -57,6 +57,12 @@ pub fn command(request: &Request) -> ([u8; 16], Vec<u8>, usize) {
             cdb[13] = request.blocks as u8;
             (cdb, request.data.clone(), 0)
         }
+        Kind::Reserve(what) => {
+            let (action, kind) = what.codes();
+            (cdb[0], cdb[1], cdb[2]) = (0x5f, action, kind);
+            cdb[8] = request.data.len() as u8;
+            (cdb, request.data.clone(), 0)
+        }
     }
 }
 
@@ -66,6 +72,7 @@ pub fn outcome(status: u8, sense: &[u8]) -> Outcome {
     let codes = sense.get(12..14).unwrap_or(&[0, 0]);
     match (status, key) {
         (0x00, _) => Outcome::Good,
+        (0x18, _) => Outcome::Conflict,
         (0x08 | 0x28, _) => Outcome::NotNow(format!("status {status:#04x}")),
         // Unit attention.
         (0x02, 6) => Outcome::NotNow(format!("unit attention {codes:02x?}")),

@@ -98,7 +98,13 @@ impl World {
         }
     }
 
-    fn submitted(&mut self, index: usize, request: Request, value: Value, expected: Value) {
+    pub(super) fn submitted(
+        &mut self,
+        index: usize,
+        request: Request,
+        value: Value,
+        expected: Value,
+    ) {
         let begin = request.token;
         let name = self.clients[index].client().name();
         let Request {
@@ -113,7 +119,7 @@ impl World {
             self,
             "{name}: request {token}: {kind:?} of d{disk}, {blocks} blocks at {lba}, value {value}"
         );
-        if !matches!(kind, Kind::Read | Kind::Flush) {
+        if !matches!(kind, Kind::Read | Kind::Flush | Kind::Reserve(_)) {
             let model = &mut self.models[disk];
             match kind {
                 Kind::CompareAndWrite => model.begin_compare(lba, expected, value, begin),
@@ -126,6 +132,7 @@ impl World {
             begin,
             expected,
             survived: false,
+            reservations: self.changes_of_reservations(disk),
         };
         self.pending.insert(token, pending);
     }

@@ -22,6 +22,7 @@ impl World {
         self.models[0].lose();
         let now = self.tick();
         self.clients.clear();
+        self.lose_reservations();
         for model in &mut self.models[1..] {
             model.crashed(now, false, &[]);
         }
@@ -169,6 +170,7 @@ impl World {
             }
         }
         self.pending.retain(|token, _| survive.contains(token));
+        self.lose_reservations();
         for model in &mut self.models {
             model.crashed(now, power, &survive);
         }

@@ -1,0 +1,220 @@
+//! Reservations while requests are in flight: who changes them, and that every answer is one that they allow.
+//!
+//! A request that was sent and answered without a change in between has one answer: a conflict, or none. With a change in between it
+//! may have either. After an answer that was lost nobody knows what holds, until somebody has cleared everything.
+
+use uring::simulated::Files;
+
+use super::{Kept, Pending, World};
+use crate::clients::{Kind, Outcome, Request, Reserve};
+use crate::life::WORKERS;
+use crate::random::Random;
+use crate::reservations::{Expected, Nexus, Reservations, TYPES};
+
+/// Rounds in which a change ends, as a rule.
+const ROUNDS: usize = 40;
+
+/// The reservations of a disk.
+pub(super) struct Reserved {
+    /// `None`: nobody knows.
+    state: Option<Reservations>,
+    /// Counts beginnings and ends of changes.
+    changes: u64,
+    in_flight: usize,
+    /// Where nobody knows: who has registered since, with which key.
+    registered: Option<(Nexus, u64)>,
+}
+
+impl Default for Reserved {
+    fn default() -> Reserved {
+        Reserved {
+            state: Some(Reservations::default()),
+            changes: 0,
+            in_flight: 0,
+            registered: None,
+        }
+    }
+}
+
+impl World {
+    /// Queues of a driver are one I_T nexus, and so are connections of a session. virtio-blk has none.
+    fn nexus(&self, client: usize) -> Option<Nexus> {
+        match &self.clients[client] {
+            Kept::Blk(_) => None,
+            Kept::Scsi(_) => Some(0),
+            Kept::Iscsi(one) => Some(usize::from(one.number())),
+        }
+    }
+
+    pub(super) fn changes_of_reservations(&self, disk: usize) -> u64 {
+        self.reservations[disk].changes
+    }
+
+    pub(super) fn reserve(&mut self, detail: u64) {
+        let mut random = Random::new(detail);
+        let disk = random.below(self.plans.len() as u64) as usize;
+        let may: Vec<usize> = (0..self.clients.len())
+            .filter(|index| self.nexus(*index).is_some())
+            .collect();
+        let client = may[random.below(may.len() as u64) as usize];
+        let Some(nexus) = self.nexus(client) else {
+            return;
+        };
+        if self.reservations[disk].in_flight > 0 {
+            return;
+        }
+        let key = self.tick();
+        let (what, own) = next(&self.reservations[disk], nexus, key, &mut random);
+        let request = Request {
+            token: self.tick(),
+            disk,
+            kind: Kind::Reserve(what),
+            lba: 0,
+            blocks: 0,
+            data: what.list(own),
+        };
+        let token = request.token;
+        if !self.clients[client].client().submit(&request) {
+            return;
+        }
+        let reserved = &mut self.reservations[disk];
+        (reserved.changes, reserved.in_flight) = (reserved.changes + 1, reserved.in_flight + 1);
+        self.submitted(client, request, 0, 0);
+        for _ in 0..ROUNDS {
+            for worker in 0..WORKERS {
+                self.iterate(worker);
+            }
+            // The daemon ends here, and answers nobody.
+            if self.has_ended || Files::is_cut() {
+                return;
+            }
+            self.poll(client);
+            if !self.pending.contains_key(&token) {
+                return;
+            }
+        }
+    }
+
+    /// A change has ended.
+    pub(super) fn reserved(&mut self, pending: &Pending, what: Reserve, outcome: &Outcome) {
+        let disk = pending.request.disk;
+        let nexus = self.nexus(pending.client).expect("a nexus");
+        let reserved = &mut self.reservations[disk];
+        reserved.changes += 1;
+        reserved.in_flight = reserved.in_flight.saturating_sub(1);
+        if matches!(outcome, Outcome::NotNow(_)) {
+            return;
+        }
+        let is_only_change = reserved.changes == pending.reservations + 1;
+        let Some(state) = reserved.state.take().filter(|_| is_only_change) else {
+            match (what, outcome) {
+                (Reserve::Register { key }, Outcome::Good) if key > 0 && is_only_change => {
+                    reserved.registered = Some((nexus, key));
+                }
+                (Reserve::Clear, Outcome::Good) if is_only_change => {
+                    reserved.state = Some(Reservations::default());
+                }
+                _ => reserved.registered = None,
+            }
+            return;
+        };
+        let expected = state.expect(nexus, what);
+        let is_as_expected = match (outcome, &expected) {
+            (Outcome::Good, Expected::Good(new)) => {
+                reserved.state = Some(new.clone());
+                true
+            }
+            (Outcome::Conflict, Expected::Conflict) | (Outcome::Failed(_), Expected::Refused) => {
+                reserved.state = Some(state.clone());
+                true
+            }
+            // Nobody knows whether it was done.
+            (Outcome::Failed(why), _) => {
+                reserved.registered = None;
+                self.is_troubled || pending.survived || why == "the connection is lost"
+            }
+            _ => false,
+        };
+        assert!(
+            is_as_expected,
+            "{what:?} of nexus {nexus} on d{disk} ends with {outcome:?}, and {expected:?} was to come; before: {state:?}"
+        );
+    }
+
+    /// Is an answer one that reservations allow?
+    pub(super) fn check_reservations(&self, pending: &Pending, outcome: &Outcome) {
+        let Request {
+            token, disk, kind, ..
+        } = pending.request;
+        let Some(nexus) = self.nexus(pending.client) else {
+            assert_ne!(*outcome, Outcome::Conflict, "request {token}");
+            return;
+        };
+        let reserved = &self.reservations[disk];
+        let is_known = reserved.changes == pending.reservations && !pending.survived;
+        let Some(state) = reserved.state.as_ref().filter(|_| is_known) else {
+            return;
+        };
+        if matches!(kind, Kind::Reserve(_)) {
+            return;
+        }
+        let conflicts = state.conflicts(nexus, kind);
+        let wrong = match outcome {
+            Outcome::Conflict => !conflicts,
+            Outcome::Good | Outcome::Miscompare => conflicts,
+            _ => false,
+        };
+        assert!(
+            !wrong,
+            "request {token}, {kind:?} of nexus {nexus} on d{disk}, ends with {outcome:?} under {state:?}"
+        );
+    }
+
+    /// The daemon has ended, and reservations with it. What goes on in its next life comes at any time.
+    pub(super) fn lose_reservations(&mut self) {
+        for (disk, reserved) in self.reservations.iter_mut().enumerate() {
+            let goes_on = |one: &&Pending| {
+                one.request.disk == disk && matches!(one.request.kind, Kind::Reserve(_))
+            };
+            let in_flight = self.pending.values().filter(goes_on).count();
+            reserved.changes += 1;
+            reserved.in_flight = in_flight;
+            reserved.registered = None;
+            reserved.state = (in_flight == 0).then(Reservations::default);
+        }
+    }
+}
+
+/// What a nexus does next, and the key that it has.
+fn next(reserved: &Reserved, nexus: Nexus, key: u64, random: &mut Random) -> (Reserve, u64) {
+    let Some(state) = &reserved.state else {
+        return match reserved.registered {
+            Some((known, own)) if known == nexus => (Reserve::Clear, own),
+            _ => (Reserve::Register { key }, 0),
+        };
+    };
+    let kind = TYPES[random.below(TYPES.len() as u64) as usize];
+    let own = state.key(nexus);
+    let what = match (random.below(10), own) {
+        (0..=4, None) | (0, Some(_)) => Reserve::Register { key },
+        (1..=3, _) => Reserve::Reserve { kind },
+        (5 | 4, _) => Reserve::Release {
+            kind: match random.one_in(4) {
+                true => kind,
+                false => state.kind().unwrap_or(kind),
+            },
+        },
+        (6..=7, _) => {
+            let others: Vec<u64> = state.others(nexus).collect();
+            let any = others.len() as u64 + u64::from(random.one_in(8));
+            let chosen = others.get(random.below(any.max(1)) as usize);
+            Reserve::Preempt {
+                kind,
+                key: chosen.copied().unwrap_or(u64::MAX),
+            }
+        }
+        (8, _) => Reserve::Register { key: 0 },
+        _ => Reserve::Clear,
+    };
+    (what, own.unwrap_or(u64::MAX - 1))
+}
