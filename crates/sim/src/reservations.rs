@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::clients::{Kind, Reserve};
+use crate::clients::{Kind, ReserveOut};
 
 /// Who is registered, by the number of the I_T nexus, with which key.
 pub type Nexus = usize;
@@ -86,9 +86,9 @@ impl Reservations {
     }
 
     /// What a command has to do.
-    pub fn expect(&self, nexus: Nexus, what: Reserve) -> Expected {
+    pub fn expect(&self, nexus: Nexus, what: ReserveOut) -> Expected {
         let mut new = self.clone();
-        if let Reserve::Register { key } = what {
+        if let ReserveOut::Register { key } = what {
             match key {
                 0 => new.remove(nexus),
                 key => drop(new.keys.insert(nexus, key)),
@@ -99,19 +99,19 @@ impl Reservations {
             return Expected::Conflict;
         };
         match what {
-            Reserve::Register { .. } => {}
-            Reserve::Reserve { kind } => match self.held {
+            ReserveOut::Register { .. } => {}
+            ReserveOut::Reserve { kind } => match self.held {
                 None => new.held = Some((kind, nexus)),
                 Some((held, _)) if held == kind && self.holds(nexus) => {}
                 Some(_) => return Expected::Conflict,
             },
-            Reserve::Release { kind } => match self.held {
+            ReserveOut::Release { kind } => match self.held {
                 Some((held, _)) if self.holds(nexus) && held == kind => new.held = None,
                 Some(_) if self.holds(nexus) => return Expected::Refused,
                 _ => {}
             },
-            Reserve::Clear => new = Reservations::default(),
-            Reserve::Preempt { kind, key } => {
+            ReserveOut::Clear => new = Reservations::default(),
+            ReserveOut::Preempt { kind, key } => {
                 let takes_over = match self.held {
                     Some((held, holder)) if !is_of_all(held) => self.key(holder) == Some(key),
                     _ => false,
@@ -139,7 +139,7 @@ impl Reservations {
 mod tests {
     use super::*;
 
-    fn after(state: &Reservations, nexus: Nexus, what: Reserve) -> Reservations {
+    fn after(state: &Reservations, nexus: Nexus, what: ReserveOut) -> Reservations {
         match state.expect(nexus, what) {
             Expected::Good(new) => new,
             other => panic!("{what:?}: {other:?}"),
@@ -149,10 +149,10 @@ mod tests {
     #[test]
     fn reservations_are_those_of_the_standard() {
         let none = Reservations::default();
-        let reserve = |kind| Reserve::Reserve { kind };
+        let reserve = |kind| ReserveOut::Reserve { kind };
         assert_eq!(none.expect(0, reserve(1)), Expected::Conflict);
-        let both = after(&none, 0, Reserve::Register { key: 10 });
-        let both = after(&both, 1, Reserve::Register { key: 11 });
+        let both = after(&none, 0, ReserveOut::Register { key: 10 });
+        let both = after(&both, 1, ReserveOut::Register { key: 11 });
         let write = Kind::Write { durable: false };
         for (kind, other_reads, other_writes, registrant_writes) in [
             (1, true, false, false),
@@ -167,16 +167,16 @@ mod tests {
             assert_eq!(!held.conflicts(2, Kind::Read), other_reads, "type {kind}");
             assert_eq!(!held.conflicts(2, write), other_writes, "type {kind}");
             assert_eq!(!held.conflicts(1, write), registrant_writes, "type {kind}");
-            assert_eq!(after(&held, 0, Reserve::Release { kind }), both);
-            let gone = after(&held, 0, Reserve::Register { key: 0 });
+            assert_eq!(after(&held, 0, ReserveOut::Release { kind }), both);
+            let gone = after(&held, 0, ReserveOut::Register { key: 0 });
             assert_eq!(gone.kind().is_some(), kind >= 7, "type {kind}");
         }
         let held = after(&both, 0, reserve(1));
         assert_eq!(held.expect(1, reserve(1)), Expected::Conflict);
-        let wrong = Reserve::Release { kind: 3 };
+        let wrong = ReserveOut::Release { kind: 3 };
         assert_eq!(held.expect(0, wrong), Expected::Refused);
         assert_eq!(after(&held, 1, wrong), held, "it does not hold it");
-        let taken = after(&held, 1, Reserve::Preempt { kind: 3, key: 10 });
+        let taken = after(&held, 1, ReserveOut::Preempt { kind: 3, key: 10 });
         assert_eq!((taken.kind(), taken.key(0)), (Some(3), None));
         assert!(taken.conflicts(0, Kind::Read));
     }

@@ -25,12 +25,12 @@ pub enum Kind {
     /// They become what comes with it if they are what comes with it first.
     CompareAndWrite,
     /// PERSISTENT RESERVE OUT; its parameter list is the data.
-    Reserve(Reserve),
+    Reserve(ReserveOut),
 }
 
 /// What is done with reservations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reserve {
+pub enum ReserveOut {
     /// REGISTER AND IGNORE EXISTING KEY; 0: not any more.
     Register {
         key: u64,
@@ -49,23 +49,23 @@ pub enum Reserve {
     },
 }
 
-impl Reserve {
+impl ReserveOut {
     /// Service action, and scope with type (SPC-4, tables 213 and 214).
     pub fn codes(self) -> (u8, u8) {
         match self {
-            Reserve::Reserve { kind } => (1, kind),
-            Reserve::Release { kind } => (2, kind),
-            Reserve::Clear => (3, 0),
-            Reserve::Preempt { kind, .. } => (4, kind),
-            Reserve::Register { .. } => (6, 0),
+            ReserveOut::Reserve { kind } => (1, kind),
+            ReserveOut::Release { kind } => (2, kind),
+            ReserveOut::Clear => (3, 0),
+            ReserveOut::Preempt { kind, .. } => (4, kind),
+            ReserveOut::Register { .. } => (6, 0),
         }
     }
 
     /// The parameter list of whoever is registered with a key.
     pub fn list(self, own: u64) -> Vec<u8> {
         let (key, action_key) = match self {
-            Reserve::Register { key } => (0, key),
-            Reserve::Preempt { key, .. } => (own, key),
+            ReserveOut::Register { key } => (0, key),
+            ReserveOut::Preempt { key, .. } => (own, key),
             _ => (own, 0),
         };
         let mut list = Vec::from(key.to_be_bytes());

@@ -6,7 +6,7 @@
 use uring::simulated::Files;
 
 use super::{Kept, Pending, World};
-use crate::clients::{Kind, Outcome, Request, Reserve};
+use crate::clients::{Kind, Outcome, Request, ReserveOut};
 use crate::life::WORKERS;
 use crate::random::Random;
 use crate::reservations::{Expected, Nexus, Reservations, TYPES};
@@ -96,7 +96,7 @@ impl World {
     }
 
     /// A change has ended.
-    pub(super) fn reserved(&mut self, pending: &Pending, what: Reserve, outcome: &Outcome) {
+    pub(super) fn reserved(&mut self, pending: &Pending, what: ReserveOut, outcome: &Outcome) {
         let disk = pending.request.disk;
         let nexus = self.nexus(pending.client).expect("a nexus");
         let reserved = &mut self.reservations[disk];
@@ -108,10 +108,10 @@ impl World {
         let is_only_change = reserved.changes == pending.reservations + 1;
         let Some(state) = reserved.state.take().filter(|_| is_only_change) else {
             match (what, outcome) {
-                (Reserve::Register { key }, Outcome::Good) if key > 0 && is_only_change => {
+                (ReserveOut::Register { key }, Outcome::Good) if key > 0 && is_only_change => {
                     reserved.registered = Some((nexus, key));
                 }
-                (Reserve::Clear, Outcome::Good) if is_only_change => {
+                (ReserveOut::Clear, Outcome::Good) if is_only_change => {
                     reserved.state = Some(Reservations::default());
                 }
                 _ => reserved.registered = None,
@@ -186,19 +186,19 @@ impl World {
 }
 
 /// What a nexus does next, and the key that it has.
-fn next(reserved: &Reserved, nexus: Nexus, key: u64, random: &mut Random) -> (Reserve, u64) {
+fn next(reserved: &Reserved, nexus: Nexus, key: u64, random: &mut Random) -> (ReserveOut, u64) {
     let Some(state) = &reserved.state else {
         return match reserved.registered {
-            Some((known, own)) if known == nexus => (Reserve::Clear, own),
-            _ => (Reserve::Register { key }, 0),
+            Some((known, own)) if known == nexus => (ReserveOut::Clear, own),
+            _ => (ReserveOut::Register { key }, 0),
         };
     };
     let kind = TYPES[random.below(TYPES.len() as u64) as usize];
     let own = state.key(nexus);
     let what = match (random.below(10), own) {
-        (0..=4, None) | (0, Some(_)) => Reserve::Register { key },
-        (1..=3, _) => Reserve::Reserve { kind },
-        (5 | 4, _) => Reserve::Release {
+        (0..=4, None) | (0, Some(_)) => ReserveOut::Register { key },
+        (1..=3, _) => ReserveOut::Reserve { kind },
+        (5 | 4, _) => ReserveOut::Release {
             kind: match random.one_in(4) {
                 true => kind,
                 false => state.kind().unwrap_or(kind),
@@ -208,13 +208,13 @@ fn next(reserved: &Reserved, nexus: Nexus, key: u64, random: &mut Random) -> (Re
             let others: Vec<u64> = state.others(nexus).collect();
             let any = others.len() as u64 + u64::from(random.one_in(8));
             let chosen = others.get(random.below(any.max(1)) as usize);
-            Reserve::Preempt {
+            ReserveOut::Preempt {
                 kind,
                 key: chosen.copied().unwrap_or(u64::MAX),
             }
         }
-        (8, _) => Reserve::Register { key: 0 },
-        _ => Reserve::Clear,
+        (8, _) => ReserveOut::Register { key: 0 },
+        _ => ReserveOut::Clear,
     };
     (what, own.unwrap_or(u64::MAX - 1))
 }
