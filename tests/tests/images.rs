@@ -145,6 +145,129 @@ fn qcow2_image_stands_on_a_snapshot_of_the_cluster() -> Result<()> {
     Ok(())
 }
 
+/// A snapshot of a disk that is far away: it goes on in an image here, which names what it stands on, for the next daemon too.
+fn goes_on_in_a_snapshot(near: &mut Rig, image: &Path) -> Result<()> {
+    let load = VerifiedLoad::start(&near.socket("d"))?;
+    load.goes_on(SOON)?;
+    let to = image.display().to_string();
+    let taken = near.daemon.ask(&["disk", "snapshot", "d", "--to", &to])?;
+    ensure!(taken.status.success(), "{}", text(&taken.stderr));
+    load.goes_on(SOON)?;
+    ensure!(load.finish()? > 0);
+    let written = |queue: &mut BlkQueue| -> Result<()> {
+        ensure!(queue.write(5 << 20, &[0xab; 4096])? == status::OK);
+        Ok(())
+    };
+    let open = |near: &Rig| -> Result<(FrontEnd, BlkQueue)> {
+        let mut front_end = FrontEnd::connect(&near.socket("d"), &Options::default())?;
+        let queue = QueueOptions::default();
+        let queue = BlkQueue::start(&mut front_end, 0, &queue, 16, 1 << 20, Cuts::Usual)?;
+        Ok((front_end, queue))
+    };
+    let (front_end, mut queue) = open(near)?;
+    written(&mut queue)?;
+    let mut before = vec![0; 16 << 20];
+    for (at, piece) in before.chunks_mut(1 << 20).enumerate() {
+        ensure!(queue.read((at as u64) << 20, piece)? == status::OK);
+    }
+    drop((queue, front_end));
+    near.daemon.kill()?;
+    near.daemon.start_again()?;
+    let shown: Value = control::get(&near.daemon.control(), "/v1/disks/d")?;
+    ensure!(shown["backend"] == "image", "{shown}");
+    let (_front_end, mut queue) = open(near)?;
+    for (at, expected) in before.chunks(1 << 20).enumerate() {
+        let mut found = vec![0; 1 << 20];
+        ensure!(queue.read((at as u64) << 20, &mut found)? == status::OK);
+        ensure!(
+            found == expected,
+            "another content after a restart, MiB {at}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn disk_on_an_iscsi_unit_goes_on_in_its_snapshot() -> Result<()> {
+    const TARGET: &str = "iqn.2026-11.org.example:snapped";
+    let portal = free_portal()?.to_string();
+    let far = Rig::prepared(|scratch, daemon| {
+        let base = scratch.file("base.raw");
+        std::fs::write(&base, vec![7; 16 * MIB])?;
+        let disk = format!("d=file:{},cache=writeback", base.display());
+        let target = format!("{TARGET}=d");
+        let serves = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "rw"];
+        Ok(daemon.disk(&disk).arguments(serves))
+    })?;
+    let folder = Scratch::new()?;
+    let disk = format!("d=iscsi://{portal}/{TARGET}/0");
+    let mut near = far.beside(|daemon| daemon.disk(&disk).vhost_blk("d"))?;
+    let image = folder.file("over.qcow2");
+    goes_on_in_a_snapshot(&mut near, &image)?;
+    near.daemon.stop(SOON)?;
+    let base = std::fs::read(far.scratch.file("base.raw"))?;
+    ensure!(
+        base[5 << 20..][..4096] != [0xab; 4096],
+        "its base was written"
+    );
+    let shown = lunette(folder.files(), &["info", &image.display().to_string()])?;
+    ensure!(
+        shown.contains(&format!("iscsi://{portal}/{TARGET}/0 (raw)")),
+        "{shown}"
+    );
+    has_leaks_at_most(folder.files(), "over.qcow2")
+}
+
+#[test]
+fn disk_in_ceph_goes_on_in_its_snapshot() -> Result<()> {
+    let ceph = Ceph::start()?;
+    for image in ["rbd/snapped", "rbd/backup"] {
+        ceph.rbd(&["create", image, "--size", "16M"])?;
+    }
+    let folder = Scratch::new()?;
+    let (conf, keyring) = (ceph.conf(), ceph.keyring());
+    let way = format!(
+        "conf={},id={CEPH_USER},keyring={}",
+        conf.display(),
+        keyring.display()
+    );
+    let disk = format!("d=rbd:rbd/snapped,{way}");
+    let mut near = Rig::new(|daemon| daemon.disk(&disk).vhost_blk("d"))?;
+    // The second backup is an image over the first, which is in the cluster.
+    let second = folder.file("second.qcow2").display().to_string();
+    for target in [
+        format!("rbd:rbd/backup,{way}"),
+        format!("image:{second},cache=writethrough"),
+    ] {
+        let words = [
+            "disk",
+            "backup",
+            "d",
+            &target,
+            "--incremental",
+            "daily",
+            "--wait",
+        ];
+        let made = near.daemon.ask(&words)?;
+        ensure!(made.status.success(), "{target}: {}", text(&made.stderr));
+    }
+    let shown = lunette(folder.files(), &["info", &second])?;
+    ensure!(
+        shown.contains("backing image: rbd:rbd/backup:conf="),
+        "{shown}"
+    );
+    goes_on_in_a_snapshot(&mut near, &folder.file("over.qcow2"))?;
+    near.daemon.stop(SOON)?;
+    let base = folder.file("base.raw").display().to_string();
+    ceph.rbd(&["export", "rbd/snapped", &base])?;
+    let base = std::fs::read(base)?;
+    ensure!(
+        base[5 << 20..][..4096] != [0xab; 4096],
+        "its base was written"
+    );
+    has_leaks_at_most(folder.files(), "over.qcow2")
+}
+
 /// An overlay on a raw image of 32 MiB.
 fn make_overlay(folder: &Path) -> Result<()> {
     let content: Vec<u8> = (0..32 * MIB).map(|at| (at / 512 % 251) as u8).collect();

@@ -5,12 +5,14 @@
 //!   rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:conf=FILE][:id=USER][:keyring=FILE][:mon_host=ADDRESSES][:OPTION=VALUE]...
 //! ```
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use iscsi_initiator::{ReconnectSettings, SessionOptions, UnitAddress};
 use librbd::{ClusterConfig, ImageName};
 
+use super::BackingName;
 use crate::rbd::{Rbd, RbdLock, RbdOptions};
 use crate::scsi::ScsiDisk;
 use crate::{BlockDevice, IscsiOptions, OpenError};
@@ -69,6 +71,44 @@ impl Remote {
             })?)),
         }
     }
+}
+
+impl BackingName {
+    /// An RBD image, with the way to its cluster.
+    pub fn of_rbd(image: &ImageName, cluster: &ClusterConfig) -> BackingName {
+        let path = |path: &PathBuf| path.display().to_string();
+        let named = [
+            ("conf", cluster.conf.as_ref().map(path)),
+            ("id", cluster.id.clone()),
+            ("keyring", cluster.keyring.as_ref().map(path)),
+            ("mon_host", cluster.mon_host.clone()),
+        ];
+        let options = cluster.options.iter();
+        let options = options.map(|(key, value)| (key.as_str(), Some(value.clone())));
+        let mut name = format!("rbd:{}", word(&image.to_string()));
+        for (key, value) in named.into_iter().chain(options) {
+            if let Some(value) = value {
+                name.push_str(&format!(":{key}={}", word(&value)));
+            }
+        }
+        BackingName {
+            name,
+            format: "raw",
+        }
+    }
+
+    /// A logical unit that is reached without CHAP.
+    pub fn of_unit(unit: &UnitAddress) -> BackingName {
+        BackingName {
+            name: unit.to_string(),
+            format: "raw",
+        }
+    }
+}
+
+/// Of a name: see [`words`].
+fn word(text: &str) -> String {
+    text.replace('\\', "\\\\").replace(':', "\\:")
 }
 
 fn unit(name: &str) -> Result<UnitAddress, String> {
@@ -151,6 +191,24 @@ mod tests {
         assert_eq!(cluster.id.as_deref(), Some("vm"));
         assert_eq!(cluster.mon_host.as_deref(), Some("192.0.2.1:6789"));
         assert_eq!(cluster.options["rbd_cache"], "false");
+    }
+
+    #[test]
+    fn names_that_are_made_are_read() {
+        for name in [
+            "rbd:rbd/base@s1:conf=/etc/ceph/a.conf:id=vm:mon_host=192.0.2.1\\:6789:rbd_cache=false",
+            "rbd:pool/space/image:keyring=/odd\\:place",
+        ] {
+            let Some(Ok(Remote::Rbd(image, cluster))) = Remote::parse(name) else {
+                panic!("{name}");
+            };
+            assert_eq!(BackingName::of_rbd(&image, &cluster).name, name);
+        }
+        let name = "iscsi://[2001:db8::1]:3261/iqn.2026-11.org.example:t/2";
+        let Some(Ok(Remote::Iscsi(unit))) = Remote::parse(name) else {
+            panic!("{name}");
+        };
+        assert_eq!(BackingName::of_unit(&unit).name, name);
     }
 
     #[test]

@@ -2,7 +2,6 @@
 //! ([`bdev::Mirror`]). A mirror ends with the disk in the other place, a backup with a copy of what the disk was when it was complete.
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -112,10 +111,6 @@ fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
         block_size,
         ..now.clone()
     }
-}
-
-pub(super) fn absolute_path(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or(path.to_owned())
 }
 
 /// For people.

@@ -5,10 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bdev::{BackingName, BlockDevice, DirtyBitmap, Disk, Image, ImageOptions};
+use bdev::{BlockDevice, DirtyBitmap, Disk, Image, ImageOptions};
 
 use super::Context;
-use super::copy::{absolute_path, shown};
+use super::backing_name::backing_name;
+use super::copy::shown;
 use super::exchange::failed;
 use crate::bitmaps::{Begun, Bitmaps, COUNT_MAX, Last, Shown, is_name};
 use crate::objects::{Fault, Refusal, bodies};
@@ -156,21 +157,14 @@ fn base(
         (_, false) if is_same => Ok((true, None)),
         (BlockDeviceConfig::Image { .. }, false) => {
             let last = disk_json(disk, &known.last.target).map_err(Refusal::from)?;
-            match &last.backend {
-                BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {
-                    if !path.exists() {
-                        return Err(last_is_gone(disk, known));
-                    }
-                    Ok((false, Some(last)))
-                }
-                other => Err(Refusal::conflict(
-                    format!(
-                        "disk {disk}: the last backup of {:?} went to {}, and an image over that is not made",
-                        known.name,
-                        other.word()
-                    ),
-                    &format!("name {} again: it is brought up to date", known.last.shown),
-                )),
+            if let Err((what, help)) = backing_name(&last.backend) {
+                let (name, shown) = (&known.name, &known.last.shown);
+                let detail = format!("disk {disk}: the last backup of {name:?}, {shown}: {what}");
+                return Err(Refusal::conflict(detail, help));
+            }
+            match last.backend.file().is_some_and(|path| !path.exists()) {
+                true => Err(last_is_gone(disk, known)),
+                false => Ok((false, Some(last))),
             }
         }
         _ => Err(Refusal::conflict(
@@ -216,15 +210,7 @@ pub(super) fn image_over(
     last: &DiskConfig,
     bytes: u64,
 ) -> Result<Arc<dyn BlockDevice>, String> {
-    let format = match &last.backend {
-        BlockDeviceConfig::File { .. } => "raw",
-        _ => "qcow2",
-    };
-    let path = last.backend.file().map(absolute_path);
-    let name = path.as_deref().and_then(Path::to_str).map(str::to_owned);
-    let Some(name) = name else {
-        return Err("the path of the last backup is not UTF-8, and an image cannot name it".into());
-    };
+    let name = backing_name(&last.backend).map_err(|(what, _)| what)?;
     let last = DiskConfig {
         read_only: true,
         ..last.clone()
@@ -233,6 +219,6 @@ pub(super) fn image_over(
         .backend
         .open(&last)
         .map_err(|error| error.to_string())?;
-    let image = Image::create_over(options, &BackingName { name, format }, below, bytes);
+    let image = Image::create_over(options, &name, below, bytes);
     Ok(Arc::new(image.map_err(|error| error.to_string())?))
 }

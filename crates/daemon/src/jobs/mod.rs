@@ -7,6 +7,7 @@
 //!      └────────┴──────────┴──▶ cancelled, failed
 //! ```
 
+mod backing_name;
 mod commit;
 mod copy;
 mod exchange;

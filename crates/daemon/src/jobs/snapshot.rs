@@ -1,11 +1,12 @@
 //! External snapshots: each disk goes on in a new image over what it was, all of them from one moment on. What they were is read from
 //! then on, and others may read it too.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bdev::{BackingName, BlockDevice, Disk, Image, ImageOptions};
 
+use super::backing_name::backing_name;
 use super::exchange::{Flush, exchange, failed};
 use super::{Context, Job, JobKind, Unannounced};
 use crate::objects::{Fault, NewDevice, Refusal};
@@ -116,13 +117,8 @@ fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
     })
 }
 
-/// How the new image names what it stands on.
+/// How the new image names what it stands on, and how it is cached.
 fn backing(disk: &Disk, config: &DiskConfig) -> Result<(BackingName, CacheMode), Refusal> {
-    let named = |path: &Path, format| {
-        let path = std::path::absolute(path).unwrap_or(path.to_owned());
-        let name = path.to_str().map(str::to_owned);
-        name.map(|name| BackingName { name, format })
-    };
     let name = config.name.as_str();
     let refused = |what: &str, help: &str| {
         Refusal::Conflict(vec![Fault::new(format!("disk {name}: {what}")).help(help)])
@@ -133,21 +129,13 @@ fn backing(disk: &Disk, config: &DiskConfig) -> Result<(BackingName, CacheMode),
             "copy it as it is",
         ));
     }
-    let (found, cache) = match &config.backend {
-        BlockDeviceConfig::File { path, cache, .. } => (named(path, "raw"), *cache),
-        BlockDeviceConfig::Image { path, cache, .. } => (named(path, "qcow2"), *cache),
-        other => {
-            return Err(refused(
-                &format!("snapshots are of files and images, not of {}", other.word()),
-                "lunette disk mirror moves it into an image; for Ceph, rbd snap create",
-            ));
-        }
+    let cache = match &config.backend {
+        BlockDeviceConfig::File { cache, .. } | BlockDeviceConfig::Image { cache, .. } => *cache,
+        _ if disk.info().write_cache => CacheMode::None,
+        // Clients flush nothing.
+        _ => CacheMode::Writethrough,
     };
-    match found {
-        Some(found) => Ok((found, cache)),
-        None => Err(refused(
-            "the path of its file is not UTF-8, and an image cannot name it",
-            "rename it while the disk is not served",
-        )),
-    }
+    let found = backing_name(&config.backend);
+    let found = found.map_err(|(what, help)| refused(&what, help))?;
+    Ok((found, cache))
 }

@@ -53,6 +53,16 @@ impl World {
     pub(super) fn reserve(&mut self, detail: u64) {
         let mut random = Random::new(detail);
         let disk = random.below(self.plans.len() as u64) as usize;
+        // Most of it follows from what was just before.
+        for _ in 0..1 + random.below(4) {
+            self.reserve_on(disk, &mut random);
+            if self.has_ended || Files::is_cut() {
+                return;
+            }
+        }
+    }
+
+    fn reserve_on(&mut self, disk: usize, random: &mut Random) {
         let may: Vec<usize> = (0..self.clients.len())
             .filter(|index| self.nexus(*index).is_some())
             .collect();
@@ -64,7 +74,7 @@ impl World {
             return;
         }
         let key = self.tick();
-        let (what, own) = next(&self.reservations[disk], nexus, key, &mut random);
+        let (what, own) = next(&self.reservations[disk], nexus, key, random);
         let request = Request {
             token: self.tick(),
             disk,

@@ -1,0 +1,47 @@
+//! How an image names what it stands on, for whoever opens it next.
+
+use bdev::BackingName;
+use config::BlockDeviceConfig;
+
+/// What keeps an image from standing on a device, and what helps.
+pub(super) type Obstacle = (String, &'static str);
+
+/// The name of a device as a backing image.
+pub(super) fn backing_name(backend: &BlockDeviceConfig) -> Result<BackingName, Obstacle> {
+    match backend {
+        BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {
+            let path = std::path::absolute(path).unwrap_or(path.clone());
+            let Some(name) = path.to_str().map(str::to_owned) else {
+                return Err((
+                    "the path of its file is not UTF-8, and an image cannot name it".to_owned(),
+                    "rename it while the disk is not served",
+                ));
+            };
+            let format = match backend {
+                BlockDeviceConfig::Image { .. } => "qcow2",
+                _ => "raw",
+            };
+            Ok(BackingName { name, format })
+        }
+        BlockDeviceConfig::Rbd(rbd) if rbd.lock == bdev::RbdLock::Shared => Err((
+            "others may write its RBD image (lock=shared), and an image stands on what nobody writes".to_owned(),
+            "rbd snap create, and an image over that snapshot",
+        )),
+        BlockDeviceConfig::Rbd(rbd) => Ok(BackingName::of_rbd(&rbd.image, &rbd.cluster)),
+        BlockDeviceConfig::Iscsi(remote) if remote.passthrough.is_some() => Err((
+            "its clients' commands go to its unit as they are (passthrough)".to_owned(),
+            "snapshots of that unit are made where it is kept",
+        )),
+        BlockDeviceConfig::Iscsi(remote) => {
+            let unit = remote.unit.as_ref().filter(|unit| unit.user.is_none());
+            unit.map(BackingName::of_unit).ok_or((
+                "its target wants CHAP, and an image cannot have the secret".to_owned(),
+                "let this host's initiator in without, or mirror the disk into an image: lunette disk mirror",
+            ))
+        }
+        other => Err((
+            format!("an image does not stand on {}", other.word()),
+            "lunette disk mirror moves the disk into an image",
+        )),
+    }
+}
