@@ -55,9 +55,7 @@ impl<S: Storage> Image<S> {
             }
             return failed;
         }
-        let in_tables: Vec<u64> = changes.iter().map(|change| change.offset).collect();
         failed.extend(self.write_entries(changes));
-        failed.extend(self.sync_raw_tables(in_tables));
         failed
     }
 
@@ -259,7 +257,13 @@ impl<S: Storage> Image<S> {
             }
         }
         let at = at + (index * words * 8) as u64;
-        if let Err(error) = self.storage.write_at(at, &bytes) {
+        let written = self.storage.write_at(at, &bytes);
+        // A raw data file has nothing that the image does not have: a cluster is in the tables, durably, before it is written.
+        let written = written.and_then(|()| match self.header.is_data_file_raw() {
+            true => self.storage.sync(),
+            false => Ok(()),
+        });
+        if let Err(error) = written {
             // A part may be there, of entries that nobody has in memory.
             let before = &entries[index * words..][..run.len() * words];
             let before = before.iter().map(|word| word.load(Ordering::Acquire));

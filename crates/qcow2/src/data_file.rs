@@ -11,7 +11,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::entry::L2Entry;
-use crate::{Error, Header, Image, Result, Storage, io};
+use crate::{Header, Image, Result, Storage, io};
 
 /// Bytes that are made to read as zeroes together, at most.
 const RUN_BYTES: u64 = 1 << 20;
@@ -163,24 +163,6 @@ impl<S: Storage> Image<S> {
     /// A cluster of a raw data file that is discarded or zeroed.
     pub(crate) fn zero_raw(&self, offset: u64) -> Result<()> {
         self.zero_in_data_file(offset, offset + self.header.cluster_bytes())
-    }
-
-    /// A raw data file has nothing that the image does not have: a cluster is in the tables, durably, before it is written. Those for
-    /// which that does not hold.
-    pub(crate) fn sync_raw_tables(&mut self, offsets: Vec<u64>) -> Vec<(u64, Error)> {
-        if offsets.is_empty() || !self.header.is_data_file_raw() {
-            return Vec::new();
-        }
-        let Err(error) = self.storage.sync() else {
-            return Vec::new();
-        };
-        let errno = error.raw_os_error().unwrap_or(5);
-        let failed = offsets.into_iter().map(|offset| {
-            let source = std::io::Error::from_raw_os_error(errno);
-            let what = "cannot sync";
-            (offset, Error::Io { what, source })
-        });
-        failed.collect()
     }
 
     /// Puts all clusters of a range of a raw data file into the tables, so that what others write there is there for the image too.
