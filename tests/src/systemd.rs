@@ -198,6 +198,13 @@ impl Drop for SystemdHost {
         if let Err(error) = cleaned {
             eprintln!("after a host with systemd: {error}");
         }
+        // Where the kernel has no cgroup.kill.
+        if let Some(init) = first_process(self.booted.id())
+            && let Ok(mut command) = as_root("kill")
+        {
+            command.args(["-9", &init.to_string()]).output().ok();
+        }
+        self.booted.kill().ok();
         self.booted.wait().ok();
     }
 }
