@@ -91,7 +91,9 @@ impl<S: Storage> Image<S> {
         self.clean_run(offset, must_sync)?;
         if let Some(content) = content {
             *must_sync = true;
-            let length = content.len().min((self.header.size - offset) as usize);
+            let length = content
+                .len()
+                .min(self.header.size.saturating_sub(offset) as usize);
             let written = self.data().write_at(offset, &content[..length]);
             if written.is_err()
                 && let Some(data_file) = &mut self.data_file
@@ -147,7 +149,7 @@ impl<S: Storage> Image<S> {
 
     /// Zeroes a part of the data file, up to the disk's end at most.
     fn zero_in_data_file(&self, from: u64, to: u64) -> Result<()> {
-        let length = to.min(self.header.size) - from;
+        let length = to.min(self.header.size).saturating_sub(from);
         let zeroed = self.data().zero(from, length);
         zeroed.map_err(io("cannot zero clusters of the data file"))
     }

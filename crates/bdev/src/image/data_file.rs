@@ -16,10 +16,17 @@ pub fn data_file_of(path: &Path) -> Option<PathBuf> {
         ..FileOptions::new(path)
     });
     let header = Header::read(&file.ok()?.container().ok()?).ok()?;
-    match header.has_data_file() {
-        true => Some(path.parent()?.join(header.data_file?)),
-        false => None,
-    }
+    Some(path.parent()?.join(name(&header)?))
+}
+
+/// The name in the header; QEMU may put the protocol before it.
+fn name(header: &Header) -> Option<&str> {
+    let name = header
+        .data_file
+        .as_deref()
+        .filter(|_| header.has_data_file());
+    let name = name.map(|name| name.strip_prefix("file:").unwrap_or(name));
+    name.filter(|name| !name.is_empty())
 }
 
 /// Where the data file of an image is; `None`: its data are in the image.
@@ -37,12 +44,11 @@ pub(super) fn path(options: &ImageOptions, header: &Header) -> Result<Option<Pat
         (true, Some(named)) => return Ok(Some(named.clone())),
         (true, None) => {}
     }
-    let Some(name) = header.data_file.as_deref().filter(|name| !name.is_empty()) else {
+    let Some(name) = name(header) else {
         return fail(
             "it has a data file, and does not say which; hint: data_file = PATH says it".to_owned(),
         );
     };
-    let name = name.strip_prefix("file:").unwrap_or(name);
     if name.starts_with("json:") {
         return fail(format!(
             "its data file is {name}, which is not a path; hint: data_file = PATH says where it is"
