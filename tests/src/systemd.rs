@@ -1,5 +1,5 @@
-//! A host with systemd: the service manager of this machine as the first process of namespaces of its own, on a copy of this machine's
-//! root file system that goes away with it. Needs root, a Debian system with systemd and util-linux.
+//! A host with systemd: a service manager as the first process of namespaces of its own, that of this machine or of another Debian, on a
+//! copy of a root file system that goes away with it. Needs root, a Debian system with systemd and util-linux; mmdebstrap for another Debian.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -12,7 +12,10 @@ const BOOT_LIMIT: Duration = Duration::from_secs(60);
 /// A command that hangs is a defect, and must not keep the test.
 const COMMAND_LIMIT: &str = "90";
 
-/// What it boots: arguments are the folder to use and a name for its control group. The cgroup is entered before it becomes the root
+/// What a Debian has here beside apt.
+const DEBIAN_PACKAGES: &str = "systemd,systemd-sysv,adduser";
+
+/// What it boots: arguments are the folder to use, a name for its control group, and the root file system to copy. The cgroup is entered before it becomes the root
 /// of what is seen, so that systemd makes its own below it.
 const BOOT: &str = r#"
 set -eu
@@ -23,7 +26,7 @@ echo $$ > "$cgroups/$2/cgroup.procs"
 exec unshare --mount --pid --uts --ipc --cgroup --net --fork --kill-child sh -euc '
 mount -t tmpfs none "$1"
 mkdir "$1/upper" "$1/work" "$1/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/root"
+mount -t overlay overlay -o "lowerdir=$2,upperdir=$1/upper,workdir=$1/work" "$1/root"
 cd "$1/root"
 mount -t proc proc proc
 mount -t sysfs sysfs sys
@@ -38,7 +41,7 @@ systemd-id128 new > etc/machine-id
 rm -f usr/sbin/policy-rc.d
 ip link set lo up || true
 exec env container=test chroot . /lib/systemd/systemd --system --log-target=journal --unit=basic.target
-' sh "$1"
+' sh "$1" "$3"
 "#;
 
 /// Ends all that is in the control groups, and removes them.
@@ -75,14 +78,61 @@ fn as_root(program: &str) -> Result<Command> {
     Ok(command)
 }
 
+/// The root file system of a small Debian. Its files are root's, who has to remove them.
+pub struct DebianRoot(PathBuf);
+
+impl Drop for DebianRoot {
+    fn drop(&mut self) {
+        let removed = as_root("rm").and_then(|mut command| {
+            let status = command.arg("-rf").arg(&self.0).status()?;
+            ensure!(status.success(), "{status}");
+            Ok(())
+        });
+        if let Err(error) = removed {
+            eprintln!("{} stays: {error}", self.0.display());
+        }
+    }
+}
+
+/// A small Debian of a release, made of that release's packages.
+///
+/// # Errors
+/// They cannot be had.
+pub fn debian(release: &str, scratch: &Scratch) -> Result<DebianRoot> {
+    let root = DebianRoot(scratch.file(release));
+    let mut command = as_root("mmdebstrap")?;
+    command.args(["--mode=root", "--variant=apt", "--quiet"]);
+    command.arg(format!("--include={DEBIAN_PACKAGES}"));
+    let made = command.arg(release).arg(&root.0).output();
+    let made = made.context("cannot run mmdebstrap; hint: apt-get install mmdebstrap")?;
+    let wrong = String::from_utf8_lossy(&made.stderr).into_owned();
+    ensure!(
+        made.status.success(),
+        "no packages of Debian {release} can be had: {wrong}"
+    );
+    Ok(root)
+}
+
 impl SystemdHost {
     /// Boots it, until its basic units are there.
     ///
     /// # Errors
     /// Nobody is root here, or this machine has no systemd, or it does not boot.
     pub fn boot(scratch: &Scratch) -> Result<SystemdHost> {
+        SystemdHost::boot_copy(Path::new("/"), scratch)
+    }
+
+    /// Boots another Debian.
+    ///
+    /// # Errors
+    /// As [`SystemdHost::boot`].
+    pub fn boot_from(root: &DebianRoot, scratch: &Scratch) -> Result<SystemdHost> {
+        SystemdHost::boot_copy(&root.0, scratch)
+    }
+
+    fn boot_copy(root: &Path, scratch: &Scratch) -> Result<SystemdHost> {
         ensure!(
-            Path::new("/lib/systemd/systemd").exists(),
+            root.join("lib/systemd/systemd").exists(),
             "there is no systemd; hint: apt-get install systemd"
         );
         let folder = scratch.file("systemd");
@@ -93,6 +143,7 @@ impl SystemdHost {
             .args(["-c", BOOT, "sh"])
             .arg(&folder)
             .arg(&group)
+            .arg(root)
             .stdin(Stdio::null())
             .stdout(std::fs::File::create(&log)?)
             .stderr(std::fs::File::options().append(true).open(&log)?)

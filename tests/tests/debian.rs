@@ -1,9 +1,9 @@
-//! The packages where systemd runs: installed with apt, started, reloaded, restarted and killed under load, upgraded over, removed.
-//! Needs: root, systemd, dpkg-dev. Takes: 40 s.
+//! The packages where systemd runs, on this machine's Debian and on Debian 13: installed with apt, started, reloaded, restarted and killed
+//! under load, upgraded over, removed. Needs: root, systemd, dpkg-dev, mmdebstrap. Takes: 100 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::packages::{built, packages};
-use end_to_end::systemd::SystemdHost;
+use end_to_end::systemd::{SystemdHost, debian};
 use end_to_end::{Context, Result, Scratch, ensure};
 use std::path::Path;
 use std::time::Duration;
@@ -100,26 +100,40 @@ fn ram_disk_survives(host: &SystemdHost, end: impl FnOnce() -> Result<()>) -> Re
 #[test]
 fn packages_serve_under_systemd_from_installation_to_removal() -> Result<()> {
     let scratch = Scratch::new()?;
-    let target = built(&scratch)?;
-    let host = SystemdHost::boot(&scratch)?;
-    install(&host, &packages(&target, &scratch.file("one"), "1")?[0])?;
+    serve(&SystemdHost::boot(&scratch)?, &scratch)
+}
+
+#[test]
+fn packages_serve_on_debian_13() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let root = debian("trixie", &scratch)?;
+    let host = SystemdHost::boot_from(&root, &scratch)?;
+    let version = host.succeeds(&["cat", "/etc/debian_version"])?;
+    ensure!(version.starts_with("13."), "{version}");
+    serve(&host, &scratch)
+}
+
+/// From installation to removal.
+fn serve(host: &SystemdHost, scratch: &Scratch) -> Result<()> {
+    let target = built(scratch)?;
+    install(host, &packages(&target, &scratch.file("one"), "1")?[0])?;
     // Without a configuration there is nothing to serve, and nothing has failed.
     ensure!(host.property(UNIT, "ActiveState")? == "inactive");
     std::fs::write(host.path("/etc/lunette/lunette.toml"), CONFIGURATION)?;
     let started = host.succeeds(&["systemctl", "start", UNIT]);
     started.with_context(|| host.journal(UNIT).unwrap_or_default())?;
-    is_confined(&host)?;
-    reloads(&host)?;
+    is_confined(host)?;
+    reloads(host)?;
 
     // The front end that is connected goes on, through a restart and a newer package.
     let load = VerifiedLoad::start(&host.path("/run/lunette/file.sock"))?;
     load.goes_on(SOON)?;
     let mut process = host.property(UNIT, "MainPID")?;
     host.succeeds(&["systemctl", "restart", UNIT])?;
-    process = other_process(&host, &process)?;
+    process = other_process(host, &process)?;
     load.goes_on(SOON)?;
-    install(&host, &packages(&target, &scratch.file("two"), "2")?[0])?;
-    other_process(&host, &process)?;
+    install(host, &packages(&target, &scratch.file("two"), "2")?[0])?;
+    other_process(host, &process)?;
     load.goes_on(SOON)?;
     ensure!(load.finish()? > 0);
 
@@ -127,7 +141,7 @@ fn packages_serve_under_systemd_from_installation_to_removal() -> Result<()> {
         let words = ["systemctl", "kill", "--kill-whom=main", "-s", signal, UNIT];
         host.succeeds(&words).map(drop)
     };
-    ram_disk_survives(&host, || kill("KILL"))?;
+    ram_disk_survives(host, || kill("KILL"))?;
     let patience = "/etc/systemd/system/lunette.service.d";
     std::fs::create_dir_all(host.path(patience))?;
     let patience = host.path(&format!("{patience}/watchdog.conf"));
@@ -135,8 +149,8 @@ fn packages_serve_under_systemd_from_installation_to_removal() -> Result<()> {
     host.succeeds(&["systemctl", "daemon-reload"])?;
     host.succeeds(&["systemctl", "restart", UNIT])?;
     // It answers its watchdog no more.
-    ram_disk_survives(&host, || kill("STOP"))?;
-    leaves_nothing(&host)
+    ram_disk_survives(host, || kill("STOP"))?;
+    leaves_nothing(host)
 }
 
 /// By its unit, and by its own filters.

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{attribute, free_portal, kernel_is_content};
-use end_to_end::{Context, GuestBuilder, IscsiSession, Result, Rig, ensure};
+use end_to_end::{Context, DaemonBuilder, GuestBuilder, IscsiSession, Result, Rig, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -66,7 +66,8 @@ fn descriptors(pid: i32) -> Result<usize> {
     Ok(std::fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-fn two_disks() -> Result<Rig> {
+/// A raw file and an image, exported so.
+fn two_disks(exported: impl FnOnce(DaemonBuilder) -> DaemonBuilder) -> Result<Rig> {
     Rig::prepared(|scratch, daemon| {
         let file = scratch.file("d0.raw").display().to_string();
         let image = scratch.file("d1.qcow2").display().to_string();
@@ -79,14 +80,17 @@ fn two_disks() -> Result<Rig> {
         let daemon = daemon
             .disk(&format!("d0=file:{file},size=64M,cache=writeback"))
             .disk(&format!("d1=image:{image},cache=writeback"));
-        let scsi = daemon.vhost_blk("d0").vhost_scsi("c").lun("c/0:0=d1");
-        Ok(scsi.arguments(["--workers", "2"]))
+        Ok(exported(daemon).arguments(["--workers", "2"]))
     })
+}
+
+fn blk_and_scsi(daemon: DaemonBuilder) -> DaemonBuilder {
+    daemon.vhost_blk("d0").vhost_scsi("c").lun("c/0:0=d1")
 }
 
 #[test]
 fn guests_go_on_through_upgrades() -> Result<()> {
-    let mut rig = two_disks()?;
+    let mut rig = two_disks(blk_and_scsi)?;
     let mut last = Last(0);
     let mut guest = GuestBuilder::new("upgrade")
         .cpus(2)
@@ -130,21 +134,54 @@ fn guests_go_on_through_upgrades() -> Result<()> {
     Ok(())
 }
 
+/// How many upgrades follow each other: more by hand.
+const UPGRADES: &str = "LUNETTE_UPGRADES";
+
 #[test]
 fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
-    let mut rig = two_disks()?;
+    let upgrades = match std::env::var(UPGRADES) {
+        Ok(number) => number.parse().context(UPGRADES)?,
+        Err(_) => 30,
+    };
+    let mut rig = two_disks(|daemon| daemon.vhost_blk("d0").vhost_blk("d1"))?;
     let mut last = Last(0);
-    let load = VerifiedLoad::start(&rig.socket("d0"))?;
+    let packed = Options {
+        packed: true,
+        ..Options::default()
+    };
+    let loads = [
+        VerifiedLoad::start(&rig.socket("d0"))?,
+        VerifiedLoad::start_with(&rig.socket("d1"), &packed)?,
+    ];
     last.upgrade(&mut rig, &[])?;
-    load.goes_on(SOON)?;
+    loads.iter().try_for_each(|load| load.goes_on(SOON))?;
     let first = descriptors(last.0)?;
-    for _ in 0..30 {
+    let mut pauses = [Vec::new(), Vec::new()];
+    for _ in 0..upgrades {
+        for load in &loads {
+            load.slowest_batch();
+        }
         last.upgrade(&mut rig, &[])?;
-        load.goes_on(SOON)?;
+        for (load, pauses) in loads.iter().zip(&mut pauses) {
+            load.goes_on(SOON)?;
+            pauses.push(load.slowest_batch());
+        }
+    }
+    for (what, pauses) in ["raw, split", "image, packed"].iter().zip(&mut pauses) {
+        pauses.sort_unstable();
+        let part = |percent: usize| pauses[(pauses.len() - 1) * percent / 100];
+        println!(
+            "{upgrades} upgrades, {what}: median {:?}, p99 {:?}, longest {:?}",
+            part(50),
+            part(99),
+            part(100)
+        );
     }
     let now = descriptors(last.0)?;
     ensure!(now <= first + 2, "{first} descriptors have become {now}");
-    ensure!(load.finish()? > 0);
+    for load in loads {
+        ensure!(load.finish()? > 0);
+    }
     // A front end that leaves is gone, and another one may come.
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
     load.goes_on(SOON)?;
@@ -201,7 +238,7 @@ fn ram_disks_stay_or_keep_the_daemon_from_ending() -> Result<()> {
 
 #[test]
 fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
-    let mut rig = two_disks()?;
+    let mut rig = two_disks(blk_and_scsi)?;
     let load = VerifiedLoad::start(&rig.socket("d0"))?;
     load.goes_on(SOON)?;
     let before = pid(&rig)?;
@@ -238,7 +275,7 @@ fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
 /// What somebody else sends to the socket where descriptors are taken, or whoever wants the daemon's, gets nothing.
 #[test]
 fn front_ends_are_handed_to_the_daemons_user_alone() -> Result<()> {
-    let rig = two_disks()?;
+    let rig = two_disks(blk_and_scsi)?;
     let client = control::Client::new(&rig.daemon.control()).patient(SOON);
     let ask = |handover: u32, socket: &Path| {
         let body = serde_json::json!({"handover": handover, "socket": socket});

@@ -28,6 +28,7 @@ pub mod statistics;
 mod tcp_service;
 mod uevents;
 mod watchdog;
+mod writing_ahead;
 
 pub use confinement::confine;
 pub use disks::warnings;

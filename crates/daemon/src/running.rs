@@ -28,6 +28,7 @@ use crate::objects::{
 use crate::statistics;
 use crate::uevents::Uevents;
 use crate::watchdog::Watchdog;
+use crate::writing_ahead::write_ahead;
 use crate::{limits, metrics, state};
 use config::{
     AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, PollLimit, WorkersConfig,
@@ -387,6 +388,7 @@ impl Running {
         self.control = None;
         self.api = None;
         self.overview.jobs.end();
+        write_ahead(&self.overview.live());
         let transports = self.overview.servers.transports();
         let sessions = transports.map(|transports| transports.vhost.hand_over());
         let sessions = sessions.unwrap_or_default();

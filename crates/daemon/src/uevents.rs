@@ -159,9 +159,10 @@ fn changed_device(message: &[u8]) -> Option<Changed> {
     is_block.then_some(Changed::Device(major?, minor?))
 }
 
+/// A number as the kernel writes it: digits alone, no zeros before them.
 fn number(text: &[u8]) -> Option<u32> {
-    let digits = text.iter().all(u8::is_ascii_digit);
-    digits.then(|| std::str::from_utf8(text).ok()?.parse().ok())?
+    let number: u32 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    (number.to_string().as_bytes() == text).then_some(number)
 }
 
 #[cfg(test)]
@@ -190,6 +191,7 @@ mod tests {
             b"change@/devices/x\0SUBSYSTEM=block\0MAJOR=7\0",
             b"change@/devices/x\0SUBSYSTEM=block\0MAJOR=\0MINOR=0\0",
             b"change@/devices/x\0SUBSYSTEM=block\0MAJOR=+7\0MINOR=0\0",
+            b"change@/devices/x\0SUBSYSTEM=block\0MAJOR=7\0MINOR=01\0",
             b"change@/devices/x\0SUBSYSTEM=block\0MAJOR=4294967296\0MINOR=0\0",
             // udev's own, for those who listen to udev
             b"libudev\0\xfe\xed\xca\xfe\0SUBSYSTEM=block\0MAJOR=7\0MINOR=0\0",

@@ -8,9 +8,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 /// `ioctl`s of `<scsi/sg.h>` and `<linux/fs.h>`.
-const SG_IO: libc::c_ulong = 0x2285;
-const SG_GET_VERSION_NUM: libc::c_ulong = 0x2282;
-const BLKSECTGET: libc::c_ulong = 0x1267;
+const SG_IO: libc::Ioctl = 0x2285;
+const SG_GET_VERSION_NUM: libc::Ioctl = 0x2282;
+const BLKSECTGET: libc::Ioctl = 0x1267;
 
 const SG_DXFER_NONE: i32 = -1;
 const SG_DXFER_TO_DEV: i32 = -2;

@@ -18,37 +18,57 @@ const PAUSE: Duration = Duration::from_micros(500);
 const BLOCKS: usize = 256;
 const DEPTH: u16 = 4;
 
+#[derive(Default)]
+struct Progress {
+    verified: AtomicU64,
+    /// Microseconds, since somebody looked last.
+    slowest_batch: AtomicU64,
+}
+
 /// A well-behaved front end of a virtio-blk device, at work.
 pub struct VerifiedLoad {
     stop: Arc<AtomicBool>,
-    verified: Arc<AtomicU64>,
+    progress: Arc<Progress>,
     thread: Option<JoinHandle<Result<u64>>>,
 }
 
 impl VerifiedLoad {
     /// Connects, and writes and verifies the first MiB of the disk until told to finish.
     pub fn start(socket: &Path) -> Result<VerifiedLoad> {
-        let mut front_end = FrontEnd::connect(socket, &Options::default())?;
-        let options = QueueOptions::default();
-        let queue = BlkQueue::start(&mut front_end, 0, &options, DEPTH, 4096, Cuts::Usual)?;
-        let (stop, verified) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let (ending, counter) = (stop.clone(), verified.clone());
+        VerifiedLoad::start_with(socket, &Options::default())
+    }
+
+    /// As [`VerifiedLoad::start`], with a front end of this kind.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_with(socket: &Path, options: &Options) -> Result<VerifiedLoad> {
+        let mut front_end = FrontEnd::connect(socket, options)?;
+        let queue = QueueOptions::default();
+        let queue = BlkQueue::start(&mut front_end, 0, &queue, DEPTH, 4096, Cuts::Usual)?;
+        let (stop, progress) = (Arc::<AtomicBool>::default(), Arc::<Progress>::default());
+        let (ending, seen) = (stop.clone(), progress.clone());
         let thread = std::thread::spawn(move || {
-            let worked = work(queue, &ending, &counter);
+            let worked = work(queue, &ending, &seen);
             // The session has to outlive the work on its queue.
             drop(front_end);
             worked
         });
         Ok(VerifiedLoad {
             stop,
-            verified,
+            progress,
             thread: Some(thread),
         })
     }
 
     /// Requests verified so far.
     pub fn verified(&self) -> u64 {
-        self.verified.load(Ordering::Relaxed)
+        self.progress.verified.load(Ordering::Relaxed)
+    }
+
+    /// How long the slowest batch of requests took since this was called before.
+    pub fn slowest_batch(&self) -> Duration {
+        Duration::from_micros(self.progress.slowest_batch.swap(0, Ordering::Relaxed))
     }
 
     /// Waits until more is verified than now.
@@ -82,11 +102,15 @@ impl VerifiedLoad {
     }
 }
 
-fn work(mut queue: BlkQueue, ending: &AtomicBool, counter: &AtomicU64) -> Result<u64> {
+fn work(mut queue: BlkQueue, ending: &AtomicBool, progress: &Progress) -> Result<u64> {
     let mut verifier = Verifier::new(0, BLOCKS, 99);
     while !ending.load(Ordering::Relaxed) {
+        let before = Instant::now();
         verifier.round(&mut queue, DEPTH)?;
-        counter.store(verifier.requests(), Ordering::Relaxed);
+        let took = u64::try_from(before.elapsed().as_micros()).unwrap_or(u64::MAX);
+        progress.slowest_batch.fetch_max(took, Ordering::Relaxed);
+        let verified = verifier.requests();
+        progress.verified.store(verified, Ordering::Relaxed);
         std::thread::sleep(PAUSE);
     }
     verifier.check_all(&mut queue)?;
