@@ -40,7 +40,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build profile demo bench bench-iscsi bench-rbd test test-fast test-one check advisories unit guests sim fuzz deb static oci install uninstall clean
+.PHONY: help build page profile demo bench bench-iscsi bench-rbd test test-fast test-one check advisories unit guests sim fuzz deb static oci install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,10 @@ build: ## Builds the optimised programs, lunette and lunette-lab
 	$(release) $(programs)
 	RUSTFLAGS='-C target-feature=+crt-static -C strip=debuginfo' $(CARGO) build --release -p guest_agent -p guest_bench \
 		--target x86_64-unknown-linux-gnu --target-dir $(agent_directory)
+
+page: ## Builds the page for browsers from its sources (crates/page/web), with npm
+	@scripts/setup page
+	cd crates/page/web && npm ci --ignore-scripts --no-audit && npm run check && npm run build
 
 profile: ## Counts what is hot while every transport is driven and notes it in profile/, by which build and the benchmarks go
 	@scripts/setup profile

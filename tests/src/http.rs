@@ -62,9 +62,14 @@ pub struct Events(BufReader<UnixStream>);
 impl Events {
     /// Begins to listen; every event from now on is heard.
     pub fn listen(control: &Path) -> Result<Events> {
+        Events::listen_at(control, "/v1/events")
+    }
+
+    /// Begins to listen at a path.
+    pub fn listen_at(control: &Path, path: &str) -> Result<Events> {
         let mut stream = UnixStream::connect(control)?;
         stream.set_read_timeout(Some(LIMIT))?;
-        stream.write_all(b"GET /v1/events HTTP/1.1\r\nHost: lunette\r\n\r\n")?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: lunette\r\n\r\n")?;
         let mut events = Events(BufReader::new(stream));
         let mut line = String::new();
         // The head of the answer comes when the daemon has subscribed.

@@ -147,3 +147,32 @@ fn listener_that_reads_nothing_is_told_what_it_missed() -> Result<()> {
     ensure!(missed > 0, "all {all} events were kept for it");
     Ok(())
 }
+
+/// What is served and counted comes by itself, and what changes in between.
+#[test]
+fn live_has_moments_that_go_on_and_events() -> Result<()> {
+    let rig = Rig::new(|daemon| daemon.disk("d=ram:1M").vhost_blk("d"))?;
+    let mut live = Events::listen_at(&rig.daemon.control(), "/v1/live")?;
+    let mut moment = || -> Result<Value> {
+        let (heard, data) = live.hear()?;
+        ensure!(heard == "moment", "{heard}: {data}");
+        Ok(serde_json::from_str(&data)?)
+    };
+    let (first, second) = (moment()?, moment()?);
+    for moment in [&first, &second] {
+        ensure!(moment["status"]["disks"][0]["name"] == "d", "{moment}");
+        ensure!(moment["status"]["may_change"] == true, "{moment}");
+    }
+    let at = |moment: &Value| moment["statistics"]["at_ns"].as_u64();
+    ensure!(at(&first) < at(&second), "{first} then {second}");
+    rig.daemon.lunette(&["disk", "add", "e=ram:1M"])?;
+    let mut heard = Vec::new();
+    while heard.last().is_none_or(|event| event == "moment") {
+        heard.push(live.hear()?.0);
+    }
+    ensure!(heard.last().is_some_and(|event| event == "disk.added"));
+    let (_, after) = live.hear()?;
+    let after: Value = serde_json::from_str(&after)?;
+    ensure!(after["status"]["disks"][1]["name"] == "e", "{after}");
+    Ok(())
+}

@@ -51,6 +51,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
         "programs",
         &[
             "control",
+            "page",
             "config",
             "daemon",
             "bench",

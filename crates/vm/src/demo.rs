@@ -3,7 +3,7 @@
 
 mod page;
 
-use crate::{Accelerator, DaemonBuilder, Guest, GuestBuilder, Scratch, interrupted};
+use crate::{Accelerator, Daemon, DaemonBuilder, Guest, GuestBuilder, Scratch, interrupted};
 use anyhow::{Context, Result, bail};
 use page::Page;
 use serde_json::Value;
@@ -17,8 +17,8 @@ const MEASURED_MIB: u32 = 128;
 const DEPTH: u32 = 4;
 const CPUS: u32 = 2;
 
-/// While a picture of the page is taken.
-const PICTURE_SECONDS: u32 = 8;
+/// Requests in flight while a report is made, one after the other.
+const SHOWN_DEPTHS: [u32; 3] = [1, DEPTH, 4 * DEPTH];
 
 /// A disk and its export behind each transport.
 struct Disk {
@@ -119,7 +119,7 @@ fn show() -> Result<()> {
 
     compare(&mut guest, &devices, &ink)?;
     stages(&daemon.latency(&["--json"])?, &ink)?;
-    show_page(&page, &scratch, &mut guest, &devices, &ink)?;
+    show_page(&page, &daemon, &scratch, &mut guest, &devices, &ink)?;
 
     guest.power_off()?;
     let status = daemon.stop(Duration::from_secs(10))?;
@@ -136,25 +136,30 @@ fn show() -> Result<()> {
     Ok(())
 }
 
-/// Says where the daemon's page is, with a picture of it under load.
+/// Says where the daemon's page is, with a report and a picture of it under load.
 fn show_page(
     page: &Page,
+    daemon: &Daemon,
     scratch: &Scratch,
     guest: &mut Guest,
     [[ram, _], _]: &Devices,
     ink: &Ink,
 ) -> Result<()> {
     println!("\n{}", ink.heading("Seen in a browser"));
-    match page.begin_picture(scratch)? {
+    let report = page.begin_report(daemon, scratch)?;
+    for depth in SHOWN_DEPTHS {
+        let seconds = page::SECONDS / SHOWN_DEPTHS.len() as u32;
+        guest.io_ok(&format!(
+            "load --file /dev/{ram} --rw randrw --bs 4096 --depth {depth} --runtime {seconds} --size {MEASURED_MIB}M"
+        ))?;
+    }
+    let report = report.finish()?;
+    println!("  report of this load: {}", report.display());
+    match page::picture(&report, scratch)? {
+        Some(picture) => println!("  picture of the page: {}", picture.display()),
         None => println!(
             "  no picture of the page: no Chromium is installed; hint: apt-get install chromium"
         ),
-        Some(picture) => {
-            guest.io_ok(&format!(
-                "load --file /dev/{ram} --rw randrw --bs 4096 --depth {DEPTH} --runtime {PICTURE_SECONDS} --size {MEASURED_MIB}M"
-            ))?;
-            println!("  picture of the page: {}", picture.finish()?.display());
-        }
     }
     println!("  page of the daemon:  {}", page.url());
     page.linger()

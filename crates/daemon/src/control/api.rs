@@ -327,6 +327,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(configuration::changes))
         .routes(routes!(configuration::reload))
         .routes(routes!(events::listen))
+        .routes(routes!(events::live))
         .routes(routes!(page::get))
         .routes(routes!(describe))
 }

@@ -1,15 +1,25 @@
-//! `GET /v1/events`: what changes, as it changes, as server-sent events.
+//! Server-sent events. `GET /v1/events`: what changes, as it changes. `GET /v1/live`: that, and each second what is served and has been
+//! counted.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
-use ::control::Event;
-use axum::extract::State;
+use ::control::statistics::Statistics;
+use ::control::{Event, Status};
+use axum::extract::{ConnectInfo, State};
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
+use serde::Serialize;
+use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::time::{Interval, MissedTickBehavior, interval};
 
+use super::ErrorResponse;
+use super::access::Peer;
 use super::api::Api;
+use super::server::blocking;
+use super::status::status_for;
 
 /// A comment as often as this tells a listener that the daemon is there, and us that the listener is.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(15);
@@ -22,16 +32,22 @@ pub(super) async fn listen(
     State(api): State<Api>,
 ) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
     let events = stream::unfold(api.events.subscribe(), |mut events| async {
-        let told = match events.recv().await {
-            Ok(event) => encode(&event),
-            Err(RecvError::Lagged(missed)) => sse::Event::default()
-                .event("missed")
-                .data(missed.to_string()),
-            Err(RecvError::Closed) => return None,
-        };
-        Some((Ok(told), events))
+        let event = next(&mut events).await?;
+        Some((Ok(event), events))
     });
     Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE_INTERVAL))
+}
+
+/// `None`: the daemon ends.
+async fn next(events: &mut Receiver<Event>) -> Option<sse::Event> {
+    match events.recv().await {
+        Ok(event) => Some(encode(&event)),
+        Err(RecvError::Lagged(missed)) => {
+            let event = sse::Event::default().event("missed");
+            Some(event.data(missed.to_string()))
+        }
+        Err(RecvError::Closed) => None,
+    }
 }
 
 fn encode(event: &Event) -> sse::Event {
@@ -40,4 +56,54 @@ fn encode(event: &Event) -> sse::Event {
         .id(event.id.to_string())
         .event(event.event.clone())
         .data(data)
+}
+
+/// How often what is served and counted is sent. A listener that is slower gets it less often.
+const MOMENT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Stream `moment` each second, with the answers of `/v1/status` and `/v1/statistics`, and in between the events of `/v1/events`.
+#[utoipa::path(get, path = "/v1/live", responses(
+    (status = 200, description = "Moments and events without end", body = Object, content_type = "text/event-stream"),
+))]
+pub(super) async fn live(
+    State(api): State<Api>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
+    let mut moments = interval(MOMENT_INTERVAL);
+    moments.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let listener = (api.events.subscribe(), moments, api, peer);
+    let live = stream::unfold(
+        listener,
+        |(mut events, mut moments, api, peer)| async move {
+            let event = next_of(&mut events, &mut moments, &api, &peer).await?;
+            Some((Ok(event), (events, moments, api, peer)))
+        },
+    );
+    Sse::new(live)
+}
+
+async fn next_of(
+    events: &mut Receiver<Event>,
+    moments: &mut Interval,
+    api: &Api,
+    peer: &Peer,
+) -> Option<sse::Event> {
+    tokio::select! {
+        event = next(events) => event,
+        _ = moments.tick() => moment(api, peer).await.ok(),
+    }
+}
+
+#[derive(Serialize)]
+struct Moment {
+    status: Status,
+    statistics: Statistics,
+}
+
+async fn moment(api: &Api, peer: &Peer) -> Result<sse::Event, ErrorResponse> {
+    let status = status_for(api, peer).await?;
+    let view = Arc::clone(&api.view);
+    let statistics = blocking(move || view.statistics()).await?;
+    let data = serde_json::to_string(&Moment { status, statistics }).unwrap_or_default();
+    Ok(sse::Event::default().event("moment").data(data))
 }

@@ -33,7 +33,6 @@ use ::control::statistics::Statistics;
 
 pub use api::{Api, openapi};
 pub use configuration::summary;
-pub use page::of as page_of;
 pub use problem::ErrorResponse;
 pub use server::Server;
 pub use socket::{BindError, Bound, bind, bind_for_all};

@@ -1,5 +1,7 @@
 //! `GET /v1/status`: what is served, and to whom.
 
+use std::sync::Arc;
+
 use ::control::Status;
 use axum::Json;
 use axum::extract::{ConnectInfo, State};
@@ -19,12 +21,17 @@ pub(super) async fn get(
     State(api): State<Api>,
     ConnectInfo(peer): ConnectInfo<Peer>,
 ) -> Result<Json<Status>, ErrorResponse> {
+    status_for(&api, &peer).await.map(Json)
+}
+
+pub(super) async fn status_for(api: &Api, peer: &Peer) -> Result<Status, ErrorResponse> {
     if let Ok(overview) = api.overview() {
         api.manager.follow_sizes(overview.live()).await;
     }
-    let status = blocking(move || api.view.status()).await?;
-    Ok(Json(Status {
+    let view = Arc::clone(&api.view);
+    let status = blocking(move || view.status()).await?;
+    Ok(Status {
         may_change: peer.right == Right::Control,
         ..status
-    }))
+    })
 }

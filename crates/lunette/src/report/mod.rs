@@ -43,7 +43,7 @@ pub fn run(arguments: &ReportArguments) -> Outcome {
         Names::of(&moment).replace(&mut moment);
     }
     moment["answers"] = answers(&mut moment);
-    let html = daemon::control::page_of(&moment);
+    let html = shown(&moment)?;
     if arguments.out == Path::new("-") {
         return Ok(std::io::stdout().write_all(html.as_bytes())?);
     }
@@ -51,6 +51,18 @@ pub fn run(arguments: &ReportArguments) -> Outcome {
     std::fs::write(&arguments.out, html)
         .map_err(|error| Failure::because(format!("cannot write {shown}: {error}")))?;
     Ok(writeln!(std::io::stdout(), "{shown}")?)
+}
+
+#[cfg(feature = "page")]
+fn shown(moment: &Value) -> Result<String, Failure> {
+    Ok(page::of(moment))
+}
+
+#[cfg(not(feature = "page"))]
+fn shown(_: &Value) -> Result<String, Failure> {
+    Err(Failure::because(
+        "this program was built without the page (cargo feature `page`), and so without reports",
+    ))
 }
 
 fn sample(client: &Client) -> Result<Value, Failure> {

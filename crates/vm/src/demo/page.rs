@@ -1,20 +1,22 @@
-//! The page for browsers of the demonstration's daemon: its address and token, and a picture of it under load where a browser is installed.
+//! The page for browsers of the demonstration's daemon: its address and token, and a report of it under load, with a picture
+//! where a browser is installed.
 
-use crate::{DaemonBuilder, Process, Scratch, interrupted, tool, workspace};
-use anyhow::{Context, Result};
+use crate::build::lunette_program;
+use crate::{Daemon, DaemonBuilder, Process, Profile, Scratch, interrupted, tool, workspace};
+use anyhow::{Context, Result, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Read, Write as _};
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// For how long the page collects rates before the picture is taken, in the browser's own time.
-const COLLECT_MS: u32 = 6000;
+/// What a report shows.
+pub(super) const SECONDS: u32 = 12;
 /// A browser starts slowly on a busy machine.
-const PICTURE_LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(60);
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
 /// Where the page is.
@@ -58,26 +60,17 @@ impl Page {
         format!("http://{}/#token={}", self.address, self.token)
     }
 
-    /// Begins to take a picture of the page, which is finished after some seconds of load. `None`: no browser is installed.
-    pub fn begin_picture(&self, scratch: &Scratch) -> Result<Option<Picture>> {
-        let Some(browser) = BROWSERS.into_iter().find_map(|name| tool(name).ok()) else {
-            return Ok(None);
-        };
-        let file = scratch.file("page.png");
-        let mut command = Command::new(browser);
+    /// Begins a report of some seconds under load, of which a picture is taken then.
+    pub fn begin_report(&self, daemon: &Daemon, scratch: &Scratch) -> Result<Report> {
+        let file = scratch.file("report.html");
+        let mut command = Command::new(lunette_program(Profile::Release)?);
         command
-            // What it shows comes from the daemon alone; root has no sandbox of the browser's.
-            .args(["--headless", "--no-sandbox", "--disable-gpu"])
-            .args(["--hide-scrollbars", "--window-size=1280,900"])
-            .arg(format!("--virtual-time-budget={COLLECT_MS}"))
-            .arg(format!(
-                "--user-data-dir={}",
-                scratch.file("browser").display()
-            ))
-            .arg(format!("--screenshot={}", file.display()))
-            .arg(self.url());
-        let process = Process::start("browser", &command, &scratch.file("browser.log"))?;
-        Ok(Some(Picture { file, process }))
+            .args(["report", "--seconds", &SECONDS.to_string(), "--socket"])
+            .arg(daemon.control())
+            .arg("--out")
+            .arg(&file);
+        let process = Process::start("report", &command, &scratch.file("report.log"))?;
+        Ok(Report { file, process })
     }
 
     /// Where somebody looks on: the daemon and the guest stay until a line comes, or Ctrl-C.
@@ -102,23 +95,49 @@ impl Page {
     }
 }
 
-/// A picture that is being taken.
-pub(super) struct Picture {
+/// A report that is being made.
+pub(super) struct Report {
     file: PathBuf,
     process: Process,
 }
 
-impl Picture {
+impl Report {
     /// Waits for it, and puts it where it stays when everything else is removed.
     pub fn finish(mut self) -> Result<PathBuf> {
-        let status = self.process.wait(PICTURE_LIMIT)?;
-        let kept = kept_at()?;
-        std::fs::copy(&self.file, &kept).with_context(|| {
-            let log = self.process.log_tail();
-            format!("the browser ended with {status} and left no picture\n{log}")
-        })?;
+        self.process.wait(LIMIT)?;
+        let kept = kept_at()?.join("report.html");
+        std::fs::copy(&self.file, &kept).with_context(|| self.process.log_tail())?;
         Ok(kept)
     }
+}
+
+/// A picture of a report, beside it. `None`: no browser is installed.
+pub(super) fn picture(report: &Path, scratch: &Scratch) -> Result<Option<PathBuf>> {
+    let Some(browser) = BROWSERS.into_iter().find_map(|name| tool(name).ok()) else {
+        return Ok(None);
+    };
+    let file = report.with_file_name("page.png");
+    // One of a run before is none of this one.
+    std::fs::remove_file(&file).ok();
+    let mut command = Command::new(browser);
+    command
+        // What it shows is our own; root has no sandbox of the browser's.
+        .args(["--headless", "--no-sandbox", "--disable-gpu"])
+        .args(["--hide-scrollbars", "--window-size=1280,1100"])
+        .arg(format!(
+            "--user-data-dir={}",
+            scratch.file("browser").display()
+        ))
+        .arg(format!("--screenshot={}", file.display()))
+        .arg(format!("file://{}", report.display()));
+    let mut process = Process::start("browser", &command, &scratch.file("browser.log"))?;
+    let status = process.wait(LIMIT)?;
+    ensure!(
+        file.exists(),
+        "the browser ended with {status} and left no picture\n{}",
+        process.log_tail()
+    );
+    Ok(Some(file))
 }
 
 fn kept_at() -> Result<PathBuf> {
@@ -126,5 +145,5 @@ fn kept_at() -> Result<PathBuf> {
         .map_or_else(|| workspace().join("target"), PathBuf::from);
     let folder = folder.join("demo");
     std::fs::create_dir_all(&folder)?;
-    Ok(folder.join("page.png"))
+    Ok(folder)
 }

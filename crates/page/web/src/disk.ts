@@ -1,0 +1,62 @@
+// The chosen disk: its stages, its last minutes, its slowest requests.
+
+import { ask } from "./api";
+import { STAGES } from "./counters";
+import { drawCurves } from "./curves";
+import { $, element, number, table, text } from "./dom";
+import { bytes, time } from "./format";
+import { drawHeat } from "./heat";
+import type { History } from "./history";
+import type { Disk, Queue, SlowRequest } from "./types";
+
+const SLOWEST = 5;
+
+export function showDisk(disk: Disk, history: History): void {
+  $("one-name").textContent = disk.name;
+  const parts = [disk.backend, bytes(disk.size), `blocks of ${disk.block_size} bytes`];
+  parts.push(`serial number ${disk.serial}`);
+  if (disk.read_only) parts.push("read-only");
+  $("one-about").textContent = parts.join(", ");
+  const seconds = history.of(disk.name);
+  showStages(seconds.at(-1)?.stages ?? []);
+  drawCurves(seconds);
+  drawHeat(seconds);
+}
+
+function showStages(stages: [string, number][]): void {
+  const most = Math.max(1, ...stages.map(([, ns]) => ns));
+  const bars = stages.flatMap(([name, ns]) => {
+    const bar = element("div", undefined, "bar");
+    const fill = element("div");
+    fill.style.width = `${(ns * 100) / most}%`;
+    bar.append(fill);
+    return [element("span", name), bar, element("span", time(ns), "n")];
+  });
+  $("stages").replaceChildren(...(bars.length ? bars : [element("span", "no request", "faint")]));
+}
+
+/** Each stage that took time, in its order. */
+function partsOf(request: SlowRequest): string {
+  const stages = ["noticed", ...STAGES];
+  const parts = request.stages_ns.map((at, stage) => {
+    const took = stage > 0 ? at - (request.stages_ns[stage - 1] ?? 0) : 0;
+    return { name: stages[stage] ?? "", took };
+  });
+  const shown = parts.filter((part) => part.took > 0);
+  return shown.map((part) => `${part.name} ${time(part.took)}`).join(", ");
+}
+
+export async function showSlowest(disk: string): Promise<void> {
+  const path = `/v1/latency?slowest=${SLOWEST}&select=${encodeURIComponent(disk)}`;
+  const found = await ask<{ queues?: Queue[] }>(path).catch(() => null);
+  const requests = (found?.queues ?? []).flatMap((queue) => {
+    const where = `${queue.labels.export}/${queue.labels.queue}`;
+    return (queue.slow ?? []).map((request) => ({ where, request }));
+  });
+  requests.sort((a, b) => b.request.total_ns - a.request.total_ns);
+  const heads = [text("queue"), text("operation"), number("took"), text("stages")];
+  const rows = requests
+    .slice(0, SLOWEST)
+    .map(({ where, request }) => [where, request.operation, time(request.total_ns), partsOf(request)]);
+  table("slow", heads, rows, "none");
+}

@@ -1,0 +1,37 @@
+// The last minutes, disk by disk.
+
+import { type DiskSecond, diskSecond } from "./counters";
+import type { Moment } from "./types";
+
+/** Seconds that are kept. */
+export const KEPT = 240;
+
+export class History {
+  /** The last moment, and the one before. */
+  now: Moment | null = null;
+  then: Moment | null = null;
+  private disks = new Map<string, DiskSecond[]>();
+
+  add(moment: Moment): void {
+    const before = this.now;
+    // A daemon that has started anew has counted nothing yet.
+    const isSame = before && before.statistics.at_ns < moment.statistics.at_ns;
+    this.then = isSame ? before : null;
+    this.now = moment;
+    if (!isSame) this.disks.clear();
+    for (const name of this.disks.keys()) {
+      if (!moment.status.disks.some((disk) => disk.name === name)) this.disks.delete(name);
+    }
+    for (const { name } of moment.status.disks) {
+      const seconds = this.disks.get(name) ?? [];
+      if (isSame) seconds.push(diskSecond(moment, before, name));
+      if (seconds.length > KEPT) seconds.shift();
+      this.disks.set(name, seconds);
+    }
+  }
+
+  /** Oldest first. */
+  of(disk: string): DiskSecond[] {
+    return this.disks.get(disk) ?? [];
+  }
+}

@@ -1,0 +1,128 @@
+// The page: follows a daemon, or shows a report of one.
+
+import { ApiError, hasToken, listen, report, setToken, takeToken } from "./api";
+import { allGoesOn, offerChanges, offerDisks, showProblem } from "./changes";
+import { showDisk, showSlowest } from "./disk";
+import { $ } from "./dom";
+import { date } from "./format";
+import { History } from "./history";
+import { showJobs } from "./jobs";
+import { showBitmaps, showEvent, showSessions } from "./others";
+import { showDisks, showExports, showHead, showWorkers } from "./overview";
+import type { Happened, Moment, Report } from "./types";
+
+/** Moments between two looks at what is requested now and then. */
+const SELDOM = 5;
+const RETRY = 1000;
+
+const history = new History();
+/** May be of a disk that comes only with the next moment. */
+let wanted: string | null = null;
+let chosen: string | null = null;
+let moments = 0;
+
+function choose(name: string): void {
+  wanted = name;
+  show();
+  showSlowest(name);
+}
+
+function show(): void {
+  const { now, then } = history;
+  if (!now) return;
+  const disks = now.status.disks;
+  chosen = disks.some((disk) => disk.name === wanted) ? wanted : (disks[0]?.name ?? null);
+  document.body.classList.toggle("looks", report !== null || !now.status.may_change);
+  $("main").hidden = false;
+  showHead(now);
+  showDisks(now, history, chosen, choose);
+  const disk = disks.find((one) => one.name === chosen);
+  $("one").hidden = !disk;
+  if (disk) showDisk(disk, history);
+  showExports(now);
+  showJobs(now);
+  showWorkers(now, then);
+}
+
+function showSeldom(): void {
+  if (chosen !== null) showSlowest(chosen);
+  showSessions();
+  if (!report) showBitmaps();
+}
+
+function seen(moment: Moment): void {
+  $("login").hidden = true;
+  allGoesOn();
+  history.add(moment);
+  show();
+  if (moments % SELDOM === 0) showSeldom();
+  moments += 1;
+}
+
+function heard(event: string, data: string): void {
+  if (event === "moment") seen(JSON.parse(data));
+  else if (event !== "missed") showEvent(JSON.parse(data) as Happened);
+}
+
+function needsToken(): void {
+  $("login").hidden = false;
+  $("main").hidden = true;
+  $("state").textContent = hasToken() ? "wrong token" : "a token is needed";
+  $("state").className = "bad";
+}
+
+const pause = (ms: number) => new Promise((done) => setTimeout(done, ms));
+
+/** Nobody sees a hidden page: it listens to nothing. */
+async function untilVisible(): Promise<void> {
+  while (document.hidden) {
+    await new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }));
+  }
+}
+
+/** Until a token is needed. */
+async function follow(): Promise<void> {
+  for (;;) {
+    await untilVisible();
+    const stop = new AbortController();
+    const hidden = () => document.hidden && stop.abort();
+    document.addEventListener("visibilitychange", hidden);
+    try {
+      await listen("/v1/live", stop, heard);
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 401) return needsToken();
+      if (!document.hidden) {
+        $("state").textContent = "the daemon does not answer";
+        $("state").className = "bad";
+        showProblem((error as Error).message, false);
+      }
+    } finally {
+      document.removeEventListener("visibilitychange", hidden);
+    }
+    await pause(RETRY);
+  }
+}
+
+/** What was seen, second by second, at once. */
+function showReport({ seconds, samples }: Report): void {
+  document.body.className = "report looks";
+  for (const sample of samples) history.add(sample);
+  show();
+  showSeldom();
+  const when = new Date(seconds * 1000).toISOString().slice(17, 19);
+  $("about").textContent += `; report of ${date(seconds)}:${when} UTC, ${samples.length - 1} s`;
+}
+
+$("login").onsubmit = (event) => {
+  event.preventDefault();
+  setToken($<HTMLInputElement>("token").value.trim());
+  follow();
+};
+offerChanges(() => chosen);
+offerDisks(choose);
+if (report) {
+  showReport(report);
+} else {
+  takeToken();
+  follow();
+}

@@ -1,0 +1,78 @@
+// The head of the page, and the tables of everything that is served.
+
+import { rate } from "./counters";
+import { $, type Cell, element, number, table, text } from "./dom";
+import { bytes, short, time } from "./format";
+import type { History } from "./history";
+import type { Disk, Moment } from "./types";
+
+const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting;
+
+export function showHead({ status }: Moment): void {
+  const wrong = status.disks.filter((disk) => !isWell(disk)).length;
+  $("state").textContent = wrong ? `${wrong} of ${status.disks.length} disks need attention` : "all is well";
+  $("state").className = wrong ? "bad" : "good";
+  const up = status.uptime_seconds;
+  const since = up >= 3600 ? `${(up / 3600).toFixed(1)} h` : `${up} s`;
+  const workers = `${status.workers} ${status.workers === 1 ? "worker" : "workers"}`;
+  $("about").textContent = `version ${status.version}, up ${since}, ${workers}`;
+}
+
+export function showDisks(
+  now: Moment,
+  history: History,
+  chosen: string | null,
+  choose: (name: string) => void,
+): void {
+  const heads = [text("disk"), text("on"), number("size"), text("state"), number("reads/s"), number("writes/s")];
+  heads.push(number("bytes/s"), number("p50"), number("p99"), number("in flight"), number("errors"));
+  const rows = now.status.disks.map((disk): Cell[] => {
+    const name = element("button", disk.name, "name");
+    name.type = "button";
+    name.onclick = () => choose(disk.name);
+    name.setAttribute("aria-pressed", String(disk.name === chosen));
+    const waiting = disk.waiting ? `, ${disk.waiting} waiting` : "";
+    const state = element("span", disk.state + waiting, isWell(disk) ? "good" : "bad");
+    const last = history.of(disk.name).at(-1);
+    const took = (ns: number | null | undefined) => (ns ? time(ns) : "-");
+    const counted = now.statistics.disks.find((one) => one.name === disk.name);
+    const errors = Object.values(counted?.errors ?? {}).reduce((sum, count) => sum + count, 0);
+    return [
+      name,
+      disk.backend,
+      bytes(disk.size),
+      state,
+      short(last?.reads ?? 0),
+      short(last?.writes ?? 0),
+      bytes(last?.bytes ?? 0),
+      took(last?.p50),
+      took(last?.p99),
+      String(counted?.in_flight ?? 0),
+      String(errors),
+    ];
+  });
+  table("disks", heads, rows, "no disk");
+}
+
+export function showExports({ status }: Moment): void {
+  const heads = [text("export"), text("kind"), text("connected"), text("disks"), text("socket")];
+  const rows = status.exports.map((one) => [
+    one.name,
+    one.kind,
+    one.connected ? "yes" : "no",
+    one.luns.map((lun) => lun.disk).join(", "),
+    one.socket ?? "-",
+  ]);
+  table("exports", heads, rows, "no export");
+}
+
+export function showWorkers(now: Moment, then: Moment | null): void {
+  const heads = [text("worker"), number("busy iterations/s"), number("empty/s"), number("sleeps/s")];
+  const rows = now.statistics.workers.map((worker) => {
+    const before = then?.statistics.workers.find((one) => one.worker === worker.worker);
+    const per = (count: "busy_iterations" | "empty_iterations" | "sleeps") =>
+      short(then && before ? rate(now, then, worker[count], before[count]) : 0);
+    return [String(worker.worker), per("busy_iterations"), per("empty_iterations"), per("sleeps")];
+  });
+  table("workers", heads, rows, "no worker");
+}

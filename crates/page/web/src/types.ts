@@ -1,0 +1,126 @@
+// Answers of the daemon's API, as far as the page reads them.
+
+export interface Disk {
+  name: string;
+  backend: string;
+  size: number;
+  block_size: number;
+  serial: string;
+  state: string;
+  waiting?: number;
+  read_only?: boolean;
+}
+
+export interface Export {
+  name: string;
+  kind: string;
+  connected: boolean;
+  luns: { disk: string }[];
+  socket?: string;
+}
+
+export interface Status {
+  version: string;
+  uptime_seconds: number;
+  workers: number;
+  may_change: boolean;
+  disks: Disk[];
+  exports: Export[];
+}
+
+export interface Histogram {
+  count: number;
+  sum_ns: number;
+  /** Upper bounds in nanoseconds, and how many requests were below. */
+  buckets: [number, number][];
+}
+
+export interface Latencies {
+  operations: Record<string, Record<string, Histogram> | { spans: Record<string, Histogram> }>;
+}
+
+export interface SlowRequest {
+  operation: string;
+  total_ns: number;
+  stages_ns: number[];
+}
+
+export interface Queue {
+  labels: { export: string; queue: number; disk?: string };
+  latencies?: Latencies;
+  /** Of a queue that serves several disks. */
+  disks?: Record<string, Latencies>;
+  slow?: SlowRequest[];
+}
+
+export interface DiskCounters {
+  name: string;
+  operations: Record<string, { requests: number; bytes: number }>;
+  errors: Record<string, number>;
+  waiting: number;
+  in_flight: number;
+}
+
+export interface Worker {
+  worker: number;
+  busy_iterations: number;
+  empty_iterations: number;
+  sleeps: number;
+}
+
+export interface Job {
+  disk: string;
+  kind: string;
+  state: string;
+  reason?: string;
+  done: number;
+  total: number;
+  target?: string;
+}
+
+export interface Statistics {
+  /** Nanoseconds since the daemon started. */
+  at_ns: number;
+  disks: DiskCounters[];
+  queues?: Queue[];
+  workers: Worker[];
+  jobs?: Job[];
+}
+
+export interface Moment {
+  status: Status;
+  statistics: Statistics;
+}
+
+export interface Session {
+  export: string;
+  kind: string;
+  initiator?: string;
+  connections: number;
+  requests?: number;
+  errors?: number;
+}
+
+export interface Bitmap {
+  disk: string;
+  name: string;
+  dirty: number;
+  at: number;
+  target: string;
+  reason?: string;
+}
+
+export interface Happened {
+  id: number;
+  event: string;
+  name: string;
+  disk?: string;
+  size?: number;
+}
+
+/** What `lunette report` puts into the page instead of a daemon. */
+export interface Report {
+  seconds: number;
+  samples: Moment[];
+  answers: Record<string, unknown>;
+}
