@@ -30,7 +30,8 @@ fn succeeds(folder: &Path, program: &str, arguments: &[&str]) -> Result<String> 
     let (stdout, stderr) = (text(&ran.stdout), text(&ran.stderr));
     ensure!(
         ran.status.success(),
-        "{program} {arguments:?}: {stdout}{stderr}"
+        "{program} {arguments:?}: {}: {stdout}{stderr}",
+        ran.status
     );
     Ok(stdout)
 }
@@ -101,6 +102,110 @@ fn image_stands_on_an_iscsi_unit_through_a_restart_of_its_target() -> Result<()>
     Ok(())
 }
 
+/// A logical unit in the place of files: below an image, as what is copied, and as what something is copied or committed to.
+#[test]
+fn images_stand_on_and_are_copied_to_units() -> Result<()> {
+    const TARGET: &str = "iqn.2026-11.org.example:far";
+    let portal = free_portal()?.to_string();
+    let content: Vec<u8> = (0..4 * MIB).map(|at| (at / 512 % 251) as u8).collect();
+    let far = Rig::prepared(|scratch, daemon| {
+        let base = scratch.file("far.raw");
+        std::fs::write(&base, &content)?;
+        let disk = format!("d=file:{}", base.display());
+        let target = format!("{TARGET}=d");
+        let serves = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "rw"];
+        Ok(daemon.disk(&disk).arguments(serves))
+    })?;
+    let there = far.scratch.file("far.raw");
+    let folder = Scratch::new()?;
+    std::fs::write(folder.file("before.raw"), &content)?;
+    let folder = folder.files();
+    let unit = format!("iscsi://{portal}/{TARGET}/0");
+    lunette(folder, &["create", "over.qcow2", "--backing", &unit])?;
+    let shown = lunette(folder, &["info", "over.qcow2", "--chain"])?;
+    ensure!(
+        shown.contains(&format!("image: {unit}\nformat: raw\ndisk: 4194304")),
+        "{shown}"
+    );
+    lunette(folder, &["compare", "over.qcow2", "before.raw"])?;
+    let write = ["-f", "qcow2", "-c", "write -P 7 1M 1M", "over.qcow2"];
+    succeeds(folder, "qemu-io", &write)?;
+    lunette(
+        folder,
+        &["convert", "over.qcow2", "after.raw", "--to", "raw"],
+    )?;
+    lunette(folder, &["commit", "over.qcow2"])?;
+    let mut after = content;
+    after[MIB..2 * MIB].fill(7);
+    ensure!(std::fs::read(folder.join("after.raw"))? == after);
+    ensure!(std::fs::read(&there)? == after, "it is not committed");
+    lunette(folder, &["rebase", "over.qcow2", "--no-backing"])?;
+    lunette(folder, &["compare", "over.qcow2", &unit])?;
+    let back = ["rebase", "over.qcow2", "--backing", &unit];
+    ensure!(lunette(folder, &back)?.contains("(raw): 0 clusters copied"));
+    // Where there is something else, holes are zeroes.
+    succeeds(
+        folder,
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "small.qcow2", "1M"],
+    )?;
+    lunette(folder, &["convert", "small.qcow2", &unit, "--to", "raw"])?;
+    after[..MIB].fill(0);
+    ensure!(std::fs::read(&there)? == after);
+    succeeds(
+        folder,
+        "qemu-img",
+        &["create", "-q", "-f", "raw", "large.raw", "5M"],
+    )?;
+    let small = std::fs::read(folder.join("small.qcow2"))?;
+    std::fs::write(
+        &there,
+        [&small[..], &vec![0; 4 * MIB - small.len()]].concat(),
+    )?;
+    for (command, what) in [
+        (
+            &["convert", "large.raw", &unit, "--to", "raw"][..],
+            "cannot hold the 5242880 bytes",
+        ),
+        (
+            &["convert", "over.qcow2", &unit, "--to", "qcow2"],
+            "can be raw only",
+        ),
+        // A guest may have written that.
+        (
+            &["create", "other.qcow2", "--backing", &unit],
+            "begins as a disk image in the format qcow2",
+        ),
+        (
+            &["info", "iscsi://127.0.0.1:1/iqn.2026-11.org.example:x/0"],
+            "cannot connect",
+        ),
+    ] {
+        let refused = run(folder, &program()?, &[&["image"], command].concat())?;
+        let said = text(&refused.stderr);
+        ensure!(
+            !refused.status.success() && said.contains(what),
+            "{command:?}: {said}"
+        );
+    }
+    Ok(())
+}
+
+/// A raw file may end within a block: it is filled up with zeroes, as by QEMU.
+#[test]
+fn raw_files_that_end_within_a_block_are_copied_as_qemu_does() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    std::fs::write(folder.join("odd.raw"), vec![7; 70_000])?;
+    for (to, made) in [("raw", "our.raw"), ("qcow2", "our.qcow2")] {
+        lunette(folder, &["convert", "odd.raw", made, "--to", to])?;
+        let compare = ["compare", "-q", "-f", "raw", "-F", to, "odd.raw", made];
+        succeeds(folder, "qemu-img", &compare)?;
+    }
+    ensure!(std::fs::metadata(folder.join("our.raw"))?.len() == 70_144);
+    Ok(())
+}
+
 /// An image in a file, on a snapshot in the cluster, as QEMU names it.
 #[test]
 fn qcow2_image_stands_on_a_snapshot_of_the_cluster() -> Result<()> {
@@ -142,6 +247,20 @@ fn qcow2_image_stands_on_a_snapshot_of_the_cluster() -> Result<()> {
         bytes[..512] == [0xee; 512]
             && bytes[512..] == content[(5 << 20) + 512..][..bytes.len() - 512]
     );
+    rig.daemon.stop(SOON)?;
+    // Without the daemon: copied, compared, and written over the image in the cluster.
+    lunette(
+        folder.files(),
+        &["convert", &base, "copy.raw", "--to", "raw"],
+    )?;
+    ensure!(std::fs::read(folder.file("copy.raw"))? == content);
+    let writable = base.replace("@first", "");
+    lunette(
+        folder.files(),
+        &["convert", &image, &writable, "--to", "raw"],
+    )?;
+    lunette(folder.files(), &["compare", &image, &writable])?;
+    lunette(folder.files(), &["compare", "copy.raw", &base])?;
     Ok(())
 }
 

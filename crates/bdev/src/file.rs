@@ -140,6 +140,8 @@ struct Shared {
     calls: BlockingCalls,
     /// It was not there before.
     created: bool,
+    /// Of an image: its last block was not whole when it was opened.
+    ends_within_block: bool,
     /// Holds the locks; its number is how handles are opened. No I/O goes through it.
     control: OwnedFd,
 }
@@ -150,15 +152,18 @@ impl Shared {
         flag.load(Ordering::Relaxed)
     }
 
-    /// What there is from `from` on, of a part of the file that has no data up to `to`.
-    /// What lies from a byte on, as the file system tells it. May block.
+    /// What lies from a block on, as the file system tells it: a block with any data is data. May block.
     fn extent(&self, offset: u64) -> Extent {
         // The control handle has no position that anybody else uses. A block device says that all is data.
         let seek = |from| rustix::fs::seek(&self.control, from);
+        let block = u64::from(self.info.geometry.block_size());
         match seek(SeekFrom::Data(offset)) {
-            Ok(data) if data > offset => self.without_data(offset, data),
-            Ok(_) => match seek(SeekFrom::Hole(offset)) {
-                Ok(hole) if hole > offset => Extent::data(hole),
+            Ok(data) if data / block * block > offset => {
+                self.without_data(offset, data / block * block)
+            }
+            Ok(data) => match seek(SeekFrom::Hole(data)) {
+                // A file may end, and blocks of the file system may be smaller than the disk's, within a block.
+                Ok(hole) if hole > data => Extent::data(hole.next_multiple_of(block)),
                 _ => Extent::UNKNOWN,
             },
             Err(rustix::io::Errno::NXIO) => self.without_data(offset, self.capacity.bytes()),
@@ -166,6 +171,7 @@ impl Shared {
         }
     }
 
+    /// What there is from `from` on, of a part of the file that has no data up to `to`.
     fn without_data(&self, from: u64, to: u64) -> Extent {
         if !self.info.anchors {
             return Extent::hole(to);

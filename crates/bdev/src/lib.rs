@@ -64,7 +64,10 @@ pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
 pub use file::{CacheMode, Container, File, FileOptions, ImageFormat};
 #[cfg(feature = "simulated")]
 pub use image::stepped;
-pub use image::{BackingName, Committable, Image, ImageOptions, data_file_of, open_tables};
+pub use image::{
+    BackingName, Committable, Image, ImageOptions, data_file_of, is_remote, open_remote,
+    open_tables,
+};
 pub use iscsi::IscsiOptions;
 pub use kept_memory::{DescriptorStore, set_descriptor_store};
 pub use layer::Layer;

@@ -201,6 +201,37 @@ fn an_image_grows_and_shrinks_under_load_and_what_it_gets_is_zeroes() {
     check(&path);
 }
 
+/// Files may end anywhere: their last block is filled up with zeroes, as QEMU does.
+#[test]
+fn a_raw_backing_image_may_end_within_a_block() {
+    for (cache, length) in [CacheMode::None, CacheMode::Writeback]
+        .into_iter()
+        .flat_map(|cache| [1000, 1025, 70_000].map(|length| (cache, length)))
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let path = make(folder.path(), 1 << 20, 16, true);
+        let base = folder.path().join("base");
+        let content: Vec<u8> = (0..length).map(|at| (at % 251 + 1) as u8).collect();
+        std::fs::write(&base, &content).unwrap();
+        let image = open_image(&path, cache).unwrap();
+        let mut worker = Worker::new(&image);
+        let mut expected = content.clone();
+        expected.resize(128 << 10, 0);
+        assert_eq!(worker.read(0, expected.len()).unwrap(), expected);
+        let last = length / 512 * 512;
+        let block = worker.read(last as u64, 512).unwrap();
+        assert_eq!(block, expected[last..last + 512]);
+        // A part of the cluster in which it ends is written: the rest comes along.
+        let end = expected.len() - 512;
+        worker.write(end as u64, &[9; 512]).unwrap();
+        worker.write(0, &[8; 512]).unwrap();
+        expected[..512].fill(8);
+        expected[end..].fill(9);
+        assert_eq!(worker.read(0, expected.len()).unwrap(), expected);
+        assert_eq!(std::fs::read(&base).unwrap(), content);
+    }
+}
+
 /// A table that is damaged fails the I/O that needs it, and no other.
 #[test]
 fn a_damaged_table_fails_its_part_of_the_disk_alone() {

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use crate::connections::Connection;
 use crate::deadline::within;
 use crate::error::check;
 use crate::raw::{self, Library, library, text_in};
@@ -33,6 +34,7 @@ const CONNECT_GRACE: Duration = Duration::from_secs(5);
 
 /// How long a call to a cluster that has been there a moment ago may take.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(3);
 
 /// Which cluster, and as whom.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -66,6 +68,8 @@ pub struct Cluster {
     handle: raw::Cluster,
     fsid: String,
     user: String,
+    /// Until the shutdown has ended.
+    connection: Option<Connection>,
 }
 
 // SAFETY: librados locks what a handle shares; all its functions may be called on any thread.
@@ -158,6 +162,7 @@ impl Cluster {
             handle,
             fsid: String::new(),
             user,
+            connection: Some(Connection::new()),
         };
         cluster.configure(config)?;
         // SAFETY: `handle` was made above and is not connected yet.
@@ -356,17 +361,17 @@ fn connect_hint(errno: i32, user: &str) -> String {
 impl Drop for Cluster {
     fn drop(&mut self) {
         let (library, handle) = (self.library, Handle(self.handle));
-        let shut_down = move || {
+        let connection = self.connection.take();
+        // It may wait for a cluster that is away, and then goes on by itself.
+        let shut_down = within(SHUTDOWN_LIMIT, "shut down the connection", move || {
             let handle = handle;
             // SAFETY: the handle was made once, nobody else has it, and all contexts made of it are gone.
             unsafe { (library.rados_shutdown)(handle.0) };
-        };
-        // It may wait for a cluster that is away. When no thread can be had the connection is leaked.
-        let spawned = std::thread::Builder::new()
-            .name("rados-shutdown".to_owned())
-            .spawn(shut_down);
-        if let Err(error) = spawned {
-            tracing::warn!("connection to a ceph cluster left open: no thread: {error}");
+            drop(connection);
+            Ok(())
+        });
+        if let Err(error) = shut_down {
+            tracing::warn!("connection to a ceph cluster left open: {error}");
         }
     }
 }

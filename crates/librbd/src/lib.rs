@@ -14,6 +14,7 @@
 
 mod channel;
 mod cluster;
+mod connections;
 mod deadline;
 mod error;
 mod image;
@@ -22,6 +23,7 @@ mod raw;
 
 pub use channel::{Channel, Finished, SEGMENTS_MAX, Waker};
 pub use cluster::{Cluster, ClusterConfig, Pool};
+pub use connections::wait_until_closed;
 pub use error::Error;
 pub use image::{Image, ImageName, ImageShape, LockMode, Piece};
 pub use object::{Notification, Object, Watch};

@@ -23,11 +23,15 @@ mod take_over;
 mod upgrade;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Parser;
 
 use cli::{Cli, Command};
 use failure::Outcome;
+
+/// Connections to Ceph clusters are closed before the process ends.
+const CLUSTERS_LIMIT: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
@@ -35,7 +39,9 @@ fn main() -> ExitCode {
         return failure::exit_code(program::print_capabilities(kind));
     }
     let cli = Cli::parse_from(arguments);
-    failure::exit_code(run(cli))
+    let code = failure::exit_code(run(cli));
+    bdev::librbd::wait_until_closed(CLUSTERS_LIMIT);
+    code
 }
 
 fn run(cli: Cli) -> Outcome {

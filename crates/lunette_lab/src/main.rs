@@ -16,14 +16,20 @@ mod top;
 mod vm;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
 use cli_common::{Outcome, Pages, exit_code};
 
 use cli::{Cli, Command};
 
+/// Connections to Ceph clusters are closed before the process ends.
+const CLUSTERS_LIMIT: Duration = Duration::from_secs(3);
+
 fn main() -> ExitCode {
-    exit_code(run(Cli::parse()))
+    let code = exit_code(run(Cli::parse()));
+    bdev::librbd::wait_until_closed(CLUSTERS_LIMIT);
+    code
 }
 
 fn run(cli: Cli) -> Outcome {

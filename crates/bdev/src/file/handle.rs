@@ -357,7 +357,9 @@ impl FileBackend {
                 slot.bounce_all = true;
             }
             (Step::Whole | Step::Rest | Step::Bounced | Step::Zeroes, Ok(moved)) => {
-                let moved = usable(moved, slot, self.shared.alignment.offset);
+                let counted = usable(moved, slot, self.shared.alignment.offset);
+                let is_tail = counted == 0 && self.shared.is_tail(slot);
+                let moved = if is_tail { moved.into() } else { counted };
                 if let (Step::Bounced, IoKind::Read, Some(bounce)) =
                     (step, slot.io.kind, buffer.as_ref())
                 {
@@ -365,6 +367,11 @@ impl FileBackend {
                     bounce.copy_to(&piece);
                 }
                 slot.done += moved;
+                if is_tail {
+                    slot.zero_rest();
+                    self.keep(index);
+                    return None;
+                }
                 // What is left of an atomic write would make two of it.
                 let torn = slot.io.flags.has(IoFlags::ATOMIC) && slot.done < slot.io.length;
                 let stuck = moved == 0 && slot.io.length != 0 || torn;
@@ -468,6 +475,26 @@ impl Shared {
             && segments
                 .iter()
                 .all(|s| s.base() as usize & address == 0 && s.len() & length == 0)
+    }
+}
+
+impl Slot {
+    #[cold]
+    fn zero_rest(&mut self) {
+        let rest = vec![0; (self.io.length - self.done) as usize];
+        self.buffer.write_at(self.done as usize, &rest);
+        self.done = self.io.length;
+    }
+}
+
+impl Shared {
+    /// Is the rest of a read within the last block of an image that ends in it? What is missing there is zeroes.
+    fn is_tail(&self, slot: &Slot) -> bool {
+        let unit = self.info.geometry.block_size().max(self.alignment.offset);
+        self.ends_within_block
+            && slot.io.kind == IoKind::Read
+            && slot.io.offset + slot.io.length == self.capacity.bytes()
+            && slot.io.length - slot.done <= unit.into()
     }
 }
 

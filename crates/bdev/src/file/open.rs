@@ -158,6 +158,7 @@ fn examine(
     if size == 0 {
         return Err(fail(path, "is empty: a disk needs at least one block"));
     }
+    let ends_within_block = !size.is_multiple_of(block_size.into());
     let (size, format) = match options.is_container {
         true => (size.next_multiple_of(block_size.into()), None),
         false => (size, ImageFormat::of_file(&control)),
@@ -181,6 +182,7 @@ fn examine(
         refused: Refused::default(),
         calls: BlockingCalls::default(),
         created: false,
+        ends_within_block,
         control,
     })
 }

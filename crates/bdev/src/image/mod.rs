@@ -33,6 +33,7 @@ pub use open::open_tables;
 pub use overlay::BackingName;
 use owner::{Change, Request};
 use readers::Readers;
+pub use remote_backing::{is_remote, open_remote};
 
 /// Which image, and how.
 #[derive(Clone, Debug)]

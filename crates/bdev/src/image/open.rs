@@ -298,7 +298,7 @@ fn open_remote(
         let what = "over a network it can be raw only, and the image has to say so; hint: qemu-img rebase -u -F raw";
         return Err(refused(what.to_owned()));
     }
-    let device = remote.map_err(refused)?.open()?;
+    let device = remote.map_err(refused)?.open(true)?;
     let own = options.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
     match device.info().geometry.block_size() {
         below if below > own => Err(refused(format!(

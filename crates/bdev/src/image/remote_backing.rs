@@ -1,4 +1,4 @@
-//! Backing images that are no files: logical units of iSCSI targets and RBD images, named as QEMU does. They are raw, and only read.
+//! Disks that are no files, named as QEMU does: logical units of iSCSI targets and RBD images. As backing images they are raw, and only read.
 //!
 //! ```text
 //!   iscsi://HOST[:PORT]/TARGET/LUN
@@ -44,7 +44,7 @@ impl Remote {
     }
 
     /// Opens it; may block.
-    pub fn open(self) -> Result<Arc<dyn BlockDevice>, OpenError> {
+    pub fn open(self, read_only: bool) -> Result<Arc<dyn BlockDevice>, OpenError> {
         match self {
             Remote::Iscsi(address) => Ok(Arc::new(ScsiDisk::open_iscsi(&IscsiOptions {
                 unit: ReconnectSettings {
@@ -59,18 +59,32 @@ impl Remote {
                 },
                 // Several images may stand on one unit, each with a session of its own; nothing that is only read needs to be fenced.
                 disk: None,
-                read_only: true,
+                read_only,
                 passthrough: None,
             })?)),
             Remote::Rbd(image, cluster) => Ok(Arc::new(Rbd::open(&RbdOptions {
                 cluster,
                 image,
                 lock: RbdLock::default(),
-                read_only: true,
+                read_only,
                 block_size: 512,
             })?)),
         }
     }
+}
+
+/// A disk that is no file, by the name that a backing image would have; it may block.
+///
+/// # Errors
+/// What is wrong with the name, or why it cannot be opened.
+pub fn open_remote(name: &str, read_only: bool) -> Result<Arc<dyn BlockDevice>, String> {
+    let remote = Remote::parse(name).unwrap_or_else(|| Err(format!("{name} is a file")));
+    remote?.open(read_only).map_err(|error| error.to_string())
+}
+
+/// Is it the name of a disk that is no file?
+pub fn is_remote(name: &str) -> bool {
+    Remote::parse(name).is_some()
 }
 
 impl BackingName {

@@ -14,7 +14,8 @@ pub struct ImageArguments {
 }
 
 const AFTER: &str = "\
-Images are qcow2, as QEMU's; raw files and block devices are disks too. All but create and convert refuse what somebody serves or has open
+Images are qcow2, as QEMU's; raw files and block devices are disks too, and so are logical units and RBD images, which are raw:
+iscsi://HOST[:PORT]/TARGET/LUN and rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]. All but create and convert refuse what somebody serves or has open
 for writing, QEMU included.
 
 Examples:
@@ -25,6 +26,7 @@ Examples:
     lunette image snapshot vm.qcow2 --create before-upgrade
     lunette image rebase overlay.qcow2 --backing other.qcow2
     lunette image convert vm.qcow2 vm.raw --to raw
+    lunette image convert vm.qcow2 iscsi://store/iqn.2026-11.org.example:vm/0 --to raw
     lunette serve --disk d0=image:vm.qcow2 --vhost-blk d0:/run/d0.sock";
 
 /// What to do.
@@ -70,7 +72,7 @@ pub enum Action {
     },
     /// Show which parts of a disk have data
     Map {
-        /// The image, raw file or block device
+        /// The image, raw file, block device, logical unit or RBD image
         #[arg(value_name = "PATH")]
         path: PathBuf,
         /// Its format [default: the one that its first bytes show]
@@ -80,7 +82,7 @@ pub enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Copy a disk into a new file of another format; holes and zeroes take no room
+    /// Copy a disk into a new file of another format, or onto a remote disk; holes and zeroes take no room
     Convert(ConvertArguments),
     /// Write all that an image has into its backing image. The image itself stays as it is
     Commit {
@@ -97,7 +99,7 @@ pub enum Action {
     Rebase(RebaseArguments),
     /// Say whether two disks have the same content. Exit code 0: yes; 1: no
     Compare {
-        /// An image, raw file or block device
+        /// An image, raw file, block device, logical unit or RBD image
         #[arg(value_name = "PATH")]
         one: PathBuf,
         /// Another one
@@ -185,10 +187,10 @@ pub struct RebaseArguments {
 /// `lunette image convert`
 #[derive(Debug, Args)]
 pub struct ConvertArguments {
-    /// An image, raw file or block device
+    /// An image, raw file, block device, logical unit or RBD image
     #[arg(value_name = "SOURCE")]
     pub source: PathBuf,
-    /// The new file, which must not exist
+    /// The new file, which must not exist; or a logical unit or RBD image, which must, and loses what it has
     #[arg(value_name = "DESTINATION")]
     pub destination: PathBuf,
     /// The source's format [default: the one that its first bytes show]

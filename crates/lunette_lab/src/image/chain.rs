@@ -2,15 +2,15 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
+use bdev::BlockingIo;
 use bdev::qcow2::{self, Backing, Header, Mapping};
-use bdev::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, Image, ImageOptions};
 use block::IoRequest;
 use cli_common::{Failure, Outcome};
 
 use super::arguments::{Format, RebaseArguments};
-use super::{Tables as Overlay, of, open_disk, open_tables, probe};
+use super::disks::{beside, open_disk, open_writable, probe};
+use super::{Tables as Overlay, of, open_tables};
 use crate::meter::Meter;
 
 /// Bytes that are read and written together.
@@ -23,7 +23,7 @@ fn below(path: &Path, header: &Header) -> Result<Option<(PathBuf, Format)>, Fail
     let Some(name) = &header.backing_file else {
         return Ok(None);
     };
-    let place = path.parent().unwrap_or(Path::new("")).join(name);
+    let place = beside(path, name);
     let format = match header.backing_format.as_deref() {
         Some("raw") => Format::Raw,
         Some("qcow2") => Format::Qcow2,
@@ -124,27 +124,6 @@ fn write_changed(base: &mut BlockingIo, at: u64, piece: &[u8]) -> std::io::Resul
     }
 }
 
-fn open_writable(path: &Path, format: Format) -> Result<Arc<dyn BlockDevice>, Failure> {
-    let because = |error: &dyn std::fmt::Display| Failure::because(error.to_string());
-    Ok(match format {
-        Format::Raw => {
-            let file = File::open(FileOptions {
-                cache: CacheMode::Writeback,
-                is_container: true,
-                ..FileOptions::new(path)
-            });
-            Arc::new(file.map_err(|error| because(&error))?)
-        }
-        Format::Qcow2 => {
-            let image = Image::open(&ImageOptions {
-                cache: CacheMode::Writeback,
-                ..ImageOptions::new(path)
-            });
-            Arc::new(image.map_err(|error| because(&error))?)
-        }
-    })
-}
-
 /// The image stands on another one. It reads as before, unless that is not wanted.
 pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     let path = arguments.path.as_path();
@@ -152,7 +131,7 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     let backing = match &arguments.backing {
         None => None,
         Some(name) => {
-            let place = path.parent().unwrap_or(Path::new("")).join(name);
+            let place = beside(path, name);
             let format = match arguments.backing_format {
                 Some(format) => format,
                 None => probe(&place)?,

@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use bdev::qcow2::{self, CreateOptions};
 use bdev::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, Image, ImageOptions};
-use block::{Allocation, Extent, IoRequest};
+use block::{Allocation, Extent, IoFlags, IoRequest};
 use cli_common::{Failure, Outcome, say};
 
 use super::arguments::{ConvertArguments, Format};
-use super::{cluster_bits, new_container, of, open_disk};
+use super::disks::{open_disk, open_writable, remote};
+use super::{cluster_bits, new_container, of};
 use crate::meter::Meter;
 
 /// Bytes that are copied with one read.
@@ -22,6 +23,10 @@ const GRAIN_BYTES: usize = 4096;
 pub fn convert(arguments: &ConvertArguments) -> Outcome {
     let (from, to) = (arguments.source.as_path(), arguments.destination.as_path());
     let mut source = open_disk(from, arguments.from)?;
+    if remote(to).is_some() {
+        let mut there = existing(arguments, source.bytes())?;
+        return copy(&mut source, &mut there, arguments);
+    }
     let mut made = make(arguments, source.bytes())?;
     let copied = copy(&mut source, &mut made, arguments);
     if let Err(failure) = copied {
@@ -30,6 +35,22 @@ pub fn convert(arguments: &ConvertArguments) -> Outcome {
         return Err(failure);
     }
     Ok(())
+}
+
+/// A disk that is no file exists already, with anything in it.
+fn existing(arguments: &ConvertArguments, size: u64) -> Result<BlockingIo, Failure> {
+    let path = arguments.destination.as_path();
+    let device = open_writable(path, arguments.to)?;
+    let (bytes, block) = (
+        device.capacity().bytes(),
+        device.info().geometry.block_size(),
+    );
+    if bytes < size || !size.is_multiple_of(block.into()) {
+        return Err(of(path)(&format!(
+            "it has {bytes} bytes in blocks of {block}, and cannot hold the {size} bytes of the source; hint: resize one of them"
+        )));
+    }
+    BlockingIo::new(device).map_err(|error| of(path)(&error))
 }
 
 fn make(arguments: &ConvertArguments, size: u64) -> Result<BlockingIo, Failure> {
@@ -70,6 +91,7 @@ fn make(arguments: &ConvertArguments, size: u64) -> Result<BlockingIo, Failure> 
 
 fn copy(source: &mut BlockingIo, made: &mut BlockingIo, arguments: &ConvertArguments) -> Outcome {
     let (from, to) = (of(&arguments.source), of(&arguments.destination));
+    let is_new = remote(&arguments.destination).is_none();
     let end = source.bytes();
     let mut meter = Meter::new(Some(end), arguments.quiet);
     let mut at = 0;
@@ -83,7 +105,13 @@ fn copy(source: &mut BlockingIo, made: &mut BlockingIo, arguments: &ConvertArgum
                 source
                     .read_at(at, &mut piece)
                     .map_err(|error| from(&error))?;
-                write(made, at, &piece).map_err(|error| to(&error))?;
+                let written = match is_new {
+                    true => write(made, at, &piece),
+                    false => overwrite(made, at, &piece),
+                };
+                written.map_err(|error| to(&error))?;
+            } else if !is_new {
+                zero(made, at, extent.end).map_err(|error| to(&error))?;
             }
             meter.add(extent.end - at);
             at = extent.end;
@@ -116,9 +144,33 @@ fn data_and_holes(extents: &[Extent], at: u64, end: u64) -> Vec<Extent> {
     cut
 }
 
+/// Zeroes of a disk that may have something else there; one that knows no zeroes gets them as data.
+fn zero(disk: &mut BlockingIo, mut from: u64, end: u64) -> std::io::Result<()> {
+    while from < end {
+        let piece = (end - from).min(PIECE_BYTES);
+        let zeroes = IoRequest::write_zeroes(from, piece).flagged(IoFlags::UNMAP);
+        if disk.run_plain(&zeroes).is_err() {
+            disk.write_at(from, &vec![0; piece as usize])?;
+        }
+        from += piece;
+    }
+    Ok(())
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+/// Writes a piece in the place of something else.
+fn overwrite(there: &mut BlockingIo, offset: u64, piece: &[u8]) -> std::io::Result<()> {
+    match is_zero(piece) {
+        true => zero(there, offset, offset + piece.len() as u64),
+        false => there.write_at(offset, piece),
+    }
+}
+
 /// Writes what is not zero: the new file is zeroes.
 fn write(made: &mut BlockingIo, offset: u64, piece: &[u8]) -> std::io::Result<()> {
-    let is_zero = |grain: &[u8]| grain.iter().all(|byte| *byte == 0);
     let grains: Vec<&[u8]> = piece.chunks(GRAIN_BYTES).collect();
     let mut at = 0;
     for run in grains.chunk_by(|one, other| is_zero(one) == is_zero(other)) {

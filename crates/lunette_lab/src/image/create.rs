@@ -1,14 +1,15 @@
 //! `lunette image create`.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bdev::qcow2::{self, CreateOptions, DataFileOptions};
 use bdev::{CacheMode, ImageOptions};
 use cli_common::{Failure, Outcome};
 
 use super::arguments::{CreateArguments, parse_bytes};
-use super::{cluster_bits, new_container, of, open_disk, probe};
+use super::disks::{beside, open_disk, probe};
+use super::{cluster_bits, new_container, of};
 
 /// Makes an empty image.
 pub fn create(arguments: &CreateArguments) -> Outcome {
@@ -59,10 +60,6 @@ pub fn create(arguments: &CreateArguments) -> Outcome {
         path.display(),
         options.size
     )?)
-}
-
-fn beside(path: &Path, name: &str) -> PathBuf {
-    path.parent().unwrap_or(Path::new("")).join(name)
 }
 
 /// Makes the data file of a new image; a block device is used as it is.

@@ -10,7 +10,8 @@ use cli_common::{Failure, Outcome};
 use serde_json::{Value, json};
 
 use super::arguments::Format;
-use super::{of, open_disk, open_tables};
+use super::disks::{beside, open_disk, probe, remote};
+use super::{of, open_tables};
 
 /// Images of a chain that are shown.
 const CHAIN_MAX: usize = 64;
@@ -37,7 +38,9 @@ pub fn info(path: &Path, chain: bool, as_json: bool) -> Outcome {
         writeln!(stdout, "image: {}", text("filename"))?;
         writeln!(stdout, "format: {}", text("format"))?;
         writeln!(stdout, "disk: {} bytes", value["virtual-size"])?;
-        writeln!(stdout, "file: {} bytes", value["actual-size"])?;
+        if let Some(used) = value.get("actual-size") {
+            writeln!(stdout, "file: {used} bytes")?;
+        }
         if let Some(cluster) = value.get("cluster-size") {
             writeln!(stdout, "clusters: {cluster} bytes")?;
         }
@@ -80,11 +83,16 @@ pub fn info(path: &Path, chain: bool, as_json: bool) -> Outcome {
 
 /// What one is, and which it stands on.
 fn describe(path: &Path) -> Result<(Value, Option<PathBuf>), Failure> {
+    if remote(path).is_some() {
+        let bytes = open_disk(path, Some(Format::Raw))?.bytes();
+        let value = json!({"filename": path, "format": "raw", "virtual-size": bytes});
+        return Ok((value, None));
+    }
     let used = std::fs::metadata(path)
         .map_err(|error| of(path)(&error))?
         .blocks()
         * 512;
-    if super::probe(path)? == Format::Raw {
+    if probe(path)? == Format::Raw {
         let bytes = open_disk(path, Some(Format::Raw))?.bytes();
         let value =
             json!({"filename": path, "format": "raw", "virtual-size": bytes, "actual-size": used});
@@ -115,7 +123,7 @@ fn describe(path: &Path) -> Result<(Value, Option<PathBuf>), Failure> {
     }
     let mut below = None;
     if let Some(name) = &header.backing_file {
-        let place = path.parent().unwrap_or(Path::new("")).join(name);
+        let place = beside(path, name);
         value["backing-filename"] = json!(name);
         value["full-backing-filename"] = json!(place);
         if let Some(format) = &header.backing_format {

@@ -5,23 +5,20 @@ mod chain;
 mod convert;
 mod create;
 mod describe;
+mod disks;
 mod snapshot;
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
 
 use bdev::qcow2::{self, Repair};
-use bdev::{
-    BlockDevice, BlockingIo, CacheMode, Container, File, FileOptions, Image, ImageFormat,
-    ImageOptions,
-};
+use bdev::{BlockDevice, CacheMode, Container, File, FileOptions, Image, ImageOptions};
 use cli_common::{Failure, Outcome};
 use serde_json::json;
 
 pub use arguments::ImageArguments;
 pub use arguments::parse_bytes;
-use arguments::{Action, Format, RepairWhat};
+use arguments::{Action, RepairWhat};
 
 /// Exit codes of a check, as qemu-img has them.
 const DAMAGED: u8 = 2;
@@ -52,18 +49,6 @@ fn of(path: &Path) -> impl Fn(&dyn std::fmt::Display) -> Failure {
     move |error| Failure::because(format!("{path}: {error}"))
 }
 
-/// The format that a file's first bytes say: raw if they say none.
-fn probe(path: &Path) -> Result<Format, Failure> {
-    match ImageFormat::of_path(path) {
-        Some(ImageFormat::Qcow2) => Ok(Format::Qcow2),
-        None => Ok(Format::Raw),
-        Some(other) => Err(of(path)(&format!(
-            "it begins as a disk image in the format {other}, which is not read; hint: qemu-img convert reads it, and the option \
-             that names the format takes it as raw bytes"
-        ))),
-    }
-}
-
 /// The file of an image, locked.
 fn open_container(path: &Path, read_only: bool) -> Result<Container, Failure> {
     let file = File::open(FileOptions {
@@ -86,31 +71,6 @@ fn open_tables(path: &Path, read_only: bool) -> Result<Tables, Failure> {
         ..ImageOptions::new(path)
     });
     image.map_err(|error| Failure::because(error.to_string()))
-}
-
-/// A disk to read, in whichever format.
-fn open_disk(path: &Path, format: Option<Format>) -> Result<BlockingIo, Failure> {
-    let format = match format {
-        Some(format) => format,
-        None => probe(path)?,
-    };
-    let device: Result<Arc<dyn BlockDevice>, _> = match format {
-        Format::Raw => File::open(FileOptions {
-            read_only: true,
-            cache: CacheMode::Writeback,
-            is_container: true,
-            ..FileOptions::new(path)
-        })
-        .map(|file| Arc::new(file) as Arc<dyn BlockDevice>),
-        Format::Qcow2 => Image::open(&ImageOptions {
-            cache: CacheMode::Writeback,
-            read_only: true,
-            ..ImageOptions::new(path)
-        })
-        .map(|image| Arc::new(image) as Arc<dyn BlockDevice>),
-    };
-    let device = device.map_err(|error| Failure::because(error.to_string()))?;
-    BlockingIo::new(device).map_err(|error| of(path)(&error))
 }
 
 /// A new file for an image; one that exists is left alone.
