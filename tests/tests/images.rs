@@ -143,37 +143,40 @@ fn images_stand_on_and_are_copied_to_units() -> Result<()> {
     lunette(folder, &["compare", "over.qcow2", &unit])?;
     let back = ["rebase", "over.qcow2", "--backing", &unit];
     ensure!(lunette(folder, &back)?.contains("(raw): 0 clusters copied"));
-    // Where there is something else, holes are zeroes.
-    succeeds(
-        folder,
-        "qemu-img",
-        &["create", "-q", "-f", "qcow2", "small.qcow2", "1M"],
-    )?;
-    lunette(folder, &["convert", "small.qcow2", &unit, "--to", "raw"])?;
+    overwritten_or_refused(folder, &unit, &there, after)
+}
+
+/// Where there is something else, holes are zeroes.
+fn overwritten_or_refused(
+    folder: &Path,
+    unit: &str,
+    there: &Path,
+    mut after: Vec<u8>,
+) -> Result<()> {
+    let create = |format: &str, name: &str, size: &str| {
+        let create = ["create", "-q", "-f", format, name, size];
+        succeeds(folder, "qemu-img", &create)
+    };
+    create("qcow2", "small.qcow2", "1M")?;
+    create("raw", "large.raw", "5M")?;
+    lunette(folder, &["convert", "small.qcow2", unit, "--to", "raw"])?;
     after[..MIB].fill(0);
-    ensure!(std::fs::read(&there)? == after);
-    succeeds(
-        folder,
-        "qemu-img",
-        &["create", "-q", "-f", "raw", "large.raw", "5M"],
-    )?;
+    ensure!(std::fs::read(there)? == after);
     let small = std::fs::read(folder.join("small.qcow2"))?;
-    std::fs::write(
-        &there,
-        [&small[..], &vec![0; 4 * MIB - small.len()]].concat(),
-    )?;
+    let zeroes = vec![0; 4 * MIB - small.len()];
+    std::fs::write(there, [small, zeroes].concat())?;
     for (command, what) in [
         (
-            &["convert", "large.raw", &unit, "--to", "raw"][..],
+            &["convert", "large.raw", unit, "--to", "raw"][..],
             "cannot hold the 5242880 bytes",
         ),
         (
-            &["convert", "over.qcow2", &unit, "--to", "qcow2"],
+            &["convert", "over.qcow2", unit, "--to", "qcow2"],
             "can be raw only",
         ),
         // A guest may have written that.
         (
-            &["create", "other.qcow2", "--backing", &unit],
+            &["create", "other.qcow2", "--backing", unit],
             "begins as a disk image in the format qcow2",
         ),
         (
