@@ -54,6 +54,10 @@ impl BlockingIo {
         }
         let (mut completions, mut finished) = (Vec::new(), Vec::<Finished>::new());
         loop {
+            #[cfg(feature = "simulated")]
+            if uring::simulated::Files::are_simulated() {
+                crate::stepped::step_image_owners();
+            }
             self.ring.enter(Wait::Until(None), &mut completions)?;
             for completion in completions.drain(..) {
                 self.channel

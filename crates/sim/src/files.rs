@@ -7,7 +7,7 @@ use std::path::Path;
 
 use qcow2::{CheckReport, CreateOptions, Image, Mapping, OpenOptions, Repair, Storage};
 
-use crate::model::{BLOCK, fill};
+use crate::model::{BLOCK, Value, fill};
 
 /// A file as what an image lies in, for tools.
 pub struct Tool(pub File);
@@ -70,6 +70,49 @@ pub fn create_image(path: &Path, options: &CreateOptions) {
     qcow2::create(&Tool(file), options).expect("an image of the simulation");
 }
 
+/// What an image stands on, for tools.
+struct Below<'a>(&'a [u8]);
+
+impl qcow2::Backing for Below<'_> {
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        bytes.copy_from_slice(&self.0[offset as usize..][..bytes.len()]);
+        Ok(())
+    }
+}
+
+/// An image between a raw file and an image: some blocks are its own, with these values. `content`: what it stands on; afterwards what it
+/// shows.
+pub fn create_between(
+    path: &Path,
+    options: &CreateOptions,
+    own: &[(u64, Value)],
+    content: &mut Vec<u8>,
+) {
+    create_image(path, options);
+    let made = Image::open(Tool(open(path)), OpenOptions { read_only: false });
+    let mut image = made.expect("an image of the simulation");
+    let below = content.clone();
+    content.resize(options.size as usize, 0);
+    for (lba, value) in own {
+        let at = lba * BLOCK as u64;
+        let failed = image.prepare_write(&[at], Some(&mut Below(&below)));
+        assert!(failed.is_empty(), "{failed:?}");
+        let segment = image.map().segment(at, BLOCK as u64);
+        let Mapping::Data { host, .. } = segment.mapping else {
+            panic!("{segment:?} is no data");
+        };
+        let block = &mut content[at as usize..][..BLOCK];
+        fill(block, *value, *lba);
+        let written = image.data().write_at(host, block);
+        written.expect("room for a file");
+    }
+    image.close().expect("an image of the simulation");
+}
+
 /// A new data file, all of whose clusters the image's tables have.
 pub fn fill_tables(path: &Path, data: &Path) {
     create_raw(data, 0, 0);
@@ -102,8 +145,8 @@ pub fn blocks(path: &Path) -> u64 {
     header.size / BLOCK as u64
 }
 
-/// What a snapshot of an image holds; where it has nothing of its own, what `backing` has.
-pub fn read_snapshot(path: &Path, name: &str, backing: &Path) -> Result<Vec<u8>, String> {
+/// What a snapshot of an image holds; where it has nothing of its own, what is `below`.
+pub fn read_snapshot(path: &Path, name: &str, below: &[u8]) -> Result<Vec<u8>, String> {
     let text = |error: qcow2::Error| error.to_string();
     let copy = path.with_extension("copy");
     std::fs::copy(path, &copy).map_err(|error| error.to_string())?;
@@ -112,7 +155,6 @@ pub fn read_snapshot(path: &Path, name: &str, backing: &Path) -> Result<Vec<u8>,
     image.apply_snapshot(name).map_err(text)?;
     let mut image = Image::open(Tool(open(&copy)), options()).map_err(text)?;
     let mut content = vec![0; image.header().size as usize];
-    let below = std::fs::read(backing).unwrap_or_default();
     let mut at = 0;
     while at < content.len() {
         image.load(at as u64).map_err(text)?;

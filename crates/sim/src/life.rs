@@ -36,6 +36,8 @@ pub struct DiskPlan {
     /// Has the data of an image.
     pub data_file: Option<DataFile>,
     pub cache: CacheMode,
+    /// What an image shows where it has nothing of its own.
+    pub below: Vec<u8>,
 }
 
 pub struct DataFile {

@@ -10,6 +10,7 @@ macro_rules! say {
     };
 }
 
+mod disks;
 mod requests;
 mod reserving;
 mod restarts;
@@ -19,7 +20,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use bdev::{CacheMode, RateLimits};
 use latency::{Clock, SimulatedTime};
-use qcow2::{CreateOptions, DataFileOptions};
 use uring::simulated::{Faults, Files};
 use virtqueue::simulated::{Ended, end_after};
 
@@ -28,15 +28,12 @@ use crate::clients::initiator::IscsiClient;
 use crate::clients::scsi::Scsi;
 use crate::clients::{Client, Done, Kind, Outcome, Request};
 use crate::files;
-use crate::life::{BLK_QUEUES, DataFile, DiskPlan, Lies, Life, WORKERS};
+use crate::life::{BLK_QUEUES, DiskPlan, Lies, Life, WORKERS};
 use crate::model::{BLOCK, Model, Value, value_of};
 use crate::random::Random;
 use crate::schedule::{Step, What};
 use reserving::Reserved;
 
-const RAM_BLOCKS: u64 = 64;
-const FILE_BLOCKS: u64 = 96;
-const IMAGE_BLOCKS: u64 = 160;
 const GROW_MAX: u64 = 400;
 const INITIATORS: u64 = 2;
 
@@ -104,76 +101,6 @@ pub struct World {
     corruption: Faults,
 }
 
-/// A run's disks: one in memory, a raw file, images of several shapes.
-fn plan(folder: &std::path::Path, random: &mut Random) -> (Vec<DiskPlan>, Vec<Model>) {
-    let mut plans = Vec::new();
-    let mut models = Vec::new();
-    let disk = |lies, name: &str, cache| DiskPlan {
-        lies,
-        path: folder.join(name),
-        data_file: None,
-        cache,
-    };
-    plans.push(disk(Lies::Ram, "ram", CacheMode::Writeback));
-    models.push(Model::new((0..RAM_BLOCKS).map(|_| 0)));
-    let cache = match random.below(3) {
-        0 => CacheMode::Writethrough,
-        _ => CacheMode::Writeback,
-    };
-    plans.push(disk(Lies::File, "raw", cache));
-    files::create_raw(&plans[1].path, FILE_BLOCKS, 0);
-    models.push(Model::new((0..FILE_BLOCKS).map(|_| 0)));
-    for number in 0..2 {
-        let name = format!("{number}.qcow2");
-        plans.push(disk(Lies::Image, &name, cache));
-        let backing_blocks = match random.below(3) {
-            0 => 0,
-            1 => IMAGE_BLOCKS,
-            _ => 1 + random.below(IMAGE_BLOCKS - 1),
-        };
-        let base = 1_000_000 * (number + 1);
-        let backing = (backing_blocks > 0).then(|| {
-            let name = format!("base{number}");
-            files::create_raw(&folder.join(&name), backing_blocks, base);
-            (name, "raw".to_owned())
-        });
-        let extended_l2 = random.below(3) == 0;
-        let options = CreateOptions {
-            size: IMAGE_BLOCKS * BLOCK as u64,
-            cluster_bits: match extended_l2 {
-                true => 14,
-                false => 9 + random.below(4) as u32,
-            },
-            extended_l2,
-            refcount_order: 4 + random.below(2) as u32,
-            data_file: data_file(number, backing.is_some(), random),
-            backing,
-        };
-        files::create_image(&folder.join(&name), &options);
-        if let Some(data_file) = &options.data_file {
-            let (path, is_raw) = (folder.join(&data_file.name), data_file.is_raw);
-            match is_raw {
-                true => files::fill_tables(&folder.join(&name), &path),
-                // What is there by chance does not show.
-                false => files::create_raw(&path, IMAGE_BLOCKS, 5_000_000),
-            }
-            let last = plans.last_mut().expect("the image's");
-            last.data_file = Some(DataFile { path, is_raw });
-        }
-        let value = move |lba| if lba < backing_blocks { base + lba } else { 0 };
-        models.push(Model::new((0..IMAGE_BLOCKS).map(value)));
-    }
-    (plans, models)
-}
-
-/// Some images have their data in a file of their own.
-fn data_file(number: u64, has_backing: bool, random: &mut Random) -> Option<DataFileOptions> {
-    random.one_in(4).then(|| DataFileOptions {
-        name: format!("{number}.data"),
-        is_raw: !has_backing && random.one_in(2),
-    })
-}
-
 impl World {
     /// `corruption`: what the disks do besides what the steps say, for whoever wants to know whether it is noticed.
     pub fn new(seed: u64, traced: bool, corruption: Faults) -> World {
@@ -186,7 +113,7 @@ impl World {
             .prefix("sim-")
             .tempdir_in(in_memory);
         let folder = folder.or_else(|_| tempfile::tempdir()).expect("a folder");
-        let (plans, models) = plan(folder.path(), &mut random);
+        let (plans, models) = disks::plan(folder.path(), &mut random);
         for path in plans.iter().flat_map(DiskPlan::files) {
             Files::know(&files::open(path)).expect("a file of the simulation");
         }

@@ -23,11 +23,16 @@ pub fn image_owners() -> usize {
     OWNERS.with_borrow(Vec::len)
 }
 
-/// Each owner serves what waits for it; those that nobody needs any more close their image.
+/// Each owner serves what waits for it; those that nobody needs any more close their image. Also within a step, of the others then: an
+/// owner reads what its image stands on, which may be an image.
 pub fn step_image_owners() {
-    let mut owners = OWNERS.take();
-    owners.retain_mut(|one| one.owner.step(&one.requests));
-    OWNERS.with_borrow_mut(|now| now.append(&mut owners));
+    for _ in 0..image_owners() {
+        let next = OWNERS.with_borrow_mut(|owners| (!owners.is_empty()).then(|| owners.remove(0)));
+        let Some(mut one) = next else { return };
+        if one.owner.step(&one.requests) {
+            OWNERS.with_borrow_mut(|owners| owners.push(one));
+        }
+    }
 }
 
 /// The process is killed: they end as they are.

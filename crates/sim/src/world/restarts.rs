@@ -69,9 +69,8 @@ impl World {
     /// Snapshots hold what the disk held when they were taken.
     pub(super) fn check_snapshots(&self) {
         for Snapshot { disk, name, model } in &self.snapshots {
-            let path = &self.plans[*disk].path;
-            let backing = path.with_file_name(format!("base{}", disk - 2));
-            let content = files::read_snapshot(path, name, &backing);
+            let plan = &self.plans[*disk];
+            let content = files::read_snapshot(&plan.path, name, &plan.below);
             let content =
                 content.unwrap_or_else(|error| panic!("snapshot {name} of d{disk}: {error}"));
             for (lba, block) in content.chunks_exact(BLOCK).enumerate() {
