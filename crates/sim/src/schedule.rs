@@ -27,6 +27,8 @@ pub enum What {
     NoFaults,
     /// A connection breaks.
     Disconnect,
+    /// An initiator aborts requests.
+    Abort,
     /// A driver breaks the rules.
     Misbehave,
     /// A disk is limited, or not any more.
@@ -44,15 +46,16 @@ pub enum What {
 }
 
 /// How often each happens, out of 1000.
-const SHARES: [(What, u64); 15] = [
+const SHARES: [(What, u64); 16] = [
     (What::Submit, 322),
-    (What::Iterate, 300),
+    (What::Iterate, 280),
     (What::Own, 130),
     (What::Poll, 110),
     (What::Wait, 70),
     (What::Faults, 10),
     (What::NoFaults, 14),
     (What::Disconnect, 6),
+    (What::Abort, 20),
     (What::Misbehave, 3),
     (What::Limit, 8),
     (What::Reserve, 14),

@@ -26,7 +26,7 @@ use virtqueue::simulated::{Ended, end_after};
 use crate::clients::blk::Blk;
 use crate::clients::initiator::IscsiClient;
 use crate::clients::scsi::Scsi;
-use crate::clients::{Client, Done, Kind, Outcome, Request};
+use crate::clients::{ABORTED, Client, Done, Kind, LOST, Outcome, Request};
 use crate::files;
 use crate::life::{BLK_QUEUES, DiskPlan, Lies, Life, WORKERS};
 use crate::model::{BLOCK, Model, Value, value_of};
@@ -268,9 +268,9 @@ impl World {
         if let Outcome::Failed(why) = &done.outcome
             && !matches!(kind, Kind::Reserve(_))
         {
-            let lost = why == "the connection is lost";
+            let is_wanted = [LOST, ABORTED].contains(&why.as_str());
             assert!(
-                self.is_troubled || lost || pending.survived,
+                self.is_troubled || is_wanted || pending.survived,
                 "request {} of {name} ({kind:?} of d{disk}, {} blocks at {}) failed though nothing was wrong: {why}",
                 done.token,
                 request.blocks,
@@ -465,6 +465,14 @@ impl World {
                 let index = self.clients.len() - 1 - random.below(INITIATORS) as usize;
                 say!(self, "a connection breaks");
                 self.clients[index].client().disconnect();
+            }
+            What::Abort => {
+                let index = self.clients.len() - 1 - random.below(INITIATORS) as usize;
+                let client = self.clients[index].client();
+                let (name, aborted) = (client.name(), client.abort(random.next()));
+                if let Some(what) = aborted {
+                    say!(self, "{name} aborts {what}");
+                }
             }
             What::Misbehave => {
                 let disk = random.below(self.plans.len() as u64) as usize;

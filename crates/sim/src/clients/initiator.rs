@@ -6,18 +6,23 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 
-use iscsi::initiator::{Event, Initiator, InitiatorSettings};
+use iscsi::initiator::{Event, Initiator, InitiatorSettings, TaskManagementRequestFields};
 use iscsi::negotiation::{DigestOffer, Offer};
+use iscsi::pdu::TaskFunction;
 use iscsi_target::SimulatedServer;
 use reactor::Worker;
 
 use super::blk::failed;
 use super::scsi::{command, outcome};
-use super::{Client, Done, Kind, Outcome, Request};
+use super::{ABORTED, Client, Done, Kind, LOST, Outcome, Request};
 use crate::random::Random;
 
 pub const TARGET: &str = "iqn.2026-11.org.example:sim";
 const AT: &str = "127.0.0.1:3260";
+
+/// Responses to task management functions.
+const FUNCTION_COMPLETE: u8 = 0;
+const TASK_DOES_NOT_EXIST: u8 = 1;
 
 /// Requests at a time.
 const REQUESTS: usize = 8;
@@ -30,8 +35,10 @@ pub struct IscsiClient {
     worker: usize,
     connections: usize,
     random: Random,
-    /// By initiator task tag.
-    requests: HashMap<u32, u64>,
+    /// By initiator task tag: token and disk.
+    requests: HashMap<u32, (u64, usize)>,
+    /// Task management functions by their tags, and the tasks that they abort.
+    aborting: HashMap<u32, Vec<u32>>,
     /// Of a session before: the target may do them until it answers something in the next one (RFC 7143, 6.3.5).
     lost: Vec<u64>,
     /// A NOP-Out is to tell that it has come to that.
@@ -56,6 +63,7 @@ impl IscsiClient {
             connections,
             random: Random::new(seed),
             requests: HashMap::new(),
+            aborting: HashMap::new(),
             lost: Vec::new(),
             asks: false,
             is_gone: true,
@@ -133,6 +141,29 @@ impl IscsiClient {
     }
 }
 
+impl IscsiClient {
+    /// A task management function is answered (RFC 7143, 11.6.1).
+    fn aborted(&mut self, itt: u32, response: u8, done: &mut Vec<Done>) {
+        let tasks = self.aborting.remove(&itt).unwrap_or_default();
+        match response {
+            FUNCTION_COMPLETE => {
+                for task in tasks {
+                    if let Some((token, _)) = self.requests.remove(&task) {
+                        self.session.forget(task);
+                        done.push(failed(token, ABORTED));
+                    }
+                }
+            }
+            // Its answer comes, or has come.
+            TASK_DOES_NOT_EXIST => {}
+            other => panic!(
+                "iSCSI initiator {}: response {other} to a task management function",
+                self.number
+            ),
+        }
+    }
+}
+
 /// The second initiator takes and gives data in small pieces, and sends none before the target requests it.
 fn offer(number: u8) -> Offer {
     let mut offer = Offer::default();
@@ -186,11 +217,48 @@ impl Client for IscsiClient {
         };
         match self.session.command(cid, sent) {
             Ok(itt) => {
-                self.requests.insert(itt, request.token);
+                self.requests.insert(itt, (request.token, request.disk));
                 true
             }
             Err(_) => false,
         }
+    }
+
+    fn abort(&mut self, seed: u64) -> Option<String> {
+        let mut random = Random::new(seed);
+        let mut tasks: Vec<u32> = self.requests.keys().copied().collect();
+        tasks.sort_unstable();
+        // What has no number yet is not known to the target.
+        if self.is_gone || tasks.is_empty() || self.session.waiting_len() > 0 {
+            return None;
+        }
+        let task = tasks[random.below(tasks.len() as u64) as usize];
+        let (token, disk) = self.requests[&task];
+        let cid = random.below(self.sockets.len() as u64) as u16;
+        let (function, referenced, said) = match random.one_in(3) {
+            true => (
+                TaskFunction::AbortTaskSet,
+                None,
+                format!("tasks of d{disk}"),
+            ),
+            false => (
+                TaskFunction::AbortTask,
+                Some(task),
+                format!("request {token}"),
+            ),
+        };
+        let fields = TaskManagementRequestFields {
+            function,
+            lun: ((disk as u64) << 48).to_be_bytes(),
+            referenced,
+        };
+        let itt = self.session.task_management(cid, fields).ok()?;
+        if referenced.is_some() {
+            tasks.retain(|one| *one == task);
+        }
+        tasks.retain(|task| self.requests[task].1 == disk);
+        self.aborting.insert(itt, tasks);
+        Some(said)
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) {
@@ -209,12 +277,16 @@ impl Client for IscsiClient {
                 Event::Command(one) => one,
                 Event::Nop { .. } => {
                     let lost = self.lost.drain(..);
-                    done.extend(lost.map(|token| failed(token, "the connection is lost")));
+                    done.extend(lost.map(|token| failed(token, LOST)));
+                    continue;
+                }
+                Event::TaskManagement { itt, response } => {
+                    self.aborted(itt, response, done);
                     continue;
                 }
                 _ => continue,
             };
-            if let Some(token) = self.requests.remove(&one.itt) {
+            if let Some((token, _)) = self.requests.remove(&one.itt) {
                 let outcome = match one.response {
                     0 => outcome(one.status, &one.sense),
                     other => Outcome::Failed(format!("iSCSI response {other:#x}")),
@@ -239,7 +311,8 @@ impl Client for IscsiClient {
 
     fn disconnect(&mut self) {
         self.sockets.clear();
-        let mut lost: Vec<u64> = self.requests.drain().map(|(_, token)| token).collect();
+        self.aborting.clear();
+        let mut lost: Vec<u64> = self.requests.drain().map(|(_, (token, _))| token).collect();
         lost.sort_unstable();
         self.lost.extend(lost);
         self.is_gone = true;

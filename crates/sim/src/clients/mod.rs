@@ -101,6 +101,10 @@ pub enum Outcome {
     Failed(String),
 }
 
+/// Why requests fail though nothing went wrong on purpose: nobody knows then whether they were done.
+pub const LOST: &str = "the connection is lost";
+pub const ABORTED: &str = "the task is aborted";
+
 pub struct Done {
     pub token: u64,
     pub outcome: Outcome,
@@ -116,6 +120,11 @@ pub trait Client {
 
     /// Sends a request; false where it has no room for one.
     fn submit(&mut self, request: &Request) -> bool;
+
+    /// Has requests in flight aborted; which come back as failed once that is answered. What it says of that.
+    fn abort(&mut self, _seed: u64) -> Option<String> {
+        None
+    }
 
     /// What has ended.
     fn poll(&mut self, done: &mut Vec<Done>);

@@ -6,7 +6,7 @@
 use uring::simulated::Files;
 
 use super::{Kept, Pending, World};
-use crate::clients::{Kind, Outcome, Request, ReserveOut};
+use crate::clients::{ABORTED, Kind, LOST, Outcome, Request, ReserveOut};
 use crate::life::WORKERS;
 use crate::random::Random;
 use crate::reservations::{Expected, Nexus, Reservations, TYPES};
@@ -141,7 +141,7 @@ impl World {
             // Nobody knows whether it was done.
             (Outcome::Failed(why), _) => {
                 reserved.registered = None;
-                self.is_troubled || pending.survived || why == "the connection is lost"
+                self.is_troubled || pending.survived || [LOST, ABORTED].contains(&why.as_str())
             }
             _ => false,
         };
