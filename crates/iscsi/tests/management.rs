@@ -30,7 +30,8 @@ fn nop_out_comes_back_with_its_data_and_pings_are_answered() {
         (0xffff_ffff, b"nopping\0".as_slice())
     );
     let stat_sn = answers[0].word(24);
-    assert!(raw.target_end.connection.ping());
+    let sent = raw.target_end.connection.ping().unwrap();
+    assert!(!raw.target_end.connection.is_answered(sent));
     let ping = raw.answers().remove(0);
     assert_eq!(
         (ping.opcode(), ping.word(16), ping.word(24)),
@@ -42,15 +43,16 @@ fn nop_out_comes_back_with_its_data_and_pings_are_answered() {
     pong.ttt = U32::new(ping.word(20));
     assert_eq!(raw.send(pong.to_bhs(), &[], &[]), []);
     assert_eq!(raw.target_end.connection.pings_outstanding(), 0);
+    assert!(raw.target_end.connection.is_answered(sent));
     assert_eq!(
         raw.test_unit_ready(1)[0].word(24),
         stat_sn + 1,
         "a ping uses no StatSN up"
     );
     for _ in 0..Limits::default().outstanding_pings {
-        assert!(raw.target_end.connection.ping());
+        assert!(raw.target_end.connection.ping().is_some());
     }
-    assert!(!raw.target_end.connection.ping());
+    assert!(raw.target_end.connection.ping().is_none());
 }
 
 fn text_request(itt: u32, ttt: u32, flags: u8) -> Bhs {

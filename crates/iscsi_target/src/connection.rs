@@ -105,6 +105,8 @@ pub(crate) struct Connection {
     in_flight: Option<Arc<InFlight>>,
     /// Aborts that this connection asked for, and has applied to itself already.
     pub(crate) own_aborts: Vec<Arc<AbortScope>>,
+    /// Functions of other connections of the session that wait until a ping is answered here.
+    pub(crate) fences: Vec<(Option<u32>, Hold)>,
     /// While it can run tasks.
     registration: Option<Registration>,
     /// Let go of by the end of the server.
@@ -171,6 +173,7 @@ impl Connection {
             held_until_drained: Vec::new(),
             in_flight: None,
             own_aborts: Vec::new(),
+            fences: Vec::new(),
             registration: None,
             drained: None,
             accepted: shared.seconds(),

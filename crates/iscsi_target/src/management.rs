@@ -196,6 +196,32 @@ impl Connection {
         if self.heed(io, call, hold) {
             self.iscsi.tell_window();
         }
+        self.fence(call, hold);
+    }
+
+    /// Response Fence (RFC 7143, 4.2.2.3.4): a function of this session, on another of its connections, is answered when the initiator has
+    /// all that was sent here before. Answers alone would not do: it may not know of an R2T of a task that is aborted.
+    fn fence(&mut self, call: &Call, hold: &Hold) {
+        let own = self.nexus_id();
+        if call.exempt.is_some_and(|exempt| Some(exempt.nexus) == own) {
+            let ping = self.iscsi.ping();
+            self.fences.push((ping, hold.clone()));
+        }
+    }
+
+    /// The initiator may have answered what functions wait for. Those for which there was no room yet have theirs sent.
+    pub(crate) fn lift_fences(&mut self) {
+        if self.fences.is_empty() {
+            return;
+        }
+        let iscsi = &self.iscsi;
+        self.fences
+            .retain(|(ping, _)| ping.is_none_or(|ping| !iscsi.is_answered(ping)));
+        if self.fences.iter().any(|(ping, _)| ping.is_none()) {
+            let ping = self.iscsi.ping();
+            let waiting = self.fences.iter_mut().filter(|(ping, _)| ping.is_none());
+            waiting.for_each(|(waiting, _)| *waiting = ping);
+        }
     }
 
     /// The same; were any aborted?

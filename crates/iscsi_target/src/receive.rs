@@ -262,6 +262,7 @@ impl Connection {
             }
         }
         self.input.window = window;
+        self.lift_fences();
     }
 
     /// Takes one window's bytes; false when there is nothing more to do for now.

@@ -264,9 +264,15 @@ impl Connection {
         full.logout_response(io, tag)
     }
 
-    /// Asks the initiator for a sign of life. `false`: too many pings are unanswered (or login is not over).
-    pub fn ping(&mut self) -> bool {
-        self.full_mut().is_ok_and(|(full, io)| full.ping(io))
+    /// Requests a sign of life of the initiator, by a ping with this tag. `None`: too many are unanswered (or login is not over).
+    pub fn ping(&mut self) -> Option<u32> {
+        let (full, io) = self.full_mut().ok()?;
+        full.ping(io)
+    }
+
+    /// Is a ping answered, and so the initiator has everything that was sent before it?
+    pub fn is_answered(&self, ping: u32) -> bool {
+        self.full().is_none_or(|full| !full.pings.contains(&ping))
     }
 
     /// Tells the initiator how far it may go on: for when commands have ended without an answer, which would say so.

@@ -50,25 +50,24 @@ impl FullFeature {
             .bytes(|out| encode(out, header.to_bhs(), &[], &[], self.digests()));
     }
 
-    /// Sends a NOP-In that wants an answer.
-    pub fn ping(&mut self, io: &mut Io) -> bool {
+    /// Sends a NOP-In that wants an answer, with this TTT.
+    pub fn ping(&mut self, io: &mut Io) -> Option<u32> {
         if self.pings.len() >= self.limits.outstanding_pings {
-            return false;
+            return None;
         }
         let ttt = self.take_ttt();
         self.pings.push(ttt);
         // StatSN is told, not used up, for the ITT is none (11.19.1)
-        let (itt, ttt) = (U32::new(NO_TAG), U32::new(ttt));
         self.send_nop_in(
             io,
             NopIn {
-                itt,
-                ttt,
+                itt: U32::new(NO_TAG),
+                ttt: U32::new(ttt),
                 stat_sn: U32::new(self.stat_sn),
                 ..NopIn::blank()
             },
         );
-        true
+        Some(ttt)
     }
 
     /// Sends a NOP-In that wants nothing: it carries ExpCmdSN and MaxCmdSN where nothing else does (11.4.10).

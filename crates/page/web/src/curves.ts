@@ -4,7 +4,7 @@ import uPlot from "uplot";
 import type { DiskSecond } from "./counters";
 import { $, style } from "./dom";
 import { short, time } from "./format";
-import { KEPT } from "./history";
+import { drawn } from "./history";
 
 interface Curve {
   name: string;
@@ -12,8 +12,8 @@ interface Curve {
   of: (second: DiskSecond) => number | null;
 }
 
-/** Between two marks of the time, in seconds. */
-const MARKS = 60;
+/** Between marks of the time. */
+const PARTS = 4;
 
 /** Powers of ten around the values, in nanoseconds: at least from 10 µs to 1 ms. */
 function decades(low: number | null, high: number | null): [number, number] {
@@ -34,6 +34,8 @@ const together = uPlot.sync("seconds");
 class Chart {
   private readonly place: HTMLElement;
   private readonly plot: uPlot;
+  /** Seconds that are shown. */
+  private span = drawn([]);
 
   constructor(
     id: string,
@@ -53,7 +55,7 @@ class Chart {
       padding: [8, 20, 0, 0],
       cursor: { sync: { key: together.key }, drag: { setScale: false } },
       scales: {
-        x: { time: false, range: (_, __, last) => [last - KEPT, last] },
+        x: { time: false, range: (_, __, last) => [last - this.span, last] },
         y: isLogarithmic
           ? { distr: 3, range: (_, low, high) => decades(low, high) }
           : { range: (_, __, high) => [0, Math.max(high, 1) * 1.05] },
@@ -94,18 +96,19 @@ class Chart {
   }
 
   private marks(): number[] {
-    return Array.from({ length: KEPT / MARKS + 1 }, (_, at) => this.last() - KEPT + at * MARKS);
+    return Array.from({ length: PARTS + 1 }, (_, at) => this.last() - (this.span * (PARTS - at)) / PARTS);
   }
 
   private ago(at: number): string {
     const seconds = Math.round(this.last() - at);
     if (seconds <= 0) return "now";
-    return seconds % MARKS === 0 ? `-${seconds / MARKS} min` : `-${seconds} s`;
+    return seconds % 60 === 0 ? `-${seconds / 60} min` : `-${seconds} s`;
   }
 
   show(seconds: DiskSecond[]): void {
     const { width } = this.size();
     if (width !== this.plot.width) this.plot.setSize(this.size());
+    this.span = drawn(seconds);
     this.plot.setData([
       seconds.map((second) => second.at),
       ...this.curves.map((curve) => seconds.map(curve.of)),

@@ -2,7 +2,7 @@
 
 import type { DiskSecond } from "./counters";
 import { $, style } from "./dom";
-import { KEPT } from "./history";
+import { drawn } from "./history";
 
 const ROWS = 50;
 const DECADES = 5;
@@ -22,7 +22,8 @@ export function drawHeat(seconds: DiskSecond[]): void {
   const canvas = $<HTMLCanvasElement>("heat");
   const pen = canvas.getContext("2d");
   if (!pen) return;
-  pen.clearRect(0, 0, canvas.width, canvas.height);
+  // This clears it, too.
+  canvas.width = drawn(seconds);
   const columns = seconds.map((second) => column(second.latencies));
   const most = Math.max(1, ...columns.map((counts) => Math.max(...counts)));
   pen.fillStyle = style("--accent");
@@ -30,7 +31,7 @@ export function drawHeat(seconds: DiskSecond[]): void {
     counts.forEach((count, y) => {
       if (!count) return;
       pen.globalAlpha = 0.15 + (0.85 * Math.log1p(count)) / Math.log1p(most);
-      pen.fillRect(KEPT - columns.length + x, ROWS - 1 - y, 1, 1);
+      pen.fillRect(canvas.width - columns.length + x, ROWS - 1 - y, 1, 1);
     });
   });
   pen.globalAlpha = 1;

@@ -6,6 +6,11 @@ import type { Moment } from "./types";
 /** Seconds that are kept. */
 export const KEPT = 240;
 
+/** Seconds that are drawn: a minute, or all that are kept. */
+export function drawn(seconds: DiskSecond[]): number {
+  return seconds.length <= KEPT / 4 ? KEPT / 4 : KEPT;
+}
+
 export class History {
   /** The last moment, and the one before. */
   now: Moment | null = null;

@@ -189,6 +189,11 @@ impl GuestQueue {
         Some((token, status, data))
     }
 
+    /// Requests in flight.
+    pub fn tokens(&self) -> Vec<u64> {
+        self.slots.iter().copied().flatten().collect()
+    }
+
     /// Takes all requests back.
     pub fn forget(&mut self) -> Vec<u64> {
         self.slots.iter_mut().filter_map(Option::take).collect()

@@ -7,8 +7,9 @@ use virtio_scsi::ScsiDevice;
 
 use super::blk::failed;
 use super::guest::GuestQueue;
-use super::{Client, Done, Kind, Outcome, Request};
+use super::{ABORTED, Client, Done, Kind, Outcome, Request};
 use crate::model::BLOCK;
+use crate::random::Random;
 
 /// The CDB of a request, and the data that go with it.
 pub fn command(request: &Request) -> ([u8; 16], Vec<u8>, usize) {
@@ -86,9 +87,23 @@ pub fn outcome(status: u8, sense: &[u8]) -> Outcome {
 /// Bytes of a response: its fields, and 96 of sense data.
 const RESPONSE: usize = 108;
 
+/// Targets of the controller.
+const DISKS: u64 = 4;
+/// The control queue, and task management functions on it (virtio 1.3, 5.6.6.2).
+const CONTROL: u16 = 0;
+const ABORT_TASK: u32 = 0;
+const ABORT_TASK_SET: u32 = 1;
+/// The first request queue's driver has the control queue, too.
+const FIRST: u16 = 2;
+/// Responses.
+const OK: u8 = 0;
+const S_ABORTED: u8 = 2;
+const S_BUSY: u8 = 5;
+
 pub struct Scsi {
     device: Option<Arc<ScsiDevice>>,
     queue: GuestQueue,
+    control: Option<GuestQueue>,
     worker: usize,
     index: u16,
 }
@@ -104,6 +119,7 @@ impl Scsi {
         Scsi {
             device: Some(device),
             queue: GuestQueue::new(index, packed, is_tracked),
+            control: None,
             worker,
             index,
         }
@@ -143,15 +159,46 @@ impl Client for Scsi {
         true
     }
 
+    fn abort(&mut self, seed: u64) -> Option<String> {
+        let mut random = Random::new(seed);
+        let tokens = self.queue.tokens();
+        let control = self.control.as_mut().filter(|queue| !queue.is_broken())?;
+        let token = *tokens.get(random.below(tokens.len().max(1) as u64) as usize)?;
+        let slot = control.take(token)?;
+        let (function, disk, said) = match random.one_in(3) {
+            true => {
+                let disk = random.below(DISKS) as u8;
+                (ABORT_TASK_SET, disk, format!("tasks of d{disk}"))
+            }
+            // Of another disk than it says, it may be: nothing is aborted then.
+            false => (
+                ABORT_TASK,
+                random.below(DISKS) as u8,
+                format!("request {token}"),
+            ),
+        };
+        let mut request = [0; 24];
+        request[4..8].copy_from_slice(&function.to_le_bytes());
+        request[8..12].copy_from_slice(&[1, disk, 0x40, 0]);
+        request[16..24].copy_from_slice(&token.to_le_bytes());
+        control.add(slot, &request, &[], 1, 0, true);
+        Some(said)
+    }
+
     fn poll(&mut self, done: &mut Vec<Done>) {
+        if let Some(control) = &mut self.control {
+            while let Some((_, answer, _)) = control.answered(1) {
+                assert_eq!(answer, [OK], "a task management function fails");
+            }
+        }
         while let Some((token, answer, data)) = self.queue.answered(RESPONSE) {
             let sense_length = u32::from_le_bytes([answer[0], answer[1], answer[2], answer[3]]);
             let (status, response) = (answer[10], answer[11]);
             let sense = &answer[12..12 + (sense_length as usize).min(96)];
             let outcome = match response {
-                0 => outcome(status, sense),
-                // VIRTIO_SCSI_S_BUSY
-                5 => Outcome::NotNow("busy".to_owned()),
+                OK => outcome(status, sense),
+                S_ABORTED => Outcome::Failed(ABORTED.to_owned()),
+                S_BUSY => Outcome::NotNow("busy".to_owned()),
                 other => Outcome::Failed(format!("response {other}")),
             };
             done.push(Done {
@@ -181,11 +228,17 @@ impl Client for Scsi {
 
     fn detach(&mut self) {
         self.device = None;
+        self.control = None;
     }
 
     fn attach(&mut self, worker: &mut Worker) {
         if let Some(device) = &self.device {
             self.queue.attach(device.as_ref(), worker);
+            if self.index == FIRST {
+                let control = GuestQueue::new(CONTROL, false, false);
+                control.attach(device.as_ref(), worker);
+                self.control = Some(control);
+            }
         }
     }
 }
