@@ -255,6 +255,37 @@ fn function_spares_younger_commands_of_other_connections() {
     }
 }
 
+/// A function's answer says that all tasks it was about are over: nothing of theirs may come behind it on another connection.
+#[test]
+fn function_is_answered_when_the_initiator_has_what_was_sent_before() {
+    let rig = Rig::ram();
+    let mut client = Client::login(rig.portal, settings(1, Offer::default()), 2);
+    client.settle();
+    let read = Initiator::read(0, &cdb10(0x28, 0, 1), BLOCK as u32);
+    let task = client.initiator.command(1, read).unwrap();
+    client.push();
+    std::thread::sleep(Duration::from_millis(100));
+    let fields = TaskManagementRequestFields {
+        function: TaskFunction::AbortTaskSet,
+        lun: [0; 8],
+        referenced: None,
+    };
+    let function = client.initiator.task_management(0, fields).unwrap();
+    for _ in 0..200 {
+        client.pump_one(0);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let early = std::mem::take(&mut client.events);
+    assert!(early.is_empty(), "the answer waits on the other: {early:?}");
+    client.until(|client| client.events.len() == 2);
+    let is_done = matches!(&client.events[0], (1, Event::Command(done)) if done.itt == task);
+    assert!(is_done, "{:?}", client.events);
+    let (cid, answer) = &client.events[1];
+    let is_answer =
+        matches!(answer, Event::TaskManagement { itt, response: 0 } if *itt == function);
+    assert!(*cid == 0 && is_answer, "{:?}", client.events);
+}
+
 /// WRITE ATOMIC(16) has its range for itself from when its data are there, not from when it came.
 #[test]
 fn write_atomic_whose_data_do_not_come_holds_nobody_up() {

@@ -181,40 +181,45 @@ impl Client {
 
     /// Moves what can be moved now; false when nothing was.
     pub fn pump(&mut self) -> bool {
-        let mut moved = false;
-        for cid in 0..self.streams.len() {
-            let fresh = std::mem::take(self.initiator.outgoing(cid as u16));
-            self.unsent[cid].extend(fresh);
-            let Some(stream) = &mut self.streams[cid] else {
-                continue;
-            };
-            let mut gone = false;
-            if !self.unsent[cid].is_empty() {
-                match stream.write(&self.unsent[cid]) {
-                    Ok(length) => {
-                        self.unsent[cid].drain(..length);
-                        moved = true;
-                    }
-                    Err(error) => gone |= error.kind() != ErrorKind::WouldBlock,
-                }
-            }
-            let mut bytes = vec![0; 64 << 10];
-            match stream.read(&mut bytes) {
-                Ok(0) => gone = true,
+        let connections = 0..self.streams.len();
+        connections.fold(false, |moved, cid| self.pump_one(cid as u16) | moved)
+    }
+
+    /// The same on one connection.
+    pub fn pump_one(&mut self, number: u16) -> bool {
+        let cid = usize::from(number);
+        let fresh = std::mem::take(self.initiator.outgoing(number));
+        self.unsent[cid].extend(fresh);
+        let Some(stream) = &mut self.streams[cid] else {
+            return false;
+        };
+        let (mut moved, mut gone) = (false, false);
+        if !self.unsent[cid].is_empty() {
+            match stream.write(&self.unsent[cid]) {
                 Ok(length) => {
+                    self.unsent[cid].drain(..length);
                     moved = true;
-                    match self.initiator.receive(cid as u16, &bytes[..length]) {
-                        Ok(events) => self
-                            .events
-                            .extend(events.into_iter().map(|event| (cid as u16, event))),
-                        Err(error) => panic!("connection {cid}: {error}"),
-                    }
                 }
                 Err(error) => gone |= error.kind() != ErrorKind::WouldBlock,
             }
-            if gone {
-                self.streams[cid] = None;
+        }
+        let mut bytes = vec![0; 64 << 10];
+        match stream.read(&mut bytes) {
+            Ok(0) => gone = true,
+            Ok(length) => {
+                moved = true;
+                match self.initiator.receive(number, &bytes[..length]) {
+                    Ok(events) => {
+                        let events = events.into_iter().map(|event| (number, event));
+                        self.events.extend(events);
+                    }
+                    Err(error) => panic!("connection {cid}: {error}"),
+                }
             }
+            Err(error) => gone |= error.kind() != ErrorKind::WouldBlock,
+        }
+        if gone {
+            self.streams[cid] = None;
         }
         moved
     }
