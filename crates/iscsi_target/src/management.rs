@@ -199,8 +199,8 @@ impl Connection {
         self.fence(call, hold);
     }
 
-    /// Response Fence (RFC 7143, 4.2.2.3.4): a function of this session, on another of its connections, is answered when the initiator has
-    /// all that was sent here before. Answers alone would not do: it may not know of an R2T of a task that is aborted.
+    /// Response Fence (RFC 7143, 4.2.2.3.4): a function of this session on another of its connections, or its PREEMPT AND ABORT, is answered
+    /// when the initiator has all that was sent here before. Answers alone would not do: it may not know of an R2T of a task that is aborted.
     fn fence(&mut self, call: &Call, hold: &Hold) {
         let own = self.nexus_id();
         if call.exempt.is_some_and(|exempt| Some(exempt.nexus) == own) {

@@ -8,7 +8,7 @@ declare const MOMENT: Report | undefined;
 export const report: Report | null = typeof MOMENT === "undefined" ? null : MOMENT;
 
 const TOKEN = "token";
-/** A daemon that sends nothing for so many milliseconds does not answer. */
+/** A daemon that sends nothing for this long does not answer, in milliseconds. */
 const SILENCE_MAX = 10_000;
 
 let token = "";
