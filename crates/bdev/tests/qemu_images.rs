@@ -1,10 +1,10 @@
 //! Images that QEMU's tools make and change, and that the block device `image` reads and changes in turn: contents are equal, and
-//! `qemu-img check` finds nothing. Needs qemu-img and qemu-io (Debian: qemu-utils). `LUNETTE_SEEDS=1000` tries more images.
+//! `qemu-img check` finds nothing. Needs qemu-img and qemu-io (Debian: qemu-utils). A thousand images; `LUNETTE_SEEDS=100000` tries more.
 
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bdev::{BlockDevice, CacheMode, ImageOptions};
@@ -326,20 +326,46 @@ impl Disk {
     }
 }
 
+/// How many images, and which part of them a process tries.
+const SEEDS: &str = "LUNETTE_SEEDS";
+const PART: &str = "LUNETTE_SEEDS_PART";
+const PROCESSES: usize = 2;
+
+/// In processes of their own, for in one process tests that start others wait for each other.
 #[test]
 fn images_that_qemu_and_ours_change_in_turn_hold_what_was_written() {
+    let seeds = std::env::var(SEEDS).ok();
+    let seeds = seeds.map_or(1000, |seeds| seeds.parse().expect(SEEDS));
+    if let Ok(part) = std::env::var(PART) {
+        let part = part.parse().expect(PART);
+        return (part..seeds).step_by(PROCESSES).for_each(change_in_turn);
+    }
     let _alone = alone();
-    let seeds = std::env::var("LUNETTE_SEEDS").ok();
-    let seeds = seeds.and_then(|seeds| seeds.parse().ok()).unwrap_or(60);
-    for seed in 0..seeds {
-        let random = &mut Random(seed);
-        let mut disk = Disk::make(random);
-        for round in 0..3 {
-            let what = format!("seed {seed}, round {round}");
-            disk.by_qemu(random);
-            disk.by_us(random, &what);
-            disk.check(&what);
-        }
+    let parts = (0..PROCESSES).map(|part| {
+        let name = "images_that_qemu_and_ours_change_in_turn_hold_what_was_written";
+        let program = std::env::current_exe().expect("this program");
+        let mut command = Command::new(program);
+        command.args(["--exact", name, "--nocapture"]);
+        command.env(PART, part.to_string());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("another process of this program")
+    });
+    for part in parts.collect::<Vec<_>>() {
+        let ended = part.wait_with_output().expect("its end");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (said, wrong) = (text(&ended.stdout), text(&ended.stderr));
+        assert!(ended.status.success(), "{said}{wrong}");
+    }
+}
+
+fn change_in_turn(seed: u64) {
+    let random = &mut Random(seed);
+    let mut disk = Disk::make(random);
+    for round in 0..3 {
+        let what = format!("seed {seed}, round {round}");
+        disk.by_qemu(random);
+        disk.by_us(random, &what);
+        disk.check(&what);
     }
 }
 
