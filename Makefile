@@ -40,7 +40,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build page profile demo bench bench-iscsi bench-rbd test test-fast test-one check advisories unit guests sim fuzz deb static oci install uninstall clean
+.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check advisories unit guests sim fuzz deb static oci install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,13 @@ bench-iscsi: ## Measures iSCSI beside tgt and notes the table in docs/lab (DRIVE
 	@echo "bench-iscsi: building in release"
 	@$(release) --quiet $(programs)
 	@$(as_root) $(target_directory)/release/lunette bench iscsi-table \
+		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
+
+bench-images: ## Measures a qcow2 image beside a raw file and qemu-storage-daemon and notes the table in docs/lab (DRIVER_CPU, DEVICE_CPU)
+	@scripts/setup bench
+	@echo "bench-images: building in release"
+	@$(release) --quiet $(programs)
+	@$(target_directory)/release/lunette bench image-table \
 		--place $(target_directory)/bench --notes docs/lab --driver-cpu $(DRIVER_CPU) --device-cpu $(DEVICE_CPU)
 
 bench-rbd: ## Measures images of a Ceph cluster on this machine beside qemu-storage-daemon and notes the table in docs/lab

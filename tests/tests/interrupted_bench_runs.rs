@@ -261,6 +261,7 @@ fn what_makes_no_sense_is_refused_before_anything_starts() -> Result<()> {
         ),
         (&["table", "--only=nosuch"], 1, "RAM QD32"),
         (&["iscsi-table", "--only=nosuch"], 1, "4k read QD32"),
+        (&["image-table", "--only=nosuch"], 1, "4k read QD32"),
         (&["mcs", "--only=nosuch"], 1, "read, write, both"),
         (&["mcs", "--connections=17"], 2, "17"),
         (

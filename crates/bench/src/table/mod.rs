@@ -5,6 +5,7 @@
 //! comes from here.
 
 mod empty;
+mod images;
 mod iscsi;
 mod mcs;
 mod peers;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use latency::Clock;
 
+pub use images::image_table;
 pub use iscsi::iscsi_table;
 pub use mcs::{McsOptions, McsRow, McsTable, mcs_rows, mcs_table};
 pub use peers::Place;
@@ -382,6 +384,7 @@ fn find<'a>(line: &'a Line, name: &str) -> Option<&'a SubjectResult> {
 const BLK: &str = "lunette blk";
 const SCSI: &str = "lunette scsi";
 const PEER: &str = "qemu-storage-daemon";
+const RAW: &str = "lunette raw file";
 const BARE: &str = "no device (io_uring)";
 
 /// Where and how.
@@ -464,10 +467,10 @@ fn head(words: &[&str]) -> Vec<String> {
 }
 
 fn rates(lines: &[Line]) -> String {
-    let mut rows = vec![head(&["case", BLK, SCSI, PEER, BARE, "line"])];
+    let mut rows = vec![head(&["case", BLK, SCSI, PEER, RAW, BARE, "line"])];
     for line in lines {
         let mut row = vec![line.name.to_owned()];
-        for name in [BLK, SCSI, PEER, BARE] {
+        for name in [BLK, SCSI, PEER, RAW, BARE] {
             row.push(find(line, name).map_or_else(String::new, |subject| {
                 let values = spread(&iops(subject));
                 format!(
@@ -503,6 +506,7 @@ fn ratios(lines: &[Line]) -> String {
         "blk / peer",
         "scsi / peer",
         "scsi / blk",
+        "blk / raw file",
         "blk / no device",
     ])];
     for line in lines {
@@ -515,6 +519,7 @@ fn ratios(lines: &[Line]) -> String {
             between(BLK, PEER),
             between(SCSI, PEER),
             between(SCSI, BLK),
+            between(BLK, RAW),
             between(BLK, BARE),
         ]);
     }
@@ -522,10 +527,10 @@ fn ratios(lines: &[Line]) -> String {
 }
 
 fn costs(lines: &[Line]) -> String {
-    let mut rows = vec![head(&["case", BLK, SCSI, PEER, BARE])];
+    let mut rows = vec![head(&["case", BLK, SCSI, PEER, RAW, BARE])];
     for line in lines {
         let mut row = vec![line.name.to_owned()];
-        for name in [BLK, SCSI, PEER, BARE] {
+        for name in [BLK, SCSI, PEER, RAW, BARE] {
             let middle = find(line, name).and_then(SubjectResult::median_repetition);
             row.push(middle.map_or_else(String::new, |one| {
                 let p50 = latency::table::time(one.latency().quantile_ns(0.5) as f64);

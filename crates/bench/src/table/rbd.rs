@@ -30,7 +30,7 @@ pub struct RbdPlace {
     pub peer_image: String,
 }
 
-type Case = (&'static str, &'static [(&'static str, &'static str)]);
+pub(super) type Case = (&'static str, &'static [(&'static str, &'static str)]);
 
 const READ: (&str, &str) = ("rw", "randread");
 const WRITE: (&str, &str) = ("rw", "randwrite");
@@ -38,7 +38,7 @@ const DEPTH_32: (&str, &str) = ("iodepth", "32");
 const DEPTH_8: (&str, &str) = ("iodepth", "8");
 const LARGE: (&str, &str) = ("bs", "64k");
 
-const CASES: &[Case] = &[
+pub(super) const CASES: &[Case] = &[
     ("4k read QD1", &[READ]),
     ("4k read QD32", &[READ, DEPTH_32]),
     ("4k write QD1", &[WRITE]),
@@ -55,10 +55,10 @@ fn driver() -> DriverOptions {
 }
 
 /// A daemon that serves, and its sockets by the subjects' names.
-struct Served {
-    name: &'static str,
-    daemon: Daemon,
-    sockets: Vec<(&'static str, PathBuf)>,
+pub(super) struct Served {
+    pub name: &'static str,
+    pub daemon: Daemon,
+    pub sockets: Vec<(&'static str, PathBuf)>,
 }
 
 impl Served {
@@ -96,10 +96,31 @@ pub fn rbd_table(
             "without qemu-storage-daemon (Debian: apt-get install qemu-system-common qemu-block-extra): {error:#}"
         )),
     }
-    // The second transport serves the same image.
-    let first = |daemon: &Served| daemon.subjects().next();
-    let images: Result<Vec<Subject>> = daemons.iter().filter_map(first).collect();
-    fill(images?, &clock, interrupted)?;
+    fill_all(&daemons, &clock, interrupted)?;
+    measure(&daemons, options, interrupted, progress)
+}
+
+/// Fills the disks. The last transport of a daemon that has several serves a disk that another one does.
+pub(super) fn fill_all(
+    daemons: &[Served],
+    clock: &Clock,
+    interrupted: &Arc<AtomicBool>,
+) -> Result<()> {
+    let disks = |daemon: &Served| daemon.sockets.len().max(2) - 1;
+    let subjects = daemons
+        .iter()
+        .flat_map(|one| one.subjects().take(disks(one)));
+    fill(subjects.collect::<Result<_>>()?, clock, interrupted)
+}
+
+/// Runs the chosen cases on all subjects in turns.
+pub(super) fn measure(
+    daemons: &[Served],
+    options: &TableOptions,
+    interrupted: &Arc<AtomicBool>,
+    progress: &Progress,
+) -> Result<String> {
+    let clock = Clock::new();
     let mut lines = Vec::new();
     for (name, case) in CASES {
         let wanted = options.only.as_ref();
@@ -133,7 +154,7 @@ pub fn rbd_table(
         name,
         daemon,
         sockets,
-    } in &daemons
+    } in daemons
     {
         idle.push((*name, idle_cpu(daemon, &sockets[0].1)?));
     }

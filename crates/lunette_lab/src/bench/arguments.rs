@@ -76,6 +76,8 @@ pub enum BenchCommand {
     Table(TableArguments),
     /// Measure the iSCSI transport beside tgt, in under five minutes
     IscsiTable(TableArguments),
+    /// Measure a qcow2 image beside a raw file and qemu-storage-daemon, in under three minutes
+    ImageTable(TableArguments),
     /// Measure images of a Ceph cluster beside qemu-storage-daemon's rbd driver; both images are overwritten
     RbdTable(RbdTableArguments),
     /// Measure one iSCSI session with one to several connections (MC/S)

@@ -36,6 +36,7 @@ pub fn run(arguments: BenchArguments) -> Outcome {
         Some(BenchCommand::Compare { first, second }) => compare(&first, &second),
         Some(BenchCommand::Table(arguments)) => table::vhost(arguments),
         Some(BenchCommand::IscsiTable(arguments)) => table::iscsi(arguments),
+        Some(BenchCommand::ImageTable(arguments)) => table::images(arguments),
         Some(BenchCommand::RbdTable(arguments)) => table::rbd(arguments),
         Some(BenchCommand::Mcs(arguments)) => table::mcs(arguments),
         Some(BenchCommand::StampCost(arguments)) => self_check::stamp_cost(&arguments),

@@ -1,4 +1,5 @@
-//! `lunette bench table`, `iscsi-table` and `rbd-table`: what `make bench`, `make bench-iscsi` and `make bench-rbd` run.
+//! `lunette bench table`, `iscsi-table`, `image-table` and `rbd-table`: what `make bench`, `make bench-iscsi`, `make bench-images` and
+//! `make bench-rbd` run.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -9,7 +10,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use bench::run::Progress;
-use bench::table::{McsOptions, RbdPlace, TableOptions, iscsi_table, mcs_table, rbd_table, table};
+use bench::table::{
+    McsOptions, RbdPlace, TableOptions, image_table, iscsi_table, mcs_table, rbd_table, table,
+};
 
 use super::arguments::{McsArguments, RbdTableArguments, TableArguments};
 use super::{interrupted, to_its_end, unless_interrupted};
@@ -23,6 +26,11 @@ pub fn vhost(arguments: TableArguments) -> Outcome {
 /// Makes the table of the transport for initiators.
 pub fn iscsi(arguments: TableArguments) -> Outcome {
     run(arguments, "bench-iscsi", iscsi_table)
+}
+
+/// Makes the table of qcow2 images.
+pub fn images(arguments: TableArguments) -> Outcome {
+    run(arguments, "bench-images", image_table)
 }
 
 /// Makes the table of images of a Ceph cluster.
