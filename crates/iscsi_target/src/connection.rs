@@ -94,7 +94,7 @@ pub(crate) struct Connection {
     pub(crate) scratch_steps: usize,
     /// Flush what is queued, then end.
     pub(crate) closing: bool,
-    ended: bool,
+    pub(crate) ended: bool,
     /// Its login is answered, and its input taken, once nothing is in flight of the connections that it replaces.
     pub(crate) login_waits: bool,
     /// Its session outlives it, and takes over tasks of other connections.
@@ -378,6 +378,8 @@ impl Connection {
             return;
         }
         self.log_end(why);
+        // Nothing is delivered here any more.
+        self.fences.clear();
         // Receives and sends that are in flight complete. A socket that is not connected any more has none.
         self.socket.shut_down();
         if self.iscsi.recovers() {

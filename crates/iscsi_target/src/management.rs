@@ -203,7 +203,7 @@ impl Connection {
     /// when the initiator has all that was sent here before. Answers alone would not do: it may not know of an R2T of a task that is aborted.
     fn fence(&mut self, call: &Call, hold: &Hold) {
         let own = self.nexus_id();
-        if call.exempt.is_some_and(|exempt| Some(exempt.nexus) == own) {
+        if !self.ended && call.exempt.is_some_and(|exempt| Some(exempt.nexus) == own) {
             let ping = self.iscsi.ping();
             self.fences.push((ping, hold.clone()));
         }

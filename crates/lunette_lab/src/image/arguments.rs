@@ -15,8 +15,8 @@ pub struct ImageArguments {
 
 const AFTER: &str = "\
 Images are qcow2, as QEMU's; raw files and block devices are disks too, and so are logical units and RBD images, which are raw:
-iscsi://HOST[:PORT]/TARGET/LUN and rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]. All but create and convert refuse what somebody serves or has open
-for writing, QEMU included.
+iscsi://HOST[:PORT]/TARGET/LUN and rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]. All but create and convert refuse files that
+somebody serves or has open for writing, QEMU included. A logical unit has no such lock.
 
 Examples:
     lunette image create vm.qcow2 20G
