@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result, ensure};
 use latency::Clock;
 
-use super::rbd::{CASES, Served, fill_all, measure};
+use super::served::{CASES, Served, fill_all, measure};
 use super::{BLK, PEER, RAW, SCSI, TableOptions, chosen};
 use crate::children::{Daemon, Scratch, Start};
 use crate::run::Progress;

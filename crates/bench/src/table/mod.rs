@@ -10,6 +10,7 @@ mod iscsi;
 mod mcs;
 mod peers;
 mod rbd;
+mod served;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
