@@ -128,8 +128,8 @@ unit: ## Unit and property tests; those that need root and loop devices with sud
 	$(tests_of) --exclude end_to_end
 	$(as_root) $(tests_of) --test machine --test followed -- --ignored
 
-# End-to-end tests without guests that wait more than they work
-beside = access api debian events fio hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers packages rbd_faults rbd_holes rbd_reservations removals sanitize
+# End-to-end tests that wait more than they work
+beside = access api debian events fio hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers jobs packages rbd rbd_faults rbd_holes rbd_reservations remote_disks removals sanitize
 alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))))
 
 guests: ## End-to-end tests, one after the other, for each guest wants the whole machine; those that mostly wait beside them

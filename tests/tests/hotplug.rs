@@ -204,7 +204,7 @@ fn replaced_lun_is_a_new_disk_to_the_guest() -> Result<()> {
         ))?;
         until(&mut guest, &format!("[ -e /tmp/open{round} ]"))?;
         let load = guest.start(&format!(
-            "guest-agent load --file /dev/{old} --rw randwrite --depth 8 --runtime 20"
+            "guest-agent load --file /dev/{old} --rw randwrite --depth 8 --runtime 6"
         ))?;
         guest.ok("sleep 1")?;
         let file = rig.scratch.file(&format!("{name}.raw"));

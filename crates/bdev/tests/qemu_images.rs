@@ -329,7 +329,7 @@ impl Disk {
 /// How many images, and which part of them a process tries.
 const SEEDS: &str = "LUNETTE_SEEDS";
 const PART: &str = "LUNETTE_SEEDS_PART";
-const PROCESSES: usize = 2;
+const PROCESSES: usize = 4;
 
 /// In processes of their own, for in one process tests that start others wait for each other.
 #[test]

@@ -412,6 +412,8 @@ impl Connection {
     /// Takes a command back. `wait` is let go of once it can touch no disk any more.
     pub(crate) fn abort_slot(&mut self, io: &mut Io, index: u32, wait: Option<&Hold>) {
         if let Some(task) = self.slots.part(index) {
+            let command = self.iscsi.command(task);
+            self.slots.get(index).aborted_itt = command.map(|command| command.itt);
             // Where the protocol gave it up itself there is nothing left to abort.
             self.iscsi.abort(task).ok();
         }

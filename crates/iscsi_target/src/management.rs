@@ -123,15 +123,25 @@ impl Connection {
     }
 
     fn abort_one(&mut self, io: &mut Io, request: &TaskManagement) {
-        let hold = hold(self.place(), After::Function { tag: request.tag });
         let Some(task) = request.referenced else {
-            return;
+            return self.abort_one_again(request);
         };
+        let hold = hold(self.place(), After::Function { tag: request.tag });
         match self.slots.find(task) {
             Some(slot) => self.abort_slot(io, slot.index, Some(&hold)),
             // it has no slot: nothing of it was begun
             None => self.iscsi.abort(task).unwrap_or_default(),
         }
+    }
+
+    /// ABORT TASK of what has ended for the initiator: a reset by others, or another ABORT TASK, may have done so, and its I/O be in flight.
+    /// It would overtake what the initiator sends after the answer.
+    fn abort_one_again(&mut self, request: &TaskManagement) {
+        let Some(slot) = self.slots.aborted(request.referenced_tag, request.lun) else {
+            return self.function_done(request.tag, TaskFunctionResponse::TaskDoesNotExist);
+        };
+        let hold = hold(&self.place, After::Function { tag: request.tag });
+        slot.task.hold(&hold);
     }
 
     fn query_task_set(&mut self, request: &TaskManagement) {

@@ -49,6 +49,8 @@ pub(crate) struct State {
     pub scratch: bool,
     /// Aborted: it does nothing more.
     pub aborted: bool,
+    /// The ITT that it had when it was aborted.
+    pub aborted_itt: Option<u32>,
     /// Aborted, but what it does goes on elsewhere after its present I/O.
     pub left: bool,
     pub begun: bool,
@@ -189,6 +191,14 @@ impl Slots {
         let ended = self.slots[index as usize].clear();
         self.free.push(index);
         ended
+    }
+
+    /// What was aborted with this ITT and has I/O in flight.
+    pub fn aborted(&mut self, itt: u32, lun: [u8; 8]) -> Option<&mut Slot> {
+        let is_it = |slot: &Slot| {
+            slot.used && slot.busy && slot.aborted_itt == Some(itt) && slot.lun == lun
+        };
+        self.slots.iter_mut().find(|slot| is_it(slot))
     }
 
     /// Slots in use.

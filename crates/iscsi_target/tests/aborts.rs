@@ -119,6 +119,54 @@ fn waiting_command_is_ended_by(function: TaskFunction, by_another: bool) {
     assert!(block == [0; BLOCK], "{function:?}: the disk was written to");
 }
 
+/// Sends ABORT TASK of a task; its tag.
+fn abort_task(client: &mut Client, task: u32) -> u32 {
+    let fields = TaskManagementRequestFields {
+        function: TaskFunction::AbortTask,
+        lun: [0; 8],
+        referenced: Some(task),
+    };
+    client.initiator.task_management(0, fields).unwrap()
+}
+
+/// What a task management function was answered.
+fn response(client: &Client, function: u32) -> Option<u8> {
+    let of = |event: &Event| match event {
+        Event::TaskManagement { itt, response } if *itt == function => Some(*response),
+        _ => None,
+    };
+    client.events.iter().find_map(|(_, event)| of(event))
+}
+
+/// An initiator aborts what it has waited for in vain, and then sends it once more. A write that others' reset has ended may be on its way
+/// to the disk until then: it must not come after that.
+#[test]
+fn abort_of_what_was_aborted_already_is_answered_when_it_has_ended() {
+    let (device, rig) = target_that_holds_a_write();
+    let (mut writer, mut other) = (login(&rig, 1), login(&rig, 2));
+    let task = writer.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
+    writer.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
+    let fields = TaskManagementRequestFields {
+        function: TaskFunction::LogicalUnitReset,
+        lun: [0; 8],
+        referenced: None,
+    };
+    let reset = other.initiator.task_management(0, fields).unwrap();
+    pump_a_while(&mut other);
+    let functions = [task, task].map(|task| abort_task(&mut writer, task));
+    pump_a_while(&mut writer);
+    let early = functions.map(|function| response(&writer, function));
+    assert_eq!(early, [None; 2], "the write is still on its way");
+    device.release();
+    other.until(|other| response(other, reset) == Some(0));
+    for function in functions {
+        writer.until(|writer| response(writer, function) == Some(0));
+    }
+    let late = abort_task(&mut writer, task);
+    // Task does not exist (RFC 7143, 11.6.1).
+    writer.until(|writer| response(writer, late) == Some(1));
+}
+
 #[test]
 fn command_that_waits_for_its_turn_is_ended_as_one_that_runs() {
     waiting_command_is_ended_by(TaskFunction::AbortTaskSet, false);

@@ -269,6 +269,10 @@ impl<S: Storage> Image<S> {
         repair: Repair,
         report: &mut CheckReport,
     ) -> Result<()> {
+        // In the order of the counts: looking each up would take most of a check's time.
+        let mut uses: Vec<(u64, u64)> = uses.iter().map(|(at, times)| (*at, *times)).collect();
+        uses.sort_unstable();
+        let mut uses = uses.into_iter().peekable();
         let per_block = self.refcounts.per_block();
         let blocks = self.refcounts.table.len() as u64;
         for block in 0..blocks.max(last.div_ceil(per_block)) {
@@ -280,9 +284,13 @@ impl<S: Storage> Image<S> {
             if !is_there && block * per_block >= last {
                 continue;
             }
-            for cluster in block * per_block..(block + 1) * per_block {
-                let used = uses.get(&cluster).copied().unwrap_or(0);
-                let counted = self.refcounts.get(&self.storage, cluster)?;
+            let first = block * per_block;
+            while uses.next_if(|(cluster, _)| *cluster < first).is_some() {}
+            let counts = self.refcounts.counts(&self.storage, block)?;
+            for cluster in first..first + per_block {
+                let used = uses.next_if(|(used, _)| *used == cluster);
+                let used = used.map_or(0, |(_, times)| times);
+                let counted = counts.get(cluster - first);
                 if counted < used {
                     report.fault(format!(
                         "cluster {cluster} is used {used} times and counted {counted} times"

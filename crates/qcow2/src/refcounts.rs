@@ -112,6 +112,13 @@ impl Refcounts {
         Ok(block.map_or(0, |block| get(block, order, at)))
     }
 
+    /// A copy of the counts of a block.
+    pub fn counts(&mut self, storage: &impl Storage, block: u64) -> Result<Counts> {
+        let order = self.order;
+        let block = self.block(storage, block as usize)?.cloned();
+        Ok(Counts { block, order })
+    }
+
     /// Sets the count of clusters that lie together, as far as a block covers them; the block must be there. How many those were.
     fn set_in_block(
         &mut self,
@@ -298,6 +305,21 @@ pub(crate) fn entries(bytes: &[u8]) -> impl Iterator<Item = u64> {
 }
 
 /// One count of a block: counts of less than a byte lie from the least significant bit on.
+/// The counts of a block's clusters.
+pub struct Counts {
+    /// `None`: there is no block, and nothing is counted.
+    block: Option<Vec<u8>>,
+    order: u32,
+}
+
+impl Counts {
+    /// Of the block's cluster with this number.
+    pub fn get(&self, at: u64) -> u64 {
+        let block = self.block.as_deref();
+        block.map_or(0, |block| get(block, self.order, at))
+    }
+}
+
 pub(crate) fn get(block: &[u8], order: u32, at: u64) -> u64 {
     if order < 3 {
         let (bits, bit) = (1_u32 << order, at << order);

@@ -27,8 +27,10 @@ pub enum What {
     NoFaults,
     /// A connection breaks.
     Disconnect,
-    /// An initiator aborts requests.
+    /// A driver or an initiator aborts requests.
     Abort,
+    /// One of them resets a logical unit, or all that it reaches.
+    Reset,
     /// A driver breaks the rules.
     Misbehave,
     /// A disk is limited, or not any more.
@@ -46,8 +48,8 @@ pub enum What {
 }
 
 /// How often each happens, out of 1000.
-const SHARES: [(What, u64); 16] = [
-    (What::Submit, 322),
+const SHARES: [(What, u64); 17] = [
+    (What::Submit, 318),
     (What::Iterate, 280),
     (What::Own, 130),
     (What::Poll, 110),
@@ -56,6 +58,7 @@ const SHARES: [(What, u64); 16] = [
     (What::NoFaults, 14),
     (What::Disconnect, 6),
     (What::Abort, 20),
+    (What::Reset, 4),
     (What::Misbehave, 3),
     (What::Limit, 8),
     (What::Reserve, 14),

@@ -467,12 +467,16 @@ impl World {
                 self.clients[index].client().disconnect();
             }
             What::Abort => {
-                let index = self.clients.len() - 1 - random.below(INITIATORS) as usize;
+                let index = self.any_scsi(&mut random);
                 let client = self.clients[index].client();
                 let (name, aborted) = (client.name(), client.abort(random.next()));
                 if let Some(what) = aborted {
                     say!(self, "{name} aborts {what}");
                 }
+            }
+            What::Reset => {
+                let index = self.any_scsi(&mut random);
+                self.reset(index, random.next());
             }
             What::Misbehave => {
                 let disk = random.below(self.plans.len() as u64) as usize;
@@ -495,6 +499,25 @@ impl World {
         if self.cut.is_some() && (Files::is_cut() || self.has_ended) {
             let power = self.cut.take() == Some(What::CutPower);
             self.crash(power);
+        }
+    }
+
+    /// A client of SCSI.
+    fn any_scsi(&self, random: &mut Random) -> usize {
+        self.clients.len() - 1 - random.below(INITIATORS + WORKERS as u64) as usize
+    }
+
+    fn reset(&mut self, index: usize, seed: u64) {
+        let client = self.clients[index].client();
+        let (name, done) = (client.name(), client.reset(seed));
+        let Some((what, disks)) = done else {
+            return;
+        };
+        say!(self, "{name} resets {what}");
+        for disk in disks {
+            for other in (0..self.clients.len()).filter(|other| *other != index) {
+                self.clients[other].client().may_lose(disk);
+            }
         }
     }
 

@@ -107,9 +107,17 @@ impl FullFeature {
             Some(function) if function.wire() > 8 && self.session.parameters.protocol_level < 2 => {
                 Err(TaskFunctionResponse::NotSupported)
             }
-            Some(function @ (TaskFunction::AbortTask | TaskFunction::QueryTask)) => self
-                .referenced(io, function, &request)
-                .map(|task| (function, Some(task))),
+            Some(function @ (TaskFunction::AbortTask | TaskFunction::QueryTask)) => {
+                match self.referenced(io, function, &request) {
+                    Ok(task) => Ok((function, Some(task))),
+                    Err(TaskFunctionResponse::TaskDoesNotExist)
+                        if function == TaskFunction::AbortTask =>
+                    {
+                        Ok((function, None))
+                    }
+                    Err(response) => Err(response),
+                }
+            }
             Some(function) => Ok((function, None)),
         };
         match answer {
@@ -120,6 +128,7 @@ impl FullFeature {
                     function,
                     lun,
                     referenced,
+                    referenced_tag: request.referenced_task_tag.get(),
                     cmd_sn: request.cmd_sn.get(),
                 }));
             }

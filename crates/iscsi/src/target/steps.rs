@@ -29,6 +29,9 @@ pub struct TaskManagement {
     pub lun: [u8; 8],
     /// The task of ABORT TASK and QUERY TASK; it is in progress on this connection.
     pub referenced: Option<TaskId>,
+    /// Its tag. An ABORT TASK without a task means one that has ended as far as is known here: it is answered
+    /// [`TaskFunctionResponse::TaskDoesNotExist`], but for one that was aborted and is still at work.
+    pub referenced_tag: u32,
     /// The request's CmdSN: of its session's tasks the older ones are meant (4.2.2.3.4).
     pub cmd_sn: u32,
 }

@@ -235,13 +235,19 @@ impl TargetEnd {
                     self.abandoned += 1;
                 }
                 Step::TaskManagement(function) => {
+                    let is_known = function.referenced.is_some();
+                    let done = match function.function {
+                        iscsi::pdu::TaskFunction::AbortTask if !is_known => {
+                            TaskFunctionResponse::TaskDoesNotExist
+                        }
+                        _ => TaskFunctionResponse::Complete,
+                    };
                     if let Some(task) = function.referenced {
                         self.connection.abort(task).unwrap();
                         self.buffers.remove(&task);
                         self.held.retain(|held| *held != task);
                     }
                     messages.functions.push(function);
-                    let done = TaskFunctionResponse::Complete;
                     self.connection
                         .task_management_response(function.tag, done)
                         .unwrap();

@@ -1,6 +1,6 @@
 //! An initiator of iSCSI: a session, with one connection or two on different workers, over sockets that may break.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -13,7 +13,7 @@ use iscsi_target::SimulatedServer;
 use reactor::Worker;
 
 use super::blk::failed;
-use super::scsi::{command, outcome};
+use super::scsi::{DISKS, command, outcome};
 use super::{ABORTED, Client, Done, Kind, LOST, Outcome, Request};
 use crate::random::Random;
 
@@ -26,6 +26,17 @@ const TASK_DOES_NOT_EXIST: u8 = 1;
 
 /// Requests at a time.
 const REQUESTS: usize = 8;
+/// How often it looks for an answer that may never come.
+const PATIENCE: u32 = 6;
+
+/// A request in flight.
+struct Sent {
+    token: u64,
+    disk: usize,
+    cid: u16,
+    /// Looks for its answer, from when that may never come.
+    looks: u32,
+}
 
 pub struct IscsiClient {
     server: Option<Rc<SimulatedServer>>,
@@ -35,10 +46,12 @@ pub struct IscsiClient {
     worker: usize,
     connections: usize,
     random: Random,
-    /// By initiator task tag: token and disk.
-    requests: HashMap<u32, (u64, usize)>,
+    /// By initiator task tag.
+    requests: BTreeMap<u32, Sent>,
     /// Task management functions by their tags, and the tasks that they abort.
     aborting: HashMap<u32, Vec<u32>>,
+    /// Disks that others have reset in this session.
+    may_lose: Vec<usize>,
     /// Of a session before: the target may do them until it answers something in the next one (RFC 7143, 6.3.5).
     lost: Vec<u64>,
     /// A NOP-Out is to tell that it has come to that.
@@ -62,8 +75,9 @@ impl IscsiClient {
             worker,
             connections,
             random: Random::new(seed),
-            requests: HashMap::new(),
+            requests: BTreeMap::new(),
             aborting: HashMap::new(),
+            may_lose: Vec::new(),
             lost: Vec::new(),
             asks: false,
             is_gone: true,
@@ -141,21 +155,87 @@ impl IscsiClient {
     }
 }
 
+impl Sent {
+    fn is_missed(&self) -> bool {
+        self.looks >= PATIENCE
+    }
+}
+
 impl IscsiClient {
+    /// A task ends without an answer.
+    fn lose(&mut self, task: u32, done: &mut Vec<Done>) {
+        if let Some(sent) = self.requests.remove(&task) {
+            self.session.forget(task);
+            done.push(failed(sent.token, ABORTED));
+        }
+    }
+
+    /// What was not answered for long, and may never be, is aborted, as initiators do.
+    fn abort_missed(&mut self) {
+        let mut missed = Vec::new();
+        for (task, sent) in &mut self.requests {
+            if self.may_lose.contains(&sent.disk) && !sent.is_missed() {
+                sent.looks += 1;
+                if sent.is_missed() {
+                    missed.push((*task, sent.disk, sent.cid));
+                }
+            }
+        }
+        for (task, disk, cid) in missed {
+            let one = (TaskFunction::AbortTask, Some(task));
+            if self.manage(cid, one, disk, vec![task]).is_none()
+                && let Some(sent) = self.requests.get_mut(&task)
+            {
+                sent.looks = 0;
+            }
+        }
+    }
+
+    /// Tasks of a disk.
+    fn of(&self, disk: usize) -> Vec<u32> {
+        let of = self.requests.iter().filter(|(_, sent)| sent.disk == disk);
+        of.map(|(task, _)| *task).collect()
+    }
+
+    /// Sends a task management function that is to abort these tasks.
+    fn manage(
+        &mut self,
+        cid: u16,
+        (function, referenced): (TaskFunction, Option<u32>),
+        disk: usize,
+        tasks: Vec<u32>,
+    ) -> Option<()> {
+        // What has no number yet is not known to the target.
+        if self.is_gone || self.session.waiting_len() > 0 {
+            return None;
+        }
+        let fields = TaskManagementRequestFields {
+            function,
+            lun: ((disk as u64) << 48).to_be_bytes(),
+            referenced,
+        };
+        let itt = self.session.task_management(cid, fields).ok()?;
+        self.aborting.insert(itt, tasks);
+        Some(())
+    }
+
     /// A task management function is answered (RFC 7143, 11.6.1).
     fn aborted(&mut self, itt: u32, response: u8, done: &mut Vec<Done>) {
         let tasks = self.aborting.remove(&itt).unwrap_or_default();
         match response {
             FUNCTION_COMPLETE => {
                 for task in tasks {
-                    if let Some((token, _)) = self.requests.remove(&task) {
-                        self.session.forget(task);
-                        done.push(failed(token, ABORTED));
+                    self.lose(task, done);
+                }
+            }
+            // Its answer would have come before this one, if it was looked for in vain.
+            TASK_DOES_NOT_EXIST => {
+                for task in tasks {
+                    if self.requests.get(&task).is_some_and(Sent::is_missed) {
+                        self.lose(task, done);
                     }
                 }
             }
-            // Its answer comes, or has come.
-            TASK_DOES_NOT_EXIST => {}
             other => panic!(
                 "iSCSI initiator {}: response {other} to a task management function",
                 self.number
@@ -217,7 +297,13 @@ impl Client for IscsiClient {
         };
         match self.session.command(cid, sent) {
             Ok(itt) => {
-                self.requests.insert(itt, (request.token, request.disk));
+                let sent = Sent {
+                    token: request.token,
+                    disk: request.disk,
+                    cid,
+                    looks: 0,
+                };
+                self.requests.insert(itt, sent);
                 true
             }
             Err(_) => false,
@@ -226,39 +312,38 @@ impl Client for IscsiClient {
 
     fn abort(&mut self, seed: u64) -> Option<String> {
         let mut random = Random::new(seed);
-        let mut tasks: Vec<u32> = self.requests.keys().copied().collect();
-        tasks.sort_unstable();
-        // What has no number yet is not known to the target.
-        if self.is_gone || tasks.is_empty() || self.session.waiting_len() > 0 {
-            return None;
+        let tasks: Vec<u32> = self.requests.keys().copied().collect();
+        let task = *tasks.get(random.below(tasks.len().max(1) as u64) as usize)?;
+        let Sent { token, disk, .. } = self.requests[&task];
+        let cid = random.below(self.sockets.len().max(1) as u64) as u16;
+        if random.one_in(3) {
+            self.manage(cid, (TaskFunction::AbortTaskSet, None), disk, self.of(disk))?;
+            return Some(format!("tasks of d{disk}"));
         }
-        let task = tasks[random.below(tasks.len() as u64) as usize];
-        let (token, disk) = self.requests[&task];
-        let cid = random.below(self.sockets.len() as u64) as u16;
-        let (function, referenced, said) = match random.one_in(3) {
-            true => (
-                TaskFunction::AbortTaskSet,
-                None,
-                format!("tasks of d{disk}"),
-            ),
-            false => (
-                TaskFunction::AbortTask,
-                Some(task),
-                format!("request {token}"),
-            ),
-        };
-        let fields = TaskManagementRequestFields {
-            function,
-            lun: ((disk as u64) << 48).to_be_bytes(),
-            referenced,
-        };
-        let itt = self.session.task_management(cid, fields).ok()?;
-        if referenced.is_some() {
-            tasks.retain(|one| *one == task);
+        let one = (TaskFunction::AbortTask, Some(task));
+        // On another connection than its own it is not to be found (RFC 7143, 11.5.1).
+        let of = self.requests[&task].cid;
+        let meant = if cid == of { vec![task] } else { Vec::new() };
+        self.manage(cid, one, disk, meant)?;
+        Some(format!("request {token}"))
+    }
+
+    fn reset(&mut self, seed: u64) -> Option<(String, Vec<usize>)> {
+        let mut random = Random::new(seed);
+        let disk = random.below(DISKS) as usize;
+        let cid = random.below(self.sockets.len().max(1) as u64) as u16;
+        if random.one_in(3) {
+            let all = self.requests.keys().copied().collect();
+            self.manage(cid, (TaskFunction::TargetWarmReset, None), 0, all)?;
+            return Some(("the target".to_owned(), (0..DISKS as usize).collect()));
         }
-        tasks.retain(|task| self.requests[task].1 == disk);
-        self.aborting.insert(itt, tasks);
-        Some(said)
+        let unit = (TaskFunction::LogicalUnitReset, None);
+        self.manage(cid, unit, disk, self.of(disk))?;
+        Some((format!("d{disk}"), vec![disk]))
+    }
+
+    fn may_lose(&mut self, disk: usize) {
+        self.may_lose.push(disk);
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) {
@@ -286,7 +371,7 @@ impl Client for IscsiClient {
                 }
                 _ => continue,
             };
-            if let Some((token, _)) = self.requests.remove(&one.itt) {
+            if let Some(Sent { token, .. }) = self.requests.remove(&one.itt) {
                 let outcome = match one.response {
                     0 => outcome(one.status, &one.sense),
                     other => Outcome::Failed(format!("iSCSI response {other:#x}")),
@@ -298,6 +383,7 @@ impl Client for IscsiClient {
                 });
             }
         }
+        self.abort_missed();
         if broken.is_some() {
             self.disconnect();
         } else if self.session.is_ready(0) && !self.lost.is_empty() && !self.asks {
@@ -312,7 +398,9 @@ impl Client for IscsiClient {
     fn disconnect(&mut self) {
         self.sockets.clear();
         self.aborting.clear();
-        let mut lost: Vec<u64> = self.requests.drain().map(|(_, (token, _))| token).collect();
+        self.may_lose.clear();
+        let sent = std::mem::take(&mut self.requests).into_values();
+        let mut lost: Vec<u64> = sent.map(|sent| sent.token).collect();
         lost.sort_unstable();
         self.lost.extend(lost);
         self.is_gone = true;

@@ -126,6 +126,14 @@ pub trait Client {
         None
     }
 
+    /// Resets logical units. What it says of that, and the disks of which requests of others may end without an answer.
+    fn reset(&mut self, _seed: u64) -> Option<(String, Vec<usize>)> {
+        None
+    }
+
+    /// Somebody else has reset a disk: its requests may never be answered.
+    fn may_lose(&mut self, _disk: usize) {}
+
     /// What has ended.
     fn poll(&mut self, done: &mut Vec<Done>);
 

@@ -87,17 +87,20 @@ pub fn outcome(status: u8, sense: &[u8]) -> Outcome {
 /// Bytes of a response: its fields, and 96 of sense data.
 const RESPONSE: usize = 108;
 
-/// Targets of the controller.
-const DISKS: u64 = 4;
+/// Targets of the controller, and logical units of the target.
+pub const DISKS: u64 = 4;
 /// The control queue, and task management functions on it (virtio 1.3, 5.6.6.2).
 const CONTROL: u16 = 0;
 const ABORT_TASK: u32 = 0;
 const ABORT_TASK_SET: u32 = 1;
+const I_T_NEXUS_RESET: u32 = 4;
+const LOGICAL_UNIT_RESET: u32 = 5;
 /// The first request queue's driver has the control queue, too.
 const FIRST: u16 = 2;
 /// Responses.
 const OK: u8 = 0;
 const S_ABORTED: u8 = 2;
+const S_RESET: u8 = 4;
 const S_BUSY: u8 = 5;
 
 pub struct Scsi {
@@ -123,6 +126,18 @@ impl Scsi {
             worker,
             index,
         }
+    }
+
+    /// Sends a task management function (virtio 1.3, 5.6.6.2).
+    fn manage(&mut self, function: u32, disk: u8, token: u64) -> Option<()> {
+        let control = self.control.as_mut().filter(|queue| !queue.is_broken())?;
+        let slot = control.take(token)?;
+        let mut request = [0; 24];
+        request[4..8].copy_from_slice(&function.to_le_bytes());
+        request[8..12].copy_from_slice(&[1, disk, 0x40, 0]);
+        request[16..24].copy_from_slice(&token.to_le_bytes());
+        control.add(slot, &request, &[], 1, 0, true);
+        Some(())
     }
 
     /// The guest starts anew.
@@ -162,9 +177,7 @@ impl Client for Scsi {
     fn abort(&mut self, seed: u64) -> Option<String> {
         let mut random = Random::new(seed);
         let tokens = self.queue.tokens();
-        let control = self.control.as_mut().filter(|queue| !queue.is_broken())?;
         let token = *tokens.get(random.below(tokens.len().max(1) as u64) as usize)?;
-        let slot = control.take(token)?;
         let (function, disk, said) = match random.one_in(3) {
             true => {
                 let disk = random.below(DISKS) as u8;
@@ -177,12 +190,24 @@ impl Client for Scsi {
                 format!("request {token}"),
             ),
         };
-        let mut request = [0; 24];
-        request[4..8].copy_from_slice(&function.to_le_bytes());
-        request[8..12].copy_from_slice(&[1, disk, 0x40, 0]);
-        request[16..24].copy_from_slice(&token.to_le_bytes());
-        control.add(slot, &request, &[], 1, 0, true);
+        self.manage(function, disk, token)?;
         Some(said)
+    }
+
+    fn reset(&mut self, seed: u64) -> Option<(String, Vec<usize>)> {
+        let mut random = Random::new(seed);
+        let disk = random.below(DISKS) as u8;
+        match random.one_in(3) {
+            // Of this nexus alone.
+            true => {
+                self.manage(I_T_NEXUS_RESET, disk, 0)?;
+                Some(("the nexus".to_owned(), Vec::new()))
+            }
+            false => {
+                self.manage(LOGICAL_UNIT_RESET, disk, 0)?;
+                Some((format!("d{disk}"), vec![disk.into()]))
+            }
+        }
     }
 
     fn poll(&mut self, done: &mut Vec<Done>) {
@@ -197,7 +222,7 @@ impl Client for Scsi {
             let sense = &answer[12..12 + (sense_length as usize).min(96)];
             let outcome = match response {
                 OK => outcome(status, sense),
-                S_ABORTED => Outcome::Failed(ABORTED.to_owned()),
+                S_ABORTED | S_RESET => Outcome::Failed(ABORTED.to_owned()),
                 S_BUSY => Outcome::NotNow("busy".to_owned()),
                 other => Outcome::Failed(format!("response {other}")),
             };
