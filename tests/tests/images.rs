@@ -451,7 +451,7 @@ fn an_image_whose_daemon_is_killed_under_load_has_no_fault() -> Result<()> {
     Ok(())
 }
 
-/// One that is a disk by itself, and one elsewhere that the disk names; through kills, a snapshot and a commit.
+/// One that is a disk by itself, and one elsewhere; through kills, a snapshot and a commit.
 #[test]
 fn images_with_data_files_are_those_of_qemu() -> Result<()> {
     let mut rig = Rig::prepared(|scratch, daemon| {
@@ -463,7 +463,7 @@ fn images_with_data_files_are_those_of_qemu() -> Result<()> {
         lunette(at, &["create", "far/e.qcow2", "64M", "--data-file", &data])?;
         let elsewhere = format!("e=image:far/e.qcow2,data_file={data}");
         Ok(daemon
-            .disk("d=image:d.qcow2")
+            .disk("d=image:d.qcow2,data_file=d.raw")
             .vhost_blk("d")
             .disk(&elsewhere)
             .vhost_blk("e"))

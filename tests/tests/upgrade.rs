@@ -134,6 +134,23 @@ fn guests_go_on_through_upgrades() -> Result<()> {
     Ok(())
 }
 
+/// The two disks with a front end each; and another daemon, whose disk `r` is a logical unit of the first one.
+fn front_ends_and_an_initiator() -> Result<(Rig, Rig)> {
+    const TARGET: &str = "iqn.2026-11.org.example:t";
+    let portal = free_portal()?.to_string();
+    let rig = two_disks(|daemon| {
+        let exported = format!("{TARGET}=d2");
+        let target = ["--iscsi", &exported, "--portal", &portal];
+        let demo = ["--demo-mode", "rw"];
+        let daemon = daemon.vhost_blk("d0").vhost_blk("d1");
+        let daemon = daemon.disk("d2=file:d2.raw,size=64M,cache=writeback");
+        daemon.arguments(target).arguments(demo)
+    })?;
+    let unit = format!("r=iscsi://{portal}/{TARGET}/0");
+    let near = rig.beside(|daemon| daemon.disk(&unit).vhost_blk("r"))?;
+    Ok((rig, near))
+}
+
 /// How many upgrades follow each other: more by hand.
 const UPGRADES: &str = "LUNETTE_UPGRADES";
 
@@ -143,7 +160,7 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
         Ok(number) => number.parse().context(UPGRADES)?,
         Err(_) => 30,
     };
-    let mut rig = two_disks(|daemon| daemon.vhost_blk("d0").vhost_blk("d1"))?;
+    let (mut rig, near) = front_ends_and_an_initiator()?;
     let mut last = Last(0);
     let packed = Options {
         packed: true,
@@ -152,11 +169,12 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
     let loads = [
         VerifiedLoad::start(&rig.socket("d0"))?,
         VerifiedLoad::start_with(&rig.socket("d1"), &packed)?,
+        VerifiedLoad::start(&near.socket("r"))?,
     ];
     last.upgrade(&mut rig, &[])?;
     loads.iter().try_for_each(|load| load.goes_on(SOON))?;
     let first = descriptors(last.0)?;
-    let mut pauses = [Vec::new(), Vec::new()];
+    let mut pauses = [Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..upgrades {
         for load in &loads {
             load.slowest_batch();
@@ -167,7 +185,8 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
             pauses.push(load.slowest_batch());
         }
     }
-    for (what, pauses) in ["raw, split", "image, packed"].iter().zip(&mut pauses) {
+    let whose = ["raw, split", "image, packed", "iSCSI, logged in again"];
+    for (what, pauses) in whose.iter().zip(&mut pauses) {
         pauses.sort_unstable();
         let part = |percent: usize| pauses[(pauses.len() - 1) * percent / 100];
         println!(

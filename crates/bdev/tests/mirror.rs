@@ -203,6 +203,7 @@ fn image_options(path: &Path) -> ImageOptions {
         read_only: false,
         block_size: None,
         data_file: None,
+        trusts_name: true,
     }
 }
 

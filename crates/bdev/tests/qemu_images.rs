@@ -401,6 +401,7 @@ fn an_image_is_not_served_twice_and_not_while_qemu_has_it() {
             read_only,
             block_size: None,
             data_file: None,
+            trusts_name: true,
         })
     };
     let (_one, _other) = (reading(true).unwrap(), reading(true).unwrap());
@@ -614,6 +615,32 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
     drop(image);
     let read = ["-f", "qcow2", "-c", "read -q -P 8 64k 4k", "disk"];
     qemu(folder.path(), "qemu-io", &read);
+    // Whoever does not trust the image names also what lies in its folder.
+    let create = ["create", "-q", "-f", "qcow2", "-o", "data_file=beside"];
+    qemu(
+        folder.path(),
+        "qemu-img",
+        &[&create[..], &["local", "1M"]].concat(),
+    );
+    let local = |trusts_name, read_only, data_file| {
+        bdev::Image::open(&ImageOptions {
+            trusts_name,
+            read_only,
+            data_file,
+            ..ImageOptions::new(&folder.path().join("local"))
+        })
+    };
+    let beside = folder.path().join("beside");
+    let error = local(false, false, None).err().unwrap().to_string();
+    let hint = format!("data_file = {}", beside.display());
+    assert!(error.contains(&hint), "{error}");
+    for (trusts, read_only, named) in [
+        (true, false, None),
+        (false, true, None),
+        (false, false, Some(beside)),
+    ] {
+        local(trusts, read_only, named).unwrap();
+    }
     // Of an image without one it is a mistake.
     qemu(
         folder.path(),

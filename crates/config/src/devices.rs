@@ -246,6 +246,7 @@ impl BlockDeviceConfig {
                 read_only: disk.read_only,
                 block_size: disk.block_size,
                 data_file: data_file.clone(),
+                trusts_name: false,
             })?),
             BlockDeviceConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
                 cluster: rbd.cluster.clone(),

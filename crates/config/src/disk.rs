@@ -126,10 +126,10 @@ pub static DISK_KEYS: &[DiskKey] = &[
     Key {
         name: "data_file",
         kind: Kind::Text("path of a file", "the path of a file or a block device"),
-        default: "the file that the image names, in the folder of the image",
+        default: "the file that the image names, where it is read only",
         run_time: RunTime::AddAnew,
         of: &["image"],
-        help: "The file that has the data of an image with an external data file. One elsewhere than in the folder of the image is written only if it is named here",
+        help: "The file that has the data of an image with an external data file. What is written has to be named here: the image may come from anybody",
         read: |key, reader, disk| {
             disk.data_file = key.text(reader).map(|at| at.value.into());
         },

@@ -38,6 +38,15 @@ pub struct DiskPlan {
     pub cache: CacheMode,
     /// What an image shows where it has nothing of its own.
     pub below: Vec<u8>,
+    /// What it was before external snapshots.
+    pub lower: Vec<Lower>,
+}
+
+/// What a disk was, and stands on now.
+pub struct Lower {
+    pub path: PathBuf,
+    pub data_file: Option<DataFile>,
+    pub is_image: bool,
 }
 
 pub struct DataFile {
@@ -49,9 +58,12 @@ pub struct DataFile {
 impl DiskPlan {
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         let own = (self.lies != Lies::Ram).then_some(self.path.as_path());
-        let data_file = self.data_file.as_ref();
+        let lower = self.lower.iter();
+        let data_files = lower.clone().map(|lower| &lower.data_file);
+        let data_files = std::iter::once(&self.data_file).chain(data_files);
         own.into_iter()
-            .chain(data_file.map(|file| file.path.as_path()))
+            .chain(data_files.flatten().map(|file| file.path.as_path()))
+            .chain(lower.map(|lower| lower.path.as_path()))
     }
 }
 

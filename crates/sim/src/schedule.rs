@@ -39,6 +39,8 @@ pub enum What {
     Reserve,
     /// A disk becomes larger.
     Grow,
+    /// A disk goes on in a new image.
+    Snapshot,
     /// The daemon is stopped and started again, and images get a snapshot.
     Restart,
     /// The daemon is killed after some calls more.
@@ -48,8 +50,8 @@ pub enum What {
 }
 
 /// How often each happens, out of 1000.
-const SHARES: [(What, u64); 17] = [
-    (What::Submit, 318),
+const SHARES: [(What, u64); 18] = [
+    (What::Submit, 316),
     (What::Iterate, 280),
     (What::Own, 130),
     (What::Poll, 110),
@@ -63,6 +65,7 @@ const SHARES: [(What, u64); 17] = [
     (What::Limit, 8),
     (What::Reserve, 14),
     (What::Grow, 5),
+    (What::Snapshot, 2),
     (What::Restart, 2),
     (What::Kill, 3),
     (What::CutPower, 3),

@@ -14,9 +14,11 @@ mod disks;
 mod requests;
 mod reserving;
 mod restarts;
+mod snapshots;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
 
 use bdev::{CacheMode, RateLimits};
 use latency::{Clock, SimulatedTime};
@@ -51,7 +53,9 @@ struct Pending {
 
 /// An internal snapshot of an image, and what it may hold.
 struct Snapshot {
-    disk: usize,
+    path: PathBuf,
+    /// What the image shows where it has nothing of its own.
+    below: Vec<u8>,
     name: String,
     model: Model,
 }
@@ -94,6 +98,8 @@ pub struct World {
     /// What is to come when the calls are used up.
     cut: Option<What>,
     snapshots: Vec<Snapshot>,
+    /// A request, and whether it has ended well.
+    watched: Option<(u64, bool)>,
     reservations: Vec<Reserved>,
     trace: Option<Vec<String>>,
     /// The same for two runs in which the same happened.
@@ -135,6 +141,7 @@ impl World {
             has_lost_pages: false,
             cut: None,
             snapshots: Vec::new(),
+            watched: None,
             reservations: (0..4).map(|_| Reserved::default()).collect(),
             trace: traced.then(Vec::new),
             digest: seed,
@@ -279,6 +286,11 @@ impl World {
         }
         self.check_reservations(&pending, &done.outcome);
         let good = done.outcome == Outcome::Good;
+        if let Some((token, ended)) = &mut self.watched
+            && *token == done.token
+        {
+            *ended = good;
+        }
         match kind {
             Kind::Reserve(what) => self.reserved(&pending, what, &done.outcome),
             Kind::Read if good => self.check_read(&pending, &done.data),
@@ -486,6 +498,7 @@ impl World {
             What::Limit => self.limit(detail),
             What::Reserve => self.reserve(detail),
             What::Grow => self.grow(detail),
+            What::Snapshot => self.snapshot(detail),
             What::Restart => self.restart(),
             What::Kill | What::CutPower if self.cut.is_none() => {
                 self.cut = Some(what);

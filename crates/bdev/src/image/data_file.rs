@@ -31,8 +31,8 @@ fn name(header: &Header) -> Option<&str> {
 
 /// Where the data file of an image is; `None`: its data are in the image.
 ///
-/// An image says itself which file that is, and an image may come from anybody. So a file that is to be written lies in the folder of the
-/// image, or the options name it.
+/// An image says itself which file that is, and an image may come from anybody. So a file that is to be written is named by the options;
+/// for those who trust the image it is enough that it lies in its folder.
 pub(super) fn path(options: &ImageOptions, header: &Header) -> Result<Option<PathBuf>, OpenError> {
     let path = options.path.as_path();
     let fail = |what: String| Err(open::fail(path, what));
@@ -56,6 +56,12 @@ pub(super) fn path(options: &ImageOptions, header: &Header) -> Result<Option<Pat
     }
     let folder = path.parent().unwrap_or(Path::new(""));
     let data = folder.join(name);
+    if !options.read_only && !options.trusts_name {
+        return fail(format!(
+            "its data file {name} would be written because the image says so; hint: data_file = {} says that it is meant",
+            data.display()
+        ));
+    }
     if !options.read_only && !lies_below(&data, folder) {
         return fail(format!(
             "its data file {name} is not in the folder of the image, and would be written because the image says so; hint: move it there, or, for a disk that is served, data_file = {} if that is meant",

@@ -46,8 +46,11 @@ pub struct ImageOptions {
     pub read_only: bool,
     /// Bytes per logical block; 512 by default.
     pub block_size: Option<u32>,
-    /// The file that has its data, if they are not in the image, and not in its folder under the name that it says.
+    /// The file that has its data, if they are not in the image. It wins over the name in the image.
     pub data_file: Option<PathBuf>,
+    /// Without `data_file`, the name in the image is enough also to write that file, if it lies in the image's folder: for tools, whose
+    /// user has the image at hand. Otherwise the name is taken for reading only.
+    pub trusts_name: bool,
 }
 
 impl ImageOptions {
@@ -59,6 +62,7 @@ impl ImageOptions {
             read_only: false,
             block_size: None,
             data_file: None,
+            trusts_name: true,
         }
     }
 }

@@ -162,5 +162,6 @@ pub fn open_image(path: &Path, cache: CacheMode) -> Result<bdev::Image, bdev::Op
         read_only: false,
         block_size: None,
         data_file: None,
+        trusts_name: true,
     })
 }

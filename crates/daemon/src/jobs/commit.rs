@@ -52,9 +52,10 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     job.has_target(format!("{}", path.display()));
     let backend = match opened.base_is_image {
         true => BlockDeviceConfig::Image {
+            // What the image says was written to already, at the user's word.
+            data_file: bdev::data_file_of(&path),
             path,
             size: None,
-            data_file: None,
             cache,
         },
         false => BlockDeviceConfig::File {

@@ -24,6 +24,7 @@ pub(super) fn plan(folder: &Path, random: &mut Random) -> (Vec<DiskPlan>, Vec<Mo
         data_file: None,
         cache,
         below: Vec::new(),
+        lower: Vec::new(),
     };
     plans.push(disk(Lies::Ram, "ram", CacheMode::Writeback));
     models.push(Model::new((0..RAM_BLOCKS).map(|_| 0)));

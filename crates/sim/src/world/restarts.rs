@@ -46,7 +46,12 @@ impl World {
 
     fn take_snapshots(&mut self) {
         for (disk, plan) in self.plans.iter().enumerate() {
-            if plan.lies != Lies::Image || self.random.one_in(2) || self.snapshots.len() > 5 {
+            let has_lower = !plan.lower.is_empty();
+            if plan.lies != Lies::Image
+                || has_lower
+                || self.random.one_in(2)
+                || self.snapshots.len() > 5
+            {
                 continue;
             }
             if plan.data_file.is_some() {
@@ -59,7 +64,8 @@ impl World {
             made.unwrap_or_else(|error| panic!("no snapshot of d{disk}: {error}"));
             Files::know(&files::open(&plan.path)).expect("a file of the simulation");
             self.snapshots.push(Snapshot {
-                disk,
+                path: plan.path.clone(),
+                below: plan.below.clone(),
                 name,
                 model: self.models[disk].clone(),
             });
@@ -68,17 +74,23 @@ impl World {
 
     /// Snapshots hold what the disk held when they were taken.
     pub(super) fn check_snapshots(&self) {
-        for Snapshot { disk, name, model } in &self.snapshots {
-            let plan = &self.plans[*disk];
-            let content = files::read_snapshot(&plan.path, name, &plan.below);
+        for Snapshot {
+            path,
+            below,
+            name,
+            model,
+        } in &self.snapshots
+        {
+            let of = path.display();
+            let content = files::read_snapshot(path, name, below);
             let content =
-                content.unwrap_or_else(|error| panic!("snapshot {name} of d{disk}: {error}"));
+                content.unwrap_or_else(|error| panic!("snapshot {name} of {of}: {error}"));
             for (lba, block) in content.chunks_exact(BLOCK).enumerate() {
                 let lba = lba as u64;
                 let found =
                     value_of(block, lba).and_then(|value| model.check(lba, value, u64::MAX));
                 if let Err(what) = found {
-                    panic!("block {lba} of snapshot {name} of d{disk}: {what}");
+                    panic!("block {lba} of snapshot {name} of {of}: {what}");
                 }
             }
         }
@@ -118,6 +130,11 @@ impl World {
     /// `closed`: they were closed in order.
     pub(super) fn check_images(&mut self, closed: bool) {
         for (index, plan) in self.plans.iter().enumerate() {
+            for lower in plan.lower.iter().filter(|lower| lower.is_image) {
+                let report = files::check(&lower.path, Repair::Nothing);
+                let faults = report.map(|report| report.corruptions);
+                assert_eq!(faults.ok(), Some(0), "an image below d{index} is damaged");
+            }
             if plan.lies != Lies::Image {
                 continue;
             }

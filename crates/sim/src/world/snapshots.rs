@@ -1,0 +1,168 @@
+//! External snapshots of disks in use: what the daemon does for `lunette disk snapshot`, while clients are at work.
+
+use std::sync::{Arc, mpsc};
+
+use bdev::{BackingName, BlockDevice, Disk, Image, ImageOptions};
+use uring::simulated::Files;
+
+use super::World;
+use crate::clients::{Kind, Request};
+use crate::files;
+use crate::life::{BLK_QUEUES, Lies, Lower, WORKERS};
+use crate::random::Random;
+
+/// Images that a disk may have below it by then.
+const LOWER_MAX: usize = 2;
+
+impl World {
+    /// A disk goes on in a new image over what it was.
+    pub(super) fn snapshot(&mut self, detail: u64) {
+        let disk = 1 + Random::new(detail).below(self.plans.len() as u64 - 1) as usize;
+        if self.plans[disk].lower.len() >= LOWER_MAX {
+            return;
+        }
+        Files::set_faults(self.corruption);
+        let of = self.life().disks[disk].clone();
+        let Some((image, path)) = self.create_over(disk, &of) else {
+            return;
+        };
+        say!(self, "d{disk} is to go on in {}", path.display());
+        for worker in &mut self.life().workers {
+            let attached = worker.io().prepare_device(&of, &image);
+            attached.expect("a worker attaches to an image");
+        }
+        let before = of.device();
+        if self.change_over(disk, &of, &image) {
+            let closed = before.give_up_writing();
+            assert!(
+                closed.is_ok() || Files::is_cut() || self.is_troubled,
+                "d{disk} does not give up writing to what it was: {closed:?}"
+            );
+            let plan = &mut self.plans[disk];
+            let lower = Lower {
+                path: std::mem::replace(&mut plan.path, path),
+                data_file: plan.data_file.take(),
+                is_image: plan.lies == Lies::Image,
+            };
+            plan.lies = Lies::Image;
+            plan.lower.push(lower);
+            say!(self, "d{disk} goes on there");
+        } else if !self.is_over() {
+            for worker in &mut self.life().workers {
+                worker.io().drop_prepared(&of);
+            }
+            say!(self, "it does not");
+        }
+    }
+
+    /// The daemon has been killed, or the power cut, in the middle of it.
+    fn is_over(&self) -> bool {
+        self.has_ended || Files::is_cut()
+    }
+
+    fn create_over(
+        &mut self,
+        disk: usize,
+        of: &Arc<Disk>,
+    ) -> Option<(Arc<dyn BlockDevice>, std::path::PathBuf)> {
+        let number = self.tick();
+        let plan = &self.plans[disk];
+        let path = plan.path.with_file_name(format!("over{number}.qcow2"));
+        let options = ImageOptions {
+            cache: plan.cache,
+            ..ImageOptions::new(&path)
+        };
+        let name = BackingName {
+            name: plan.path.display().to_string(),
+            format: match plan.lies {
+                Lies::Image => "qcow2",
+                _ => "raw",
+            },
+        };
+        let before = of.device();
+        let bytes = before.capacity().bytes();
+        let made = Image::create_over(&options, &name, before, bytes);
+        self.look_at_faults();
+        match made {
+            Ok(image) if !self.is_over() => {
+                Files::know(&files::open(&path)).expect("a file of the simulation");
+                let image: Arc<dyn BlockDevice> = Arc::new(image);
+                let kept = of.check_device(&*image);
+                kept.unwrap_or_else(|broken| panic!("d{disk} cannot go on in an image: {broken}"));
+                Some((image, path))
+            }
+            Ok(_) => None,
+            Err(error) => {
+                assert!(self.is_over(), "no image is made over d{disk}: {error}");
+                None
+            }
+        }
+    }
+
+    /// Nothing is in flight, what was written is durable, and the next request goes to the image; or all is as it was.
+    fn change_over(&mut self, disk: usize, of: &Arc<Disk>, image: &Arc<dyn BlockDevice>) -> bool {
+        let (grant, granted) = mpsc::channel();
+        let locks = of.range_locks();
+        locks.acquire(0, u64::MAX, move |lease| drop(grant.send(lease)));
+        let mut held = None;
+        self.rounds_until(|_| {
+            held = granted.try_recv().ok();
+            held.is_some()
+        });
+        if held.is_none() || !self.flushes(disk) {
+            return false;
+        }
+        let replaced = of.replace_device(Arc::clone(image));
+        replaced.expect("what was checked before");
+        for worker in &mut self.life().workers {
+            worker.io().change_device(of);
+        }
+        true
+    }
+
+    /// A flush of a client that has room for one reaches what the disk was, though the disk is held. Has it gone well?
+    fn flushes(&mut self, disk: usize) -> bool {
+        let request = Request {
+            token: self.tick(),
+            disk,
+            kind: Kind::Flush,
+            lba: 0,
+            blocks: 0,
+            data: Vec::new(),
+        };
+        let token = request.token;
+        // The last queue of a device is that of a hostile driver; of SCSI, each reaches all disks.
+        let of_blk = disk * usize::from(BLK_QUEUES);
+        let of_scsi = self.plans.len() * usize::from(BLK_QUEUES)..self.clients.len();
+        let mut may = (of_blk..of_blk + usize::from(BLK_QUEUES) - 1).chain(of_scsi);
+        let has_room = may.find(|index| self.clients[*index].client().submit(&request));
+        let Some(index) = has_room else {
+            return false;
+        };
+        self.watched = Some((token, false));
+        self.submitted(index, request, 0, 0);
+        self.rounds_until(|world| !world.pending.contains_key(&token));
+        !self.is_over() && self.watched == Some((token, true))
+    }
+
+    /// Everybody goes on until then, or until the daemon has ended.
+    fn rounds_until(&mut self, mut done: impl FnMut(&mut World) -> bool) {
+        for round in 0..20_000 {
+            if self.is_over() || done(self) {
+                return;
+            }
+            // Stuck I/O is over after a minute.
+            self.round(if round % 64 == 63 {
+                2_000_000_000
+            } else {
+                300_000
+            });
+            for index in 0..self.clients.len() {
+                if !self.is_over() {
+                    self.poll(index);
+                }
+            }
+        }
+        panic!("a snapshot waits for ever, with {WORKERS} workers");
+    }
+}
