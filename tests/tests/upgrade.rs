@@ -147,7 +147,10 @@ fn front_ends_and_an_initiator() -> Result<(Rig, Rig)> {
         daemon.arguments(target).arguments(demo)
     })?;
     let unit = format!("r=iscsi://{portal}/{TARGET}/0");
-    let near = rig.beside(|daemon| daemon.disk(&unit).vhost_blk("r"))?;
+    let near = rig.beside(|daemon| {
+        let daemon = daemon.disk(&unit).vhost_blk("r");
+        daemon.arguments(["--log", "debug"])
+    })?;
     Ok((rig, near))
 }
 
@@ -160,7 +163,7 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
         Ok(number) => number.parse().context(UPGRADES)?,
         Err(_) => 30,
     };
-    let (mut rig, near) = front_ends_and_an_initiator()?;
+    let (mut rig, mut near) = front_ends_and_an_initiator()?;
     let mut last = Last(0);
     let packed = Options {
         packed: true,
@@ -196,6 +199,9 @@ fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {
             part(100)
         );
     }
+    let log = near.daemon.process().log();
+    ensure!(log.contains("session is back"), "{log}");
+    ensure!(!log.contains("Connection refused"), "{log}");
     let now = descriptors(last.0)?;
     ensure!(now <= first + 2, "{first} descriptors have become {now}");
     for load in loads {

@@ -615,7 +615,30 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
     drop(image);
     let read = ["-f", "qcow2", "-c", "read -q -P 8 64k 4k", "disk"];
     qemu(folder.path(), "qemu-io", &read);
-    // Whoever does not trust the image names also what lies in its folder.
+    // Of an image without one it is a mistake.
+    qemu(
+        folder.path(),
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "plain", "1M"],
+    );
+    let plain = bdev::Image::open(&ImageOptions {
+        data_file: Some(data),
+        ..ImageOptions::new(&folder.path().join("plain"))
+    });
+    assert!(
+        plain
+            .err()
+            .unwrap()
+            .to_string()
+            .contains("in the image itself")
+    );
+}
+
+/// Also where it lies in the image's folder.
+#[test]
+fn who_does_not_trust_an_image_names_the_data_file_that_is_written() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
     let create = ["create", "-q", "-f", "qcow2", "-o", "data_file=beside"];
     qemu(
         folder.path(),
@@ -641,23 +664,6 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
     ] {
         local(trusts, read_only, named).unwrap();
     }
-    // Of an image without one it is a mistake.
-    qemu(
-        folder.path(),
-        "qemu-img",
-        &["create", "-q", "-f", "qcow2", "plain", "1M"],
-    );
-    let plain = bdev::Image::open(&ImageOptions {
-        data_file: Some(data),
-        ..ImageOptions::new(&folder.path().join("plain"))
-    });
-    assert!(
-        plain
-            .err()
-            .unwrap()
-            .to_string()
-            .contains("in the image itself")
-    );
 }
 
 #[test]

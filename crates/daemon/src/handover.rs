@@ -1,11 +1,13 @@
-//! What a daemon leaves to the one that comes after it, as descriptors with names: front ends' sessions, and memory of RAM disks. Whoever
+//! What a daemon leaves to the one that comes after it, as descriptors with names: front ends' sessions, iSCSI portals, and memory
+//! of RAM disks. Whoever
 //! keeps them in between speaks as systemd's descriptor store does (sd_notify(3), `FDSTORE=1`): systemd itself at a restart, or the
 //! next daemon, which waits for them (`lunette upgrade`).
 //!
 //! ```text
-//!   handover       a memfd: version, and each session's messages, with the numbers of their descriptors
-//!   handover.N     descriptor N: connections, channels, memory, rings' eventfds
-//!   ram.DISK       the memory of a RAM disk (`kept_disks`)
+//!   handover         a memfd: version, and each session's messages, with the numbers of their descriptors
+//!   handover.N       descriptor N: connections, channels, memory, rings' eventfds
+//!   handover.portal  a socket where initiators come in
+//!   ram.DISK         the memory of a RAM disk (`kept_disks`)
 //! ```
 
 use std::collections::BTreeMap;
@@ -21,6 +23,8 @@ use signal_hook::iterator::Handle;
 use vhost_user::HandedOver;
 
 const STATE: &str = "handover";
+
+const PORTAL: &str = "handover.portal";
 
 /// No state is longer than that: a front end has few hundred messages in effect.
 const STATE_MAX: u64 = 64 << 20;
@@ -88,6 +92,18 @@ pub fn encode(sessions: Vec<HandedOver>) -> io::Result<Vec<Named>> {
     file.write_all(&text)?;
     named.push((STATE.to_owned(), file.into()));
     Ok(named)
+}
+
+/// Sockets of iSCSI portals, as descriptors with names.
+pub fn name_portals(sockets: Vec<OwnedFd>) -> impl Iterator<Item = Named> {
+    let sockets = sockets.into_iter();
+    sockets.map(|socket| (PORTAL.to_owned(), socket))
+}
+
+/// Takes the sockets of portals out of such descriptors.
+pub fn take_portals(named: &mut Vec<Named>) -> Vec<OwnedFd> {
+    let portals = named.extract_if(.., |(name, _)| name == PORTAL);
+    portals.map(|(_, socket)| socket).collect()
 }
 
 /// The sessions of such descriptors. One of which a descriptor is missing, because its keeper had no room, is left out: its front end
@@ -210,6 +226,9 @@ mod tests {
         assert!(named.iter().all(|(name, _)| is_handover(name)));
         assert_eq!(named.len(), 1 + 4 + 3);
         named.reverse();
+        named.extend(name_portals(vec![UnixStream::pair().unwrap().0.into()]));
+        assert!(named.iter().all(|(name, _)| is_handover(name)));
+        assert_eq!(take_portals(&mut named).len(), 1);
         let sessions = decode(named).unwrap();
         let shapes = sessions.iter().map(|one| {
             let fds = one

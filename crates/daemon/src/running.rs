@@ -52,6 +52,8 @@ pub struct StartOptions {
     pub log: Option<LogHandle>,
     /// Sessions that the daemon before this one has handed over.
     pub sessions: Vec<vhost_user::HandedOver>,
+    /// Sockets of iSCSI portals that the daemon before this one has handed over.
+    pub portals: Vec<OwnedFd>,
     /// How a client of the API has it end, to the benefit of another daemon.
     pub ending: Option<Ending>,
     /// Requests' stages leave no stamps: only for measuring what these cost.
@@ -173,6 +175,9 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         keeps,
         log: options.log,
     });
+    if let Some(transports) = overview.servers.transports() {
+        transports.iscsi.inherit_portals(options.portals);
+    }
     let made = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
         StartError {
@@ -214,11 +219,12 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     })
 }
 
-/// Has front ends go on that the daemon before this one has handed over. Those that cannot connect anew.
+/// Has front ends go on that the daemon before this one has handed over; those that cannot connect anew. All portals are there by now.
 fn resume(sessions: Vec<vhost_user::HandedOver>, overview: &Overview) {
     let Some(transports) = overview.servers.transports() else {
         return;
     };
+    transports.iscsi.has_all_portals();
     for session in sessions {
         let export = session.export.clone();
         if let Err(error) = transports.vhost.resume(session) {
@@ -390,15 +396,19 @@ impl Running {
         self.overview.jobs.end();
         write_ahead(&self.overview.live());
         let transports = self.overview.servers.transports();
-        let sessions = transports.map(|transports| transports.vhost.hand_over());
-        let sessions = sessions.unwrap_or_default();
+        let left = transports.map(|transports| {
+            let portals = transports.iscsi.leave_portals();
+            (transports.vhost.hand_over(), portals)
+        });
+        let (sessions, portals) = left.unwrap_or_default();
         self.overview.bitmaps.leave();
-        if sessions.is_empty() && memory.is_empty() {
+        if sessions.is_empty() && memory.is_empty() && portals.is_empty() {
             return;
         }
         let count = sessions.len();
         let stored = handover::encode(sessions).and_then(|mut named| {
             named.extend(memory);
+            named.extend(handover::name_portals(portals));
             named
                 .iter()
                 .try_for_each(|(name, fd)| to.store(name, fd.as_fd()))

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
@@ -23,6 +24,8 @@ pub(crate) struct Portals {
     open: BTreeMap<SocketAddr, Arc<TcpListener>>,
     /// What was asked for, and its address: where a port was asked for as 0, the one that the kernel chose.
     bound: BTreeMap<SocketAddr, SocketAddr>,
+    /// Sockets at which another process has listened, for whichever portals need them.
+    inherited: BTreeMap<SocketAddr, TcpListener>,
 }
 
 impl Portals {
@@ -56,7 +59,7 @@ impl Portals {
             if next.open.contains_key(&address) {
                 continue;
             }
-            let error = match open(address) {
+            let error = match self.obtain(address) {
                 Ok(listener) => {
                     next.open.insert(address, Arc::new(listener));
                     continue;
@@ -78,8 +81,57 @@ impl Portals {
             return Err((portal.map_or(address, |(asked, _)| *asked), error));
         }
         next.open.extend(kept);
+        next.inherited = std::mem::take(&mut self.inherited);
         *self = next;
         Ok(())
+    }
+
+    /// What is inherited, or a new socket.
+    fn obtain(&mut self, address: SocketAddr) -> io::Result<TcpListener> {
+        if let Some(listener) = self.inherited.remove(&address) {
+            return Ok(listener);
+        }
+        match open(address) {
+            // Portals are others than before: what they leave unused may have the address, a wildcard for one.
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse && !self.inherited.is_empty() =>
+            {
+                self.inherited.clear();
+                open(address)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Sockets at which another process has listened, and maybe initiators wait.
+    pub fn inherit(&mut self, sockets: Vec<OwnedFd>) {
+        let listening = sockets.into_iter().filter_map(|socket| {
+            let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
+            let listener = TcpListener::from(socket);
+            listener.set_nonblocking(true).ok()?;
+            let address = listener.local_addr().ok()?;
+            is_listening.then_some((address, listener))
+        });
+        self.inherited = listening.collect();
+    }
+
+    /// All portals are there: nobody waits at any other socket.
+    pub fn forget_inherited(&mut self) {
+        self.inherited.clear();
+    }
+
+    /// Listens no more, but leaves the sockets open for another process: no initiator is refused.
+    pub fn leave(&mut self) -> Vec<OwnedFd> {
+        self.bound.clear();
+        let open = std::mem::take(&mut self.open).into_values();
+        let left = open.filter_map(|listener| listener.try_clone().ok());
+        left.map(OwnedFd::from).collect()
+    }
+
+    /// Is this one of the sockets?
+    pub fn has(&self, listener: &TcpListener) -> bool {
+        let mut open = self.open.values();
+        open.any(|one| std::ptr::eq(&**one, listener))
     }
 
     /// The address of a portal that is listened for.
@@ -241,6 +293,38 @@ mod tests {
             assert_eq!(is_heard("127.0.0.1", port), four, "{asked:?}");
             assert_eq!(is_heard("127.0.0.2", port), two, "{asked:?}");
         }
+    }
+
+    #[test]
+    fn sockets_that_are_left_are_inherited_with_who_waits_there() {
+        let mut before = Portals::default();
+        let port = port_of(&mut before, "127.0.0.1:0");
+        let portal = addresses(&[&format!("127.0.0.1:{port}")]);
+        let left = before.leave();
+        drop(before);
+        // Nobody accepts, and nobody is refused.
+        let waits = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let mut portals = Portals::default();
+        portals.inherit(left);
+        portals.set(&portal).unwrap();
+        portals.forget_inherited();
+        let listeners = portals.listeners();
+        assert!(portals.has(&listeners[0]));
+        let (_, peer) = listeners[0].accept().unwrap();
+        assert_eq!(peer, waits.local_addr().unwrap());
+        // Others than before are not in the way of those that are wanted.
+        let left = portals.leave();
+        assert!(!portals.has(&listeners[0]));
+        drop((portals, listeners));
+        let mut portals = Portals::default();
+        portals.inherit(left);
+        let wildcard = addresses(&[&format!("0.0.0.0:{port}")]);
+        portals.set(&wildcard).unwrap();
+        assert!(is_heard("127.0.0.2", port));
+        // What listens nowhere is no portal.
+        let connection = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        portals.inherit(vec![connection.into()]);
+        assert!(portals.inherited.is_empty());
     }
 
     #[test]

@@ -416,6 +416,23 @@ impl Server {
         placed.collect()
     }
 
+    /// Sockets at which the daemon before has listened, for the portals of targets that are about to come.
+    pub fn inherit_portals(&self, sockets: Vec<OwnedFd>) {
+        lock(&self.state.portals).inherit(sockets);
+    }
+
+    /// All targets of the start are there.
+    pub fn has_all_portals(&self) {
+        lock(&self.state.portals).forget_inherited();
+    }
+
+    /// Accepts nobody any more, and leaves its sockets to another process, where initiators wait meanwhile.
+    pub fn leave_portals(&self) -> Vec<OwnedFd> {
+        let left = lock(&self.state.portals).leave();
+        self.state.accepting.wake();
+        left
+    }
+
     /// TCP connections, logged in or not.
     pub fn connections(&self) -> usize {
         self.state.shared.connection_count()
@@ -504,7 +521,15 @@ fn accept_one(
     arrivals: &mut NewConnections,
     half_open: &mut VecDeque<Place>,
 ) {
-    let (stream, peer) = match listener.accept() {
+    let accepted = {
+        let portals = lock(&state.portals);
+        // Another process may accept here by now.
+        if !portals.has(listener) {
+            return;
+        }
+        listener.accept()
+    };
+    let (stream, peer) = match accepted {
         Ok(accepted) => accepted,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
         // Its portal was closed meanwhile.

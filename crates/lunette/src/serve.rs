@@ -38,7 +38,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     let control = control::default_socket();
     let signals = Signals::listen()
         .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
-    let passed = match arguments.take_over {
+    let mut passed = match arguments.take_over {
         true => take_over::take(&config, control.as_deref())?,
         false => inherited_sockets::take(&config, control.as_deref())?,
     };
@@ -49,6 +49,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
         log: Some(log),
         without_stamps: arguments.without_stamps,
         sessions: Vec::new(),
+        portals: Vec::new(),
         ending: Some(signals.ending()),
         reload,
     };
@@ -65,6 +66,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
         ending: options.ending.clone(),
         notifier,
     };
+    options.portals = daemon::take_portals(&mut passed.sessions);
     if !passed.sessions.is_empty() {
         match daemon::sessions_of(passed.sessions) {
             Ok(sessions) => options.sessions = sessions,
