@@ -7,8 +7,11 @@ use end_to_end::{Context, DaemonBuilder, GuestBuilder, IscsiSession, Result, Rig
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
 use vm::wait_until;
@@ -156,6 +159,56 @@ fn front_ends_and_an_initiator() -> Result<(Rig, Rig)> {
 
 /// How many upgrades follow each other: more by hand.
 const UPGRADES: &str = "LUNETTE_UPGRADES";
+
+/// Front ends that come at any time, also while no daemon is there.
+struct Callers {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<std::io::Result<u64>>,
+}
+
+impl Callers {
+    fn start(socket: &Path) -> Callers {
+        let (stop, socket) = (Arc::new(AtomicBool::new(false)), socket.to_owned());
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            let mut calls = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                UnixStream::connect(&socket)?;
+                calls += 1;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(calls)
+        });
+        Callers { stop, thread }
+    }
+
+    /// How many have come; none was refused.
+    fn finish(self) -> Result<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        let calls = self.thread.join().ok().context("the thread has panicked")?;
+        calls.context("a front end was refused")
+    }
+}
+
+#[test]
+fn nobody_is_refused_during_an_upgrade() -> Result<()> {
+    let mut rig = two_disks(|daemon| daemon.vhost_blk("d0").vhost_scsi("c").lun("c/0:0=d1"))?;
+    let mut last = Last(0);
+    let callers = ["d0", "c"].map(|export| Callers::start(&rig.socket(export)));
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_millis(100));
+        last.upgrade(&mut rig, &[])?;
+    }
+    for callers in callers {
+        ensure!(callers.finish()? > 0);
+    }
+    // An export that has gone leaves no socket behind, whoever made that.
+    rig.daemon.lunette(&["export", "remove", "d0"])?;
+    ensure!(!rig.socket("d0").exists());
+    last.end()?;
+    ensure!(!rig.socket("c").exists());
+    Ok(())
+}
 
 #[test]
 fn many_upgrades_lose_nothing_and_leak_nothing() -> Result<()> {

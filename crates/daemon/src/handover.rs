@@ -1,5 +1,5 @@
-//! What a daemon leaves to the one that comes after it, as descriptors with names: front ends' sessions, iSCSI portals, and memory
-//! of RAM disks. Whoever
+//! What a daemon leaves to the one that comes after it, as descriptors with names: front ends' sessions, listening sockets, and
+//! memory of RAM disks. Whoever
 //! keeps them in between speaks as systemd's descriptor store does (sd_notify(3), `FDSTORE=1`): systemd itself at a restart, or the
 //! next daemon, which waits for them (`lunette upgrade`).
 //!
@@ -7,6 +7,7 @@
 //!   handover         a memfd: version, and each session's messages, with the numbers of their descriptors
 //!   handover.N       descriptor N: connections, channels, memory, rings' eventfds
 //!   handover.portal  a socket where initiators come in
+//!   handover.export  a socket where front ends come in
 //!   ram.DISK         the memory of a RAM disk (`kept_disks`)
 //! ```
 
@@ -25,6 +26,7 @@ use vhost_user::HandedOver;
 const STATE: &str = "handover";
 
 const PORTAL: &str = "handover.portal";
+const EXPORT: &str = "handover.export";
 
 /// No state is longer than that: a front end has few hundred messages in effect.
 const STATE_MAX: u64 = 64 << 20;
@@ -94,16 +96,38 @@ pub fn encode(sessions: Vec<HandedOver>) -> io::Result<Vec<Named>> {
     Ok(named)
 }
 
-/// Sockets of iSCSI portals, as descriptors with names.
-pub fn name_portals(sockets: Vec<OwnedFd>) -> impl Iterator<Item = Named> {
-    let sockets = sockets.into_iter();
-    sockets.map(|socket| (PORTAL.to_owned(), socket))
+/// Listening sockets: whoever connects while no daemon accepts waits there.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    /// Of iSCSI portals.
+    pub portals: Vec<OwnedFd>,
+    /// Of vhost-user exports.
+    pub exports: Vec<OwnedFd>,
 }
 
-/// Takes the sockets of portals out of such descriptors.
-pub fn take_portals(named: &mut Vec<Named>) -> Vec<OwnedFd> {
-    let portals = named.extract_if(.., |(name, _)| name == PORTAL);
-    portals.map(|(_, socket)| socket).collect()
+impl Sockets {
+    /// Takes them out of descriptors with names.
+    pub fn take(named: &mut Vec<Named>) -> Sockets {
+        let mut take = |wanted: &str| {
+            let found = named.extract_if(.., |(name, _)| name == wanted);
+            found.map(|(_, socket)| socket).collect()
+        };
+        Sockets {
+            portals: take(PORTAL),
+            exports: take(EXPORT),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.portals.is_empty() && self.exports.is_empty()
+    }
+
+    /// As descriptors with names.
+    pub(crate) fn named(self) -> impl Iterator<Item = Named> {
+        let named = |name: &'static str| move |socket| (name.to_owned(), socket);
+        let portals = self.portals.into_iter().map(named(PORTAL));
+        portals.chain(self.exports.into_iter().map(named(EXPORT)))
+    }
 }
 
 /// The sessions of such descriptors. One of which a descriptor is missing, because its keeper had no room, is left out: its front end
@@ -226,9 +250,15 @@ mod tests {
         assert!(named.iter().all(|(name, _)| is_handover(name)));
         assert_eq!(named.len(), 1 + 4 + 3);
         named.reverse();
-        named.extend(name_portals(vec![UnixStream::pair().unwrap().0.into()]));
+        let fd = || OwnedFd::from(UnixStream::pair().unwrap().0);
+        let sockets = Sockets {
+            portals: vec![fd()],
+            exports: vec![fd(), fd()],
+        };
+        named.extend(sockets.named());
         assert!(named.iter().all(|(name, _)| is_handover(name)));
-        assert_eq!(take_portals(&mut named).len(), 1);
+        let sockets = Sockets::take(&mut named);
+        assert_eq!((sockets.portals.len(), sockets.exports.len()), (1, 2));
         let sessions = decode(named).unwrap();
         let shapes = sessions.iter().map(|one| {
             let fds = one

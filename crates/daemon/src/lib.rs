@@ -33,7 +33,7 @@ mod writing_ahead;
 pub use confinement::confine;
 pub use disks::warnings;
 pub use exports::{Endpoint, ReadyExport};
-pub use handover::{Ending, Named, decode as sessions_of, is_handover, take_portals};
+pub use handover::{Ending, Named, Sockets, decode as sessions_of, is_handover};
 pub use kept_disks::{KeptMemory, keep_disks, kept_disk};
 pub use logs::{LogHandle, LogLevels};
 pub use report::{QueueReport, RULE, SlowReport, reports, slowest};

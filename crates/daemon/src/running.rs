@@ -17,7 +17,7 @@ use reactor::{Pool, WorkerOptions};
 use crate::bitmaps::Bitmaps;
 use crate::control::{self, Api, BindError, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
-use crate::handover::{self, Ending, Named};
+use crate::handover::{self, Ending, Named, Sockets};
 use crate::jobs::{Context, Jobs};
 use crate::logs::LogHandle;
 use crate::notify::Notifier;
@@ -52,8 +52,8 @@ pub struct StartOptions {
     pub log: Option<LogHandle>,
     /// Sessions that the daemon before this one has handed over.
     pub sessions: Vec<vhost_user::HandedOver>,
-    /// Sockets of iSCSI portals that the daemon before this one has handed over.
-    pub portals: Vec<OwnedFd>,
+    /// Listening sockets that the daemon before this one has handed over.
+    pub sockets: Sockets,
     /// How a client of the API has it end, to the benefit of another daemon.
     pub ending: Option<Ending>,
     /// Requests' stages leave no stamps: only for measuring what these cost.
@@ -176,7 +176,8 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         log: options.log,
     });
     if let Some(transports) = overview.servers.transports() {
-        transports.iscsi.inherit_portals(options.portals);
+        transports.iscsi.inherit_portals(options.sockets.portals);
+        transports.vhost.inherit(options.sockets.exports);
     }
     let made = owner.begin(options.inherited, &inbox).map_err(|refusal| {
         overview.servers.end();
@@ -219,12 +220,13 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
     })
 }
 
-/// Has front ends go on that the daemon before this one has handed over; those that cannot connect anew. All portals are there by now.
+/// Has front ends go on that the daemon before this one has handed over; those that cannot connect anew. All sockets are there by now.
 fn resume(sessions: Vec<vhost_user::HandedOver>, overview: &Overview) {
     let Some(transports) = overview.servers.transports() else {
         return;
     };
     transports.iscsi.has_all_portals();
+    transports.vhost.has_all_exports();
     for session in sessions {
         let export = session.export.clone();
         if let Err(error) = transports.vhost.resume(session) {
@@ -397,18 +399,21 @@ impl Running {
         write_ahead(&self.overview.live());
         let transports = self.overview.servers.transports();
         let left = transports.map(|transports| {
-            let portals = transports.iscsi.leave_portals();
-            (transports.vhost.hand_over(), portals)
+            let sockets = Sockets {
+                portals: transports.iscsi.leave_portals(),
+                exports: transports.vhost.leave_sockets(),
+            };
+            (transports.vhost.hand_over(), sockets)
         });
-        let (sessions, portals) = left.unwrap_or_default();
+        let (sessions, sockets) = left.unwrap_or_default();
         self.overview.bitmaps.leave();
-        if sessions.is_empty() && memory.is_empty() && portals.is_empty() {
+        if sessions.is_empty() && memory.is_empty() && sockets.is_empty() {
             return;
         }
         let count = sessions.len();
         let stored = handover::encode(sessions).and_then(|mut named| {
             named.extend(memory);
-            named.extend(handover::name_portals(portals));
+            named.extend(sockets.named());
             named
                 .iter()
                 .try_for_each(|(name, fd)| to.store(name, fd.as_fd()))

@@ -9,8 +9,8 @@ use config::{Config, Surroundings};
 use control::Status;
 use daemon::notify::{self, Notifier};
 use daemon::{
-    Ending, KeptMemory, LogHandle, RULE, Reload, Reloader, Running, Signal, Signals, StartOptions,
-    reports,
+    Ending, KeptMemory, LogHandle, RULE, Reload, Reloader, Running, Signal, Signals, Sockets,
+    StartOptions, reports,
 };
 
 use crate::cli::ServeArguments;
@@ -49,7 +49,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
         log: Some(log),
         without_stamps: arguments.without_stamps,
         sessions: Vec::new(),
-        portals: Vec::new(),
+        sockets: Sockets::default(),
         ending: Some(signals.ending()),
         reload,
     };
@@ -66,7 +66,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
         ending: options.ending.clone(),
         notifier,
     };
-    options.portals = daemon::take_portals(&mut passed.sessions);
+    options.sockets = Sockets::take(&mut passed.sessions);
     if !passed.sessions.is_empty() {
         match daemon::sessions_of(passed.sessions) {
             Ok(sessions) => options.sessions = sessions,

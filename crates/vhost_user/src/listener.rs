@@ -7,6 +7,7 @@
 //! likes: a socket that lingers (SO_LINGER) may be among it. So connections are closed where nobody else waits.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ use virtio_device::VirtioDevice;
 
 use crate::front_end::{self, Resumed, SessionHandle};
 use crate::record::HandedOver;
-use crate::socket::{SocketError, bind};
+use crate::socket::{InheritedSockets, SocketError};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
@@ -97,6 +98,18 @@ impl Drop for Refused {
 }
 
 impl Export {
+    /// Its socket, whose path stays.
+    fn leave_socket(&mut self) -> Option<UnixListener> {
+        let path = self.path.as_deref()?;
+        // Others may have their own there by now.
+        if self.file.is_none() || file_at(path) != self.file {
+            return None;
+        }
+        let left = self.listener.as_ref()?.try_clone().ok()?;
+        (self.listener, self.path, self.file) = (None, None, None);
+        Some(left)
+    }
+
     fn is_refusing(&self) -> bool {
         self.refusing.load(Ordering::Acquire)
     }
@@ -167,6 +180,7 @@ impl State {
 pub struct Server {
     state: Arc<State>,
     thread: Option<JoinHandle<()>>,
+    inherited: Mutex<InheritedSockets>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -197,6 +211,7 @@ impl Server {
         Ok(Server {
             state,
             thread: Some(thread),
+            inherited: Mutex::default(),
         })
     }
 
@@ -205,7 +220,7 @@ impl Server {
     /// # Errors
     /// See [`bind`].
     pub fn listen(&self, path: &Path, device: Arc<dyn VirtioDevice>) -> Result<(), SocketError> {
-        let listener = bind(path)?;
+        let listener = lock(&self.inherited).bind(path)?;
         self.add(Some(listener), Some(path.to_owned()), device)
             .map_err(|e| SocketError::Io(path.to_owned(), e))
     }
@@ -238,6 +253,26 @@ impl Server {
         export.map_or(Ok(()), |export| {
             start_session(export, stream, &self.state, true, None)
         })
+    }
+
+    /// Sockets at which another process has listened, for the exports of their paths.
+    pub fn inherit(&self, sockets: Vec<OwnedFd>) {
+        lock(&self.inherited).inherit(sockets);
+    }
+
+    /// All exports of the start are there: no front end waits at a socket of others.
+    pub fn has_all_exports(&self) {
+        lock(&self.inherited).forget();
+    }
+
+    /// Accepts no front end any more, and leaves its sockets at their paths to another process: who connects meanwhile waits there.
+    pub fn leave_sockets(&self) -> Vec<OwnedFd> {
+        let mut exports = lock(&self.state.exports);
+        let left = exports.iter_mut().filter_map(Export::leave_socket);
+        let left = left.map(OwnedFd::from).collect();
+        drop(exports);
+        self.state.accepting.wake();
+        left
     }
 
     /// Has the front ends that are connected go on in another process. Their requests in flight are answered first; what a front end says

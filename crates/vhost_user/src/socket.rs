@@ -1,11 +1,12 @@
 //! The listening socket's file: a stale one is replaced, a live one never stolen.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 /// Why a socket could not be listened on.
 #[derive(Debug)]
@@ -48,6 +49,52 @@ impl std::fmt::Display for SocketError {
 }
 
 impl std::error::Error for SocketError {}
+
+/// Sockets at which another process has listened, by their paths.
+#[derive(Debug, Default)]
+pub(crate) struct InheritedSockets(Vec<(PathBuf, UnixListener)>);
+
+impl InheritedSockets {
+    pub fn inherit(&mut self, sockets: Vec<OwnedFd>) {
+        let listening = sockets.into_iter().filter_map(|socket| {
+            let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
+            let listener = UnixListener::from(socket);
+            let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
+            is_listening.then_some((path, listener))
+        });
+        self.0 = listening.collect();
+    }
+
+    /// What is inherited for a path, or a new socket.
+    pub fn bind(&mut self, path: &Path) -> Result<UnixListener, SocketError> {
+        if let Some(at) = self.0.iter().position(|(known, _)| known == path) {
+            let (_, listener) = self.0.swap_remove(at);
+            let is_there = std::fs::symlink_metadata(path);
+            if is_there.is_ok_and(|found| found.file_type().is_socket()) {
+                return Ok(listener);
+            }
+        }
+        match bind(path) {
+            // It may be one of these, by another name.
+            Err(SocketError::InUse(_)) if !self.0.is_empty() => {
+                self.0.clear();
+                bind(path)
+            }
+            bound => bound,
+        }
+    }
+
+    /// Those that nobody needs go, with their files.
+    pub fn forget(&mut self) {
+        for (path, listener) in self.0.drain(..) {
+            drop(listener);
+            // Another one that listens there answers.
+            if connect_at_once(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
+                std::fs::remove_file(&path).ok();
+            }
+        }
+    }
+}
 
 /// Listens on a path.
 ///

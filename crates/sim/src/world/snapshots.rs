@@ -26,7 +26,9 @@ impl World {
         let Some((image, path)) = self.create_over(disk, &of) else {
             return;
         };
-        say!(self, "d{disk} is to go on in {}", path.display());
+        // The folder is another one in each run.
+        let file = path.file_name().unwrap_or_default().display();
+        say!(self, "d{disk} is to go on in {file}");
         for worker in &mut self.life().workers {
             let attached = worker.io().prepare_device(&of, &image);
             attached.expect("a worker attaches to an image");
