@@ -26,6 +26,8 @@ pub(crate) struct Portals {
     bound: BTreeMap<SocketAddr, SocketAddr>,
     /// Sockets at which another process has listened, for whichever portals need them.
     inherited: BTreeMap<SocketAddr, TcpListener>,
+    /// Another process listens now: nothing is opened here any more.
+    has_left: bool,
 }
 
 impl Portals {
@@ -34,6 +36,9 @@ impl Portals {
     /// # Errors
     /// The portal that cannot be had, and why; everything is as before then.
     pub fn set(&mut self, asked: &BTreeSet<SocketAddr>) -> Result<(), (SocketAddr, io::Error)> {
+        if self.has_left {
+            return Ok(());
+        }
         let mut next = Portals::default();
         for &portal in asked {
             let address = match self.bound.get(&portal) {
@@ -122,6 +127,7 @@ impl Portals {
 
     /// Listens no more, but leaves the sockets open for another process: no initiator is refused.
     pub fn leave(&mut self) -> Vec<OwnedFd> {
+        self.has_left = true;
         self.bound.clear();
         let open = std::mem::take(&mut self.open).into_values();
         let left = open.filter_map(|listener| listener.try_clone().ok());
@@ -301,6 +307,9 @@ mod tests {
         let port = port_of(&mut before, "127.0.0.1:0");
         let portal = addresses(&[&format!("127.0.0.1:{port}")]);
         let left = before.leave();
+        // A change that is made while the process ends takes nothing from the one that follows.
+        before.set(&portal).unwrap();
+        assert!(before.listeners().is_empty());
         drop(before);
         // Nobody accepts, and nobody is refused.
         let waits = TcpStream::connect(("127.0.0.1", port)).unwrap();

@@ -553,6 +553,14 @@ impl World {
         bdev::stepped::step_image_owners();
     }
 
+    /// A round of a wait for something. Stuck I/O is over after a minute.
+    fn round_of_wait(&mut self, round: usize) {
+        self.round(match round % 64 {
+            63 => 2_000_000_000,
+            _ => 300_000,
+        });
+    }
+
     /// Nothing goes wrong any more, and all that is in flight ends.
     pub fn settle(&mut self) {
         Files::set_faults(self.corruption);
@@ -566,12 +574,7 @@ impl World {
             if self.pending.is_empty() {
                 return;
             }
-            // Stuck I/O is over after a minute.
-            self.round(if round % 64 == 63 {
-                2_000_000_000
-            } else {
-                300_000
-            });
+            self.round_of_wait(round);
             for index in 0..self.clients.len() {
                 self.poll(index);
             }

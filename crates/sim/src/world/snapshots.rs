@@ -153,12 +153,7 @@ impl World {
             if self.is_over() || done(self) {
                 return;
             }
-            // Stuck I/O is over after a minute.
-            self.round(if round % 64 == 63 {
-                2_000_000_000
-            } else {
-                300_000
-            });
+            self.round_of_wait(round);
             for index in 0..self.clients.len() {
                 if !self.is_over() {
                     self.poll(index);
