@@ -377,3 +377,48 @@ fn front_ends_are_handed_to_the_daemons_user_alone() -> Result<()> {
     ensure!(load.finish()? > 0);
     Ok(())
 }
+
+/// Whoever takes over reads slowly: the daemon waits for it, and signals that come meanwhile end nothing.
+#[test]
+fn signals_during_a_handover_do_not_end_it() -> Result<()> {
+    let mut rig = two_disks(blk_and_scsi)?;
+    // More sockets than a queue of datagrams has places.
+    for number in 0..20 {
+        let name = format!("e{number}");
+        let export = format!("{name}:{}", rig.socket(&name).display());
+        rig.daemon
+            .lunette(&["export", "add", "vhost-scsi", &export])?;
+    }
+    let load = VerifiedLoad::start(&rig.socket("d0"))?;
+    load.goes_on(SOON)?;
+    let place = rig.scratch.socket("heir");
+    let heir = UnixDatagram::bind(&place)?;
+    heir.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let client = control::Client::new(&rig.daemon.control()).patient(SOON);
+    let body = serde_json::json!({"handover": 1, "socket": place});
+    client.change(control::Method::POST, "/v1/upgrade", Some(&body))?;
+    for _ in 0..50 {
+        std::thread::sleep(Duration::from_millis(10));
+        rig.daemon.process().signal(Signal::XFSZ)?;
+    }
+    let mut bytes = [0; 256];
+    let mut names = Vec::new();
+    // The last of what it leaves are the listening sockets.
+    while names
+        .iter()
+        .filter(|name| *name == "handover.export")
+        .count()
+        < 22
+    {
+        let length = heir.recv(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes[..length]);
+        let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
+        names.extend(name.map(str::to_owned));
+    }
+    ensure!(names.iter().any(|name| name == "handover"), "{names:?}");
+    rig.daemon.process().wait(SOON)?;
+    let log = rig.daemon.process().log();
+    ensure!(log.contains("handed over sessions=1"), "{log}");
+    drop(load);
+    Ok(())
+}

@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use rustix::io::retry_on_intr;
 use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr,
 };
@@ -108,13 +109,11 @@ impl Notifier {
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&descriptors));
         let bytes = [io::IoSlice::new(lines.as_bytes())];
-        sendmsg_addr(
-            &self.socket,
-            &manager,
-            &bytes,
-            &mut control,
-            SendFlags::empty(),
-        )?;
+        // A wait with a limit is ended by signals whose handlers restart any other call (signal(7)).
+        retry_on_intr(|| {
+            let flags = SendFlags::empty();
+            sendmsg_addr(&self.socket, &manager, &bytes, &mut control, flags)
+        })?;
         Ok(())
     }
 
