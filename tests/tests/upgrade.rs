@@ -3,9 +3,13 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::{attribute, free_portal, kernel_is_content};
-use end_to_end::{Context, DaemonBuilder, GuestBuilder, IscsiSession, Result, Rig, ensure};
+use end_to_end::{
+    Context, DaemonBuilder, GuestBuilder, IscsiSession, Result, Rig, Scratch, ensure,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
@@ -16,6 +20,7 @@ use std::time::Duration;
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
 use vm::wait_until;
 
+const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 const SOON: Duration = Duration::from_secs(60);
 
 fn version(rig: &Rig) -> Result<Value> {
@@ -160,20 +165,20 @@ fn front_ends_and_an_initiator() -> Result<(Rig, Rig)> {
 /// How many upgrades follow each other: more by hand.
 const UPGRADES: &str = "LUNETTE_UPGRADES";
 
-/// Front ends that come at any time, also while no daemon is there.
+/// Clients that come at any time, also while no daemon is there.
 struct Callers {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<std::io::Result<u64>>,
+    thread: JoinHandle<Result<u64>>,
 }
 
 impl Callers {
-    fn start(socket: &Path) -> Callers {
-        let (stop, socket) = (Arc::new(AtomicBool::new(false)), socket.to_owned());
+    fn start(call: impl Fn() -> Result<()> + Send + 'static) -> Callers {
+        let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
             let mut calls = 0;
             while !stopped.load(Ordering::Relaxed) {
-                UnixStream::connect(&socket)?;
+                call().with_context(|| format!("after {calls} calls"))?;
                 calls += 1;
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -186,15 +191,51 @@ impl Callers {
     fn finish(self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         let calls = self.thread.join().ok().context("the thread has panicked")?;
-        calls.context("a front end was refused")
+        calls.context("a client was refused")
     }
+}
+
+/// What is at a path of a service over TCP.
+fn answer(address: SocketAddr, path: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(SOON))?;
+    write!(
+        stream,
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    ensure!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer:?}");
+    Ok(answer)
 }
 
 #[test]
 fn nobody_is_refused_during_an_upgrade() -> Result<()> {
-    let mut rig = two_disks(|daemon| daemon.vhost_blk("d0").vhost_scsi("c").lun("c/0:0=d1"))?;
+    let (api, metrics) = (free_portal()?, free_portal()?);
+    let secrets = Scratch::new()?;
+    let token = secrets.file("token");
+    std::fs::write(&token, TOKEN)?;
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+    let mut rig = two_disks(|daemon| {
+        let daemon = daemon.vhost_blk("d0").vhost_scsi("c").lun("c/0:0=d1");
+        let daemon = daemon.arguments(["--metrics-listen", &metrics.to_string()]);
+        daemon
+            .arguments(["--api-listen", &api.to_string()])
+            .arguments(["--token-file", &token.display().to_string()])
+    })?;
     let mut last = Last(0);
-    let callers = ["d0", "c"].map(|export| Callers::start(&rig.socket(export)));
+    let front_end = |export| {
+        let socket = rig.socket(export);
+        Callers::start(move || Ok(UnixStream::connect(&socket).map(drop)?))
+    };
+    let control = rig.daemon.control();
+    let callers = [
+        front_end("d0"),
+        front_end("c"),
+        Callers::start(move || Ok(control::get::<Value>(&control, "/v1/version").map(drop)?)),
+        Callers::start(move || answer(api, "/v1/version").map(drop)),
+        Callers::start(move || answer(metrics, "/metrics").map(drop)),
+    ];
     for _ in 0..10 {
         std::thread::sleep(Duration::from_millis(100));
         last.upgrade(&mut rig, &[])?;
@@ -203,10 +244,10 @@ fn nobody_is_refused_during_an_upgrade() -> Result<()> {
         ensure!(callers.finish()? > 0);
     }
     // An export that has gone leaves no socket behind, whoever made that.
-    rig.daemon.lunette(&["export", "remove", "d0"])?;
+    rig.daemon.lunette(&["export", "remove", "d0", "--force"])?;
     ensure!(!rig.socket("d0").exists());
     last.end()?;
-    ensure!(!rig.socket("c").exists());
+    ensure!(!rig.socket("c").exists() && !rig.daemon.control().exists());
     Ok(())
 }
 

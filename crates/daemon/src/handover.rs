@@ -8,6 +8,9 @@
 //!   handover.N       descriptor N: connections, channels, memory, rings' eventfds
 //!   handover.portal  a socket where initiators come in
 //!   handover.export  a socket where front ends come in
+//!   handover.control the control socket; handover.control-passed if a service manager listens there
+//!   handover.api     the socket of the API over TCP
+//!   handover.metrics the socket of metrics
 //!   ram.DISK         the memory of a RAM disk (`kept_disks`)
 //! ```
 
@@ -23,10 +26,16 @@ use serde::{Deserialize, Serialize};
 use signal_hook::iterator::Handle;
 use vhost_user::HandedOver;
 
+use crate::control::Left;
+
 const STATE: &str = "handover";
 
 const PORTAL: &str = "handover.portal";
 const EXPORT: &str = "handover.export";
+const CONTROL: &str = "handover.control";
+const CONTROL_PASSED: &str = "handover.control-passed";
+const API: &str = "handover.api";
+const METRICS: &str = "handover.metrics";
 
 /// No state is longer than that: a front end has few hundred messages in effect.
 const STATE_MAX: u64 = 64 << 20;
@@ -103,6 +112,12 @@ pub struct Sockets {
     pub portals: Vec<OwnedFd>,
     /// Of vhost-user exports.
     pub exports: Vec<OwnedFd>,
+    /// The control socket.
+    pub control: Option<Left>,
+    /// Of the API over TCP.
+    pub api: Option<OwnedFd>,
+    /// Of metrics.
+    pub metrics: Option<OwnedFd>,
 }
 
 impl Sockets {
@@ -110,23 +125,53 @@ impl Sockets {
     pub fn take(named: &mut Vec<Named>) -> Sockets {
         let mut take = |wanted: &str| {
             let found = named.extract_if(.., |(name, _)| name == wanted);
-            found.map(|(_, socket)| socket).collect()
+            found.map(|(_, socket)| socket).collect::<Vec<_>>()
         };
+        let mut control = |name, is_passed| {
+            let socket = take(name).pop()?;
+            Some(Left { socket, is_passed })
+        };
+        let control = control(CONTROL, false).or_else(|| control(CONTROL_PASSED, true));
         Sockets {
+            control,
             portals: take(PORTAL),
             exports: take(EXPORT),
+            api: take(API).pop(),
+            metrics: take(METRICS).pop(),
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.portals.is_empty() && self.exports.is_empty()
+        let Sockets {
+            portals,
+            exports,
+            control,
+            api,
+            metrics,
+        } = self;
+        let is_alone = control.is_none() && api.is_none() && metrics.is_none();
+        is_alone && portals.is_empty() && exports.is_empty()
     }
 
     /// As descriptors with names.
     pub(crate) fn named(self) -> impl Iterator<Item = Named> {
-        let named = |name: &'static str| move |socket| (name.to_owned(), socket);
-        let portals = self.portals.into_iter().map(named(PORTAL));
-        portals.chain(self.exports.into_iter().map(named(EXPORT)))
+        let name = |name: &'static str| move |socket| (name.to_owned(), socket);
+        let control = self.control.map(|left| {
+            let name = if left.is_passed {
+                CONTROL_PASSED
+            } else {
+                CONTROL
+            };
+            (name.to_owned(), left.socket)
+        });
+        let services = [
+            control,
+            self.api.map(name(API)),
+            self.metrics.map(name(METRICS)),
+        ];
+        let portals = self.portals.into_iter().map(name(PORTAL));
+        let exports = self.exports.into_iter().map(name(EXPORT));
+        portals.chain(exports).chain(services.into_iter().flatten())
     }
 }
 
@@ -254,11 +299,19 @@ mod tests {
         let sockets = Sockets {
             portals: vec![fd()],
             exports: vec![fd(), fd()],
+            control: Some(Left {
+                socket: fd(),
+                is_passed: true,
+            }),
+            api: Some(fd()),
+            metrics: None,
         };
         named.extend(sockets.named());
         assert!(named.iter().all(|(name, _)| is_handover(name)));
         let sockets = Sockets::take(&mut named);
         assert_eq!((sockets.portals.len(), sockets.exports.len()), (1, 2));
+        assert!(sockets.control.is_some_and(|left| left.is_passed));
+        assert!(sockets.api.is_some() && sockets.metrics.is_none());
         let sessions = decode(named).unwrap();
         let shapes = sessions.iter().map(|one| {
             let fds = one

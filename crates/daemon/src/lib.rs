@@ -21,6 +21,7 @@ pub mod notify;
 pub mod objects;
 mod report;
 mod running;
+mod service_thread;
 mod signals;
 pub mod state;
 mod state_thread;

@@ -15,7 +15,7 @@ use latency::Snapshot;
 use reactor::{Pool, WorkerOptions};
 
 use crate::bitmaps::Bitmaps;
-use crate::control::{self, Api, BindError, Tokens, View};
+use crate::control::{self, Api, Audience, BindError, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
 use crate::handover::{self, Ending, Named, Sockets};
 use crate::jobs::{Context, Jobs};
@@ -26,6 +26,7 @@ use crate::objects::{
     bodies, served,
 };
 use crate::statistics;
+use crate::tcp_service::Place;
 use crate::uevents::Uevents;
 use crate::watchdog::Watchdog;
 use crate::writing_ahead::write_ahead;
@@ -137,7 +138,7 @@ pub(crate) struct Overview {
 }
 
 /// Starts what `config` says.
-pub fn start(config: Config, options: StartOptions) -> Result<Running, StartError> {
+pub fn start(config: Config, mut options: StartOptions) -> Result<Running, StartError> {
     limits::raise_descriptors();
     let mut reasons = Vec::new();
     let access = config.access.clone();
@@ -146,10 +147,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         || options.control.is_some()
         || options.passed_control.is_some()
         || access.api_listen.is_some();
-    let control = match options.passed_control {
-        Some(passed) => Some(control::Bound::passed(passed.path, passed.listener)),
-        None => bind_control(&config, options.control, &mut reasons),
-    };
+    let control = bind_control(&config, &mut options, &mut reasons);
     all_well(&reasons)?;
     let state_store = match state::changes_folder(&config).filter(|_| can_be_asked) {
         Some(folder) => Some(StateStore::open(&folder)?),
@@ -198,7 +196,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         ending: options.ending,
         reload: options.reload.clone(),
     };
-    let api = serve_tcp(&access, tokens.as_ref(), &asked)?;
+    let api = serve_tcp(&access, tokens.as_ref(), &asked, options.sockets.api)?;
     let control = match control {
         Some(bound) => {
             let server = control::Server::start(bound, asked, access)
@@ -207,7 +205,7 @@ pub fn start(config: Config, options: StartOptions) -> Result<Running, StartErro
         }
         None => None,
     };
-    let metrics = serve_metrics(&overview, tokens)?;
+    let metrics = serve_metrics(&overview, tokens, options.sockets.metrics)?;
     Ok(Running {
         control,
         api,
@@ -243,11 +241,13 @@ fn serve_tcp(
     access: &AccessConfig,
     tokens: Option<&Tokens>,
     asked: &Api,
+    inherited: Option<OwnedFd>,
 ) -> Result<Option<control::TcpServer>, StartError> {
     // Nobody is served over TCP whom no token tells apart: the configuration was checked for one.
     match (access.api_listen, tokens) {
         (Some(address), Some(tokens)) => {
-            let server = control::TcpServer::start(address, asked.clone(), tokens.clone());
+            let place = Place { address, inherited };
+            let server = control::TcpServer::start(place, asked.clone(), tokens.clone());
             let server =
                 server.map_err(|error| format!("cannot serve the API on {address}: {error}"))?;
             tracing::info!(address = %server.address(), "API served over TCP, with tokens");
@@ -265,12 +265,14 @@ fn serve_tcp(
 fn serve_metrics(
     overview: &Arc<Overview>,
     tokens: Option<Tokens>,
+    inherited: Option<OwnedFd>,
 ) -> Result<Option<metrics::Listener>, StartError> {
     let address = overview.live().config.metrics_listen;
     match address {
         Some(address) => {
             let view: Arc<dyn View> = Arc::clone(overview) as Arc<dyn View>;
-            let listener = metrics::Listener::start(address, view, tokens)
+            let place = Place { address, inherited };
+            let listener = metrics::Listener::start(place, view, tokens)
                 .map_err(|error| format!("cannot serve metrics on {address}: {error}"))?;
             Ok(Some(listener))
         }
@@ -288,16 +290,21 @@ fn listen_to_uevents(manager: &ManagerThread) -> Option<Uevents> {
         .ok()
 }
 
-/// The configured control socket, or else the usual one, which is not worth failing for.
+/// The control socket that was passed, or the configured one, or else the usual one, which is not worth failing for.
 fn bind_control(
     config: &Config,
-    usual: Option<PathBuf>,
+    options: &mut StartOptions,
     reasons: &mut Vec<String>,
 ) -> Option<control::Bound> {
-    let bind = match config.access.has_groups() {
-        true => control::bind_for_all,
-        false => control::bind,
+    if let Some(passed) = options.passed_control.take() {
+        return Some(control::Bound::passed(passed.path, passed.listener));
+    }
+    let (usual, left) = (options.control.take(), options.sockets.control.take());
+    let audience = match config.access.has_groups() {
+        true => Audience::All,
+        false => Audience::Owner,
     };
+    let bind = |path| control::bind(path, audience, left);
     if let Some(path) = &config.control {
         return match bind(path) {
             Ok(bound) => Some(bound),
@@ -393,19 +400,25 @@ impl Running {
     /// Leaves what it serves to another daemon, by whoever keeps it until then: from then on nobody is served here. `memory` is that of RAM
     /// disks.
     pub fn hand_over(&mut self, to: &Notifier, memory: Vec<Named>) {
-        self.control = None;
-        self.api = None;
+        let control = self.control.take().and_then(control::Server::leave);
+        let api = self.api.take().map(control::TcpServer::leave);
+        let metrics = self.metrics.take().map(metrics::Listener::leave);
         self.overview.jobs.end();
         write_ahead(&self.overview.live());
         let transports = self.overview.servers.transports();
         let left = transports.map(|transports| {
-            let sockets = Sockets {
-                portals: transports.iscsi.leave_portals(),
-                exports: transports.vhost.leave_sockets(),
-            };
-            (transports.vhost.hand_over(), sockets)
+            let portals = transports.iscsi.leave_portals();
+            let exports = transports.vhost.leave_sockets();
+            (transports.vhost.hand_over(), portals, exports)
         });
-        let (sessions, sockets) = left.unwrap_or_default();
+        let (sessions, portals, exports) = left.unwrap_or_default();
+        let sockets = Sockets {
+            portals,
+            exports,
+            control,
+            api,
+            metrics,
+        };
         self.overview.bitmaps.leave();
         if sessions.is_empty() && memory.is_empty() && sockets.is_empty() {
             return;
@@ -725,7 +738,7 @@ mod tests {
     fn default_control_socket_in_use_is_no_failure_a_chosen_is() {
         let folder = tempfile::tempdir().unwrap();
         let usual = folder.path().join("control.sock");
-        let _other = control::bind(&usual).unwrap();
+        let _other = control::bind(&usual, Audience::Owner, None).unwrap();
         let chosen = config(folder.path(), &[], &[]);
         let unchosen = Config {
             control: None,

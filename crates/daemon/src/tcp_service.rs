@@ -4,23 +4,62 @@
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::Semaphore;
+
+use crate::service_thread::{Accepted, Connections, ServiceThread};
 
 /// How long to wait when the kernel gives no connection, for want of descriptors say.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Where to listen.
+pub struct Place {
+    /// As configured; port 0: any.
+    pub address: SocketAddr,
+    /// The socket at which the daemon before this one has listened.
+    pub inherited: Option<OwnedFd>,
+}
+
+impl From<SocketAddr> for Place {
+    fn from(address: SocketAddr) -> Place {
+        let inherited = None;
+        Place { address, inherited }
+    }
+}
+
+impl Place {
+    /// The socket of the daemon before if that is the place, or else a new one.
+    fn listen(self) -> io::Result<TcpListener> {
+        let is_it = |socket: &TcpListener| {
+            let is_listening = sockopt::socket_acceptconn(socket).unwrap_or(false);
+            let at = socket.local_addr();
+            is_listening
+                && at.is_ok_and(|at| {
+                    at.ip() == self.address.ip() && [0, at.port()].contains(&self.address.port())
+                })
+        };
+        let inherited = self.inherited.map(TcpListener::from).filter(is_it);
+        let listener = match inherited {
+            Some(listener) => listener,
+            None => TcpListener::bind(self.address)?,
+        };
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    }
+}
+
 /// Dropping it ends the service, and what it serves just then.
 #[derive(Debug)]
 pub(crate) struct TcpService {
-    name: &'static str,
     address: SocketAddr,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    listener: TcpListener,
+    // Only to end.
+    _thread: ServiceThread,
 }
 
 impl TcpService {
@@ -31,42 +70,24 @@ impl TcpService {
     /// When it cannot be listened on.
     pub fn start<Serve, Served>(
         name: &'static str,
-        address: SocketAddr,
+        place: Place,
         connections_max: usize,
         serve: Serve,
     ) -> io::Result<TcpService>
     where
-        Serve: Fn(TcpStream) -> Served + Send + 'static,
+        Serve: Fn(TcpStream, Accepted) -> Served + Send + 'static,
         Served: Future<Output = ()> + Send + 'static,
     {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
+        let listener = place.listen()?;
         let address = listener.local_addr()?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .thread_keep_alive(Duration::from_secs(1))
-            .build()?;
-        let (stop, stopped) = oneshot::channel();
-        let thread = std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || {
-                runtime.block_on(async {
-                    tokio::select! {
-                        result = accept_all(name, listener, connections_max, serve) => {
-                            if let Err(error) = result {
-                                tracing::error!(service = name, %error, "TCP service ended");
-                            }
-                        }
-                        _ = stopped => {}
-                    }
-                });
-                runtime.shutdown_background();
-            })?;
+        let accepting = listener.try_clone()?;
+        let thread = ServiceThread::start(name, async move |connections: &Connections| {
+            accept_all(name, accepting, connections_max, serve, connections).await
+        })?;
         Ok(TcpService {
-            name,
             address,
-            stop: Some(stop),
-            thread: Some(thread),
+            listener,
+            _thread: thread,
         })
     }
 
@@ -74,19 +95,10 @@ impl TcpService {
     pub fn address(&self) -> SocketAddr {
         self.address
     }
-}
 
-impl Drop for TcpService {
-    fn drop(&mut self) {
-        // A thread that is gone already has nothing to stop.
-        if let Some(stop) = self.stop.take() {
-            let _gone = stop.send(());
-        }
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!(service = self.name, "its thread panicked");
-        }
+    /// Ends the service, but leaves the socket open for another process: nobody is refused.
+    pub fn leave(self) -> OwnedFd {
+        self.listener.into()
     }
 }
 
@@ -95,9 +107,10 @@ async fn accept_all<Serve, Served>(
     listener: TcpListener,
     connections_max: usize,
     serve: Serve,
+    connections: &Connections,
 ) -> io::Result<()>
 where
-    Serve: Fn(TcpStream) -> Served,
+    Serve: Fn(TcpStream, Accepted) -> Served,
     Served: Future<Output = ()> + Send + 'static,
 {
     let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -108,7 +121,7 @@ where
         };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let served = serve(stream);
+                let served = serve(stream, connections.accepted());
                 tokio::spawn(async move {
                     served.await;
                     drop(place);

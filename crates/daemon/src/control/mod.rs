@@ -35,7 +35,7 @@ pub use api::{Api, openapi};
 pub use configuration::summary;
 pub use problem::ErrorResponse;
 pub use server::Server;
-pub use socket::{BindError, Bound, bind, bind_for_all};
+pub use socket::{Audience, BindError, Bound, Left, bind};
 pub use tcp::TcpServer;
 pub use token::Tokens;
 

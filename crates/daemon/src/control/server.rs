@@ -2,21 +2,20 @@
 
 use std::io;
 use std::path::Path;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::extract::ConnectInfo;
 use axum::{Extension, middleware};
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::UnixListener;
-use tokio::sync::oneshot;
 
+use super::ErrorResponse;
 use super::access::{Guarded, check};
 use super::api::{Api, router};
 use super::browsers::{local_name, same_site};
-use super::{Bound, ErrorResponse};
+use super::socket::{Bound, Left};
+use crate::service_thread::{Connections, ServiceThread, http};
 use config::AccessConfig;
 
 /// How long a connection may take to say what it wants, the next time too: whoever says nothing keeps its place no longer.
@@ -25,8 +24,8 @@ pub(super) const HEAD_TIME: Duration = Duration::from_secs(15);
 /// A control socket that is being served; dropping it stops that and removes the socket.
 #[derive(Debug)]
 pub struct Server {
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    // Only to end, before the socket's path goes.
+    _thread: ServiceThread,
     bound: Bound,
 }
 
@@ -37,37 +36,17 @@ impl Server {
     }
 
     fn start_with(
-        mut bound: Bound,
+        bound: Bound,
         api: Api,
         access: AccessConfig,
         head_time: Duration,
     ) -> io::Result<Server> {
-        let listener = bound
-            .take_listener()
-            .ok_or_else(|| io::Error::other("the control socket is already served"))?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .thread_keep_alive(std::time::Duration::from_secs(1))
-            .build()?;
-        let (stop, stopped) = oneshot::channel();
-        let thread = std::thread::Builder::new()
-            .name("control".to_owned())
-            .spawn(move || {
-                runtime.block_on(async {
-                    tokio::select! {
-                        result = serve(listener, api, access, head_time) => {
-                            if let Err(error) = result {
-                                tracing::error!(%error, "control socket failed");
-                            }
-                        }
-                        _ = stopped => {}
-                    }
-                });
-                runtime.shutdown_background();
-            })?;
+        let listener = bound.listener()?;
+        let thread = ServiceThread::start("control", async move |connections: &Connections| {
+            serve(listener, api, access, head_time, connections).await
+        })?;
         Ok(Server {
-            stop: Some(stop),
-            thread: Some(thread),
+            _thread: thread,
             bound,
         })
     }
@@ -76,19 +55,13 @@ impl Server {
     pub fn path(&self) -> &Path {
         self.bound.path()
     }
-}
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        // A thread that is gone already has nothing to stop.
-        if let Some(stop) = self.stop.take() {
-            let _gone = stop.send(());
-        }
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the control thread panicked");
-        }
+    /// Ends, but leaves the socket open, and at its path, for another process: nobody is refused.
+    pub fn leave(self) -> Option<Left> {
+        // Nobody is accepted any more from here on.
+        let Server { _thread, bound } = self;
+        drop(_thread);
+        bound.leave()
     }
 }
 
@@ -97,6 +70,7 @@ async fn serve(
     api: Api,
     access: AccessConfig,
     head_time: Duration,
+    connections: &Connections,
 ) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
     let guarded = Guarded::new(listener, access);
@@ -107,14 +81,9 @@ async fn serve(
     loop {
         let (conversation, peer) = guarded.accept().await;
         let routes = routes.clone().layer(Extension(ConnectInfo(peer)));
-        let serving = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(head_time)
-            .serve_connection(TokioIo::new(conversation), TowerToHyperService::new(routes));
-        tokio::spawn(async move {
-            // What goes wrong on one connection concerns its client only.
-            let _ended = serving.await;
-        });
+        let (stream, service) = (TokioIo::new(conversation), TowerToHyperService::new(routes));
+        let accepted = connections.accepted();
+        tokio::spawn(accepted.serve(http(head_time), stream, service));
     }
 }
 
@@ -139,6 +108,7 @@ mod tests {
 
     use super::super::{View, bind};
     use super::*;
+    use crate::control::Audience;
     use crate::objects::{EventBus, Manager};
 
     struct Fixed;
@@ -208,7 +178,13 @@ mod tests {
             reload: None,
         };
         let access = AccessConfig::default();
-        let server = Server::start_with(bind(&path).unwrap(), api, access, head_time).unwrap();
+        let server = Server::start_with(
+            bind(&path, Audience::Owner, None).unwrap(),
+            api,
+            access,
+            head_time,
+        )
+        .unwrap();
         (folder, server, path)
     }
 

@@ -2,9 +2,11 @@
 //!
 //! Two daemons that start at once are kept apart by a lock on the folder, held while the path is looked at.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -12,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use vhost_user::connect_at_once;
 
 /// Why a socket could not be made.
@@ -48,10 +50,40 @@ pub enum BindError {
 /// A listening socket whose path goes away with it.
 #[derive(Debug)]
 pub struct Bound {
+    /// Absent: it has been left to another process.
     listener: Option<UnixListener>,
     path: PathBuf,
     /// Device and inode of our socket: another one at the same path stays.
     identity: Option<(u64, u64)>,
+}
+
+/// A control socket that is left to another process.
+#[derive(Debug)]
+pub struct Left {
+    /// It listens.
+    pub socket: OwnedFd,
+    /// Its path stays when daemons end: whoever started them listens there.
+    pub is_passed: bool,
+}
+
+impl Left {
+    /// Does it listen at this path?
+    fn is_at(&self, path: &Path) -> bool {
+        let is_listening = sockopt::socket_acceptconn(&self.socket).unwrap_or(false);
+        let at = rustix::net::getsockname(&self.socket).map(SocketAddrUnix::try_from);
+        let is_same = |at: &SocketAddrUnix| {
+            let at = at.path_bytes().map(|at| Path::new(OsStr::from_bytes(at)));
+            at.is_some_and(|at| same(at, path))
+        };
+        let is_there =
+            || std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+        is_listening && matches!(at, Ok(Ok(at)) if is_same(&at)) && is_there()
+    }
+}
+
+fn same(one: &Path, other: &Path) -> bool {
+    let absolute = |path| std::path::absolute(path).ok();
+    absolute(one).is_some() && absolute(one) == absolute(other)
 }
 
 impl Bound {
@@ -64,9 +96,19 @@ impl Bound {
         }
     }
 
-    /// The listener; the path still goes away with `self`.
-    pub fn take_listener(&mut self) -> Option<UnixListener> {
-        self.listener.take()
+    /// A socket that listens as this one does; the path still goes away with `self`.
+    pub fn listener(&self) -> io::Result<UnixListener> {
+        match &self.listener {
+            Some(listener) => listener.try_clone(),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Leaves the socket to another process, at its path.
+    pub fn leave(mut self) -> Option<Left> {
+        let is_passed = self.identity.take().is_none();
+        let socket = self.listener.take()?.into();
+        Some(Left { socket, is_passed })
     }
 
     /// Where it is.
@@ -90,17 +132,36 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// A socket at `path` that listens, for its owner only. The folder is made when it is not there.
-pub fn bind(path: &Path) -> Result<Bound, BindError> {
-    bind_with(path, Mode::RUSR | Mode::WUSR)
+/// Who may connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Audience {
+    /// The socket's owner.
+    Owner,
+    /// Everybody: whoever accepts looks at who comes.
+    All,
 }
 
-/// The same for everybody: whoever accepts looks at who comes.
-pub fn bind_for_all(path: &Path) -> Result<Bound, BindError> {
-    bind_with(path, Mode::from_raw_mode(0o666))
+impl Audience {
+    fn mode(self) -> Mode {
+        match self {
+            Audience::Owner => Mode::RUSR | Mode::WUSR,
+            Audience::All => Mode::from_raw_mode(0o666),
+        }
+    }
 }
 
-fn bind_with(path: &Path, mode: Mode) -> Result<Bound, BindError> {
+/// A socket at `path` that listens: the one that another process has left, if it is there, or else a new one. The folder is made when
+/// it is not there.
+pub fn bind(path: &Path, audience: Audience, left: Option<Left>) -> Result<Bound, BindError> {
+    let mode = audience.mode();
+    let is_ours =
+        |left: &Left| left.is_at(path) && (left.is_passed || rustix::fs::chmod(path, mode).is_ok());
+    if let Some(left) = left.filter(is_ours) {
+        let listener = UnixListener::from(left.socket);
+        let mut bound = Bound::passed(path.to_owned(), listener);
+        bound.identity = identity(path).filter(|_| !left.is_passed);
+        return Ok(bound);
+    }
     let system = |what| {
         move |source: io::Error| BindError::System {
             what,
@@ -194,10 +255,14 @@ mod tests {
 
     use super::*;
 
+    fn bind_own(path: &Path) -> Result<Bound, BindError> {
+        bind(path, Audience::Owner, None)
+    }
+
     #[test]
     fn only_the_owner_may_connect() {
         let folder = tempfile::tempdir().unwrap();
-        let bound = bind(&folder.path().join("new/s")).unwrap();
+        let bound = bind_own(&folder.path().join("new/s")).unwrap();
         let mode = std::fs::metadata(bound.path())
             .unwrap()
             .permissions()
@@ -209,7 +274,7 @@ mod tests {
     fn socket_with_groups_admits_everybody_whatever_the_umask() {
         let folder = tempfile::tempdir().unwrap();
         let before = rustix::process::umask(Mode::from_raw_mode(0o077));
-        let bound = bind_for_all(&folder.path().join("s"));
+        let bound = bind(&folder.path().join("s"), Audience::All, None);
         rustix::process::umask(before);
         let mode = std::fs::metadata(bound.unwrap().path())
             .unwrap()
@@ -222,8 +287,8 @@ mod tests {
     fn a_live_socket_is_never_stolen() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let first = bind(&path).unwrap();
-        assert!(matches!(bind(&path), Err(BindError::InUse { .. })));
+        let first = bind_own(&path).unwrap();
+        assert!(matches!(bind_own(&path), Err(BindError::InUse { .. })));
         drop(first);
         assert!(!path.exists());
     }
@@ -232,15 +297,15 @@ mod tests {
     fn a_live_socket_whose_line_is_full_is_in_use_at_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let mut first = bind(&path).unwrap();
-        let listener = first.take_listener().unwrap();
+        let first = bind_own(&path).unwrap();
+        let listener = first.listener().unwrap();
         rustix::net::listen(&listener, 1).unwrap();
         let mut line = Vec::new();
         for _ in 0..2 {
             line.push(std::os::unix::net::UnixStream::connect(&path).unwrap());
         }
         connect_at_once(&path).expect_err("there is room in the line");
-        assert!(matches!(bind(&path), Err(BindError::InUse { .. })));
+        assert!(matches!(bind_own(&path), Err(BindError::InUse { .. })));
     }
 
     #[test]
@@ -249,10 +314,10 @@ mod tests {
         let path = folder.path().join("s");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        bind(&path).unwrap();
+        bind_own(&path).unwrap();
 
         std::fs::write(&path, "precious").unwrap();
-        assert!(matches!(bind(&path), Err(BindError::NotASocket { .. })));
+        assert!(matches!(bind_own(&path), Err(BindError::NotASocket { .. })));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
     }
 
@@ -261,18 +326,56 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let held = File::open(folder.path()).unwrap();
         flock(&held, FlockOperation::LockExclusive).unwrap();
-        bind(&folder.path().join("s")).unwrap();
+        bind_own(&folder.path().join("s")).unwrap();
     }
 
     #[test]
     fn another_socket_at_our_path_outlives_us() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let first = bind(&path).unwrap();
+        let first = bind_own(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let second = bind(&path).unwrap();
+        let second = bind_own(&path).unwrap();
         drop(first);
         assert!(path.exists());
         drop(second);
+    }
+
+    #[test]
+    fn a_socket_that_is_left_serves_on_and_its_path_goes_with_the_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let left = bind_own(&path).unwrap().leave();
+        let _in_line = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let next = bind(&path, Audience::All, left).unwrap();
+        let mode = |path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&path), 0o666);
+        next.listener().unwrap().accept().unwrap();
+        // Somebody else's place.
+        let other = folder.path().join("other");
+        let other = bind(&other, Audience::Owner, next.leave()).unwrap();
+        assert!(other.path().exists() && other.path().ends_with("other"));
+        // One whose path is gone is of no use, and a stale one is replaced.
+        let first = bind_own(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let next = bind(&path, Audience::Owner, first.leave()).unwrap();
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+        drop(next);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_socket_that_was_passed_keeps_its_path_however_often_it_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let mut bound = Bound::passed(path.clone(), listener);
+        for _ in 0..2 {
+            let left = bound.leave().unwrap();
+            assert!(left.is_passed);
+            bound = bind(&path, Audience::Owner, Some(left)).unwrap();
+        }
+        drop(bound);
+        assert!(path.exists());
     }
 }

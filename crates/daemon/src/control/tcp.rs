@@ -6,6 +6,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 
 use axum::Router;
 use axum::extract::{ConnectInfo, Request, State};
@@ -13,8 +14,7 @@ use axum::http::header;
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 
 use super::ErrorResponse;
@@ -24,7 +24,8 @@ use super::browsers::same_site;
 use super::page;
 use super::server::HEAD_TIME;
 use super::token::Tokens;
-use crate::tcp_service::TcpService;
+use crate::service_thread::http;
+use crate::tcp_service::{Place, TcpService};
 
 /// Connections at a time; further ones wait. Each may bring a body of some megabytes.
 const CONNECTIONS_MAX: usize = 128;
@@ -38,7 +39,7 @@ impl TcpServer {
     ///
     /// # Errors
     /// When it cannot be listened on.
-    pub fn start(address: SocketAddr, api: Api, tokens: Tokens) -> io::Result<TcpServer> {
+    pub fn start(place: Place, api: Api, tokens: Tokens) -> io::Result<TcpServer> {
         // Whoever is not on this machine has no socket to take descriptors at.
         let api = Api {
             ending: None,
@@ -48,16 +49,9 @@ impl TcpServer {
             .layer(middleware::from_fn(check))
             .layer(middleware::from_fn(same_site))
             .layer(middleware::from_fn_with_state(tokens, recognise));
-        let service = TcpService::start("api", address, CONNECTIONS_MAX, move |stream| {
+        let service = TcpService::start("api", place, CONNECTIONS_MAX, move |stream, accepted| {
             let service = TowerToHyperService::new(routes.clone());
-            async move {
-                let serving = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(HEAD_TIME)
-                    .serve_connection(TokioIo::new(stream), service);
-                // What goes wrong on one connection concerns its client only.
-                let _ended = serving.await;
-            }
+            accepted.serve(http(HEAD_TIME), TokioIo::new(stream), service)
         })?;
         Ok(TcpServer(service))
     }
@@ -65,6 +59,11 @@ impl TcpServer {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.0.address()
+    }
+
+    /// Ends, but leaves the socket open for another process.
+    pub fn leave(self) -> OwnedFd {
+        self.0.leave()
     }
 }
 

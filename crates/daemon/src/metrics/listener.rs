@@ -6,18 +6,19 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE};
-use hyper::server::conn::http1;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 
 use crate::control::{Tokens, View};
-use crate::tcp_service::TcpService;
+use crate::service_thread::http;
+use crate::tcp_service::{Place, TcpService};
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 16;
@@ -34,31 +35,38 @@ impl Listener {
     /// # Errors
     /// When it cannot be listened on.
     pub fn start(
-        address: SocketAddr,
+        place: Place,
         view: Arc<dyn View>,
         tokens: Option<Tokens>,
     ) -> io::Result<Listener> {
-        let service = TcpService::start("metrics", address, CONNECTIONS_MAX, move |stream| {
-            let (view, tokens) = (view.clone(), tokens.clone());
-            async move {
-                let service = hyper::service::service_fn(move |request| {
-                    answer(request, view.clone(), tokens.clone())
-                });
-                let serving = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(CONNECTION_TIME)
-                    .keep_alive(false)
-                    .serve_connection(TokioIo::new(stream), service);
-                // What goes wrong on one connection concerns its client only.
-                let _ended = tokio::time::timeout(CONNECTION_TIME, serving).await;
-            }
-        })?;
+        let service = TcpService::start(
+            "metrics",
+            place,
+            CONNECTIONS_MAX,
+            move |stream, accepted| {
+                let (view, tokens) = (view.clone(), tokens.clone());
+                async move {
+                    let service = hyper::service::service_fn(move |request| {
+                        answer(request, view.clone(), tokens.clone())
+                    });
+                    let mut http = http(CONNECTION_TIME);
+                    http.keep_alive(false);
+                    let serving = accepted.serve(http, TokioIo::new(stream), service);
+                    let _late = tokio::time::timeout(CONNECTION_TIME, serving).await;
+                }
+            },
+        )?;
         Ok(Listener(service))
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.0.address()
+    }
+
+    /// Ends, but leaves the socket open for another process.
+    pub fn leave(self) -> OwnedFd {
+        self.0.leave()
     }
 }
 

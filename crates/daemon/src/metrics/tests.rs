@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 
 use control::objects::{Bitmap, Job, JobState};
@@ -14,6 +14,7 @@ use latency::{Clock, Labels, QueueTimeline, Stamp, Stamps};
 
 use super::*;
 use crate::control::View;
+use crate::tcp_service::Place;
 
 const DASHBOARD: &str = include_str!("../../../../contrib/grafana/lunette.json");
 const DOCUMENT: &str = include_str!("../../../../docs/operations.md");
@@ -356,9 +357,37 @@ fn ask(listener: &Listener, request: &str) -> String {
     answer
 }
 
+fn any_port() -> Place {
+    Place::from(SocketAddr::from(([127, 0, 0, 1], 0)))
+}
+
+#[test]
+fn a_socket_that_is_left_is_the_next_ones() {
+    let first = Listener::start(any_port(), Arc::new(Fixed), None).unwrap();
+    let address = first.address();
+    let inherited = Some(first.leave());
+    // Whoever comes meanwhile waits in the line.
+    let _in_line = TcpStream::connect(address).unwrap();
+    let place = Place {
+        inherited,
+        ..any_port()
+    };
+    let next = Listener::start(place, Arc::new(Fixed), None).unwrap();
+    assert_eq!(next.address(), address);
+    assert!(ask(&next, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").contains(" 200 "));
+    // At another address it is of no use.
+    let place = Place {
+        address: SocketAddr::from(([127, 0, 0, 2], 0)),
+        inherited: Some(next.leave()),
+    };
+    let other = Listener::start(place, Arc::new(Fixed), None).unwrap();
+    assert_ne!(other.address(), address);
+    TcpStream::connect(address).unwrap_err();
+}
+
 #[test]
 fn over_tcp_there_is_the_page_and_nothing_else() {
-    let listener = Listener::start(([127, 0, 0, 1], 0).into(), Arc::new(Fixed), None).unwrap();
+    let listener = Listener::start(any_port(), Arc::new(Fixed), None).unwrap();
     let page = ask(&listener, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     let (head, body) = page.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
@@ -385,7 +414,7 @@ fn over_tcp_there_is_the_page_and_nothing_else() {
 
 #[test]
 fn clients_that_say_nothing_do_not_keep_others_out_for_ever() {
-    let listener = Listener::start(([127, 0, 0, 1], 0).into(), Arc::new(Fixed), None).unwrap();
+    let listener = Listener::start(any_port(), Arc::new(Fixed), None).unwrap();
     let silent: Vec<TcpStream> = (0..8)
         .map(|_| TcpStream::connect(listener.address()).unwrap())
         .collect();
@@ -407,7 +436,7 @@ fn where_there_are_tokens_the_page_is_for_those_who_show_one() {
         ..config::AccessConfig::default()
     };
     let tokens = crate::control::Tokens::of(&access).unwrap();
-    let listener = Listener::start(([127, 0, 0, 1], 0).into(), Arc::new(Fixed), tokens).unwrap();
+    let listener = Listener::start(any_port(), Arc::new(Fixed), tokens).unwrap();
     for (token, told) in [
         (None, "Bearer realm=\"lunette\"\r"),
         (Some("0123456789abcdeg"), "invalid_token"),
