@@ -225,7 +225,7 @@ fn committed_images_give_their_content_to_the_base() -> Result<()> {
 }
 
 #[test]
-fn rebase_refuses_what_would_change_content() -> Result<()> {
+fn rebase_and_commit_refuse_what_would_change_content() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     make(folder, 2)?;
@@ -251,8 +251,13 @@ fn rebase_refuses_what_would_change_content() -> Result<()> {
     )?;
     let before = content(folder)?;
     succeeds(folder, "qemu-img", &["snapshot", "-c", "kept", "overlay"])?;
-    let told = refused(folder, &["rebase", "overlay", "--no-backing"])?;
-    ensure!(told.contains("snapshots"), "{told}");
+    for command in [
+        &["rebase", "overlay", "--no-backing"][..],
+        &["commit", "overlay"],
+    ] {
+        let told = refused(folder, command)?;
+        ensure!(told.contains("snapshots"), "{told}");
+    }
     is_clean(folder, "overlay")?;
     ensure!(content(folder)? == before);
     Ok(())

@@ -490,6 +490,35 @@ fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
     );
 }
 
+/// An image that stands alone, or whose backing image changes, would give its snapshots another content.
+#[test]
+fn image_with_snapshots_keeps_what_it_stands_on() {
+    use bdev::BlockDevice;
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(at.join("base"), vec![5; 1 << 20]).unwrap();
+    let over = ["-b", "base", "-F", "raw", "disk"];
+    let create = [&["create", "-q", "-f", "qcow2"][..], &over].concat();
+    qemu(at, "qemu-img", &create);
+    qemu(at, "qemu-img", &["snapshot", "-c", "kept", "disk"]);
+    let image = open_image(&at.join("disk"), CacheMode::Writeback).unwrap();
+    let refusals = [
+        image.copy_up(0, 1 << 20).unwrap_err().to_string(),
+        image.leave_backing().unwrap_err().to_string(),
+        image.reopen_to_commit().err().unwrap().to_string(),
+    ];
+    for refusal in refusals {
+        let is_clear = refusal.contains("snapshots inside") && refusal.contains("--delete");
+        assert!(is_clear, "{refusal}");
+    }
+    Worker::new(&image).write(0, &[7; 4096]).unwrap();
+    drop(image);
+    qemu(at, "qemu-img", &["snapshot", "-a", "kept", "disk"]);
+    let image = open_image(&at.join("disk"), CacheMode::Writeback).unwrap();
+    assert_eq!(Worker::new(&image).read(0, 4096).unwrap(), [5; 4096]);
+}
+
 /// What the last cluster has beyond the end of the disk is not what the disk grows by.
 #[test]
 fn a_disk_with_parts_of_clusters_grows_by_zeroes() {

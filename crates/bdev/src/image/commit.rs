@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use qcow2::{Header, Mapping};
 
+use super::overlay::HAS_SNAPSHOTS;
 use super::owner::Owner;
 use super::remote_backing::Remote;
 use super::{Image, ImageOptions, open};
@@ -32,6 +33,9 @@ pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
     let (Some(name), Some(below)) = (&header.backing_file, &image.shared.backing) else {
         return Err(failed("stands on no other image".to_owned()));
     };
+    if header.snapshots > 0 {
+        return Err(failed(HAS_SNAPSHOTS.to_owned()));
+    }
     if Remote::parse(name).is_some() {
         return Err(failed(format!(
             "its backing image {name} is only read; hint: lunette disk mirror moves the disk to a place of its own"

@@ -87,10 +87,28 @@ fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), Ope
     durable.map_err(|error| open::fail(path, format!("cannot make it durable: {error}")))
 }
 
+/// Why an image and what it stands on stay as they are.
+pub(super) const HAS_SNAPSHOTS: &str = "it has snapshots inside, which read what they have not from its backing image; hint: remove them with lunette image snapshot --delete, or move the disk with lunette disk mirror";
+
 impl Owner {
+    /// Its snapshots would read otherwise.
+    fn has_no_snapshots(&self) -> qcow2::Result<()> {
+        match self.image.snapshots() {
+            [] => Ok(()),
+            _ => Err(qcow2::Error::Unsupported(HAS_SNAPSHOTS.to_owned())),
+        }
+    }
+
+    /// Stands alone from now on. All of what it stood on has been copied.
+    pub(super) fn leave_backing(&mut self) -> qcow2::Result<()> {
+        self.has_no_snapshots()?;
+        self.image.set_backing(None)
+    }
+
     /// Allocates what a range does not have of its own, with the content that lies below it. Where that is nothing but a hole, the
     /// tables say so.
     pub(super) fn copy_up(&mut self, offset: u64, length: u64) -> qcow2::Result<()> {
+        self.has_no_snapshots()?;
         let end_of_backing = self.shared.backing_bytes;
         let end = (offset + length).min(end_of_backing);
         let cluster = self.image.header().cluster_bytes();

@@ -197,7 +197,7 @@ impl Owner {
                 reply.send(pieces).ok();
                 return;
             }
-            Change::LeaveBacking(reply) => (self.image.set_backing(None).map_err(system), reply),
+            Change::LeaveBacking(reply) => (self.leave_backing().map_err(system), reply),
         };
         // Whoever wanted it may have left.
         reply.send(changed).ok();

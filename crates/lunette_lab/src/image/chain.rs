@@ -58,6 +58,11 @@ pub fn commit(path: &Path, quiet: bool) -> Outcome {
             &"it has no backing image, so that there is nothing to commit to",
         ));
     };
+    if !overlay.snapshots().is_empty() {
+        return Err(failed(
+            &"it has snapshots, which would read otherwise on what its backing image becomes; hint: remove them, or lunette image convert",
+        ));
+    }
     let to = of(&place);
     let device = open_writable(&place, format)?;
     let end = overlay.header().size;
