@@ -39,6 +39,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl BlockingCalls {
     fn make(&self, call: Call) -> io::Result<()> {
+        #[cfg(feature = "simulated")]
+        if uring::simulated::Files::are_simulated() {
+            call();
+            return Ok(());
+        }
         let mut calls = lock(&self.0);
         calls.waiting.push_back(call);
         if !calls.running {

@@ -56,7 +56,7 @@ impl BlockingIo {
         loop {
             #[cfg(feature = "simulated")]
             if uring::simulated::Files::are_simulated() {
-                crate::stepped::step_image_owners();
+                crate::stepped::step_owners_of(&*self.device);
             }
             self.ring.enter(Wait::Until(None), &mut completions)?;
             for completion in completions.drain(..) {

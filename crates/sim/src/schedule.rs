@@ -41,6 +41,12 @@ pub enum What {
     Grow,
     /// A disk goes on in a new image.
     Snapshot,
+    /// A disk moves to another file.
+    Mirror,
+    /// A disk's image goes into the one that it stands on.
+    Commit,
+    /// What a disk's image stands on comes into it.
+    Stream,
     /// The daemon is stopped and started again, and images get a snapshot.
     Restart,
     /// The daemon is killed after some calls more.
@@ -50,8 +56,8 @@ pub enum What {
 }
 
 /// How often each happens, out of 1000.
-const SHARES: [(What, u64); 18] = [
-    (What::Submit, 316),
+const SHARES: [(What, u64); 21] = [
+    (What::Submit, 312),
     (What::Iterate, 280),
     (What::Own, 130),
     (What::Poll, 110),
@@ -66,6 +72,9 @@ const SHARES: [(What, u64); 18] = [
     (What::Reserve, 14),
     (What::Grow, 5),
     (What::Snapshot, 2),
+    (What::Mirror, 1),
+    (What::Commit, 2),
+    (What::Stream, 1),
     (What::Restart, 2),
     (What::Kill, 3),
     (What::CutPower, 3),

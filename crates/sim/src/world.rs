@@ -11,6 +11,8 @@ macro_rules! say {
 }
 
 mod disks;
+mod exchange;
+mod moves;
 mod requests;
 mod reserving;
 mod restarts;
@@ -420,6 +422,9 @@ impl World {
     fn grow(&mut self, detail: u64) {
         let mut random = Random::new(detail);
         let disk = 2 + random.below(2) as usize;
+        if self.plans[disk].lies != Lies::Image {
+            return;
+        }
         // It may have become larger when growing failed.
         let now = self.life().disks[disk].device().capacity().bytes() / BLOCK as u64;
         let blocks = now.max(self.models[disk].len()) + 1 + random.below(40);
@@ -499,6 +504,9 @@ impl World {
             What::Reserve => self.reserve(detail),
             What::Grow => self.grow(detail),
             What::Snapshot => self.snapshot(detail),
+            What::Mirror => self.mirror(detail),
+            What::Commit => self.commit(detail),
+            What::Stream => self.stream(detail),
             What::Restart => self.restart(),
             What::Kill | What::CutPower if self.cut.is_none() => {
                 self.cut = Some(what);

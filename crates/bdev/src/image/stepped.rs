@@ -1,7 +1,10 @@
 //! Owners of images in a simulation: not threads, but what the simulation's one thread has do a step each when it likes.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+
+use crate::BlockDevice;
 
 use super::owner::{Owner, Request};
 
@@ -23,13 +26,28 @@ pub fn image_owners() -> usize {
     OWNERS.with_borrow(Vec::len)
 }
 
-/// Each owner serves what waits for it; those that nobody needs any more close their image. Also within a step, of the others then: an
-/// owner reads what its image stands on, which may be an image.
+/// Each owner serves what waits for it; those that nobody needs any more close their image.
 pub fn step_image_owners() {
+    step_some(|_| true);
+}
+
+/// Within a step of an owner, which reads what its image stands on: the owners of that. The others' steps may need what has not ended.
+pub(crate) fn step_owners_of(device: &dyn BlockDevice) {
+    let mut devices = vec![device];
+    while let Some(below) = devices.last().and_then(|device| device.below()) {
+        devices.push(below);
+    }
+    step_some(|owner| {
+        let mut devices = devices.iter();
+        devices.any(|device| Arc::ptr_eq(device.capacity(), &owner.shared.capacity))
+    });
+}
+
+fn step_some(is_meant: impl Fn(&Owner) -> bool) {
     for _ in 0..image_owners() {
         let next = OWNERS.with_borrow_mut(|owners| (!owners.is_empty()).then(|| owners.remove(0)));
         let Some(mut one) = next else { return };
-        if one.owner.step(&one.requests) {
+        if !is_meant(&one.owner) || one.owner.step(&one.requests) {
             OWNERS.with_borrow_mut(|owners| owners.push(one));
         }
     }

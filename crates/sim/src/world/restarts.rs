@@ -130,30 +130,25 @@ impl World {
     /// `closed`: they were closed in order.
     pub(super) fn check_images(&mut self, closed: bool) {
         for (index, plan) in self.plans.iter().enumerate() {
-            for lower in plan.lower.iter().filter(|lower| lower.is_image) {
-                let report = files::check(&lower.path, Repair::Nothing);
-                let faults = report.map(|report| report.corruptions);
-                assert_eq!(faults.ok(), Some(0), "an image below d{index} is damaged");
-            }
-            if plan.lies != Lies::Image {
-                continue;
-            }
-            let report = files::check(&plan.path, Repair::Nothing);
-            let report =
-                report.unwrap_or_else(|error| panic!("d{index} cannot be checked: {error}"));
-            let findings = report.findings.join("; ");
-            assert_eq!(
-                report.corruptions, 0,
-                "the image of d{index} is damaged: {findings}"
-            );
-            assert!(
-                !closed || self.is_troubled || report.leaks == 0,
-                "the image of d{index} was closed and has leaks: {findings}"
-            );
-            if report.leaks > 0 {
-                let repaired = files::check(&plan.path, Repair::Leaks);
-                let repaired = repaired.is_ok_and(|report| report.is_clean());
-                assert!(repaired, "leaks of d{index} are not repaired: {findings}");
+            let lower = plan.lower.iter().filter(|lower| lower.is_image);
+            let own = (plan.lies == Lies::Image).then_some(&plan.path);
+            for path in lower.map(|lower| &lower.path).chain(own) {
+                let name = path.file_name().unwrap_or_default().display();
+                let whose = format!("{name} of d{index}");
+                let report = files::check(path, Repair::Nothing);
+                let report =
+                    report.unwrap_or_else(|error| panic!("{whose} cannot be checked: {error}"));
+                let findings = report.findings.join("; ");
+                assert_eq!(report.corruptions, 0, "{whose} is damaged: {findings}");
+                assert!(
+                    !closed || self.is_troubled || report.leaks == 0,
+                    "{whose} was closed and has leaks: {findings}"
+                );
+                if report.leaks > 0 {
+                    let repaired = files::check(path, Repair::Leaks);
+                    let repaired = repaired.is_ok_and(|report| report.is_clean());
+                    assert!(repaired, "leaks of {whose} are not repaired: {findings}");
+                }
             }
         }
     }

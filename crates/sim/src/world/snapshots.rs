@@ -1,6 +1,6 @@
 //! External snapshots of disks in use: what the daemon does for `lunette disk snapshot`, while clients are at work.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 use bdev::{BackingName, BlockDevice, Disk, Image, ImageOptions};
 use uring::simulated::Files;
@@ -8,7 +8,7 @@ use uring::simulated::Files;
 use super::World;
 use crate::clients::{Kind, Request};
 use crate::files;
-use crate::life::{BLK_QUEUES, Lies, Lower, WORKERS};
+use crate::life::{BLK_QUEUES, Lies, Lower};
 use crate::random::Random;
 
 /// Images that a disk may have below it by then.
@@ -29,12 +29,8 @@ impl World {
         // The folder is another one in each run.
         let file = path.file_name().unwrap_or_default().display();
         say!(self, "d{disk} is to go on in {file}");
-        for worker in &mut self.life().workers {
-            let attached = worker.io().prepare_device(&of, &image);
-            attached.expect("a worker attaches to an image");
-        }
         let before = of.device();
-        if self.change_over(disk, &of, &image) {
+        if self.change_over(&of, &image, |world| world.flushes(disk)) {
             let closed = before.give_up_writing();
             assert!(
                 closed.is_ok() || Files::is_cut() || self.is_troubled,
@@ -50,16 +46,8 @@ impl World {
             plan.lower.push(lower);
             say!(self, "d{disk} goes on there");
         } else if !self.is_over() {
-            for worker in &mut self.life().workers {
-                worker.io().drop_prepared(&of);
-            }
             say!(self, "it does not");
         }
-    }
-
-    /// The daemon has been killed, or the power cut, in the middle of it.
-    fn is_over(&self) -> bool {
-        self.has_ended || Files::is_cut()
     }
 
     fn create_over(
@@ -101,27 +89,6 @@ impl World {
         }
     }
 
-    /// Nothing is in flight, what was written is durable, and the next request goes to the image; or all is as it was.
-    fn change_over(&mut self, disk: usize, of: &Arc<Disk>, image: &Arc<dyn BlockDevice>) -> bool {
-        let (grant, granted) = mpsc::channel();
-        let locks = of.range_locks();
-        locks.acquire(0, u64::MAX, move |lease| drop(grant.send(lease)));
-        let mut held = None;
-        self.rounds_until(|_| {
-            held = granted.try_recv().ok();
-            held.is_some()
-        });
-        if held.is_none() || !self.flushes(disk) {
-            return false;
-        }
-        let replaced = of.replace_device(Arc::clone(image));
-        replaced.expect("what was checked before");
-        for worker in &mut self.life().workers {
-            worker.io().change_device(of);
-        }
-        true
-    }
-
     /// A flush of a client that has room for one reaches what the disk was, though the disk is held. Has it gone well?
     fn flushes(&mut self, disk: usize) -> bool {
         let request = Request {
@@ -145,21 +112,5 @@ impl World {
         self.submitted(index, request, 0, 0);
         self.rounds_until(|world| !world.pending.contains_key(&token));
         !self.is_over() && self.watched == Some((token, true))
-    }
-
-    /// Everybody goes on until then, or until the daemon has ended.
-    fn rounds_until(&mut self, mut done: impl FnMut(&mut World) -> bool) {
-        for round in 0..20_000 {
-            if self.is_over() || done(self) {
-                return;
-            }
-            self.round_of_wait(round);
-            for index in 0..self.clients.len() {
-                if !self.is_over() {
-                    self.poll(index);
-                }
-            }
-        }
-        panic!("a snapshot waits for ever, with {WORKERS} workers");
     }
 }

@@ -1,0 +1,423 @@
+//! Disks that move while clients are at work: what the daemon does for `lunette disk mirror`, `disk commit` and `disk stream`. It copies
+//! on a ring of its own, a part at a time, and clients write before, after and in between.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bdev::{
+    Attach, BlockDevice, Disk, File, FileOptions, Finished, Image, ImageOptions, IoChannel, Mirror,
+    Submission, Tag,
+};
+use block::{Allocation, IoError, IoFlags, IoRequest, STATUS_BYTES, decode_extents};
+use guest_memory::IoBuffer;
+use uring::simulated::Files;
+use uring::{Owner, Ring, Wait};
+
+use super::World;
+use crate::files;
+use crate::life::{Lies, Lower};
+use crate::model::BLOCK;
+use crate::random::Random;
+
+/// Blocks of a part that is copied.
+const PART_MAX: u64 = 24;
+
+/// A device and the copier's way to it.
+struct Way {
+    ring: Ring,
+    channel: Box<dyn IoChannel>,
+}
+
+impl Way {
+    /// What has ended since the last look.
+    fn step(&mut self) -> Vec<Finished> {
+        let (mut completions, mut finished) = (Vec::new(), Vec::new());
+        let entered = self.ring.enter(Wait::No, &mut completions);
+        entered.expect("a ring without a kernel");
+        for completion in completions {
+            self.channel
+                .complete(&mut self.ring, completion, &mut finished);
+        }
+        finished
+    }
+}
+
+/// A disk that is copied.
+struct Copying {
+    of: Arc<Disk>,
+    mirror: Arc<Mirror>,
+    source_device: Arc<dyn BlockDevice>,
+    source: Way,
+    target: Way,
+    /// What the source does not have of its own is in the target.
+    is_commit: bool,
+}
+
+impl World {
+    /// A disk moves to another file.
+    pub(super) fn mirror(&mut self, detail: u64) {
+        let mut random = Random::new(detail);
+        let disk = 1 + random.below(self.plans.len() as u64 - 1) as usize;
+        Files::set_faults(self.corruption);
+        let of = self.life().disks[disk].clone();
+        let Some((target, path, lies)) = self.new_target(disk, &of, &mut random) else {
+            return;
+        };
+        let file = path.file_name().unwrap_or_default().display();
+        say!(self, "d{disk} is to move to {file}");
+        let source = of.device();
+        let mirror = Arc::new(Mirror::new(Arc::clone(&source), Arc::clone(&target)));
+        let device: Arc<dyn BlockDevice> = mirror.clone();
+        if !self.change_over(&of, &device, |_| true) {
+            return;
+        }
+        let copying = self.copying(&of, mirror, &source, &target, false);
+        if self.copy(copying, &source, &target, &mut random) {
+            let plan = &mut self.plans[disk];
+            plan.path = path;
+            plan.lies = lies;
+            plan.data_file = None;
+            plan.below.clear();
+            plan.lower.clear();
+            say!(self, "d{disk} is there");
+        }
+    }
+
+    /// What a disk's image has goes into what it stands on, and the disk goes on there.
+    pub(super) fn commit(&mut self, detail: u64) {
+        let mut random = Random::new(detail);
+        let disk = 1 + random.below(self.plans.len() as u64 - 1) as usize;
+        let of = self.life().disks[disk].clone();
+        let before = of.device();
+        // Images with snapshots inside are the lowest. The daemon may have ended when one stood alone.
+        if self.plans[disk].lower.is_empty() || before.below().is_none() {
+            return;
+        }
+        Files::set_faults(self.corruption);
+        say!(self, "d{disk} is to be committed");
+        let Some(held) = self.hold(&of, 0, u64::MAX) else {
+            return;
+        };
+        let opened = before.reopen_to_commit();
+        self.look_at_faults();
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                let is_wanted = self.is_over() || self.is_troubled;
+                assert!(is_wanted, "d{disk} cannot be committed: {error}");
+                return;
+            }
+        };
+        if self.is_over() {
+            return;
+        }
+        let (source, target) = (opened.overlay, opened.base);
+        let mirror = Arc::new(Mirror::new(Arc::clone(&source), Arc::clone(&target)));
+        let device: Arc<dyn BlockDevice> = mirror.clone();
+        self.prepare(&of, &device);
+        self.replace(&of, &device);
+        drop((held, before));
+        let copying = self.copying(&of, mirror, &source, &target, true);
+        if self.copy(copying, &source, &target, &mut random) {
+            let plan = &mut self.plans[disk];
+            let Some(Lower {
+                path,
+                data_file,
+                is_image,
+            }) = plan.lower.pop()
+            else {
+                return;
+            };
+            plan.path = path;
+            plan.data_file = data_file;
+            plan.lies = match is_image {
+                true => Lies::Image,
+                false => Lies::File,
+            };
+            say!(self, "d{disk} is committed");
+        } else if !self.is_over() {
+            let given_up = target.give_up_writing();
+            self.look_at_faults();
+            assert!(
+                given_up.is_ok() || self.is_over() || self.is_troubled,
+                "what d{disk} stands on is not closed: {given_up:?}"
+            );
+        }
+    }
+
+    /// What a disk's image stands on comes into it.
+    pub(super) fn stream(&mut self, detail: u64) {
+        let mut random = Random::new(detail);
+        let disk = 1 + random.below(self.plans.len() as u64 - 1) as usize;
+        let plan = &self.plans[disk];
+        let has_snapshots = self.snapshots.iter().any(|one| one.path == plan.path);
+        let stands_alone = plan.lower.is_empty() && plan.below.is_empty();
+        if plan.lies != Lies::Image || stands_alone || has_snapshots {
+            return;
+        }
+        say!(self, "d{disk} is to stand alone");
+        let device = self.life().disks[disk].device();
+        let total = device.capacity().bytes();
+        let mut at = 0;
+        while at < total {
+            let part = (1 + random.below(PART_MAX)) * BLOCK as u64;
+            let length = part.min(total - at);
+            let copied = device.copy_up(at, length);
+            self.look_at_faults();
+            if self.is_over() || copied.is_err() {
+                assert!(
+                    self.is_over() || self.is_troubled,
+                    "nothing comes up at {at} of d{disk}: {copied:?}"
+                );
+                return;
+            }
+            at += length;
+            self.clients_go_on(&mut random);
+            if self.is_over() {
+                return;
+            }
+        }
+        let left = device.leave_backing();
+        self.look_at_faults();
+        if left.is_ok() && !self.is_over() {
+            let plan = &mut self.plans[disk];
+            plan.lower.clear();
+            plan.below.clear();
+            say!(self, "d{disk} stands alone");
+        }
+        assert!(
+            left.is_ok() || self.is_over() || self.is_troubled,
+            "d{disk} does not stand alone: {left:?}"
+        );
+    }
+
+    /// A new file or image, as large as the disk.
+    fn new_target(
+        &mut self,
+        disk: usize,
+        of: &Arc<Disk>,
+        random: &mut Random,
+    ) -> Option<(Arc<dyn BlockDevice>, PathBuf, Lies)> {
+        let number = self.tick();
+        let bytes = of.device().capacity().bytes();
+        let plan = &self.plans[disk];
+        let cache = plan.cache;
+        let (made, path, lies) = match random.one_in(3) {
+            true => {
+                let path = plan.path.with_file_name(format!("moved{number}"));
+                files::create_raw(&path, bytes / BLOCK as u64, 0);
+                let made = File::open(FileOptions {
+                    cache,
+                    ..FileOptions::new(&path)
+                });
+                let made = made.map(|file| Arc::new(file) as Arc<dyn BlockDevice>);
+                (made, path, Lies::File)
+            }
+            false => {
+                let path = plan.path.with_file_name(format!("moved{number}.qcow2"));
+                let options = ImageOptions {
+                    cache,
+                    ..ImageOptions::new(&path)
+                };
+                let made = Image::create(&options, bytes);
+                let made = made.map(|image| Arc::new(image) as Arc<dyn BlockDevice>);
+                (made, path, Lies::Image)
+            }
+        };
+        self.look_at_faults();
+        let target = match made {
+            Ok(target) if !self.is_over() => target,
+            Ok(_) => return None,
+            Err(error) => {
+                assert!(self.is_over(), "no place is made for d{disk}: {error}");
+                return None;
+            }
+        };
+        Files::know(&files::open(&path)).expect("a file of the simulation");
+        let kept = of.check_device(&*target);
+        kept.unwrap_or_else(|broken| panic!("d{disk} cannot move: {broken}"));
+        Some((target, path, lies))
+    }
+
+    fn way(&mut self, device: &Arc<dyn BlockDevice>) -> Way {
+        let by = self.clock.clone();
+        let mut ring = Ring::simulated(self.random.next(), move || by.elapsed());
+        let mut owners = (0..).map(Owner);
+        let mut next_owner = || owners.next().unwrap_or(Owner(u32::MAX));
+        let channel = device.attach(&mut Attach::new(&mut ring, &mut next_owner));
+        let channel = channel.expect("a copier attaches to a device");
+        Way { ring, channel }
+    }
+
+    fn copying(
+        &mut self,
+        of: &Arc<Disk>,
+        mirror: Arc<Mirror>,
+        source: &Arc<dyn BlockDevice>,
+        target: &Arc<dyn BlockDevice>,
+        is_commit: bool,
+    ) -> Copying {
+        Copying {
+            of: Arc::clone(of),
+            mirror,
+            source_device: Arc::clone(source),
+            source: self.way(source),
+            target: self.way(target),
+            is_commit,
+        }
+    }
+
+    /// From the begun mirror to the target; or back to the source, or to the daemon's end.
+    fn copy(
+        &mut self,
+        mut copying: Copying,
+        source: &Arc<dyn BlockDevice>,
+        target: &Arc<dyn BlockDevice>,
+        random: &mut Random,
+    ) -> bool {
+        if random.one_in(4) {
+            self.set_faults(random.next());
+        }
+        let is_there = self.copy_parts(&mut copying, random) && {
+            let of = Arc::clone(&copying.of);
+            self.change_over(&of, target, |world| {
+                let flushed = world.run(&mut copying.target, &IoRequest::flush(), 0);
+                matches!(flushed, Some(Ok(_))) && copying.mirror.progress().error().is_none()
+            })
+        };
+        Files::set_faults(self.corruption);
+        let of = Arc::clone(&copying.of);
+        while !is_there && !self.is_over() {
+            say!(self, "it does not");
+            if self.change_over(&of, source, |_| true) {
+                break;
+            }
+        }
+        for way in [&mut copying.source, &mut copying.target] {
+            way.channel.close(&mut way.ring);
+            self.rounds_until(|_| {
+                way.step();
+                way.channel.is_closed()
+            });
+        }
+        is_there && !self.is_over()
+    }
+
+    /// Clients send requests, and are heard.
+    fn clients_go_on(&mut self, random: &mut Random) {
+        for _ in 0..random.below(3) {
+            self.submit(random.next());
+        }
+        let mut rounds = random.below(3);
+        self.rounds_until(|_| {
+            rounds = rounds.saturating_sub(1);
+            rounds == 0
+        });
+    }
+
+    fn copy_parts(&mut self, copying: &mut Copying, random: &mut Random) -> bool {
+        let total = copying.mirror.capacity().bytes();
+        let progress = Arc::clone(copying.mirror.progress());
+        while progress.copied() < total {
+            self.clients_go_on(random);
+            let from = progress.copied();
+            let end = total.min(from + (1 + random.below(PART_MAX)) * BLOCK as u64);
+            if self.is_over() || progress.error().is_some() {
+                return false;
+            }
+            let of = Arc::clone(&copying.of);
+            let Some(held) = self.hold(&of, from, end - from) else {
+                return false;
+            };
+            if !self.copy_held(copying, from, end) {
+                return false;
+            }
+            progress.advance(end);
+            drop(held);
+        }
+        true
+    }
+
+    fn copy_held(&mut self, copying: &mut Copying, from: u64, end: u64) -> bool {
+        if !copying.is_commit {
+            return self.copy_range(copying, from, end);
+        }
+        let pieces = copying.source_device.own_pieces(from, end - from);
+        self.look_at_faults();
+        let Ok(pieces) = pieces else {
+            return false;
+        };
+        let mut at = from;
+        for (piece_end, is_own) in pieces {
+            if is_own && !self.copy_range(copying, at, piece_end) {
+                return false;
+            }
+            at = piece_end;
+        }
+        true
+    }
+
+    fn copy_range(&mut self, copying: &mut Copying, from: u64, end: u64) -> bool {
+        let length = end - from;
+        let status = IoRequest::block_status(from, length);
+        let Some(Ok(status)) = self.run(&mut copying.source, &status, STATUS_BYTES) else {
+            return false;
+        };
+        let mut bytes = vec![0; STATUS_BYTES];
+        status.read_at(0, &mut bytes);
+        let first = decode_extents(&bytes).next();
+        let is_hole =
+            first.is_some_and(|first| first.allocation == Allocation::Hole && first.end >= end);
+        if is_hole {
+            let zeroes = IoRequest::write_zeroes(from, length).flagged(IoFlags::UNMAP);
+            if matches!(self.run(&mut copying.target, &zeroes, 0), Some(Ok(_))) {
+                return true;
+            }
+        }
+        let read = IoRequest::read(from, length);
+        let Some(Ok(content)) = self.run(&mut copying.source, &read, length as usize) else {
+            return false;
+        };
+        let write = IoRequest::write(from, length);
+        let written = self.run_with(&mut copying.target, &write, content);
+        matches!(written, Some(Ok(_)))
+    }
+
+    fn run(
+        &mut self,
+        way: &mut Way,
+        io: &IoRequest,
+        bytes: usize,
+    ) -> Option<Result<IoBuffer, IoError>> {
+        let buffer = match bytes {
+            0 => IoBuffer::default(),
+            bytes => IoBuffer::owned(bytes),
+        };
+        self.run_with(way, io, buffer)
+    }
+
+    /// `None`: the daemon has ended.
+    fn run_with(
+        &mut self,
+        way: &mut Way,
+        io: &IoRequest,
+        mut buffer: IoBuffer,
+    ) -> Option<Result<IoBuffer, IoError>> {
+        let submitted = way.channel.submit(&mut way.ring, io, &mut buffer, Tag(0));
+        self.look_at_faults();
+        if self.is_over() {
+            return None;
+        }
+        if let Submission::Done(outcome) = submitted {
+            return Some(outcome.map(|()| buffer));
+        }
+        let mut ended = None;
+        self.rounds_until(|world| {
+            ended = way.step().pop();
+            world.look_at_faults();
+            ended.is_some()
+        });
+        let one = ended.filter(|_| !self.is_over())?;
+        Some(one.outcome.map(|()| one.buffer))
+    }
+}
