@@ -97,6 +97,7 @@ fn open(plan: &DiskPlan) -> Arc<dyn BlockDevice> {
         Lies::Image => {
             let opened = Image::open(&ImageOptions {
                 cache: plan.cache,
+                trusts_name: true,
                 ..ImageOptions::new(path)
             });
             Arc::new(opened.unwrap_or_else(|error| panic!("an image is not opened: {error}")))

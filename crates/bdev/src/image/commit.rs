@@ -105,6 +105,8 @@ fn open_base(
     let options = ImageOptions {
         path: path.to_owned(),
         data_file: None,
+        // Whoever commits means all that the image stands on.
+        trusts_name: true,
         ..options.clone()
     };
     if is_image {

@@ -62,7 +62,7 @@ impl ImageOptions {
             read_only: false,
             block_size: None,
             data_file: None,
-            trusts_name: true,
+            trusts_name: false,
         }
     }
 }

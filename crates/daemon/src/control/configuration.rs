@@ -89,7 +89,7 @@ pub(super) async fn changes(State(api): State<Api>) -> Result<Json<Changes>, Err
     let live = overview.live();
     Ok(Json(Changes {
         kept: overview.keeps,
-        changes: Overlay::between(&live.base, &live.config).lines(),
+        changes: Overlay::between(&live.base, &live.config).lines(&live.base),
     }))
 }
 

@@ -113,8 +113,8 @@ fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
     }
 }
 
-/// For people.
-pub(super) fn shown(backend: &BlockDeviceConfig) -> String {
+/// A disk's device, for people.
+pub(crate) fn shown(backend: &BlockDeviceConfig) -> String {
     match backend {
         BlockDeviceConfig::Rbd(rbd) => format!("rbd:{}", rbd.image),
         BlockDeviceConfig::Iscsi(remote) => match &remote.unit {

@@ -29,6 +29,7 @@ use crate::objects::{EventBus, Fault, Manager, Refusal, Servers};
 use config::DiskConfig;
 
 pub use commit::start_commit;
+pub(crate) use copy::shown;
 pub use copy::{Copy, start_copy};
 pub use incremental::remove_bitmap;
 pub use snapshot::{Overlay, snapshot};

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bodies;
 use super::refusal::Refusal;
+use crate::jobs::shown;
 use config::{Config, DiskConfig, ExportConfig, ExportRef, LunConfig, disk_json, export_json};
 
 type Address = (String, u8, u16);
@@ -283,8 +284,8 @@ impl Overlay {
         disks.chain(exports).collect()
     }
 
-    /// A line for each change, for people.
-    pub fn lines(&self) -> Vec<String> {
+    /// A line for each change of `base`, for people.
+    pub fn lines(&self, base: &Config) -> Vec<String> {
         let mut lines = Vec::new();
         lines.extend(self.no_disks.iter().map(|name| format!("- disk {name}")));
         lines.extend(
@@ -292,10 +293,18 @@ impl Overlay {
                 .iter()
                 .map(|name| format!("- export {name}")),
         );
-        lines.extend(self.disks.iter().map(|d| format!("+ disk {}", d.name)));
+        lines.extend(self.disks.iter().map(|disk| match base.disk(&disk.name) {
+            Some(was) if was.backend == disk.backend => format!("~ disk {}", disk.name),
+            Some(_) => format!("~ disk {} ({})", disk.name, shown(&disk.backend)),
+            None => format!("+ disk {}", disk.name),
+        }));
         lines.extend(self.changed.iter().map(Changed::line));
         let exports = self.exports.iter().map(ExportConfig::as_ref);
-        lines.extend(exports.map(|e| format!("+ export {} ({})", e.name(), e.kind())));
+        lines.extend(exports.map(|export| {
+            let is_known = base.exports().any(|was| was.name() == export.name());
+            let sign = if is_known { '~' } else { '+' };
+            format!("{sign} export {} ({})", export.name(), export.kind())
+        }));
         let luns = self
             .luns
             .iter()
@@ -417,7 +426,7 @@ mod tests {
         ] {
             let now = disk(now);
             let overlay = Overlay::between(&base, &now);
-            assert_eq!(overlay.lines(), lines);
+            assert_eq!(overlay.lines(&base), lines);
             assert_eq!(overlay.over(&base), now);
             let overlay = Overlay::from_text(&overlay.to_text()).unwrap();
             let edited = disk("a=file:/x/b,size=4M,ro");
@@ -432,7 +441,10 @@ mod tests {
         let wanted = disk("a=file:/x/a,size=2M,iops=30");
         assert_eq!(grown.over(&limited), wanted);
         let another = disk("a=file:/x/c,size=1M,iops=10");
-        assert_eq!(Overlay::between(&base, &another).lines(), ["+ disk a"]);
+        let moved = Overlay::between(&base, &another);
+        assert_eq!(moved.lines(&base), ["~ disk a (file:/x/c)"]);
+        let without = disk("b=ram:1M");
+        assert_eq!(moved.lines(&without), ["+ disk a"]);
     }
 
     #[test]

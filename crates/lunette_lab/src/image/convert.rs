@@ -81,6 +81,7 @@ fn make(arguments: &ConvertArguments, size: u64) -> Result<BlockingIo, Failure> 
             created.map_err(|error| of(path)(&error))?;
             let image = Image::open(&ImageOptions {
                 cache: CacheMode::Writeback,
+                trusts_name: true,
                 ..ImageOptions::new(path)
             });
             Arc::new(image.map_err(|error| because(&error))?)

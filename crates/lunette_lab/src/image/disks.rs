@@ -96,6 +96,7 @@ fn open(path: &Path, format: Format, read_only: bool) -> Result<Arc<dyn BlockDev
             let image = Image::open(&ImageOptions {
                 read_only,
                 cache: CacheMode::Writeback,
+                trusts_name: true,
                 ..ImageOptions::new(path)
             });
             Arc::new(image.map_err(|error| because(&error))?)

@@ -68,6 +68,7 @@ fn open_tables(path: &Path, read_only: bool) -> Result<Tables, Failure> {
     let image = bdev::open_tables(&ImageOptions {
         read_only,
         cache: CacheMode::Writeback,
+        trusts_name: true,
         ..ImageOptions::new(path)
     });
     image.map_err(|error| Failure::because(error.to_string()))
@@ -149,6 +150,7 @@ fn check(path: &Path, repair: Option<RepairWhat>, as_json: bool) -> Outcome {
 fn resize(path: &Path, text: &str, may_shrink: bool) -> Outcome {
     let image = Image::open(&ImageOptions {
         cache: CacheMode::Writeback,
+        trusts_name: true,
         ..ImageOptions::new(path)
     });
     let image = image.map_err(|error| Failure::because(error.to_string()))?;
