@@ -78,7 +78,7 @@ fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), Ope
     let container = file.container().map_err(|error| open::fail(path, error))?;
     let options = CreateOptions {
         backing: backing.map(|backing| (backing.name.clone(), backing.format.to_owned())),
-        ..CreateOptions::new(size)
+        ..shape(size)
     };
     qcow2::create(&container, &options).map_err(|error| open::fail(path, error))?;
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
@@ -89,6 +89,15 @@ fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), Ope
 
 /// Why an image and what it stands on stay as they are.
 pub(super) const HAS_SNAPSHOTS: &str = "it has snapshots inside, which read what they have not from its backing image; hint: remove them with lunette image snapshot --delete, or move the disk with lunette disk mirror";
+
+/// Of a new image.
+fn shape(size: u64) -> CreateOptions {
+    #[cfg(feature = "simulated")]
+    if let Some(shape) = super::stepped::shape_of_new_images() {
+        return CreateOptions { size, ..shape };
+    }
+    CreateOptions::new(size)
+}
 
 impl Owner {
     /// Its snapshots would read otherwise.

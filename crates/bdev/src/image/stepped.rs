@@ -4,6 +4,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
+use qcow2::CreateOptions;
+
 use crate::BlockDevice;
 
 use super::owner::{Owner, Request};
@@ -15,10 +17,20 @@ struct Stepped {
 
 thread_local! {
     static OWNERS: RefCell<Vec<Stepped>> = const { RefCell::new(Vec::new()) };
+    static SHAPE: RefCell<Option<CreateOptions>> = const { RefCell::new(None) };
 }
 
 pub(super) fn add(owner: Owner, requests: Receiver<Request>) {
     OWNERS.with_borrow_mut(|owners| owners.push(Stepped { owner, requests }));
+}
+
+/// New images have this shape, and not the usual one, whose clusters are larger than the disks of a simulation.
+pub fn shape_new_images(shape: CreateOptions) {
+    SHAPE.set(Some(shape));
+}
+
+pub(super) fn shape_of_new_images() -> Option<CreateOptions> {
+    SHAPE.with_borrow(Clone::clone)
 }
 
 /// How many images have an owner.

@@ -62,7 +62,7 @@ pub(super) fn plan(folder: &Path, random: &mut Random) -> (Vec<DiskPlan>, Vec<Mo
     (plans, models)
 }
 
-fn shape(blocks: u64, random: &mut Random) -> CreateOptions {
+pub(super) fn shape(blocks: u64, random: &mut Random) -> CreateOptions {
     let extended_l2 = random.below(3) == 0;
     CreateOptions {
         cluster_bits: match extended_l2 {

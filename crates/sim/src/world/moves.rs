@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use bdev::stepped::shape_new_images;
 use bdev::{
     Attach, BlockDevice, Disk, File, FileOptions, Finished, Image, ImageOptions, IoChannel, Mirror,
     Submission, Tag,
@@ -13,7 +14,7 @@ use guest_memory::IoBuffer;
 use uring::simulated::Files;
 use uring::{Owner, Ring, Wait};
 
-use super::World;
+use super::{World, disks};
 use crate::files;
 use crate::life::{Lies, Lower};
 use crate::model::BLOCK;
@@ -46,9 +47,10 @@ impl Way {
 struct Copying {
     of: Arc<Disk>,
     mirror: Arc<Mirror>,
-    source_device: Arc<dyn BlockDevice>,
-    source: Way,
-    target: Way,
+    source: Arc<dyn BlockDevice>,
+    target: Arc<dyn BlockDevice>,
+    from: Way,
+    to: Way,
     /// What the source does not have of its own is in the target.
     is_commit: bool,
 }
@@ -65,14 +67,9 @@ impl World {
         };
         let file = path.file_name().unwrap_or_default().display();
         say!(self, "d{disk} is to move to {file}");
-        let source = of.device();
-        let mirror = Arc::new(Mirror::new(Arc::clone(&source), Arc::clone(&target)));
-        let device: Arc<dyn BlockDevice> = mirror.clone();
-        if !self.change_over(&of, &device, |_| true) {
-            return;
-        }
-        let copying = self.copying(&of, mirror, &source, &target, false);
-        if self.copy(copying, &source, &target, &mut random) {
+        let copying = self.copying(&of, of.device(), target, false);
+        let mirror: Arc<dyn BlockDevice> = copying.mirror.clone();
+        if self.change_over(&of, &mirror, |_| true) && self.copy(copying, &mut random) {
             let plan = &mut self.plans[disk];
             plan.path = path;
             plan.lies = lies;
@@ -111,14 +108,13 @@ impl World {
         if self.is_over() {
             return;
         }
-        let (source, target) = (opened.overlay, opened.base);
-        let mirror = Arc::new(Mirror::new(Arc::clone(&source), Arc::clone(&target)));
-        let device: Arc<dyn BlockDevice> = mirror.clone();
-        self.prepare(&of, &device);
-        self.replace(&of, &device);
+        let base = Arc::clone(&opened.base);
+        let copying = self.copying(&of, opened.overlay, opened.base, true);
+        let mirror: Arc<dyn BlockDevice> = copying.mirror.clone();
+        self.prepare(&of, &mirror);
+        self.replace(&of, &mirror);
         drop((held, before));
-        let copying = self.copying(&of, mirror, &source, &target, true);
-        if self.copy(copying, &source, &target, &mut random) {
+        if self.copy(copying, &mut random) {
             let plan = &mut self.plans[disk];
             let Some(Lower {
                 path,
@@ -136,7 +132,7 @@ impl World {
             };
             say!(self, "d{disk} is committed");
         } else if !self.is_over() {
-            let given_up = target.give_up_writing();
+            let given_up = base.give_up_writing();
             self.look_at_faults();
             assert!(
                 given_up.is_ok() || self.is_over() || self.is_troubled,
@@ -215,6 +211,7 @@ impl World {
             }
             false => {
                 let path = plan.path.with_file_name(format!("moved{number}.qcow2"));
+                shape_new_images(disks::shape(0, random));
                 let options = ImageOptions {
                     cache,
                     ..ImageOptions::new(&path)
@@ -252,48 +249,40 @@ impl World {
     fn copying(
         &mut self,
         of: &Arc<Disk>,
-        mirror: Arc<Mirror>,
-        source: &Arc<dyn BlockDevice>,
-        target: &Arc<dyn BlockDevice>,
+        source: Arc<dyn BlockDevice>,
+        target: Arc<dyn BlockDevice>,
         is_commit: bool,
     ) -> Copying {
         Copying {
             of: Arc::clone(of),
-            mirror,
-            source_device: Arc::clone(source),
-            source: self.way(source),
-            target: self.way(target),
+            mirror: Arc::new(Mirror::new(Arc::clone(&source), Arc::clone(&target))),
+            from: self.way(&source),
+            to: self.way(&target),
+            source,
+            target,
             is_commit,
         }
     }
 
     /// From the begun mirror to the target; or back to the source, or to the daemon's end.
-    fn copy(
-        &mut self,
-        mut copying: Copying,
-        source: &Arc<dyn BlockDevice>,
-        target: &Arc<dyn BlockDevice>,
-        random: &mut Random,
-    ) -> bool {
+    fn copy(&mut self, mut copying: Copying, random: &mut Random) -> bool {
         if random.one_in(4) {
             self.set_faults(random.next());
         }
-        let is_there = self.copy_parts(&mut copying, random) && {
-            let of = Arc::clone(&copying.of);
-            self.change_over(&of, target, |world| {
-                let flushed = world.run(&mut copying.target, &IoRequest::flush(), 0);
+        let (of, target) = (Arc::clone(&copying.of), Arc::clone(&copying.target));
+        let is_there = self.copy_parts(&mut copying, random)
+            && self.change_over(&of, &target, |world| {
+                let flushed = world.run(&mut copying.to, &IoRequest::flush(), 0);
                 matches!(flushed, Some(Ok(_))) && copying.mirror.progress().error().is_none()
-            })
-        };
+            });
         Files::set_faults(self.corruption);
-        let of = Arc::clone(&copying.of);
         while !is_there && !self.is_over() {
             say!(self, "it does not");
-            if self.change_over(&of, source, |_| true) {
+            if self.change_over(&of, &copying.source, |_| true) {
                 break;
             }
         }
-        for way in [&mut copying.source, &mut copying.target] {
+        for way in [&mut copying.from, &mut copying.to] {
             way.channel.close(&mut way.ring);
             self.rounds_until(|_| {
                 way.step();
@@ -342,7 +331,7 @@ impl World {
         if !copying.is_commit {
             return self.copy_range(copying, from, end);
         }
-        let pieces = copying.source_device.own_pieces(from, end - from);
+        let pieces = copying.source.own_pieces(from, end - from);
         self.look_at_faults();
         let Ok(pieces) = pieces else {
             return false;
@@ -360,7 +349,7 @@ impl World {
     fn copy_range(&mut self, copying: &mut Copying, from: u64, end: u64) -> bool {
         let length = end - from;
         let status = IoRequest::block_status(from, length);
-        let Some(Ok(status)) = self.run(&mut copying.source, &status, STATUS_BYTES) else {
+        let Some(Ok(status)) = self.run(&mut copying.from, &status, STATUS_BYTES) else {
             return false;
         };
         let mut bytes = vec![0; STATUS_BYTES];
@@ -370,16 +359,16 @@ impl World {
             first.is_some_and(|first| first.allocation == Allocation::Hole && first.end >= end);
         if is_hole {
             let zeroes = IoRequest::write_zeroes(from, length).flagged(IoFlags::UNMAP);
-            if matches!(self.run(&mut copying.target, &zeroes, 0), Some(Ok(_))) {
+            if matches!(self.run(&mut copying.to, &zeroes, 0), Some(Ok(_))) {
                 return true;
             }
         }
         let read = IoRequest::read(from, length);
-        let Some(Ok(content)) = self.run(&mut copying.source, &read, length as usize) else {
+        let Some(Ok(content)) = self.run(&mut copying.from, &read, length as usize) else {
             return false;
         };
         let write = IoRequest::write(from, length);
-        let written = self.run_with(&mut copying.target, &write, content);
+        let written = self.run_with(&mut copying.to, &write, content);
         matches!(written, Some(Ok(_)))
     }
 

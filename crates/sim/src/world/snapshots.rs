@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use bdev::stepped::shape_new_images;
 use bdev::{BackingName, BlockDevice, Disk, Image, ImageOptions};
 use uring::simulated::Files;
 
-use super::World;
+use super::{World, disks};
 use crate::clients::{Kind, Request};
 use crate::files;
 use crate::life::{BLK_QUEUES, Lies, Lower};
@@ -17,12 +18,14 @@ const LOWER_MAX: usize = 2;
 impl World {
     /// A disk goes on in a new image over what it was.
     pub(super) fn snapshot(&mut self, detail: u64) {
-        let disk = 1 + Random::new(detail).below(self.plans.len() as u64 - 1) as usize;
+        let mut random = Random::new(detail);
+        let disk = 1 + random.below(self.plans.len() as u64 - 1) as usize;
         if self.plans[disk].lower.len() >= LOWER_MAX {
             return;
         }
         Files::set_faults(self.corruption);
         let of = self.life().disks[disk].clone();
+        shape_new_images(disks::shape(0, &mut random));
         let Some((image, path)) = self.create_over(disk, &of) else {
             return;
         };
