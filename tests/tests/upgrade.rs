@@ -356,6 +356,28 @@ fn ram_disks_stay_or_keep_the_daemon_from_ending() -> Result<()> {
 }
 
 #[test]
+fn jobs_keep_the_daemon_from_ending() -> Result<()> {
+    let mut rig = two_disks(blk_and_scsi)?;
+    let load = VerifiedLoad::start(&rig.socket("d0"))?;
+    load.goes_on(SOON)?;
+    let target = rig.scratch.file("moved.raw");
+    let target = format!("file:{},cache=writeback", target.display());
+    rig.daemon
+        .lunette(&["disk", "mirror", "d0", &target, "--speed", "1M"])?;
+    let refused = rig.daemon.lunette(&["upgrade"]).err();
+    let refused = refused.context("it ends its mirror")?.to_string();
+    let is_clear = refused.contains("mirror of d0") && refused.contains("--end-jobs");
+    ensure!(is_clear, "{refused}");
+    let mut last = Last(0);
+    last.upgrade(&mut rig, &["--end-jobs"])?;
+    load.goes_on(SOON)?;
+    let jobs: Value = control::get(&rig.daemon.control(), "/v1/jobs")?;
+    ensure!(jobs == serde_json::json!([]), "{jobs}");
+    ensure!(load.finish()? > 0);
+    last.end()
+}
+
+#[test]
 fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
     let mut rig = two_disks(blk_and_scsi)?;
     let load = VerifiedLoad::start(&rig.socket("d0"))?;

@@ -195,6 +195,9 @@ pub struct UpgradeArguments {
     /// Go on where RAM disks without persist=memfd lose their content
     #[arg(long)]
     pub lose_ram_disks: bool,
+    /// Go on where jobs are at work: they end, and their disks are as they were
+    #[arg(long)]
+    pub end_jobs: bool,
     /// Print the version of what this program understands of a running daemon
     #[arg(long, hide = true)]
     pub handover_version: bool,

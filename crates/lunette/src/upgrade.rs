@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use control::objects::Disk;
+use control::objects::{Disk, Job};
 use control::{Client, HANDOVER_VERSION, Version};
 
 use crate::cli::UpgradeArguments;
@@ -54,6 +54,9 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
     check(&program, &before)?;
     if !arguments.lose_ram_disks {
         check_ram_disks(&client)?;
+    }
+    if !arguments.end_jobs {
+        check_jobs(&client)?;
     }
     let began = Instant::now();
     let mut child = process.start(&program, true)?;
@@ -141,6 +144,29 @@ fn check_ram_disks(client: &Client) -> Outcome {
         false => Err(Failure::because(format!(
             "RAM disks would lose their content: {}; hint: add them with persist=memfd, or --lose-ram-disks",
             lost.join(", ")
+        ))),
+    }
+}
+
+fn check_jobs(client: &Client) -> Outcome {
+    let jobs: Vec<Job> = client.get("/v1/jobs")?;
+    let at_work = jobs.iter().filter(|job| !job.state.has_ended());
+    let at_work: Vec<String> = at_work
+        .map(|job| {
+            let part = job.done.saturating_mul(100) / job.total.max(1);
+            format!(
+                "{} of {} ({}, {part} %)",
+                job.kind,
+                job.disk,
+                job.state.word()
+            )
+        })
+        .collect();
+    match at_work.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::because(format!(
+            "jobs would end, and be rolled back: {}; hint: lunette job wait, or --end-jobs",
+            at_work.join(", ")
         ))),
     }
 }
