@@ -609,6 +609,7 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
         bdev::Image::open(&ImageOptions {
             read_only,
             data_file: data_file.map(Path::to_owned),
+            trusts_name: true,
             ..ImageOptions::new(&path)
         })
     };
@@ -626,7 +627,10 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
         .current_dir(folder.path())
         .output();
     assert!(refused.unwrap().status.success());
-    let linked = bdev::Image::open(&ImageOptions::new(&folder.path().join("linked")));
+    let linked = bdev::Image::open(&ImageOptions {
+        trusts_name: true,
+        ..ImageOptions::new(&folder.path().join("linked"))
+    });
     assert!(
         linked
             .err()

@@ -93,7 +93,7 @@ impl DescriptorStore for KeptDisks {
         if self.memory().remove(disk).is_some()
             && let Some(notifier) = &self.notifier
         {
-            notifier.remove_stored(&format!("{PREFIX}{disk}"));
+            notifier.remove_stored([&*format!("{PREFIX}{disk}")]);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Tells the service manager what the daemon does: `sd_notify(3)`, a datagram of lines to `$NOTIFY_SOCKET`.
 //!
-//! Without a service manager there is no socket, and nobody is told. Nothing here blocks.
+//! Without a service manager there is no socket, and nobody hears of it. One that is slow to listen is waited for, for at most a second
+//! each time: its socket has room for ten messages, and what is lost is not said again.
 
 use std::ffi::OsStr;
 use std::io;
@@ -16,6 +17,9 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, sendmsg_addr,
 };
 use rustix::time::{ClockId, clock_gettime};
+
+/// How long a manager that is slow to listen is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The way to the service manager.
 #[derive(Debug)]
@@ -47,26 +51,22 @@ impl Notifier {
             path => SocketAddr::from_pathname(OsStr::from_bytes(path))?,
         };
         let socket = UnixDatagram::unbound()?;
-        socket.set_nonblocking(true)?;
+        socket.set_write_timeout(Some(PATIENCE))?;
         Ok(Notifier { socket, manager })
     }
 
-    /// One that waits for a manager that is slow to listen, for at most a second each time.
-    ///
-    /// # Errors
-    /// As [`Notifier::new`].
-    pub fn patient(name: &OsStr) -> io::Result<Notifier> {
-        let notifier = Notifier::new(name)?;
-        notifier.socket.set_nonblocking(false)?;
-        notifier
-            .socket
-            .set_write_timeout(Some(Duration::from_secs(1)))?;
-        Ok(notifier)
-    }
-
-    fn send(&self, lines: &str) {
-        if let Err(error) = self.socket.send_to_addr(lines.as_bytes(), &self.manager) {
-            tracing::warn!("cannot notify the service manager: {error}");
+    /// Has it been sent?
+    fn send(&self, lines: &str) -> bool {
+        loop {
+            match self.socket.send_to_addr(lines.as_bytes(), &self.manager) {
+                Ok(_) => return true,
+                // A wait with a limit is ended by signals whose handlers restart any other call (signal(7)).
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    tracing::warn!("cannot notify the service manager: {error}");
+                    return false;
+                }
+            }
         }
     }
 
@@ -109,7 +109,6 @@ impl Notifier {
         let mut control = SendAncillaryBuffer::new(&mut space);
         control.push(SendAncillaryMessage::ScmRights(&descriptors));
         let bytes = [io::IoSlice::new(lines.as_bytes())];
-        // A wait with a limit is ended by signals whose handlers restart any other call (signal(7)).
         retry_on_intr(|| {
             let flags = SendFlags::empty();
             sendmsg_addr(&self.socket, &manager, &bytes, &mut control, flags)
@@ -117,9 +116,10 @@ impl Notifier {
         Ok(())
     }
 
-    /// The manager keeps nothing under this name any more.
-    pub fn remove_stored(&self, name: &str) {
-        self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}"));
+    /// The manager keeps nothing under these names any more. One that does not listen is not waited for again.
+    pub fn remove_stored<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+        let mut names = names.into_iter();
+        names.all(|name| self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}")));
     }
 
     /// It is alive.
@@ -175,6 +175,24 @@ mod tests {
         assert!(micros.parse::<u64>().unwrap() > 0);
         drop(manager);
         notifier.alive();
+    }
+
+    #[test]
+    fn a_manager_that_is_slow_to_listen_hears_all_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        let names: Vec<String> = (0..300)
+            .map(|number| format!("handover.{number}"))
+            .collect();
+        let heard = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            (0..300).map(|_| hear(&manager)).collect::<Vec<_>>()
+        });
+        let notifier = Notifier::new(path.as_os_str()).unwrap();
+        notifier.remove_stored(names.iter().map(String::as_str));
+        let heard = heard.join().unwrap();
+        assert_eq!(heard[299], "FDSTOREREMOVE=1\nFDNAME=handover.299");
     }
 
     #[test]

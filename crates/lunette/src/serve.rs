@@ -121,10 +121,7 @@ pub fn serve(
     if let Some(notifier) = &notifier {
         notifier.ready(&status_line(&running.status()));
         // Connections have to end when front ends or this daemon end them.
-        around
-            .stored
-            .iter()
-            .for_each(|name| notifier.remove_stored(name));
+        notifier.remove_stored(around.stored.iter().map(String::as_str));
         if let Some(time) = notify::watchdog_time() {
             watchdog = Some(running.watchdog(notifier.clone(), time)?);
         }
@@ -154,7 +151,7 @@ fn heir(around: &Around) -> Option<Notifier> {
         None if around.notifier.is_none() => return None,
         None => std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty())?,
     };
-    let heir = Notifier::patient(&name);
+    let heir = Notifier::new(&name);
     heir.inspect_err(|error| tracing::error!("cannot hand over: {error}"))
         .ok()
 }

@@ -19,7 +19,7 @@ use crate::unit::{CommandError, Unit, answer};
 use crate::unit_info::UnitInfo;
 
 /// The pause before the second try to log in; it doubles.
-const PAUSE_FIRST: Duration = Duration::from_millis(500);
+const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 /// The pause after a session in which nothing was done; it doubles.
 const FRUITLESS_PAUSE: Duration = Duration::from_millis(20);
@@ -498,7 +498,7 @@ impl Attendant {
         let has_other = self.next_path != (self.path + 1) % self.settings.ways();
         let pause = match has_other {
             true => Duration::ZERO,
-            false => (PAUSE_FIRST * (1 << down.tries.min(6))).min(PAUSE_MAX),
+            false => (PAUSE_FIRST * (1 << down.tries.min(7))).min(PAUSE_MAX),
         };
         down.tries += u32::from(!has_other);
         down.next_try = Instant::now() + pause;
