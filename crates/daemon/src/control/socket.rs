@@ -67,17 +67,28 @@ pub struct Left {
 }
 
 impl Left {
+    fn path(&self) -> Option<PathBuf> {
+        let at = rustix::net::getsockname(&self.socket).ok()?;
+        let at = SocketAddrUnix::try_from(at).ok()?;
+        Some(PathBuf::from(OsStr::from_bytes(at.path_bytes()?)))
+    }
+
     /// Does it listen at this path?
     fn is_at(&self, path: &Path) -> bool {
         let is_listening = sockopt::socket_acceptconn(&self.socket).unwrap_or(false);
-        let at = rustix::net::getsockname(&self.socket).map(SocketAddrUnix::try_from);
-        let is_same = |at: &SocketAddrUnix| {
-            let at = at.path_bytes().map(|at| Path::new(OsStr::from_bytes(at)));
-            at.is_some_and(|at| same(at, path))
-        };
         let is_there =
             || std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-        is_listening && matches!(at, Ok(Ok(at)) if is_same(&at)) && is_there()
+        is_listening && self.path().is_some_and(|at| same(&at, path)) && is_there()
+    }
+
+    /// Nobody needs it: it goes, with its file.
+    fn forget(self) {
+        let path = self.path().filter(|_| !self.is_passed);
+        drop(self);
+        if let Some(path) = path {
+            // A live one stays, and of one that stays though it is stale nobody needs to hear.
+            remove_stale(&path).ok();
+        }
     }
 }
 
@@ -156,11 +167,15 @@ pub fn bind(path: &Path, audience: Audience, left: Option<Left>) -> Result<Bound
     let mode = audience.mode();
     let is_ours =
         |left: &Left| left.is_at(path) && (left.is_passed || rustix::fs::chmod(path, mode).is_ok());
-    if let Some(left) = left.filter(is_ours) {
-        let listener = UnixListener::from(left.socket);
-        let mut bound = Bound::passed(path.to_owned(), listener);
-        bound.identity = identity(path).filter(|_| !left.is_passed);
-        return Ok(bound);
+    match left {
+        Some(left) if is_ours(&left) => {
+            let listener = UnixListener::from(left.socket);
+            let mut bound = Bound::passed(path.to_owned(), listener);
+            bound.identity = identity(path).filter(|_| !left.is_passed);
+            return Ok(bound);
+        }
+        Some(other) => other.forget(),
+        None => {}
     }
     let system = |what| {
         move |source: io::Error| BindError::System {
@@ -351,10 +366,11 @@ mod tests {
         let mode = |path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&path), 0o666);
         next.listener().unwrap().accept().unwrap();
-        // Somebody else's place.
+        // The configuration has another place by now.
         let other = folder.path().join("other");
         let other = bind(&other, Audience::Owner, next.leave()).unwrap();
         assert!(other.path().exists() && other.path().ends_with("other"));
+        assert!(!path.exists());
         // One whose path is gone is of no use, and a stale one is replaced.
         let first = bind_own(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
