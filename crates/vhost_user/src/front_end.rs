@@ -218,6 +218,10 @@ impl Conversation {
     fn run(&mut self, before: Vec<Message>) -> Option<Error> {
         if !before.is_empty() {
             self.spoke.store(true, Ordering::Relaxed);
+            let session = self.session.lock();
+            session
+                .unwrap_or_else(PoisonError::into_inner)
+                .allow_earlier_queues();
             for message in before {
                 if let Err(error) = self.relay.replay(message) {
                     return Some(error);

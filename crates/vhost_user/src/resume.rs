@@ -3,6 +3,8 @@
 //! virtio-blk cannot tell a driver that its disk is another one. After the disk of an export has changed, a queue is served only
 //! if its driver starts it anew. The check runs on the session's thread, when a queue starts.
 
+use std::collections::BTreeSet;
+
 use virtio_device::VirtioDevice;
 
 /// Which queues of a session may resume.
@@ -10,14 +12,14 @@ pub(crate) struct ResumeCheck {
     /// The disk is another one than that of the export's last driver.
     is_replaced: bool,
     /// Queues that were started anew in this session: they know the disk.
-    started_anew: Vec<bool>,
+    started_anew: BTreeSet<u16>,
 }
 
 impl ResumeCheck {
     pub fn new(device: &dyn VirtioDevice) -> ResumeCheck {
         ResumeCheck {
             is_replaced: device.is_replaced(),
-            started_anew: vec![false; usize::from(device.queue_count())],
+            started_anew: BTreeSet::new(),
         }
     }
 
@@ -31,8 +33,7 @@ impl ResumeCheck {
         device: &dyn VirtioDevice,
         resumes: impl FnOnce() -> bool,
     ) -> Result<(), String> {
-        let started_anew = &mut self.started_anew[usize::from(index)];
-        if self.is_replaced && !*started_anew {
+        if self.is_replaced && !self.started_anew.contains(&index) {
             if resumes() {
                 device.driver_resumes();
                 return Err(format!(
@@ -40,7 +41,7 @@ impl ResumeCheck {
                      hint: reset or restart the virtual machine, or give the export its disk back"
                 ));
             }
-            *started_anew = true;
+            self.started_anew.insert(index);
         }
         device.driver_started();
         Ok(())

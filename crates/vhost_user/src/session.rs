@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use guest_memory::{MemoryTable, RegionSpec};
-use reactor::{Pool, WorkerHandle};
+use reactor::{Pool, RateLimit, WorkerHandle};
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg,
@@ -36,6 +37,8 @@ const F_RING_PACKED: u64 = 1 << 34;
 
 /// Largest queue that a front end may set up (virtio 1.3, 2.7: at most 32768; drivers use 128 to 1024).
 const MAX_QUEUE_SIZE: u32 = 1024;
+/// Largest number of queues of any device type: virtio-scsi has 2 beside its 254 request queues.
+const MAX_QUEUES: u16 = 256;
 /// Memory regions of one front end, if it adds them one by one. QEMU's own limit is 512.
 const MAX_MEMORY_REGIONS: u64 = 512;
 /// States of a front end's memory that it has replaced as a whole and that requests in flight still use. All of each is mapped.
@@ -46,6 +49,9 @@ const MAX_CHANGED_TABLES: usize = MAX_MEMORY_REGIONS as usize;
 const MAX_OLD_MAPPINGS: usize = 1024;
 /// The configuration space reads as zero up to here, whatever the device's own length.
 const CONFIG_SPACE: usize = 256;
+
+/// A front end that reconnects often repeats its features each time.
+static LOST_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
 pub(crate) struct Session {
     device: Arc<dyn VirtioDevice>,
@@ -142,15 +148,28 @@ impl Session {
         Ok(&mut self.vrings[index as usize])
     }
 
+    /// Adds queues up to `count` for a driver that was offered more of them by an earlier device.
+    fn allow_queues(&mut self, count: u16) {
+        let count = usize::from(count.min(MAX_QUEUES));
+        if count > self.vrings.len() {
+            self.vrings.resize_with(count, Vring::default);
+        }
+    }
+
+    /// Allows all queues that an earlier process may have offered: its session continues here.
+    pub(crate) fn allow_earlier_queues(&mut self) {
+        self.allow_queues(MAX_QUEUES);
+    }
+
     /// What a vring said, as the session's refusal.
     fn checked(&mut self, index: u32, result: Result<(), String>) -> Reply<()> {
         result.or_else(|why| self.refuse(format!("queue {index}: {why}")))
     }
 
-    fn check_inflight(&mut self, said: &VhostUserInflight) -> Reply<()> {
+    /// Checks an in-flight region for a device of `count` queues.
+    fn check_inflight(&mut self, said: &VhostUserInflight, count: usize) -> Reply<()> {
         let (queues, size) = (said.num_queues, said.queue_size);
-        if usize::from(queues) > self.vrings.len() || u32::from(size) > MAX_QUEUE_SIZE {
-            let count = self.vrings.len();
+        if usize::from(queues) > count || u32::from(size) > MAX_QUEUE_SIZE {
             return self.refuse(format!(
                 "an in-flight region for {queues} queues of {size}; the device has {count}, of at most {MAX_QUEUE_SIZE}"
             ));
@@ -302,7 +321,8 @@ impl Session {
     fn reset(&mut self) {
         self.stop_vrings();
         if let Some(region) = &self.inflight {
-            (0..self.device.queue_count()).for_each(|index| region.empty(index, self.is_packed()));
+            let queues = 0..self.vrings.len() as u16;
+            queues.for_each(|index| region.empty(index, self.is_packed()));
         }
         self.vrings.iter_mut().for_each(Vring::reset);
         self.device.reset();
@@ -364,11 +384,25 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_features(&mut self, features: u64) -> Reply<()> {
-        let unknown = features & !self.offered();
+        let lost = features & !self.offered();
+        let unknown = lost & !self.device.known_features();
         if unknown != 0 {
             return self.refuse(format!("feature bits {unknown:#x} were never offered"));
         }
+        if lost != 0
+            && let Some(suppressed) = LOST_LOG.pass()
+        {
+            let export = self.device.name();
+            let features = format_args!("{lost:#x}");
+            tracing::warn!(
+                export,
+                features,
+                suppressed,
+                "driver has features that the device does not offer any more; requests that need them fail"
+            );
+        }
         self.features = features;
+        self.allow_queues(self.device.queue_limit(features));
         Ok(())
     }
 
@@ -552,7 +586,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_inflight_fd(&mut self, said: &VhostUserInflight) -> Reply<(VhostUserInflight, File)> {
-        self.check_inflight(said)?;
+        self.check_inflight(said, self.vrings.len())?;
         let made = InflightRegion::create(said.num_queues, said.queue_size)
             .and_then(|(said, file)| Ok((said, RegionId::of(&file)?, file)));
         match made {
@@ -565,7 +599,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_inflight_fd(&mut self, said: &VhostUserInflight, file: File) -> Reply<()> {
-        self.check_inflight(said)?;
+        self.check_inflight(said, usize::from(MAX_QUEUES))?;
         if self.runs() {
             return self.refuse("the in-flight region changed while queues run");
         }
@@ -573,6 +607,8 @@ impl VhostUserBackendReqHandlerMut for Session {
             Ok(region) => self.inflight = Some(region),
             Err(why) => return self.refuse(why),
         }
+        // An earlier device made the region for as many queues as it had.
+        self.allow_queues(said.num_queues);
         Ok(())
     }
 

@@ -44,6 +44,21 @@ pub const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 21;
 /// Offset of the one field that a driver may write.
 pub const WRITEBACK_OFFSET: u32 = 32;
 
+/// Most queues of a device.
+pub const QUEUES_MAX: u16 = 256;
+
+/// Every feature bit that [`features`] offers for some disk.
+pub const KNOWN_FEATURES: u64 = F_SIZE_MAX
+    | F_SEG_MAX
+    | F_RO
+    | F_BLK_SIZE
+    | F_FLUSH
+    | F_TOPOLOGY
+    | F_CONFIG_WCE
+    | F_MQ
+    | F_DISCARD
+    | F_WRITE_ZEROES;
+
 /// Feature bits of a disk.
 pub fn features(info: &DiskInfo, queues: u16) -> u64 {
     let mut features = F_SIZE_MAX | F_SEG_MAX | F_BLK_SIZE | F_TOPOLOGY | F_FLUSH;

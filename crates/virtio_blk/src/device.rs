@@ -73,7 +73,7 @@ impl BlkDevice {
     pub fn new(disk: Arc<Disk>, options: BlkOptions) -> BlkDevice {
         BlkDevice {
             name: options.name,
-            queues: options.queues.clamp(1, 256),
+            queues: options.queues.clamp(1, config::QUEUES_MAX),
             disk,
             writeback: AtomicBool::new(true),
             cannot_flush: AtomicBool::new(false),
@@ -181,8 +181,22 @@ impl VirtioDevice for BlkDevice {
         config::features(&self.disk.info(), self.queues)
     }
 
+    fn known_features(&self) -> u64 {
+        config::KNOWN_FEATURES
+    }
+
     fn queue_count(&self) -> u16 {
         self.queues
+    }
+
+    /// A driver that accepted VIRTIO_BLK_F_MQ has several queues, also if only one is offered now.
+    fn queue_limit(&self, features: u64) -> u16 {
+        let is_lost = self.queues == 1 && features & config::F_MQ != 0;
+        if is_lost {
+            config::QUEUES_MAX
+        } else {
+            self.queues
+        }
     }
 
     fn config(&self) -> Vec<u8> {

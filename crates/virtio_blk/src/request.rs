@@ -159,11 +159,11 @@ fn transfer(sector: u64, length: u32, info: &DiskInfo, way: Transfer) -> Result<
 }
 
 fn ranges(kind: RangeKind, offered: bool, length: u32, info: &DiskInfo) -> Result<Request, u8> {
-    if !offered {
-        return Err(S_UNSUPP);
-    }
     if info.read_only {
         return Err(S_IOERR);
+    }
+    if !offered {
+        return Err(S_UNSUPP);
     }
     let count = length / RANGE_SIZE as u32;
     if length == 0 || !length.is_multiple_of(RANGE_SIZE as u32) || count > crate::config::MAX_RANGES

@@ -116,8 +116,20 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// The device type's own feature bits; those of the transport and the rings are not its business.
     fn features(&self) -> u64;
 
+    /// Feature bits that the type offers with some disk or option. A driver may have accepted them before the device lost them.
+    fn known_features(&self) -> u64 {
+        self.features()
+    }
+
     /// Queues that a driver may use.
     fn queue_count(&self) -> u16;
+
+    /// Queues that a driver with these features may use: more than [`VirtioDevice::queue_count`] if it accepted the features
+    /// when the device had more.
+    fn queue_limit(&self, features: u64) -> u16 {
+        let _ = features;
+        self.queue_count()
+    }
 
     /// The whole configuration space.
     fn config(&self) -> Vec<u8>;
