@@ -21,7 +21,7 @@ pub struct Surroundings {
     /// Files that are not found here are nowhere; else the daemon, which another user may have started on another
     /// machine, is to look.
     pub files_are_here: bool,
-    /// The sandbox where nothing else is configured: `LUNETTE_SANDBOX`, for tests.
+    /// The sandbox where nothing else is configured: `LUNETTE_SANDBOX`, for tests and for the unit of a service manager.
     pub sandbox: sandbox::Mode,
     /// Its paths, set apart by colons: `LUNETTE_SANDBOX_PATHS`.
     pub sandbox_paths: Vec<PathBuf>,

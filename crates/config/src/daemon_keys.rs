@@ -269,9 +269,9 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
         key: key(
             "sandbox",
             Kind::Word(&const { words(&sandbox::Mode::WORDS) }),
-            "`log`",
+            "`threads`",
             RESTART,
-            "[what becomes of a thread](security.md#the-sandbox) that makes a system call or opens a file it has no need of",
+            "[confinement](security.md#the-sandbox) of the process and its threads to the system calls and files that they need",
             |key, reader, draft| {
                 let mode = reader.choice(key.name, &sandbox::Mode::WORDS);
                 draft.sandbox = mode.map(|at| at.value);
@@ -282,7 +282,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "sandbox",
             "MODE",
             FlagForm::Word,
-            "System calls and files that the daemon has no need of: off, log (name them in the kernel's log) or enforce (end the process)",
+            "Confinement to the needed system calls and files: off, log (record violations), threads (confine workers and sessions) or enforce (confine the process, too)",
         ),
     },
     DaemonKey {

@@ -650,7 +650,7 @@ fn config() -> impl Strategy<Value = Config> {
                     metrics_listen: control
                         .as_ref()
                         .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),
-                    sandbox: sandbox::Mode::WORDS[count % 3].1,
+                    sandbox: sandbox::Mode::WORDS[count % 4].1,
                     sandbox_paths: control.iter().map(PathBuf::from).collect(),
                     control: control.map(|path| PathBuf::from(format!("/run/control/{path}"))),
                     workers: WorkersConfig {

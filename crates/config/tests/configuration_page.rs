@@ -159,7 +159,7 @@ fn read(text: &str) -> Result<Config, Diagnostics> {
     let surroundings = Surroundings {
         cpus: (0..256).collect(),
         files_are_here: false,
-        sandbox: sandbox::Mode::Log,
+        sandbox: sandbox::Mode::Threads,
         sandbox_paths: Vec::new(),
     };
     parse(Some(("page.toml", text)), &Flags::default(), &surroundings)

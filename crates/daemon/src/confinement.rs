@@ -38,7 +38,7 @@ pub fn confine(
 ) -> Result<(), StartError> {
     let paths = match config.sandbox {
         Mode::Enforce => paths(config, options, config_file),
-        Mode::Off | Mode::Log => Paths::default(),
+        Mode::Off | Mode::Log | Mode::Threads => Paths::default(),
     };
     let report = sandbox::begin(config.sandbox, &paths).map_err(|error| error.to_string())?;
     if report.mode != Mode::Off {

@@ -132,7 +132,12 @@ fn came_to(status: ExitStatus) -> &'static str {
 
 #[test]
 fn confined_threads_reach_nothing_that_has_a_name() {
-    for thread in ["worker", "session"] {
+    let threads = [
+        ("threads", "worker"),
+        ("enforce", "worker"),
+        ("enforce", "session"),
+    ];
+    for (mode, thread) in threads {
         for (name, expected) in [
             ("nothing", "done"),
             ("open", "refused"),
@@ -144,8 +149,12 @@ fn confined_threads_reach_nothing_that_has_a_name() {
             ("socket", "killed"),
             ("ring", "killed"),
         ] {
-            let status = run("enforce", thread, name);
-            assert_eq!(came_to(status), expected, "{name} in a {thread}: {status}");
+            let status = run(mode, thread, name);
+            assert_eq!(
+                came_to(status),
+                expected,
+                "{name} in a {thread} with {mode}: {status}"
+            );
         }
     }
 }
@@ -161,6 +170,21 @@ fn process_reads_what_it_is_left_and_executes_nothing() {
         ("ring", "done"),
     ] {
         let status = run("enforce", "process", name);
+        assert_eq!(came_to(status), expected, "{name}: {status}");
+    }
+}
+
+#[test]
+fn process_fails_to_execute_and_reaches_files_with_threads_confined() {
+    for (name, expected) in [
+        ("open", "done"),
+        ("create", "done"),
+        ("unlink", "done"),
+        ("kill", "refused"),
+        ("execute", "refused"),
+        ("ring", "done"),
+    ] {
+        let status = run("threads", "process", name);
         assert_eq!(came_to(status), expected, "{name}: {status}");
     }
 }

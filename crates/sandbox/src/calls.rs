@@ -14,9 +14,29 @@ pub enum Argument {
     Is(u8, &'static [u64]),
     /// All of these bits at this place.
     Has(u8, u64),
+    /// At least one of these bits at this place.
+    HasOneOf(u8, &'static [u64]),
 }
 
-use Argument::{Any, Has, Is};
+use Argument::{Any, Has, HasOneOf, Is};
+
+/// Flags of clone(2) that create a namespace. CLONE_NEWTIME is valid in clone3 and unshare only.
+const NEW_NAMESPACES: &[u64] = &[
+    libc::CLONE_NEWNS as u64,
+    libc::CLONE_NEWCGROUP as u64,
+    libc::CLONE_NEWUTS as u64,
+    libc::CLONE_NEWIPC as u64,
+    libc::CLONE_NEWUSER as u64,
+    libc::CLONE_NEWPID as u64,
+    libc::CLONE_NEWNET as u64,
+];
+
+/// Calls that fail in every thread, with their errno. A filter cannot read the flags of clone3, because they are in memory; at ENOSYS the
+/// C library falls back to clone, and a filter can check the flags of clone.
+pub const FAILING: &[(Call, i32)] = &[
+    ((libc::SYS_clone, HasOneOf(0, NEW_NAMESPACES)), libc::EPERM),
+    ((libc::SYS_clone3, Any), libc::ENOSYS),
+];
 
 /// No thread of the daemon runs a program, debugs, mounts, loads code into the kernel, or becomes another user.
 pub const DENIED: &[Call] = &[
@@ -60,7 +80,12 @@ pub const DENIED: &[Call] = &[
     (libc::SYS_fspick, Any),
     (libc::SYS_mount_setattr, Any),
     (libc::SYS_open_by_handle_at, Any),
+    (libc::SYS_name_to_handle_at, Any),
+    (libc::SYS_fanotify_init, Any),
+    (libc::SYS_fanotify_mark, Any),
     (libc::SYS_mknodat, Any),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_mknod, Any),
     // the kernel and the machine
     (libc::SYS_bpf, Any),
     (libc::SYS_perf_event_open, Any),
@@ -69,11 +94,13 @@ pub const DENIED: &[Call] = &[
     (libc::SYS_finit_module, Any),
     (libc::SYS_delete_module, Any),
     (libc::SYS_kexec_load, Any),
+    (libc::SYS_kexec_file_load, Any),
     (libc::SYS_reboot, Any),
     (libc::SYS_swapon, Any),
     (libc::SYS_swapoff, Any),
     (libc::SYS_acct, Any),
     (libc::SYS_quotactl, Any),
+    (SYS_QUOTACTL_FD, Any),
     (libc::SYS_syslog, Any),
     (libc::SYS_settimeofday, Any),
     (libc::SYS_clock_settime, Any),
@@ -87,7 +114,28 @@ pub const DENIED: &[Call] = &[
     (libc::SYS_keyctl, Any),
     (libc::SYS_nfsservctl, Any),
     (libc::SYS_lookup_dcookie, Any),
+    // placement of other processes' memory
+    (libc::SYS_move_pages, Any),
+    (libc::SYS_migrate_pages, Any),
+    // ports of the machine, and calls of old kernels
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_iopl, Any),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_ioperm, Any),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_modify_ldt, Any),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_uselib, Any),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_ustat, Any),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_sysfs, Any),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS__sysctl, Any),
 ];
+
+/// quotactl_fd(2); the crate `libc` has no name for it on every architecture.
+const SYS_QUOTACTL_FD: i64 = 443;
 
 /// A worker's ring is restricted by itself to operations on descriptors (`uring`), so it is no way round this list. Nothing here
 /// takes a path, but for `openat`, which is refused, and those that look at a descriptor with an empty one.
@@ -160,6 +208,7 @@ pub const WORKER: &[Call] = &[
     (libc::SYS_rt_sigprocmask, Any),
     (libc::SYS_rt_sigreturn, Any),
     (libc::SYS_sigaltstack, Any),
+    // Both as far as FAILING permits.
     (libc::SYS_clone, Any),
     (libc::SYS_clone3, Any),
     (libc::SYS_set_robust_list, Any),

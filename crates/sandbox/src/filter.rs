@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
+    SeccompRule, TargetArch, sock_filter,
 };
 
 use crate::calls::{self, Argument, Call};
@@ -19,16 +19,55 @@ fn failed(error: impl std::fmt::Display) -> Error {
     Error(format!("cannot set a seccomp filter: {error}"))
 }
 
-/// A violation of the list.
-fn violation(mode: Mode) -> SeccompAction {
+/// Result of a call that [`calls::DENIED`] lists. In [`Mode::Threads`] it fails as without the privilege for it, because calls of the
+/// libraries in the process differ between versions.
+fn denied(mode: Mode) -> SeccompAction {
     match mode {
         Mode::Enforce => SeccompAction::KillProcess,
+        Mode::Threads => SeccompAction::Errno(libc::EPERM.unsigned_abs()),
         Mode::Log | Mode::Off => SeccompAction::Log,
     }
 }
 
-/// Denies the process, and all threads that it starts from now on, what none of them needs.
+/// Result of a call that the closed list of a thread lacks.
+fn unlisted(mode: Mode) -> SeccompAction {
+    match mode {
+        Mode::Enforce | Mode::Threads => SeccompAction::KillProcess,
+        Mode::Log | Mode::Off => SeccompAction::Log,
+    }
+}
+
+/// First number of the x32 system calls. They pass for x86-64 in the architecture field, and no list of numbers covers them.
+#[cfg(target_arch = "x86_64")]
+const X32_CALLS: u32 = 0x4000_0000;
+
+/// A filter that gives x32 system calls the result `action` and allows all others.
+#[cfg(target_arch = "x86_64")]
+fn x32(action: SeccompAction) -> BpfProgram {
+    // BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JGE | BPF_K, BPF_RET | BPF_K of linux/bpf_common.h
+    const LOAD: u16 = 0x20;
+    const JUMP_IF_AT_LEAST: u16 = 0x35;
+    const RETURN: u16 = 0x06;
+    let instruction = |code, jt, k| sock_filter { code, jt, jf: 0, k };
+    vec![
+        // The number is the first field of seccomp_data.
+        instruction(LOAD, 0, 0),
+        instruction(JUMP_IF_AT_LEAST, 1, X32_CALLS),
+        instruction(RETURN, 0, SeccompAction::Allow.into()),
+        instruction(RETURN, 0, action.into()),
+    ]
+}
+
+/// Sets the filters of the process, which all threads that it starts from now on inherit.
 pub fn process(mode: Mode) -> Result<(), Error> {
+    if mode.confines_threads() {
+        for (call, errno) in calls::FAILING {
+            let answer = SeccompAction::Errno(errno.unsigned_abs());
+            apply(rules([*call].into_iter())?, SeccompAction::Allow, answer)?;
+        }
+    }
+    #[cfg(target_arch = "x86_64")]
+    seccompiler::apply_filter(&x32(denied(mode))).map_err(failed)?;
     let mut rules = rules(calls::DENIED.iter().copied())?;
     // Signals go to this process alone.
     let own = u64::from(std::process::id());
@@ -36,12 +75,12 @@ pub fn process(mode: Mode) -> Result<(), Error> {
         let other = condition(0, &SeccompCmpOp::Ne, own)?;
         rules.insert(number, vec![SeccompRule::new(vec![other]).map_err(failed)?]);
     }
-    apply(rules, SeccompAction::Allow, violation(mode))
+    apply(rules, SeccompAction::Allow, denied(mode))
 }
 
 /// Allows the calling thread what its kind needs.
 pub fn thread(mode: Mode, thread: Thread) -> Result<(), Error> {
-    if mode == Mode::Enforce {
+    if mode.confines_threads() {
         // glibc looks at a file of /proc when memory is freed, and goes on without it: opening fails, and ends nothing.
         let opening = rules([(libc::SYS_openat, Argument::Any)].into_iter())?;
         let refused = SeccompAction::Errno(libc::EACCES.unsigned_abs());
@@ -62,7 +101,7 @@ pub fn thread(mode: Mode, thread: Thread) -> Result<(), Error> {
     );
     // Refused above, which is no violation.
     rules.insert(libc::SYS_openat, Vec::new());
-    apply(rules, violation(mode), SeccompAction::Allow)
+    apply(rules, unlisted(mode), SeccompAction::Allow)
 }
 
 fn condition(at: u8, operator: &SeccompCmpOp, value: u64) -> Result<SeccompCondition, Error> {
@@ -84,6 +123,12 @@ fn rules(calls: impl Iterator<Item = Call>) -> Result<Rules, Error> {
             Argument::Has(at, bits) => {
                 let has = condition(at, &SeccompCmpOp::MaskedEq(bits), bits)?;
                 chain.push(SeccompRule::new(vec![has]).map_err(failed)?);
+            }
+            Argument::HasOneOf(at, flags) => {
+                for flag in flags {
+                    let has = condition(at, &SeccompCmpOp::MaskedEq(*flag), *flag)?;
+                    chain.push(SeccompRule::new(vec![has]).map_err(failed)?);
+                }
             }
         }
     }

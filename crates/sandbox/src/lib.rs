@@ -15,25 +15,35 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// What happens when a thread makes a system call that it has no need of.
+/// How strictly the process and its threads are confined. Each mode includes the restrictions of the one before, except [`Mode::Log`],
+/// which restricts nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Nothing: no filter, no rules.
+    /// No filters and no rules.
     Off,
-    /// The kernel's audit log names it; the call is carried out. Folders are not restricted, for Landlock cannot only log.
-    #[default]
+    /// The kernel's audit log records violations. The calls are carried out, and folders are not restricted.
     Log,
-    /// The kernel ends the process and logs the call.
+    /// Workers, sessions and device threads have closed lists of system calls and reach no path; a violation ends the process. Calls
+    /// on the deny list of the process fail with EPERM. The process reaches all folders of its user.
+    #[default]
+    Threads,
+    /// As [`Mode::Threads`]. In addition, the process reaches only its own folders, and a call on its deny list ends it.
     Enforce,
 }
 
 impl Mode {
     /// The modes by their words.
-    pub const WORDS: [(&'static str, Mode); 3] = [
+    pub const WORDS: [(&'static str, Mode); 4] = [
         ("off", Mode::Off),
         ("log", Mode::Log),
+        ("threads", Mode::Threads),
         ("enforce", Mode::Enforce),
     ];
+
+    /// True if the closed lists of threads are enforced.
+    fn confines_threads(self) -> bool {
+        matches!(self, Mode::Threads | Mode::Enforce)
+    }
 }
 
 impl fmt::Display for Mode {
@@ -41,6 +51,7 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Mode::Off => "off",
             Mode::Log => "log",
+            Mode::Threads => "threads",
             Mode::Enforce => "enforce",
         })
     }
@@ -127,7 +138,7 @@ pub fn confine(thread: Thread) -> Result<(), Error> {
     if mode == Mode::Off || !has_seccomp() {
         return Ok(());
     }
-    if mode == Mode::Enforce {
+    if mode.confines_threads() {
         folders::close_all()?;
     }
     filter::thread(mode, thread)
