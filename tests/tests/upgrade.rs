@@ -377,6 +377,54 @@ fn jobs_keep_the_daemon_from_ending() -> Result<()> {
     last.end()
 }
 
+/// Writes the configuration file of one raw disk behind vhost-user, with `keys` of the daemon and `disk` keys of the disk.
+fn write_configuration(scratch: &Scratch, keys: &str, disk: &str) -> Result<()> {
+    let (file, socket) = (scratch.file("d0.raw"), scratch.socket("d0.sock"));
+    let text = format!(
+        "{keys}\n[[disk]]\nname = \"d0\"\nbackend = \"file\"\npath = {file:?}\nsize = \"64M\"\ncache = \"writeback\"\n{disk}\n\
+         [[vhost_blk]]\ndisk = \"d0\"\nsocket = {socket:?}\n"
+    );
+    Ok(std::fs::write(scratch.file("lunette.toml"), text)?)
+}
+
+#[test]
+fn upgrade_refuses_what_a_reload_refuses() -> Result<()> {
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        write_configuration(scratch, "workers = 1", "")?;
+        let file = scratch.file("lunette.toml").display().to_string();
+        Ok(daemon.arguments(["--config", &file]))
+    })?;
+    let load = VerifiedLoad::start(&rig.socket("d0"))?;
+    load.goes_on(SOON)?;
+    let before = pid(&rig)?;
+    for disk in ["read_only = true", "block_size = 4096"] {
+        write_configuration(&rig.scratch, "workers = 1", disk)?;
+        for command in ["reload", "upgrade"] {
+            let refused = rig.daemon.lunette(&[command]).err();
+            let refused = refused.with_context(|| format!("{command}: {disk}"))?;
+            ensure!(refused.to_string().contains("disk d0"), "{refused}");
+        }
+        ensure!(pid(&rig)? == before);
+        load.goes_on(SOON)?;
+    }
+    // An export that has a client.
+    std::fs::write(rig.scratch.file("lunette.toml"), "workers = 1\n")?;
+    let refused = rig.daemon.lunette(&["upgrade"]).err();
+    let refused = refused.context("its client loses the export")?.to_string();
+    ensure!(refused.contains("has a client"), "{refused}");
+    load.goes_on(SOON)?;
+    // A key of the daemon itself: a reload refuses it, and the next daemon has it.
+    write_configuration(&rig.scratch, "workers = 2", "")?;
+    ensure!(rig.daemon.lunette(&["reload"]).is_err());
+    let mut last = Last(0);
+    last.upgrade(&mut rig, &[])?;
+    load.goes_on(SOON)?;
+    let status: Value = control::get(&rig.daemon.control(), "/v1/status")?;
+    ensure!(status["workers"] == 2, "{status}");
+    ensure!(load.finish()? > 0);
+    last.end()
+}
+
 #[test]
 fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
     let mut rig = two_disks(blk_and_scsi)?;

@@ -87,6 +87,17 @@ impl Config {
         }
     }
 
+    /// Returns the daemon's own keys of this configuration with the disks and exports of another.
+    pub fn with_objects_of(&self, other: &Config) -> Config {
+        Config {
+            disks: other.disks.clone(),
+            vhost_blk: other.vhost_blk.clone(),
+            vhost_scsi: other.vhost_scsi.clone(),
+            iscsi: other.iscsi.clone(),
+            ..self.clone()
+        }
+    }
+
     /// Puts a disk in the place of the one of its name, or behind the others.
     pub fn put_disk(&mut self, disk: DiskConfig) {
         match self.disks.iter_mut().find(|known| known.name == disk.name) {

@@ -198,6 +198,9 @@ pub struct UpgradeArguments {
     /// Go on where jobs are at work: they end, and their disks are as they were
     #[arg(long)]
     pub end_jobs: bool,
+    /// Upgrade although lunette reload would refuse the configuration file: clients of changed disks may lose their sessions
+    #[arg(long)]
+    pub force: bool,
     /// Print the version of what this program understands of a running daemon
     #[arg(long, hide = true)]
     pub handover_version: bool,

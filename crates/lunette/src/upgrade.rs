@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use control::objects::{Disk, Job};
-use control::{Client, HANDOVER_VERSION, Version};
+use control::{Client, ClientError, HANDOVER_VERSION, Method, Version};
 
 use crate::cli::UpgradeArguments;
 use crate::failure::{Failure, Outcome};
@@ -57,6 +57,9 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
     }
     if !arguments.end_jobs {
         check_jobs(&client)?;
+    }
+    if !arguments.force {
+        check_configuration(&client)?;
     }
     let began = Instant::now();
     let mut child = process.start(&program, true)?;
@@ -168,6 +171,16 @@ fn check_jobs(client: &Client) -> Outcome {
             "jobs would end, and be rolled back: {}; hint: lunette job wait, or --end-jobs",
             at_work.join(", ")
         ))),
+    }
+}
+
+/// Refuses a configuration file that a reload would refuse: clients would lose their disks or their sessions.
+fn check_configuration(client: &Client) -> Outcome {
+    match client.change(Method::POST, "/v1/upgrade/check", None) {
+        Ok(_) => Ok(()),
+        // A daemon of an earlier version has no such check.
+        Err(ClientError::Problem { problem }) if problem.status == 404 => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

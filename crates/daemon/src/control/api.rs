@@ -301,6 +301,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(status::get))
         .routes(routes!(version::get))
         .routes(routes!(upgrade::begin))
+        .routes(routes!(upgrade::check))
         .routes(routes!(disks::list))
         .routes(routes!(disks::show, disks::put, disks::remove))
         .routes(routes!(disks::resize))

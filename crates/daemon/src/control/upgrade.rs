@@ -1,4 +1,5 @@
-//! `POST /v1/upgrade`: another daemon goes on with what this one serves.
+//! `POST /v1/upgrade` ends this daemon and hands its clients to the next one. `POST /v1/upgrade/check` checks the configuration file
+//! of the next daemon first.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixDatagram;
@@ -9,10 +10,12 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::http::StatusCode;
 
 use super::ErrorResponse;
 use super::api::{Api, json};
 use super::error_responses::{BodyErrors, ChangeErrors};
+use super::server::blocking;
 use crate::objects::{Fault, Refusal};
 
 /// End, and leave connected front ends to another daemon. It gets their descriptors at its socket, before this daemon has ended.
@@ -46,6 +49,23 @@ pub(super) async fn begin(
         return Err(Refusal::Ending.into());
     }
     Ok(Json(Version::this()))
+}
+
+/// Check whether the next daemon could serve the clients of this one. Refuses a configuration file that a reload would refuse, except
+/// for keys that need a new process. Changes nothing.
+#[utoipa::path(post, path = "/v1/upgrade/check", responses(
+    (status = 204, description = "Clients can stay"),
+    ChangeErrors,
+))]
+pub(super) async fn check(State(api): State<Api>) -> Result<StatusCode, ErrorResponse> {
+    if let Some(reload) = api.reload.clone()
+        // A file that only the next program can read is checked by that program, before it takes over.
+        && let Ok(config) = blocking(move || reload()).await?
+    {
+        let checked = api.manager.ask(move |owner| owner.check_upgrade(&config));
+        checked.await?;
+    }
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Memory of guests goes there: to nobody but root and whom this daemon runs as.

@@ -258,6 +258,21 @@ impl Owner {
         made
     }
 
+    /// Checks whether a daemon with another configuration file could serve the clients of this one.
+    ///
+    /// # Errors
+    /// The reasons for which a reload of that file would be refused, except for keys that need a new process.
+    pub(crate) fn check_upgrade(&self, base: &Config) -> Result<(), Refusal> {
+        let next = super::overlay::Overlay::between(&self.base, &self.config).over(base);
+        let present = next.with_objects_of(&self.present);
+        let plan = self.plan_from(&present, &next)?;
+        let transports = self.servers.transports().ok_or(Refusal::Ending)?;
+        match self.busy(&plan, &transports) {
+            busy if busy.is_empty() => Ok(()),
+            busy => Err(Refusal::Conflict(busy)),
+        }
+    }
+
     /// Targets that stay have the users that are in their files now.
     fn set_chap_users(&self, users: Vec<(String, ChapUsers)>, plan: &mut Plan) {
         for (name, users) in users {
@@ -295,13 +310,17 @@ impl Owner {
 
     /// What makes `next` of what is there and of what waits.
     pub(super) fn plan(&self, next: &Config) -> Result<Plan, Refusal> {
+        self.plan_from(&self.present, next)
+    }
+
+    fn plan_from(&self, present: &Config, next: &Config) -> Result<Plan, Refusal> {
         let faults = relations::check(next);
         if !faults.is_empty() {
             return Err(Refusal::Invalid(faults));
         }
         let mut waiting = self.waiting.clone();
         waiting.keep_wanted(next);
-        let plan = Plan::between(&self.present, &waiting.without(next));
+        let plan = Plan::between(present, &waiting.without(next));
         if !plan.refused.is_empty() {
             return Err(Refusal::Conflict(plan.refused));
         }
