@@ -166,7 +166,15 @@ impl Shared {
                 Ok(hole) if hole > data => Extent::data(hole.next_multiple_of(block)),
                 _ => Extent::UNKNOWN,
             },
-            Err(rustix::io::Errno::NXIO) => self.without_data(offset, self.capacity.bytes()),
+            Err(rustix::io::Errno::NXIO) => {
+                // Bytes behind the end of a truncated file are no hole: reads of them fail.
+                let size = rustix::fs::fstat(&self.control).map_or(0, |stat| stat.st_size as u64);
+                let size = size.next_multiple_of(block).min(self.capacity.bytes());
+                match size > offset {
+                    true => self.without_data(offset, size),
+                    false => Extent::UNKNOWN,
+                }
+            }
             Err(_) => Extent::UNKNOWN,
         }
     }

@@ -146,3 +146,15 @@ fn a_sparse_file_is_a_hole_from_end_to_end() {
         assert_eq!(status(&file, 4096, 8192), [Extent::hole(12288)]);
     }
 }
+
+#[test]
+fn bytes_behind_the_end_of_a_truncated_file_are_no_hole() {
+    for (name, folder, file) in files() {
+        let path = folder.path().join("f.raw");
+        let truncated = std::fs::File::options().write(true).open(path).unwrap();
+        truncated.set_len(SIZE / 2).unwrap();
+        let half = SIZE / 2;
+        assert_eq!(status(&file, 0, half), [Extent::hole(half)], "{name}");
+        assert_eq!(status(&file, half, half), [Extent::data(SIZE)], "{name}");
+    }
+}

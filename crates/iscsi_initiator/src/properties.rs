@@ -13,6 +13,8 @@ pub struct UnitProperties {
     pub physical_exponent: u8,
     /// It spins.
     pub rotational: bool,
+    /// Unmapped blocks do not read as zeroes but, for example, as a provisioning initialization pattern (LBPRZ of page B2h).
+    pub unmapped_pattern: bool,
     /// It unmaps by UNMAP (LBPU).
     pub unmap: bool,
     /// It unmaps by WRITE SAME (16) with the UNMAP bit (LBPWS).
@@ -61,6 +63,9 @@ impl UnitProperties {
         let flags = number(page, 5, 1);
         self.unmap = flags & 0x80 != 0;
         self.unmap_by_write_same = flags & 0x40 != 0;
+        // xx1b: zeroes, 000b: not reported (SBC-4, 6.6.6).
+        let zeroes = (flags >> 2 & 0x07) as u8;
+        self.unmapped_pattern = zeroes != 0 && zeroes & 1 == 0;
     }
 
     /// All mode pages, as MODE SENSE (6) gives them.
@@ -115,6 +120,15 @@ mod tests {
         assert_eq!(unit, expected);
         unit.take_characteristics(&[0, 0xb1, 0, 0x3c, 0, 1]);
         assert!(!unit.rotational);
+    }
+
+    #[test]
+    fn pattern_of_unmapped_blocks_is_not_zeroes() {
+        for (code, is_pattern) in [(0, false), (1, false), (2, true), (5, false), (6, true)] {
+            let mut unit = UnitProperties::default();
+            unit.take_provisioning(&[0, 0xb2, 0, 4, 0, 0xe0 | code << 2, 2, 0]);
+            assert_eq!(unit.unmapped_pattern, is_pattern, "{code:03b}b");
+        }
     }
 
     #[test]

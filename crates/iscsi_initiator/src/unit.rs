@@ -28,6 +28,9 @@ const BUSY_PAUSE: Duration = Duration::from_millis(20);
 const LUNS_BYTES: u32 = 8 + 8 * 16_384;
 /// GET LBA STATUS: descriptors at a time.
 const EXTENTS: u32 = 512;
+/// PROVISIONING STATUS of blocks without data (SBC-4, 5.6.2.3).
+const DEALLOCATED: u8 = 1;
+const ANCHORED: u8 = 2;
 
 /// Why a command did not do what it is for.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +81,7 @@ pub struct Extent {
     pub block: u64,
     /// Blocks.
     pub blocks: u64,
-    /// They hold data, as far as the unit knows; else they are holes.
+    /// The blocks may hold data. Otherwise the unit reports them as deallocated or anchored.
     pub mapped: bool,
 }
 
@@ -245,11 +248,10 @@ impl Unit {
             .map(drop)
     }
 
-    /// What of the unit is data and what holes, from `block` on: GET LBA STATUS, one answer's worth. A unit that does not know is
-    /// all data.
+    /// Returns the extents of one GET LBA STATUS answer, from `block` on. Blocks without a valid descriptor are data.
     ///
     /// # Errors
-    /// When the session is over, or the answer makes no sense.
+    /// When the session is over.
     pub fn extents(&mut self, block: u64) -> Result<Vec<Extent>> {
         const NAME: &str = "GET LBA STATUS";
         let all = Extent {
@@ -265,7 +267,12 @@ impl Unit {
             Err(CommandError::Refused { .. }) => return Ok(vec![all]),
             Err(error) => return Err(error),
         };
-        parse_extents(&data, block, self.info.blocks).map_err(|what| answer(NAME, what))
+        let extents = parse_extents(&data, block, self.info.blocks);
+        Ok(if extents.is_empty() {
+            vec![all]
+        } else {
+            extents
+        })
     }
 
     /// A command that reads up to `length` bytes. Unit attentions are taken, and a unit that is busy is asked again.
@@ -315,43 +322,39 @@ pub fn luns(session: &mut Session) -> Result<Vec<u16>> {
     Ok(luns)
 }
 
-/// The extents of GET LBA STATUS (SBC-4, 5.6.2) from block `from` on, of a unit with `blocks` blocks.
+/// Parses GET LBA STATUS parameter data (SBC-4, 5.6.2) from block `from` on, for a unit of `blocks` blocks.
 ///
-/// # Errors
-/// When they do not follow each other, or there is none.
-pub fn parse_extents(
-    data: &[u8],
-    from: u64,
-    blocks: u64,
-) -> std::result::Result<Vec<Extent>, String> {
+/// Only PROVISIONING STATUS 1h (deallocated) and 2h (anchored) mark a hole. 0h, 3h (mapped), 4h (unknown) and reserved values are data.
+/// Parsing stops at the first descriptor that does not begin where the previous one ended. The blocks behind the last extent are not
+/// described; the caller treats them as data.
+pub fn parse_extents(data: &[u8], from: u64, blocks: u64) -> Vec<Extent> {
     let mut extents = Vec::new();
+    let Some((length, _)) = data.split_first_chunk::<4>() else {
+        return extents;
+    };
+    // PARAMETER DATA LENGTH does not count its own four bytes.
+    let end = (u32::from_be_bytes(*length) as usize).saturating_add(4);
+    let list = data.get(8..end.min(data.len())).unwrap_or_default();
     let mut next = from;
-    for descriptor in data.get(8..).unwrap_or_default().chunks_exact(16) {
-        let number = |from: usize, bytes: usize| {
-            let bytes = &descriptor[from..from + bytes];
-            bytes
+    for descriptor in list.chunks_exact(16) {
+        let number = |field: &[u8]| {
+            field
                 .iter()
                 .fold(0u64, |number, byte| number << 8 | u64::from(*byte))
         };
-        let (first, count) = (number(0, 8), number(8, 4));
+        let (first, count) = (number(&descriptor[..8]), number(&descriptor[8..12]));
         let count = count.min(blocks.saturating_sub(first));
         if first != next || count == 0 {
-            return Err(format!("block {first} where {next} was to come"));
+            break;
         }
         extents.push(Extent {
             block: first,
             blocks: count,
-            mapped: descriptor[12] & 0x0f == 0,
+            mapped: !matches!(descriptor[12], DEALLOCATED | ANCHORED),
         });
         next = first + count;
-        if next >= blocks {
-            break;
-        }
     }
-    match extents.is_empty() {
-        true => Err("no descriptor came".to_owned()),
-        false => Ok(extents),
-    }
+    extents
 }
 
 /// The whole of a 16-byte command with a block address and a length.
@@ -464,6 +467,65 @@ mod tests {
             cdb16(0x88, 0x0102_0304_0506_0708, 0x090a_0b0c),
             [0x88, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0]
         );
+    }
+
+    /// GET LBA STATUS parameter data with these descriptors: first block, blocks, PROVISIONING STATUS.
+    fn lba_status(descriptors: &[(u64, u32, u8)]) -> Vec<u8> {
+        let mut data = (4 + 16 * descriptors.len() as u32).to_be_bytes().to_vec();
+        data.extend([0; 4]);
+        for (block, blocks, status) in descriptors {
+            data.extend(block.to_be_bytes());
+            data.extend(blocks.to_be_bytes());
+            data.extend([*status, 0, 0, 0]);
+        }
+        data
+    }
+
+    fn parsed(data: &[u8]) -> Vec<(u64, u64, bool)> {
+        let extents = parse_extents(data, 8, 100);
+        let each = extents.iter();
+        each.map(|extent| (extent.block, extent.blocks, extent.mapped))
+            .collect()
+    }
+
+    #[test]
+    fn only_deallocated_and_anchored_blocks_are_holes() {
+        for status in 0..=u8::MAX {
+            let is_hole = status == 1 || status == 2;
+            let extents = parsed(&lba_status(&[(8, 4, status)]));
+            assert_eq!(extents, [(8, 4, !is_hole)], "{status:02x}h");
+        }
+    }
+
+    #[test]
+    fn lba_status_descriptors_count_up_to_the_first_that_does_not_follow() {
+        let hole = (8, 4, false);
+        for next in [(11, 4, 1), (13, 4, 1), (8, 4, 1), (0, 100, 1), (12, 0, 1)] {
+            let data = lba_status(&[(8, 4, 1), next, (16, 4, 1)]);
+            assert_eq!(parsed(&data), [hole], "{next:?}");
+        }
+        // The first descriptor has to begin at the block that was asked for.
+        for first in [(0, 50, 1), (9, 4, 1), (u64::MAX, 4, 1)] {
+            assert_eq!(parsed(&lba_status(&[first])), [], "{first:?}");
+        }
+        // A descriptor that reaches beyond the end of the unit.
+        assert_eq!(parsed(&lba_status(&[(8, u32::MAX, 2)])), [(8, 92, false)]);
+    }
+
+    #[test]
+    fn lba_status_ends_at_the_parameter_data_length() {
+        let mut data = lba_status(&[(8, 4, 1), (12, 4, 1)]);
+        assert_eq!(parsed(&data).len(), 2);
+        for cut in 0..data.len() {
+            assert_eq!(parsed(&data[..cut]).len(), cut.saturating_sub(8) / 16);
+        }
+        // The rest of the buffer is not a part of the answer.
+        data[..4].copy_from_slice(&[0, 0, 0, 20]);
+        assert_eq!(parsed(&data).len(), 1);
+        data[..4].copy_from_slice(&[0, 0, 0, 0]);
+        assert_eq!(parsed(&data).len(), 0);
+        data[..4].copy_from_slice(&[0xff; 4]);
+        assert_eq!(parsed(&data).len(), 2);
     }
 
     #[test]

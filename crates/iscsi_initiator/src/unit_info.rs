@@ -36,7 +36,7 @@ pub struct UnitInfo {
     pub read_only: bool,
     /// It can unmap blocks (LBPME).
     pub thin: bool,
-    /// Unmapped blocks read as zeroes (LBPRZ).
+    /// Unmapped blocks read as zeroes (LBPME and LBPRZ). Without it nothing is known about their content.
     pub zeroes: bool,
     /// Most blocks of one read or write; `None`: not said.
     pub transfer_max: Option<u32>,
@@ -155,7 +155,10 @@ impl UnitInfo {
         self.block_size = block_size;
         self.blocks = blocks;
         self.properties.physical_exponent = data.get(13).copied().unwrap_or(0) & 0x0f;
-        (self.thin, self.zeroes) = (provisioning & 0x80 != 0, provisioning & 0x40 != 0);
+        self.thin = provisioning & 0x80 != 0;
+        // LBPRZ has a meaning only together with LBPME (SBC-4, 5.22.2).
+        let zeroes = provisioning & 0xc0 == 0xc0;
+        self.zeroes = zeroes && !self.properties.unmapped_pattern;
         // A unit without mode pages refuses; it says nothing of write protection then.
         let mode = ask("MODE SENSE(6)", &[0x1a, 0x08, 0x3f, 0, 192, 0], 192);
         if let Ok(mode) = mode {

@@ -5,6 +5,7 @@
 //! were ever in flight.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use block::{Extent, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest, encode_extents};
@@ -103,8 +104,9 @@ impl RbdChannel {
                 }
                 classify(IoKind::BlockStatus, errno)
             })?;
+            let data = data_ranges(&pieces);
             Ok(encode_extents(offset..offset + length, |from| {
-                extent_at(&pieces, from)
+                extent_at(&data, from)
             }))
         };
         self.status
@@ -277,17 +279,30 @@ impl RbdChannel {
     }
 }
 
-/// What lies from a byte on, of an image that has data in these pieces, which are in order.
-fn extent_at(pieces: &[Piece], offset: u64) -> Extent {
-    let after = pieces.partition_point(|piece| piece.offset <= offset);
-    let next = pieces.get(after).map_or(u64::MAX, |piece| piece.offset);
-    match after.checked_sub(1).and_then(|at| pieces.get(at)) {
-        Some(Piece {
-            offset: from,
-            length,
-            exists: true,
-        }) if offset - from < *length => Extent::data((from + length).min(next)),
-        _ => Extent::hole(next),
+/// Merges the pieces with data into ranges, sorted and without overlaps. A byte in any piece with data is data, whatever other pieces
+/// librbd lists there.
+fn data_ranges(pieces: &[Piece]) -> Vec<Range<u64>> {
+    let with_data = pieces.iter().filter(|piece| piece.exists);
+    let mut found: Vec<Range<u64>> = with_data
+        .map(|piece| piece.offset..piece.offset.saturating_add(piece.length))
+        .collect();
+    found.sort_unstable_by_key(|range| range.start);
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for range in found {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
+/// Returns the extent at a byte, given the ranges with data.
+fn extent_at(data: &[Range<u64>], offset: u64) -> Extent {
+    let at = data.partition_point(|range| range.end <= offset);
+    match data.get(at) {
+        Some(range) if range.start <= offset => Extent::data(range.end),
+        next => Extent::hole(next.map_or(u64::MAX, |range| range.start)),
     }
 }
 
@@ -392,15 +407,36 @@ mod tests {
         let pieces = [piece(10, 10, true), piece(20, 5, true), piece(40, 5, false)];
         for (offset, extent) in [
             (0, Extent::hole(10)),
-            (10, Extent::data(20)),
-            (19, Extent::data(20)),
+            (10, Extent::data(25)),
             (24, Extent::data(25)),
-            (25, Extent::hole(40)),
+            (25, Extent::hole(u64::MAX)),
             (42, Extent::hole(u64::MAX)),
         ] {
-            assert_eq!(extent_at(&pieces, offset), extent, "{offset}");
+            let found = extent_at(&data_ranges(&pieces), offset);
+            assert_eq!(found, extent, "{offset}");
         }
-        assert_eq!(extent_at(&[], 7), Extent::hole(u64::MAX));
+        assert_eq!(extent_at(&data_ranges(&[]), 7), Extent::hole(u64::MAX));
+    }
+
+    #[test]
+    fn overlapping_pieces_are_data_where_any_of_them_has_data() {
+        let piece = |offset, length, exists| Piece {
+            offset,
+            length,
+            exists,
+        };
+        // A long piece, a short one and a hole inside it, and one whose end does not fit into 64 bits.
+        let pieces = [
+            piece(0, 100, true),
+            piece(10, 10, true),
+            piece(50, 10, false),
+            piece(u64::MAX - 4, 100, true),
+        ];
+        let data = data_ranges(&pieces);
+        for offset in [0, 15, 20, 55, 99] {
+            assert_eq!(extent_at(&data, offset), Extent::data(100), "{offset}");
+        }
+        assert_eq!(extent_at(&data, 100), Extent::hole(u64::MAX - 4));
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! I/O as commands of SBC-4, and answers of a unit as outcomes of I/O. Pure.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use block::{
     COMMAND_HEADER, DeviceSense, Extent, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome,
     IoRequest, ScsiAnswer, ScsiCommand, encode_extents,
@@ -38,7 +41,10 @@ pub(super) struct Manner {
     block_size: u64,
     transfer_max: u64,
     unmaps: Unmaps,
-    unmapped_zeroes: bool,
+    /// Unmapped blocks read as zeroes. Updated when the unit reports something else.
+    pub unmapped_zeroes: Arc<AtomicBool>,
+    /// Clients were told that discarded blocks read as zeroes.
+    promises_zeroes: bool,
     unmap_max: u64,
     write_same_max: u64,
     write_cache: Option<bool>,
@@ -72,22 +78,22 @@ impl Manner {
         let range = |blocks: Option<u64>| {
             blocks.unwrap_or(RANGE_BLOCKS).min(u64::from(u32::MAX)) * block_size
         };
+        let unmaps = match () {
+            // Blocks that it does not unmap it has to write; UNMAP is a hint, and may leave them as they were.
+            () if unit.thin && unit.zeroes && properties.unmap_by_write_same => Unmaps::ByWriteSame,
+            () if unit.thin && properties.unmap => Unmaps::ByUnmap,
+            () if unit.thin && properties.unmap_by_write_same => Unmaps::ByWriteSame,
+            () => Unmaps::No,
+        };
         Manner {
             block_size,
             transfer_max: said
                 .unwrap_or(TRANSFER_BYTES)
                 .clamp(block_size, TRANSFER_BYTES_MAX),
             is_optical: unit.is_optical(),
-            unmaps: match () {
-                // Blocks that it does not unmap it has to write; UNMAP is a hint, and may leave them as they were.
-                () if unit.thin && unit.zeroes && properties.unmap_by_write_same => {
-                    Unmaps::ByWriteSame
-                }
-                () if unit.thin && properties.unmap => Unmaps::ByUnmap,
-                () if unit.thin && properties.unmap_by_write_same => Unmaps::ByWriteSame,
-                () => Unmaps::No,
-            },
-            unmapped_zeroes: unit.zeroes,
+            unmaps,
+            unmapped_zeroes: Arc::new(AtomicBool::new(unit.zeroes)),
+            promises_zeroes: unmaps == Unmaps::ByWriteSame && unit.zeroes,
             unmap_max: range(properties.unmap_max.map(u64::from)),
             write_same_max: range(properties.write_same_max),
             write_cache: properties.write_cache,
@@ -97,7 +103,12 @@ impl Manner {
 
     /// Do ranges that were given back read as zeroes, all of them?
     pub fn discards_to_zeroes(&self) -> bool {
-        self.unmaps == Unmaps::ByWriteSame && self.unmapped_zeroes
+        self.unmaps == Unmaps::ByWriteSame && self.has_zeroes_in_holes()
+    }
+
+    /// Do unmapped blocks read as zeroes?
+    fn has_zeroes_in_holes(&self) -> bool {
+        self.unmapped_zeroes.load(Ordering::Relaxed)
     }
 
     /// Can ranges be given back?
@@ -167,7 +178,9 @@ impl Manner {
             IoKind::Discard if self.unmaps == Unmaps::ByWriteSame => {
                 let bytes = left.min(self.write_same_max);
                 let mut cdb = cdb16(WRITE_SAME_16, block, blocks(bytes));
-                cdb[1] = UNMAP_BIT;
+                if !self.promises_zeroes || self.has_zeroes_in_holes() {
+                    cdb[1] = UNMAP_BIT;
+                }
                 step(cdb, vec![0; self.block_size as usize], 0, bytes)
             }
             IoKind::Discard => {
@@ -220,10 +233,12 @@ impl Manner {
             && !is_sent_with_fua
     }
 
-    /// What GET LBA STATUS says of an I/O's range, as the bytes of a block status. What makes no sense is data.
+    /// Converts GET LBA STATUS data to the block status of an I/O's range. Unmapped blocks are holes only if they read as zeroes. Blocks
+    /// that are not described are data.
     pub fn block_status(&self, io: &IoRequest, data: &[u8], blocks: u64) -> Vec<u8> {
         let first = io.offset / self.block_size;
-        let extents = parse_extents(data, first, blocks).unwrap_or_default();
+        let has_holes = self.has_zeroes_in_holes();
+        let extents = parse_extents(data, first, blocks);
         encode_extents(io.offset..io.offset + io.length, |from| {
             let at = from / self.block_size;
             let found = extents
@@ -232,9 +247,9 @@ impl Manner {
             match found {
                 Some(extent) => {
                     let end = (extent.block + extent.blocks) * self.block_size;
-                    match extent.mapped {
-                        true => Extent::data(end),
-                        false => Extent::hole(end),
+                    match has_holes && !extent.mapped {
+                        true => Extent::hole(end),
+                        false => Extent::data(end),
                     }
                 }
                 None => Extent::UNKNOWN,
@@ -567,8 +582,8 @@ mod tests {
 
     #[test]
     fn implausible_block_status_of_a_unit_is_read_as_data() {
-        let manner = Manner::of(&unit());
-        let mut data = vec![0; 8];
+        let manner = manner_with_zeroes();
+        let mut data = vec![0, 0, 0, 36, 0, 0, 0, 0];
         for (block, blocks, state) in [(8u64, 8u32, 1u8), (16, 8, 0)] {
             data.extend(block.to_be_bytes());
             data.extend(blocks.to_be_bytes());
@@ -581,5 +596,47 @@ mod tests {
         let status = manner.block_status(&io, &data[..20], 1 << 20);
         let extents: Vec<Extent> = block::decode_extents(&status).collect();
         assert_eq!(extents, [Extent::data(40 * 512)]);
+    }
+
+    fn manner_with_zeroes() -> Manner {
+        let mut unit = unit();
+        unit.zeroes = true;
+        unit.properties.unmap_by_write_same = true;
+        Manner::of(&unit)
+    }
+
+    #[test]
+    fn blocks_of_every_other_provisioning_status_are_data() {
+        let io = IoRequest::block_status(0, 16 * 512);
+        let statuses = |manner: &Manner| {
+            let has_hole = |status: &u8| {
+                let mut data = vec![0, 0, 0, 20, 0, 0, 0, 0];
+                data.extend([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 16, *status, 0, 0, 0]);
+                let status = manner.block_status(&io, &data, 1 << 20);
+                let first = block::decode_extents(&status).next();
+                first == Some(Extent::hole(16 * 512))
+            };
+            (0..=u8::MAX).filter(has_hole).collect::<Vec<u8>>()
+        };
+        let manner = manner_with_zeroes();
+        assert_eq!(statuses(&manner), [1, 2]);
+        // The unit comes back without LBPRZ.
+        manner.unmapped_zeroes.store(false, Ordering::Relaxed);
+        assert_eq!(statuses(&manner), [0; 0]);
+        assert_eq!(statuses(&Manner::of(&unit())), [0; 0]);
+    }
+
+    #[test]
+    fn zeroes_are_written_when_a_unit_has_lost_lbprz() {
+        let manner = manner_with_zeroes();
+        let zeroes = IoRequest::write_zeroes(0, 4096).flagged(IoFlags::UNMAP);
+        let discard = IoRequest::discard(0, 4096);
+        for io in [&zeroes, &discard] {
+            assert_eq!(step(&manner, io, 0).command.cdb[..2], [0x93, 0x08]);
+        }
+        manner.unmapped_zeroes.store(false, Ordering::Relaxed);
+        for io in [&zeroes, &discard] {
+            assert_eq!(step(&manner, io, 0).command.cdb[..2], [0x93, 0x00]);
+        }
     }
 }

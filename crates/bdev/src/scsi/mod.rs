@@ -103,6 +103,9 @@ impl ScsiDisk {
         // Nobody else sets it.
         watch.capacity.set((geometry, Arc::clone(&capacity))).ok();
         let manner = Manner::of(&info);
+        let zeroes = Arc::clone(&manner.unmapped_zeroes);
+        // The only place that sets it.
+        watch.unmapped_zeroes.set(zeroes).ok();
         let unit = ServedUnit {
             info: disk_info(&info, geometry, &manner, parts.read_only, parts.passthrough),
             unit: parts.unit,
@@ -125,6 +128,7 @@ pub(crate) struct Watch {
     /// With the time of the next try.
     down: Mutex<Option<(String, std::time::Duration)>>,
     capacity: OnceLock<(Geometry, Arc<Capacity>)>,
+    unmapped_zeroes: OnceLock<Arc<AtomicBool>>,
     changed: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -140,14 +144,22 @@ impl Watch {
             }
             UnitEvent::Up(info) => {
                 *self.down() = None;
+                self.take_provisioning(info);
                 self.resized(info);
                 self.tell();
             }
             UnitEvent::Changed(info) => {
+                self.take_provisioning(info);
                 if self.resized(info) {
                     self.tell();
                 }
             }
+        }
+    }
+
+    fn take_provisioning(&self, info: &UnitInfo) {
+        if let Some(zeroes) = self.unmapped_zeroes.get() {
+            zeroes.store(info.zeroes, Ordering::Relaxed);
         }
     }
 

@@ -133,7 +133,11 @@ impl FileSource {
         // A file system without holes says that everything is data.
         let data = match seek(&self.file, SeekFrom::Data(self.at)) {
             Ok(data) => data.min(self.size),
-            Err(rustix::io::Errno::NXIO) => self.size,
+            // Without data up to the end of the file, which may have been truncated. A read of what is missing fails.
+            Err(rustix::io::Errno::NXIO) => {
+                let now = self.file.metadata().map_or(0, |metadata| metadata.len());
+                now.min(self.size).max(self.at)
+            }
             Err(_) => self.at,
         };
         if data > self.at {
@@ -194,7 +198,7 @@ impl UnitSource {
                 return Ok(());
             };
             let block_size = u64::from(self.unit.info().block_size);
-            if !extent.mapped && self.unit.info().zeroes {
+            if self.unit.info().zeroes && !extent.mapped {
                 let hole = Piece::Hole(extent.blocks * block_size);
                 self.at += extent.blocks;
                 self.extents.pop_front();
