@@ -1,4 +1,4 @@
-//! Any header, length and range of a virtio-blk request: what is accepted lies on the disk, in whole blocks.
+//! Any header, length and range of a virtio-blk request: an accepted I/O lies on the disk, in whole sectors.
 //!
 //! `cargo fuzz run virtio_blk_request`.
 
@@ -12,6 +12,7 @@ fn info(choice: u8) -> DiskInfo {
     DiskInfo {
         geometry: Geometry::new(block_size, 1 << (20 + (choice >> 2 & 15))),
         physical_block_size: 4096,
+        io_alignment: 512,
         optimal_io_size: 0,
         read_only: choice & 0x40 != 0,
         write_cache: true,
@@ -32,7 +33,7 @@ fn info(choice: u8) -> DiskInfo {
 
 fn check(io: &IoRequest, info: &DiskInfo) {
     let capacity = info.geometry.capacity_bytes();
-    let mask = u64::from(info.geometry.block_size()) - 1;
+    let mask = u64::from(block::SECTOR_BYTES) - 1;
     assert!(
         io.length <= capacity && io.offset <= capacity - io.length,
         "{io:?}"

@@ -13,7 +13,7 @@ use guest_memory::IoBuffer;
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     capacity: Arc<Capacity>,
-    block_mask: u64,
+    io_mask: u64,
     read_only: bool,
     discard: bool,
     write_zeroes: bool,
@@ -24,7 +24,7 @@ impl Limits {
     pub(crate) fn of(info: &DiskInfo, capacity: &Arc<Capacity>) -> Limits {
         Limits {
             capacity: Arc::clone(capacity),
-            block_mask: u64::from(info.geometry.block_size()) - 1,
+            io_mask: u64::from(info.io_alignment) - 1,
             read_only: info.read_only,
             discard: info.discard_granularity.is_some(),
             write_zeroes: info.write_zeroes,
@@ -32,9 +32,9 @@ impl Limits {
         }
     }
 
-    /// Blocks that the disk has.
-    pub(crate) fn blocks(&self) -> u64 {
-        self.capacity.bytes() / (self.block_mask + 1)
+    /// Number of the smallest I/Os that cover the disk.
+    pub(crate) fn units(&self) -> u64 {
+        self.capacity.bytes() / (self.io_mask + 1)
     }
 
     /// [`Limits::admit`] for a device without atomic writes. `Some`: the I/O is over, refused or because it is empty.
@@ -67,7 +67,7 @@ impl Limits {
         if length > capacity || offset > capacity - length {
             return Err(IoErrorKind::OutOfRange.into());
         }
-        if (offset | length) & self.block_mask != 0 {
+        if (offset | length) & self.io_mask != 0 && io.kind != IoKind::BlockStatus {
             return Err(IoErrorKind::OutOfRange.into());
         }
         if !io.modifies() {

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use block::{Extent, IoError, IoRequest, STATUS_BYTES, decode_extents};
+use block::{Extent, IoError, IoKind, IoRequest, STATUS_BYTES, decode_extents};
 use guest_memory::IoBuffer;
 use uring::{Owner, Ring, Wait};
 
@@ -17,7 +17,8 @@ pub struct BlockingIo {
     ring: Ring,
     channel: Box<dyn IoChannel>,
     device: Arc<dyn BlockDevice>,
-    block_size: u64,
+    /// [`block::DiskInfo::io_alignment`] of the device.
+    alignment: u64,
 }
 
 impl BlockingIo {
@@ -33,7 +34,7 @@ impl BlockingIo {
         Ok(BlockingIo {
             ring,
             channel,
-            block_size: device.info().geometry.block_size().into(),
+            alignment: device.info().io_alignment.into(),
             device,
         })
     }
@@ -74,8 +75,7 @@ impl BlockingIo {
     /// # Errors
     /// What the device says.
     pub fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let start = offset / self.block_size * self.block_size;
-        let end = (offset + bytes.len() as u64).next_multiple_of(self.block_size);
+        let (start, end) = self.whole_blocks(offset, bytes.len() as u64);
         let known = end.min(self.bytes()).saturating_sub(start);
         bytes.fill(0);
         if known > 0 {
@@ -88,23 +88,65 @@ impl BlockingIo {
         Ok(())
     }
 
-    /// Writes whole blocks.
+    /// Writes `bytes` at an offset within the device. Parts of the device's blocks are written by read-modify-write: the caller keeps
+    /// others away from these blocks.
     ///
     /// # Errors
     /// What the device says.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let buffer = IoBuffer::owned(bytes.len());
-        buffer.write_at(0, bytes);
-        let io = IoRequest::write(offset, bytes.len() as u64);
-        self.run(&io, buffer).map(drop)
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let (start, end) = self.whole_blocks(offset, bytes.len() as u64);
+        let buffer = IoBuffer::owned((end - start) as usize);
+        let (first, last) = (start, end - self.alignment);
+        let last_is_cut = offset + (bytes.len() as u64) < end;
+        let edges = [(first, start < offset), (last, last_is_cut)];
+        for (block, _) in edges.into_iter().filter(|(_, is_cut)| *is_cut) {
+            let length = self.alignment;
+            let edge = buffer.slice((block - start) as usize, length as usize);
+            self.run(&IoRequest::read(block, length), edge)?;
+        }
+        buffer.write_at((offset - start) as usize, bytes);
+        self.run(&IoRequest::write(start, end - start), buffer)
+            .map(drop)
     }
 
-    /// An I/O without data: a flush, zeroes, a discard.
+    /// The whole blocks of the device that have a range.
+    fn whole_blocks(&self, offset: u64, length: u64) -> (u64, u64) {
+        let start = offset / self.alignment * self.alignment;
+        (start, (offset + length).next_multiple_of(self.alignment))
+    }
+
+    /// An I/O without data: a flush, zeroes, a discard. Zeroes at the edges are written as by [`BlockingIo::write_at`], and edges are not
+    /// discarded.
     ///
     /// # Errors
     /// What the device says.
     pub fn run_plain(&mut self, io: &IoRequest) -> io::Result<()> {
-        self.run(io, IoBuffer::default()).map(drop)
+        let is_aligned = (io.offset | io.length).is_multiple_of(self.alignment);
+        if is_aligned || !matches!(io.kind, IoKind::Discard | IoKind::WriteZeroes) {
+            return self.run(io, IoBuffer::default()).map(drop);
+        }
+        let end = io.offset + io.length;
+        let inner = io.offset.next_multiple_of(self.alignment).min(end);
+        let inner_end = (end / self.alignment * self.alignment).max(inner);
+        if io.kind == IoKind::WriteZeroes {
+            for (from, to) in [(io.offset, inner), (inner_end, end)] {
+                if from < to {
+                    self.write_at(from, &vec![0; (to - from) as usize])?;
+                }
+            }
+        }
+        let whole = IoRequest {
+            offset: inner,
+            length: inner_end - inner,
+            ..*io
+        };
+        match whole.length {
+            0 => Ok(()),
+            _ => self.run(&whole, IoBuffer::default()).map(drop),
+        }
     }
 
     /// What stands behind whole blocks of the device, as many extents as it tells at once.

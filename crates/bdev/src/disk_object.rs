@@ -159,6 +159,8 @@ impl Disk {
             ..given.show(identity.unwrap_or_else(Identity::random), told)
         };
         let conditions = Arc::<Conditions>::default();
+        let locks = RangeLocks::new(conditions.clone());
+        locks.set_unit(info.io_alignment);
         Ok(Disk {
             name: name.into(),
             given: Arc::new(given),
@@ -166,7 +168,7 @@ impl Disk {
             copy_across_targets,
             device: Arc::new(DeviceCell::new(device)),
             info: Arc::new(RwLock::new(Arc::new(info))),
-            locks: Arc::new(RangeLocks::new(conditions.clone())),
+            locks: Arc::new(locks),
             throttle: Arc::new(Throttle::new(conditions.clone())),
             recorder: Arc::new(Recorder::new(conditions.clone())),
             errors: Arc::new(ErrorPolicyCell::new(conditions.clone())),
@@ -201,8 +203,7 @@ impl Disk {
         let device = self.device();
         let capacity = device.capacity();
         let before = capacity.bytes();
-        let block_size = self.info().geometry.block_size();
-        check_size(size, block_size).map_err(ResizeError::Size)?;
+        check_size(size, size_unit(&self.info())).map_err(ResizeError::Size)?;
         let refused = |source| ResizeError::System { size, source };
         if size < before {
             let shrinking = self.begin_shrink(size)?;
@@ -221,7 +222,7 @@ impl Disk {
     /// Nothing has changed then.
     pub fn begin_shrink(&self, size: u64) -> Result<Shrinking, ResizeError> {
         let info = self.info();
-        check_size(size, info.geometry.block_size()).map_err(ResizeError::Size)?;
+        check_size(size, size_unit(&info)).map_err(ResizeError::Size)?;
         if info.read_only {
             let source = io::ErrorKind::ReadOnlyFilesystem.into();
             return Err(ResizeError::System { size, source });
@@ -285,16 +286,16 @@ impl Disk {
         let found = self
             .bytes_found()?
             .unwrap_or(self.device().capacity().bytes());
-        check_size(found, self.info().geometry.block_size()).map_err(ResizeError::Size)
+        check_size(found, size_unit(&self.info())).map_err(ResizeError::Size)
     }
 
     /// Is what it lies in larger or smaller than its clients know? A disk that cannot be looked at says no.
     pub fn has_other_size(&self) -> bool {
-        let now = self.info().geometry;
+        let info = self.info();
         let found = self.bytes_found().ok().flatten();
         let found = found.unwrap_or(self.device().capacity().bytes());
-        let found = now.resized(found).capacity_bytes();
-        found != 0 && found != now.capacity_bytes()
+        let found = whole_units(found, &info);
+        found != 0 && found != info.geometry.capacity_bytes()
     }
 
     /// Takes over the size that others have given it, in whole blocks. `Some`: it is another one than before. What shrank has
@@ -303,14 +304,13 @@ impl Disk {
     /// # Errors
     /// When nothing is left, or that cannot be known: the disk keeps its size, and I/Os say what is wrong.
     pub fn follow_size(&self) -> Result<Option<u64>, ResizeError> {
-        let before = self.info().geometry;
+        let before = self.info();
         let device = self.device();
         let capacity = device.capacity();
         let found = self.bytes_found()?;
-        let size = before.resized(found.unwrap_or(capacity.bytes()));
-        let size = check_size(size.capacity_bytes(), before.block_size());
-        let size = size.map_err(ResizeError::Size)?;
-        if size == before.capacity_bytes() {
+        let size = whole_units(found.unwrap_or(capacity.bytes()), &before);
+        let size = check_size(size, size_unit(&before)).map_err(ResizeError::Size)?;
+        if size == before.geometry.capacity_bytes() {
             return Ok(None);
         }
         // A block device that follows by itself has said so, and may have a newer one by now.
@@ -466,9 +466,20 @@ impl Disk {
             naa: info.naa,
             ..new
         });
+        self.locks.set_unit(info.io_alignment);
         self.device.set(device);
         Ok(())
     }
+}
+
+/// Unit of the size of a disk: its logical block, or a larger [`DiskInfo::io_alignment`].
+fn size_unit(info: &DiskInfo) -> u32 {
+    info.geometry.block_size().max(info.io_alignment)
+}
+
+/// The largest size of the disk within `bytes`.
+fn whole_units(bytes: u64, info: &DiskInfo) -> u64 {
+    bytes - bytes % u64::from(size_unit(info))
 }
 
 fn is_serial(text: &str) -> bool {

@@ -156,7 +156,8 @@ impl Shared {
     fn extent(&self, offset: u64) -> Extent {
         // The control handle has no position that anybody else uses. A block device says that all is data.
         let seek = |from| rustix::fs::seek(&self.control, from);
-        let block = u64::from(self.info.geometry.block_size());
+        let info = &self.info;
+        let block = u64::from(info.geometry.block_size().max(info.io_alignment));
         match seek(SeekFrom::Data(offset)) {
             Ok(data) if data / block * block > offset => {
                 self.without_data(offset, data / block * block)

@@ -67,6 +67,8 @@ pub struct Mirror {
     progress: Arc<MirrorProgress>,
     /// The source tells clients that discarded blocks read as zeroes: so they have to on the target.
     discard_zeroes: bool,
+    /// [`DiskInfo::io_alignment`] of the target.
+    target_alignment: u32,
 }
 
 impl Mirror {
@@ -74,6 +76,7 @@ impl Mirror {
     pub fn new(source: Arc<dyn BlockDevice>, target: Arc<dyn BlockDevice>) -> Mirror {
         Mirror {
             discard_zeroes: source.info().discard_zeroes,
+            target_alignment: target.info().io_alignment,
             source,
             target,
             progress: Arc::default(),
@@ -101,6 +104,7 @@ impl Layer for Mirror {
             atomic_writes: None,
             anchors: false,
             compare_and_write: inner.compare_and_write.map(|_| CompareAndWrite::Emulated),
+            io_alignment: inner.io_alignment.max(self.target_alignment),
             ..inner
         }
     }

@@ -59,6 +59,7 @@ impl Null {
             info: DiskInfo {
                 geometry: Geometry::new(block_size, size),
                 physical_block_size: 4096,
+                io_alignment: block::SECTOR_BYTES,
                 optimal_io_size: 0,
                 read_only: options.read_only,
                 write_cache: false,

@@ -225,6 +225,7 @@ impl Ram {
             info: DiskInfo {
                 geometry: Geometry::new(block_size, size),
                 physical_block_size: PAGE as u32,
+                io_alignment: block::SECTOR_BYTES,
                 optimal_io_size: 0,
                 read_only: options.read_only,
                 write_cache: false,

@@ -79,12 +79,13 @@ struct Waiting {
     granted: Granted,
 }
 
-#[derive(Default)]
 struct State {
     next: u64,
     held: Vec<(u64, Range<u64>)>,
     waiting: VecDeque<Waiting>,
     members: Vec<(u64, Arc<dyn Participant>)>,
+    /// Every range is extended to multiples of this many bytes: a part of a block of the device cannot be written alone.
+    unit: u64,
     closed: Closed,
 }
 
@@ -117,11 +118,31 @@ pub struct Membership {
     key: u64,
 }
 
+impl Default for State {
+    fn default() -> State {
+        State {
+            next: 0,
+            held: Vec::new(),
+            waiting: VecDeque::new(),
+            members: Vec::new(),
+            unit: 1,
+            closed: Closed::No,
+        }
+    }
+}
+
 fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
 impl State {
+    /// The range with whole units at both ends.
+    fn extended(&self, range: &Range<u64>) -> Range<u64> {
+        let start = range.start / self.unit * self.unit;
+        let end = range.end.checked_next_multiple_of(self.unit);
+        start..end.unwrap_or(u64::MAX)
+    }
+
     fn members(&self) -> Vec<Arc<dyn Participant>> {
         let members = self.members.iter();
         members.map(|(_, member)| member.clone()).collect()
@@ -139,6 +160,19 @@ impl RangeLocks {
             conditions,
             state: Mutex::default(),
         }
+    }
+
+    /// Sets the number of bytes that every range is extended to multiples of. The caller holds the whole disk, or the disk is not served
+    /// yet.
+    pub(crate) fn set_unit(&self, unit: u32) {
+        let mut state = self.lock();
+        state.unit = u64::from(unit.max(1));
+        let waiting = std::mem::take(&mut state.waiting);
+        let extended = waiting.into_iter().map(|waiting| Waiting {
+            range: state.extended(&waiting.range),
+            ..waiting
+        });
+        state.waiting = extended.collect();
     }
 
     /// Is no range held?
@@ -236,8 +270,8 @@ impl RangeLocks {
         length: u64,
         granted: impl FnOnce(RangeLock) + Send + 'static,
     ) {
-        let range = offset..offset.saturating_add(length);
         let mut state = self.lock();
+        let range = state.extended(&(offset..offset.saturating_add(length)));
         state.waiting.push_back(Waiting {
             range,
             granted: Box::new(granted),

@@ -128,7 +128,8 @@ fn behaves(name: &str, device: &dyn BlockDevice, read_only: bool, block: u64) {
     assert!(worker.read(MIB - block, block as usize).is_ok(), "{name}");
     let beyond = worker.read(MIB, block as usize).unwrap_err();
     assert_eq!(beyond.kind, IoErrorKind::OutOfRange, "{name}");
-    let half = worker.read(block / 2, block as usize).unwrap_err();
+    let unit = u64::from(device.info().io_alignment);
+    let half = worker.read(unit / 2, unit as usize).unwrap_err();
     assert_eq!(half.kind, IoErrorKind::OutOfRange, "{name}");
     let wrapping = worker.do_plain(IoRequest::discard(u64::MAX - 511, block));
     assert!(wrapping.is_err(), "{name}");

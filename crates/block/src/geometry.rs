@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::Identity;
+use crate::{Identity, SECTOR_BYTES};
 
 /// A logical block address: counts the disk's own logical blocks (SBC-4, 3.1.59).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -128,7 +128,8 @@ impl Geometry {
         Ok((lba.0 << self.block_shift, blocks.0 << self.block_shift))
     }
 
-    /// Checks a range of 512-byte sectors, virtio-blk's unit (virtio 1.3, 5.2.6), and gives it in bytes.
+    /// Checks a range of 512-byte sectors and gives it in bytes. Sectors are the unit of virtio-blk for every block
+    /// size of the disk (virtio 1.3, 5.2.4).
     pub const fn check_sectors(&self, sector: u64, length: u64) -> Result<(u64, u64), RangeError> {
         let capacity_sectors = self.capacity.0 << (self.block_shift - 9);
         let block_size = self.block_size();
@@ -140,11 +141,11 @@ impl Geometry {
             });
         }
         let offset = sector << 9;
-        if (offset | length) & (block_size as u64 - 1) != 0 {
+        if length & (SECTOR_BYTES as u64 - 1) != 0 {
             return Err(RangeError::Unaligned {
                 offset,
                 length,
-                block_size,
+                block_size: SECTOR_BYTES,
             });
         }
         Ok((offset, length))
@@ -222,6 +223,10 @@ pub struct DiskInfo {
     pub geometry: Geometry,
     /// Physical block size in bytes: writes of this size and alignment need no read-modify-write.
     pub physical_block_size: u32,
+    /// Offset and length of every I/O that the device takes are multiples of this many bytes, a power of two. It is more than a logical
+    /// block if the device has larger blocks than the disk. It is less if the device takes parts of a logical block. Workers carry out
+    /// other I/Os by read-modify-write.
+    pub io_alignment: u32,
     /// Best I/O size in bytes, 0 when the backend has no opinion.
     pub optimal_io_size: u32,
     /// Nothing may be written.
@@ -296,14 +301,12 @@ mod tests {
     }
 
     #[test]
-    fn sectors_that_are_no_whole_block_are_unaligned() {
+    fn sectors_have_512_bytes_whatever_the_block_size() {
         let g = Geometry::new(4096, 1 << 20);
+        assert_eq!(g.check_sectors(1, 4096), Ok((512, 4096)));
+        assert_eq!(g.check_sectors(0, 512), Ok((0, 512)));
         assert!(matches!(
-            g.check_sectors(1, 4096),
-            Err(RangeError::Unaligned { .. })
-        ));
-        assert!(matches!(
-            g.check_sectors(0, 512),
+            g.check_sectors(0, 513),
             Err(RangeError::Unaligned { .. })
         ));
         assert_eq!(g.check_sectors(8, 4096), Ok((4096, 4096)));

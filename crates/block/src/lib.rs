@@ -14,6 +14,9 @@ mod identity;
 mod request;
 mod scsi_command;
 
+/// Bytes of a sector: the smallest logical block, and the unit of virtio-blk (virtio 1.3, 5.2.4).
+pub const SECTOR_BYTES: u32 = 512;
+
 pub use capacity::Capacity;
 pub use error::{DeviceSense, IoError, IoErrorKind, IoOutcome};
 pub use extent::{Allocation, EXTENTS_MAX, Extent, STATUS_BYTES, decode_extents, encode_extents};

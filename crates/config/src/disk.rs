@@ -241,7 +241,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
         default: "512 bytes; of a block device its own",
         run_time: RunTime::AddAnew,
         of: &[],
-        help: "logical block size",
+        help: "logical block size, which may be smaller than the device's",
         read: |key, reader, disk| disk.block_size = read_block_size(key, reader),
         get: |disk| disk.block_size.map(Value::from),
     },

@@ -42,7 +42,7 @@ impl OpenDisk {
         tag: Tag,
         handle: u32,
     ) -> Submission {
-        if self.conditions.is_clear() {
+        if self.conditions.is_clear() && self.unaligned.takes(request) {
             return self.start(ring, request, buffer, tag);
         }
         self.submit_admitted(ring, request, buffer, tag, handle, false)
@@ -66,6 +66,9 @@ impl OpenDisk {
             is_paid,
         };
         match verdict {
+            Verdict::Start if !self.unaligned.takes(request) && request.touches_data() => {
+                return self.begin_unaligned(ring, request, buffer, tag, handle);
+            }
             Verdict::Start => {
                 if self.conditions.has(Condition::Recorded) {
                     self.recorder.record(request);
@@ -127,7 +130,14 @@ impl OpenDisk {
             tag,
             is_paid,
         } = deferred;
-        let submitted = if self.conditions.is_clear() {
+        if self.unaligned.has(tag) {
+            if let Some(one) = self.restart_unaligned(ring, handle, tag) {
+                self.record.finished(&one.outcome);
+                finished.push(one);
+            }
+            return;
+        }
+        let submitted = if self.conditions.is_clear() && self.unaligned.takes(&request) {
             self.start(ring, &request, &mut buffer, tag)
         } else {
             self.submit_admitted(ring, &request, &mut buffer, tag, handle, is_paid)
@@ -139,6 +149,21 @@ impl OpenDisk {
                 buffer,
                 outcome,
             });
+        }
+    }
+
+    /// Submits a step of a read-modify-write: the limits were paid for by the whole.
+    pub(crate) fn submit_part(
+        &mut self,
+        ring: &mut Ring,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+        handle: u32,
+    ) -> Submission {
+        match self.conditions.is_clear() {
+            true => self.start(ring, request, buffer, tag),
+            false => self.submit_admitted(ring, request, buffer, tag, handle, true),
         }
     }
 

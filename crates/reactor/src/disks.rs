@@ -2,6 +2,7 @@
 
 mod error_policy;
 mod replacing;
+mod unaligned;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use crate::pacing::Pacing;
 use crate::waiting::Waiting;
 use crate::{SourceId, WorkerHandle};
 use replacing::Others;
+use unaligned::Unaligned;
 
 /// A disk as one worker sees it: an index into its open handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -111,6 +113,7 @@ pub(crate) struct OpenDisk {
     /// I/Os that wait for a range to be released, or for the disk to open to them.
     pub deferred: Vec<Deferred>,
     waiting: Waiting,
+    pub unaligned: Unaligned,
     /// A timer for I/Os that take too long is running.
     late_timer: bool,
     /// Of the worker.
@@ -126,6 +129,7 @@ impl OpenDisk {
             && self.deferred.is_empty()
             && self.pacing.is_empty()
             && self.waiting.is_empty()
+            && self.unaligned.is_empty()
     }
 }
 
@@ -269,6 +273,7 @@ impl Io {
             pacing: Pacing::new(&self.clock),
             deferred: Vec::new(),
             waiting: Waiting::default(),
+            unaligned: Unaligned::new(&self.worker, disk.info().io_alignment),
             late_timer: false,
             worker: self.worker.index(),
         });
@@ -486,9 +491,13 @@ impl Io {
             if open.waiting.has_in_flight() {
                 open.hold_failed(finished, before);
             }
-            for one in &mut finished[before..] {
-                one.tag = open.drain.finished(one.tag);
-                open.record.finished(&one.outcome);
+            if open.unaligned.is_empty() {
+                for one in &mut finished[before..] {
+                    one.tag = open.drain.finished(one.tag);
+                    open.record.finished(&one.outcome);
+                }
+            } else {
+                open.finish_with_unaligned(&mut self.ring, disk, finished, before);
             }
             if open.is_unused() {
                 self.close_unused(disk);

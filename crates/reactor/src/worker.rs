@@ -155,6 +155,12 @@ impl Worker {
         self.io.resume_deferred(disk, &mut self.finished);
     }
 
+    /// Starts a read-modify-write whose range lock was granted.
+    pub(crate) fn unaligned_granted(&mut self, disk: u32, number: u64, lock: bdev::RangeLock) {
+        self.io
+            .unaligned_granted(disk, number, lock, &mut self.finished);
+    }
+
     /// What it counted.
     pub fn counters(&self) -> WorkerCounters {
         self.ledger.counters()

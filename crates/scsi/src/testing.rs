@@ -19,6 +19,7 @@ pub(crate) fn info(block_size: u32, bytes: u64) -> DiskInfo {
     DiskInfo {
         geometry: Geometry::new(block_size, bytes),
         physical_block_size: 4096,
+        io_alignment: block_size,
         optimal_io_size: 0,
         read_only: false,
         write_cache: true,

@@ -251,6 +251,7 @@ mod tests {
                 let info = DiskInfo {
                     geometry: Geometry::new(512, 512),
                     physical_block_size: 512,
+                    io_alignment: 512,
                     optimal_io_size: 0,
                     read_only: false,
                     write_cache: false,

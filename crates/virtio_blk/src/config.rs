@@ -115,6 +115,7 @@ mod tests {
         DiskInfo {
             geometry: block::Geometry::new(512, 1 << 30),
             physical_block_size: 4096,
+            io_alignment: 512,
             optimal_io_size: 65536,
             read_only: false,
             write_cache: true,

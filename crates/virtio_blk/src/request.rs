@@ -69,7 +69,6 @@ pub enum RangeKind {
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     sectors: u64,
-    block_mask: u64,
     read_only: bool,
 }
 
@@ -78,7 +77,6 @@ impl Limits {
     pub fn of(info: &DiskInfo) -> Limits {
         Limits {
             sectors: info.geometry.capacity_bytes() >> 9,
-            block_mask: u64::from(info.geometry.block_size()) - 1,
             read_only: info.read_only,
         }
     }
@@ -108,8 +106,7 @@ pub fn parse_plain(
     {
         return None;
     }
-    let offset = sector << 9;
-    ((offset | bytes) & limits.block_mask == 0).then_some((way, offset, length))
+    (length & (block::SECTOR_BYTES - 1) == 0).then_some((way, sector << 9, length))
 }
 
 /// Reads a request. `readable` and `writable` are the bytes of data: those behind the header and before the status.
@@ -225,6 +222,7 @@ mod tests {
         DiskInfo {
             geometry: Geometry::new(block_size, 1 << 20),
             physical_block_size: 4096,
+            io_alignment: block_size,
             optimal_io_size: 0,
             read_only: false,
             write_cache: true,
@@ -299,9 +297,11 @@ mod tests {
     }
 
     #[test]
-    fn partial_block_of_a_4096_disk_is_ioerr() {
-        assert_eq!(parse(&header(0, 0), 0, 512, &info(4096)), Err(1));
-        assert_eq!(parse(&header(0, 1), 0, 4096, &info(4096)), Err(1));
+    fn requests_consist_of_sectors_whatever_the_block_size() {
+        let read = |sector, length| parse(&header(0, sector), 0, length, &info(4096));
+        assert_eq!(read(0, 512), Ok(Request::Io(IoRequest::read(0, 512))));
+        assert_eq!(read(1, 4096), Ok(Request::Io(IoRequest::read(512, 4096))));
+        assert_eq!(read(0, 513), Err(1));
     }
 
     #[test]

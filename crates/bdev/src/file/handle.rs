@@ -490,7 +490,7 @@ impl Slot {
 impl Shared {
     /// Is the rest of a read within the last block of an image that ends in it? What is missing there is zeroes.
     fn is_tail(&self, slot: &Slot) -> bool {
-        let unit = self.info.geometry.block_size().max(self.alignment.offset);
+        let unit = self.info.geometry.block_size().max(self.info.io_alignment);
         self.ends_within_block
             && slot.io.kind == IoKind::Read
             && slot.io.offset + slot.io.length == self.capacity.bytes()

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity};
+use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity, SECTOR_BYTES};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use uring::file_lock::{self, Conflict};
@@ -22,8 +22,6 @@ use super::{Alignment, CacheMode, FileOptions, Refused, Shared, open_flags, reop
 use crate::OpenError;
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
-
-const BLOCK_SIZE_DEFAULT: u32 = 512;
 
 pub(super) fn open(options: FileOptions) -> Result<Shared, OpenError> {
     let path = options.path.as_path();
@@ -154,23 +152,35 @@ fn examine(
         false => None,
     };
     let block_size = determine_block_size(options, logical)?;
-    let alignment = determine_alignment(options, &control, logical, block_size)?;
+    let alignment = determine_alignment(options, &control, logical)?;
+    let io_alignment = alignment.offset.max(SECTOR_BYTES);
+    let unit = block_size.max(io_alignment);
     if size == 0 {
         return Err(fail(path, "is empty: a disk needs at least one block"));
     }
-    let ends_within_block = !size.is_multiple_of(block_size.into());
+    let ends_within_block = !size.is_multiple_of(unit.into());
     let (size, format) = match options.is_container {
-        true => (size.next_multiple_of(block_size.into()), None),
+        true => (size.next_multiple_of(unit.into()), None),
         false => (size, ImageFormat::of_file(&control)),
     };
     if !size.is_multiple_of(u64::from(block_size)) {
         return Err(fail(path, no_whole_blocks(path, size, block_size, format)));
     }
+    if !size.is_multiple_of(u64::from(unit)) {
+        return Err(fail(path, no_direct_tail(path, size, unit, format)));
+    }
     if let Some(format) = format {
         tracing::warn!("{}: {}", path.display(), format.warning());
     }
     let geometry = Geometry::new(block_size, size);
-    let info = describe(options, &control, &stat, geometry, block_device);
+    let info = describe(
+        options,
+        &control,
+        &stat,
+        geometry,
+        io_alignment,
+        block_device,
+    );
     Ok(Shared {
         path: options.path.clone(),
         capacity: Arc::new(Capacity::new(info.geometry.capacity_bytes())),
@@ -205,6 +215,18 @@ fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<Image
         "{what}; its content begins as a disk image in the format {format}: leave it as it is, for \
          another size would damage it{hint}"
     )
+}
+
+/// Direct I/O would make the file longer at its end.
+fn no_direct_tail(path: &Path, size: u64, unit: u32, format: Option<ImageFormat>) -> String {
+    let text = format!(
+        "its size, {size} bytes, is not a multiple of {unit} bytes, the unit of direct I/O (cache=none) here; hint: set cache=writeback"
+    );
+    if format.is_some() {
+        return text;
+    }
+    let whole = size.next_multiple_of(u64::from(unit));
+    format!("{text}, or pad it, truncate -s {whole} {}", path.display())
 }
 
 /// Opens a block device so that nobody else can mount it or claim it.
@@ -298,26 +320,15 @@ fn determine_size(
 fn determine_block_size(options: &FileOptions, logical: Option<u32>) -> Result<u32, OpenError> {
     let block_size = options
         .block_size
-        .unwrap_or(logical.unwrap_or(BLOCK_SIZE_DEFAULT));
-    check_block_size(block_size)?;
-    match logical {
-        Some(device) if block_size < device => Err(fail(
-            &options.path,
-            format!(
-                "has blocks of {device} bytes and cannot be served with blocks of {block_size}; hint: set block_size = {device} or leave it out"
-            ),
-        )),
-        _ => Ok(block_size),
-    }
+        .unwrap_or(logical.unwrap_or(SECTOR_BYTES));
+    check_block_size(block_size)
 }
 
-/// Blocks smaller than what direct I/O can write would need a read, a merge and a write that another worker's
-/// could come between. So they are refused, and only memory is ever bounced.
+/// Determines the alignment of I/O. Logical blocks may be smaller: see [`DiskInfo::io_alignment`].
 fn determine_alignment(
     options: &FileOptions,
     control: &OwnedFd,
     logical: Option<u32>,
-    block_size: u32,
 ) -> Result<Alignment, OpenError> {
     let path = options.path.as_path();
     let flags = open_flags(options.cache, options.read_only);
@@ -341,17 +352,7 @@ fn determine_alignment(
             memory: 1,
         });
     }
-    let alignment = direct_alignment(handle.as_fd(), logical).ok_or_else(no_direct)?;
-    if block_size < alignment.offset {
-        let needed = alignment.offset;
-        return Err(fail(
-            path,
-            format!(
-                "direct I/O (cache=none) needs multiples of {needed} bytes here, but the disk's blocks have {block_size}; hint: set block_size = {needed} if the disk is new, or cache=writeback"
-            ),
-        ));
-    }
-    Ok(alignment)
+    direct_alignment(handle.as_fd(), logical).ok_or_else(no_direct)
 }
 
 fn describe(
@@ -359,9 +360,10 @@ fn describe(
     control: &OwnedFd,
     stat: &Stat,
     geometry: Geometry,
+    io_alignment: u32,
     block_device: bool,
 ) -> DiskInfo {
-    let block_size = geometry.block_size();
+    let block_size = geometry.block_size().max(io_alignment);
     let device = if block_device {
         stat.st_rdev
     } else {
@@ -390,6 +392,7 @@ fn describe(
     DiskInfo {
         geometry,
         physical_block_size: physical,
+        io_alignment,
         optimal_io_size: if block_device {
             queue.optimal_io_size
         } else {

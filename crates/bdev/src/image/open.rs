@@ -127,7 +127,11 @@ fn open_in_chain(
         .as_ref()
         .map_or(0, |backing| backing.info().geometry.capacity_bytes());
     let below = data_file.as_ref().unwrap_or(&file).info();
-    let info = describe(&below, options, &header, block_size);
+    let mut info = describe(&below, options, &header, block_size);
+    if let Some(backing) = &backing {
+        info.io_alignment = info.io_alignment.max(backing.info().io_alignment);
+    }
+    check_alignment(path, &info, &header)?;
     let shared = Shared {
         capacity: Arc::new(Capacity::new(header.size)),
         info,
@@ -298,14 +302,7 @@ fn open_remote(
         let what = "over a network it can be raw only, and the image has to say so; hint: qemu-img rebase -u -F raw";
         return Err(refused(what.to_owned()));
     }
-    let device = remote.map_err(refused)?.open(true)?;
-    let own = options.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
-    match device.info().geometry.block_size() {
-        below if below > own => Err(refused(format!(
-            "it has blocks of {below} bytes, and the disk has blocks of {own}; hint: block_size = {below}"
-        ))),
-        _ => Ok(device),
-    }
+    remote.map_err(refused)?.open(true)
 }
 
 /// Relative names are so to the image.
@@ -329,12 +326,30 @@ pub(super) fn backing_path(path: &Path, name: &str) -> Result<PathBuf, OpenError
     Ok(folder.join(name))
 }
 
+/// Checks that size and clusters of an image are multiples of the smallest I/O to the devices below.
+fn check_alignment(path: &Path, info: &DiskInfo, header: &Header) -> Result<(), OpenError> {
+    let unit = u64::from(info.io_alignment);
+    let refused = |wrong: String| {
+        let hint = "the unit of I/O to its file or its backing image; hint: set cache=writeback";
+        Err(fail(path, format!("{wrong} {unit} bytes, {hint}")))
+    };
+    let (size, cluster) = (header.size, header.subcluster_bytes());
+    if !size.is_multiple_of(unit) {
+        return refused(format!("its size, {size} bytes, is not a multiple of"));
+    }
+    if cluster < unit {
+        return refused(format!("its clusters of {cluster} bytes are smaller than"));
+    }
+    Ok(())
+}
+
 fn describe(file: &DiskInfo, options: &ImageOptions, header: &Header, block_size: u32) -> DiskInfo {
     let cluster = header.cluster_bytes() as u32;
     let writable = !options.read_only;
     DiskInfo {
         geometry: Geometry::new(block_size, header.size),
         physical_block_size: file.physical_block_size.max(block_size),
+        io_alignment: file.io_alignment,
         optimal_io_size: cluster.max(block_size),
         read_only: options.read_only,
         write_cache: writable && options.cache != CacheMode::Writethrough,

@@ -210,6 +210,7 @@ impl Rbd {
         let info = DiskInfo {
             geometry,
             physical_block_size: PHYSICAL_BLOCK_SIZE,
+            io_alignment: block::SECTOR_BYTES,
             optimal_io_size: u32::try_from(shape.stripe_unit).unwrap_or(0),
             read_only: image.is_read_only(),
             write_cache: settings.write_cache,

@@ -145,7 +145,7 @@ impl ScsiChannel {
         match io.kind {
             IoKind::Read => slot.buffer.write_at(slot.done as usize, &done.data),
             IoKind::BlockStatus => {
-                let blocks = self.limits.blocks();
+                let blocks = self.limits.units();
                 let status = self.shared.manner.block_status(&io, &done.data, blocks);
                 slot.buffer.write_at(0, &status);
             }

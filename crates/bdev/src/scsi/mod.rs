@@ -208,6 +208,7 @@ fn disk_info(
     DiskInfo {
         geometry,
         physical_block_size: (block_size << properties.physical_exponent.min(7)).min(65_536),
+        io_alignment: block_size,
         optimal_io_size: sensible(properties.optimal_transfer).unwrap_or(0),
         read_only: read_only || unit.read_only,
         // One that does not say may have one, and one that takes commands may be told to use it.

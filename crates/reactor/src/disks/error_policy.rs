@@ -46,14 +46,22 @@ impl OpenDisk {
         submitted
     }
 
-    /// Does an I/O that has failed like this wait? None whose source, or all of them, are about to be gone.
-    fn holds(&self, error: IoError, tag: bdev::Tag) -> bool {
+    /// Returns true if an I/O that has failed with this error waits. It does not wait if its source, or every source, is about to end. A
+    /// step of a read-modify-write does not wait: the whole read-modify-write does.
+    pub(super) fn holds(&self, error: IoError, tag: bdev::Tag) -> bool {
         self.users > 0
             && self.disk.on_error().holds(error)
+            && !self.unaligned.has(tag)
             && !self.pacing.is_leaving(Tag::unpack(tag).source.0)
     }
 
-    fn hold(&mut self, request: &IoRequest, buffer: &mut IoBuffer, tag: bdev::Tag, error: IoError) {
+    pub(super) fn hold(
+        &mut self,
+        request: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: bdev::Tag,
+        error: IoError,
+    ) {
         self.record.held(error);
         self.waiting.wait(request, buffer, tag, error);
         self.waiting.show(&self.disk, self.worker);

@@ -185,6 +185,8 @@ impl Io {
         let channel = std::mem::replace(&mut open.channel, new.channel);
         let owners = std::mem::replace(&mut open.owners, new.owners);
         open.generation = generation;
+        open.unaligned
+            .set_alignment(open.disk.device().info().io_alignment);
         let mut old = Other { channel, owners };
         old.close_idle(&mut self.ring);
         open.others.retired.push(old);

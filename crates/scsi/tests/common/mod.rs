@@ -33,6 +33,7 @@ pub fn info(block_size: u32, blocks: u64, number: u64) -> DiskInfo {
     DiskInfo {
         geometry: Geometry::new(block_size, blocks * u64::from(block_size)),
         physical_block_size: 4096,
+        io_alignment: block_size,
         optimal_io_size: 65536,
         read_only: false,
         write_cache: true,
