@@ -89,7 +89,7 @@ fn file_without_whole_blocks_is_refused() {
 }
 
 /// How images of other formats begin.
-fn images() -> [(&'static str, Vec<u8>); 6] {
+fn images() -> [(&'static str, Vec<u8>); 10] {
     let mut vdi = vec![0; 64];
     vdi.extend([0x7f, 0x10, 0xda, 0xbe]);
     [
@@ -99,6 +99,10 @@ fn images() -> [(&'static str, Vec<u8>); 6] {
         ("VHDX", b"vhdxfile".to_vec()),
         ("LUKS", b"LUKS\xba\xbe\0\x02".to_vec()),
         ("VDI", vdi),
+        ("VHD", b"conectix\0\0\0\x02".to_vec()),
+        ("QED", b"QED\0\0\0\x01\0".to_vec()),
+        ("Parallels", b"WithoutFreeSpace\x02\0\0\0".to_vec()),
+        ("qcow (version 1)", b"QFI\xfb\0\0\0\x01".to_vec()),
     ]
 }
 

@@ -1,5 +1,5 @@
-//! Disk images of other formats by how they begin: such a file is served byte by byte, as all others, and whoever gave it may
-//! not mean that.
+//! Disk image formats, recognised by their signatures. A raw disk may begin with a signature too, because its guest writes its content:
+//! a signature is a reason to warn or to refuse, and never a reason to open a file as an image.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -7,46 +7,80 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-/// What the recognition reads from the start of a file.
-const HEAD_BYTES: usize = 68;
-/// Where the signature of VDI lies.
+/// Bytes at the start of a file that have the signatures, and at its end.
+const HEAD_BYTES: usize = 512;
+const TAIL_BYTES: usize = 512;
+/// Offset of VDI's signature.
 const VDI_SIGNATURE_OFFSET: usize = 64;
+/// The first lines of a cloop image, which is also a shell script.
+const CLOOP: &[u8] = b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop ";
 
 /// A format of disk images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageFormat {
-    /// QEMU's copy-on-write format, all versions.
+    /// QEMU's copy-on-write format, versions 2 and 3.
     Qcow2,
+    /// QEMU's copy-on-write format, version 1.
+    Qcow,
+    /// QEMU's enhanced disk format.
+    Qed,
     /// VMware's: an extent, or the text that describes extents.
     Vmdk,
+    /// Virtual PC's, with a table of blocks or with a footer only.
+    Vhd,
     /// Hyper-V's.
     Vhdx,
     /// VirtualBox's.
     Vdi,
+    /// Parallels' expanding images.
+    Parallels,
     /// Encrypted, with the keys in its header.
     Luks,
+    /// Apple's.
+    Dmg,
+    /// Bochs' redolog images.
+    Bochs,
+    /// Linux's compressed loop images.
+    Cloop,
 }
 
 impl ImageFormat {
-    /// The format of a file that begins with these bytes; `None`: raw, as far as can be seen.
+    /// Returns the format of a file that begins with these bytes; `None`: no signature is known.
     pub fn of(head: &[u8]) -> Option<ImageFormat> {
-        let vdi = head.get(VDI_SIGNATURE_OFFSET..HEAD_BYTES);
-        if head.starts_with(b"QFI\xfb") {
-            Some(ImageFormat::Qcow2)
-        } else if head.starts_with(b"KDMV") || head.starts_with(b"# Disk DescriptorFile") {
-            Some(ImageFormat::Vmdk)
-        } else if head.starts_with(b"vhdxfile") {
-            Some(ImageFormat::Vhdx)
-        } else if head.starts_with(b"LUKS\xba\xbe") {
-            Some(ImageFormat::Luks)
-        } else if vdi == Some(b"\x7f\x10\xda\xbe") {
-            Some(ImageFormat::Vdi)
-        } else {
-            None
-        }
+        let vdi = head.get(VDI_SIGNATURE_OFFSET..VDI_SIGNATURE_OFFSET + 4);
+        let signatures: [(&[u8], ImageFormat); 13] = [
+            (b"QFI\xfb\0\0\0\x01", ImageFormat::Qcow),
+            (b"QFI\xfb", ImageFormat::Qcow2),
+            (b"QED\0", ImageFormat::Qed),
+            (b"KDMV", ImageFormat::Vmdk),
+            (b"COWD", ImageFormat::Vmdk),
+            (b"# Disk DescriptorFile", ImageFormat::Vmdk),
+            (b"conectix", ImageFormat::Vhd),
+            (b"vhdxfile", ImageFormat::Vhdx),
+            (b"WithoutFreeSpace", ImageFormat::Parallels),
+            (b"WithouFreSpacExt", ImageFormat::Parallels),
+            (b"LUKS\xba\xbe", ImageFormat::Luks),
+            (b"Bochs Virtual HD Image", ImageFormat::Bochs),
+            (CLOOP, ImageFormat::Cloop),
+        ];
+        let found = signatures
+            .into_iter()
+            .find(|(signature, _)| head.starts_with(signature));
+        let is_vdi = vdi == Some(b"\x7f\x10\xda\xbe");
+        found
+            .map(|(_, format)| format)
+            .or(is_vdi.then_some(ImageFormat::Vdi))
     }
 
-    /// The format of a file or block device, where it can be read: this is for warnings, not for errors.
+    /// Returns the format of a file that ends with this block of 512 bytes.
+    fn of_tail(tail: &[u8]) -> Option<ImageFormat> {
+        if tail.starts_with(b"conectix") {
+            return Some(ImageFormat::Vhd);
+        }
+        tail.starts_with(b"koly").then_some(ImageFormat::Dmg)
+    }
+
+    /// Returns the format of a file or block device; `None` also if it cannot be read.
     pub fn of_path(path: &Path) -> Option<ImageFormat> {
         // NONBLOCK: a FIFO must not hang.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -58,21 +92,25 @@ impl ImageFormat {
         }
     }
 
-    /// The format of an open file, which is not open for direct I/O.
+    /// Returns the format of an open file, which is not open for direct I/O.
     pub(super) fn of_file(fd: impl AsFd) -> Option<ImageFormat> {
         let mut head = [0; HEAD_BYTES];
-        let read = rustix::io::pread(fd, &mut head, 0).ok()?;
-        ImageFormat::of(head.get(..read)?)
+        let read = rustix::io::pread(&fd, &mut head, 0).ok()?;
+        ImageFormat::of(head.get(..read)?).or_else(|| {
+            let end = rustix::fs::fstat(&fd).ok()?.st_size;
+            let at = u64::try_from(end).ok()?.checked_sub(TAIL_BYTES as u64)?;
+            let mut tail = [0; TAIL_BYTES];
+            let read = rustix::io::pread(&fd, &mut tail, at).ok()?;
+            ImageFormat::of_tail(tail.get(..read)?)
+        })
     }
 
-    /// What a user of a disk in such a file needs to know.
+    /// Returns the warning for a disk that serves such a file as raw bytes.
     pub fn warning(self) -> String {
         let hint = match self {
             ImageFormat::Qcow2 => "; hint: image:PATH serves the disk in it",
-            ImageFormat::Vmdk | ImageFormat::Vhdx | ImageFormat::Vdi => {
-                "; hint: qemu-img convert -O qcow2 makes an image that image:PATH serves"
-            }
             ImageFormat::Luks => "",
+            _ => "; hint: qemu-img convert -O qcow2 makes an image that image:PATH serves",
         };
         format!(
             "its content begins as a disk image in the format {self}: it is served as raw bytes, the image's header included{hint}"
@@ -84,10 +122,17 @@ impl fmt::Display for ImageFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             ImageFormat::Qcow2 => "qcow2",
+            ImageFormat::Qcow => "qcow (version 1)",
+            ImageFormat::Qed => "QED",
             ImageFormat::Vmdk => "VMDK",
+            ImageFormat::Vhd => "VHD",
             ImageFormat::Vhdx => "VHDX",
             ImageFormat::Vdi => "VDI",
+            ImageFormat::Parallels => "Parallels",
             ImageFormat::Luks => "LUKS",
+            ImageFormat::Dmg => "DMG",
+            ImageFormat::Bochs => "Bochs",
+            ImageFormat::Cloop => "cloop",
         })
     }
 }
@@ -106,8 +151,20 @@ mod tests {
     #[test]
     fn each_format_is_known_by_its_magic_bytes() {
         let vdi = vdi();
-        let known: [(&[u8], ImageFormat); 6] = [
+        let known: [(&[u8], ImageFormat); 15] = [
             (&[0x51, 0x46, 0x49, 0xfb, 0, 0, 0, 3], ImageFormat::Qcow2),
+            (&[0x51, 0x46, 0x49, 0xfb, 0, 0, 0, 2], ImageFormat::Qcow2),
+            (&[0x51, 0x46, 0x49, 0xfb, 0, 0, 0, 1], ImageFormat::Qcow),
+            (&[0x51, 0x45, 0x44, 0x00, 0, 0, 1, 0], ImageFormat::Qed),
+            (b"conectix\0\0\0\x02\0\x01\0\0", ImageFormat::Vhd),
+            (b"WithoutFreeSpace\x02\0\0\0", ImageFormat::Parallels),
+            (b"WithouFreSpacExt\x02\0\0\0", ImageFormat::Parallels),
+            (b"Bochs Virtual HD Image\0\0", ImageFormat::Bochs),
+            (
+                b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop file=$0",
+                ImageFormat::Cloop,
+            ),
+            (b"COWD\x01\0\0\0", ImageFormat::Vmdk),
             (&[0x4b, 0x44, 0x4d, 0x56, 1, 0, 0, 0], ImageFormat::Vmdk),
             (b"# Disk DescriptorFile\nversion=1\n", ImageFormat::Vmdk),
             (b"vhdxfileQ\0E\0M\0U\0", ImageFormat::Vhdx),
@@ -119,6 +176,23 @@ mod tests {
         ];
         for (head, format) in known {
             assert_eq!(ImageFormat::of(head), Some(format));
+        }
+    }
+
+    #[test]
+    fn formats_with_a_footer_are_known_by_their_last_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        for (footer, format) in [
+            (b"conectix", Some(ImageFormat::Vhd)),
+            (b"koly\0\0\0\x04", Some(ImageFormat::Dmg)),
+            (b"EFI PART", None),
+        ] {
+            let mut disk = vec![0; 1 << 20];
+            disk.extend(footer);
+            disk.resize((1 << 20) + 512, 0);
+            std::fs::write(&path, &disk).unwrap();
+            assert_eq!(ImageFormat::of_path(&path), format);
         }
     }
 
