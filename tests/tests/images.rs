@@ -12,6 +12,8 @@ use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLo
 use vm::{CEPH_USER, Ceph, wait_until};
 
 const MIB: usize = 1 << 20;
+/// Images may name any file, unit or RBD image.
+const ANY: [&str; 2] = ["--named-files", "any"];
 const SOON: Duration = Duration::from_secs(60);
 
 fn run(folder: &Path, program: &str, arguments: &[&str]) -> Result<Output> {
@@ -122,24 +124,41 @@ fn images_stand_on_and_are_copied_to_units() -> Result<()> {
     let folder = folder.files();
     let unit = format!("iscsi://{portal}/{TARGET}/0");
     lunette(folder, &["create", "over.qcow2", "--backing", &unit])?;
-    let shown = lunette(folder, &["info", "over.qcow2", "--chain"])?;
+    let shown = lunette(folder, &["info", "over.qcow2", "--chain", ANY[0], ANY[1]])?;
     ensure!(
         shown.contains(&format!("image: {unit}\nformat: raw\ndisk: 4194304")),
         "{shown}"
     );
-    lunette(folder, &["compare", "over.qcow2", "before.raw"])?;
+    lunette(
+        folder,
+        &["compare", "over.qcow2", "before.raw", ANY[0], ANY[1]],
+    )?;
     let write = ["-f", "qcow2", "-c", "write -P 7 1M 1M", "over.qcow2"];
     succeeds(folder, "qemu-io", &write)?;
     lunette(
         folder,
-        &["convert", "over.qcow2", "after.raw", "--to", "raw"],
+        &[
+            "convert",
+            "over.qcow2",
+            "after.raw",
+            "--to",
+            "raw",
+            ANY[0],
+            ANY[1],
+        ],
     )?;
-    lunette(folder, &["commit", "over.qcow2"])?;
+    // The image names a file outside of its folder.
+    let told = run(folder, &program()?, &["image", "commit", "over.qcow2"])?;
+    ensure!(text(&told.stderr).contains("named_files=any"), "{told:?}");
+    lunette(folder, &["commit", "over.qcow2", ANY[0], ANY[1]])?;
     let mut after = content;
     after[MIB..2 * MIB].fill(7);
     ensure!(std::fs::read(folder.join("after.raw"))? == after);
     ensure!(std::fs::read(&there)? == after, "it is not committed");
-    lunette(folder, &["rebase", "over.qcow2", "--no-backing"])?;
+    lunette(
+        folder,
+        &["rebase", "over.qcow2", "--no-backing", ANY[0], ANY[1]],
+    )?;
     lunette(folder, &["compare", "over.qcow2", &unit])?;
     let back = ["rebase", "over.qcow2", "--backing", &unit];
     ensure!(lunette(folder, &back)?.contains("(raw): 0 clusters copied"));
@@ -171,7 +190,7 @@ fn overwritten_or_refused(
             "cannot hold the 5242880 bytes",
         ),
         (
-            &["convert", "over.qcow2", unit, "--to", "qcow2"],
+            &["convert", "small.qcow2", unit, "--to", "qcow2"],
             "can be raw only",
         ),
         // A guest may have written that.
@@ -260,9 +279,12 @@ fn qcow2_image_stands_on_a_snapshot_of_the_cluster() -> Result<()> {
     let writable = base.replace("@first", "");
     lunette(
         folder.files(),
-        &["convert", &image, &writable, "--to", "raw"],
+        &["convert", &image, &writable, "--to", "raw", ANY[0], ANY[1]],
     )?;
-    lunette(folder.files(), &["compare", &image, &writable])?;
+    lunette(
+        folder.files(),
+        &["compare", &image, &writable, ANY[0], ANY[1]],
+    )?;
     lunette(folder.files(), &["compare", "copy.raw", &base])?;
     Ok(())
 }

@@ -204,6 +204,7 @@ fn image_options(path: &Path) -> ImageOptions {
         block_size: None,
         data_file: None,
         trusts_name: true,
+        named_files: bdev::NamedFiles::Any,
     }
 }
 

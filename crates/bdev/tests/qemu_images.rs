@@ -402,6 +402,7 @@ fn an_image_is_not_served_twice_and_not_while_qemu_has_it() {
             block_size: None,
             data_file: None,
             trusts_name: true,
+            named_files: bdev::NamedFiles::Any,
         })
     };
     let (_one, _other) = (reading(true).unwrap(), reading(true).unwrap());
@@ -610,6 +611,7 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
             read_only,
             data_file: data_file.map(Path::to_owned),
             trusts_name: true,
+            named_files: bdev::NamedFiles::Any,
             ..ImageOptions::new(&path)
         })
     };
@@ -629,6 +631,7 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
     assert!(refused.unwrap().status.success());
     let linked = bdev::Image::open(&ImageOptions {
         trusts_name: true,
+        named_files: bdev::NamedFiles::Any,
         ..ImageOptions::new(&folder.path().join("linked"))
     });
     assert!(

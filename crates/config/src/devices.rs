@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bdev::{
-    BlockDevice, Delay, DelayTime, File, FileOptions, Image, ImageOptions, Null, NullOptions,
-    OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk, ScsiGenericOptions,
+    BlockDevice, Delay, DelayTime, File, FileOptions, Image, ImageOptions, NamedFiles, Null,
+    NullOptions, OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk,
+    ScsiGenericOptions,
 };
 
 use super::model::DiskConfig;
@@ -59,6 +60,8 @@ pub enum BlockDeviceConfig {
         size: Option<u64>,
         /// The file that has its data, if that is not in the folder of the image under the name that the image says.
         data_file: Option<PathBuf>,
+        /// Files that it may name, and those that its backing images may name; any by default.
+        named_files: Option<NamedFiles>,
         /// What sits between it and stable storage.
         cache: CacheMode,
     },
@@ -239,6 +242,7 @@ impl BlockDeviceConfig {
                 path,
                 cache,
                 data_file,
+                named_files,
                 ..
             } => Arc::new(Image::open(&ImageOptions {
                 path: path.clone(),
@@ -247,6 +251,7 @@ impl BlockDeviceConfig {
                 block_size: disk.block_size,
                 data_file: data_file.clone(),
                 trusts_name: false,
+                named_files: named_files.unwrap_or_default(),
             })?),
             BlockDeviceConfig::Rbd(rbd) => Arc::new(Rbd::open(&RbdOptions {
                 cluster: rbd.cluster.clone(),
@@ -332,6 +337,23 @@ impl BlockDeviceConfig {
                 data_file.iter_mut().for_each(absolute);
             }
             _ => {}
+        }
+        self
+    }
+
+    /// Restricts an image that a request names to files in its own folder, unless the request states otherwise. A disk that exists keeps
+    /// its policy. An image that does not exist yet names no file that its maker does not choose.
+    pub fn requested(mut self, existing: Option<&BlockDeviceConfig>) -> BlockDeviceConfig {
+        if let BlockDeviceConfig::Image {
+            path, named_files, ..
+        } = &mut self
+            && named_files.is_none()
+        {
+            *named_files = match existing {
+                Some(BlockDeviceConfig::Image { named_files, .. }) => *named_files,
+                _ if path.exists() => Some(NamedFiles::Folder),
+                _ => None,
+            };
         }
         self
     }

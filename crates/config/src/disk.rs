@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use bdev::{ClusterConfig, DelayTime, ErrorPolicy, ImageName, OnError, RbdLock};
+use bdev::{ClusterConfig, DelayTime, ErrorPolicy, ImageName, NamedFiles, OnError, RbdLock};
 use serde_json::{Value, json};
 
 use super::Diagnostics;
@@ -37,6 +37,7 @@ pub struct DiskDraft {
     pub(crate) name: Option<At<String>>,
     pub(crate) path: Option<At<PathBuf>>,
     data_file: Option<PathBuf>,
+    named_files: Option<NamedFiles>,
     pub(crate) wwn: Option<At<u64>>,
     /// The disk, if nothing is missing.
     pub(crate) complete: Option<DiskConfig>,
@@ -135,6 +136,31 @@ pub static DISK_KEYS: &[DiskKey] = &[
         },
         get: |disk| match &disk.backend {
             BlockDeviceConfig::Image { data_file, .. } => data_file.as_deref().map(path_value),
+            _ => None,
+        },
+    },
+    Key {
+        name: "named_files",
+        kind: Kind::Word(&const { words(&NamedFiles::WORDS) }),
+        default: "`any`; `folder` for a disk or a job's target that a request to the API names",
+        run_time: RunTime::AddAnew,
+        of: &["image"],
+        help: "Backing images and data files that the image, and its backing images, may name. `any`: every file, logical unit and RBD image. \
+            `folder`: files in the folder of the image that names them. `none`: an image that names a file is refused",
+        read: |key, reader, disk| {
+            disk.named_files = reader
+                .choice(key.name, &NamedFiles::WORDS)
+                .map(|at| at.value);
+        },
+        get: |disk| match &disk.backend {
+            BlockDeviceConfig::Image {
+                named_files: Some(named_files),
+                ..
+            } => {
+                let mut words = NamedFiles::WORDS.into_iter();
+                let word = words.find(|(_, value)| value == named_files);
+                word.map(|(word, _)| json!(word))
+            }
             _ => None,
         },
     },
@@ -515,6 +541,7 @@ impl DiskDraft {
                 path: self.path.as_ref()?.value.clone(),
                 size: None,
                 data_file: self.data_file.clone(),
+                named_files: self.named_files,
                 cache: self.cache.unwrap_or(CacheMode::None),
             },
             DeviceKind::Rbd => BlockDeviceConfig::Rbd(Box::new(RbdConfig {

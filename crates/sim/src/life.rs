@@ -98,6 +98,7 @@ fn open(plan: &DiskPlan) -> Arc<dyn BlockDevice> {
             let opened = Image::open(&ImageOptions {
                 cache: plan.cache,
                 trusts_name: true,
+                named_files: bdev::NamedFiles::Any,
                 ..ImageOptions::new(path)
             });
             Arc::new(opened.unwrap_or_else(|error| panic!("an image is not opened: {error}")))

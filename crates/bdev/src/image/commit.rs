@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use qcow2::{Header, Mapping};
 
+use super::names::{BackingFormat, backing_of};
 use super::overlay::HAS_SNAPSHOTS;
 use super::owner::Owner;
-use super::remote_backing::Remote;
+use super::remote_backing::is_remote;
 use super::{Image, ImageOptions, open};
 use crate::{BlockDevice, File, FileOptions, OpenError};
 
@@ -30,19 +31,20 @@ pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
     let container = image.shared.file.container();
     let container = container.map_err(|error| failed(error.to_string()))?;
     let header = Header::read(&container).map_err(|error| failed(error.to_string()))?;
-    let (Some(name), Some(below)) = (&header.backing_file, &image.shared.backing) else {
+    let (Some(named), Some(below)) = (backing_of(path, &header)?, &image.shared.backing) else {
         return Err(failed("stands on no other image".to_owned()));
     };
     if header.snapshots > 0 {
         return Err(failed(HAS_SNAPSHOTS.to_owned()));
     }
-    if Remote::parse(name).is_some() {
+    let base_path = named.path;
+    if base_path.to_str().is_some_and(is_remote) {
         return Err(failed(format!(
-            "its backing image {name} is only read; hint: lunette disk mirror moves the disk to a place of its own"
+            "its backing image {} is only read; hint: lunette disk mirror moves the disk to a place of its own",
+            base_path.display()
         )));
     }
-    let base_path = open::backing_path(path, name)?;
-    let base_is_image = header.backing_format.as_deref() == Some("qcow2");
+    let base_is_image = named.format == BackingFormat::Qcow2;
     let released = image
         .give_up_writing()
         .and_then(|()| below.release_locks())

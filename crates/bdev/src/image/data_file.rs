@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use qcow2::Header;
 
+use super::names::{folder_of, lies_below};
 use super::{ImageOptions, open};
 use crate::{File, FileOptions, OpenError};
 
@@ -54,8 +55,9 @@ pub(super) fn path(options: &ImageOptions, header: &Header) -> Result<Option<Pat
             "its data file is {name}, which is not a path; hint: data_file = PATH says where it is"
         ));
     }
-    let folder = path.parent().unwrap_or(Path::new(""));
+    let folder = folder_of(path);
     let data = folder.join(name);
+    options.named_files.check(path, "data file", &data)?;
     if !options.read_only && !options.trusts_name {
         return fail(format!(
             "its data file {name} would be written because the image says so; hint: data_file = {} says that it is meant",
@@ -69,17 +71,4 @@ pub(super) fn path(options: &ImageOptions, header: &Header) -> Result<Option<Pat
         ));
     }
     Ok(Some(data))
-}
-
-fn lies_below(data: &Path, folder: &Path) -> bool {
-    let folder_of = |path: Option<&Path>| {
-        let path = path.filter(|path| *path != Path::new(""));
-        std::fs::canonicalize(path.unwrap_or(Path::new(".")))
-    };
-    // A link leads elsewhere; a file that is not there says so when it is opened.
-    let is_link = std::fs::symlink_metadata(data).is_ok_and(|found| found.is_symlink());
-    match (folder_of(data.parent()), folder_of(Some(folder))) {
-        (Ok(its), Ok(folder)) => !is_link && its.starts_with(folder),
-        _ => false,
-    }
 }

@@ -8,6 +8,7 @@
 mod channel;
 mod commit;
 mod data_file;
+mod names;
 mod open;
 mod overlay;
 mod owner;
@@ -29,6 +30,7 @@ use qcow2::Map;
 use crate::{Attach, BlockDevice, CacheMode, File, IoChannel, Medium, OpenError};
 pub use commit::Committable;
 pub use data_file::data_file_of;
+pub use names::{BackingFormat, BackingImage, NamedFiles, backing_named, backing_of};
 pub use open::open_tables;
 pub use overlay::BackingName;
 use owner::{Change, Request};
@@ -51,6 +53,8 @@ pub struct ImageOptions {
     /// Without `data_file`, the name in the image is enough also to write that file, if it lies in the image's folder: for tools, whose
     /// user has the image at hand. Otherwise the name is taken for reading only.
     pub trusts_name: bool,
+    /// Files that it may name, and those that its backing images may name.
+    pub named_files: NamedFiles,
 }
 
 impl ImageOptions {
@@ -63,6 +67,7 @@ impl ImageOptions {
             block_size: None,
             data_file: None,
             trusts_name: false,
+            named_files: NamedFiles::Any,
         }
     }
 }

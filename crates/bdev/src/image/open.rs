@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity};
 use qcow2::{Header, OpenOptions};
 
+use super::names::{BackingFormat, backing_of};
 use super::owner::Owner;
 use super::readers::Readers;
 use super::remote_backing::Remote;
@@ -22,6 +23,7 @@ use crate::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, OpenError};
 const CHAIN_MAX: usize = 64;
 
 const BLOCK_SIZE_DEFAULT: u32 = 512;
+const STANDS_ON_ITSELF: &str = "it stands on itself, through its backing images";
 
 /// An image that is open, before its thread is there.
 pub(super) struct Opened {
@@ -83,10 +85,7 @@ fn open_in_chain(
         fail(path, format!("cannot open it: {error}{hint}"))
     })?;
     if !seen.insert((found.dev(), found.ino())) {
-        return Err(fail(
-            path,
-            "it stands on itself, through its backing images",
-        ));
+        return Err(fail(path, STANDS_ON_ITSELF));
     }
     if seen.len() > CHAIN_MAX {
         return Err(fail(
@@ -101,10 +100,9 @@ fn open_in_chain(
         data,
     } = open_files(options)?;
     let is_image = |error: qcow2::Error| fail(path, error);
-    let backing = match (&header.backing_file, below) {
-        (None, _) => None,
-        (Some(_), Some(below)) => Some(below),
-        (Some(name), None) => Some(open_backing(options, name, &header, seen)?),
+    let backing = match below {
+        Some(below) => Some(below).filter(|_| header.backing_file.is_some()),
+        None => open_backing(options, &header, seen)?,
     };
     let block_size = options.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
     check_size(header.size, block_size).map_err(|error| fail(path, error))?;
@@ -235,95 +233,55 @@ fn not_served(error: &qcow2::Error) -> String {
     }
 }
 
-/// The backing image, which nobody writes. Its format is what the image says of it: what a raw disk begins with is up to its guest.
+/// Opens the backing image, read-only.
 fn open_backing(
     options: &ImageOptions,
-    name: &str,
     header: &Header,
     seen: &mut Seen,
-) -> Result<Arc<dyn BlockDevice>, OpenError> {
+) -> Result<Option<Arc<dyn BlockDevice>>, OpenError> {
     let path = options.path.as_path();
-    if let Some(remote) = Remote::parse(name) {
-        return open_remote(options, remote, header);
+    let Some(below) = backing_of(path, header)? else {
+        return Ok(None);
+    };
+    options
+        .named_files
+        .check(path, "backing image", &below.path)?;
+    if let Some(remote) = below.path.to_str().and_then(Remote::parse) {
+        return open_remote(options, remote).map(Some);
     }
-    let below = backing_path(path, name)?;
-    let shown = path.display();
-    match header.backing_format.as_deref() {
-        Some("raw" | "file" | "host_device") => {
-            let found = std::fs::metadata(&below);
+    let below_options = ImageOptions {
+        cache: options.cache,
+        read_only: true,
+        named_files: options.named_files,
+        ..ImageOptions::new(&below.path)
+    };
+    match below.format {
+        BackingFormat::Raw => {
+            let found = std::fs::metadata(&below.path);
             if found.is_ok_and(|found| !seen.insert((found.dev(), found.ino()))) {
-                return Err(fail(
-                    path,
-                    "it stands on itself, through its backing images",
-                ));
+                return Err(fail(path, STANDS_ON_ITSELF));
             }
-            Ok(Arc::new(File::open(FileOptions {
+            Ok(Some(Arc::new(File::open(FileOptions {
                 cache: options.cache,
                 read_only: true,
                 is_container: true,
-                ..FileOptions::new(&below)
-            })?))
+                ..FileOptions::new(&below.path)
+            })?)))
         }
-        Some("qcow2") => {
-            let opened = open_in_chain(
-                &ImageOptions {
-                    cache: options.cache,
-                    read_only: true,
-                    ..ImageOptions::new(&below)
-                },
-                seen,
-                None,
-            )?;
-            Ok(Arc::new(Image::serve(opened)?))
+        BackingFormat::Qcow2 => {
+            let opened = open_in_chain(&below_options, seen, None)?;
+            Ok(Some(Arc::new(Image::serve(opened)?)))
         }
-        Some(format) => Err(fail(
-            path,
-            format!(
-                "its backing image {name} has the format {format}, which is not served; hint: qemu-img convert makes one image of the chain"
-            ),
-        )),
-        None => Err(fail(
-            path,
-            format!(
-                "it does not say which format its backing image {name} has; hint: qemu-img rebase -u -b {name} -F raw {shown} (or -F qcow2) says it"
-            ),
-        )),
     }
 }
 
 fn open_remote(
     options: &ImageOptions,
     remote: Result<Remote, String>,
-    header: &Header,
 ) -> Result<Arc<dyn BlockDevice>, OpenError> {
     let path = options.path.as_path();
     let refused = |what: String| fail(path, format!("its backing image: {what}"));
-    if !matches!(header.backing_format.as_deref(), Some("raw")) {
-        let what = "over a network it can be raw only, and the image has to say so; hint: qemu-img rebase -u -F raw";
-        return Err(refused(what.to_owned()));
-    }
     remote.map_err(refused)?.open(true)
-}
-
-/// Relative names are so to the image.
-pub(super) fn backing_path(path: &Path, name: &str) -> Result<PathBuf, OpenError> {
-    let name = name.strip_prefix("file:").unwrap_or(name);
-    let is_protocol = name.split_once(':').is_some_and(|(before, _)| {
-        !before.is_empty()
-            && before
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'+')
-    });
-    if is_protocol {
-        return Err(fail(
-            path,
-            format!(
-                "its backing image {name} is not a file, a logical unit or an RBD image, and is not served; hint: qemu-img convert makes one image of the chain"
-            ),
-        ));
-    }
-    let folder = path.parent().unwrap_or(Path::new(""));
-    Ok(folder.join(name))
 }
 
 /// Checks that size and clusters of an image are multiples of the smallest I/O to the devices below.

@@ -163,5 +163,6 @@ pub fn open_image(path: &Path, cache: CacheMode) -> Result<bdev::Image, bdev::Op
         block_size: None,
         data_file: None,
         trusts_name: true,
+        named_files: bdev::NamedFiles::Any,
     })
 }

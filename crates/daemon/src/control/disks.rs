@@ -51,7 +51,11 @@ pub(super) async fn put(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
-    let disk = disk_json(&name, &json(body)?).map_err(Refusal::from)?;
+    let mut disk = disk_json(&name, &json(body)?).map_err(Refusal::from)?;
+    let live = api.overview()?.live();
+    let existing = live.config.disk(&name).map(|disk| &disk.backend);
+    disk.backend = disk.backend.requested(existing);
+    drop(live);
     let Some(made) = api.change(Change::PutDisk(disk), force).await? else {
         return api.accepted();
     };

@@ -87,8 +87,10 @@ pub(super) async fn start(
         let fault = Fault::at("/incremental", "only a backup is incremental");
         return Err(Refusal::Invalid(vec![fault]).into());
     }
+    let mut target = disk_json(&name, target).map_err(Refusal::from)?;
+    target.backend = target.backend.requested(None);
     let copy = Copy {
-        target: disk_json(&name, target).map_err(Refusal::from)?,
+        target,
         disk: name,
         kind,
         speed,

@@ -56,6 +56,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
             data_file: bdev::data_file_of(&path),
             path,
             size: None,
+            named_files: None,
             cache,
         },
         false => BlockDeviceConfig::File {

@@ -91,6 +91,7 @@ fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
             path: path.clone(),
             size: None,
             data_file: None,
+            named_files: None,
             cache,
         },
         block_size,

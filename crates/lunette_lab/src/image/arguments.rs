@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use bdev::{BackingFormat, NamedFiles};
 use clap::{Args, Subcommand, ValueEnum};
 
 /// `lunette image`
@@ -18,13 +19,17 @@ Images are qcow2, as QEMU's; raw files and block devices are disks too, and so a
 iscsi://HOST[:PORT]/TARGET/LUN and rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=FILE]. All but create and convert refuse files that
 somebody serves or has open for writing, QEMU included. A logical unit has no such lock.
 
+A guest decides what its disk contains, so content alone never makes a file an image. Without an option that states the format, a file is
+qcow2 if it begins so and its name ends in .qcow2, and raw if it has no signature of an image format; everything else is refused.
+An image may name other files. Those in its own folder are opened; --named-files any allows all.
+
 Examples:
     lunette image create vm.qcow2 20G
-    lunette image create overlay.qcow2 --backing vm.qcow2
+    lunette image create overlay.qcow2 --backing vm.qcow2 --backing-format qcow2
     lunette image check vm.qcow2 --repair leaks
     lunette image commit overlay.qcow2
     lunette image snapshot vm.qcow2 --create before-upgrade
-    lunette image rebase overlay.qcow2 --backing other.qcow2
+    lunette image rebase overlay.qcow2 --backing other.qcow2 --backing-format qcow2
     lunette image convert vm.qcow2 vm.raw --to raw
     lunette image convert vm.qcow2 iscsi://store/iqn.2026-11.org.example:vm/0 --to raw
     lunette serve --disk d0=image:vm.qcow2 --vhost-blk d0:/run/d0.sock";
@@ -35,22 +40,15 @@ pub enum Action {
     /// Make an empty image
     Create(CreateArguments),
     /// Say what an image is: size, clusters, backing images, snapshots
-    Info {
-        /// The image
-        #[arg(value_name = "PATH")]
-        path: PathBuf,
-        /// Also of the images that it stands on
-        #[arg(long)]
-        chain: bool,
-        /// Print JSON, with the fields of qemu-img info
-        #[arg(long)]
-        json: bool,
-    },
+    Info(InfoArguments),
     /// Look for faults. Exit code 0: none; 2: it is damaged; 3: it only has clusters that nobody uses
     Check {
         /// The image
         #[arg(value_name = "PATH")]
         path: PathBuf,
+        /// Its format: qcow2
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<Format>,
         /// Repair clusters that nobody uses, or all that can be repaired
         #[arg(long, value_name = "WHAT")]
         repair: Option<RepairWhat>,
@@ -58,26 +56,18 @@ pub enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Give the disk in an image another size
-    Resize {
-        /// The image
-        #[arg(value_name = "PATH")]
-        path: PathBuf,
-        /// New size in bytes, or with K, M, G, T (powers of 1024); +SIZE and -SIZE add and take away
-        #[arg(value_name = "SIZE", allow_hyphen_values = true)]
-        size: String,
-        /// Let the disk become smaller: what is behind its new end is lost
-        #[arg(long)]
-        shrink: bool,
-    },
+    /// Give the disk in an image or a raw file another size
+    Resize(ResizeArguments),
     /// Show which parts of a disk have data
     Map {
         /// The image, raw file, block device, logical unit or RBD image
         #[arg(value_name = "PATH")]
         path: PathBuf,
-        /// Its format [default: the one that its first bytes show]
+        /// Its format [default: qcow2 if name and content agree, raw if it has no signature]
         #[arg(long, value_name = "FORMAT")]
         format: Option<Format>,
+        #[command(flatten)]
+        named: NamedFilesArgument,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -89,6 +79,11 @@ pub enum Action {
         /// The image
         #[arg(value_name = "PATH")]
         path: PathBuf,
+        /// Its format: qcow2
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<Format>,
+        #[command(flatten)]
+        named: NamedFilesArgument,
         /// Show no progress
         #[arg(long, short)]
         quiet: bool,
@@ -98,17 +93,82 @@ pub enum Action {
     /// Put an image onto another backing image, or onto none. It has the same content afterwards
     Rebase(RebaseArguments),
     /// Say whether two disks have the same content. Exit code 0: yes; 1: no
-    Compare {
-        /// An image, raw file, block device, logical unit or RBD image
-        #[arg(value_name = "PATH")]
-        one: PathBuf,
-        /// Another one
-        #[arg(value_name = "PATH")]
-        other: PathBuf,
-        /// Show no progress
-        #[arg(long, short)]
-        quiet: bool,
-    },
+    Compare(CompareArguments),
+}
+
+/// The files that images may name.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct NamedFilesArgument {
+    /// Backing images and data files that images may name: any, folder (those in the folder of the image that names them), none
+    #[arg(long = "named-files", value_name = "WHICH", default_value = "folder", value_parser = named_files)]
+    pub files: NamedFiles,
+}
+
+fn named_files(word: &str) -> Result<NamedFiles, String> {
+    let mut words = NamedFiles::WORDS.into_iter();
+    let found = words.find(|(known, _)| *known == word);
+    let found = found.map(|(_, value)| value);
+    found.ok_or_else(|| "any, folder or none is expected".to_owned())
+}
+
+/// `lunette image info`
+#[derive(Debug, Args)]
+pub struct InfoArguments {
+    /// The image
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Its format [default: the one that its content shows; no other file is opened for that]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Format>,
+    /// Also of the images that it stands on
+    #[arg(long)]
+    pub chain: bool,
+    #[command(flatten)]
+    pub named: NamedFilesArgument,
+    /// Print JSON, with the fields of qemu-img info
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `lunette image resize`
+#[derive(Debug, Args)]
+pub struct ResizeArguments {
+    /// The image or raw file
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// New size in bytes, or with K, M, G, T (powers of 1024); +SIZE and -SIZE add and take away
+    #[arg(value_name = "SIZE", allow_hyphen_values = true)]
+    pub size: String,
+    /// Its format [default: qcow2 if name and content agree, raw if it has no signature]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Format>,
+    #[command(flatten)]
+    pub named: NamedFilesArgument,
+    /// Let the disk become smaller: the data behind its new end are lost
+    #[arg(long)]
+    pub shrink: bool,
+}
+
+/// `lunette image compare`
+#[derive(Debug, Args)]
+pub struct CompareArguments {
+    /// An image, raw file, block device, logical unit or RBD image
+    #[arg(value_name = "PATH")]
+    pub one: PathBuf,
+    /// Another one
+    #[arg(value_name = "PATH")]
+    pub other: PathBuf,
+    /// Format of the first [default: qcow2 if name and content agree, raw if it has no signature]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Format>,
+    /// Format of the other [default: as for the first]
+    #[arg(long, value_name = "FORMAT")]
+    pub other_format: Option<Format>,
+    #[command(flatten)]
+    pub named: NamedFilesArgument,
+    /// Show no progress
+    #[arg(long, short)]
+    pub quiet: bool,
 }
 
 /// `lunette image create`
@@ -123,9 +183,11 @@ pub struct CreateArguments {
     /// The image shows this one where nothing was written; relative to the new image
     #[arg(long, value_name = "PATH")]
     pub backing: Option<String>,
-    /// The backing image's format [default: the one that its first bytes show]
+    /// The backing image's format, which the new image states [default: qcow2 if name and content agree, raw if it has no signature]
     #[arg(long, value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
+    #[command(flatten)]
+    pub named: NamedFilesArgument,
     /// Bytes of a cluster: 512 to 2M, a power of two
     #[arg(long, value_name = "SIZE", default_value = "64K")]
     pub cluster_size: String,
@@ -170,9 +232,14 @@ pub struct RebaseArguments {
     /// The new backing image, relative to the image
     #[arg(long, value_name = "PATH", required_unless_present = "no_backing")]
     pub backing: Option<String>,
-    /// Its format [default: the one that its first bytes show]
+    /// Its format, which the image states [default: qcow2 if name and content agree, raw if it has no signature]
     #[arg(long, value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
+    /// Format of PATH: qcow2
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Format>,
+    #[command(flatten)]
+    pub named: NamedFilesArgument,
     /// The image has no backing image any more
     #[arg(long, conflicts_with = "backing")]
     pub no_backing: bool,
@@ -193,9 +260,11 @@ pub struct ConvertArguments {
     /// The new file, which must not exist; or a logical unit or RBD image, which must, and loses what it has
     #[arg(value_name = "DESTINATION")]
     pub destination: PathBuf,
-    /// The source's format [default: the one that its first bytes show]
+    /// The source's format [default: qcow2 if name and content agree, raw if it has no signature]
     #[arg(long, value_name = "FORMAT")]
     pub from: Option<Format>,
+    #[command(flatten)]
+    pub named: NamedFilesArgument,
     /// The new file's format
     #[arg(long, value_name = "FORMAT")]
     pub to: Format,
@@ -214,6 +283,15 @@ pub enum Format {
     Raw,
     /// QEMU's images.
     Qcow2,
+}
+
+impl From<BackingFormat> for Format {
+    fn from(format: BackingFormat) -> Format {
+        match format {
+            BackingFormat::Raw => Format::Raw,
+            BackingFormat::Qcow2 => Format::Qcow2,
+        }
+    }
 }
 
 impl Format {

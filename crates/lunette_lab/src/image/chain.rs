@@ -3,14 +3,14 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use bdev::BlockingIo;
 use bdev::qcow2::{self, Backing, Header, Mapping};
+use bdev::{BlockingIo, NamedFiles, OpenError};
 use block::IoRequest;
 use cli_common::{Failure, Outcome};
 
 use super::arguments::{Format, RebaseArguments};
-use super::disks::{beside, open_disk, open_writable, probe};
-use super::{Tables as Overlay, of, open_tables};
+use super::disks::{backing_image, open_disk, open_writable};
+use super::{Tables as Overlay, of, open_tables, require_qcow2};
 use crate::meter::Meter;
 
 /// Bytes that are read and written together.
@@ -18,23 +18,20 @@ const PIECE_BYTES: u64 = 1 << 20;
 /// Clusters that are copied with one change of the tables.
 const BATCH: usize = 256;
 
-/// The backing image that a header names, and its format.
-fn below(path: &Path, header: &Header) -> Result<Option<(PathBuf, Format)>, Failure> {
-    let Some(name) = &header.backing_file else {
+/// Returns the backing image that a header names, if it may name that file.
+pub fn below(
+    path: &Path,
+    header: &Header,
+    named_files: NamedFiles,
+) -> Result<Option<(PathBuf, Format)>, Failure> {
+    let because = |error: OpenError| Failure::because(error.to_string());
+    let Some(named) = bdev::backing_of(path, header).map_err(because)? else {
         return Ok(None);
     };
-    let place = beside(path, name);
-    let format = match header.backing_format.as_deref() {
-        Some("raw") => Format::Raw,
-        Some("qcow2") => Format::Qcow2,
-        None => probe(&place)?,
-        Some(other) => {
-            return Err(of(path)(&format!(
-                "its backing image {name} has the format {other}, which is not known here"
-            )));
-        }
-    };
-    Ok(Some((place, format)))
+    named_files
+        .check(path, "backing image", &named.path)
+        .map_err(because)?;
+    Ok(Some((named.path, named.format.into())))
 }
 
 /// How a range of an overlay begins: what of its own it has there, and for how many bytes.
@@ -50,10 +47,16 @@ fn own(overlay: &mut Overlay, at: u64, end: u64) -> qcow2::Result<(Mapping, u64)
 }
 
 /// Writes all that an overlay has into its backing image. The overlay stays as it is: it reads as before.
-pub fn commit(path: &Path, quiet: bool) -> Outcome {
+pub fn commit(
+    path: &Path,
+    format: Option<Format>,
+    named_files: NamedFiles,
+    quiet: bool,
+) -> Outcome {
     let failed = of(path);
-    let mut overlay = open_tables(path, true)?;
-    let Some((place, format)) = below(path, overlay.header())? else {
+    require_qcow2(path, format)?;
+    let mut overlay = open_tables(path, true, named_files)?;
+    let Some((place, format)) = below(path, overlay.header(), named_files)? else {
         return Err(failed(
             &"it has no backing image, so that there is nothing to commit to",
         ));
@@ -64,7 +67,7 @@ pub fn commit(path: &Path, quiet: bool) -> Outcome {
         ));
     }
     let to = of(&place);
-    let device = open_writable(&place, format)?;
+    let device = open_writable(&place, format, named_files)?;
     let end = overlay.header().size;
     if device.capacity().bytes() < end {
         device.set_size(end).map_err(|error| to(&error))?;
@@ -133,32 +136,32 @@ fn write_changed(base: &mut BlockingIo, at: u64, piece: &[u8]) -> std::io::Resul
 pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     let path = arguments.path.as_path();
     let failed = of(path);
+    let named_files = arguments.named.files;
+    require_qcow2(path, arguments.format)?;
     let backing = match &arguments.backing {
         None => None,
         Some(name) => {
-            let place = beside(path, name);
-            let format = match arguments.backing_format {
-                Some(format) => format,
-                None => probe(&place)?,
-            };
-            Some((name.as_str(), place, format))
+            let named = backing_image(path, name, arguments.backing_format)?;
+            Some((name.as_str(), named.path, Format::from(named.format)))
         }
     };
     let mut copied = String::new();
     // Opened before the image is, whose lock says that it stands on itself.
     let mut new = match &backing {
-        Some((_, place, format)) if !arguments.name_only => Some(open_disk(place, Some(*format))?),
+        Some((_, place, format)) if !arguments.name_only => {
+            Some(open_disk(place, Some(*format), named_files)?)
+        }
         _ => None,
     };
-    let mut image = open_tables(path, false)?;
+    let mut image = open_tables(path, false, named_files)?;
     if !arguments.name_only {
         if !image.snapshots().is_empty() {
             return Err(failed(
                 &"it has snapshots, which would read otherwise on another backing image; hint: remove them, or lunette image convert",
             ));
         }
-        let mut old = match below(path, image.header())? {
-            Some((place, format)) => Some(open_disk(&place, Some(format))?),
+        let mut old = match below(path, image.header(), named_files)? {
+            Some((place, format)) => Some(open_disk(&place, Some(format), named_files)?),
             None => None,
         };
         let meter = Meter::new(Some(image.header().size), arguments.quiet);

@@ -1,15 +1,16 @@
 //! `lunette image convert` and `lunette image compare`.
 
 use std::io::Write;
-use std::path::Path;
 use std::sync::Arc;
 
 use bdev::qcow2::{self, CreateOptions};
-use bdev::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, Image, ImageOptions};
+use bdev::{
+    BlockDevice, BlockingIo, CacheMode, File, FileOptions, Image, ImageOptions, NamedFiles,
+};
 use block::{Allocation, Extent, IoFlags, IoRequest};
 use cli_common::{Failure, Outcome, say};
 
-use super::arguments::{ConvertArguments, Format};
+use super::arguments::{CompareArguments, ConvertArguments, Format};
 use super::disks::{open_disk, open_writable, remote};
 use super::{cluster_bits, new_container, of};
 use crate::meter::Meter;
@@ -22,7 +23,7 @@ const GRAIN_BYTES: usize = 4096;
 /// Copies a disk into a new file.
 pub fn convert(arguments: &ConvertArguments) -> Outcome {
     let (from, to) = (arguments.source.as_path(), arguments.destination.as_path());
-    let mut source = open_disk(from, arguments.from)?;
+    let mut source = open_disk(from, arguments.from, arguments.named.files)?;
     if remote(to).is_some() {
         let mut there = existing(arguments, source.bytes())?;
         return copy(&mut source, &mut there, arguments);
@@ -40,7 +41,7 @@ pub fn convert(arguments: &ConvertArguments) -> Outcome {
 /// A disk that is no file exists already, with anything in it.
 fn existing(arguments: &ConvertArguments, size: u64) -> Result<BlockingIo, Failure> {
     let path = arguments.destination.as_path();
-    let device = open_writable(path, arguments.to)?;
+    let device = open_writable(path, arguments.to, NamedFiles::None)?;
     let (bytes, block) = (
         device.capacity().bytes(),
         device.info().geometry.block_size(),
@@ -185,8 +186,11 @@ fn write(made: &mut BlockingIo, offset: u64, piece: &[u8]) -> std::io::Result<()
 }
 
 /// Compares two disks; one that is longer has to be zeroes there.
-pub fn compare(one: &Path, other: &Path, quiet: bool) -> Outcome {
-    let (mut a, mut b) = (open_disk(one, None)?, open_disk(other, None)?);
+pub fn compare(arguments: &CompareArguments) -> Outcome {
+    let (one, other) = (arguments.one.as_path(), arguments.other.as_path());
+    let (named_files, quiet) = (arguments.named.files, arguments.quiet);
+    let mut a = open_disk(one, arguments.format, named_files)?;
+    let mut b = open_disk(other, arguments.other_format, named_files)?;
     let end = a.bytes().max(b.bytes());
     let mut meter = Meter::new(Some(end), quiet);
     let (mut left, mut right) = (vec![0; PIECE_BYTES as usize], vec![0; PIECE_BYTES as usize]);

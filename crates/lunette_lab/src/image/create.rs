@@ -4,11 +4,11 @@ use std::io::Write;
 use std::path::Path;
 
 use bdev::qcow2::{self, CreateOptions, DataFileOptions};
-use bdev::{CacheMode, ImageOptions};
+use bdev::{CacheMode, Image, ImageOptions};
 use cli_common::{Failure, Outcome};
 
-use super::arguments::{CreateArguments, parse_bytes};
-use super::disks::{beside, open_disk, probe};
+use super::arguments::{CreateArguments, Format, parse_bytes};
+use super::disks::{backing_image, open_disk};
 use super::{cluster_bits, new_container, of};
 
 /// Makes an empty image.
@@ -25,14 +25,18 @@ pub fn create(arguments: &CreateArguments) -> Outcome {
     };
     let size = arguments.size.as_deref().map(parse_bytes).transpose();
     let size = size.map_err(Failure::mistake)?;
+    if let Some(name) = &arguments.data_file
+        && (name.starts_with("json:") || name.starts_with("file:"))
+    {
+        return Err(Failure::mistake(format!(
+            "--data-file {name}: the image would name another file, because QEMU reads this as a protocol; hint: --data-file ./{name}"
+        )));
+    }
     let mut below = None;
     if let Some(name) = &arguments.backing {
-        let place = beside(path, name);
-        let format = match arguments.backing_format {
-            Some(format) => format,
-            None => probe(&place)?,
-        };
-        below = Some(open_disk(&place, Some(format))?.bytes());
+        let named = backing_image(path, name, arguments.backing_format)?;
+        let format = Format::from(named.format);
+        below = Some(open_disk(&named.path, Some(format), arguments.named.files)?.bytes());
         options.backing = Some((name.clone(), format.word().to_owned()));
     }
     options.size = match size.or(below) {
@@ -47,10 +51,13 @@ pub fn create(arguments: &CreateArguments) -> Outcome {
     let made = qcow2::create(&container, &options).map_err(|error| of(path)(&error));
     drop(container);
     let made = made.and_then(|()| match &arguments.data_file {
-        Some(name) => data_file(path, &beside(path, name), arguments.data_file_raw),
+        Some(name) => {
+            let folder = path.parent().unwrap_or(Path::new(""));
+            data_file(path, &folder.join(name), arguments.data_file_raw)
+        }
         None => Ok(()),
     });
-    if let Err(failure) = made {
+    if let Err(failure) = made.and_then(|()| check_openable(path)) {
         std::fs::remove_file(path).ok();
         return Err(failure);
     }
@@ -60,6 +67,18 @@ pub fn create(arguments: &CreateArguments) -> Outcome {
         path.display(),
         options.size
     )?)
+}
+
+/// Opens a new image as the daemon opens it, with all images that it stands on.
+fn check_openable(path: &Path) -> Result<(), Failure> {
+    let opened = Image::open(&ImageOptions {
+        read_only: true,
+        cache: CacheMode::Writeback,
+        ..ImageOptions::new(path)
+    });
+    opened
+        .map(drop)
+        .map_err(|error| Failure::because(error.to_string()))
 }
 
 /// Makes the data file of a new image; a block device is used as it is.

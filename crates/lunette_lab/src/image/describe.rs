@@ -2,28 +2,39 @@
 
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use bdev::qcow2::{Compression, Snapshot};
+use bdev::qcow2::{self, Compression, Header, Snapshot};
+use bdev::{ImageFormat, NamedFiles};
 use block::Allocation;
 use cli_common::{Failure, Outcome};
 use serde_json::{Value, json};
 
-use super::arguments::Format;
-use super::disks::{beside, open_disk, probe, remote};
-use super::{of, open_tables};
+use super::arguments::{Format, InfoArguments};
+use super::chain::below;
+use super::disks::{determine_format, open_disk, remote, signature};
+use super::{of, open_container};
 
 /// Images of a chain that are shown.
 const CHAIN_MAX: usize = 64;
 
 /// What images are.
-pub fn info(path: &Path, chain: bool, as_json: bool) -> Outcome {
+pub fn info(arguments: &InfoArguments) -> Outcome {
+    let (chain, as_json) = (arguments.chain, arguments.json);
+    let format = match (arguments.format, chain) {
+        (Some(format), _) => format,
+        // Other files are opened only if name and content agree that this is an image.
+        (None, true) => determine_format(&arguments.path)?,
+        (None, false) => content_format(&arguments.path)?,
+    };
     let mut shown = Vec::new();
-    let mut next = Some(path.to_owned());
-    while let Some(path) = next.take().filter(|_| shown.len() < CHAIN_MAX) {
-        let (value, below) = describe(&path)?;
+    let mut next = Some((arguments.path.clone(), format));
+    while let Some((path, format)) = next.take().filter(|_| shown.len() < CHAIN_MAX) {
+        let (value, header) = describe(&path, format)?;
         shown.push(value);
-        next = below.filter(|_| chain);
+        if let Some(header) = header.filter(|_| chain) {
+            next = below(&path, &header, arguments.named.files)?;
+        }
     }
     let mut stdout = std::io::stdout().lock();
     if as_json {
@@ -81,10 +92,22 @@ pub fn info(path: &Path, chain: bool, as_json: bool) -> Outcome {
     Ok(())
 }
 
-/// What one is, and which it stands on.
-fn describe(path: &Path) -> Result<(Value, Option<PathBuf>), Failure> {
+/// Returns the format that the content of a file shows, for a report that opens no other file.
+fn content_format(path: &Path) -> Result<Format, Failure> {
+    match signature(path)? {
+        Some(ImageFormat::Qcow2) if remote(path).is_none() => Ok(Format::Qcow2),
+        None => Ok(Format::Raw),
+        Some(_) => determine_format(path),
+    }
+}
+
+/// Describes one image. The header is that of a qcow2 image.
+fn describe(path: &Path, format: Format) -> Result<(Value, Option<Header>), Failure> {
+    let raw_bytes = || -> Result<u64, Failure> {
+        Ok(open_disk(path, Some(Format::Raw), NamedFiles::None)?.bytes())
+    };
     if remote(path).is_some() {
-        let bytes = open_disk(path, Some(Format::Raw))?.bytes();
+        let bytes = raw_bytes()?;
         let value = json!({"filename": path, "format": "raw", "virtual-size": bytes});
         return Ok((value, None));
     }
@@ -92,14 +115,14 @@ fn describe(path: &Path) -> Result<(Value, Option<PathBuf>), Failure> {
         .map_err(|error| of(path)(&error))?
         .blocks()
         * 512;
-    if probe(path)? == Format::Raw {
-        let bytes = open_disk(path, Some(Format::Raw))?.bytes();
+    if format == Format::Raw {
+        let bytes = raw_bytes()?;
         let value =
             json!({"filename": path, "format": "raw", "virtual-size": bytes, "actual-size": used});
         return Ok((value, None));
     }
-    let image = open_tables(path, true)?;
-    let header = image.header();
+    let container = open_container(path, true)?;
+    let header = Header::read(&container).map_err(|error| of(path)(&error))?;
     let has = |bit: u32| header.incompatible >> bit & 1 == 1;
     let mut value = json!({
         "filename": path, "format": "qcow2", "virtual-size": header.size, "actual-size": used,
@@ -117,21 +140,27 @@ fn describe(path: &Path) -> Result<(Value, Option<PathBuf>), Failure> {
         data["data-file"] = json!(header.data_file);
         data["data-file-raw"] = json!(header.is_data_file_raw());
     }
-    let snapshots = snapshots(image.snapshots());
-    if !snapshots.is_empty() {
-        value["snapshots"] = Value::from(snapshots);
-    }
-    let mut below = None;
     if let Some(name) = &header.backing_file {
-        let place = beside(path, name);
         value["backing-filename"] = json!(name);
-        value["full-backing-filename"] = json!(place);
+        // A name that is not served is shown as it is.
+        value["full-backing-filename"] = match bdev::backing_of(path, &header) {
+            Ok(Some(named)) => json!(named.path),
+            _ => json!(name),
+        };
         if let Some(format) = &header.backing_format {
             value["backing-filename-format"] = json!(format);
         }
-        below = Some(place);
     }
-    Ok((value, below))
+    // An image with a data file has no snapshots, and its data file is not opened.
+    if !header.has_data_file() {
+        let read_only = qcow2::OpenOptions { read_only: true };
+        let image = qcow2::Image::open(container, read_only).map_err(|error| of(path)(&error))?;
+        let snapshots = snapshots(image.snapshots());
+        if !snapshots.is_empty() {
+            value["snapshots"] = Value::from(snapshots);
+        }
+    }
+    Ok((value, Some(header)))
 }
 
 /// Snapshots, with the fields of `qemu-img info`.
@@ -144,8 +173,8 @@ pub fn snapshots(snapshots: &[Snapshot]) -> Vec<Value> {
 }
 
 /// Which parts have data: those of all images of the chain together.
-pub fn map(path: &Path, format: Option<Format>, as_json: bool) -> Outcome {
-    let mut disk = open_disk(path, format)?;
+pub fn map(path: &Path, format: Option<Format>, named_files: NamedFiles, as_json: bool) -> Outcome {
+    let mut disk = open_disk(path, format, named_files)?;
     let end = disk.bytes();
     let mut at = 0;
     let mut extents: Vec<(u64, u64, bool)> = Vec::new();

@@ -1,10 +1,11 @@
 //! Disks that `lunette image` reads and writes: files, block devices, and disks that are no files, by the names that QEMU has for them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use bdev::{
-    BlockDevice, BlockingIo, CacheMode, File, FileOptions, Image, ImageFormat, ImageOptions,
+    BackingImage, BlockDevice, BlockingIo, CacheMode, File, FileOptions, Image, ImageFormat,
+    ImageOptions, NamedFiles,
 };
 use cli_common::Failure;
 
@@ -14,43 +15,70 @@ use super::of;
 /// Of a disk that is no file: how much of it says what it holds.
 const HEAD_BYTES: usize = 4096;
 
-/// A name in an image, or of one beside it: relative names are so to the image.
-pub fn beside(image: &Path, name: &str) -> PathBuf {
-    match bdev::is_remote(name) {
-        true => PathBuf::from(name),
-        false => image.parent().unwrap_or(Path::new("")).join(name),
-    }
-}
-
 /// Is it no file? Its name, then.
 pub fn remote(path: &Path) -> Option<&str> {
     path.to_str().filter(|name| bdev::is_remote(name))
 }
 
-/// The format that a disk's first bytes say: raw if they say none.
-pub fn probe(path: &Path) -> Result<Format, Failure> {
-    let found = match remote(path) {
-        None => ImageFormat::of_path(path),
-        Some(name) => {
-            let mut head = [0; HEAD_BYTES];
-            let mut disk = blocking(path, open_remote(name, true)?)?;
-            let read = disk.read_at(0, &mut head);
-            read.map_err(|error| of(path)(&error))?;
-            ImageFormat::of(&head)
-        }
-    };
-    match found {
-        Some(ImageFormat::Qcow2) if remote(path).is_none() => Ok(Format::Qcow2),
-        None => Ok(Format::Raw),
-        Some(other) => Err(of(path)(&format!(
-            "it begins as a disk image in the format {other}, which is not read{}; hint: qemu-img convert reads it, and the option \
-             that names the format takes it as raw bytes",
-            if remote(path).is_some() {
-                " over a network"
-            } else {
-                ""
-            }
+/// Returns the format that the name and the content of a disk agree on. Content alone decides nothing, because a guest writes it: a file
+/// that begins as a qcow2 image is one only if its name ends in `.qcow2`.
+pub fn determine_format(path: &Path) -> Result<Format, Failure> {
+    let is_remote = remote(path).is_some();
+    let is_named_qcow2 = !is_remote && path.extension().is_some_and(|end| end == "qcow2");
+    match (signature(path)?, is_named_qcow2) {
+        (Some(ImageFormat::Qcow2), true) => Ok(Format::Qcow2),
+        (None, false) => Ok(Format::Raw),
+        (None, true) => Err(of(path)(&format!(
+            "its name ends in .qcow2, and it is no qcow2 image; {STATE_FORMAT}"
         ))),
+        (Some(ImageFormat::Qcow2), false) if !is_remote => Err(of(path)(&format!(
+            "it begins as a disk image in the format qcow2, which a guest may have written, and its name does not end in .qcow2; \
+             {STATE_FORMAT}: qcow2 for an image of your own, raw for a disk that a guest writes"
+        ))),
+        (Some(other), _) => Err(of(path)(&format!(
+            "it begins as a disk image in the format {other}, which is not read{}; hint: qemu-img convert reads it, and raw as its stated \
+             format takes its bytes as they are (--format, convert: --from, a backing image: --backing-format)",
+            if is_remote { " over a network" } else { "" }
+        ))),
+    }
+}
+
+const STATE_FORMAT: &str =
+    "hint: state its format (--format, convert: --from, a backing image: --backing-format)";
+
+/// Returns the format of the signature that a disk begins or ends with.
+pub fn signature(path: &Path) -> Result<Option<ImageFormat>, Failure> {
+    let Some(name) = remote(path) else {
+        let found = std::fs::metadata(path).map_err(|error| of(path)(&error))?;
+        if found.is_file() {
+            std::fs::File::open(path).map_err(|error| of(path)(&error))?;
+        }
+        return Ok(ImageFormat::of_path(path));
+    };
+    let mut head = [0; HEAD_BYTES];
+    let mut disk = blocking(path, open_remote(name, true)?)?;
+    let read = disk.read_at(0, &mut head);
+    read.map_err(|error| of(path)(&error))?;
+    Ok(ImageFormat::of(&head))
+}
+
+/// Resolves a backing image that the user names, for a header of `image`.
+pub fn backing_image(
+    image: &Path,
+    name: &str,
+    format: Option<Format>,
+) -> Result<BackingImage, Failure> {
+    let named = |format: Option<Format>| {
+        let named = bdev::backing_named(image, name, format.map(Format::word));
+        named.map_err(|error| Failure::because(error.to_string()))
+    };
+    match format {
+        Some(format) => named(Some(format)),
+        None if name.starts_with("json:") => named(None),
+        None => {
+            let place = named(Some(Format::Raw))?.path;
+            named(Some(determine_format(&place)?))
+        }
     }
 }
 
@@ -62,21 +90,34 @@ fn open_remote(name: &str, read_only: bool) -> Result<Arc<dyn BlockDevice>, Fail
     bdev::open_remote(name, read_only).map_err(Failure::because)
 }
 
-/// A disk to read, in whichever format.
-pub fn open_disk(path: &Path, format: Option<Format>) -> Result<BlockingIo, Failure> {
+/// Opens a disk to read it.
+pub fn open_disk(
+    path: &Path,
+    format: Option<Format>,
+    named_files: NamedFiles,
+) -> Result<BlockingIo, Failure> {
     let format = match format {
         Some(format) => format,
-        None => probe(path)?,
+        None => determine_format(path)?,
     };
-    blocking(path, open(path, format, true)?)
+    blocking(path, open(path, format, true, named_files)?)
 }
 
-/// A disk to write.
-pub fn open_writable(path: &Path, format: Format) -> Result<Arc<dyn BlockDevice>, Failure> {
-    open(path, format, false)
+/// Opens a disk to write it.
+pub fn open_writable(
+    path: &Path,
+    format: Format,
+    named_files: NamedFiles,
+) -> Result<Arc<dyn BlockDevice>, Failure> {
+    open(path, format, false, named_files)
 }
 
-fn open(path: &Path, format: Format, read_only: bool) -> Result<Arc<dyn BlockDevice>, Failure> {
+fn open(
+    path: &Path,
+    format: Format,
+    read_only: bool,
+    named_files: NamedFiles,
+) -> Result<Arc<dyn BlockDevice>, Failure> {
     let because = |error: &dyn std::fmt::Display| Failure::because(error.to_string());
     Ok(match (remote(path), format) {
         (Some(name), Format::Raw) => open_remote(name, read_only)?,
@@ -97,6 +138,7 @@ fn open(path: &Path, format: Format, read_only: bool) -> Result<Arc<dyn BlockDev
                 read_only,
                 cache: CacheMode::Writeback,
                 trusts_name: true,
+                named_files,
                 ..ImageOptions::new(path)
             });
             Arc::new(image.map_err(|error| because(&error))?)

@@ -12,13 +12,14 @@ use std::io::Write;
 use std::path::Path;
 
 use bdev::qcow2::{self, Repair};
-use bdev::{BlockDevice, CacheMode, Container, File, FileOptions, Image, ImageOptions};
+use bdev::{CacheMode, Container, File, FileOptions, ImageOptions, NamedFiles};
 use cli_common::{Failure, Outcome};
 use serde_json::json;
 
 pub use arguments::ImageArguments;
 pub use arguments::parse_bytes;
-use arguments::{Action, RepairWhat};
+use arguments::{Action, Format, RepairWhat, ResizeArguments};
+use disks::{determine_format, open_writable};
 
 /// Exit codes of a check, as qemu-img has them.
 const DAMAGED: u8 = 2;
@@ -31,15 +32,30 @@ const FIRST_BYTES: u64 = 512;
 pub fn run(arguments: &ImageArguments) -> Outcome {
     match &arguments.action {
         Action::Create(arguments) => create::create(arguments),
-        Action::Info { path, chain, json } => describe::info(path, *chain, *json),
-        Action::Check { path, repair, json } => check(path, *repair, *json),
-        Action::Resize { path, size, shrink } => resize(path, size, *shrink),
-        Action::Map { path, format, json } => describe::map(path, *format, *json),
+        Action::Info(info) => describe::info(info),
+        Action::Check {
+            path,
+            format,
+            repair,
+            json,
+        } => check(path, *format, *repair, *json),
+        Action::Resize(resize) => self::resize(resize),
+        Action::Map {
+            path,
+            format,
+            named,
+            json,
+        } => describe::map(path, *format, named.files, *json),
         Action::Convert(convert) => convert::convert(convert),
-        Action::Commit { path, quiet } => chain::commit(path, *quiet),
+        Action::Commit {
+            path,
+            format,
+            named,
+            quiet,
+        } => chain::commit(path, *format, named.files, *quiet),
         Action::Snapshot(snapshot) => snapshot::run(snapshot),
         Action::Rebase(rebase) => chain::rebase(rebase),
-        Action::Compare { one, other, quiet } => convert::compare(one, other, *quiet),
+        Action::Compare(compare) => convert::compare(compare),
     }
 }
 
@@ -64,14 +80,31 @@ fn open_container(path: &Path, read_only: bool) -> Result<Container, Failure> {
 /// An image whose tables are read and changed here, locked.
 type Tables = qcow2::Image<Container>;
 
-fn open_tables(path: &Path, read_only: bool) -> Result<Tables, Failure> {
+fn open_tables(path: &Path, read_only: bool, named_files: NamedFiles) -> Result<Tables, Failure> {
     let image = bdev::open_tables(&ImageOptions {
         read_only,
         cache: CacheMode::Writeback,
         trusts_name: true,
+        named_files,
         ..ImageOptions::new(path)
     });
     image.map_err(|error| Failure::because(error.to_string()))
+}
+
+/// Refuses a disk that is no qcow2 image, by its stated format or by its name and content. A command for images alone states the format of
+/// a file without an extension in its name.
+fn require_qcow2(path: &Path, format: Option<Format>) -> Result<(), Failure> {
+    let format = match format {
+        Some(format) => format,
+        None if path.extension().is_none() && path.is_file() => Format::Qcow2,
+        None => determine_format(path)?,
+    };
+    match format {
+        Format::Qcow2 => Ok(()),
+        Format::Raw => Err(of(path)(
+            &"it is a raw disk, and this command is for qcow2 images",
+        )),
+    }
 }
 
 /// A new file for an image; one that exists is left alone.
@@ -102,7 +135,14 @@ fn cluster_bits(text: &str) -> Result<u32, Failure> {
     Ok(bytes.trailing_zeros())
 }
 
-fn check(path: &Path, repair: Option<RepairWhat>, as_json: bool) -> Outcome {
+fn check(
+    path: &Path,
+    format: Option<Format>,
+    repair: Option<RepairWhat>,
+    as_json: bool,
+) -> Outcome {
+    // Nothing but this file is opened, so that content alone is enough without a stated format.
+    require_qcow2(path, format.or(Some(Format::Qcow2)))?;
     let repair = match repair {
         None => Repair::Nothing,
         Some(RepairWhat::Leaks) => Repair::Leaks,
@@ -147,14 +187,14 @@ fn check(path: &Path, repair: Option<RepairWhat>, as_json: bool) -> Outcome {
     }
 }
 
-fn resize(path: &Path, text: &str, may_shrink: bool) -> Outcome {
-    let image = Image::open(&ImageOptions {
-        cache: CacheMode::Writeback,
-        trusts_name: true,
-        ..ImageOptions::new(path)
-    });
-    let image = image.map_err(|error| Failure::because(error.to_string()))?;
-    let before = image.capacity().bytes();
+fn resize(arguments: &ResizeArguments) -> Outcome {
+    let (path, text) = (arguments.path.as_path(), arguments.size.as_str());
+    let format = match arguments.format {
+        Some(format) => format,
+        None => determine_format(path)?,
+    };
+    let disk = open_writable(path, format, arguments.named.files)?;
+    let before = disk.capacity().bytes();
     let wrong = |why: String| Failure::mistake(why);
     let size = match (text.strip_prefix('+'), text.strip_prefix('-')) {
         (Some(by), _) => before.checked_add(parse_bytes(by).map_err(wrong)?),
@@ -167,12 +207,12 @@ fn resize(path: &Path, text: &str, may_shrink: bool) -> Outcome {
             "{text}: the disk has {before} bytes, and its new size must be a multiple of 512"
         )));
     };
-    if size < before && !may_shrink {
+    if size < before && !arguments.shrink {
         return Err(Failure::mistake(format!(
             "the disk has {before} bytes: what is behind {size} would be lost; hint: --shrink if that is meant"
         )));
     }
-    image.set_size(size).map_err(|error| of(path)(&error))?;
+    disk.set_size(size).map_err(|error| of(path)(&error))?;
     Ok(writeln!(
         std::io::stdout(),
         "{}: {size} bytes, before {before}",

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bdev::NamedFiles;
 use cli_common::Outcome;
 use serde_json::Value;
 
@@ -15,7 +16,7 @@ pub fn run(arguments: &SnapshotArguments) -> Outcome {
     let failed = of(path);
     let changes = [&arguments.create, &arguments.apply, &arguments.delete];
     let read_only = changes.iter().all(|change| change.is_none());
-    let image = open_tables(path, read_only)?;
+    let image = open_tables(path, read_only, NamedFiles::None)?;
     let mut stdout = std::io::stdout().lock();
     let shown = path.display();
     if let Some(name) = &arguments.create {

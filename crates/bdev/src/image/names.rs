@@ -1,0 +1,429 @@
+//! Names of other files in the header of an image: what they mean, and which of them are followed.
+//!
+//! ```text
+//!   PATH, file:PATH                                             a file or block device, relative to the image
+//!   json:{"driver":"qcow2","file":{"driver":"file","filename":"PATH"}}
+//!   json:{"driver":"qcow2","file.driver":"file","file.filename":"PATH"}
+//!   iscsi://..., rbd:...                                        see `remote_backing`
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use qcow2::Header;
+use serde_json::{Map, Value};
+
+use super::open::fail;
+use super::remote_backing::is_remote;
+use crate::OpenError;
+
+/// Which files an image may name: its backing image and its data file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NamedFiles {
+    /// Any file of this host, logical unit or RBD image.
+    #[default]
+    Any,
+    /// Files in the folder of the image, or below it. A symbolic link is not followed.
+    Folder,
+    /// None.
+    None,
+}
+
+impl NamedFiles {
+    /// All of them, with their words.
+    pub const WORDS: [(&'static str, NamedFiles); 3] = [
+        ("any", NamedFiles::Any),
+        ("folder", NamedFiles::Folder),
+        ("none", NamedFiles::None),
+    ];
+
+    /// Refuses a file that an image names. `what`: "backing image" or "data file".
+    ///
+    /// # Errors
+    /// The policy forbids the file.
+    pub fn check(self, image: &Path, what: &str, named: &Path) -> Result<(), OpenError> {
+        let why = match self {
+            NamedFiles::Any => return Ok(()),
+            NamedFiles::Folder if lies_below(named, folder_of(image)) => return Ok(()),
+            NamedFiles::Folder => "is not in the folder of the image",
+            NamedFiles::None => "is named by the image",
+        };
+        Err(fail(
+            image,
+            format!(
+                "its {what} {} {why}, and is not opened, because the image may come from anybody; hint: named_files=any (--named-files any) \
+                 if that file is meant",
+                named.display()
+            ),
+        ))
+    }
+}
+
+/// The format of a backing image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackingFormat {
+    /// Bytes as they are.
+    Raw,
+    /// QEMU's images.
+    Qcow2,
+}
+
+impl BackingFormat {
+    fn parse(word: &str) -> Option<BackingFormat> {
+        match word {
+            "raw" | "file" | "host_device" => Some(BackingFormat::Raw),
+            "qcow2" => Some(BackingFormat::Qcow2),
+            _ => None,
+        }
+    }
+}
+
+/// The backing image of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackingImage {
+    /// A file or block device; or the name of a logical unit or an RBD image.
+    pub path: PathBuf,
+    /// Its format, as the image states it.
+    pub format: BackingFormat,
+}
+
+/// Returns the backing image that the header of an image names.
+///
+/// # Errors
+/// The name or the format is not supported, or the image states no format. The content of the backing image never decides the format.
+pub fn backing_of(image: &Path, header: &Header) -> Result<Option<BackingImage>, OpenError> {
+    let format = header.backing_format.as_deref();
+    let name = header.backing_file.as_deref();
+    name.map(|name| backing_named(image, name, format))
+        .transpose()
+}
+
+/// Returns the backing image that a name and a format in the header of `image` mean.
+///
+/// # Errors
+/// As [`backing_of`].
+pub fn backing_named(
+    image: &Path,
+    name: &str,
+    format: Option<&str>,
+) -> Result<BackingImage, OpenError> {
+    let refused = |what: &str| fail(image, format!("its backing image {name} {what}"));
+    let not_served = "is not a file, a logical unit or an RBD image, and is not served; hint: qemu-img convert makes one image of the chain";
+    let (path, driver) = if let Some(json) = name.strip_prefix("json:") {
+        json_path(json).map_err(|what| refused(&what))?
+    } else if is_remote(name) {
+        (PathBuf::from(name), None)
+    } else {
+        let path = plain_path(name).ok_or_else(|| refused(not_served))?;
+        (path.to_owned(), None)
+    };
+    let stated = match (format, driver.as_deref()) {
+        (Some(format), Some(driver))
+            if BackingFormat::parse(format) != BackingFormat::parse(driver) =>
+        {
+            return Err(refused(&format!(
+                "has the driver {driver}, and the image states the format {format}; hint: qemu-img rebase -u states one format"
+            )));
+        }
+        (Some(stated), _) | (None, Some(stated)) => stated,
+        (None, None) => {
+            return Err(refused(
+                "has no stated format, and its content is not trusted to tell it; hint: lunette image rebase --unsafe --backing NAME \
+                 --backing-format raw (or qcow2) states it",
+            ));
+        }
+    };
+    let Some(format) = BackingFormat::parse(stated) else {
+        return Err(refused(&format!(
+            "has the format {stated}, which is not served; hint: qemu-img convert makes one image of the chain"
+        )));
+    };
+    if is_remote(name) {
+        return match format {
+            BackingFormat::Raw => Ok(BackingImage { path, format }),
+            BackingFormat::Qcow2 => Err(refused(
+                "is reached over a network, where it can be raw only, and the image states another format; hint: lunette image rebase \
+                 --unsafe --backing NAME --backing-format raw",
+            )),
+        };
+    }
+    Ok(BackingImage {
+        path: folder_of(image).join(path),
+        format,
+    })
+}
+
+/// Returns the path in a name that is not JSON; `None`: a protocol of QEMU stands before it.
+fn plain_path(name: &str) -> Option<&Path> {
+    if let Some(path) = name.strip_prefix("file:") {
+        return Some(Path::new(path));
+    }
+    let protocol = name.split_once(':').map(|(protocol, _)| protocol);
+    let has_protocol = protocol.is_some_and(|protocol| !protocol.contains('/'));
+    (!has_protocol && !name.is_empty()).then_some(Path::new(name))
+}
+
+const JSON_HINT: &str =
+    "hint: only plain files can be named so: driver, file.driver and file.filename";
+
+/// Returns the path of a plain file in a `json:` name, and the driver above it.
+fn json_path(text: &str) -> Result<(PathBuf, Option<String>), String> {
+    let parsed: Map<String, Value> = serde_json::from_str(text)
+        .map_err(|error| format!("is not a JSON object: {error}; {JSON_HINT}"))?;
+    let mut options = Vec::new();
+    flatten("", parsed, &mut options)?;
+    let (mut driver, mut protocol, mut path) = (None, None, None);
+    for (key, value) in options {
+        let place = match key.as_str() {
+            "driver" => &mut driver,
+            "file.driver" => &mut protocol,
+            "filename" | "file.filename" => {
+                if path.is_some() {
+                    return Err(format!("has two file names; {JSON_HINT}"));
+                }
+                path = Some((key == "filename", value));
+                continue;
+            }
+            _ => {
+                return Err(format!(
+                    "has the option {key}, which is not supported; {JSON_HINT}"
+                ));
+            }
+        };
+        if place.replace(value).is_some() {
+            return Err(format!("has the option {key} twice; {JSON_HINT}"));
+        }
+    }
+    let is_file = |driver: &String| matches!(driver.as_str(), "file" | "host_device");
+    let Some((is_protocol_node, path)) = path.filter(|(_, path)| !path.is_empty()) else {
+        return Err(format!("names no file; {JSON_HINT}"));
+    };
+    // A node of the protocol layer names its file itself, and is raw.
+    let protocol = match is_protocol_node {
+        true if protocol.is_some() => return Err(format!("has two protocols; {JSON_HINT}")),
+        true => driver.clone(),
+        false => protocol,
+    };
+    if let Some(protocol) = protocol.as_ref().filter(|protocol| !is_file(protocol)) {
+        return Err(format!(
+            "has the driver {protocol}, which is not supported; {JSON_HINT}"
+        ));
+    }
+    let path = match protocol {
+        Some(_) => PathBuf::from(path),
+        None => plain_path(&path)
+            .map(Path::to_owned)
+            .ok_or_else(|| format!("names {path}, which is not a plain file; {JSON_HINT}"))?,
+    };
+    Ok((path, driver))
+}
+
+/// Lists the options of nested objects with the keys that QEMU joins by dots.
+fn flatten(
+    prefix: &str,
+    object: Map<String, Value>,
+    options: &mut Vec<(String, String)>,
+) -> Result<(), String> {
+    for (key, value) in object {
+        let key = format!("{prefix}{key}");
+        match value {
+            Value::String(text) => options.push((key, text)),
+            Value::Object(object) => flatten(&format!("{key}."), object, options)?,
+            _ => {
+                return Err(format!(
+                    "has the option {key}, which is not supported; {JSON_HINT}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the folder that relative names in an image start from.
+pub(super) fn folder_of(image: &Path) -> &Path {
+    image.parent().unwrap_or(Path::new(""))
+}
+
+/// Returns true if a file lies in a folder or below it, and is no symbolic link.
+pub(super) fn lies_below(file: &Path, folder: &Path) -> bool {
+    let canonical = |path: Option<&Path>| {
+        let path = path.filter(|path| *path != Path::new(""));
+        std::fs::canonicalize(path.unwrap_or(Path::new(".")))
+    };
+    let is_link = std::fs::symlink_metadata(file).is_ok_and(|found| found.is_symlink());
+    match (canonical(file.parent()), canonical(Some(folder))) {
+        (Ok(its), Ok(folder)) => !is_link && its.starts_with(folder),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str, format: Option<&str>) -> Result<BackingImage, String> {
+        let named = backing_named(Path::new("/vm/top.qcow2"), name, format);
+        named.map_err(|error| error.to_string())
+    }
+
+    fn is(name: &str, format: Option<&str>, path: &str, found: BackingFormat) {
+        let path = PathBuf::from(path);
+        let expected = BackingImage {
+            path,
+            format: found,
+        };
+        assert_eq!(named(name, format), Ok(expected), "{name}");
+    }
+
+    #[test]
+    fn plain_names_are_relative_to_the_image() {
+        is(
+            "base.qcow2",
+            Some("qcow2"),
+            "/vm/base.qcow2",
+            BackingFormat::Qcow2,
+        );
+        is("file:b/base", Some("raw"), "/vm/b/base", BackingFormat::Raw);
+        is(
+            "/dev/vg/base",
+            Some("host_device"),
+            "/dev/vg/base",
+            BackingFormat::Raw,
+        );
+        is("./a:b", Some("raw"), "/vm/./a:b", BackingFormat::Raw);
+    }
+
+    #[test]
+    fn json_names_of_plain_files_are_paths() {
+        let (qcow2, raw) = (BackingFormat::Qcow2, BackingFormat::Raw);
+        for (name, format, found) in [
+            (
+                r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"/b"}}"#,
+                Some("qcow2"),
+                qcow2,
+            ),
+            (
+                r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"/b"}}"#,
+                None,
+                qcow2,
+            ),
+            (
+                r#"json:{"driver":"qcow2","file.driver":"file","file.filename":"/b"}"#,
+                Some("qcow2"),
+                qcow2,
+            ),
+            (
+                r#"json:{"driver":"raw","file":{"driver":"host_device","filename":"/b"}}"#,
+                Some("raw"),
+                raw,
+            ),
+            (
+                r#"json:{"driver":"file","filename":"/b"}"#,
+                Some("raw"),
+                raw,
+            ),
+            (r#"json:{"file.filename":"/b"}"#, Some("qcow2"), qcow2),
+            (r#"json:{"file":{"filename":"file:/b"}}"#, Some("raw"), raw),
+        ] {
+            is(name, format, "/b", found);
+        }
+    }
+
+    #[test]
+    fn other_names_are_refused_by_name() {
+        for (name, format, why) in [
+            (
+                "nbd://192.0.2.1/a",
+                Some("raw"),
+                "nbd://192.0.2.1/a is not a file",
+            ),
+            ("ssh://host/a", Some("raw"), "is not a file"),
+            ("fat:rw:/etc", Some("raw"), "is not a file"),
+            ("a-b:c", Some("raw"), "is not a file"),
+            ("", Some("raw"), "is not a file"),
+            ("base", None, "has no stated format"),
+            ("base", Some("vmdk"), "has the format vmdk"),
+            (
+                "iscsi://192.0.2.1/iqn.2026-11.org.example:t/0",
+                Some("qcow2"),
+                "raw only",
+            ),
+            ("json:", Some("raw"), "is not a JSON object"),
+            ("json:[]", Some("raw"), "is not a JSON object"),
+            ("json:{}", Some("raw"), "names no file"),
+            (
+                r#"json:{"driver":"raw","file":{"driver":"nbd","host":"h"}}"#,
+                Some("raw"),
+                "has the option file.host",
+            ),
+            (
+                r#"json:{"driver":"raw","file":{"driver":"ssh","filename":"/b"}}"#,
+                Some("raw"),
+                "has the driver ssh",
+            ),
+            (
+                r#"json:{"driver":"nbd","filename":"/b"}"#,
+                Some("raw"),
+                "has the driver nbd",
+            ),
+            (
+                r#"json:{"file":{"filename":"nbd://192.0.2.1/a"}}"#,
+                Some("raw"),
+                "is not a plain file",
+            ),
+            (
+                r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"/b"},"backing":{"driver":"file","filename":"/c"}}"#,
+                Some("qcow2"),
+                "has the option backing.",
+            ),
+            (
+                r#"json:{"driver":"raw","offset":512,"file":{"driver":"file","filename":"/b"}}"#,
+                Some("raw"),
+                "has the option offset",
+            ),
+            (
+                r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"/b"}}"#,
+                Some("raw"),
+                "has the driver qcow2, and the image states the format raw",
+            ),
+            (
+                r#"json:{"file":{"filename":"/b"},"file.filename":"/c"}"#,
+                Some("raw"),
+                "two file names",
+            ),
+        ] {
+            let told = named(name, format).unwrap_err();
+            assert!(
+                told.contains(why) && told.contains("hint"),
+                "{name}: {told}"
+            );
+        }
+    }
+
+    #[test]
+    fn named_files_are_followed_as_far_as_the_policy_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("vm/top.qcow2");
+        std::fs::create_dir_all(folder.path().join("vm/below")).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", folder.path().join("vm/link")).unwrap();
+        for (named, is_in_folder) in [
+            ("vm/base", true),
+            ("vm/below/base", true),
+            ("base", false),
+            ("vm/../base", false),
+            ("vm/link", false),
+        ] {
+            let named = folder.path().join(named);
+            let is_followed =
+                |policy: NamedFiles| policy.check(&image, "backing image", &named).is_ok();
+            assert!(is_followed(NamedFiles::Any));
+            assert_eq!(is_followed(NamedFiles::Folder), is_in_folder, "{named:?}");
+            assert!(!is_followed(NamedFiles::None));
+        }
+        let unit = Path::new("iscsi://192.0.2.1/iqn.2026-11.org.example:t/0");
+        assert!(
+            NamedFiles::Folder
+                .check(&image, "backing image", unit)
+                .is_err()
+        );
+    }
+}
