@@ -168,6 +168,32 @@ fn file_of(size: &str) -> String {
 }
 
 #[test]
+fn unit_with_blocks_of_4096_bytes_serves_blocks_of_512() -> Result<()> {
+    let far_disk = "[[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"16M\"\nblock_size = 4096\n";
+    let pair = Pair::start(far_disk, ",block_size=512")?;
+    let (front_end, mut queue) = pair.connect()?;
+    let config = front_end.config(0, 60)?;
+    // virtio 1.3, 5.2.4: capacity, blk_size, physical_block_exp
+    ensure!(
+        config[..8] == (16u64 * 2048).to_le_bytes() && config[20..25] == [0, 2, 0, 0, 3],
+        "{config:?}"
+    );
+    for sector in 0..16u8 {
+        ensure!(queue.write(u64::from(sector) * 512, &[sector + 1; 512])? == status::OK);
+    }
+    let mut bytes = vec![0; 8192];
+    ensure!(queue.read(0, &mut bytes)? == status::OK);
+    ensure!(
+        bytes
+            .chunks(512)
+            .zip(1u8..)
+            .all(|(sector, byte)| sector == [byte; 512]),
+        "a write of a sector has changed another one"
+    );
+    Ok(())
+}
+
+#[test]
 fn data_discards_and_block_size_pass_over_four_connections() -> Result<()> {
     let far_disk = "[[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"64M\"\nblock_size = 4096\n";
     let pair = Pair::start(

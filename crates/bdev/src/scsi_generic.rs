@@ -46,6 +46,8 @@ pub struct ScsiGenericOptions {
     pub read_only: bool,
     /// What becomes of commands for reservations.
     pub reservations: PassedReservations,
+    /// Bytes per logical block: the device's own, or nothing.
+    pub block_size: Option<u32>,
 }
 
 impl ScsiDisk {
@@ -85,6 +87,7 @@ impl ScsiDisk {
             watch,
             read_only: options.read_only,
             passthrough: Some(options.reservations),
+            block_size: options.block_size,
         };
         ScsiDisk::new(parts, failed)
     }
@@ -415,6 +418,7 @@ mod tests {
             path: "/dev/null".into(),
             read_only: false,
             reservations: PassedReservations::Refuse,
+            block_size: None,
         };
         let error = ScsiDisk::open_generic(&options).err().unwrap().to_string();
         assert!(

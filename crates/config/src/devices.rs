@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bdev::{
-    BlockDevice, Delay, DelayTime, File, FileOptions, Image, ImageOptions, NamedFiles, Null,
-    NullOptions, OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions, ScsiDisk,
-    ScsiGenericOptions,
+    BlockDevice, Delay, DelayTime, File, FileOptions, Image, ImageOptions, IscsiOptions,
+    NamedFiles, Null, NullOptions, OpenError, PassedReservations, Ram, RamOptions, Rbd, RbdOptions,
+    ScsiDisk, ScsiGenericOptions,
 };
 
 use super::model::DiskConfig;
@@ -261,7 +261,10 @@ impl BlockDeviceConfig {
                 block_size,
             })?),
             BlockDeviceConfig::Iscsi(remote) => {
-                let options = remote.options(&disk.name, disk.read_only)?;
+                let options = IscsiOptions {
+                    block_size: disk.block_size,
+                    ..remote.options(&disk.name, disk.read_only)?
+                };
                 Arc::new(ScsiDisk::open_iscsi(&options)?)
             }
             BlockDeviceConfig::ScsiGeneric { path, reservations } => {
@@ -269,6 +272,7 @@ impl BlockDeviceConfig {
                     path: path.clone(),
                     read_only: disk.read_only,
                     reservations: *reservations,
+                    block_size: disk.block_size,
                 })?)
             }
         })

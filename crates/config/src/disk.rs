@@ -264,7 +264,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
     Key {
         name: "block_size",
         kind: Kind::Numbers(&[512, 4096]),
-        default: "512 bytes; of a block device its own",
+        default: "512 bytes; of a block device or a remote unit its own",
         run_time: RunTime::AddAnew,
         of: &[],
         help: "logical block size, which may be smaller than the device's",

@@ -170,6 +170,7 @@ impl RemoteConfig {
             disk: Some(disk.to_owned()),
             read_only,
             passthrough: self.passthrough,
+            block_size: None,
         })
     }
 

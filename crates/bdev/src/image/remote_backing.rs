@@ -61,6 +61,7 @@ impl Remote {
                 disk: None,
                 read_only,
                 passthrough: None,
+                block_size: None,
             })?)),
             Remote::Rbd(image, cluster) => Ok(Arc::new(Rbd::open(&RbdOptions {
                 cluster,

@@ -27,6 +27,8 @@ pub struct IscsiOptions {
     pub read_only: bool,
     /// It is passed through, with these reservations.
     pub passthrough: Option<PassedReservations>,
+    /// Bytes per logical block; otherwise the unit's own.
+    pub block_size: Option<u32>,
 }
 
 impl CommandUnit for ReconnectingUnit {
@@ -70,6 +72,7 @@ impl ScsiDisk {
             watch,
             read_only: options.read_only,
             passthrough: options.passthrough,
+            block_size: options.block_size,
         };
         ScsiDisk::new(parts, failed)
     }

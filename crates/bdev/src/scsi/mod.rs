@@ -71,6 +71,8 @@ pub(crate) struct ScsiDiskParts {
     pub read_only: bool,
     /// It is passed through, with these reservations.
     pub passthrough: Option<PassedReservations>,
+    /// Bytes per logical block; otherwise the unit's own.
+    pub block_size: Option<u32>,
 }
 
 impl ScsiDisk {
@@ -96,7 +98,16 @@ impl ScsiDisk {
         if info.blocks == 0 {
             return Err(failed("there is no medium in it".to_owned()));
         }
-        let block_size = check_block_size(info.block_size)?;
+        let of_unit = check_block_size(info.block_size)?;
+        let block_size = match parts.block_size {
+            Some(found) if parts.passthrough.is_some() && found != of_unit => {
+                return Err(failed(format!(
+                    "block_size is {found}, but the unit has blocks of {of_unit} bytes and takes commands of clients as they are; hint: remove block_size"
+                )));
+            }
+            Some(found) => check_block_size(found)?,
+            None => of_unit,
+        };
         let geometry = Geometry::new(block_size, info.bytes());
         check_size(geometry.capacity_bytes(), block_size)?;
         let capacity = Arc::new(Capacity::new(geometry.capacity_bytes()));
@@ -196,7 +207,8 @@ fn disk_info(
     read_only: bool,
     reservations: Option<PassedReservations>,
 ) -> DiskInfo {
-    let block_size = geometry.block_size();
+    // Numbers of blocks are those of the unit.
+    let block_size = unit.block_size;
     let properties = &unit.properties;
     // What makes no sense as a size is as if it was not said.
     let sensible = |blocks: u32| {
@@ -207,7 +219,9 @@ fn disk_info(
     let compared = u64::from(properties.compare_and_write_max) * u64::from(block_size);
     DiskInfo {
         geometry,
-        physical_block_size: (block_size << properties.physical_exponent.min(7)).min(65_536),
+        physical_block_size: (block_size << properties.physical_exponent.min(7))
+            .min(65_536)
+            .max(geometry.block_size()),
         io_alignment: block_size,
         optimal_io_size: sensible(properties.optimal_transfer).unwrap_or(0),
         read_only: read_only || unit.read_only,
@@ -218,7 +232,9 @@ fn disk_info(
         write_zeroes: true,
         anchors: false,
         atomic_writes: None,
-        compare_and_write: (compared > 0).then_some(CompareAndWrite::Device { boundary: compared }),
+        // The unit cannot compare a part of a block, and others may write to it.
+        compare_and_write: (compared > 0 && geometry.block_size() >= block_size)
+            .then_some(CompareAndWrite::Device { boundary: compared }),
         // Other initiators may use the unit; who does so arranges it with them.
         shared: false,
         rotational: properties.rotational,
@@ -310,5 +326,52 @@ mod tests {
         for wrong in [0, 3, 1 << 20, u32::MAX] {
             assert_eq!(info(wrong, wrong), (Some(512), 0), "{wrong}");
         }
+    }
+    struct Silent;
+
+    impl CommandUnit for Silent {
+        fn submit(&self, _: UnitCommand, _: Arc<dyn CommandSink>, _: u64) {}
+        fn abort(&self, _: &Arc<dyn CommandSink>, _: u64) {}
+    }
+
+    #[test]
+    fn logical_blocks_may_differ_from_those_of_the_unit_unless_it_is_passed_through() {
+        let open = |block_size, passthrough| {
+            let mut info = UnitInfo {
+                block_size: 4096,
+                blocks: 256,
+                ..UnitInfo::default()
+            };
+            info.properties.compare_and_write_max = 1;
+            let parts = ScsiDiskParts {
+                kind: "iscsi",
+                unit: Box::new(Silent),
+                info,
+                medium: NetworkMedium::new("key".to_owned()),
+                watch: Arc::default(),
+                read_only: false,
+                passthrough,
+                block_size,
+            };
+            let failed = |what| OpenError::Unit {
+                unit: "u".to_owned(),
+                what,
+            };
+            ScsiDisk::new(parts, failed)
+        };
+        for (block_size, shown, compares) in [(None, 4096, true), (Some(512), 512, false)] {
+            let info = open(block_size, None)
+                .unwrap_or_else(|error| panic!("{error}"))
+                .info();
+            assert_eq!(info.geometry, Geometry::new(shown, 1 << 20));
+            assert_eq!((info.io_alignment, info.physical_block_size), (4096, 4096));
+            assert_eq!(info.compare_and_write.is_some(), compares);
+        }
+        let emulated = Some(PassedReservations::Emulate);
+        assert!(open(Some(4096), emulated).is_ok());
+        let refused = open(Some(512), emulated)
+            .err()
+            .map(|error| error.to_string());
+        assert!(refused.is_some_and(|text| text.contains("hint: remove block_size")));
     }
 }
