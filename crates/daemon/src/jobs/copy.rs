@@ -2,6 +2,7 @@
 //! ([`bdev::Mirror`]). A mirror ends with the disk in the other place, a backup with a copy of what the disk was when it was complete.
 
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -103,13 +104,25 @@ fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
         other => other.clone(),
     };
     let block_size = match info.geometry.block_size() {
-        512 => now.block_size,
-        other => Some(other),
+        512 if !has_own_block_size(&backend) => now.block_size,
+        of_disk => Some(of_disk),
     };
     DiskConfig {
         backend: backend.at_absolute_paths(),
         block_size,
         ..now.clone()
+    }
+}
+
+/// Returns true if the default of `block_size` is that of the device.
+fn has_own_block_size(backend: &BlockDeviceConfig) -> bool {
+    match backend {
+        BlockDeviceConfig::Iscsi(_) | BlockDeviceConfig::ScsiGeneric { .. } => true,
+        BlockDeviceConfig::File { path, .. } => {
+            let found = std::fs::metadata(path);
+            found.is_ok_and(|found| found.file_type().is_block_device())
+        }
+        _ => false,
     }
 }
 
