@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn logical_blocks_may_differ_from_those_of_the_unit_unless_it_is_passed_through() {
+    fn logical_blocks_differ_from_the_unit_unless_it_is_passed_through() {
         let open = |block_size, passthrough| {
             let mut info = UnitInfo {
                 block_size: 4096,
