@@ -1,6 +1,9 @@
-//! CHAP (RFC 1994, RFC 7143, 12.1): algorithms, responses, secrets.
+//! CHAP (RFC 1994, RFC 7143, 12.1): algorithms, responses, secrets, and the challenges of unfinished logins.
 //!
 //! A [`Secret`] never shows itself; answers are compared in constant time.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use md5::Md5;
 use sha1::Sha1;
@@ -64,6 +67,48 @@ impl Algorithm {
         Algorithm::Sha3,
     ];
 
+    /// Name in configurations and messages.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Algorithm::Md5 => "md5",
+            Algorithm::Sha1 => "sha1",
+            Algorithm::Sha256 => "sha256",
+            Algorithm::Sha3 => "sha3-256",
+        }
+    }
+
+    /// All algorithms, strongest first.
+    pub fn strongest_first() -> Vec<Algorithm> {
+        Algorithm::ALL.into_iter().rev().collect()
+    }
+
+    /// Parses names, separated by blanks or commas, in order of preference. Case does not matter, and `sha-256` is `sha256`.
+    /// Returns `None` for an empty list, an unknown name and a repeated one.
+    pub fn parse_list(text: &str) -> Option<Vec<Algorithm>> {
+        let mut algorithms = Vec::new();
+        for name in text.split([' ', ',']).filter(|name| !name.is_empty()) {
+            let name = name.to_ascii_lowercase();
+            let word = match name.as_str() {
+                "sha-1" => "sha1",
+                "sha-256" => "sha256",
+                "sha3" => "sha3-256",
+                other => other,
+            };
+            let algorithm = Algorithm::ALL.into_iter().find(|one| one.word() == word)?;
+            if algorithms.contains(&algorithm) {
+                return None;
+            }
+            algorithms.push(algorithm);
+        }
+        (!algorithms.is_empty()).then_some(algorithms)
+    }
+
+    /// Formats a list as [`Algorithm::parse_list`] reads it.
+    pub fn list(algorithms: &[Algorithm]) -> String {
+        let words: Vec<&str> = algorithms.iter().map(|one| one.word()).collect();
+        words.join(" ")
+    }
+
     /// The registered number.
     pub const fn number(self) -> u8 {
         match self {
@@ -114,6 +159,73 @@ impl Algorithm {
     }
 }
 
+/// Challenges that this process has sent in one role, in logins that have not ended.
+///
+/// A peer without the secret can have it applied to our own challenge only if it sends that challenge back, on the same connection
+/// or on another one (RFC 7143, 9.2.1). Initiator and target have a set each, because a daemon may log in
+/// to its own target.
+#[derive(Debug, Default)]
+pub struct OutstandingChallenges(Mutex<Option<HashMap<Vec<u8>, usize>>>);
+
+/// Challenges of the initiator's role.
+pub static INITIATOR_CHALLENGES: OutstandingChallenges = OutstandingChallenges::new();
+/// Challenges of the target's role.
+pub static TARGET_CHALLENGES: OutstandingChallenges = OutstandingChallenges::new();
+
+impl OutstandingChallenges {
+    /// Creates an empty set.
+    pub const fn new() -> Self {
+        OutstandingChallenges(Mutex::new(None))
+    }
+
+    /// Adds a challenge until the returned value and its clones are dropped.
+    pub fn add(&'static self, bytes: Vec<u8>) -> OutstandingChallenge {
+        self.count(&bytes, |count| count + 1);
+        OutstandingChallenge(Arc::new(Entry { set: self, bytes }))
+    }
+
+    /// Returns true if a login that has not ended sent this challenge.
+    pub fn contains(&self, bytes: &[u8]) -> bool {
+        let challenges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        challenges
+            .as_ref()
+            .is_some_and(|challenges| challenges.contains_key(bytes))
+    }
+
+    fn count(&self, bytes: &[u8], change: fn(usize) -> usize) {
+        let mut challenges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let challenges = challenges.get_or_insert_default();
+        let count = change(challenges.get(bytes).copied().unwrap_or(0));
+        match count {
+            0 => drop(challenges.remove(bytes)),
+            count => drop(challenges.insert(bytes.to_vec(), count)),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    set: &'static OutstandingChallenges,
+    bytes: Vec<u8>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.set.count(&self.bytes, |count| count.saturating_sub(1));
+    }
+}
+
+/// A challenge of a login that has not ended.
+#[derive(Clone, Debug)]
+pub struct OutstandingChallenge(Arc<Entry>);
+
+impl OutstandingChallenge {
+    /// The bytes of the challenge.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
 fn hash<D: sha2::Digest>(identifier: u8, secret: &Secret, challenge: &[u8]) -> Response {
     let mut hash = D::new();
     hash.update([identifier]);
@@ -157,6 +269,34 @@ mod tests {
         assert_eq!(numbers, [5, 6, 7, 8]);
         assert_eq!(Algorithm::from_number(56), None);
         assert_eq!(Algorithm::from_number(7), Some(Algorithm::Sha256));
+    }
+
+    #[test]
+    fn lists_of_algorithms_are_names_in_order() {
+        let parsed = Algorithm::parse_list("SHA3-256,SHA256 sha-1,MD5").unwrap();
+        let numbers: Vec<u8> = parsed.iter().map(|one| one.number()).collect();
+        assert_eq!(numbers, [8, 7, 6, 5]);
+        assert_eq!(Algorithm::list(&parsed), "sha3-256 sha256 sha1 md5");
+        assert_eq!(
+            Algorithm::parse_list("md5 sha1"),
+            Some(vec![Algorithm::Md5, Algorithm::Sha1])
+        );
+        for wrong in ["", " ", "sha512", "md5 md5", "5", "md5;sha1"] {
+            assert_eq!(Algorithm::parse_list(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn challenge_is_outstanding_until_its_last_login_ends() {
+        static SET: OutstandingChallenges = OutstandingChallenges::new();
+        let first = SET.add(vec![1; 16]);
+        let second = SET.add(vec![1; 16]);
+        assert!(SET.contains(&[1; 16]) && !SET.contains(&[2; 16]));
+        drop(first.clone());
+        drop(first);
+        assert!(SET.contains(&[1; 16]), "the second login has not ended");
+        drop(second);
+        assert!(!SET.contains(&[1; 16]));
     }
 
     #[test]

@@ -469,6 +469,12 @@ fn chap_fails_with_a_wrong_secret_name_or_one_way_only() {
         chap_policy(same),
         chap_settings("joe", "twelve bytes and more", same, all),
     );
+    let equal = Err(InitiatorError::Login(LoginError::EqualSecrets));
+    assert_eq!(result, equal);
+    let result = log_in(
+        chap_policy(same),
+        chap_settings("joe", "twelve bytes and more", None, all),
+    );
     assert!(refused(result), "one secret for both ways");
     let wrong = Some(("target", "not the target's secret"));
     let right = Some(("target", "the target's own secret"));
@@ -543,6 +549,83 @@ fn reflected_challenge_is_refused() {
     assert_eq!(
         ask(&mut target_end, &login_request(0x81, 0, 0, &proof)).status,
         0x0201
+    );
+}
+
+/// CHAP_I and CHAP_C of a challenge.
+fn challenge_of(answer: &Answer) -> (String, String) {
+    let value = |key: &str| {
+        let mut pairs = answer.text.split(';');
+        let found = pairs.find_map(|pair| pair.strip_prefix(key)).unwrap();
+        found.trim_start_matches('=').to_owned()
+    };
+    (value("CHAP_I"), value("CHAP_C"))
+}
+
+/// CHAP_N and CHAP_R of a user with `secret`, and further pairs.
+fn md5_proof(answer: &Answer, name: &str, secret: &str, more: &[(&str, &str)]) -> Vec<u8> {
+    let (identifier, challenge) = challenge_of(answer);
+    let challenge = iscsi::text::parse_binary(&challenge, 1024).unwrap();
+    let secret = Secret::new(secret);
+    let response = Algorithm::Md5.respond(identifier.parse().unwrap(), &secret, &challenge);
+    let response = iscsi::text::to_hex(&response);
+    let proof = [("CHAP_N", name), ("CHAP_R", response.as_str())];
+    text(&[&proof, more].concat())
+}
+
+#[test]
+fn challenge_of_another_unfinished_login_is_refused() {
+    let policy = || chap_policy(Some(("target", "the target's own secret")));
+    let mut other = target_end(policy());
+    let reflected = challenge_of(&challenged(&mut other, "5")).1;
+    let status = |challenge: &str| {
+        let mut target_end = target_end(policy());
+        let answer = challenged(&mut target_end, "5");
+        let more = [("CHAP_I", "9"), ("CHAP_C", challenge)];
+        let proof = md5_proof(&answer, "joe", "twelve bytes and more", &more);
+        ask(&mut target_end, &login_request(0x81, 0, 0, &proof)).status
+    };
+    assert_eq!(status(&reflected), 0x0201);
+    drop(other);
+    assert_eq!(status(&reflected), 0);
+}
+
+#[test]
+fn secret_of_the_target_proves_no_user_of_it() {
+    let proves = |secret: &str, mutual: Option<(&str, &str)>| {
+        let mut policy = chap_policy(mutual);
+        policy.users.insert("eve".to_owned(), user(secret, None));
+        let mut target_end = target_end(policy);
+        let answer = challenged(&mut target_end, "5");
+        let proof = md5_proof(&answer, "eve", secret, &[]);
+        ask(&mut target_end, &login_request(0x81, 0, 0, &proof)).status
+    };
+    // The target proves itself to joe with the secret that eve has.
+    assert_eq!(proves("target's secret", None), 0);
+    assert_eq!(
+        proves("target's secret", Some(("target", "target's secret"))),
+        0x0201
+    );
+}
+
+#[test]
+fn mutual_chap_needs_a_user_and_a_challenge_of_1_to_1024_bytes() {
+    let status = |name: &str, identifier: &str, challenge: &str| {
+        let mut target_end = target_end(chap_policy(Some(("target", "the target's own secret"))));
+        let answer = challenged(&mut target_end, "5");
+        let more = [("CHAP_I", identifier), ("CHAP_C", challenge)];
+        let proof = md5_proof(&answer, name, "twelve bytes and more", &more);
+        ask(&mut target_end, &login_request(0x81, 0, 0, &proof)).status
+    };
+    assert_eq!(status("joe", "0", "0x5a"), 0);
+    assert_eq!(status("joe", "255", &format!("0x{:02048}", 1)), 0);
+    for challenge in ["", "0x", "0b", "5a", &format!("0x{:02050}", 1)] {
+        assert_eq!(status("joe", "0", challenge), 0x0201, "{challenge:?}");
+    }
+    assert_eq!(
+        status("target", "0", "0x5a"),
+        0x0201,
+        "the target's own name"
     );
 }
 

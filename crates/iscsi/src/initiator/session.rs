@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use super::events::InitiatorError;
 use super::requests::{Request, Task, Waiting};
-use crate::login::{Credentials, InitiatorLogin, LoginRequestSettings, LoginResult};
+use crate::login::{ChapProgress, Credentials, InitiatorLogin, LoginRequestSettings, LoginResult};
 use crate::negotiation::{Offer, SessionParameters};
 use crate::pdu::{Decoder, Digests, IMMEDIATE, encode};
 use crate::serial::before;
@@ -101,6 +101,15 @@ impl Initiator {
             tasks: HashMap::new(),
             waiting: VecDeque::new(),
             unsent_text: HashMap::new(),
+        }
+    }
+
+    /// Returns how far CHAP has come in the login of a connection.
+    pub fn chap_progress(&self, cid: u16) -> ChapProgress {
+        match self.links.get(usize::from(cid)).map(|link| &link.phase) {
+            Some(Phase::Login(login)) => login.chap_progress(),
+            Some(_) => ChapProgress::Passed,
+            None => ChapProgress::NotOffered,
         }
     }
 

@@ -1,8 +1,8 @@
 //! The target's side of CHAP in the security stage (RFC 7143, 12.1).
 
-use crate::chap::{Algorithm, CHALLENGE_MAX};
+use crate::chap::{Algorithm, CHALLENGE_MAX, OutstandingChallenge, Secret, TARGET_CHALLENGES};
 use crate::pdu::LoginStatus;
-use crate::text::{Binary, Pair, parse_binary, parse_list, parse_number, push_pair, to_hex};
+use crate::text::{Pair, parse_binary, parse_list, parse_number, push_pair, to_hex};
 
 use super::{Admission, ChapUser, TargetPolicy, Visitor};
 
@@ -16,7 +16,7 @@ enum State {
     Challenged {
         algorithm: Algorithm,
         identifier: u8,
-        challenge: Vec<u8>,
+        challenge: OutstandingChallenge,
     },
     /// Passed, or not asked for.
     Done,
@@ -101,11 +101,20 @@ impl Authentication {
                     value(pairs, "CHAP_R").and_then(|text| parse_binary(text, algorithm.length()));
                 let response = response.ok_or(LoginStatus::AuthenticationFailure)?;
                 let users = policy.chap_users(visitor, name);
-                let proves = |user: &ChapUser| {
-                    algorithm.verify(identifier, &user.secret, &challenge, &response)
+                let proves = |secret: &Secret| {
+                    algorithm.verify(identifier, secret, challenge.bytes(), &response)
                 };
-                let user = users.into_iter().find(proves);
+                if users.is_empty() {
+                    // An unknown user takes as long as a wrong secret.
+                    proves(&Secret::new(""));
+                }
+                let user = users.into_iter().find(|user| proves(&user.secret));
                 let user = user.ok_or(LoginStatus::AuthenticationFailure)?;
+                // A response that a target would give to the same challenge is an authentication failure, whether or not
+                // the target has to prove itself in this login (RFC 7143, 9.2.1).
+                if has_one_secret(&user) || policy.is_secret_of_target(&user.secret) {
+                    return Err(LoginStatus::AuthenticationFailure);
+                }
                 match (value(pairs, "CHAP_I"), value(pairs, "CHAP_C")) {
                     (None, None) => {}
                     (Some(their_identifier), Some(their_challenge)) => {
@@ -117,9 +126,9 @@ impl Authentication {
                         else {
                             return Err(LoginStatus::AuthenticationFailure);
                         };
-                        // a reflected challenge would make us answer our own question; one secret for both ways would
-                        // make the initiator's answer ours (RFC 7143, 9.2.1)
-                        if is_reflected(&theirs, &challenge) || secret.matches(&user.secret) {
+                        // A challenge of this target, of this connection or of another one, must not come back
+                        // (RFC 7143, 9.2.1).
+                        if TARGET_CHALLENGES.contains(&theirs) {
                             return Err(LoginStatus::AuthenticationFailure);
                         }
                         push_pair(out, "CHAP_N", name);
@@ -190,14 +199,17 @@ impl Authentication {
         self.state = State::Challenged {
             algorithm,
             identifier: identifier[0],
-            challenge,
+            challenge: TARGET_CHALLENGES.add(challenge),
         };
         Ok(())
     }
 }
 
-fn is_reflected(theirs: &Binary, ours: &[u8]) -> bool {
-    theirs.as_slice() == ours
+/// Returns true if initiator and target prove themselves with one secret.
+fn has_one_secret(user: &ChapUser) -> bool {
+    user.mutual
+        .as_ref()
+        .is_some_and(|(_, secret)| secret.matches(&user.secret))
 }
 
 // holds challenges and a user's name: shows the state only

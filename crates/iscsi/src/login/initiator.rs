@@ -2,7 +2,7 @@
 
 use zerocopy::big_endian::{U16, U32};
 
-use crate::chap::{Algorithm, CHALLENGE_MAX, Secret};
+use crate::chap::{Algorithm, CHALLENGE_MAX, INITIATOR_CHALLENGES, OutstandingChallenge, Secret};
 use crate::negotiation::{ConnectionParameters, Offer, Originator, SessionParameters};
 use crate::pdu::{CONTINUE, FINAL, IMMEDIATE, LoginRequest, LoginResponse, LoginStatus, Stage};
 use crate::text::{Collector, Pair, parse, parse_binary, parse_number, push_pair, to_hex};
@@ -41,6 +41,9 @@ pub struct LoginRequestSettings {
     pub credentials: Option<Credentials>,
 }
 
+/// A login that takes more responses is given up.
+const RESPONSES_MAX: u32 = 128;
+
 fn meaning(status: u16) -> String {
     match LoginStatus::from_wire(status) {
         Some(status) => status.to_string(),
@@ -65,6 +68,25 @@ pub enum LoginError {
     /// The target did not prove itself.
     #[error("target failed to authenticate itself")]
     TargetNotAuthentic,
+    /// The target sent a challenge of this initiator back to it.
+    #[error("target sent this initiator's own CHAP challenge (RFC 7143, 9.2.1)")]
+    ReflectedChallenge,
+    /// The credentials have one secret for both directions.
+    #[error("CHAP secrets of initiator and target are equal (RFC 7143, 9.2.1)")]
+    EqualSecrets,
+}
+
+/// How far CHAP has come in a login.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChapProgress {
+    /// No algorithm was offered.
+    NotOffered,
+    /// Algorithms were offered, and the target has not chosen one.
+    Offered,
+    /// The challenge was answered with this algorithm.
+    Answered(Algorithm),
+    /// The security stage has ended.
+    Passed,
 }
 
 /// What comes after a response.
@@ -101,11 +123,13 @@ enum Step {
     Method,
     /// CHAP_A was offered.
     Algorithm,
-    /// CHAP_R was sent; with what the target has to answer.
+    /// CHAP_R was sent; with the challenge that the target has to answer.
     Proof {
         algorithm: Algorithm,
-        expected: Option<(u8, Vec<u8>)>,
+        expected: Option<(u8, OutstandingChallenge)>,
     },
+    /// All security keys are settled, and the target has not left the security stage.
+    Settled(ChapProgress),
     /// Operational keys were sent.
     Operational,
 }
@@ -119,6 +143,7 @@ pub struct InitiatorLogin {
     collector: Collector,
     exp_stat_sn: Option<u32>,
     portal_group_tag: Option<u16>,
+    responses_left: u32,
     random: fn(&mut [u8]),
 }
 
@@ -145,7 +170,19 @@ impl InitiatorLogin {
             collector: Collector::new(64 * 1024),
             exp_stat_sn: None,
             portal_group_tag: None,
+            responses_left: RESPONSES_MAX,
             random: system_random,
+        }
+    }
+
+    /// Returns how far CHAP has come.
+    pub fn chap_progress(&self) -> ChapProgress {
+        match self.step {
+            Step::Method => ChapProgress::NotOffered,
+            Step::Algorithm => ChapProgress::Offered,
+            Step::Proof { algorithm, .. } => ChapProgress::Answered(algorithm),
+            Step::Settled(progress) => progress,
+            Step::Operational => ChapProgress::Passed,
         }
     }
 
@@ -197,6 +234,10 @@ impl InitiatorLogin {
             return Err(LoginError::Protocol("StatSN out of order"));
         }
         self.exp_stat_sn = Some(response.stat_sn.get().wrapping_add(1));
+        let Some(left) = self.responses_left.checked_sub(1) else {
+            return Err(LoginError::Protocol("too many login responses"));
+        };
+        self.responses_left = left;
         self.collector
             .push(segment)
             .map_err(|_| LoginError::Protocol("text too long"))?;
@@ -216,11 +257,12 @@ impl InitiatorLogin {
         let moved = (response.flags & FINAL != 0).then_some(response.flags & 3);
         match self.step.clone() {
             Step::Method => self.after_method(&pairs, moved),
-            Step::Algorithm => self.after_challenge(&pairs),
+            Step::Algorithm => self.after_challenge(&pairs, moved),
             Step::Proof {
                 algorithm,
                 expected,
             } => self.after_proof(&pairs, algorithm, expected, moved),
+            Step::Settled(progress) => self.leave_security(progress, moved),
             Step::Operational => match moved {
                 Some(3) => Ok(LoginProgress::Done(Box::new(self.result(response)))),
                 Some(_) => Err(LoginError::Protocol(
@@ -240,10 +282,18 @@ impl InitiatorLogin {
         moved: Option<u8>,
     ) -> Result<LoginProgress, LoginError> {
         let Some(credentials) = &self.settings.credentials else {
-            return self.operational(moved);
+            return self.leave_security(ChapProgress::NotOffered, moved);
         };
-        if value(pairs, "AuthMethod") != Some("CHAP") {
-            return Err(LoginError::Protocol("CHAP not taken"));
+        match value(pairs, "AuthMethod") {
+            Some("CHAP") => {}
+            None if moved.is_none() => {
+                return Ok(LoginProgress::Send(self.request(None), Vec::new()));
+            }
+            _ => return Err(LoginError::Protocol("CHAP not taken")),
+        }
+        let is_own = |(_, secret): &(String, Secret)| secret.matches(&credentials.secret);
+        if credentials.mutual.as_ref().is_some_and(is_own) {
+            return Err(LoginError::EqualSecrets);
         }
         let numbers: Vec<String> = credentials
             .algorithms
@@ -256,7 +306,14 @@ impl InitiatorLogin {
         Ok(LoginProgress::Send(self.request(None), text))
     }
 
-    fn after_challenge(&mut self, pairs: &[Pair<'_>]) -> Result<LoginProgress, LoginError> {
+    fn after_challenge(
+        &mut self,
+        pairs: &[Pair<'_>],
+        moved: Option<u8>,
+    ) -> Result<LoginProgress, LoginError> {
+        if moved.is_none() && !has_any(pairs, &["CHAP_A", "CHAP_I", "CHAP_C"]) {
+            return Ok(LoginProgress::Send(self.request(None), Vec::new()));
+        }
         let broken = LoginError::Protocol("CHAP challenge incomplete");
         let Some(credentials) = self.settings.credentials.clone() else {
             return Err(broken);
@@ -274,6 +331,9 @@ impl InitiatorLogin {
         else {
             return Err(broken);
         };
+        if INITIATOR_CHALLENGES.contains(&challenge) {
+            return Err(LoginError::ReflectedChallenge);
+        }
         let mut text = Vec::new();
         let response = algorithm.respond(identifier, &credentials.secret, &challenge);
         push_pair(&mut text, "CHAP_N", &credentials.name);
@@ -284,7 +344,7 @@ impl InitiatorLogin {
             let identifier = bytes.pop().unwrap_or_default();
             push_pair(&mut text, "CHAP_I", &identifier.to_string());
             push_pair(&mut text, "CHAP_C", &to_hex(&bytes));
-            (identifier, bytes)
+            (identifier, INITIATOR_CHALLENGES.add(bytes))
         });
         self.step = Step::Proof {
             algorithm,
@@ -300,9 +360,14 @@ impl InitiatorLogin {
         &mut self,
         pairs: &[Pair<'_>],
         algorithm: Algorithm,
-        expected: Option<(u8, Vec<u8>)>,
+        expected: Option<(u8, OutstandingChallenge)>,
         moved: Option<u8>,
     ) -> Result<LoginProgress, LoginError> {
+        if expected.is_some() && moved.is_none() && !has_any(pairs, &["CHAP_N", "CHAP_R"]) {
+            // The target answers with the next response. Without its proof the login does not leave the stage.
+            let next = self.request(Some(Stage::Operational));
+            return Ok(LoginProgress::Send(next, Vec::new()));
+        }
         let mutual = self
             .settings
             .credentials
@@ -311,18 +376,33 @@ impl InitiatorLogin {
         if let (Some((identifier, challenge)), Some((name, secret))) = (expected, mutual) {
             let response =
                 value(pairs, "CHAP_R").and_then(|text| parse_binary(text, algorithm.length()));
-            let proved =
-                response.is_some_and(|r| algorithm.verify(identifier, secret, &challenge, &r));
+            let proved = response
+                .is_some_and(|r| algorithm.verify(identifier, secret, challenge.bytes(), &r));
             if !proved || value(pairs, "CHAP_N") != Some(name) {
                 return Err(LoginError::TargetNotAuthentic);
             }
         }
-        self.operational(moved)
+        self.leave_security(ChapProgress::Answered(algorithm), moved)
     }
 
-    fn operational(&mut self, moved: Option<u8>) -> Result<LoginProgress, LoginError> {
-        if moved != Some(Stage::Operational.wire()) {
-            return Err(LoginError::Protocol("stage not left as asked for"));
+    /// Begins the operational stage, or asks for it again: a target may stay in a stage (RFC 7143, 6.3 and 11.13.4).
+    fn leave_security(
+        &mut self,
+        progress: ChapProgress,
+        moved: Option<u8>,
+    ) -> Result<LoginProgress, LoginError> {
+        match moved {
+            Some(stage) if stage == Stage::Operational.wire() => {}
+            Some(_) => {
+                return Err(LoginError::Protocol(
+                    "moved to a stage that was not asked for",
+                ));
+            }
+            None => {
+                self.step = Step::Settled(progress);
+                let next = self.request(Some(Stage::Operational));
+                return Ok(LoginProgress::Send(next, Vec::new()));
+            }
         }
         self.stage = Stage::Operational;
         self.step = Step::Operational;
@@ -347,6 +427,10 @@ impl InitiatorLogin {
             portal_group_tag: self.portal_group_tag,
         }
     }
+}
+
+fn has_any(pairs: &[Pair<'_>], keys: &[&str]) -> bool {
+    pairs.iter().any(|pair| keys.contains(&pair.key))
 }
 
 fn value<'a>(pairs: &[Pair<'a>], key: &str) -> Option<&'a str> {

@@ -8,7 +8,8 @@ mod target;
 
 pub use first::{FIRST_BYTES_MAX, FirstTarget, first_target};
 pub use initiator::{
-    Credentials, InitiatorLogin, LoginError, LoginProgress, LoginRequestSettings, LoginResult,
+    ChapProgress, Credentials, InitiatorLogin, LoginError, LoginProgress, LoginRequestSettings,
+    LoginResult,
 };
 pub use iscsi_name::{NAME_MAX, is_iscsi_name};
 pub use policy::{Admission, ChapUser, Refusal, SendTargets, TargetPolicy, TargetRecord, Visitor};

@@ -102,6 +102,12 @@ pub trait TargetPolicy: Send + Sync {
     /// The CHAP users of that name as which this visitor may log in; several where targets have users of one name.
     fn chap_users(&self, visitor: &Visitor, name: &str) -> Vec<ChapUser>;
 
+    /// Returns true if a target of this process proves itself with this secret, for any user. An initiator that answers with
+    /// such a secret fails (RFC 7143, 9.2.1).
+    fn is_secret_of_target(&self, _secret: &Secret) -> bool {
+        false
+    }
+
     /// The session with this TSIH.
     fn session(&self, tsih: u16) -> Option<Arc<Session>>;
 

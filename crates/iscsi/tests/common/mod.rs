@@ -84,6 +84,11 @@ impl TargetPolicy for Policy {
         self.users.get(name).cloned().into_iter().collect()
     }
 
+    fn is_secret_of_target(&self, secret: &Secret) -> bool {
+        let mut proofs = self.users.values().filter_map(|user| user.mutual.as_ref());
+        proofs.any(|(_, proof)| proof.matches(secret))
+    }
+
     fn session(&self, tsih: u16) -> Option<Arc<Session>> {
         self.table.session(tsih)
     }
