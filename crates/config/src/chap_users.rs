@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use bdev::iscsi_initiator::read_private;
+use bdev::iscsi_initiator::{equal_secrets, read_private};
 use iscsi_target::ChapUser;
 
 /// The CHAP users of a file: a line each, `NAME SECRET`, then, for initiators that ask the target to prove itself,
@@ -35,11 +35,6 @@ pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String>
                 ));
             }
         }
-        if mutual.is_some_and(|(_, proof)| proof == secret) {
-            return Err(wrong(
-                "target and initiator need different secrets (RFC 7143, 9.2.1)",
-            ));
-        }
         let user = ChapUser {
             secret: iscsi_target::Secret::new(secret),
             mutual: mutual.map(|(own, proof)| (own.to_owned(), iscsi_target::Secret::new(proof))),
@@ -47,6 +42,9 @@ pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String>
         if users.insert(name.to_owned(), user).is_some() {
             return Err(wrong("this user already has a line"));
         }
+    }
+    if let Some(mistake) = equal_secrets(&text) {
+        return Err(format!("{shown}:{mistake}"));
     }
     if users.is_empty() {
         return Err(format!("{shown} has no CHAP user"));
@@ -80,6 +78,11 @@ mod tests {
             ("ann short", 0o600, "at least 12"),
             ("ann", 0o600, ":1: not NAME SECRET"),
             ("ann secretsecret t0 secretsecret", 0o600, "different"),
+            (
+                "ann secretsecret t0 othersecret12\nbob othersecret12",
+                0o600,
+                ":1: the target's secret equals the initiator's secret in line 2",
+            ),
             ("", 0o600, "no CHAP user"),
         ] {
             let error = write(text, mode).unwrap_err();

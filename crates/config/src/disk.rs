@@ -247,6 +247,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
     remote::PATHS_KEY,
     remote::CONNECTIONS_KEY,
     remote::CHAP_FILE,
+    remote::CHAP_ALGORITHMS,
     remote::INITIATOR_NAME,
     remote::QUEUE_DEPTH_KEY,
     remote::REPLACEMENT_TIMEOUT_KEY,

@@ -34,6 +34,7 @@ mod rbd;
 mod readers;
 mod remote;
 mod render;
+mod secrets;
 mod size;
 mod target_keys;
 #[cfg(test)]
@@ -74,6 +75,7 @@ pub use rbd::RbdConfig;
 pub use reactor::ExportPlacement;
 pub use remote::{Digest, RemoteConfig};
 pub use render::render;
+pub use secrets::{EQUAL_SECRETS_HELP, equal_chap_secrets};
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
 pub use target_keys::{TARGET_KEYS, TargetKey};
 pub use vhost_blk::VHOST_BLK_KEYS;

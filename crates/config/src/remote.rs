@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bdev::iscsi_initiator::{
-    DigestOffer, Portal, ReconnectSettings, SessionOptions, SessionParameters, UnitAddress,
-    is_iscsi_name, read_credentials,
+    ChapAlgorithm, DigestOffer, Portal, ReconnectSettings, SessionOptions, SessionParameters,
+    UnitAddress, is_iscsi_name, read_credentials,
 };
 use bdev::{IscsiOptions, OpenError, PassedReservations};
 use serde_json::{Value, json};
@@ -24,6 +24,8 @@ pub struct RemoteConfig {
     pub paths: Vec<String>,
     /// The user's secret for CHAP.
     pub chap_file: Option<PathBuf>,
+    /// CHAP algorithms in order of preference; `None`: all, strongest first.
+    pub chap_algorithms: Option<Vec<ChapAlgorithm>>,
     /// As whom; the host's own name by default.
     pub initiator_name: Option<String>,
     /// Connections of the session.
@@ -97,6 +99,7 @@ impl Default for RemoteConfig {
             unit: None,
             paths: Vec::new(),
             chap_file: None,
+            chap_algorithms: None,
             initiator_name: None,
             connections: CONNECTIONS,
             queue_depth: QUEUE_DEPTH,
@@ -152,6 +155,11 @@ impl RemoteConfig {
             }
             (None, None) => None,
         };
+        if let (Some(credentials), Some(algorithms)) =
+            (&mut session.credentials, &self.chap_algorithms)
+        {
+            credentials.algorithms.clone_from(algorithms);
+        }
         let offer = &mut session.offer;
         let [header, data] = self.digests;
         (offer.header_digest, offer.data_digest) = (header.offer(), data.offer());
@@ -287,6 +295,40 @@ pub const CHAP_FILE: DiskKey = Key {
     help: "CHAP secrets, a line each: `NAME SECRET [TARGET_NAME TARGET_SECRET]`; with the last two the target has to prove itself",
     read: |key, reader, disk| disk.remote.chap_file = key.text(reader).map(|at| at.value.into()),
     get: |disk| Some(json!(remote(disk)?.chap_file.as_ref()?.to_string_lossy())),
+};
+
+/// Accepted values of a list of CHAP algorithms.
+pub const ALGORITHMS_ALLOWED: &str =
+    "one or more of sha3-256, sha256, sha1 and md5, with blanks between them";
+
+/// Returns a list of algorithms, or `None` if it is the default one.
+pub fn unless_all(algorithms: Vec<ChapAlgorithm>) -> Option<Vec<ChapAlgorithm>> {
+    (algorithms != ChapAlgorithm::strongest_first()).then_some(algorithms)
+}
+
+pub const CHAP_ALGORITHMS: DiskKey = Key {
+    name: "chap_algorithms",
+    kind: Kind::Text(
+        "names with blanks between them: `sha3-256`, `sha256`, `sha1`, `md5`",
+        ALGORITHMS_ALLOWED,
+    ),
+    default: "`sha3-256 sha256 sha1 md5`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "[CHAP algorithms](remote-disks.md#chap) that are offered, in order of preference",
+    read: |key, reader, disk| {
+        let Some(text) = key.text(reader) else {
+            return;
+        };
+        match ChapAlgorithm::parse_list(&text.value) {
+            Some(algorithms) => disk.remote.chap_algorithms = unless_all(algorithms),
+            None => key.refuse(reader, &text),
+        }
+    },
+    get: |disk| {
+        let algorithms = remote(disk)?.chap_algorithms.as_ref()?;
+        Some(json!(ChapAlgorithm::list(algorithms)))
+    },
 };
 
 pub const INITIATOR_NAME: DiskKey = Key {
@@ -510,6 +552,28 @@ mod tests {
             (65_536, 65_536)
         );
         assert!(parameters.initial_r2t && parameters.immediate_data && options.read_only);
+    }
+
+    #[test]
+    fn algorithms_of_a_disk_are_those_of_its_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("chap");
+        std::fs::write(&path, "ann annsecret1234\n").unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, mode).unwrap();
+        let numbers = |chap_algorithms| {
+            let config = RemoteConfig {
+                unit: "iscsi://ann@h/iqn.2026-11.org.example:t0/0".parse().ok(),
+                chap_file: Some(path.clone()),
+                chap_algorithms,
+                ..RemoteConfig::default()
+            };
+            let session = config.options("r", false).unwrap().unit.session;
+            let algorithms = session.credentials.unwrap().algorithms.into_iter();
+            algorithms.map(|one| one.number()).collect::<Vec<u8>>()
+        };
+        assert_eq!(numbers(None), [8, 7, 6, 5]);
+        assert_eq!(numbers(ChapAlgorithm::parse_list("sha1 sha256")), [6, 7]);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! What a target agrees to in logins, as keys of its configuration: bounds on what is negotiated (RFC 7143, 13), and the command window.
 
-use bdev::iscsi_initiator::DigestOffer;
+use bdev::iscsi_initiator::{ChapAlgorithm, DigestOffer};
 use iscsi_target::LoginBounds;
 use serde_json::Value;
 
 use super::iscsi::IscsiConfig;
 use super::key::{self, Key, Kind, RunTime, words};
+use super::remote::{ALGORITHMS_ALLOWED, unless_all};
 use super::value::Reader;
 
 /// A key of a target that bounds its logins.
@@ -221,5 +222,27 @@ pub static TARGET_KEYS: &[TargetKey] = &[
             });
         },
         |target| target.bounds.queue_depth.map(Value::from),
+    ),
+    key(
+        "chap_algorithms",
+        Kind::Text(
+            "names with blanks between them: `sha3-256`, `sha256`, `sha1`, `md5`",
+            ALGORITHMS_ALLOWED,
+        ),
+        "`sha3-256 sha256 sha1 md5`",
+        "CHAP algorithms that initiators may use; the first one of the initiator's list that is allowed is taken",
+        |key, reader, bounds| {
+            let Some(text) = key.text(reader) else {
+                return;
+            };
+            match ChapAlgorithm::parse_list(&text.value) {
+                Some(algorithms) => bounds.chap_algorithms = unless_all(algorithms),
+                None => key.refuse(reader, &text),
+            }
+        },
+        |target| {
+            let algorithms = target.bounds.chap_algorithms.as_ref()?;
+            Some(Value::from(ChapAlgorithm::list(algorithms)))
+        },
     ),
 ];

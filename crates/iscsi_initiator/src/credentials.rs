@@ -15,6 +15,9 @@ use iscsi::login::Credentials;
 pub fn read_credentials(path: &Path, user: &str) -> Result<Credentials, String> {
     let shown = path.display();
     let text = read_private(path, "CHAP credentials")?;
+    if let Some(mistake) = equal_secrets(&text) {
+        return Err(format!("{shown}:{mistake}"));
+    }
     for (number, line) in text.lines().enumerate() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (secret, mutual) = match words[..] {
@@ -32,10 +35,56 @@ pub fn read_credentials(path: &Path, user: &str) -> Result<Credentials, String> 
             name: user.to_owned(),
             secret: Secret::new(secret),
             mutual: mutual.map(|(name, proof)| (name.to_owned(), Secret::new(proof))),
-            algorithms: Algorithm::ALL.iter().rev().copied().collect(),
+            algorithms: Algorithm::strongest_first(),
         });
     }
     Err(format!("{shown} has no line for the CHAP user {user}"))
+}
+
+/// The secrets of a line of a file, each used in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineSecrets<'a> {
+    /// Number of the line, from 1.
+    pub line: usize,
+    /// The secret that the initiator proves.
+    pub initiator: &'a str,
+    /// The secret that the target proves.
+    pub target: Option<&'a str>,
+}
+
+/// Returns the secrets of all lines `NAME SECRET [TARGET_NAME TARGET_SECRET]`; other lines are passed over.
+pub fn secrets_of(text: &str) -> Vec<LineSecrets<'_>> {
+    let lines = text.lines().enumerate();
+    let secrets = lines.filter_map(|(at, line)| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (initiator, target) = match words[..] {
+            [name, ..] if name.starts_with('#') => return None,
+            [_, secret] => (secret, None),
+            [_, secret, _, proof] => (secret, Some(proof)),
+            _ => return None,
+        };
+        Some(LineSecrets {
+            line: at + 1,
+            initiator,
+            target,
+        })
+    });
+    secrets.collect()
+}
+
+/// Returns the line number and an error message if a target's secret of the file is an initiator's secret too. With one secret for
+/// both directions each side can prove itself with the answers of the other (RFC 7143, 9.2.1).
+pub fn equal_secrets(text: &str) -> Option<String> {
+    let lines = secrets_of(text);
+    lines.iter().find_map(|one| {
+        let proof = one.target?;
+        let other = lines.iter().find(|other| other.initiator == proof)?;
+        Some(format!(
+            "{}: the target's secret equals the initiator's secret in line {} (RFC 7143, 9.2.1); \
+             hint: give target and initiators different secrets",
+            one.line, other.line
+        ))
+    })
 }
 
 /// The text of a file with secrets, `what`, which nobody else may read or change.
@@ -82,6 +131,22 @@ mod tests {
             (0o600, "dora", "no line for the CHAP user dora"),
         ] {
             let error = read(text, mode, user).unwrap_err();
+            assert!(
+                error.contains(told) && !error.contains("secretsecret"),
+                "{error}"
+            );
+        }
+        for (text, told) in [
+            (
+                "ann secretsecret t0 secretsecret\n",
+                ":1: the target's secret equals the initiator's secret in line 1",
+            ),
+            (
+                "ann othersecret12 t0 secretsecret\n# b\nbob secretsecret\n",
+                ":1: the target's secret equals the initiator's secret in line 3",
+            ),
+        ] {
+            let error = read(text, 0o600, "ann").unwrap_err();
             assert!(
                 error.contains(told) && !error.contains("secretsecret"),
                 "{error}"

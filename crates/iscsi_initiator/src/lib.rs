@@ -9,6 +9,7 @@
 mod access_state;
 mod address;
 mod attended;
+mod chap_fallback;
 mod credentials;
 mod discovery;
 mod link;
@@ -22,8 +23,10 @@ mod unit;
 mod unit_info;
 
 pub use address::{Portal, UnitAddress};
-pub use credentials::{read_credentials, read_private};
+pub use chap_fallback::ChapMemory;
+pub use credentials::{LineSecrets, equal_secrets, read_credentials, read_private, secrets_of};
 pub use discovery::{FoundTarget, discover};
+pub use iscsi::chap::Algorithm as ChapAlgorithm;
 pub use iscsi::initiator::CommandDone;
 pub use iscsi::login::is_iscsi_name;
 pub use iscsi::negotiation::{DigestOffer, SessionParameters};

@@ -9,12 +9,13 @@ use iscsi::initiator::{
     CommandDone, Event, Initiator, InitiatorError, InitiatorSettings, NotReady, Request,
     TaskManagementRequestFields,
 };
-use iscsi::login::{Credentials, LoginError};
+use iscsi::login::{ChapProgress, Credentials, LoginError};
 use iscsi::negotiation::{Offer, SessionParameters};
 use iscsi::pdu::{LogoutReason, TaskFunction};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::address::Portal;
+use crate::chap_fallback::{ChapMemory, log_in_with};
 use crate::link::{Link, RECEIVE_BYTES};
 use crate::recovery::Recovery;
 
@@ -37,6 +38,8 @@ pub struct SessionOptions {
     pub isid: Option<[u8; 6]>,
     /// For CHAP.
     pub credentials: Option<Credentials>,
+    /// CHAP algorithms that targets took, shared by all clones.
+    pub chap_memory: ChapMemory,
     /// Connections of the session, 1 to 16; a target that allows fewer gets as many as it allows.
     pub connections: u16,
     /// What is wished for.
@@ -53,6 +56,7 @@ impl Default for SessionOptions {
             initiator_name: host_name(),
             isid: None,
             credentials: None,
+            chap_memory: ChapMemory::default(),
             connections: 1,
             offer: Offer {
                 max_recv_data_segment_length: 262_144,
@@ -236,6 +240,27 @@ impl Session {
         target: Option<&str>,
         options: &SessionOptions,
     ) -> Result<Session> {
+        let Some(credentials) = &options.credentials else {
+            let session = Session::leading_with(portal, target, options, None);
+            return session.map_err(|(error, _)| error);
+        };
+        let (allowed, memory) = (&credentials.algorithms, &options.chap_memory);
+        log_in_with((portal, target), allowed, memory, |algorithms| {
+            let credentials = Credentials {
+                algorithms: algorithms.to_vec(),
+                ..credentials.clone()
+            };
+            Session::leading_with(portal, target, options, Some(credentials))
+        })
+    }
+
+    /// Makes one try to log in; with an error comes how far CHAP was.
+    fn leading_with(
+        portal: &Portal,
+        target: Option<&str>,
+        options: &SessionOptions,
+        credentials: Option<Credentials>,
+    ) -> std::result::Result<Session, (SessionError, ChapProgress)> {
         let isid = options.isid.unwrap_or_else(random_isid);
         let mut offer = options.offer.clone();
         // At error recovery level 2 some targets count a connection that was lost until it is back.
@@ -249,7 +274,7 @@ impl Session {
                 target_name: target.map(str::to_owned),
                 isid,
                 offer,
-                credentials: options.credentials.clone(),
+                credentials,
                 first_cmd_sn: 1,
                 text_limit: TEXT_MAX,
             }),
@@ -265,8 +290,10 @@ impl Session {
             rejected: None,
             buffer: vec![0; RECEIVE_BYTES].into(),
         };
-        session.add_connection()?;
-        Ok(session)
+        match session.add_connection() {
+            Ok(()) => Ok(session),
+            Err(error) => Err((error, session.initiator.chap_progress(0))),
+        }
     }
 
     fn add_connection(&mut self) -> Result<()> {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use iscsi::chap::Algorithm;
+use iscsi::chap::{Algorithm, Secret};
 use iscsi::login::{
     Admission, ChapUser, Refusal, SendTargets, TargetPolicy, TargetRecord, Visitor,
 };
@@ -35,9 +35,15 @@ fn may_take_part(visitor: &Visitor, session: &SessionNexus) -> bool {
         && visitor.chap_user == session.chap_user
 }
 
-/// All algorithms, best first.
-fn algorithms() -> Vec<Algorithm> {
-    Algorithm::ALL.into_iter().rev().collect()
+/// Returns the CHAP algorithms that all of these targets allow, strongest first.
+fn algorithms_of(targets: impl IntoIterator<Item = Arc<IscsiTarget>>) -> Vec<Algorithm> {
+    let mut algorithms = Algorithm::strongest_first();
+    for target in targets {
+        if let Some(allowed) = &target.options.bounds.chap_algorithms {
+            algorithms.retain(|algorithm| allowed.contains(algorithm));
+        }
+    }
+    algorithms
 }
 
 /// The address under which an initiator that came to `came_to` finds a portal; `None`: it does not.
@@ -133,10 +139,15 @@ impl TargetPolicy for Shared {
         if visitor.target_name.is_none() {
             // Discovery: what is told is only what the visitor may see.
             let must_authenticate = !self.discovery_users().is_empty();
-            let can =
-                must_authenticate || self.visible(visitor).any(|t| !t.chap_users().is_empty());
+            let visible = self.visible(visitor);
+            let with_users: Vec<_> = visible.filter(|t| !t.chap_users().is_empty()).collect();
+            let can = must_authenticate || !with_users.is_empty();
             return Ok(Admission {
-                chap: if can { algorithms() } else { Vec::new() },
+                chap: if can {
+                    algorithms_of(with_users)
+                } else {
+                    Vec::new()
+                },
                 must_authenticate,
                 portal_group_tag: 1,
                 target_alias: None,
@@ -154,7 +165,7 @@ impl TargetPolicy for Shared {
         offer.session.max_connections = offer.session.max_connections.min(most);
         Ok(Admission {
             chap: if must_authenticate {
-                algorithms()
+                algorithms_of([Arc::clone(&target)])
             } else {
                 Vec::new()
             },
@@ -180,6 +191,16 @@ impl TargetPolicy for Shared {
         of_targets
             .filter_map(|users| users.get(name).cloned())
             .collect()
+    }
+
+    fn is_secret_of_target(&self, secret: &Secret) -> bool {
+        let targets: Vec<_> = lock(&self.targets).values().cloned().collect();
+        let of_targets = targets.iter().map(|target| target.chap_users());
+        let mut all = of_targets.chain([self.discovery_users()]);
+        all.any(|users| {
+            let mut proofs = users.values().filter_map(|user| user.mutual.as_ref());
+            proofs.any(|(_, proof)| proof.matches(secret))
+        })
     }
 
     fn session(&self, tsih: u16) -> Option<Arc<Session>> {
@@ -425,6 +446,29 @@ mod tests {
                 "{portals:?} {asker} {came_to}"
             );
         }
+    }
+
+    #[test]
+    fn algorithms_are_those_that_all_targets_allow() {
+        let target = |allowed: Option<&str>| {
+            let mut options = TargetOptions {
+                name: "iqn.2026-11.org.example:t0".to_owned(),
+                ..TargetOptions::default()
+            };
+            options.bounds.chap_algorithms = allowed.and_then(Algorithm::parse_list);
+            let units = Units::new(Box::new(MemoryStore::default()));
+            Arc::new(IscsiTarget::new(options, &[], &units))
+        };
+        let allowed = |targets: &[Option<&str>]| {
+            let algorithms = algorithms_of(targets.iter().map(|list| target(*list)));
+            Algorithm::list(&algorithms)
+        };
+        assert_eq!(allowed(&[None]), "sha3-256 sha256 sha1 md5");
+        assert_eq!(allowed(&[Some("sha256 sha3")]), "sha3-256 sha256");
+        assert_eq!(
+            allowed(&[Some("sha256 md5"), None, Some("sha1 md5")]),
+            "md5"
+        );
     }
 
     #[test]

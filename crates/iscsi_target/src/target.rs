@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
 use bdev::Disk;
+use iscsi::chap::Algorithm;
 use iscsi::login::ChapUser;
 use iscsi::negotiation::Offer;
 use scsi::{AttachError, Target, TargetPort};
@@ -42,6 +43,8 @@ pub struct LoginBounds {
     pub offer: Offer,
     /// Commands of a session in progress at a time; `None`: as many as the server allows.
     pub queue_depth: Option<u32>,
+    /// CHAP algorithms that initiators may use; `None`: all.
+    pub chap_algorithms: Option<Vec<Algorithm>>,
 }
 
 /// How closely a portal names an address of ours: the address itself, all of its family, or with `[::]` those of the other one;

@@ -18,6 +18,17 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
         &Surroundings::of_this_process(),
     );
     let mut stdout = std::io::stdout().lock();
+    let equal_secrets = read.as_ref().ok().and_then(config::equal_chap_secrets);
+    if let Some(message) = equal_secrets {
+        let help = config::EQUAL_SECRETS_HELP;
+        if arguments.json {
+            let mistake = json!({"kind": "relation", "message": message, "help": help});
+            let answer = json!({"valid": false, "mistakes": [mistake], "warnings": []});
+            writeln!(stdout, "{answer}")?;
+            return Err(Failure::Told);
+        }
+        return Err(Failure::because(format!("{message}; hint: {help}")));
+    }
     match read {
         Ok(config) if arguments.json => {
             let answer = json!({"valid": true, "mistakes": [], "warnings": warnings(&config)});

@@ -25,6 +25,8 @@ pub fn check(next: &Config) -> Vec<Fault> {
         check_luns(export, &disks, &mut faults);
     }
     check_placements(next, &mut faults);
+    let equal = config::equal_chap_secrets(next).map(Fault::new);
+    faults.extend(equal.map(|fault| fault.help(config::EQUAL_SECRETS_HELP)));
     faults
 }
 

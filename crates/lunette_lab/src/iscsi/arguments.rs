@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use cli_common::Failure;
 use iscsi::negotiation::DigestOffer;
-use iscsi_initiator::{Portal, SessionOptions, UnitAddress, read_credentials};
+use iscsi_initiator::{ChapAlgorithm, Portal, SessionOptions, UnitAddress, read_credentials};
 
 /// `lunette iscsi`
 #[derive(Debug, Args)]
@@ -221,6 +221,9 @@ pub struct Login {
     /// CHAP secrets, a line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600; the user stands in the address
     #[arg(long, global = true, value_name = "FILE")]
     pub chap_file: Option<PathBuf>,
+    /// CHAP algorithms to offer, in order of preference [default: sha3-256,sha256,sha1,md5]
+    #[arg(long, global = true, value_name = "LIST")]
+    pub chap_algorithms: Option<Algorithms>,
     /// Seconds after which a target that does not answer is given up
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub timeout: u64,
@@ -248,6 +251,20 @@ pub struct Login {
     /// ErrorRecoveryLevel: 1 asks again for data whose digest is wrong, 2 goes on when a connection is lost
     #[arg(long, global = true, value_name = "LEVEL", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub error_recovery_level: u8,
+}
+
+/// CHAP algorithms in order of preference.
+#[derive(Clone, Debug)]
+pub struct Algorithms(Vec<ChapAlgorithm>);
+
+impl std::str::FromStr for Algorithms {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let algorithms = ChapAlgorithm::parse_list(text).map(Algorithms);
+        algorithms
+            .ok_or("allowed: one or more of sha3-256, sha256, sha1 and md5, separated by commas")
+    }
 }
 
 /// Digests.
@@ -298,6 +315,11 @@ impl Login {
             }
             (None, None) => None,
         };
+        if let (Some(credentials), Some(algorithms)) =
+            (&mut options.credentials, &self.chap_algorithms)
+        {
+            credentials.algorithms.clone_from(&algorithms.0);
+        }
         if self.digests == Digests::Crc32c {
             options.offer.header_digest = DigestOffer::Crc32c;
             options.offer.data_digest = DigestOffer::Crc32c;
