@@ -24,7 +24,7 @@ impl IscsiSession {
     pub fn login_only(portal: &str, target: &str, number: u16) -> Result<IscsiSession> {
         let [high, low] = number.to_be_bytes();
         let options = SessionOptions {
-            initiator_name: format!("iqn.2026-11.org.example:i{number}"),
+            initiator_name: Some(format!("iqn.2026-11.org.example:i{number}")),
             isid: Some([0x80, 0, 0, 0, high, low]),
             offer: Offer::default(),
             ..SessionOptions::default()

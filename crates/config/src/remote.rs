@@ -138,9 +138,7 @@ impl RemoteConfig {
             timeout: LOGIN_TIMEOUT,
             ..SessionOptions::default()
         };
-        if let Some(name) = &self.initiator_name {
-            session.initiator_name.clone_from(name);
-        }
+        session.initiator_name.clone_from(&self.initiator_name);
         session.credentials = match (&address.user, &self.chap_file) {
             (Some(user), Some(file)) => Some(read_credentials(file, user).map_err(failed)?),
             (Some(user), None) => {
@@ -337,7 +335,7 @@ pub const INITIATOR_NAME: DiskKey = Key {
         "an iSCSI name",
         "an iSCSI name, such as \"iqn.2026-11.org.example:host\"",
     ),
-    default: "that of `/etc/iscsi/initiatorname.iscsi`",
+    default: "that of `/etc/iscsi/initiatorname.iscsi`, else [that of the state folder](remote-disks.md#initiator-name-and-isid)",
     run_time: RunTime::AddAnew,
     of: ISCSI,
     help: "as whom to log in",

@@ -140,6 +140,7 @@ pub(crate) struct Overview {
 /// Starts what `config` says.
 pub fn start(config: Config, mut options: StartOptions) -> Result<Running, StartError> {
     limits::raise_descriptors();
+    bdev::iscsi_initiator::set_state_folder(config.state.clone());
     let mut reasons = Vec::new();
     let access = config.access.clone();
     let tokens = Tokens::of(&access)?;

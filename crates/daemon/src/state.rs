@@ -10,25 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+pub use bdev::iscsi_initiator::default_state_folder as default_folder;
 use config::Config;
-
-/// Where state is kept unless the configuration says otherwise: what systemd gave, else `/var/lib/lunette` for root and
-/// the user's own state folder for others; `None` when there is none.
-pub fn default_folder() -> Option<PathBuf> {
-    let given = |name: &str| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    if let Some(folder) = given("STATE_DIRECTORY") {
-        return Some(folder);
-    }
-    if rustix::process::geteuid().is_root() {
-        return Some(PathBuf::from("/var/lib/lunette"));
-    }
-    let base = given("XDG_STATE_HOME").or_else(|| Some(given("HOME")?.join(".local/state")))?;
-    Some(base.join("lunette"))
-}
 
 /// Where what is changed at run time is kept: only in a folder that was chosen, for two daemons that share the usual one
 /// must not find each other's disks.

@@ -12,6 +12,7 @@ mod attended;
 mod chap_fallback;
 mod credentials;
 mod discovery;
+mod installation;
 mod link;
 mod properties;
 mod reconnecting;
@@ -26,6 +27,9 @@ pub use address::{Portal, UnitAddress};
 pub use chap_fallback::ChapMemory;
 pub use credentials::{LineSecrets, equal_secrets, read_credentials, read_private, secrets_of};
 pub use discovery::{FoundTarget, discover};
+pub use installation::{
+    Installation, ReservedIsid, default_state_folder, installation, set_state_folder,
+};
 pub use iscsi::chap::Algorithm as ChapAlgorithm;
 pub use iscsi::initiator::CommandDone;
 pub use iscsi::login::is_iscsi_name;

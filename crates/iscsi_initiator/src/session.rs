@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::address::Portal;
 use crate::chap_fallback::{ChapMemory, log_in_with};
+use crate::installation::installation;
 use crate::link::{Link, RECEIVE_BYTES};
 use crate::recovery::Recovery;
 
@@ -32,8 +33,8 @@ const ASYNC_DROPS: [u8; 2] = [2, 3];
 /// As whom, and how, an initiator logs in.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
-    /// InitiatorName.
-    pub initiator_name: String,
+    /// InitiatorName; `None`: the name of this installation.
+    pub initiator_name: Option<String>,
     /// The session's part of the initiator port's name (10.4.1); `None`: random, so that sessions do not displace each other.
     pub isid: Option<[u8; 6]>,
     /// For CHAP.
@@ -49,11 +50,10 @@ pub struct SessionOptions {
 }
 
 impl Default for SessionOptions {
-    /// The host's own name as `/etc/iscsi/initiatorname.iscsi` has it, one connection, and data with commands as common
-    /// initiators send it.
+    /// The name of this installation, one connection, and data with commands as common initiators send it.
     fn default() -> Self {
         SessionOptions {
-            initiator_name: host_name(),
+            initiator_name: None,
             isid: None,
             credentials: None,
             chap_memory: ChapMemory::default(),
@@ -74,24 +74,16 @@ impl Default for SessionOptions {
     }
 }
 
-fn host_name() -> String {
-    let text = std::fs::read_to_string("/etc/iscsi/initiatorname.iscsi").unwrap_or_default();
-    let named = text
-        .lines()
-        .find_map(|line| line.strip_prefix("InitiatorName="));
-    let named = named
-        .map(str::trim)
-        .filter(|name| iscsi::login::is_iscsi_name(name));
-    named
-        .unwrap_or("iqn.2026-11.org.example:lunette")
-        .to_owned()
+/// Fills a buffer with random bytes; false: the system gives none.
+pub(crate) fn random_bytes(bytes: &mut [u8]) -> bool {
+    getrandom::fill(bytes).is_ok()
 }
 
 /// The random format of an ISID (10.4.1).
 pub(crate) fn random_isid() -> [u8; 6] {
     let mut isid = [0; 6];
     // Without entropy the process and the time tell sessions apart.
-    if getrandom::fill(&mut isid).is_err() {
+    if !random_bytes(&mut isid) {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let nanos = now.map_or(0, |time| time.subsec_nanos());
         isid[1..5].copy_from_slice(&(nanos ^ std::process::id()).to_be_bytes());
@@ -167,6 +159,9 @@ pub enum SessionError {
         /// The portal.
         portal: Portal,
     },
+    /// This installation has no name.
+    #[error("{0}")]
+    Identity(String),
     /// The session is over.
     #[error(transparent)]
     NotReady(#[from] NotReady),
@@ -262,6 +257,15 @@ impl Session {
         credentials: Option<Credentials>,
     ) -> std::result::Result<Session, (SessionError, ChapProgress)> {
         let isid = options.isid.unwrap_or_else(random_isid);
+        let initiator_name = match &options.initiator_name {
+            Some(name) => name.clone(),
+            None => {
+                let own = installation().map_err(SessionError::Identity);
+                own.map_err(|error| (error, ChapProgress::NotOffered))?
+                    .name
+                    .clone()
+            }
+        };
         let mut offer = options.offer.clone();
         // At error recovery level 2 some targets count a connection that was lost until it is back.
         let spare = u16::from(offer.session.error_recovery_level == 2);
@@ -270,7 +274,7 @@ impl Session {
         offer.session.time_to_wait = 0;
         let mut session = Session {
             initiator: Initiator::new(InitiatorSettings {
-                initiator_name: options.initiator_name.clone(),
+                initiator_name,
                 target_name: target.map(str::to_owned),
                 isid,
                 offer,

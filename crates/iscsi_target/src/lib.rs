@@ -12,6 +12,7 @@ mod buffers;
 mod command_slot;
 mod commands;
 mod connection;
+mod contest;
 mod deadlines;
 mod initiator_counters;
 mod limits;

@@ -1,7 +1,7 @@
 //! The decisions of the login phase, for all targets of a server.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use iscsi::chap::{Algorithm, Secret};
@@ -10,9 +10,12 @@ use iscsi::login::{
 };
 use iscsi::negotiation::Offer;
 use iscsi::pdu::LoginStatus;
-use iscsi::session::{Attachment, Claim, ConnectionKey, Leaving, Session, SessionKind};
+use iscsi::session::{
+    Attachment, Claim, ConnectionKey, Leaving, Session, SessionIdentity, SessionKind,
+};
 use scsi::TransportId;
 
+use crate::contest::Contest;
 use crate::memory::SessionMemory;
 use crate::shared::{SessionNexus, Shared, lock};
 use crate::target::{IscsiTarget, Permission, is_on_link};
@@ -44,6 +47,17 @@ fn algorithms_of(targets: impl IntoIterator<Item = Arc<IscsiTarget>>) -> Vec<Alg
         }
     }
     algorithms
+}
+
+fn warn_of_contest(identity: &SessionIdentity, before: IpAddr, now: IpAddr) {
+    let isid: String = identity.isid.iter().map(|b| format!("{b:02x}")).collect();
+    tracing::warn!(
+        initiator = identity.initiator_name,
+        isid,
+        target = identity.target_name.as_deref().unwrap_or("(none)"),
+        addresses = %format!("{before} {now}"),
+        "two addresses take one session from each other; hint: give each host an initiator name of its own"
+    );
 }
 
 /// The address under which an initiator that came to `came_to` finds a portal; `None`: it does not.
@@ -242,9 +256,16 @@ impl TargetPolicy for Shared {
             other => other?,
         };
         let tsih = attachment.session.tsih;
+        let now = self.seconds();
+        let address = addresses(visitor).map_or(Ipv4Addr::UNSPECIFIED.into(), |(ip, _)| ip);
+        let mut contest = Contest::new(address, now);
         if there != tsih
             && let Some(nexus) = nexuses.remove(&there)
         {
+            contest = nexus.contest;
+            if contest.take_over(address, now) {
+                warn_of_contest(&identity, nexus.contest.address, address);
+            }
             self.lose_nexus(there, &nexus);
         }
         if identity.kind == SessionKind::Normal && !nexuses.contains_key(&tsih) {
@@ -264,6 +285,7 @@ impl TargetPolicy for Shared {
                 read_only: permission.read_only,
                 initiator: identity.initiator_name.clone(),
                 chap_user: visitor.chap_user.clone(),
+                contest,
                 memory: SessionMemory::new(self.limits.data_bytes),
                 target,
             };

@@ -13,6 +13,7 @@ use scsi::{Nexus, TransportId};
 use scsi_exec::{Hold, Units};
 
 use crate::connection::Connection;
+use crate::contest::Contest;
 use crate::deadlines::Deadlines;
 use crate::initiator_counters::InitiatorCounters;
 use crate::limits::ServerLimits;
@@ -86,6 +87,8 @@ pub(crate) struct SessionNexus {
     pub initiator: String,
     /// Who began it.
     pub chap_user: Option<String>,
+    /// Takeovers of its identity.
+    pub contest: Contest,
     pub memory: Arc<SessionMemory>,
 }
 

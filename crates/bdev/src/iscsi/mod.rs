@@ -10,8 +10,10 @@ mod medium;
 use std::sync::Arc;
 
 use block::PassedReservations;
-use iscsi_initiator::{CommandSink, ReconnectSettings, ReconnectingUnit, UnitCommand, UnitEvent};
-use sha2::{Digest, Sha256};
+use iscsi_initiator::{
+    CommandSink, ReconnectSettings, ReconnectingUnit, ReservedIsid, UnitCommand, UnitEvent,
+    installation,
+};
 
 use crate::OpenError;
 use crate::scsi::{CommandUnit, ScsiDisk, ScsiDiskParts, Watch};
@@ -19,7 +21,7 @@ use crate::scsi::{CommandUnit, ScsiDisk, ScsiDiskParts, Watch};
 /// What to open, and how.
 #[derive(Clone, Debug)]
 pub struct IscsiOptions {
-    /// Which unit, as whom. Without an ISID it gets one that is always the same for this host, disk and unit.
+    /// The unit and its session. The default ISID is always the same for this installation, disk and unit.
     pub unit: ReconnectSettings,
     /// The disk's name, from which the ISID follows; `None`: it is a random one.
     pub disk: Option<String>,
@@ -31,13 +33,20 @@ pub struct IscsiOptions {
     pub block_size: Option<u32>,
 }
 
-impl CommandUnit for ReconnectingUnit {
+/// A unit and the ISID that is reserved for it until its session has ended.
+struct Reserved {
+    // Dropped in this order.
+    unit: ReconnectingUnit,
+    _isid: Option<ReservedIsid>,
+}
+
+impl CommandUnit for Reserved {
     fn submit(&self, command: UnitCommand, sink: Arc<dyn CommandSink>, token: u64) {
-        ReconnectingUnit::submit(self, command, sink, token);
+        self.unit.submit(command, sink, token);
     }
 
     fn abort(&self, sink: &Arc<dyn CommandSink>, token: u64) {
-        ReconnectingUnit::abort(self, sink, token);
+        self.unit.abort(sink, token);
     }
 }
 
@@ -58,15 +67,23 @@ impl ScsiDisk {
             Box::new(move |event: UnitEvent<'_>| watch.hear(event))
         };
         let mut settings = options.unit.clone();
-        let host = host_name();
+        let mut reserved = None;
         if let (None, Some(disk)) = (settings.session.isid, &options.disk) {
-            settings.session.isid = Some(isid(&[&host, disk, &address.to_string()]));
+            // A daemon that replaces one that was killed has to use its ISID: the target then ends the tasks of that session before
+            // it starts another (RFC 7143, 6.3.5), and no write of the dead daemon is done after one that repeats it.
+            let own = installation().map_err(failed)?;
+            let isid = own.reserve_isid(&[disk, &address.to_string()]);
+            settings.session.isid = Some(isid.isid());
+            reserved = Some(isid);
         }
         let opened = ReconnectingUnit::open(settings, observer);
         let (unit, info) = opened.map_err(|error| failed(error.to_string()))?;
         let parts = ScsiDiskParts {
             kind: "iscsi",
-            unit: Box::new(unit),
+            unit: Box::new(Reserved {
+                unit,
+                _isid: reserved,
+            }),
             medium: medium::of(&address, &info),
             info,
             watch,
@@ -75,37 +92,5 @@ impl ScsiDisk {
             block_size: options.block_size,
         };
         ScsiDisk::new(parts, failed)
-    }
-}
-
-/// What tells this host from others that may have the same initiator name.
-fn host_name() -> String {
-    let id = std::fs::read_to_string("/etc/machine-id");
-    id.unwrap_or_else(|_| {
-        let name = rustix::system::uname();
-        name.nodename().to_string_lossy().into_owned()
-    })
-}
-
-/// A daemon that comes after one that was killed has to use its ISID: then the target ends the tasks of that session before there is
-/// another (RFC 7143, 6.3.5), and no write of the dead daemon comes after one that this one repeats. In the random format (10.4.1).
-fn isid(of: &[&str]) -> [u8; 6] {
-    let digest = Sha256::digest(of.join("\n"));
-    let mut isid = [0x80; 6];
-    isid[1..].copy_from_slice(&digest[..5]);
-    isid
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn isid_is_of_the_random_format_and_the_same_for_the_same_disk() {
-        let one = isid(&["host", "d0", "iscsi://h/t/0"]);
-        assert_eq!(one, isid(&["host", "d0", "iscsi://h/t/0"]));
-        assert_eq!(one[0] >> 6, 2);
-        assert_ne!(one, isid(&["host", "d1", "iscsi://h/t/0"]));
-        assert_ne!(one, isid(&["other", "d0", "iscsi://h/t/0"]));
     }
 }

@@ -11,10 +11,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::paths;
 use super::retry::{Attempts, Verdict, is_change, is_other_path};
+use super::takeovers::Takeovers;
 use super::{
     CommandSink, Ended, ReconnectSettings, Shared, Task, UnitCommand, UnitEvent, UnitObserver,
 };
 use crate::attended::PING_AFTER;
+use crate::installation::installation;
 use crate::unit::{CommandError, Unit, answer};
 use crate::unit_info::UnitInfo;
 
@@ -69,6 +71,7 @@ pub(super) struct Attendant {
     /// When a loss was last logged, and how many were not since then.
     warned: Option<Instant>,
     suppressed: u32,
+    takeovers: Takeovers,
 }
 
 impl Attendant {
@@ -97,6 +100,7 @@ impl Attendant {
             is_fruitful: false,
             warned: None,
             suppressed: 0,
+            takeovers: Takeovers::new(Instant::now()),
         }
     }
 
@@ -107,6 +111,9 @@ impl Attendant {
                 continue;
             }
             if let Err(error) = self.serve() {
+                if self.takeovers.session_ended(&error, Instant::now()) {
+                    self.warn_of_takeovers();
+                }
                 self.lost(&error.to_string());
             }
         }
@@ -421,6 +428,21 @@ impl Attendant {
         tracing::warn!(%unit, suppressed, "{what}: {reason}");
     }
 
+    fn warn_of_takeovers(&self) {
+        let unit = self.settings.way(self.path);
+        let isid = self.settings.session.isid.unwrap_or_default();
+        let isid: String = isid.iter().map(|byte| format!("{byte:02x}")).collect();
+        let given = self.settings.session.initiator_name.clone();
+        let name = given.or_else(|| Some(installation().ok()?.name.clone()));
+        tracing::warn!(
+            %unit,
+            initiator = name.unwrap_or_default(),
+            isid,
+            "the target ends each session soon after its login; another host may log in with the same initiator name and ISID; \
+             hint: give each host a state folder and an initiator name of its own"
+        );
+    }
+
     /// One round without a session: tries to log in when it is time, or waits for that.
     fn reconnect(&mut self) {
         let now = Instant::now();
@@ -476,6 +498,7 @@ impl Attendant {
         self.unit = Some(unit);
         self.shared.is_up.store(true, Ordering::Release);
         self.active = Instant::now();
+        self.takeovers.since = self.active;
         // The target has ended the tasks of the session before.
         let waiting = std::mem::take(&mut self.waiting);
         let (aborted, rest): (Vec<Task>, Vec<Task>) =

@@ -9,6 +9,7 @@
 mod attendant;
 mod paths;
 mod retry;
+mod takeovers;
 
 pub use retry::{carry_out, is_change};
 

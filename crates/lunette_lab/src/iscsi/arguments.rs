@@ -215,7 +215,7 @@ pub struct Login {
     /// Connections of the session; the target may allow fewer
     #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub connections: u16,
-    /// This initiator's name [default: that of /etc/iscsi/initiatorname.iscsi]
+    /// This initiator's name [default: that of /etc/iscsi/initiatorname.iscsi, else that of the default state folder]
     #[arg(long, global = true, value_name = "IQN")]
     pub initiator_name: Option<String>,
     /// CHAP secrets, a line NAME SECRET [TARGET_NAME TARGET_SECRET] each, mode 600; the user stands in the address
@@ -297,7 +297,7 @@ impl Login {
             if !iscsi::login::is_iscsi_name(name) {
                 return Err(Failure::mistake(format!("{name:?} is not an iSCSI name")));
             }
-            options.initiator_name.clone_from(name);
+            options.initiator_name = Some(name.clone());
         }
         options.credentials = match (user, &self.chap_file) {
             (Some(user), Some(file)) => {

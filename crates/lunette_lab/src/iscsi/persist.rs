@@ -3,19 +3,29 @@
 use std::io::Write;
 
 use cli_common::{Failure, Outcome};
-use iscsi_initiator::{ReservationKind, SessionOptions, UnitAddress};
+use iscsi_initiator::{ReservationKind, SessionOptions, UnitAddress, installation};
 use serde_json::json;
 
 use super::arguments::PersistAction;
 use super::{because, open};
 
-/// A registration belongs to an initiator port, of which the ISID is a part: each run has to come by the same.
+/// ISID where the identity of this installation cannot be stored.
 const ISID: [u8; 6] = [0x80, 0, 0, 0, 0, 1];
+
+/// Returns the ISID of all runs on this host. A registration belongs to an initiator port, and the ISID is
+/// a part of the port's name.
+fn isid() -> Result<[u8; 6], Failure> {
+    let own = installation().map_err(Failure::because)?;
+    Ok(match own.is_stored() {
+        true => own.isid(&["persist"]),
+        false => ISID,
+    })
+}
 
 /// Runs the command.
 pub fn run(address: &UnitAddress, options: &SessionOptions, action: &PersistAction) -> Outcome {
     let options = SessionOptions {
-        isid: Some(ISID),
+        isid: Some(isid()?),
         ..options.clone()
     };
     let mut unit = open(address, &options)?;
