@@ -9,6 +9,7 @@ pub mod files;
 pub mod http;
 pub mod idle;
 pub mod initiator;
+pub mod loop_device;
 pub mod packages;
 pub mod proxy;
 pub mod rig;

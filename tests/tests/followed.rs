@@ -4,10 +4,10 @@
 
 use control::{Client, ClientError, Method};
 use end_to_end::http::Events;
+use end_to_end::loop_device::Loop;
 use end_to_end::{Daemon, DaemonBuilder, IscsiSession, Result, Rig, Scratch, bail, ensure};
 use serde_json::{Value, json};
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
@@ -111,36 +111,6 @@ fn file_that_grew_or_shrank_outside_is_followed_by_status_and_reload() -> Result
     let sizes: Vec<_> = shown.map(|disk| (&disk["name"], &disk["size"])).collect();
     ensure!(sizes.contains(&(&json!("a"), &json!(5 * MIB))), "{status}");
     rig.daemon.process().check_running()
-}
-
-/// A loop device over a file.
-struct Loop(String);
-
-impl Loop {
-    fn over(path: &Path) -> Result<Loop> {
-        let shown = path.display().to_string();
-        let device = losetup(&["--find", "--show", &shown])?;
-        Ok(Loop(device))
-    }
-
-    /// It gets the size that its file has.
-    fn take_size(&self) -> Result<()> {
-        losetup(&["--set-capacity", &self.0])?;
-        Ok(())
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        losetup(&["--detach", &self.0]).ok();
-    }
-}
-
-fn losetup(arguments: &[&str]) -> Result<String> {
-    let output = Command::new("losetup").args(arguments).output()?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "losetup {arguments:?}: {errors}");
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
 #[test]

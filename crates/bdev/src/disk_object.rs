@@ -450,6 +450,26 @@ impl Disk {
         replacement::check(&self.info(), &device.info())
     }
 
+    /// Checks whether a device can hold a copy of the disk that no client uses.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn check_copy(&self, device: &dyn BlockDevice) -> Result<(), BrokenPromise> {
+        let (told, new) = (self.info(), device.info());
+        replacement::check_shape(&told, &new)
+    }
+
+    /// Withdraws the promise that discarded blocks read as zeroes. The caller knows that no client has it.
+    pub fn withdraw_discard_zeroes(&self) {
+        let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
+        if info.discard_zeroes {
+            *info = Arc::new(DiskInfo {
+                discard_zeroes: false,
+                ..DiskInfo::clone(&info)
+            });
+        }
+    }
+
     /// Gives it another device with the same content, under the same name and identity. Whoever does it holds the whole disk
     /// ([`Disk::hold`]) until all workers have changed to it.
     ///
@@ -464,6 +484,8 @@ impl Disk {
             identity: info.identity,
             serial: info.serial.clone(),
             naa: info.naa,
+            // Clients that do not rely on it need not be told: the next device may lack it.
+            discard_zeroes: info.discard_zeroes && new.discard_zeroes,
             ..new
         });
         self.locks.set_unit(info.io_alignment);

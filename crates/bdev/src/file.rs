@@ -23,8 +23,8 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::{Capacity, DiskInfo, Extent, Geometry};
 use rustix::fs::{OFlags, SeekFrom};
@@ -144,9 +144,16 @@ struct Shared {
     ends_within_block: bool,
     /// Holds the locks; its number is how handles are opened. No I/O goes through it.
     control: OwnedFd,
+    /// Exclusive open of a block device that is written (`O_EXCL`): keeps mounts and other servers out. `None` while the locks are
+    /// released.
+    claim: Mutex<Option<OwnedFd>>,
 }
 
 impl Shared {
+    fn claim(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn is(flag: &AtomicBool) -> bool {
         // Advice only: a handle that misses it is refused by the kernel and goes on.
         flag.load(Ordering::Relaxed)
@@ -299,11 +306,18 @@ impl BlockDevice for File {
     }
 
     fn release_locks(&self) -> io::Result<()> {
-        uring::file_lock::unlock(self.shared.control.as_fd())
+        uring::file_lock::unlock(self.shared.control.as_fd())?;
+        // The same process cannot open it exclusively twice.
+        self.shared.claim().take();
+        Ok(())
     }
 
     fn take_locks(&self) -> io::Result<()> {
         let is_writer = !self.shared.info.read_only;
+        let mut claim = self.shared.claim();
+        if self.shared.block_device && is_writer && claim.is_none() {
+            *claim = Some(reopen(self.shared.control.as_fd(), open::CLAIM)?);
+        }
         match uring::file_lock::lock(self.shared.control.as_fd(), is_writer)? {
             None => Ok(()),
             Some(_) => Err(io::Error::other("somebody else has it by now")),

@@ -55,6 +55,22 @@ impl<L: Layer> BlockDevice for L {
         self.inner().remove_if_created();
     }
 
+    fn forget(&self) -> bool {
+        self.inner().forget()
+    }
+
+    fn give_up_writing(&self) -> io::Result<()> {
+        self.inner().give_up_writing()
+    }
+
+    fn release_locks(&self) -> io::Result<()> {
+        self.inner().release_locks()
+    }
+
+    fn take_locks(&self) -> io::Result<()> {
+        self.inner().take_locks()
+    }
+
     fn medium(&self) -> Option<&dyn Medium> {
         self.inner().medium()
     }

@@ -40,9 +40,8 @@ impl fmt::Display for BrokenPromise {
 
 impl std::error::Error for BrokenPromise {}
 
-/// Does a device keep what clients were told of the disk? Features that they have negotiated, or rely on with what they
-/// have written, cannot be taken back. Atomic writes and anchored blocks can: commands for these fail, and nothing is lost.
-pub(crate) fn check(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
+/// Checks whether a device can hold a copy of the disk: blocks and size are the same.
+pub(crate) fn check_shape(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
     let broken = |what: String| Err(BrokenPromise(what));
     let (before, after) = (told.geometry, new.geometry);
     if before.block_size() != after.block_size() {
@@ -55,11 +54,23 @@ pub(crate) fn check(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise
     }
     if before.capacity_bytes() != after.capacity_bytes() {
         return broken(format!(
-            "it has {} bytes, the disk {}",
+            "it has {} bytes, the disk {}{}",
             after.capacity_bytes(),
-            before.capacity_bytes()
+            before.capacity_bytes(),
+            match after.capacity_bytes() < before.capacity_bytes() {
+                true => "; hint: give a target that is at least as large",
+                false => "",
+            }
         ));
     }
+    Ok(())
+}
+
+/// Does a device keep what clients were told of the disk? Features that they have negotiated, or rely on with what they
+/// have written, cannot be taken back. Atomic writes and anchored blocks can: commands for these fail, and nothing is lost.
+pub(crate) fn check(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
+    let broken = |what: String| Err(BrokenPromise(what));
+    check_shape(told, new)?;
     let promises = [
         ("it is read-only", !told.read_only && new.read_only),
         (

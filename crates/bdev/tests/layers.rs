@@ -5,8 +5,11 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdev::{BlockDevice, Delay, Fault, FaultAction, FaultPlan, Faulty, Ram, RamOptions, Tag};
-use block::{IoKind, IoRequest};
+use bdev::{
+    Attach, BlockDevice, Delay, DiscardMode, Fault, FaultAction, FaultPlan, Faulty, IoChannel,
+    Layer, Ram, RamOptions, Tag,
+};
+use block::{DiskInfo, IoKind, IoRequest};
 use common::{CacheMode, Worker, filled, open, options};
 use guest_memory::IoBuffer;
 
@@ -117,5 +120,80 @@ fn abort_of_a_file_io_ends_it_once_and_hurts_no_other() {
         if index % 2 == 1 {
             assert_eq!(outcome, Ok(()));
         }
+    }
+}
+
+/// A RAM disk that claims other abilities for discards.
+struct Claims {
+    ram: Arc<dyn BlockDevice>,
+    discard_granularity: Option<u32>,
+}
+
+impl Layer for Claims {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.ram
+    }
+
+    fn layer_kind(&self) -> &'static str {
+        "claims"
+    }
+
+    fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
+        DiskInfo {
+            discard_granularity: self.discard_granularity,
+            discard_zeroes: false,
+            ..inner
+        }
+    }
+
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> std::io::Result<Box<dyn IoChannel>> {
+        self.ram.attach(attach)
+    }
+}
+
+#[test]
+fn discards_zero_or_do_nothing_on_a_device_that_promises_less() {
+    let told = ram().info();
+    for discard_granularity in [None, Some(4096)] {
+        let device: Arc<dyn BlockDevice> = Arc::new(Claims {
+            ram: ram(),
+            discard_granularity,
+        });
+        assert_eq!(
+            DiscardMode::needed(&told, &device.info()),
+            DiscardMode::Zeroes
+        );
+        let zeroing = DiscardMode::Zeroes.over(Arc::clone(&device));
+        let info = zeroing.info();
+        assert!(info.discard_zeroes && info.discard_granularity.is_some());
+        assert_eq!(DiscardMode::needed(&told, &info), DiscardMode::Unmap);
+        let ignoring = DiscardMode::Ignore.over(device);
+        assert!(!ignoring.info().discard_zeroes && ignoring.info().discard_granularity.is_some());
+        for (device, left) in [(ignoring, 7), (zeroing, 0)] {
+            let mut worker = Worker::new(&*device);
+            assert_eq!(worker.write(0, &[7; 8192]), Ok(()));
+            assert_eq!(worker.do_plain(IoRequest::discard(0, 4096)), Ok(()));
+            assert_eq!(worker.read(0, 4096).unwrap(), [left; 4096]);
+            assert_eq!(worker.read(4096, 4096).unwrap(), [7; 4096]);
+            let beyond = worker.do_plain(IoRequest::discard(SIZE, 4096));
+            assert!(beyond.is_err(), "{beyond:?}");
+        }
+    }
+    // What the device does by itself needs no layer.
+    assert_eq!(DiscardMode::Zeroes.over(ram()).kind(), "ram");
+    let advice = DiskInfo {
+        discard_zeroes: false,
+        ..told.clone()
+    };
+    let without = DiskInfo {
+        discard_granularity: None,
+        ..advice.clone()
+    };
+    for (told, device, mode) in [
+        (&advice, &told, DiscardMode::Unmap),
+        (&advice, &without, DiscardMode::Ignore),
+        (&without, &without, DiscardMode::Unmap),
+    ] {
+        assert_eq!(DiscardMode::needed(told, device), mode);
     }
 }

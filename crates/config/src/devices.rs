@@ -199,6 +199,10 @@ impl BlockDeviceConfig {
     /// # Errors
     /// What cannot be opened, why, and what to do about it.
     pub fn open(&self, disk: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
+        Ok(disk.discard.over(self.open_plain(disk)?))
+    }
+
+    fn open_plain(&self, disk: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
         let block_size = disk.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
         Ok(match self {
             BlockDeviceConfig::Ram { size, persist } => {
@@ -229,7 +233,7 @@ impl BlockDeviceConfig {
                     },
                     ..disk.clone()
                 };
-                Arc::new(Delay::new(inner.backend.open(&inner)?, *time))
+                Arc::new(Delay::new(inner.backend.open_plain(&inner)?, *time))
             }
             BlockDeviceConfig::File { path, size, cache } => Arc::new(File::open(FileOptions {
                 size: *size,

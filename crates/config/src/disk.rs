@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use bdev::{ClusterConfig, DelayTime, ErrorPolicy, ImageName, NamedFiles, OnError, RbdLock};
+use bdev::{
+    ClusterConfig, DelayTime, DiscardMode, ErrorPolicy, ImageName, NamedFiles, OnError, RbdLock,
+};
 use serde_json::{Value, json};
 
 use super::Diagnostics;
@@ -52,6 +54,7 @@ pub struct DiskDraft {
     pub(super) lock: RbdLock,
     pub(crate) remote: RemoteConfig,
     pub(crate) passthrough: PassthroughDraft,
+    discard: Option<At<DiscardMode>>,
     block_size: Option<u32>,
     read_only: bool,
     require: bool,
@@ -273,6 +276,20 @@ pub static DISK_KEYS: &[DiskKey] = &[
         get: |disk| disk.block_size.map(Value::from),
     },
     Key {
+        name: "discard",
+        kind: Kind::Word(&const { words(&DiscardMode::WORDS) }),
+        default: "`unmap`",
+        run_time: RunTime::AddAnew,
+        of: &["ram", "null", "delay", "file", "image", "rbd", "iscsi"],
+        help: "effect of a discard. `unmap`: the device gets it. `zeroes`: the blocks read as zeroes, also on a device that does not \
+            promise it; zeroes are written there. `ignore`: none. `lunette disk mirror` and `disk commit` set it where clients need it",
+        read: |key, reader, disk| disk.discard = reader.choice(key.name, &DiscardMode::WORDS),
+        get: |disk| {
+            let word = disk.discard.word();
+            (disk.discard != DiscardMode::Unmap).then(|| json!(word))
+        },
+    },
+    Key {
         name: "read_only",
         kind: Kind::Boolean,
         default: "`false`",
@@ -478,6 +495,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     read_keys(&mut reader, &mut draft, |_| true);
     let limits = relate_limits(&mut reader, &draft);
     passthrough::relate(&mut reader, &draft, draft.device);
+    relate_discard(&mut reader, &draft);
     let size_fits = relate_size(&mut reader, &draft);
     reader.finish(|key| {
         let key = DISK_KEYS.iter().find(|known| known.name == key)?;
@@ -569,6 +587,7 @@ impl DiskDraft {
         Some(DiskConfig {
             name: self.name.as_ref()?.value.clone(),
             backend,
+            discard: self.discard.as_ref().map(|at| at.value).unwrap_or_default(),
             block_size: self.block_size,
             read_only: self.read_only,
             require: self.require,
@@ -578,6 +597,20 @@ impl DiskDraft {
             errors: self.errors,
         })
     }
+}
+
+/// Refuses `discard` where it could not take effect: commands of a passed-through unit are not the daemon's, and no layer passes on
+/// the reservations of a shared RBD image.
+fn relate_discard(reader: &mut Reader<'_, '_>, draft: &DiskDraft) {
+    let Some(at) = &draft.discard else { return };
+    let other = match draft.device {
+        Some(DeviceKind::Iscsi) if draft.passthrough.is_on => "passthrough",
+        Some(DeviceKind::Rbd) if draft.lock == RbdLock::Shared => "lock = \"shared\"",
+        _ => return,
+    };
+    let message = format!("`discard` does not go with `{other}`");
+    let mistake = Mistake::new(MistakeKind::Relation, &at.place, &message);
+    reader.diagnostics().push(mistake.help("remove `discard`"));
 }
 
 /// Which back ends need a size, and which size; false where it is none of the disk's blocks.

@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use bdev::ErrorPolicy;
+use bdev::{DiscardMode, ErrorPolicy};
 use reactor::ExportPlacement;
 
 use super::devices::BlockDeviceConfig;
@@ -180,6 +180,8 @@ pub struct DiskConfig {
     pub name: String,
     /// The block device that does its I/O.
     pub backend: BlockDeviceConfig,
+    /// Effect of a discard.
+    pub discard: DiscardMode,
     /// Logical block size in bytes, 512 or 4096; `None`: 512, and for a block device what it has.
     pub block_size: Option<u32>,
     /// Nothing may be written.

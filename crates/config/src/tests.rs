@@ -614,9 +614,19 @@ fn config() -> impl Strategy<Value = Config> {
                             if let BlockDeviceConfig::Rbd(rbd) = &mut backend {
                                 rbd.image.image = format!("image {i}\"'\\\n");
                             }
+                            let keeps_discards = match &backend {
+                                BlockDeviceConfig::Rbd(rbd) => rbd.lock == bdev::RbdLock::Shared,
+                                BlockDeviceConfig::Iscsi(remote) => remote.passthrough.is_some(),
+                                BlockDeviceConfig::ScsiGeneric { .. } => true,
+                                _ => false,
+                            };
                             DiskConfig {
                                 name: format!("disk-{i}"),
                                 backend,
+                                discard: match keeps_discards {
+                                    true => bdev::DiscardMode::Unmap,
+                                    false => bdev::DiscardMode::WORDS[i % 3].1,
+                                },
                                 block_size,
                                 read_only,
                                 require: false,

@@ -169,6 +169,7 @@ fn disk(path: &Path, common: &ProgramArguments) -> Result<DiskConfig, Failure> {
             size: None,
             cache,
         },
+        discard: Default::default(),
         block_size: None,
         read_only: common.read_only,
         require: true,

@@ -4,9 +4,9 @@
 //! is changed, and a file that was created for nothing is removed.
 
 use std::fmt::Display;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, Identity, SECTOR_BYTES};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
@@ -134,12 +134,10 @@ fn examine(
             return Err(fail(path, what.to_lowercase()));
         }
     };
-    let control = match (block_device, options.read_only) {
-        (true, false) => claim(path)?,
-        _ => control,
+    let claim = match (block_device, options.read_only) {
+        (true, false) => Some(claim(path, control.as_fd())?),
+        _ => None,
     };
-    // Of what is open now: the path may have changed in between.
-    let stat = rustix::fs::fstat(&control).map_err(os("cannot stat it"))?;
     if options.lock {
         lock(path, &control, options.read_only)?;
         *locked = true;
@@ -194,6 +192,7 @@ fn examine(
         created: false,
         ends_within_block,
         control,
+        claim: Mutex::new(claim),
     })
 }
 
@@ -229,15 +228,17 @@ fn no_direct_tail(path: &Path, size: u64, unit: u32, format: Option<ImageFormat>
     format!("{text}, or pad it, truncate -s {whole} {}", path.display())
 }
 
-/// Opens a block device so that nobody else can mount it or claim it.
-fn claim(path: &Path) -> Result<OwnedFd, OpenError> {
-    let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
-        Errno::BUSY => fail(
+/// Flags of an exclusive open.
+pub(super) const CLAIM: OFlags = OFlags::RDWR.union(OFlags::EXCL);
+
+/// Opens a block device exclusively, so that no mount and no other server can have it.
+fn claim(path: &Path, control: BorrowedFd<'_>) -> Result<OwnedFd, OpenError> {
+    reopen(control, CLAIM).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => fail(
             path,
             "is in use by this machine (mounted, swap, RAID, LVM or another server); hint: lsblk shows by what",
         ),
-        error => fail(path, format!("cannot claim it: {error}")),
+        _ => fail(path, format!("cannot claim it: {error}")),
     })
 }
 
@@ -289,10 +290,12 @@ fn determine_size(
                 .map_err(|e| fail(path, format!("cannot make it {wanted} bytes large: {e}")))?;
             Ok(wanted)
         }
+        // The disk is the beginning of the device.
+        Some(wanted) if block_device && wanted < found => Ok(wanted),
         Some(wanted) if block_device => Err(fail(
             path,
             format!(
-                "is {found} bytes large, not {wanted}; hint: leave size out for a block device"
+                "is {found} bytes large, not {wanted}; hint: leave size out for a block device, or give a smaller one"
             ),
         )),
         Some(wanted) => {

@@ -1,6 +1,7 @@
 //! An image over a device below that can be written, so that what the image has can go there while the disk is in use. The image and what
 //! it stands on are opened anew: each is one device, whose tables are in memory once, whoever reads or writes it.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ pub struct Committable {
     pub base_path: PathBuf,
     /// It is a qcow2 image itself; else raw.
     pub base_is_image: bool,
+    /// Size to configure: that of the image, on a block device that is larger.
+    pub base_size: Option<u64>,
 }
 
 pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
@@ -73,7 +76,12 @@ fn open_both(
     };
     let base = open_base(&options, &base_path, base_is_image)?;
     let (wanted, found) = (shared.capacity.bytes(), base.capacity().bytes());
-    if found > wanted {
+    let base_size =
+        (found > wanted && !base_is_image && is_block_device(&base_path)).then_some(wanted);
+    if base_size.is_some() {
+        // The rest of the device is not the disk's.
+        base.capacity().set(wanted);
+    } else if found > wanted {
         return Err(open::fail(
             image.path(),
             format!(
@@ -96,7 +104,12 @@ fn open_both(
         base,
         base_path,
         base_is_image,
+        base_size,
     })
+}
+
+fn is_block_device(path: &std::path::Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
 fn open_base(

@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdev::{BlockDevice, Committable, Disk, Mirror};
+use bdev::{BlockDevice, Committable, DiscardMode, Disk, Mirror};
 
-use super::copy::{Copying, run_copying};
+use super::copy::{Copying, keep_discards, run_copying};
 use super::exchange::{exchange_held, failed};
 use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
@@ -41,7 +41,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     job.control().switches = true;
     let job = context.jobs.begin(job)?;
     let begun = begin(context, &disk, &device);
-    let (opened, mirror) = match begun {
+    let (opened, mirror, discard) = match begun {
         Ok(begun) => begun,
         Err(refusal) => {
             job.give_up(&context.jobs, &refusal);
@@ -61,7 +61,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
         },
         false => BlockDeviceConfig::File {
             path,
-            size: None,
+            size: opened.base_size,
             cache,
         },
     };
@@ -71,7 +71,11 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
         disk,
         source: opened.overlay,
         target: opened.base,
-        config: DiskConfig { backend, ..config },
+        config: DiskConfig {
+            backend,
+            discard,
+            ..config
+        },
         begun: Some(mirror),
         incremental: None,
     };
@@ -91,16 +95,18 @@ fn begin(
     context: &Context,
     disk: &Arc<Disk>,
     before: &Arc<dyn BlockDevice>,
-) -> Result<(Committable, Arc<Mirror>), Refusal> {
+) -> Result<(Committable, Arc<Mirror>, DiscardMode), Refusal> {
     let name = disk.name();
     let opened = RefCell::new(None);
     let make = || {
         let reopened = before.reopen_to_commit();
-        let reopened = reopened.map_err(|error| failed(name, &error))?;
+        let mut reopened = reopened.map_err(|error| failed(name, &error))?;
+        let discard;
+        (reopened.base, discard) = keep_discards(disk, reopened.base, DiscardMode::Unmap);
         let (overlay, base) = (&reopened.overlay, &reopened.base);
         let mirror = Arc::new(Mirror::new(Arc::clone(overlay), Arc::clone(base)));
         let kept = disk.check_device(&**base);
-        *opened.borrow_mut() = Some((reopened, Arc::clone(&mirror)));
+        *opened.borrow_mut() = Some((reopened, Arc::clone(&mirror), discard));
         kept.map_err(|broken| failed(name, &format!("its backing image: {broken}")))?;
         Ok(mirror as Arc<dyn BlockDevice>)
     };

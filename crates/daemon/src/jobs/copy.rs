@@ -1,12 +1,14 @@
 //! Copies of a disk to another place, under clients that go on: what is copied is written to both places from then on
 //! ([`bdev::Mirror`]). A mirror ends with the disk in the other place, a backup with a copy of what the disk was when it was complete.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bdev::{BlockDevice, BlockingIo, DirtyBitmap, Disk, Mirror};
+use bdev::{BlockDevice, BlockingIo, DirtyBitmap, DiscardMode, Disk, Mirror};
 use block::{Allocation, Extent, IoFlags, IoRequest};
 use control::objects::JobState;
 
@@ -100,7 +102,9 @@ fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
         // A file that is not there is made as large.
         BlockDeviceConfig::File {
             path, size: None, ..
-        } if !path.exists() => target.backend.with_size(Some(bytes)),
+        } if !path.exists() || is_larger_device(path, bytes) => {
+            target.backend.with_size(Some(bytes))
+        }
         other => other.clone(),
     };
     let block_size = match info.geometry.block_size() {
@@ -109,6 +113,7 @@ fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
     };
     DiskConfig {
         backend: backend.at_absolute_paths(),
+        discard: target.discard,
         block_size,
         ..now.clone()
     }
@@ -124,6 +129,16 @@ fn has_own_block_size(backend: &BlockDeviceConfig) -> bool {
         }
         _ => false,
     }
+}
+
+/// Returns whether a path is a block device of more than `bytes`. A volume is often rounded up: the disk keeps its size there.
+fn is_larger_device(path: &Path, bytes: u64) -> bool {
+    let larger = || -> io::Result<bool> {
+        let is_device = std::fs::metadata(path)?.file_type().is_block_device();
+        Ok(is_device && File::open(path)?.seek(SeekFrom::End(0))? > bytes)
+    };
+    // Opening it as a target reports what is wrong.
+    larger().unwrap_or(false)
 }
 
 /// A disk's device, for people.
@@ -146,7 +161,7 @@ fn begin(
     context: &Context,
     job: &Arc<Job>,
     disk: &Arc<Disk>,
-    config: DiskConfig,
+    mut config: DiskConfig,
     incremental: Option<&str>,
 ) -> Result<Copying, Refusal> {
     let info = disk.info();
@@ -166,8 +181,16 @@ fn begin(
         .transpose()?;
     let (incremental, over) = incremental.unzip();
     let target = open_target(&config, bytes, over.flatten().as_ref());
-    let target = target.map_err(|error| failed(disk.name(), &error))?;
-    if let Err(broken) = disk.check_device(&*target) {
+    let mut target = target.map_err(|error| failed(disk.name(), &error))?;
+    let checked = match job.kind {
+        // No client uses it.
+        JobKind::Backup => disk.check_copy(&*target),
+        _ => {
+            (target, config.discard) = keep_discards(disk, target, config.discard);
+            disk.check_device(&*target)
+        }
+    };
+    if let Err(broken) = checked {
         if let Some(path) = new_file {
             // It was made for nothing.
             std::fs::remove_file(path).ok();
@@ -185,6 +208,22 @@ fn begin(
         incremental,
     };
     Ok(copying)
+}
+
+/// Puts a layer over a device where discards would break what clients of the disk were told. Also returns the mode to configure.
+pub(super) fn keep_discards(
+    disk: &Disk,
+    device: Arc<dyn BlockDevice>,
+    configured: DiscardMode,
+) -> (Arc<dyn BlockDevice>, DiscardMode) {
+    match configured {
+        DiscardMode::Unmap => {
+            let needed = DiscardMode::needed(&disk.info(), &device.info());
+            (needed.over(device), needed)
+        }
+        // The user's choice, with which the device was opened.
+        mode => (device, mode),
+    }
 }
 
 fn open_target(

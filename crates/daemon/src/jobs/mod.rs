@@ -86,6 +86,10 @@ impl Context {
             let disk = owner.disk(&name)?;
             let config = owner.is_there(&disk)?.clone();
             owner.keeps_changes_of(&name)?;
+            if !owner.is_shown_by_scsi(&name) {
+                // Virtio-blk clients have no such promise: only SCSI has LBPRZ.
+                disk.withdraw_discard_zeroes();
+            }
             Ok((disk, config))
         })
     }

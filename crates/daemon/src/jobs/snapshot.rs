@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bdev::{BackingName, BlockDevice, Disk, Image, ImageOptions};
+use bdev::{BackingName, BlockDevice, DiscardMode, Disk, Image, ImageOptions};
 
 use super::backing_name::backing_name;
 use super::exchange::{Flush, exchange, failed};
@@ -94,6 +94,7 @@ fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
             named_files: None,
             cache,
         },
+        discard: DiscardMode::Unmap,
         block_size,
         ..config
     };

@@ -7,6 +7,7 @@ use bdev::{Disk, DiskState};
 
 use super::Message;
 use super::owner::Owner;
+use config::BlockDeviceConfig;
 
 impl Owner {
     /// Follows the size of a disk that comes.
@@ -27,7 +28,12 @@ impl Owner {
 
     /// A disk may have another size than its clients know, or be back.
     pub(super) fn followed(&mut self, name: &str) {
-        if let Err(error) = self.take_size_over(name) {
+        // A file disk with a configured size may be a part of a larger block device.
+        let is_part = self.config.disk(name).is_some_and(|disk| {
+            let is_file = matches!(disk.backend, BlockDeviceConfig::File { .. });
+            is_file && disk.backend.size().is_some()
+        });
+        if !is_part && let Err(error) = self.take_size_over(name) {
             tracing::warn!("disk {name}: its size cannot be followed: {error}");
         }
         if let Some(disk) = self.disks.get(name)

@@ -301,7 +301,7 @@ impl Owner {
             self.publish();
             return Ok(Made::default());
         }
-        plan.let_devices_be(&mut next, &self.base, is_block_device);
+        plan.let_devices_be(&mut next, &self.config, &self.base, is_block_device);
         let ready = self.carry_out(&plan, &next, how, &transports)?;
         self.set_config(next);
         self.publish();

@@ -114,11 +114,12 @@ impl Plan {
         going.map(ExportRef::to_owned).collect()
     }
 
-    /// A block device that was followed has the size that it has, also after it has grown once more: `next` says none, unless
-    /// `base` does.
+    /// Removes the size from `next` where a disk in `now` follows the size of its block device, and `base` gives none: the device may
+    /// grow once more.
     pub fn let_devices_be(
         &self,
         next: &mut Config,
+        now: &Config,
         base: &Config,
         is_device: impl Fn(&Path) -> bool,
     ) {
@@ -128,9 +129,11 @@ impl Plan {
         } in &self.resize
         {
             let said = base.disk(name).and_then(|disk| disk.backend.size());
+            let before = now.disk(name).and_then(|disk| disk.backend.size());
             let disk = next.disks.iter_mut().find(|disk| disk.name == *name);
             if let Some(disk) = disk
                 && said != Some(*to)
+                && before.is_none()
                 && disk.backend.follows_size(&is_device) == Some(true)
             {
                 disk.backend = disk.backend.with_size(None);
@@ -298,9 +301,14 @@ mod tests {
             let mut next = grown.clone();
             let plan = Plan::between(&disk(""), &next);
             assert_eq!(plan.resize.len(), 1);
-            plan.let_devices_be(&mut next, base, |_| is_device);
+            plan.let_devices_be(&mut next, &disk(""), base, |_| is_device);
             assert_eq!(next.disks[0].backend.size(), wanted);
         }
+        // A disk on a part of a larger device has its size from its configuration.
+        let part = disk("size = \"1M\"");
+        let mut next = grown.clone();
+        Plan::between(&part, &next).let_devices_be(&mut next, &part, &base, |_| true);
+        assert_eq!(next.disks[0].backend.size(), Some(2 << 20));
     }
 
     #[test]

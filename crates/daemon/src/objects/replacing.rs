@@ -9,7 +9,7 @@ use super::owner::{Owner, refused};
 use super::refusal::{Fault, Refusal};
 use super::relations;
 use crate::identities::Identities;
-use config::DiskConfig;
+use config::{DiskConfig, ExportRef};
 
 /// A disk, and the device that it is to have.
 #[derive(Clone)]
@@ -44,6 +44,12 @@ impl Owner {
             ]));
         }
         Ok(config)
+    }
+
+    /// Returns whether a SCSI export has the disk as a logical unit.
+    pub(crate) fn is_shown_by_scsi(&self, disk: &str) -> bool {
+        let mut luns = self.config.exports().filter_map(ExportRef::luns).flatten();
+        luns.any(|lun| lun.disk == disk)
     }
 
     /// Would a restart find a disk where it is from now on?

@@ -1,0 +1,178 @@
+//! `discard`: a layer that decides what a discard does on the device below. A disk that moves to another device keeps what its clients
+//! were told: on a block device discarded blocks may read as anything, so zeroes are written there instead.
+//!
+//! Rejected: the same inside `file`. Remote units and RBD images lack these abilities too.
+
+use std::io;
+use std::sync::Arc;
+
+use block::{DiskInfo, IoFlags, IoKind, IoRequest};
+use guest_memory::IoBuffer;
+use uring::{Completion, Ring};
+
+use crate::admit::Limits;
+use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Prefetch, Submission, Tag};
+
+/// Effect of a discard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiscardMode {
+    /// The device gets it.
+    #[default]
+    Unmap,
+    /// The blocks read as zeroes. Their space is given back where the device can write zeroes by unmapping.
+    Zeroes,
+    /// None: the blocks keep their content.
+    Ignore,
+}
+
+impl DiscardMode {
+    /// All modes, with their words.
+    pub const WORDS: [(&'static str, DiscardMode); 3] = [
+        ("unmap", DiscardMode::Unmap),
+        ("zeroes", DiscardMode::Zeroes),
+        ("ignore", DiscardMode::Ignore),
+    ];
+
+    /// Returns the word for it in files and flags.
+    pub fn word(self) -> &'static str {
+        match self {
+            DiscardMode::Unmap => "unmap",
+            DiscardMode::Zeroes => "zeroes",
+            DiscardMode::Ignore => "ignore",
+        }
+    }
+
+    /// Returns the mode that a device needs to keep what clients were told of discards.
+    pub fn needed(told: &DiskInfo, device: &DiskInfo) -> DiscardMode {
+        let discards = device.discard_granularity.is_some();
+        match told.discard_granularity.is_some() {
+            true if told.discard_zeroes && !(discards && device.discard_zeroes) => {
+                DiscardMode::Zeroes
+            }
+            true if !discards => DiscardMode::Ignore,
+            _ => DiscardMode::Unmap,
+        }
+    }
+
+    /// Puts the layer over a device, unless the device behaves so by itself or is never written.
+    pub fn over(self, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+        let info = device.info();
+        let by_itself = info.discard_granularity.is_some() && info.discard_zeroes;
+        match self {
+            DiscardMode::Unmap => device,
+            DiscardMode::Zeroes if by_itself || !info.write_zeroes => device,
+            _ if info.read_only || info.passthrough.is_some() => device,
+            mode => Arc::new(Discarding {
+                limits: Limits::of(&mode.shown(info), device.capacity()),
+                inner: device,
+                mode,
+            }),
+        }
+    }
+
+    fn shown(self, inner: DiskInfo) -> DiskInfo {
+        let granularity = inner.discard_granularity;
+        DiskInfo {
+            discard_granularity: Some(granularity.unwrap_or(inner.physical_block_size)),
+            discard_zeroes: self == DiscardMode::Zeroes,
+            anchors: false,
+            ..inner
+        }
+    }
+}
+
+/// The layer `discard`.
+struct Discarding {
+    inner: Arc<dyn BlockDevice>,
+    mode: DiscardMode,
+    limits: Limits,
+}
+
+impl Layer for Discarding {
+    fn inner(&self) -> &dyn BlockDevice {
+        &*self.inner
+    }
+
+    fn layer_kind(&self) -> &'static str {
+        "discard"
+    }
+
+    fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
+        self.mode.shown(inner)
+    }
+
+    fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        Ok(Box::new(DiscardingChannel {
+            inner: self.inner.attach(attach)?,
+            mode: self.mode,
+            limits: self.limits.clone(),
+        }))
+    }
+}
+
+struct DiscardingChannel {
+    inner: Box<dyn IoChannel>,
+    mode: DiscardMode,
+    limits: Limits,
+}
+
+impl IoChannel for DiscardingChannel {
+    fn submit(
+        &mut self,
+        ring: &mut Ring,
+        io: &IoRequest,
+        buffer: &mut IoBuffer,
+        tag: Tag,
+    ) -> Submission {
+        if io.kind != IoKind::Discard {
+            return self.inner.submit(ring, io, buffer, tag);
+        }
+        if let Err(refused) = self.limits.admit(io) {
+            return Submission::Done(Err(refused));
+        }
+        if self.mode == DiscardMode::Ignore || io.length == 0 {
+            return Submission::Done(Ok(()));
+        }
+        let zeroes = IoRequest {
+            kind: IoKind::WriteZeroes,
+            ..io.flagged(IoFlags::UNMAP)
+        };
+        self.inner.submit(ring, &zeroes, buffer, tag)
+    }
+
+    fn wants_prefetch(&self) -> bool {
+        self.inner.wants_prefetch()
+    }
+
+    fn prefetch(&self, io: &IoRequest, soon: Prefetch) {
+        self.inner.prefetch(io, soon);
+    }
+
+    fn borrow(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
+        self.inner.borrow(io, buffer)
+    }
+
+    fn is_borrowed(&self) -> bool {
+        self.inner.is_borrowed()
+    }
+
+    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        self.inner.complete(ring, completion, finished);
+    }
+
+    fn abort(&mut self, ring: &mut Ring, tag: Tag) {
+        self.inner.abort(ring, tag);
+    }
+
+    fn close(&mut self, ring: &mut Ring) {
+        self.inner.close(ring);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+}

@@ -1,0 +1,51 @@
+//! Loop devices (losetup(8)), for tests that run as root.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+
+/// A loop device over a file, detached on drop.
+pub struct Loop(pub String);
+
+impl Loop {
+    /// Attaches a free loop device to a file.
+    ///
+    /// # Errors
+    /// What losetup prints.
+    pub fn over(path: &Path) -> Result<Loop> {
+        Loop::with_sectors(path, 512)
+    }
+
+    /// Attaches a free loop device of this logical block size to a file.
+    ///
+    /// # Errors
+    /// What losetup prints.
+    pub fn with_sectors(path: &Path, bytes: u32) -> Result<Loop> {
+        let (bytes, path) = (bytes.to_string(), path.display().to_string());
+        let device = losetup(&["--find", "--show", "--sector-size", &bytes, &path])?;
+        Ok(Loop(device))
+    }
+
+    /// Gives it the size that its file has now.
+    ///
+    /// # Errors
+    /// What losetup prints.
+    pub fn take_size(&self) -> Result<()> {
+        losetup(&["--set-capacity", &self.0])?;
+        Ok(())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        losetup(&["--detach", &self.0]).ok();
+    }
+}
+
+fn losetup(arguments: &[&str]) -> Result<String> {
+    let output = Command::new("losetup").args(arguments).output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "losetup {arguments:?}: {errors}");
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
