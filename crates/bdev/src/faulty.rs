@@ -3,7 +3,8 @@
 //! - **fail**: an I/O of a kind fails with an error and is not done;
 //! - **torn**: a write does its first bytes, then fails (an atomic one does none); **undone**: an I/O is done, but answered as failed;
 //! - **delay**: the answer comes later; **hold**: it comes when the test says so;
-//! - **shuffle**: answers come in another order, the same for the same seed.
+//! - **shuffle**: answers come in another order, the same for the same seed;
+//! - **alignment**: parts of its blocks are refused.
 //!
 //! It does not inject: lost or misdirected writes that are answered as done, wrong data, crashes.
 
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use block::{IoError, IoFlags, IoKind, IoOutcome, IoRequest};
+use block::{DiskInfo, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring};
 
@@ -82,6 +83,8 @@ impl Plan {
 pub struct Faulty {
     inner: Arc<dyn BlockDevice>,
     plan: Arc<Plan>,
+    /// Its [`DiskInfo::io_alignment`], if that is larger than that of the device below.
+    alignment: u32,
 }
 
 impl Faulty {
@@ -94,7 +97,14 @@ impl Faulty {
                 released: AtomicBool::new(false),
                 shuffle: plan.shuffle,
             }),
+            alignment: 1,
         }
+    }
+
+    /// Makes the device refuse I/O whose offset or length is not a multiple of `alignment` bytes.
+    #[must_use]
+    pub fn with_alignment(self, alignment: u32) -> Faulty {
+        Faulty { alignment, ..self }
     }
 
     /// Adds a fault while I/O goes on.
@@ -122,11 +132,22 @@ impl Layer for Faulty {
         "faulty"
     }
 
+    fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
+        DiskInfo {
+            io_alignment: inner.io_alignment.max(self.alignment),
+            atomic_writes: inner
+                .atomic_writes
+                .filter(|atomic| atomic.unit >= self.alignment),
+            ..inner
+        }
+    }
+
     fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
         let owner = attach.owner();
         Ok(Box::new(FaultyBackend {
             inner: self.inner.attach(attach)?,
             plan: self.plan.clone(),
+            io_mask: u64::from(self.alignment) - 1,
             owner,
             slots: Vec::new(),
             free: Vec::new(),
@@ -165,6 +186,8 @@ const HOLD_POLL: Duration = Duration::from_millis(1);
 struct FaultyBackend {
     inner: Box<dyn IoChannel>,
     plan: Arc<Plan>,
+    /// Bits of offset and length that are zero in an aligned I/O.
+    io_mask: u64,
     owner: Owner,
     slots: Vec<Slot>,
     free: Vec<usize>,
@@ -254,6 +277,9 @@ impl IoChannel for FaultyBackend {
         buffer: &mut IoBuffer,
         tag: Tag,
     ) -> Submission {
+        if io.touches_data() && (io.offset | io.length) & self.io_mask != 0 {
+            return Submission::Done(Err(IoErrorKind::OutOfRange.into()));
+        }
         let action = self.plan.hit(io.kind);
         let answer = match action {
             Some(FaultAction::Delay(time)) => Answer::After(time),

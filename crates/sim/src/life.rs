@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use bdev::{BlockDevice, CacheMode, Disk, File, FileOptions, Image, ImageOptions, Ram, RamOptions};
+use bdev::{
+    BlockDevice, CacheMode, Disk, FaultPlan, Faulty, File, FileOptions, Image, ImageOptions, Ram,
+    RamOptions,
+};
 use iscsi_target::{DemoMode, Portal, ServerLimits, SimulatedServer, TargetOptions};
 use latency::Clock;
 use reactor::Worker;
@@ -85,7 +88,9 @@ fn open(plan: &DiskPlan) -> Arc<dyn BlockDevice> {
                 huge_pages: false,
                 ..RamOptions::default()
             };
-            Arc::new(Ram::create(options).expect("memory for a disk"))
+            let ram = Ram::create(options).expect("memory for a disk");
+            // Its blocks are larger than the disk's: most I/O is a read-modify-write.
+            Arc::new(Faulty::new(Arc::new(ram), FaultPlan::default()).with_alignment(4096))
         }
         Lies::File => {
             let opened = File::open(FileOptions {

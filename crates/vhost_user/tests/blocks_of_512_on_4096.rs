@@ -3,17 +3,13 @@
 
 mod support;
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bdev::{Attach, BlockDevice, Disk, Finished, IoChannel, Layer, Submission, Tag};
-use block::{DiskInfo, IoRequest};
-use guest_memory::IoBuffer;
+use bdev::{BlockDevice, Disk, FaultPlan, Faulty};
 use scsi::MemoryStore;
 use scsi_exec::Units;
 use support::{Rig, connect, ram, start_blk};
-use uring::{Completion, Ring};
 use vhost_frontend::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest, status};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
@@ -21,56 +17,13 @@ const BLK_SIZE: u64 = 1 << 6;
 const GOOD: u8 = 0x00;
 const CHECK_CONDITION: u8 = 0x02;
 
-/// A RAM disk that takes multiples of 4096 bytes alone.
-struct Coarse(Arc<dyn BlockDevice>);
-
-struct CoarseChannel(Box<dyn IoChannel>);
-
-impl Layer for Coarse {
-    fn inner(&self) -> &dyn BlockDevice {
-        &*self.0
-    }
-
-    fn layer_kind(&self) -> &'static str {
-        "coarse"
-    }
-
-    fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
-        DiskInfo {
-            io_alignment: 4096,
-            ..inner
-        }
-    }
-
-    fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
-        Ok(Box::new(CoarseChannel(self.0.attach(attach)?)))
-    }
-}
-
-impl IoChannel for CoarseChannel {
-    fn submit(
-        &mut self,
-        ring: &mut Ring,
-        io: &IoRequest,
-        buffer: &mut IoBuffer,
-        tag: Tag,
-    ) -> Submission {
-        let is_aligned = (io.offset | io.length).is_multiple_of(4096);
-        assert!(is_aligned || !io.touches_data(), "{io:?}");
-        self.0.submit(ring, io, buffer, tag)
-    }
-
-    fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
-        self.0.complete(ring, completion, finished);
-    }
-
-    fn in_flight(&self) -> usize {
-        self.0.in_flight()
-    }
-}
-
 fn coarse() -> Arc<dyn BlockDevice> {
-    Arc::new(Coarse(ram(1 << 20)))
+    larger_blocks(ram(1 << 20))
+}
+
+/// Takes multiples of 4096 bytes alone.
+fn larger_blocks(device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    Arc::new(Faulty::new(device, FaultPlan::default()).with_alignment(4096))
 }
 
 #[test]
@@ -110,7 +63,7 @@ fn disk_with_blocks_of_4096_bytes_takes_sectors() {
         ..bdev::RamOptions::default()
     };
     let large: Arc<dyn BlockDevice> = Arc::new(bdev::Ram::create(options).unwrap());
-    let devices = [large.clone(), Arc::new(Coarse(large))];
+    let devices = [large.clone(), larger_blocks(large)];
     for (name, device) in ["fine", "coarse"].into_iter().zip(devices) {
         let socket = rig.serve(name, device, 1);
         let mut front_end = connect(&socket);
