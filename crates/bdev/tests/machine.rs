@@ -344,3 +344,42 @@ fn block_device_that_grew_and_shrank_is_followed() {
         assert!(worker.read(bytes, 4096).is_err());
     }
 }
+
+/// The new part of the device has old data. Clusters there read as zeroes all the same.
+#[test]
+#[ignore = "needs root and loop devices"]
+fn image_in_a_full_block_device_uses_room_that_is_added() {
+    let device = Loop::new(4 * MIB, 512);
+    let container = open(FileOptions {
+        is_container: true,
+        ..FileOptions::new(&device.device)
+    });
+    let options = bdev::qcow2::CreateOptions::new(64 * MIB);
+    bdev::qcow2::create(&container.container().unwrap(), &options).unwrap();
+    drop(container);
+    let image = common::open_image(&device.device, CacheMode::None).unwrap();
+    let mut worker = Worker::new(&image);
+    let fill = |worker: &mut Worker| {
+        let writes = (0..64).map(|at| worker.write(at * MIB + 4096, &[7; 4096]));
+        writes.filter(|outcome| outcome.is_ok()).count()
+    };
+    let full = worker_error(&mut worker);
+    assert_eq!(full.kind, block::IoErrorKind::NoSpace);
+    let written = fill(&mut worker);
+    assert!(written < 64, "{written}");
+    let backing = std::fs::File::options().append(true).open(&device.backing);
+    std::io::Write::write_all(&mut backing.unwrap(), &vec![0xee; 12 << 20]).unwrap();
+    succeed("losetup", &["-c", device.device.to_str().unwrap()]);
+    assert_eq!(fill(&mut worker), 64);
+    for at in 0..64 {
+        let mut expected = vec![0; 65536];
+        expected[4096..8192].fill(7);
+        assert_eq!(worker.read(at * MIB, 65536), Ok(expected), "{at}");
+    }
+}
+
+/// Writes until the device is full.
+fn worker_error(worker: &mut Worker) -> block::IoError {
+    let mut writes = (0..64).map(|at| worker.write(at * MIB + 4096, &[7; 4096]));
+    writes.find_map(Result::err).unwrap()
+}

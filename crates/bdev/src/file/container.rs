@@ -9,6 +9,7 @@ use std::sync::Arc;
 use rustix::fs::FallocateFlags;
 
 use super::errno::is_refusal;
+use super::properties::device_size;
 use super::{File, Shared, refuse};
 
 /// What the container asks of the system, or of the simulation that stands in its place.
@@ -80,20 +81,37 @@ impl File {
 }
 
 impl Container {
-    /// Makes the file longer, sparse; a block device has the size that it has.
+    /// Makes the file longer, sparse. A block device cannot be made longer, but another program may have done so: its size is read again.
     fn extend(&self, end: u64) -> io::Result<()> {
         let shared = &self.shared;
         if end <= shared.capacity.bytes() {
             return Ok(());
         }
         if shared.block_device {
-            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            return self.follow_device(end);
         }
         if end > self.file.metadata()?.len() {
             calls::set_len(&self.file, end)?;
         }
         shared.capacity.set(end);
         Ok(())
+    }
+
+    /// Takes over the present size of the block device.
+    fn follow_device(&self, end: u64) -> io::Result<()> {
+        let shared = &self.shared;
+        let (known, found) = (shared.capacity.bytes(), device_size(&shared.control)?);
+        if found > known {
+            let path = shared.path.display();
+            tracing::info!(
+                "block device of an image has grown, path={path}, bytes={found}, before={known}"
+            );
+            shared.capacity.set(found);
+        }
+        match end <= found {
+            true => Ok(()),
+            false => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+        }
     }
 
     fn fallocate(&self, flags: FallocateFlags, offset: u64, length: u64) -> io::Result<bool> {
@@ -139,8 +157,11 @@ impl qcow2::Storage for Container {
     fn zero(&self, offset: u64, length: u64) -> io::Result<()> {
         let before = self.shared.capacity.bytes();
         self.extend(offset + length)?;
-        // What the file has just got reads as zeroes.
-        let length = (offset + length).min(before.max(offset)) - offset;
+        // A file reads as zeroes behind its old end; a block device that has grown may have old data there.
+        let length = match self.shared.block_device {
+            true => length,
+            false => (offset + length).min(before.max(offset)) - offset,
+        };
         if length == 0 {
             return Ok(());
         }
