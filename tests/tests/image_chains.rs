@@ -322,6 +322,64 @@ fn snapshots_are_those_of_qemu_and_keep_their_content() -> Result<()> {
     Ok(())
 }
 
+/// Persistent bitmaps stay valid where the content of the disk stays, and are never lost silently.
+#[test]
+fn bitmaps_stay_valid_or_their_loss_is_announced() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    let create = ["create", "-q", "-f", "qcow2", "-b", "base", "-F", "qcow2"];
+    succeeds(
+        folder,
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "base", "8M"],
+    )?;
+    succeeds(folder, "qemu-img", &[&create[..], &["disk"]].concat())?;
+    succeeds(folder, "qemu-io", &["-c", "write -P 4 0 1M", "base"])?;
+    for name in ["base", "disk"] {
+        succeeds(folder, "qemu-img", &["bitmap", "--add", name, "b"])?;
+    }
+    let has_bitmap = |name: &str| -> Result<bool> {
+        let info = succeeds(folder, "qemu-img", &["info", "--output=json", name])?;
+        is_clean(folder, name)?;
+        image(folder, &["check", name])?;
+        Ok(info.contains("\"bitmaps\""))
+    };
+    ensure!(has_bitmap("disk")? && has_bitmap("base")?);
+    image(folder, &["snapshot", "disk", "--create", "s"])?;
+    ensure!(has_bitmap("disk")?, "a snapshot keeps the content");
+    let told = refused(folder, &["snapshot", "disk", "--apply", "s"])?;
+    ensure!(told.contains("bitmaps") && told.contains("hint"), "{told}");
+    image(folder, &["snapshot", "disk", "--delete", "s"])?;
+    ensure!(has_bitmap("disk")?, "a removal keeps the content");
+    image(folder, &["rebase", "disk", "--no-backing"])?;
+    ensure!(has_bitmap("disk")?, "a rebase keeps the content");
+    let back = [
+        "rebase",
+        "disk",
+        "--backing",
+        "base",
+        "--backing-format",
+        "qcow2",
+    ];
+    image(folder, &back)?;
+    ensure!(has_bitmap("disk")?, "a rebase keeps the content");
+    for (command, name) in [
+        (&["commit", "disk"][..], "base"),
+        (&["resize", "disk", "16M", "--format", "qcow2"], "disk"),
+    ] {
+        let ran = run(folder, &lunette()?, &[&["image"], command].concat())?;
+        let told = text(&ran.stderr);
+        ensure!(
+            ran.status.success() && told.contains("bitmaps are invalid"),
+            "{told}"
+        );
+        // The clusters of the bitmaps are leaks, which both find.
+        image(folder, &["check", name, "--repair", "leaks"])?;
+        ensure!(!has_bitmap(name)?, "{name}");
+    }
+    Ok(())
+}
+
 /// Whenever it is killed, the overlay has its content, and the same command again does the rest.
 #[test]
 fn killed_commits_and_rebases_keep_content_and_can_be_repeated() -> Result<()> {

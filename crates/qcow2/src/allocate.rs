@@ -27,6 +27,30 @@ impl<S: Storage> Image<S> {
     pub fn prepare_write(
         &mut self,
         offsets: &[u64],
+        backing: Option<&mut dyn Backing>,
+    ) -> Vec<(u64, Error)> {
+        let mut failed = Vec::new();
+        for offset in offsets {
+            if let Err(error) = self.check_access() {
+                failed.push((offset & !(self.header.cluster_bytes() - 1), error));
+            }
+        }
+        if failed.is_empty() {
+            failed = self.prepare_all(offsets, backing);
+        }
+        let overlap = failed.iter().find_map(|(_, error)| match error {
+            Error::Overlap(why) => Some(why.clone()),
+            _ => None,
+        });
+        if let Some(why) = overlap {
+            self.mark_corrupt(&why);
+        }
+        failed
+    }
+
+    fn prepare_all(
+        &mut self,
+        offsets: &[u64],
         mut backing: Option<&mut dyn Backing>,
     ) -> Vec<(u64, Error)> {
         let (mut changes, mut failed) = (Vec::new(), Vec::new());
@@ -78,7 +102,7 @@ impl<S: Storage> Image<S> {
             }))
         };
         let content = match found {
-            L2Entry::Bad => return corrupt(format!("the L2 entry of offset {offset} is damaged")),
+            L2Entry::Bad => return self.bad_entry(offset),
             L2Entry::Data { copied: true, .. } => return Ok(None),
             L2Entry::Data { host, .. } => {
                 if self.is_counted_once(host)? {
@@ -171,12 +195,21 @@ impl<S: Storage> Image<S> {
         let words = 1 << (bits - 3);
         // One without entries is not in memory yet. In the slot before the L1 table says so.
         self.map.tables[table].get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
+        let shared = self.map.l2_offset(table).unwrap_or(0);
+        if self.shared_tables.contains_key(&shared)
+            && (old & COPIED != 0 || !self.is_counted_for_all(shared)?)
+        {
+            return Err(Error::Overlap(format!(
+                "several L1 entries name the L2 table at {shared:#x}"
+            )));
+        }
         if old & COPIED != 0 {
             return Ok(());
         }
         let Some(old) = self.map.l2_offset(table) else {
             let host = self.take_cluster()?;
             self.loaded.insert(host);
+            self.refcounts.in_use.add_table(host >> bits);
             return self.write_l1(table, entry::data(host));
         };
         if self.refcounts.get(&self.storage, old >> bits)? == 1 {
@@ -193,10 +226,22 @@ impl<S: Storage> Image<S> {
             .and_then(|()| self.storage.sync())
             .map_err(io("cannot write an L2 table"))?;
         self.write_l1(table, entry::data(host))?;
-        self.loaded.remove(&old);
+        self.leave_table(old);
+        self.refcounts.in_use.add_table(host >> bits);
         self.loaded.insert(host);
         self.released.add(old >> bits);
         Ok(())
+    }
+
+    /// Notes that one L1 entry less names an L2 table.
+    pub(crate) fn leave_table(&mut self, host: u64) {
+        match self.shared_tables.get_mut(&host) {
+            Some(named) if *named > 2 => *named -= 1,
+            _ => {
+                self.shared_tables.remove(&host);
+                self.loaded.remove(&host);
+            }
+        }
     }
 
     pub(crate) fn write_l1(&mut self, table: usize, entry: u64) -> Result<()> {
@@ -292,6 +337,12 @@ impl<S: Storage> Image<S> {
     /// # Errors
     /// The storage's, or a table is damaged: some clusters may be zeroes by then.
     pub fn zero_clusters(&mut self, offset: u64, length: u64, backing: u64) -> Result<()> {
+        self.check_access()?;
+        let zeroed = self.zero_all(offset, length, backing);
+        self.after_change(zeroed)
+    }
+
+    fn zero_all(&mut self, offset: u64, length: u64, backing: u64) -> Result<()> {
         let cluster = self.header.cluster_bytes();
         let span = self.header.l2_span();
         let mut at = offset;
@@ -339,7 +390,7 @@ impl<S: Storage> Image<S> {
         };
         let (found, parts) = self.entry_and_parts(offset);
         match found {
-            L2Entry::Bad => corrupt(format!("the L2 entry of offset {offset} is damaged")),
+            L2Entry::Bad => self.bad_entry(offset),
             L2Entry::Data { host, .. } if self.header.is_data_file_raw() => {
                 self.zero_raw(host).map(|()| None)
             }

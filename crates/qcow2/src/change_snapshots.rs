@@ -7,7 +7,7 @@
 use crate::check::Repair;
 use crate::entry::COPIED;
 use crate::header::{DIRTY, SIZE_FIELD, SNAPSHOTS_FIELD};
-use crate::image::{OpenOptions, read_table};
+use crate::image::read_table;
 use crate::snapshots::{self, ENTRY_BYTES, Snapshot};
 use crate::{Error, Header, Image, Result, Storage, corrupt, io};
 
@@ -57,6 +57,12 @@ impl<S: Storage> Image<S> {
     /// As [`Image::create_snapshot`]; or there is no such snapshot.
     pub fn apply_snapshot(mut self, which: &str) -> Result<()> {
         let (_, snapshot) = self.snapshot(which)?;
+        if self.header.bitmaps.is_some() {
+            return refused(
+                "its persistent bitmaps would not match the disk afterwards; hint: remove them first, qemu-img bitmap --remove"
+                    .to_owned(),
+            );
+        }
         let size = snapshot.size.unwrap_or(self.header.size);
         let l1 = (snapshot.l1_offset, snapshot.l1_entries);
         let needed = size.div_ceil(self.header.l2_span());
@@ -127,7 +133,7 @@ impl<S: Storage> Image<S> {
     /// Counts all clusters anew, by the new tables.
     fn end_change(self) -> Result<()> {
         let header = Header::read(&self.storage)?;
-        let mut image = Image::read(self.storage, header, OpenOptions { read_only: false })?;
+        let mut image = Image::read(self.storage, header, false)?;
         image.repair_after_crash()
     }
 

@@ -1,11 +1,14 @@
-//! Is an image consistent? Counts every use of every cluster and compares.
+//! Checks the consistency of an image: counts every use of every cluster and compares. Faults of entries: `repair`.
+//!
+//! Memory: about 1.5 bytes for each cluster in use, 4 MiB of reference counts, and 40 bytes for each L2 table.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
+use crate::bitmaps::Bitmaps;
+use crate::clusters::{ClusterSet, Uses};
 use crate::entry::{self, COPIED, L2Entry};
-use crate::header::{CORRUPT, DIRTY};
-use crate::image::{OpenOptions, read_table};
-use crate::subclusters::Subclusters;
+use crate::header::{AUTOCLEAR_FIELD, CORRUPT, DIRTY, RAW_DATA_FILE, VALID_BITMAPS};
+use crate::image::read_table;
 use crate::{Header, Image, Result, Storage, corrupt, io, snapshots};
 
 /// What a check may change.
@@ -15,7 +18,9 @@ pub enum Repair {
     Nothing,
     /// Clusters that are counted more often than they are used.
     Leaks,
-    /// Those, and counts that are too low.
+    /// Those, counts that are too low, and flags that contradict the counts: the faults that a crash leaves.
+    Counts,
+    /// Those, and entries that name impossible places. The data of such entries are lost: zeroes are read there afterwards.
     All,
 }
 
@@ -57,26 +62,44 @@ impl CheckReport {
         }
     }
 
-    fn fault(&mut self, finding: String) {
+    pub(crate) fn fault(&mut self, finding: String) {
         self.corruptions += 1;
         self.find(finding);
     }
 }
 
-/// How often each cluster is used.
-type Uses = HashMap<u64, u64>;
-
-/// L2 tables by where they lie.
+/// L2 tables by their offset.
 type Tables = BTreeMap<u64, TableUse>;
 
-/// How often L1 tables refer to an L2 table.
+/// Uses of an L2 table.
 #[derive(Default)]
-struct TableUse {
-    uses: u64,
-    /// The disk's own L1 table does; not only those of snapshots.
-    is_active: bool,
-    /// What it maps begins here in the disk.
-    offset: u64,
+pub(crate) struct TableUse {
+    /// Number of L1 entries that name it.
+    pub uses: u64,
+    /// The L1 table of the disk names it, not only those of snapshots.
+    pub is_active: bool,
+    /// Offset in the disk of the first cluster that it maps.
+    pub offset: u64,
+}
+
+/// State of a check.
+pub(crate) struct Check {
+    pub repair: Repair,
+    pub report: CheckReport,
+    pub uses: Uses,
+    tables: Tables,
+    /// Clusters of the refcount table and its blocks.
+    pub refcount_clusters: ClusterSet,
+    /// Faults that only new reference counts repair: blocks that are missing or lie in clusters with other uses.
+    pub rebuilt_faults: u64,
+}
+
+impl Check {
+    /// Adds a fault, which new reference counts repair.
+    pub fn fault_of_refcounts(&mut self, finding: String) {
+        self.rebuilt_faults += 1;
+        self.report.fault(finding);
+    }
 }
 
 impl<S: Storage> Image<S> {
@@ -86,17 +109,16 @@ impl<S: Storage> Image<S> {
     /// It cannot be read at all, or repaired.
     pub fn check(storage: S, repair: Repair) -> Result<CheckReport> {
         let header = Header::read(&storage)?;
-        let read_only = repair == Repair::Nothing;
-        let mut image = Image::read(storage, header, OpenOptions { read_only })?;
+        let mut image = Image::read(storage, header, repair == Repair::Nothing)?;
         image.examine(repair)
     }
 
     /// What a dirty image needs before it is written: its counts may be old.
     pub(crate) fn repair_after_crash(&mut self) -> Result<()> {
-        let report = self.examine(Repair::All)?;
+        let report = self.examine(Repair::Counts)?;
         if !report.is_clean() {
             return corrupt(format!(
-                "it was not closed cleanly and cannot be repaired: {}; hint: qemu-img check -r all",
+                "it was not closed cleanly and cannot be repaired without a loss of data: {}; hint: lunette image check --repair all",
                 report.findings.join("; ")
             ));
         }
@@ -104,36 +126,48 @@ impl<S: Storage> Image<S> {
     }
 
     pub(crate) fn examine(&mut self, repair: Repair) -> Result<CheckReport> {
-        let mut report = CheckReport {
-            clusters: self.header.size.div_ceil(self.header.cluster_bytes()),
-            ..CheckReport::default()
+        let mut check = Check {
+            repair,
+            report: CheckReport {
+                clusters: self.header.size.div_ceil(self.header.cluster_bytes()),
+                ..CheckReport::default()
+            },
+            uses: Uses::default(),
+            tables: Tables::new(),
+            refcount_clusters: ClusterSet::default(),
+            rebuilt_faults: 0,
         };
-        let (mut uses, mut tables) = (Uses::new(), Tables::new());
-        self.count_tables(&mut uses)?;
+        self.find_refcounts(&mut check);
+        self.count_structures(&mut check)?;
         let l1 = (self.header.l1_offset, self.header.l1_entries);
-        self.find_tables(l1, true, &mut tables, &mut report)?;
-        for snapshot in &self.snapshots {
+        self.find_tables(l1, true, &mut check)?;
+        for snapshot in self.snapshots.clone() {
             let l1 = (snapshot.l1_offset, snapshot.l1_entries);
-            self.add(&mut uses, l1.0, u64::from(l1.1) * 8, 1);
-            self.find_tables(l1, false, &mut tables, &mut report)?;
+            self.add(&mut check.uses, l1.0, u64::from(l1.1) * 8, 1);
+            self.find_tables(l1, false, &mut check)?;
         }
-        self.count_clusters(&tables, &mut uses, &mut report)?;
-        let last = uses.keys().max().map_or(0, |last| last + 1);
-        report.end = last << self.header.cluster_bits;
-        // What uses clusters in a way that is not known has them counted.
-        let knows_all = !self.header.has_bitmaps && !self.header.has_unknown_extension;
-        if !knows_all {
-            report.find(
-                "it has extensions whose clusters are not known: leaks are not looked for"
-                    .to_owned(),
-            );
+        self.count_clusters(&mut check)?;
+        self.count_refcounts(&mut check);
+        self.compare_counts(&mut check)?;
+        if repair == Repair::All && check.rebuilt_faults > 0 {
+            let clusters = self.refcounts.clusters();
+            clusters
+                .iter()
+                .for_each(|cluster| check.uses.lower(*cluster));
+            self.refcounts.rebuild(&self.storage, &mut check.uses)?;
+            check.report.corruptions_fixed += check.rebuilt_faults;
+            check.report.leaks_fixed = check.report.leaks;
         }
-        self.compare_counts(&uses, last, knows_all, repair, &mut report)?;
-        self.compare_flags(&tables, repair, &mut report)?;
-        if repair == Repair::All && report.is_clean() {
+        check.report.end = check.uses.end() << self.header.cluster_bits;
+        self.compare_flags(&mut check)?;
+        let report = check.report;
+        if matches!(repair, Repair::Counts | Repair::All) && report.is_clean() {
             self.storage.sync().map_err(io("cannot sync"))?;
-            let features = self.header.incompatible & !(DIRTY | CORRUPT);
-            self.set_incompatible(features)?;
+            let repaired = match repair {
+                Repair::All => DIRTY | CORRUPT,
+                _ => DIRTY,
+            };
+            self.set_incompatible(self.header.incompatible & !repaired)?;
         }
         Ok(report)
     }
@@ -144,170 +178,199 @@ impl<S: Storage> Image<S> {
         }
         let bits = self.header.cluster_bits;
         for cluster in offset >> bits..=(offset + bytes - 1) >> bits {
-            *uses.entry(cluster).or_default() += times;
+            uses.add(cluster, times);
         }
     }
 
-    fn count_tables(&self, uses: &mut Uses) -> Result<()> {
-        let header = &self.header;
-        let cluster = header.cluster_bytes();
-        self.add(uses, 0, 1, 1);
-        self.add(uses, header.l1_offset, u64::from(header.l1_entries) * 8, 1);
-        let bytes = u64::from(header.refcount_table_clusters) * cluster;
-        self.add(uses, header.refcount_table_offset, bytes, 1);
-        for block in self.refcounts.table.iter().filter(|block| **block != 0) {
-            self.add(uses, *block, cluster, 1);
+    /// Notes the clusters of the reference counts. Their uses are counted last.
+    fn find_refcounts(&self, check: &mut Check) {
+        for cluster in self.refcounts.clusters() {
+            check.refcount_clusters.insert(cluster);
         }
-        let (_, bytes) = snapshots::read_table(&self.storage, header)?;
-        self.add(uses, header.snapshots_offset, bytes, 1);
+        for offset in &self.refcounts.bad_blocks {
+            check.fault_of_refcounts(format!(
+                "the refcount table has a block at {offset:#x}, which is impossible"
+            ));
+        }
+    }
+
+    fn count_structures(&mut self, check: &mut Check) -> Result<()> {
+        self.add(&mut check.uses, 0, 1, 1);
+        let (l1_offset, l1_bytes) = (self.header.l1_offset, u64::from(self.header.l1_entries) * 8);
+        self.add(&mut check.uses, l1_offset, l1_bytes, 1);
+        let (_, bytes) = snapshots::read_table(&self.storage, &self.header)?;
+        self.add(&mut check.uses, self.header.snapshots_offset, bytes, 1);
+        let Some(bitmaps) = self.header.bitmaps else {
+            return Ok(());
+        };
+        match self.count_bitmaps(bitmaps, check) {
+            Ok(()) => Ok(()),
+            Err(crate::Error::Corrupt(reason)) => {
+                check
+                    .report
+                    .fault(format!("the bitmaps are damaged: {reason}"));
+                if check.repair == Repair::All {
+                    self.remove_bitmaps()?;
+                    check.report.corruptions_fixed += 1;
+                }
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Counts the clusters of bitmaps, unless one of them is damaged.
+    fn count_bitmaps(&self, bitmaps: Bitmaps, check: &mut Check) -> Result<()> {
+        let places = bitmaps.places(&self.storage, &self.header)?;
+        Bitmaps::data(&self.storage, &self.header, &places, |_| {})?;
+        let uses = &mut check.uses;
+        for part in std::iter::once(&places.directory).chain(&places.tables) {
+            self.add(uses, part.start, part.end - part.start, 1);
+        }
+        let cluster = self.header.cluster_bytes();
+        Bitmaps::data(&self.storage, &self.header, &places, |host| {
+            self.add(uses, host, cluster, 1);
+        })
+    }
+
+    /// Declares the bitmaps invalid. Their clusters are leaks then.
+    fn remove_bitmaps(&mut self) -> Result<()> {
+        let autoclear = self.header.autoclear & !VALID_BITMAPS;
+        let written = self
+            .storage
+            .write_at(AUTOCLEAR_FIELD, &autoclear.to_be_bytes());
+        written.map_err(io("cannot write the header"))?;
+        (self.header.autoclear, self.header.bitmaps) = (autoclear, None);
         Ok(())
     }
 
-    /// The L2 tables of an L1 table; entries that cannot be are faults of it.
+    /// Finds the L2 tables of an L1 table. Entries that name impossible places are faults.
     fn find_tables(
-        &self,
+        &mut self,
         (l1_offset, l1_entries): (u64, u32),
         is_active: bool,
-        tables: &mut Tables,
-        report: &mut CheckReport,
+        check: &mut Check,
     ) -> Result<()> {
         let size = self.storage.size().map_err(io("cannot read the size"))?;
-        for (number, l1_entry) in read_table(&self.storage, l1_offset, l1_entries)?
-            .into_iter()
-            .enumerate()
-        {
-            match entry::l2_table(l1_entry, self.header.cluster_bits) {
-                Ok(None) => {}
-                Ok(Some(host)) if host < size => {
-                    let table = tables.entry(host).or_default();
-                    table.uses += 1;
-                    table.is_active |= is_active;
-                    table.offset = number as u64 * self.header.l2_span();
-                }
-                _ => report.fault(format!(
-                    "entry {number} of an L1 table cannot be: {l1_entry:#x}"
-                )),
-            }
-        }
-        Ok(())
-    }
-
-    /// Counts what L2 tables use. Each is read once, however many L1 tables refer to it.
-    fn count_clusters(
-        &self,
-        tables: &Tables,
-        uses: &mut Uses,
-        report: &mut CheckReport,
-    ) -> Result<()> {
-        let size = self.storage.size().map_err(io("cannot read the size"))?;
-        for (host, table) in tables {
-            self.add(uses, *host, self.header.cluster_bytes(), table.uses);
-            let words = self.header.entry_words();
-            for (index, entry) in self.read_l2(*host)?.chunks(words).enumerate() {
-                let offset = table.offset + ((index as u64) << self.header.cluster_bits);
-                if !self.count_entry(entry, (offset, size), table, uses, report) {
-                    let at = host + (index * words * 8) as u64;
-                    report.fault(format!("the L2 entry at {at:#x} cannot be: {entry:#x?}"));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// False: there is no such entry.
-    fn count_entry(
-        &self,
-        words: &[u64],
-        (offset, size): (u64, u64),
-        table: &TableUse,
-        uses: &mut Uses,
-        report: &mut CheckReport,
-    ) -> bool {
         let bits = self.header.cluster_bits;
-        let active = u64::from(table.is_active);
-        let found = self.header.decode_entry(words[0]);
-        let has_cluster = matches!(found, L2Entry::Data { .. });
-        let parts = words.get(1).copied().map(Subclusters);
-        let is_plain = !matches!(found, L2Entry::Compressed { .. });
-        if is_plain && parts.is_some_and(|parts| !parts.is_possible(has_cluster)) {
-            return false;
+        let l1 = read_table(&self.storage, l1_offset, l1_entries)?;
+        for (number, l1_entry) in (0..).zip(l1) {
+            let at = l1_offset + number * 8;
+            let offset = number * self.header.l2_span();
+            let l1_entry = self.checked_l1_entry((at, l1_entry), (offset, size), check)?;
+            if let Ok(Some(host)) = entry::l2_table(l1_entry, bits) {
+                let table = check.tables.entry(host).or_default();
+                table.uses += 1;
+                table.is_active |= is_active;
+                table.offset = offset;
+                self.refcounts.in_use.add_table(host >> bits);
+            }
         }
-        match found {
-            L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } => {}
-            L2Entry::Data { host, .. }
-            | L2Entry::Zero {
-                kept: Some(host), ..
-            } if self.header.has_data_file() => {
-                report.allocated += active;
-                return host == offset;
-            }
-            L2Entry::Data { host, .. }
-            | L2Entry::Zero {
-                kept: Some(host), ..
-            } if host < size => {
-                self.add(uses, host, 1 << bits, table.uses);
-                report.allocated += active;
-            }
-            L2Entry::Compressed { host, bytes } if host < size => {
-                self.add(uses, host, bytes, table.uses);
-                report.allocated += active;
-                report.compressed += active;
-            }
-            L2Entry::Data { .. }
-            | L2Entry::Zero { .. }
-            | L2Entry::Compressed { .. }
-            | L2Entry::Bad => return false,
-        }
-        true
+        Ok(())
     }
 
-    fn compare_counts(
-        &mut self,
-        uses: &Uses,
-        last: u64,
-        knows_all: bool,
-        repair: Repair,
-        report: &mut CheckReport,
-    ) -> Result<()> {
-        // In the order of the counts: looking each up would take most of a check's time.
-        let mut uses: Vec<(u64, u64)> = uses.iter().map(|(at, times)| (*at, *times)).collect();
-        uses.sort_unstable();
-        let mut uses = uses.into_iter().peekable();
-        let per_block = self.refcounts.per_block();
-        let blocks = self.refcounts.table.len() as u64;
-        for block in 0..blocks.max(last.div_ceil(per_block)) {
-            let is_there = self
-                .refcounts
-                .table
-                .get(block as usize)
-                .is_some_and(|offset| *offset != 0);
-            if !is_there && block * per_block >= last {
-                continue;
+    /// Counts the clusters that L2 tables use. Each table is read once, however many L1 tables name it.
+    fn count_clusters(&mut self, check: &mut Check) -> Result<()> {
+        let size = self.storage.size().map_err(io("cannot read the size"))?;
+        let bits = self.header.cluster_bits;
+        let tables = std::mem::take(&mut check.tables);
+        for (host, table) in &tables {
+            self.add(
+                &mut check.uses,
+                *host,
+                self.header.cluster_bytes(),
+                table.uses,
+            );
+            let words = self.header.entry_words();
+            for (index, entry) in (0..).zip(self.read_l2(*host)?.chunks_exact(words)) {
+                let place = (
+                    host + index * words as u64 * 8,
+                    table.offset + (index << bits),
+                );
+                let entry = self.checked_entry(entry, place, size, check)?;
+                self.count_entry(entry, table, check);
             }
+        }
+        check.tables = tables;
+        Ok(())
+    }
+
+    fn count_entry(&self, entry: u64, table: &TableUse, check: &mut Check) {
+        let active = u64::from(table.is_active);
+        match self.header.decode_entry(entry) {
+            L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } | L2Entry::Bad => {}
+            L2Entry::Data { host, .. }
+            | L2Entry::Zero {
+                kept: Some(host), ..
+            } => {
+                if !self.header.has_data_file() {
+                    let cluster = self.header.cluster_bytes();
+                    self.add(&mut check.uses, host, cluster, table.uses);
+                }
+                check.report.allocated += active;
+            }
+            L2Entry::Compressed { host, bytes } => {
+                self.add(&mut check.uses, host, bytes, table.uses);
+                check.report.allocated += active;
+                check.report.compressed += active;
+            }
+        }
+    }
+
+    /// Counts the clusters of the reference counts. Those that something else uses are faults.
+    fn count_refcounts(&self, check: &mut Check) {
+        for cluster in self.refcounts.clusters() {
+            if check.uses.get(cluster) > 0 {
+                check.fault_of_refcounts(format!(
+                    "cluster {cluster} has reference counts and another use"
+                ));
+            }
+            check.uses.add(cluster, 1);
+        }
+    }
+
+    /// Compares the counts with the uses. Corrects them, unless new ones replace them.
+    fn compare_counts(&mut self, check: &mut Check) -> Result<()> {
+        // An autoclear bit of an unknown feature may stand for clusters of its own.
+        let has_unknown = self.header.autoclear & !(VALID_BITMAPS | RAW_DATA_FILE) != 0;
+        if has_unknown {
+            let autoclear = self.header.autoclear;
+            check.report.find(format!(
+                "leaks are not searched: the image has unknown features (autoclear bits {autoclear:#x})"
+            ));
+        }
+        let sets = check.repair == Repair::Counts
+            || check.repair == Repair::All && check.rebuilt_faults == 0;
+        let frees = sets || check.repair == Repair::Leaks;
+        let per_block = self.refcounts.per_block();
+        let mut blocks: Vec<u64> = check.uses.groups(per_block);
+        blocks.extend(self.refcounts.block_numbers());
+        blocks.sort_unstable();
+        blocks.dedup();
+        for block in blocks {
             let first = block * per_block;
-            while uses.next_if(|(cluster, _)| *cluster < first).is_some() {}
             let counts = self.refcounts.counts(&self.storage, block)?;
             for cluster in first..first + per_block {
-                let used = uses.next_if(|(used, _)| *used == cluster);
-                let used = used.map_or(0, |(_, times)| times);
-                let counted = counts.get(cluster - first);
+                let (used, counted) = (check.uses.get(cluster), counts.get(cluster - first));
+                let finding = || {
+                    format!("cluster {cluster} is used {used} times and counted {counted} times")
+                };
                 if counted < used {
-                    report.fault(format!(
-                        "cluster {cluster} is used {used} times and counted {counted} times"
-                    ));
-                    let can = is_there && used <= self.refcounts.max();
-                    if repair == Repair::All && can {
+                    if used > self.refcounts.max() {
+                        check.report.fault(finding());
+                    } else if !counts.has_block() || !sets {
+                        check.fault_of_refcounts(finding());
+                    } else {
+                        check.report.fault(finding());
                         self.refcounts.set(&self.storage, cluster, 1, used)?;
-                        report.corruptions_fixed += 1;
+                        check.report.corruptions_fixed += 1;
                     }
-                } else if counted > used && knows_all {
-                    report.leaks += 1;
-                    report.find(format!(
-                        "cluster {cluster} is used {used} times and counted {counted} times"
-                    ));
-                    if repair != Repair::Nothing {
+                } else if counted > used && !has_unknown {
+                    check.report.leaks += 1;
+                    check.report.find(finding());
+                    if frees {
                         self.refcounts.set(&self.storage, cluster, 1, used)?;
-                        report.leaks_fixed += 1;
+                        check.report.leaks_fixed += 1;
                     }
                 }
             }
@@ -316,23 +379,19 @@ impl<S: Storage> Image<S> {
     }
 
     /// The flag of an entry says whether its cluster is counted once. Of the disk, not of snapshots.
-    fn compare_flags(
-        &mut self,
-        tables: &Tables,
-        repair: Repair,
-        report: &mut CheckReport,
-    ) -> Result<()> {
+    fn compare_flags(&mut self, check: &mut Check) -> Result<()> {
         let (l1_offset, bits) = (self.header.l1_offset, self.header.cluster_bits);
         let l1 = read_table(&self.storage, l1_offset, self.header.l1_entries)?;
         for (number, l1_entry) in l1.into_iter().enumerate() {
             if let Ok(Some(host)) = entry::l2_table(l1_entry, bits) {
                 let at = l1_offset + number as u64 * 8;
-                self.compare_flag((at, host, l1_entry), repair, report)?;
+                self.compare_flag((at, host, l1_entry), check)?;
             }
         }
         if self.header.has_data_file() {
             return Ok(());
         }
+        let tables = std::mem::take(&mut check.tables);
         let active = tables.iter().filter(|(_, table)| table.is_active);
         for (table, _) in active {
             let words = self.header.entry_words();
@@ -343,33 +402,33 @@ impl<S: Storage> Image<S> {
                 } = self.header.decode_entry(entry[0])
                 {
                     let at = table + (index * words * 8) as u64;
-                    self.compare_flag((at, host, entry[0]), repair, report)?;
+                    self.compare_flag((at, host, entry[0]), check)?;
                 }
             }
         }
+        check.tables = tables;
         Ok(())
     }
 
     fn compare_flag(
         &mut self,
         (at, host, entry): (u64, u64, u64),
-        repair: Repair,
-        report: &mut CheckReport,
+        check: &mut Check,
     ) -> Result<()> {
         let cluster = host >> self.header.cluster_bits;
         let is_alone = self.refcounts.get(&self.storage, cluster)? == 1;
         if is_alone == (entry & COPIED != 0) {
             return Ok(());
         }
-        report.fault(format!(
+        check.report.fault(format!(
             "the entry at {at:#x} is wrong in saying whether cluster {cluster} is shared"
         ));
-        if repair == Repair::All {
+        if matches!(check.repair, Repair::Counts | Repair::All) {
             let right = (entry ^ COPIED).to_be_bytes();
             self.storage
                 .write_at(at, &right)
                 .map_err(io("cannot write a table"))?;
-            report.corruptions_fixed += 1;
+            check.report.corruptions_fixed += 1;
         }
         Ok(())
     }

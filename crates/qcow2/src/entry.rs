@@ -3,13 +3,13 @@
 /// The cluster belongs to this table alone: its reference count is one, and it may be written in place.
 pub(crate) const COPIED: u64 = 1 << 63;
 /// The data are compressed.
-const COMPRESSED: u64 = 1 << 62;
+pub(crate) const COMPRESSED: u64 = 1 << 62;
 /// The cluster reads as zeroes, whatever lies in it (version 3).
 pub(crate) const ZERO: u64 = 1;
 /// Where the cluster lies.
-const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+pub(crate) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 /// Bits that have to be zero: of a standard descriptor, and of an entry of an L1 table.
-const RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET | ZERO);
+pub(crate) const RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET | ZERO);
 /// Compressed data are counted in sectors of this many bytes.
 const SECTOR_BYTES: u64 = 512;
 

@@ -1,5 +1,6 @@
 //! The header of an image and its extensions: read, and checked once.
 
+use crate::bitmaps::Bitmaps;
 use crate::entry::{EntryFormat, L2Entry};
 use crate::{Error, Result, Storage, corrupt, io, subclusters};
 
@@ -12,7 +13,7 @@ pub(crate) const VERSION_2_BYTES: u64 = 72;
 const HEAD_BYTES_MAX: usize = 2 << 20;
 /// As QEMU limits them.
 const L1_BYTES_MAX: u64 = 32 << 20;
-const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
+pub(crate) const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 const SNAPSHOTS_MAX: u32 = 65_536;
 pub(crate) const BACKING_NAME_MAX: usize = 1023;
 
@@ -21,14 +22,14 @@ pub(crate) const CORRUPT: u64 = 1 << 1;
 pub(crate) const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION_TYPE: u64 = 1 << 3;
 pub(crate) const EXTENDED_L2: u64 = 1 << 4;
-/// Of the features that a writer who does not know them clears.
+/// Autoclear bits: the bitmaps are consistent with the disk; the data file is a raw disk.
+pub(crate) const VALID_BITMAPS: u64 = 1;
 pub(crate) const RAW_DATA_FILE: u64 = 1 << 1;
 /// Parts of clusters have 512 bytes at least.
 pub(crate) const EXTENDED_CLUSTER_BITS_MIN: u32 = 14;
 
 pub(crate) const EXTENSION_END: u32 = 0;
 pub(crate) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
-const EXTENSION_FEATURE_NAMES: u32 = 0x6803_f857;
 pub(crate) const EXTENSION_DATA_FILE: u32 = 0x4441_5441;
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 
@@ -86,10 +87,8 @@ pub struct Header {
     pub data_file: Option<String>,
     /// How compressed clusters are compressed.
     pub compression: Compression,
-    /// It has persistent bitmaps.
-    pub has_bitmaps: bool,
-    /// It has an extension that is not known.
-    pub has_unknown_extension: bool,
+    /// Persistent bitmaps. `None` also if the autoclear bit for them is not set: their clusters are leaked then.
+    pub bitmaps: Option<Bitmaps>,
 }
 
 /// Does a file begin as an image of this format?
@@ -191,8 +190,7 @@ impl Header {
             autoclear: only_3(be64(head, 88)),
             data_file: None,
             compression,
-            has_bitmaps: false,
-            has_unknown_extension: false,
+            bitmaps: None,
         };
         header.extensions(head, header_bytes)?;
         Ok(header)
@@ -221,9 +219,10 @@ impl Header {
                 EXTENSION_DATA_FILE => {
                     self.data_file = Some(String::from_utf8_lossy(bytes).into_owned());
                 }
-                EXTENSION_FEATURE_NAMES => {}
-                EXTENSION_BITMAPS => self.has_bitmaps = true,
-                _ => self.has_unknown_extension = true,
+                EXTENSION_BITMAPS if self.autoclear & VALID_BITMAPS != 0 => {
+                    self.bitmaps = Some(Bitmaps::decode(bytes));
+                }
+                _ => {}
             }
             at += 8 + length.next_multiple_of(8);
         }
@@ -270,6 +269,11 @@ impl Header {
             has_zeroes: self.has_zero_flag() && !self.has_subclusters(),
             has_data_file: self.has_data_file(),
         }
+    }
+
+    /// Returns whether the image is marked as corrupt.
+    pub fn is_corrupt(&self) -> bool {
+        self.incompatible & CORRUPT != 0
     }
 
     /// Do data lie in a file of their own, each cluster at its offset in the disk?

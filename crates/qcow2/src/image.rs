@@ -1,13 +1,16 @@
 //! An open image: its tables, its owner's state, and what opening and closing it do.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::data_file::DataFile;
 use crate::entry::{self, L2Entry};
-use crate::header::{AUTOCLEAR_FIELD, CORRUPT, DIRTY, INCOMPATIBLE_FIELD, RAW_DATA_FILE};
+use crate::header::{
+    AUTOCLEAR_FIELD, CORRUPT, DIRTY, INCOMPATIBLE_FIELD, RAW_DATA_FILE, VALID_BITMAPS,
+};
 use crate::map::{Map, Table};
+use crate::overlap::{self, Access, Structures};
 use crate::refcounts::{self, Refcounts};
 use crate::release::Released;
 use crate::reserve::Reserve;
@@ -20,6 +23,25 @@ use crate::{Error, Header, Result, Storage, corrupt, io};
 pub struct OpenOptions {
     /// Change nothing of it.
     pub read_only: bool,
+    /// Leave persistent bitmaps valid: no change alters the content of the disk.
+    pub keep_bitmaps: bool,
+    /// Open an image that is marked as corrupt also without `read_only`. All changes of it fail.
+    pub accept_corrupt: bool,
+}
+
+impl OpenOptions {
+    /// Options for an image that is read and written.
+    pub const READ_WRITE: OpenOptions = OpenOptions {
+        read_only: false,
+        keep_bitmaps: false,
+        accept_corrupt: false,
+    };
+
+    /// Options for an image that is read.
+    pub const READ_ONLY: OpenOptions = OpenOptions {
+        read_only: true,
+        ..OpenOptions::READ_WRITE
+    };
 }
 
 /// An open image. One owner has it; others read its [`Map`].
@@ -33,13 +55,13 @@ pub struct Image<S> {
     pub(crate) map: Arc<Map>,
     pub(crate) refcounts: Refcounts,
     pub(crate) snapshots: Vec<Snapshot>,
-    /// Clusters that no other table may point at.
-    pub(crate) metadata: HashSet<u64>,
-    /// L2 tables in memory, by where they lie: two parts of a disk that share one would be one image in another.
+    /// Offsets of the L2 tables in memory.
     pub(crate) loaded: HashSet<u64>,
+    /// Offsets of L2 tables that several entries of the L1 table name, with the number of entries. Each is copied before it is written.
+    pub(crate) shared_tables: HashMap<u64, u64>,
     pub(crate) reserve: Reserve,
     pub(crate) released: Released,
-    pub(crate) read_only: bool,
+    pub(crate) access: Access,
 }
 
 impl<S: Storage> Image<S> {
@@ -65,26 +87,40 @@ impl<S: Storage> Image<S> {
             };
             return Err(Error::Unsupported(has.to_owned()));
         }
-        if header.incompatible & CORRUPT != 0 && !options.read_only {
-            return corrupt(
-                "it is marked as damaged; hint: repair it, lunette image check --repair all, or serve it with read_only",
-            );
+        let is_corrupt = header.incompatible & CORRUPT != 0;
+        if is_corrupt && !options.read_only && !options.accept_corrupt {
+            return corrupt(MARKED_CORRUPT);
         }
-        let mut image = Image::read(storage, header, options)?;
+        let read_only = options.read_only || is_corrupt;
+        let mut image = Image::read(storage, header, read_only)?;
+        image.refcounts.check_table()?;
         image.data_file = data.map(|data| DataFile::new(data, &image.header));
-        if !options.read_only {
-            image.begin_writing()?;
+        if !read_only {
+            image.begin_writing(options.keep_bitmaps)?;
+        } else if !options.read_only {
+            image.access = Access::Corrupt(MARKED_CORRUPT.to_owned());
         }
         Ok(image)
     }
 
     /// Reads the tables, whatever the header says of their state.
-    pub(crate) fn read(storage: S, header: Header, options: OpenOptions) -> Result<Image<S>> {
-        let refcounts = Refcounts::read(&storage, &header)?;
+    pub(crate) fn read(storage: S, header: Header, read_only: bool) -> Result<Image<S>> {
+        let mut refcounts = Refcounts::read(&storage, &header)?;
         let snapshots = snapshots::read(&storage, &header)?;
         let l1 = read_table(&storage, header.l1_offset, header.l1_entries)?;
-        let metadata = metadata_clusters(&header, &refcounts);
-        let map = new_map(&header, &l1, None);
+        let bits = header.cluster_bits;
+        let structures = Structures::read(&storage, &header, &refcounts.table, &snapshots)?;
+        let overlap = structures.register(bits, &mut refcounts.in_use);
+        let shared_tables = overlap::register_tables(&l1, bits, &mut refcounts.in_use);
+        if !read_only {
+            overlap::register_snapshots(&storage, &snapshots, &mut refcounts, bits)?;
+        }
+        let access = match overlap {
+            _ if read_only => Access::ReadOnly,
+            Some(why) => Access::Overlapping(why),
+            None => Access::ReadWrite,
+        };
+        let map = new_map(&header, &l1, None, access.permits_writes());
         Ok(Image {
             storage,
             data_file: None,
@@ -92,31 +128,37 @@ impl<S: Storage> Image<S> {
             map: Arc::new(map),
             refcounts,
             snapshots,
-            metadata,
             loaded: HashSet::new(),
+            shared_tables,
             reserve: Reserve::default(),
             released: Released::default(),
-            read_only: options.read_only,
+            access,
             header,
         })
     }
 
-    fn begin_writing(&mut self) -> Result<()> {
+    fn begin_writing(&mut self, keep_bitmaps: bool) -> Result<()> {
         self.extend_data_file(self.header.size)?;
         if self.header.incompatible & DIRTY != 0 {
             self.repair_after_crash()?;
         }
         // What this code does not keep up to date is no longer true of the image.
-        let true_still = match self.header.is_data_file_raw() {
+        let mut true_still = match self.header.is_data_file_raw() {
             true => RAW_DATA_FILE,
             false => 0,
         };
+        if keep_bitmaps {
+            true_still |= self.header.autoclear & VALID_BITMAPS;
+        }
         if self.header.autoclear != true_still {
             self.storage
                 .write_at(AUTOCLEAR_FIELD, &true_still.to_be_bytes())
                 .and_then(|()| self.storage.sync())
                 .map_err(io("cannot write the header"))?;
             self.header.autoclear = true_still;
+        }
+        if true_still & VALID_BITMAPS == 0 {
+            self.header.bitmaps = None;
         }
         Ok(())
     }
@@ -174,9 +216,15 @@ impl<S: Storage> Image<S> {
             Err(()) => return corrupt(format!("entry {table} of the L1 table is damaged")),
         };
         let size = self.storage.size().map_err(io("cannot read the size"))?;
-        if self.metadata.contains(&(host >> self.header.cluster_bits)) || host >= size {
+        let cluster = host >> self.header.cluster_bits;
+        if self.refcounts.in_use.is_structure(cluster) {
+            return Err(Error::Overlap(format!(
+                "the L2 table {table} lies at {host:#x}, which another table occupies"
+            )));
+        }
+        if host >= size {
             return corrupt(format!(
-                "the L2 table {table} lies at {host:#x}, where none can be"
+                "the L2 table {table} lies at {host:#x}, beyond the end of the file"
             ));
         }
         let entries = self.read_l2(host)?;
@@ -184,18 +232,15 @@ impl<S: Storage> Image<S> {
             self.map.is_empty[table].store(true, Ordering::Release);
             return Ok(());
         }
-        if !self.loaded.insert(host) {
-            return corrupt(format!("two L2 tables lie at {host:#x}"));
+        if !self.loaded.insert(host) && !self.is_counted_for_all(host)? {
+            return Err(Error::Overlap(format!("two L2 tables lie at {host:#x}")));
         }
         let mut entries = entries;
         let first = table as u64 * self.header.l2_span();
         let words = self.header.entry_words();
         for (words, index) in entries.chunks_mut(words).zip(0..) {
             let offset = first + (index << self.header.cluster_bits);
-            if !self.is_possible(words, offset, size) {
-                words.fill(0);
-                words[0] = BAD_ENTRY;
-            }
+            self.check_entry(words, offset, size);
         }
         let checked: Table = entries.into_iter().map(AtomicU64::new).collect();
         // Nobody else sets it.
@@ -211,24 +256,56 @@ impl<S: Storage> Image<S> {
         Ok(refcounts::entries(&bytes).collect())
     }
 
-    /// Can data of this offset lie where the entry says?
-    fn is_possible(&self, words: &[u64], offset: u64, size: u64) -> bool {
-        let bits = self.header.cluster_bits;
-        let entry = self.header.decode_entry(words[0]);
-        let is_there = |host: u64| match self.header.has_data_file() {
-            true => host == offset,
-            false => host < size && !self.metadata.contains(&(host >> bits)),
+    /// Returns whether the reference count of an L2 table is at least the number of L1 entries that name it.
+    pub(crate) fn is_counted_for_all(&mut self, host: u64) -> Result<bool> {
+        let Some(named) = self.shared_tables.get(&host).copied() else {
+            return Ok(false);
         };
+        let cluster = host >> self.header.cluster_bits;
+        Ok(self.refcounts.get(&self.storage, cluster)? >= named)
+    }
+
+    /// Replaces an entry that names a wrong place by [`BAD_ENTRY`]; other clusters are in use from now on.
+    fn check_entry(&mut self, words: &mut [u64], offset: u64, size: u64) {
+        let found = self.header.decode_entry(words[0]);
         let parts = words.get(1).copied().map(Subclusters);
         let fits = |has_cluster| parts.is_none_or(|parts| parts.is_possible(has_cluster));
-        match entry {
-            L2Entry::Bad => false,
-            L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } => fits(false),
+        let (host, bytes, fits) = match found {
+            L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } if fits(false) => return,
             L2Entry::Data { host, .. }
             | L2Entry::Zero {
                 kept: Some(host), ..
-            } => is_there(host) && fits(true),
-            L2Entry::Compressed { host, .. } => is_there(host),
+            } => (host, self.header.cluster_bytes(), fits(true)),
+            L2Entry::Compressed { host, bytes } => (host, bytes, true),
+            L2Entry::Bad | L2Entry::Unallocated | L2Entry::Zero { .. } => (0, 1, false),
+        };
+        let clusters =
+            host >> self.header.cluster_bits..=(host + bytes - 1) >> self.header.cluster_bits;
+        let in_use = &mut self.refcounts.in_use;
+        let replacement = match self.header.has_data_file() {
+            true if fits && host == offset => return,
+            true => BAD_ENTRY,
+            false if !fits || host >= size => BAD_ENTRY,
+            false if clusters.clone().any(|cluster| in_use.is_metadata(cluster)) => {
+                BAD_ENTRY | OVERLAPPING
+            }
+            false => return clusters.for_each(|cluster| in_use.add_mapped(cluster)),
+        };
+        words.fill(0);
+        words[0] = replacement;
+    }
+
+    /// Returns the error for a change of an offset with a damaged entry.
+    pub(crate) fn bad_entry<T>(&self, offset: u64) -> Result<T> {
+        let (table, index) = self.map.place(offset);
+        let words = self.map.tables.get(table).and_then(|slot| slot.get());
+        let word = words.and_then(|words| words.get(index * self.header.entry_words()));
+        let word = word.map_or(BAD_ENTRY, |word| word.load(Ordering::Acquire));
+        match word & OVERLAPPING {
+            0 => corrupt(format!("the L2 entry of offset {offset} is damaged")),
+            _ => Err(Error::Overlap(format!(
+                "the L2 entry of offset {offset} names a cluster that has metadata"
+            ))),
         }
     }
 
@@ -241,7 +318,7 @@ impl<S: Storage> Image<S> {
     /// # Errors
     /// The storage's; the image is as after a crash then: some clusters may be counted that nobody uses.
     pub fn close(&mut self) -> Result<()> {
-        if self.read_only {
+        if !self.access.permits_writes() {
             return Ok(());
         }
         self.release()?;
@@ -251,8 +328,12 @@ impl<S: Storage> Image<S> {
     }
 }
 
-/// What a table that is wrong has in memory: reserved bits are set.
+/// A damaged entry in memory: a reserved bit is set.
 const BAD_ENTRY: u64 = 1 << 57;
+/// Flag of a damaged entry that names a cluster with metadata.
+const OVERLAPPING: u64 = 1 << 58;
+
+const MARKED_CORRUPT: &str = "it is marked as corrupt; hint: repair it with lunette image check --repair all, or serve it with read_only";
 
 pub(crate) fn read_table(storage: &impl Storage, offset: u64, entries: u32) -> Result<Vec<u64>> {
     let mut bytes = vec![0; entries as usize * 8];
@@ -265,7 +346,7 @@ pub(crate) fn read_table(storage: &impl Storage, offset: u64, entries: u32) -> R
 }
 
 /// Tables of the header's size; those that are loaded are kept.
-pub(crate) fn new_map(header: &Header, l1: &[u64], old: Option<&Map>) -> Map {
+pub(crate) fn new_map(header: &Header, l1: &[u64], old: Option<&Map>, may_write: bool) -> Map {
     let tables = header.size.div_ceil(header.l2_span()) as usize;
     let loaded = |table: usize| -> OnceLock<Table> {
         match old.and_then(|old| old.tables.get(table)?.get()) {
@@ -286,24 +367,11 @@ pub(crate) fn new_map(header: &Header, l1: &[u64], old: Option<&Map>) -> Map {
             0
         },
         size: header.size,
+        may_write,
         l1: (0..tables)
             .map(|table| AtomicU64::new(l1.get(table).copied().unwrap_or(0)))
             .collect(),
         tables: (0..tables).map(loaded).collect(),
         is_empty: (0..tables).map(is_empty).collect(),
     }
-}
-
-/// Clusters of the tables that are always there.
-fn metadata_clusters(header: &Header, refcounts: &Refcounts) -> HashSet<u64> {
-    let (bits, cluster) = (header.cluster_bits, header.cluster_bytes());
-    let mut metadata = HashSet::from([0]);
-    let l1_clusters = (u64::from(header.l1_entries) * 8).div_ceil(cluster);
-    let l1_first = header.l1_offset >> bits;
-    metadata.extend(l1_first..l1_first + l1_clusters);
-    let table_first = header.refcount_table_offset >> bits;
-    metadata.extend(table_first..table_first + u64::from(header.refcount_table_clusters));
-    let blocks = refcounts.table.iter().filter(|offset| **offset != 0);
-    metadata.extend(blocks.map(|offset| offset >> bits));
-    metadata
 }

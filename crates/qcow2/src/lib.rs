@@ -23,8 +23,10 @@
 
 mod allocate;
 mod backing;
+mod bitmaps;
 mod change_snapshots;
 mod check;
+mod clusters;
 mod compressed;
 mod create;
 mod data_file;
@@ -32,8 +34,10 @@ mod entry;
 mod header;
 mod image;
 mod map;
+mod overlap;
 mod refcounts;
 mod release;
+mod repair;
 mod reserve;
 mod resize;
 mod snapshots;
@@ -41,6 +45,7 @@ mod subclusters;
 
 use std::io;
 
+pub use bitmaps::Bitmaps;
 pub use check::{CheckReport, Repair};
 pub use create::{CreateOptions, DataFileOptions, create};
 pub use header::{Compression, Header, is_qcow2};
@@ -110,6 +115,9 @@ pub enum Error {
     /// It says what cannot be true.
     #[error("{0}")]
     Corrupt(String),
+    /// A change would overwrite a structure of the image, or the image is marked as corrupt.
+    #[error("{0}")]
+    Overlap(String),
 }
 
 impl Error {
@@ -118,7 +126,7 @@ impl Error {
         const EIO: i32 = 5;
         match self {
             Error::Io { source, .. } => source.raw_os_error().unwrap_or(EIO),
-            Error::Unsupported(_) | Error::Corrupt(_) => EIO,
+            Error::Unsupported(_) | Error::Corrupt(_) | Error::Overlap(_) => EIO,
         }
     }
 }

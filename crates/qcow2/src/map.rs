@@ -20,6 +20,8 @@ pub struct Map {
     /// log2 of the parts in which clusters are allocated: 5, or 0.
     pub(crate) part_bits: u32,
     pub(crate) size: u64,
+    /// Clusters may be written in place. False once the image is marked as corrupt.
+    pub(crate) may_write: bool,
     /// Entries of the L1 table.
     pub(crate) l1: Box<[AtomicU64]>,
     pub(crate) tables: Box<[OnceLock<Table>]>,
@@ -95,7 +97,7 @@ impl Map {
             L2Entry::Zero { .. } => Mapping::Zero,
             L2Entry::Data { host, copied } => Mapping::Data {
                 host: host + (offset & (self.cluster_bytes() - 1)),
-                writable: copied,
+                writable: copied & self.may_write,
             },
             L2Entry::Compressed { .. } => Mapping::Compressed,
             L2Entry::Bad => Mapping::Bad,
@@ -113,7 +115,7 @@ impl Map {
             L2Entry::Unallocated if part == Part::Allocated => Mapping::Bad,
             L2Entry::Data { host, copied } if part == Part::Allocated => Mapping::Data {
                 host: host + in_cluster,
-                writable: copied,
+                writable: copied & self.may_write,
             },
             _ if part == Part::Zero => Mapping::Zero,
             _ => Mapping::Unallocated,
@@ -172,6 +174,11 @@ impl Map {
 
     pub(crate) fn l1_entry(&self, table: usize) -> u64 {
         self.l1[table].load(Ordering::Acquire)
+    }
+
+    pub(crate) fn l1_entries(&self) -> Vec<u64> {
+        let entries = self.l1.iter();
+        entries.map(|entry| entry.load(Ordering::Acquire)).collect()
     }
 
     pub(crate) fn l2_offset(&self, table: usize) -> Option<u64> {

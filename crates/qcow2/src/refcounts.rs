@@ -2,11 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::header::REFCOUNT_TABLE_FIELD;
+use crate::clusters::{ClusterSet, Uses};
+use crate::header::{REFCOUNT_TABLE_BYTES_MAX, REFCOUNT_TABLE_FIELD};
+use crate::overlap::InUse;
 use crate::{Header, Result, Storage, corrupt, io};
 
-/// Blocks in memory; each is a cluster.
-const BLOCKS_MAX: usize = 64;
+/// Memory for blocks.
+const BLOCKS_BYTES: usize = 4 << 20;
 
 /// No file is longer than this, with room for a table.
 const CLUSTERS_END: u64 = 1 << 62;
@@ -17,9 +19,13 @@ pub(crate) struct Refcounts {
     /// Offsets of blocks, 0 for one that is not there.
     pub table: Vec<u64>,
     table_offset: u64,
+    /// Offsets of blocks that are impossible. The table has none in their places.
+    pub bad_blocks: Vec<u64>,
     /// The header may name another table than this one.
     is_table_unsure: bool,
     blocks: HashMap<usize, Vec<u8>>,
+    /// Clusters that are never allocated, even with a count of 0.
+    pub in_use: InUse,
     /// No cluster before it is free.
     hint: u64,
 }
@@ -32,14 +38,12 @@ impl Refcounts {
         storage
             .read_at(header.refcount_table_offset, &mut table)
             .map_err(io("cannot read the refcount table"))?;
-        let table: Vec<u64> = entries(&table).collect();
+        let mut table: Vec<u64> = entries(&table).collect();
         let size = storage.size().map_err(io("cannot read the size"))?;
-        let mut seen = HashSet::new();
-        for offset in table.iter().filter(|offset| **offset != 0) {
+        let (mut seen, mut bad_blocks) = (HashSet::new(), Vec::new());
+        for offset in table.iter_mut().filter(|offset| **offset != 0) {
             if !offset.is_multiple_of(cluster) || *offset >= size || !seen.insert(*offset) {
-                return corrupt(format!(
-                    "a refcount block lies at {offset:#x}, where none can be"
-                ));
+                bad_blocks.push(std::mem::take(offset));
             }
         }
         Ok(Refcounts {
@@ -47,10 +51,37 @@ impl Refcounts {
             order: header.refcount_order,
             table,
             table_offset: header.refcount_table_offset,
+            bad_blocks,
             is_table_unsure: false,
             blocks: HashMap::new(),
+            in_use: InUse::default(),
             hint: 0,
         })
+    }
+
+    /// Refuses a table with impossible blocks.
+    pub fn check_table(&self) -> Result<()> {
+        match self.bad_blocks.first() {
+            None => Ok(()),
+            Some(offset) => corrupt(format!(
+                "the refcount table has a block at {offset:#x}, which is impossible; hint: lunette image check --repair all"
+            )),
+        }
+    }
+
+    /// Clusters of the table and of all blocks.
+    pub fn clusters(&self) -> Vec<u64> {
+        let first = self.table_offset >> self.cluster_bits;
+        let table = first..first + ((self.table.len() as u64 * 8) >> self.cluster_bits);
+        let blocks = self.table.iter().filter(|block| **block != 0);
+        let blocks = blocks.map(|block| block >> self.cluster_bits);
+        table.chain(blocks).collect()
+    }
+
+    /// Numbers of the blocks that exist.
+    pub fn block_numbers(&self) -> impl Iterator<Item = u64> + '_ {
+        let blocks = (0..).zip(&self.table);
+        blocks.filter_map(|(number, block)| (*block != 0).then_some(number))
     }
 
     fn cluster_bytes(&self) -> u64 {
@@ -87,7 +118,8 @@ impl Refcounts {
             return Ok(None);
         }
         if !self.blocks.contains_key(&index) {
-            if self.blocks.len() >= BLOCKS_MAX {
+            let blocks_max = (BLOCKS_BYTES >> self.cluster_bits).max(2);
+            if self.blocks.len() >= blocks_max {
                 self.blocks.clear();
             }
             let mut block = vec![0; 1 << self.cluster_bits];
@@ -162,6 +194,7 @@ impl Refcounts {
         }
         if to == 0 {
             self.hint = self.hint.min(first);
+            self.in_use.remove(first..first + count);
         }
         Ok(())
     }
@@ -200,10 +233,75 @@ impl Refcounts {
             let block = self.block(storage, index)?.map_or(&[][..], |block| block);
             let is_free = |at: &u64| get(block, order, *at) == 0;
             let found = (at..end).take_while(is_free).count() as u64;
+            self.in_use.check_free(first..first + found)?;
             self.set_in_block(storage, first, found, 1)?;
             self.hint = first + found;
             return Ok((first, found));
         }
+    }
+
+    /// Writes a new table and new blocks for `uses` into clusters without a use, and adds their own uses. The clusters of the old ones
+    /// are free afterwards; `uses` does not have them.
+    pub fn rebuild(&mut self, storage: &impl Storage, uses: &mut Uses) -> Result<()> {
+        let (cluster, per_block) = (self.cluster_bytes(), self.per_block());
+        let mut old = ClusterSet::default();
+        old.insert_all(0..1);
+        for cluster in self.clusters() {
+            old.insert(cluster);
+        }
+        let (mut table_clusters, mut blocks) = (1, 0);
+        let (first, numbers) = loop {
+            let count = table_clusters + blocks;
+            let is_free = |cluster: u64| uses.get(cluster) == 0 && !old.contains(cluster);
+            let mut first = 0;
+            while let Some(used) = (first..first + count).rev().find(|at| !is_free(*at)) {
+                first = used + 1;
+            }
+            let mut numbers = uses.groups(per_block);
+            numbers.extend(first / per_block..=(first + count - 1) / per_block);
+            numbers.sort_unstable();
+            numbers.dedup();
+            let last = numbers.last().copied().unwrap_or(0);
+            let needed = ((last + 1) * 8).div_ceil(cluster);
+            if needed <= table_clusters && numbers.len() as u64 <= blocks {
+                break (first, numbers);
+            }
+            table_clusters = table_clusters.max(needed);
+            blocks = blocks.max(numbers.len() as u64);
+            if table_clusters * cluster > REFCOUNT_TABLE_BYTES_MAX {
+                return corrupt("clusters in use are too far apart for a new refcount table");
+            }
+        };
+        let end = first + table_clusters + numbers.len() as u64;
+        (first..end).for_each(|cluster| uses.add(cluster, 1));
+        let mut table = vec![0; (table_clusters * cluster / 8) as usize];
+        let mut offset = (first + table_clusters) << self.cluster_bits;
+        for number in numbers {
+            let mut block = vec![0; cluster as usize];
+            for at in 0..per_block {
+                let count = uses.get(number * per_block + at).min(self.max());
+                set(&mut block, self.order, at, count);
+            }
+            let written = storage.write_at(offset, &block);
+            written.map_err(io("cannot write a refcount block"))?;
+            table[number as usize] = offset;
+            offset += cluster;
+        }
+        let bytes: Vec<u8> = table.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+        let table_offset = first << self.cluster_bits;
+        let mut field = table_offset.to_be_bytes().to_vec();
+        field.extend((table_clusters as u32).to_be_bytes());
+        storage
+            .write_at(table_offset, &bytes)
+            .and_then(|()| storage.sync())
+            .and_then(|()| storage.write_at(REFCOUNT_TABLE_FIELD, &field))
+            .and_then(|()| storage.sync())
+            .map_err(io("cannot write a new refcount table"))?;
+        (self.table, self.table_offset) = (table, table_offset);
+        self.bad_blocks.clear();
+        self.blocks.clear();
+        self.hint = 0;
+        Ok(())
     }
 
     fn find_free(&mut self, storage: &impl Storage) -> Result<u64> {
@@ -229,6 +327,7 @@ impl Refcounts {
     /// Makes a block for clusters from `first` on, which has none yet, and lies in the first of them.
     fn add_block(&mut self, storage: &impl Storage, index: usize, first: u64) -> Result<()> {
         self.make_table_sure(storage)?;
+        self.in_use.check_free(first..first + 1)?;
         let mut block = vec![0; 1 << self.cluster_bits];
         let (_, at) = self.split(first);
         set(&mut block, self.order, at, 1);
@@ -242,6 +341,7 @@ impl Refcounts {
             .write_at(entry, &offset.to_be_bytes())
             .map_err(io("cannot write the refcount table"))?;
         self.table[index] = offset;
+        self.in_use.add_structures(first..first + 1);
         self.hint = first + 1;
         Ok(())
     }
@@ -262,6 +362,7 @@ impl Refcounts {
             blocks += 1;
         }
         let used = table_clusters + blocks;
+        self.in_use.check_free(start..start + used)?;
         let mut table = self.table.clone();
         table.resize((table_bytes / 8) as usize, 0);
         for number in 0..blocks {
@@ -294,6 +395,7 @@ impl Refcounts {
             return Err(io("cannot write the header")(error));
         }
         (self.table, self.table_offset) = (table, offset);
+        self.in_use.add_structures(start..start + used);
         self.set(storage, old.0, old.1, 0)
     }
 }
@@ -304,7 +406,6 @@ pub(crate) fn entries(bytes: &[u8]) -> impl Iterator<Item = u64> {
     entries.iter().map(|entry| u64::from_be_bytes(*entry))
 }
 
-/// One count of a block: counts of less than a byte lie from the least significant bit on.
 /// The counts of a block's clusters.
 pub struct Counts {
     /// `None`: there is no block, and nothing is counted.
@@ -313,6 +414,11 @@ pub struct Counts {
 }
 
 impl Counts {
+    /// Returns whether the block exists.
+    pub fn has_block(&self) -> bool {
+        self.block.is_some()
+    }
+
     /// Of the block's cluster with this number.
     pub fn get(&self, at: u64) -> u64 {
         let block = self.block.as_deref();
@@ -320,6 +426,7 @@ impl Counts {
     }
 }
 
+/// One count of a block: counts of less than a byte lie from the least significant bit on.
 pub(crate) fn get(block: &[u8], order: u32, at: u64) -> u64 {
     if order < 3 {
         let (bits, bit) = (1_u32 << order, at << order);

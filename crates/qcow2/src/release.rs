@@ -41,10 +41,16 @@ impl<S: Storage> Image<S> {
     ///
     /// # Errors
     /// As [`Image::release`].
-    pub fn free(&mut self, mut released: Vec<u64>) -> Result<()> {
-        if released.is_empty() {
+    pub fn free(&mut self, released: Vec<u64>) -> Result<()> {
+        // Clusters of a corrupt image stay counted: a wrong table may have named them.
+        if released.is_empty() || !self.access.permits_writes() {
             return Ok(());
         }
+        let freed = self.free_all(released);
+        self.after_change(freed)
+    }
+
+    fn free_all(&mut self, mut released: Vec<u64>) -> Result<()> {
         // That nothing refers to them has to be durable before they are used for something else.
         self.storage.sync().map_err(io("cannot sync"))?;
         released.sort_unstable();

@@ -24,6 +24,7 @@ impl<S: Storage> Image<S> {
         }
         let cluster = self.reserve.next;
         self.reserve.next += 1;
+        self.refcounts.in_use.add_mapped(cluster);
         Ok(cluster << self.header.cluster_bits)
     }
 

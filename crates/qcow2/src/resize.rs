@@ -1,7 +1,6 @@
 //! Images that get another size.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::header::{L1_FIELD, SIZE_FIELD};
 use crate::image::new_map;
@@ -18,6 +17,12 @@ impl<S: Storage> Image<S> {
     /// # Errors
     /// The storage's, or there can be no table for that size. The disk has its old size then.
     pub fn resize(&mut self, size: u64, backing: Option<&mut dyn Backing>) -> Result<()> {
+        self.check_access()?;
+        let resized = self.resize_to(size, backing);
+        self.after_change(resized)
+    }
+
+    fn resize_to(&mut self, size: u64, backing: Option<&mut dyn Backing>) -> Result<()> {
         let old = self.header.size;
         let resized = match size.cmp(&old) {
             std::cmp::Ordering::Equal => return Ok(()),
@@ -46,9 +51,9 @@ impl<S: Storage> Image<S> {
 
     fn set_size(&mut self, size: u64) {
         self.header.size = size;
-        let l1 = self.map.l1.iter();
-        let l1: Vec<u64> = l1.map(|entry| entry.load(Ordering::Acquire)).collect();
-        self.map = Arc::new(new_map(&self.header, &l1, Some(&self.map)));
+        let l1 = self.map.l1_entries();
+        let may_write = self.access.permits_writes();
+        self.map = Arc::new(new_map(&self.header, &l1, Some(&self.map), may_write));
     }
 
     fn grow(&mut self, old: u64, size: u64, mut backing: Option<&mut dyn Backing>) -> Result<()> {
@@ -129,7 +134,7 @@ impl<S: Storage> Image<S> {
         for table in kept..self.map.tables.len() {
             if let Some(host) = self.map.l2_offset(table) {
                 self.write_l1(table, 0)?;
-                self.loaded.remove(&host);
+                self.leave_table(host);
                 self.released.add(host >> self.header.cluster_bits);
             }
         }
@@ -170,11 +175,7 @@ impl<S: Storage> Image<S> {
         let bytes = u64::from(entries) * 8;
         let clusters = bytes.div_ceil(self.header.cluster_bytes());
         let first = self.take_together(clusters)?;
-        let l1 = self
-            .map
-            .l1
-            .iter()
-            .map(|entry| entry.load(Ordering::Acquire));
+        let l1 = self.map.l1_entries().into_iter();
         let mut table: Vec<u8> = l1.flat_map(u64::to_be_bytes).collect();
         table.resize(bytes as usize, 0);
         self.storage
@@ -190,11 +191,9 @@ impl<S: Storage> Image<S> {
         let old = self.header.l1_offset >> bits;
         let old_clusters =
             (u64::from(self.header.l1_entries) * 8).div_ceil(self.header.cluster_bytes());
-        self.metadata.extend(first..first + clusters);
-        for cluster in old..old + old_clusters {
-            self.metadata.remove(&cluster);
-            self.released.add(cluster);
-        }
+        let in_use = &mut self.refcounts.in_use;
+        in_use.add_structures(first..first + clusters);
+        (old..old + old_clusters).for_each(|cluster| self.released.add(cluster));
         (self.header.l1_entries, self.header.l1_offset) = (entries, first << bits);
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::allocate::Change;
 use crate::entry::{self, L2Entry};
-use crate::{Backing, Image, Result, Storage, corrupt, io};
+use crate::{Backing, Image, Result, Storage, io};
 
 /// Parts of a cluster.
 pub(crate) const PER_CLUSTER: u64 = 32;
@@ -141,9 +141,7 @@ impl<S: Storage> Image<S> {
                 let new = self.fill_new_cluster(offset, content, must_sync)?;
                 Ok(Some(change(new, Some(found))))
             }
-            L2Entry::Zero { .. } | L2Entry::Bad => {
-                corrupt(format!("the L2 entry of offset {offset} is damaged"))
-            }
+            L2Entry::Zero { .. } | L2Entry::Bad => self.bad_entry(offset),
         }
     }
 

@@ -20,7 +20,7 @@ fn image(random: &mut Random) -> Vec<u8> {
         ..CreateOptions::new(512 * (100 + random.below(1000)))
     };
     create(&&storage, &options).unwrap();
-    let mut image = Image::open(&storage, OpenOptions { read_only: false }).unwrap();
+    let mut image = Image::open(&storage, OpenOptions::READ_WRITE).unwrap();
     for _ in 0..10 {
         let sector = random.below(options.size / 512);
         write(&mut image, &mut None, sector * 512, &[9; 512]).unwrap();
@@ -89,7 +89,7 @@ fn what_cannot_be_is_refused_before_memory_is_taken_for_it() {
         let mut bytes = sound.clone();
         bytes[at..at + field.len()].copy_from_slice(field);
         let storage = Recorded::of(bytes);
-        let opened = Image::open(&storage, OpenOptions { read_only: true });
+        let opened = Image::open(&storage, OpenOptions::READ_ONLY);
         let error = opened
             .err()
             .map(|error| error.to_string())
@@ -125,7 +125,7 @@ fn a_table_that_is_named_a_million_times_is_read_twice() {
         storage.reads.get()
     );
     // Of one image the disk cannot be read in two places: the second is refused when it is needed.
-    let mut image = Image::open(&storage, OpenOptions { read_only: true }).unwrap();
+    let mut image = Image::open(&storage, OpenOptions::READ_ONLY).unwrap();
     image.load(0).unwrap();
     assert!(
         image

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use qcow2::{CheckReport, CreateOptions, Image, OpenOptions, Repair, Storage, create};
 
-const WRITABLE: OpenOptions = OpenOptions { read_only: false };
+const WRITABLE: OpenOptions = OpenOptions::READ_WRITE;
 
 /// What sectors of the disk held, and since which event of the storage.
 struct Model {

@@ -6,7 +6,7 @@ mod common;
 use common::{Bytes, Event, Random, Recorded, SECTOR, apply, read, tear, write};
 use qcow2::{CreateOptions, Image, OpenOptions, Repair, create};
 
-const WRITABLE: OpenOptions = OpenOptions { read_only: false };
+const WRITABLE: OpenOptions = OpenOptions::READ_WRITE;
 
 fn content(storage: &Recorded) -> Vec<u8> {
     let mut image = Image::open(storage, WRITABLE).unwrap();

@@ -93,7 +93,7 @@ pub fn create_between(
     content: &mut Vec<u8>,
 ) {
     create_image(path, options);
-    let made = Image::open(Tool(open(path)), OpenOptions { read_only: false });
+    let made = Image::open(Tool(open(path)), OpenOptions::READ_WRITE);
     let mut image = made.expect("an image of the simulation");
     let below = content.clone();
     content.resize(options.size as usize, 0);
@@ -117,7 +117,7 @@ pub fn create_between(
 pub fn fill_tables(path: &Path, data: &Path) {
     create_raw(data, 0, 0);
     let storage = (Tool(open(path)), Some(Tool(open(data))));
-    let options = OpenOptions { read_only: false };
+    let options = OpenOptions::READ_WRITE;
     let image = Image::open_with(storage.0, storage.1, options);
     let mut image = image.expect("an image of the simulation");
     let made = image.create_raw_data_file().and_then(|()| image.close());
@@ -130,7 +130,7 @@ pub fn check(path: &Path, repair: Repair) -> Result<CheckReport, String> {
 
 /// An internal snapshot: every cluster has two users from then on.
 pub fn snapshot(path: &Path, name: &str) -> Result<(), String> {
-    let options = OpenOptions { read_only: false };
+    let options = OpenOptions::READ_WRITE;
     let data = path.with_extension("data");
     let data = data.exists().then(|| Tool(open(&data)));
     let image = Image::open_with(Tool(open(path)), data, options);
@@ -150,7 +150,7 @@ pub fn read_snapshot(path: &Path, name: &str, below: &[u8]) -> Result<Vec<u8>, S
     let text = |error: qcow2::Error| error.to_string();
     let copy = path.with_extension("copy");
     std::fs::copy(path, &copy).map_err(|error| error.to_string())?;
-    let options = || OpenOptions { read_only: false };
+    let options = || OpenOptions::READ_WRITE;
     let image = Image::open(Tool(open(&copy)), options()).map_err(text)?;
     image.apply_snapshot(name).map_err(text)?;
     let mut image = Image::open(Tool(open(&copy)), options()).map_err(text)?;

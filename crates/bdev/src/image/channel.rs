@@ -222,7 +222,7 @@ impl ImageChannel {
             }
             Mapping::NotLoaded => self.send(Command::Load(at), 0),
             Mapping::Compressed => self.send(Command::ReadCompressed(at), length),
-            Mapping::Bad => Next::Failed(self.bad(at, IoErrorKind::ReadMedium)),
+            Mapping::Bad => Next::Failed(self.bad(at)),
         }
     }
 
@@ -233,7 +233,6 @@ impl ImageChannel {
                 host,
                 writable: true,
             } => self.move_data(ring, index, IoRequest::write(host, length)),
-            Mapping::Bad => Next::Failed(self.bad(at, IoErrorKind::WriteMedium)),
             _ => self.prepare(at, left),
         }
     }
@@ -294,7 +293,6 @@ impl ImageChannel {
                 Next::Done(length)
             }
             Mapping::NotLoaded => self.send(Command::Load(at), 0),
-            Mapping::Bad => Next::Failed(self.bad(at, IoErrorKind::WriteMedium)),
             Mapping::Unallocated if whole > 0 && self.shared.can_zero => {
                 let end = (at + length).next_multiple_of(cluster).min(at + whole);
                 let length = end - at;
@@ -376,10 +374,10 @@ impl ImageChannel {
     }
 
     #[cold]
-    fn bad(&self, at: u64, kind: IoErrorKind) -> IoError {
+    fn bad(&self, at: u64) -> IoError {
         self.shared
             .say_corrupt(&format!("the table entry of offset {at} is damaged"));
-        IoError::with_errno(kind, libc::EIO)
+        IoError::with_errno(IoErrorKind::ReadMedium, libc::EIO)
     }
 
     /// What is over below goes on, or is over here.

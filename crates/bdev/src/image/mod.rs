@@ -89,6 +89,8 @@ struct Shared {
     map_number: AtomicU64,
     readers: Readers,
     is_said_corrupt: AtomicBool,
+    /// The image is marked as corrupt: changes are refused.
+    is_corrupt: AtomicBool,
 }
 
 impl Shared {
@@ -126,6 +128,18 @@ impl Shared {
     /// Has this I/O to be durable when it is answered?
     fn is_durable(&self, io: &IoRequest) -> bool {
         io.modifies() && (io.flags.has(IoFlags::FUA) || self.cache == CacheMode::Writethrough)
+    }
+
+    #[cold]
+    fn make_read_only(&self, why: &str, map: impl FnOnce() -> Arc<Map>) {
+        if self.is_corrupt.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.publish(map());
+        let path = self.path();
+        tracing::error!(
+            "{path}: image is marked as corrupt, writes fail from now on: {why}; hint: remove the disk, then lunette image check --repair all {path}"
+        );
     }
 
     #[cold]

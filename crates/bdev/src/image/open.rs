@@ -112,15 +112,13 @@ fn open_in_chain(
         data,
         OpenOptions {
             read_only: options.read_only,
+            // Its guest can still read it.
+            accept_corrupt: true,
+            ..OpenOptions::READ_WRITE
         },
     );
     let image = image.map_err(is_image)?;
-    if header.has_bitmaps && !options.read_only {
-        tracing::warn!(
-            "{}: the image has bitmaps, which are not kept up to date: they are no longer valid",
-            path.display()
-        );
-    }
+    log_state(options, &header, &image);
     let backing_bytes = backing
         .as_ref()
         .map_or(0, |backing| backing.info().geometry.capacity_bytes());
@@ -141,6 +139,7 @@ fn open_in_chain(
         map_number: AtomicU64::new(0),
         readers: Readers::default(),
         is_said_corrupt: AtomicBool::new(false),
+        is_corrupt: AtomicBool::new(image.corruption().is_some()),
         file,
         data_file,
     };
@@ -148,6 +147,20 @@ fn open_in_chain(
         image,
         shared: Arc::new(shared),
     })
+}
+
+/// Logs that the image is read-only because of damage, or that opening it has made its bitmaps invalid.
+fn log_state(options: &ImageOptions, header: &Header, image: &qcow2::Image<Container>) {
+    let shown = options.path.display();
+    if image.corruption().is_some() {
+        tracing::error!(
+            "{shown}: image is marked as corrupt: it is read, and all writes fail; hint: remove the disk, then lunette image check --repair all {shown}"
+        );
+    } else if header.bitmaps.is_some() && !options.read_only {
+        tracing::warn!(
+            "{shown}: the persistent bitmaps of the image are invalid from now on: writes are not recorded in them; hint: lunette image check --repair leaks {shown} frees their clusters"
+        );
+    }
 }
 
 /// The files of one image.
@@ -212,15 +225,20 @@ fn open_file(
     Ok((file, container))
 }
 
-/// Opens an image for a program that reads and changes its tables itself, with its data file if it has one.
+/// Opens an image for a program that reads and changes its tables itself, with its data file if it has one. Persistent bitmaps stay valid,
+/// so that the program must not alter the content of the disk.
 ///
 /// # Errors
 /// What cannot be opened or served, and why.
 pub fn open_tables(options: &ImageOptions) -> Result<qcow2::Image<Container>, OpenError> {
     let files = open_files(options)?;
     let data = files.data.map(|(_, container)| container);
-    let read_only = options.read_only;
-    let image = qcow2::Image::open_with(files.container, data, OpenOptions { read_only });
+    let access = OpenOptions {
+        read_only: options.read_only,
+        keep_bitmaps: true,
+        ..OpenOptions::READ_WRITE
+    };
+    let image = qcow2::Image::open_with(files.container, data, access);
     image.map_err(|error| fail(&options.path, error))
 }
 

@@ -68,6 +68,9 @@ pub(super) enum Request {
 /// Bytes, for commands that bring some.
 pub(super) type Answer = Result<Vec<u8>, IoError>;
 
+/// A command `PrepareWrite`: offsets, token, and the inbox for the answer.
+type Writes = (Vec<u64>, u64, Arc<Inbox<Answer>>);
+
 pub(super) struct Owner {
     pub image: Image<Container>,
     pub backing: Option<BlockingIo>,
@@ -141,7 +144,10 @@ impl Owner {
             && let Err(error) = self.image.free(clusters)
         {
             let path = self.shared.path();
-            tracing::warn!("{path}: clusters of the image stay in use that are not: {error}");
+            tracing::warn!(
+                "{path}: leaked clusters remain in the image: {error}; hint: lunette image check --repair leaks {path}, once the disk is removed"
+            );
+            self.follow_corruption();
         }
         if self.freeing.is_none() && self.image.has_released() {
             let generation = self.shared.readers.begin_generation();
@@ -172,10 +178,18 @@ impl Owner {
                     let answer = self
                         .answer(&command)
                         .map_err(|error| self.failed(&command, &error));
+                    self.follow_corruption();
                     inbox.put(token, answer);
                 }
                 Request::Control(change) => self.change(change),
             }
+        }
+    }
+
+    /// Once the image is marked as corrupt, workers get a map without writable clusters.
+    fn follow_corruption(&self) {
+        if let Some(why) = self.image.corruption() {
+            self.shared.make_read_only(why, || self.image.map());
         }
     }
 
@@ -199,12 +213,13 @@ impl Owner {
             }
             Change::LeaveBacking(reply) => (self.leave_backing().map_err(system), reply),
         };
+        self.follow_corruption();
         // Whoever wanted it may have left.
         reply.send(changed).ok();
     }
 
     /// All allocations of a batch are one: what has to be durable in between is so by one sync.
-    fn prepare(&mut self, writes: Vec<(Vec<u64>, u64, Arc<Inbox<Answer>>)>) {
+    fn prepare(&mut self, writes: Vec<Writes>) {
         if writes.is_empty() {
             return;
         }
@@ -218,6 +233,7 @@ impl Owner {
             .as_mut()
             .map(|backing| backing as &mut dyn Backing);
         let failed = self.image.prepare_write(&offsets, backing);
+        self.follow_corruption();
         let mask = !(self.image.header().cluster_bytes() - 1);
         for (offsets, token, inbox) in writes {
             let its =
@@ -296,7 +312,9 @@ impl Owner {
     fn failed(&self, command: &Command, error: &Error) -> IoError {
         let path = self.shared.path();
         tracing::debug!("{path}: {command:?} failed: {error}");
-        if let Error::Corrupt(what) = error {
+        if let Error::Corrupt(what) | Error::Overlap(what) = error
+            && self.image.corruption().is_none()
+        {
             self.shared.say_corrupt(what);
         }
         let errno = error.errno();

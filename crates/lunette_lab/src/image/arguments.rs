@@ -309,7 +309,7 @@ impl Format {
 pub enum RepairWhat {
     /// Clusters that nobody uses.
     Leaks,
-    /// Those, and counts and flags that are wrong.
+    /// Those, wrong counts and flags, and entries that name impossible places. The data of such entries are lost.
     All,
 }
 

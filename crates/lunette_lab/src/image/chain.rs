@@ -10,7 +10,7 @@ use cli_common::{Failure, Outcome};
 
 use super::arguments::{Format, RebaseArguments};
 use super::disks::{backing_image, open_disk, open_writable};
-use super::{Tables as Overlay, of, open_tables, require_qcow2};
+use super::{Tables as Overlay, has_bitmaps, of, open_tables, require_qcow2, warn_of_bitmaps};
 use crate::meter::Meter;
 
 /// Bytes that are read and written together.
@@ -67,6 +67,7 @@ pub fn commit(
         ));
     }
     let to = of(&place);
+    let has_bitmaps = format == Format::Qcow2 && has_bitmaps(&place)?;
     let device = open_writable(&place, format, named_files)?;
     let end = overlay.header().size;
     if device.capacity().bytes() < end {
@@ -91,6 +92,9 @@ pub fn commit(
     let flushed = base.run_plain(&IoRequest::flush());
     flushed.map_err(|error| to(&error))?;
     let done = meter.end();
+    if has_bitmaps {
+        warn_of_bitmaps(&place);
+    }
     let (path, place) = (path.display(), place.display());
     Ok(writeln!(
         std::io::stdout(),

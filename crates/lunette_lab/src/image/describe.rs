@@ -153,7 +153,7 @@ fn describe(path: &Path, format: Format) -> Result<(Value, Option<Header>), Fail
     }
     // An image with a data file has no snapshots, and its data file is not opened.
     if !header.has_data_file() {
-        let read_only = qcow2::OpenOptions { read_only: true };
+        let read_only = qcow2::OpenOptions::READ_ONLY;
         let image = qcow2::Image::open(container, read_only).map_err(|error| of(path)(&error))?;
         let snapshots = snapshots(image.snapshots());
         if !snapshots.is_empty() {

@@ -187,12 +187,27 @@ fn check(
     }
 }
 
+/// Returns whether an image has valid persistent bitmaps.
+fn has_bitmaps(path: &Path) -> Result<bool, Failure> {
+    let header = qcow2::Header::read(&open_container(path, true)?);
+    Ok(header.is_ok_and(|header| header.bitmaps.is_some()))
+}
+
+/// Prints that a change of the disk has made the bitmaps of its image invalid.
+fn warn_of_bitmaps(path: &Path) {
+    let path = path.display();
+    eprintln!(
+        "{path}: warning: its persistent bitmaps are invalid now: the change is not recorded in them; hint: make a full backup and new bitmaps"
+    );
+}
+
 fn resize(arguments: &ResizeArguments) -> Outcome {
     let (path, text) = (arguments.path.as_path(), arguments.size.as_str());
     let format = match arguments.format {
         Some(format) => format,
         None => determine_format(path)?,
     };
+    let has_bitmaps = format == Format::Qcow2 && has_bitmaps(path)?;
     let disk = open_writable(path, format, arguments.named.files)?;
     let before = disk.capacity().bytes();
     let wrong = |why: String| Failure::mistake(why);
@@ -213,6 +228,9 @@ fn resize(arguments: &ResizeArguments) -> Outcome {
         )));
     }
     disk.set_size(size).map_err(|error| of(path)(&error))?;
+    if has_bitmaps {
+        warn_of_bitmaps(path);
+    }
     Ok(writeln!(
         std::io::stdout(),
         "{}: {size} bytes, before {before}",

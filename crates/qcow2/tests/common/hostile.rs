@@ -14,7 +14,7 @@ pub fn use_in_every_way(bytes: Vec<u8>) {
     *data.limit.borrow_mut() = Some(16 << 20);
     let has_data_file = Header::read(&&storage).is_ok_and(|header| header.has_data_file());
     let data = has_data_file.then_some(&data);
-    let options = OpenOptions { read_only: false };
+    let options = OpenOptions::READ_WRITE;
     if let Ok(mut image) = Image::open_with(&storage, data, options) {
         let size = image.map().size();
         let cluster = image.map().cluster_bytes();

@@ -1,0 +1,154 @@
+//! Persistent bitmaps ("Bitmaps extension" in QEMU's docs/interop/qcow2.txt): the places of their directory, tables and data. Their
+//! content is never read or written here.
+
+use std::ops::Range;
+
+use crate::header::{be32, be64};
+use crate::refcounts::entries;
+use crate::{Error, Header, Result, Storage, corrupt, io};
+
+/// Bytes of the header extension.
+const EXTENSION_BYTES: usize = 24;
+/// Limits of QEMU.
+const BITMAPS_MAX: u32 = 65_535;
+const DIRECTORY_BYTES_MAX: u64 = BITMAPS_MAX as u64 * (ENTRY_BYTES as u64 + 1023);
+/// Entries of all bitmap tables together: 8 TiB of bitmaps in clusters of 64 KiB.
+const TABLE_ENTRIES_MAX: u64 = 1 << 27;
+/// The fixed part of a directory entry.
+const ENTRY_BYTES: usize = 24;
+/// The offset in an entry of a bitmap table.
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+/// Bytes of a bitmap table that are read together.
+const PIECE_BYTES: u64 = 1 << 20;
+
+/// The bitmaps extension of the header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bitmaps {
+    /// Number of bitmaps.
+    pub count: u32,
+    directory_offset: u64,
+    directory_bytes: u64,
+}
+
+/// Byte ranges of the image that bitmaps occupy.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    pub directory: Range<u64>,
+    /// One for each bitmap.
+    pub tables: Vec<Range<u64>>,
+}
+
+impl Bitmaps {
+    /// Decodes the extension. One of another length has 0 bitmaps, which [`Bitmaps::places`] refuses.
+    pub(crate) fn decode(extension: &[u8]) -> Bitmaps {
+        let extension = match extension.len() {
+            EXTENSION_BYTES => extension,
+            _ => &[],
+        };
+        Bitmaps {
+            count: be32(extension, 0),
+            directory_bytes: be64(extension, 8),
+            directory_offset: be64(extension, 16),
+        }
+    }
+
+    /// Reads the directory.
+    ///
+    /// # Errors
+    /// The storage's, or the directory is damaged.
+    pub(crate) fn places(&self, storage: &impl Storage, header: &Header) -> Result<Places> {
+        let size = storage.size().map_err(io("cannot read the size"))?;
+        let range = |what: &str, offset: u64, bytes: u64| {
+            let end = offset.checked_add(bytes).filter(|end| *end <= size);
+            match end {
+                Some(end) if offset > 0 && offset.is_multiple_of(header.cluster_bytes()) => {
+                    Ok(offset..end)
+                }
+                _ => corrupt(format!("the {what} lies at {offset:#x} with {bytes} bytes")),
+            }
+        };
+        if self.count == 0 || self.count > BITMAPS_MAX || self.directory_bytes > DIRECTORY_BYTES_MAX
+        {
+            return corrupt(format!(
+                "a bitmap directory of {} bytes for {} bitmaps",
+                self.directory_bytes, self.count
+            ));
+        }
+        let directory = range(
+            "bitmap directory",
+            self.directory_offset,
+            self.directory_bytes,
+        )?;
+        let mut bytes = vec![0; self.directory_bytes as usize];
+        let read = storage.read_at(directory.start, &mut bytes);
+        read.map_err(io("cannot read the bitmap directory"))?;
+        let mut places = Places {
+            directory,
+            tables: Vec::new(),
+        };
+        let (mut rest, mut all_entries) = (bytes.as_slice(), 0);
+        for _ in 0..self.count {
+            let short = |at: usize| (be32(rest, at) >> 16) as usize;
+            let extra = be32(rest, 20) as usize;
+            let length = ENTRY_BYTES.saturating_add(extra).saturating_add(short(18));
+            let length = length.checked_next_multiple_of(8).unwrap_or(usize::MAX);
+            let Some((entry, others)) = rest.split_at_checked(length) else {
+                return corrupt("the bitmap directory is shorter than its entries");
+            };
+            let table_entries = u64::from(be32(entry, 8));
+            all_entries += table_entries;
+            if all_entries > TABLE_ENTRIES_MAX {
+                return corrupt("the bitmap tables have too many entries");
+            }
+            if table_entries > 0 {
+                let table = range("bitmap table", be64(entry, 0), table_entries * 8)?;
+                places.tables.push(table);
+            }
+            rest = others;
+        }
+        Ok(places)
+    }
+
+    /// Calls `found` with the offset of each cluster of bitmap data.
+    ///
+    /// # Errors
+    /// The storage's, or an entry is damaged.
+    pub(crate) fn data(
+        storage: &impl Storage,
+        header: &Header,
+        places: &Places,
+        mut found: impl FnMut(u64),
+    ) -> Result<()> {
+        let size = storage.size().map_err(io("cannot read the size"))?;
+        for table in &places.tables {
+            let mut at = table.start;
+            while at < table.end {
+                let mut piece = vec![0; PIECE_BYTES.min(table.end - at) as usize];
+                let read = storage.read_at(at, &mut piece);
+                read.map_err(io("cannot read a bitmap table"))?;
+                for entry in entries(&piece) {
+                    let host = entry & OFFSET;
+                    // Bit 0: all bits are set, and no cluster has them.
+                    let is_possible = match host {
+                        0 => entry & !1 == 0,
+                        host => {
+                            entry == host
+                                && host.is_multiple_of(header.cluster_bytes())
+                                && host < size
+                        }
+                    };
+                    if !is_possible {
+                        return Err(Error::Corrupt(format!(
+                            "an entry of a bitmap table is damaged: {entry:#x}"
+                        )));
+                    }
+                    if host != 0 {
+                        found(host);
+                    }
+                }
+                at += piece.len() as u64;
+            }
+        }
+        Ok(())
+    }
+}
