@@ -41,6 +41,6 @@ pub use reconnecting::{
 };
 pub use reservations::{ReservationKind, ReservationStatus};
 pub use sense::Sense;
-pub use session::{Session, SessionError, SessionOptions};
+pub use session::{Session, SessionError, SessionOptions, random_isid};
 pub use unit::{CommandError, Extent, Unit, cdb16, checked, luns, parse_extents};
 pub use unit_info::{Ask, UnitInfo};

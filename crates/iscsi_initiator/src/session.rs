@@ -79,8 +79,8 @@ pub(crate) fn random_bytes(bytes: &mut [u8]) -> bool {
     getrandom::fill(bytes).is_ok()
 }
 
-/// The random format of an ISID (10.4.1).
-pub(crate) fn random_isid() -> [u8; 6] {
+/// Returns a random ISID, in the random format (RFC 7143, 11.12.5).
+pub fn random_isid() -> [u8; 6] {
     let mut isid = [0; 6];
     // Without entropy the process and the time tell sessions apart.
     if !random_bytes(&mut isid) {

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use iscsi::login::{InitiatorLogin, LoginProgress, LoginRequestSettings, LoginResult};
 use iscsi::negotiation::{DigestOffer, Offer, SessionParameters, TaskReporting};
 use iscsi::pdu::{Decoder, Digests, LoginResponse, Progress, encode};
+use iscsi_initiator::random_isid;
 
 use super::{Demand, DeviceInfo, Subject};
 pub use multi::{MultiQueue, SessionKeys};
@@ -107,8 +108,6 @@ pub struct IscsiSession {
     digests: bool,
     keys: SessionKeys,
     info: DeviceInfo,
-    /// Sessions so far: each has an ISID of its own.
-    sessions: u16,
     /// The target's process, where it is on this machine.
     pid: Option<u32>,
 }
@@ -128,7 +127,6 @@ impl IscsiSession {
                 read_only: false,
                 discard_max: u64::MAX,
             },
-            sessions: 0,
             pid: None,
         };
         let demand = Demand {
@@ -180,7 +178,6 @@ impl IscsiSession {
     }
 
     fn connect(&mut self, demand: Demand) -> Result<IscsiQueue> {
-        self.sessions += 1;
         let address = self.place.address()?;
         let stream = TcpStream::connect_timeout(&address, PATIENCE)
             .with_context(|| format!("cannot connect to {address}"))?;
@@ -204,13 +201,11 @@ impl IscsiSession {
             true => DigestOffer::Crc32c,
             false => DigestOffer::None,
         };
-        let [a, b] = self.sessions.to_be_bytes();
-        let [.., c, d] = std::process::id().to_be_bytes();
         LoginRequestSettings {
             initiator_name: "iqn.2026-11.org.example:lunette-bench".to_owned(),
             target_name: Some(self.place.target.clone()),
-            // The random format (10.4.1), so that runs at the same time do not displace each other.
-            isid: [0x80, 0, c, d, a, b],
+            // Runs at the same time, in containers too, do not displace each other.
+            isid: random_isid(),
             tsih: 0,
             cid: 0,
             cmd_sn: 1,
