@@ -2,16 +2,20 @@
 
 use std::net::IpAddr;
 
-/// This many takeovers from another address within the time below are a contest.
-const TAKEOVERS: u32 = 3;
+/// Within [`SECONDS`], this many takeovers from another address are a contest.
+const MOVES: u32 = 3;
+/// Within [`SECONDS`], this many takeovers of sessions with connections are a contest, also from one address: containers share the
+/// address of their host. An initiator that has lost its connections may log in again some times before the target notices.
+const DISPLACED: u32 = 8;
 const SECONDS: u64 = 60;
 
-/// Takeovers of a session identity from other addresses.
+/// Takeovers of a session identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Contest {
     /// Address of the initiator that has the session.
     pub address: IpAddr,
-    takeovers: u32,
+    moves: u32,
+    displaced: u32,
     /// Second of the first counted takeover.
     since: u64,
 }
@@ -21,26 +25,25 @@ impl Contest {
     pub fn new(address: IpAddr, now: u64) -> Contest {
         Contest {
             address: address.to_canonical(),
-            takeovers: 0,
+            moves: 0,
+            displaced: 0,
             since: now,
         }
     }
 
-    /// Counts a login that takes the session over; true: warn.
-    pub fn take_over(&mut self, address: IpAddr, now: u64) -> bool {
+    /// Counts a login that takes the session over, and whether the session had connections; true: warn.
+    pub fn take_over(&mut self, address: IpAddr, has_displaced: bool, now: u64) -> bool {
         let address = address.to_canonical();
-        if address == self.address {
-            return false;
-        }
-        self.address = address;
         if now.saturating_sub(self.since) > SECONDS {
-            (self.takeovers, self.since) = (0, now);
+            *self = Contest::new(self.address, now);
         }
-        self.takeovers += 1;
-        if self.takeovers < TAKEOVERS {
+        self.moves += u32::from(address != self.address);
+        self.displaced += u32::from(has_displaced);
+        self.address = address;
+        if self.moves < MOVES && self.displaced < DISPLACED {
             return false;
         }
-        (self.takeovers, self.since) = (0, now);
+        *self = Contest::new(address, now);
         true
     }
 }
@@ -49,21 +52,34 @@ impl Contest {
 mod tests {
     use super::*;
 
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
     #[test]
     fn repeated_takeovers_from_another_address_are_a_contest() {
-        let (one, other): (IpAddr, IpAddr) =
-            ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
+        let (one, other) = (address("192.0.2.1"), address("192.0.2.2"));
         let mut contest = Contest::new(one, 0);
+        let mut take_over = |from, now| contest.take_over(from, false, now);
         // A host that logs in again, or that moves to another address once.
         for now in 0..100 {
-            assert!(!contest.take_over("::ffff:192.0.2.1".parse().unwrap(), now));
+            assert!(!take_over(address("::ffff:192.0.2.1"), now));
         }
-        assert!(!contest.take_over(other, 100));
-        assert!(!contest.take_over(other, 101));
+        assert!(!take_over(other, 150) && !take_over(other, 151));
         // Two hosts that take the session from each other, slowly and then fast.
-        assert!(!contest.take_over(one, 200) && !contest.take_over(other, 300));
-        assert!(!contest.take_over(one, 310) && contest.take_over(other, 320));
-        assert!(!contest.take_over(one, 321) && !contest.take_over(other, 322));
-        assert!(contest.take_over(one, 323));
+        assert!(!take_over(one, 250) && !take_over(other, 350));
+        assert!(!take_over(one, 360) && take_over(other, 370));
+        assert!(!take_over(one, 371) && !take_over(other, 372));
+        assert!(take_over(one, 373));
+    }
+
+    #[test]
+    fn sessions_displaced_again_and_again_are_a_contest() {
+        let host = address("192.0.2.1");
+        let mut contest = Contest::new(host, 0);
+        assert!((0..7).all(|now| !contest.take_over(host, true, now)));
+        assert!(contest.take_over(host, true, 8));
+        // The connection of an initiator breaks every ten seconds.
+        assert!((0..100).all(|times| !contest.take_over(host, true, 10 + 10 * times)));
     }
 }

@@ -56,7 +56,7 @@ fn warn_of_contest(identity: &SessionIdentity, before: IpAddr, now: IpAddr) {
         isid,
         target = identity.target_name.as_deref().unwrap_or("(none)"),
         addresses = %format!("{before} {now}"),
-        "two addresses take one session from each other; hint: give each host an initiator name of its own"
+        "a session is taken over again and again; hint: give each host an initiator name of its own"
     );
 }
 
@@ -263,7 +263,8 @@ impl TargetPolicy for Shared {
             && let Some(nexus) = nexuses.remove(&there)
         {
             contest = nexus.contest;
-            if contest.take_over(address, now) {
+            let has_displaced = !attachment.displaced.is_empty();
+            if contest.take_over(address, has_displaced, now) {
                 warn_of_contest(&identity, nexus.contest.address, address);
             }
             self.lose_nexus(there, &nexus);
