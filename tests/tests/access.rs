@@ -3,11 +3,13 @@
 
 use end_to_end::{Context, DaemonBuilder, Profile, Result, Rig, Scratch, bail, ensure, http};
 use serde_json::Value;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vm::{lunette_program, wait_until};
 
 const CONTROL: &str = "Qm9fTm90X1RlbGxfVGhpcw==";
@@ -105,6 +107,87 @@ fn over_tcp_only_a_token_opens_and_it_is_never_told() -> Result<()> {
     ensure!(log.contains("chmod 600"), "nobody is told why:\n{log}");
     for secret in [CONTROL, READERS, other] {
         ensure!(!log.contains(secret), "the log tells the token {secret}");
+    }
+    Ok(())
+}
+
+#[test]
+fn administrators_are_served_beside_silent_clients_and_readers() -> Result<()> {
+    let (_rig, address) = over_tcp()?;
+    let open = |words: &str| -> Result<TcpStream> {
+        let mut stream = TcpStream::connect(&address)?;
+        stream.write_all(words.as_bytes())?;
+        Ok(stream)
+    };
+    let request = |path: &str, token: &str| {
+        format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n")
+    };
+    let _silent = (0..400).map(|_| open("G")).collect::<Result<Vec<_>>>()?;
+    let mut statuses = Vec::new();
+    let mut streams = Vec::new();
+    for _ in 0..130 {
+        let mut stream = open(&request("/v1/events", READERS))?;
+        let mut head = [0; 12];
+        stream.read_exact(&mut head)?;
+        statuses.push(String::from_utf8_lossy(&head).into_owned());
+        streams.push(stream);
+    }
+    ensure!(statuses[0] == "HTTP/1.1 200", "{statuses:?}");
+    ensure!(statuses[129] == "HTTP/1.1 429", "{statuses:?}");
+
+    let begun = Instant::now();
+    let mut administrator = open(&request("/v1/version", CONTROL))?;
+    administrator.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let mut head = [0; 12];
+    administrator.read_exact(&mut head)?;
+    ensure!(
+        &head == b"HTTP/1.1 200",
+        "{}",
+        String::from_utf8_lossy(&head)
+    );
+    ensure!(begun.elapsed() < Duration::from_secs(10));
+
+    // A reader is admitted when another has left.
+    drop(streams);
+    let admitted = wait_until(Duration::from_secs(20), || {
+        let mut reader = open(&request("/v1/version", READERS)).ok()?;
+        reader.read_exact(&mut head).ok()?;
+        (&head == b"HTTP/1.1 200").then_some(())
+    });
+    admitted.context("no place for a reader")
+}
+
+#[test]
+fn browsers_use_local_names_addresses_and_configured_names() -> Result<()> {
+    let rig = Rig::new(|daemon| {
+        daemon
+            .disk("d=ram:1M")
+            .arguments(["--api-name", "disks.example"])
+    })?;
+    let status = |fields: &str| -> Result<u16> {
+        let mut stream = UnixStream::connect(rig.daemon.control())?;
+        write!(
+            stream,
+            "GET /v1/version HTTP/1.1\r\n{fields}Connection: close\r\n\r\n"
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let word = answer.split(' ').nth(1).context("no status")?;
+        Ok(word.parse()?)
+    };
+    for (fields, expected) in [
+        ("Host: anything\r\n", 200),
+        ("", 400),
+        ("Host: localhost\r\nHost: localhost\r\n", 400),
+        ("Host: evil.example\r\n", 403),
+        ("Host: localhost:80\r\nSec-Fetch-Site: none\r\n", 200),
+        ("Host: [::1]:80\r\nOrigin: http://[::1]:80\r\n", 200),
+        ("Host: disks.example\r\nSec-Fetch-Site: none\r\n", 200),
+        ("Host: evil\r\nSec-Fetch-Site: none\r\n", 403),
+        ("Host: evil\r\nOrigin: http://evil\r\n", 403),
+    ] {
+        let got = status(fields)?;
+        ensure!(got == expected, "{fields:?}: {got} instead of {expected}");
     }
     Ok(())
 }

@@ -16,8 +16,9 @@ use super::lun::LunDraft;
 use super::model::{AccessConfig, Config, Placement, PollLimit, WORKERS_MAX, WorkersConfig};
 use super::place::At;
 use super::readers::{
-    ADDRESS_ALLOWED, CPUS_ALLOWED, FILE_ALLOWED, FOLDER_ALLOWED, PATHS_ALLOWED, SOCKET_ALLOWED,
-    read_address, read_cpus, read_file_name, read_folder, read_paths, read_poll, read_socket,
+    ADDRESS_ALLOWED, CPUS_ALLOWED, FILE_ALLOWED, FOLDER_ALLOWED, NAMES_ALLOWED, PATHS_ALLOWED,
+    SOCKET_ALLOWED, read_address, read_cpus, read_file_name, read_folder, read_poll, read_socket,
+    read_texts,
 };
 use super::value::{Fields, Reader};
 
@@ -43,6 +44,7 @@ pub struct Draft {
     pub api_listen: Option<At<SocketAddr>>,
     pub token_file: Option<At<PathBuf>>,
     pub readers_token_file: Option<At<PathBuf>>,
+    pub api_names: Vec<String>,
     /// Where state is persisted.
     pub state: Option<At<PathBuf>>,
     /// Where metrics are served over TCP.
@@ -293,7 +295,8 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             RESTART,
             "folders and files that the sandbox allows beside those of disks, sockets and state",
             |key, reader, draft| {
-                if let Some(paths) = read_paths(reader, key.name) {
+                if let Some(paths) = read_texts(reader, key.name, PATHS_ALLOWED) {
+                    let paths = paths.into_iter().map(PathBuf::from);
                     draft.sandbox_paths.get_or_insert_default().extend(paths);
                 }
             },
@@ -330,6 +333,30 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "ADDRESS:PORT",
             FlagForm::Word,
             "Serve the API over TCP too, to clients with the token of --token-file",
+        ),
+    },
+    DaemonKey {
+        key: key(
+            "api_names",
+            Kind::List("list of host names", NAMES_ALLOWED, Item::Text),
+            NONE,
+            RESTART,
+            "names, beside `localhost` and IP addresses, that browsers may use for the [API](api.md#access)",
+            |key, reader, draft| {
+                if let Some(names) = read_texts(reader, key.name, NAMES_ALLOWED) {
+                    draft.api_names.extend(names);
+                }
+            },
+            |config| {
+                let names = &config.access.api_names;
+                (!names.is_empty()).then(|| json!(names))
+            },
+        ),
+        flag: flag(
+            "api-name",
+            "NAME",
+            FlagForm::Repeated,
+            "Host name that browsers may use for the API, beside localhost and IP addresses",
         ),
     },
     DaemonKey {
@@ -593,6 +620,7 @@ impl Draft {
                 api_listen: self.api_listen.take().map(|at| at.value),
                 token_file: path(self.token_file.take()),
                 readers_token_file: path(self.readers_token_file.take()),
+                api_names: std::mem::take(&mut self.api_names),
             },
             state: path(self.state.take()),
             metrics_listen: self.metrics_listen.take().map(|at| at.value),

@@ -121,6 +121,8 @@ pub struct AccessConfig {
     pub token_file: Option<PathBuf>,
     /// Who shows the token in this file over TCP may look on.
     pub readers_token_file: Option<PathBuf>,
+    /// Names, beside `localhost` and IP addresses, that browsers may use for the API.
+    pub api_names: Vec<String>,
 }
 
 impl AccessConfig {

@@ -18,6 +18,8 @@ pub const ADDRESS_ALLOWED: &str =
 pub const FILE_ALLOWED: &str = "the path of a file, such as /etc/lunette/token";
 pub const FOLDER_ALLOWED: &str = "the path of a folder, such as /var/lib/lunette";
 pub const PATHS_ALLOWED: &str = "a list of paths, such as [\"/srv/disks\"]";
+/// Values of a list of host names.
+pub const NAMES_ALLOWED: &str = "a list of host names, such as [\"storage1.example\"]";
 pub const POLL_ALLOWED: &str = "0 (never poll), microseconds up to 1000000, or \"always\"";
 pub const CPUS_ALLOWED: &str = "a list of CPU numbers, such as 2,3 (in a file: [2, 3])";
 
@@ -78,27 +80,31 @@ fn read_path(
     Some(At::new(PathBuf::from(path.value), path.place))
 }
 
-/// Paths, as a list of texts; in a flag one path.
-pub fn read_paths(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<Vec<PathBuf>> {
+/// Reads a list of texts that are neither empty nor contain a NUL; a flag has one of them. `allowed` describes the list in errors.
+pub fn read_texts(
+    reader: &mut Reader<'_, '_>,
+    key: &'static str,
+    allowed: &'static str,
+) -> Option<Vec<String>> {
     let value = reader.raw(key)?;
     let items = match &value.value {
         Raw::List(items) => items.as_slice(),
         Raw::Word(_) => std::slice::from_ref(value),
         _ => {
-            reader.refuse(key, value, PATHS_ALLOWED);
+            reader.refuse(key, value, allowed);
             return None;
         }
     };
-    let mut paths = Vec::new();
+    let mut texts = Vec::new();
     for item in items {
         match &item.value {
             Raw::Text(text) | Raw::Word(text) if !text.is_empty() && !text.contains('\0') => {
-                paths.push(PathBuf::from(text));
+                texts.push(text.clone());
             }
-            _ => reader.refuse(key, item, PATHS_ALLOWED),
+            _ => reader.refuse(key, item, allowed),
         }
     }
-    Some(paths)
+    Some(texts)
 }
 
 /// An address to listen on, with its port.

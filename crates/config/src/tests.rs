@@ -62,6 +62,7 @@ fn flags_say_the_same_as_a_file() {
 .with("api-listen", "[::1]:9753")
 .with("token-file", "token")
 .with("readers-token-file", "token2")
+.with("api-name", "storage1.example")
 .with("sandbox-path", "a")
 .with("sandbox-path", "b");
     let text = r#"
@@ -73,6 +74,7 @@ fn flags_say_the_same_as_a_file() {
         api_listen = "[::1]:9753"
         token_file = "token"
         readers_token_file = "token2"
+        api_names = ["storage1.example"]
         workers = 2
         cpus = [2, 3]
         poll_us = 50
@@ -650,6 +652,7 @@ fn config() -> impl Strategy<Value = Config> {
                             .as_ref()
                             .map(|path| PathBuf::from(format!("/etc/{path}"))),
                         readers_token_file: None,
+                        api_names: control.iter().cloned().collect(),
                         api_listen: control
                             .as_ref()
                             .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),

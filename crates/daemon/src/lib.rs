@@ -7,6 +7,7 @@
 
 mod bitmaps;
 mod confinement;
+mod connection_table;
 pub mod control;
 mod disks;
 mod exports;

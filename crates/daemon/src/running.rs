@@ -15,7 +15,7 @@ use latency::Snapshot;
 use reactor::{Pool, WorkerOptions};
 
 use crate::bitmaps::Bitmaps;
-use crate::control::{self, Api, Audience, BindError, Tokens, View};
+use crate::control::{self, Api, Audience, BindError, Names, Tokens, View};
 use crate::exports::{self, Endpoint, ReadyExport};
 use crate::handover::{self, Ending, Named, Sockets};
 use crate::jobs::{Context, Jobs};
@@ -248,7 +248,12 @@ fn serve_tcp(
     match (access.api_listen, tokens) {
         (Some(address), Some(tokens)) => {
             let place = Place { address, inherited };
-            let server = control::TcpServer::start(place, asked.clone(), tokens.clone());
+            let server = control::TcpServer::start(
+                place,
+                asked.clone(),
+                tokens.clone(),
+                Names::new(&access.api_names),
+            );
             let server =
                 server.map_err(|error| format!("cannot serve the API on {address}: {error}"))?;
             tracing::info!(address = %server.address(), "API served over TCP, with tokens");

@@ -1,17 +1,16 @@
-//! A thread of its own that accepts TCP connections and has each of them served, few at a time: whoever is out there, the
-//! control socket is not concerned.
+//! A thread that accepts TCP connections and has each of them served, within the limits of [`ConnectionTable`]. The control socket has
+//! a thread of its own, and is not affected by clients of this one.
 
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::sockopt;
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 
+use crate::connection_table::{ConnectionGuard, ConnectionLimits, ConnectionTable};
 use crate::service_thread::{Accepted, Connections, ServiceThread};
 
 /// How long to wait when the kernel gives no connection, for want of descriptors say.
@@ -63,26 +62,25 @@ pub(crate) struct TcpService {
 }
 
 impl TcpService {
-    /// Has `serve` serve the connections to an address, at most so many at a time; further ones wait. The name is the thread's,
-    /// and the log's.
+    /// Has `serve` serve the connections to an address within `limits`. The thread and the log use `name`.
     ///
     /// # Errors
     /// When it cannot be listened on.
     pub fn start<Serve, Served>(
         name: &'static str,
         place: Place,
-        connections_max: usize,
+        limits: ConnectionLimits,
         serve: Serve,
     ) -> io::Result<TcpService>
     where
-        Serve: Fn(TcpStream, Accepted) -> Served + Send + 'static,
+        Serve: Fn(TcpStream, Accepted, ConnectionGuard) -> Served + Send + 'static,
         Served: Future<Output = ()> + Send + 'static,
     {
         let listener = place.listen()?;
         let address = listener.local_addr()?;
         let accepting = listener.try_clone()?;
         let thread = ServiceThread::start(name, async move |connections: &Connections| {
-            accept_all(name, accepting, connections_max, serve, connections).await
+            accept_all(name, accepting, limits, serve, connections).await
         })?;
         Ok(TcpService {
             address,
@@ -105,27 +103,29 @@ impl TcpService {
 async fn accept_all<Serve, Served>(
     name: &'static str,
     listener: TcpListener,
-    connections_max: usize,
+    limits: ConnectionLimits,
     serve: Serve,
     connections: &Connections,
 ) -> io::Result<()>
 where
-    Serve: Fn(TcpStream, Accepted) -> Served,
+    Serve: Fn(TcpStream, Accepted, ConnectionGuard) -> Served,
     Served: Future<Output = ()> + Send + 'static,
 {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let room = Arc::new(Semaphore::new(connections_max));
+    let table = ConnectionTable::new(limits);
     loop {
-        let Ok(place) = room.clone().acquire_owned().await else {
-            return Ok(());
-        };
         match listener.accept().await {
-            Ok((stream, _)) => {
-                let served = serve(stream, connections.accepted());
+            Ok((stream, address)) => {
+                let (guard, closed) = table.register(address.ip());
+                let served = serve(stream, connections.accepted(), guard);
                 tokio::spawn(async move {
-                    served.await;
-                    drop(place);
+                    tokio::select! {
+                        () = served => {}
+                        _ = closed => {}
+                    }
                 });
+                // A request that has come with the connection is read before further connections can close it.
+                tokio::task::yield_now().await;
             }
             Err(error) => {
                 tracing::debug!(service = name, %error, "no connection");

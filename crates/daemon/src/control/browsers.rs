@@ -1,15 +1,31 @@
-//! Requests that a browser makes for a page that is not ours. Whoever reaches the control socket through a tunnel shows no token, and so
-//! any page in the same browser could ask in their name.
+//! Checks of the Host field, and requests that a browser makes for a page of another site. A browser at the control socket, through a
+//! tunnel, shows no token: without these checks any page in that browser could make requests.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
+
+/// Names, beside `localhost` and IP addresses, that browsers may use.
+#[derive(Clone, Debug, Default)]
+pub struct Names(Arc<[String]>);
+
+impl Names {
+    /// The names of a configuration.
+    pub fn new(names: &[String]) -> Names {
+        Names(names.into())
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|known| known.eq_ignore_ascii_case(name))
+    }
+}
 
 fn refused(detail: &str) -> Response {
     ErrorResponse::new(StatusCode::FORBIDDEN, detail).into_response()
@@ -19,7 +35,8 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Is it made for a page of another site (RFC 6454, 7)? Programs send no Origin, and browsers send it with whatever may change something.
+/// Returns true if Origin (RFC 6454, 7) names another site than Host. Programs send no Origin. Browsers send it with every request that
+/// can change something.
 fn is_of_another_site(headers: &HeaderMap) -> bool {
     if !headers.contains_key(header::ORIGIN) {
         return false;
@@ -31,35 +48,64 @@ fn is_of_another_site(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Is the daemon called by a name of the DNS? Whose name it is can have it lead to this host, and its pages are then of the same site.
-fn has_public_name(headers: &HeaderMap) -> bool {
-    let Some(host) = headers.get(header::HOST) else {
-        return false;
-    };
-    let authority = host
-        .to_str()
-        .ok()
-        .and_then(|host| host.parse::<Authority>().ok());
-    let Some(authority) = authority else {
-        return true;
-    };
-    let name = authority.host().trim_matches(['[', ']']);
-    name.contains('.') && name.parse::<IpAddr>().is_err()
+/// Returns true if the request has the fields that RFC 9112, 3.2 requires: HTTP/1.1 exactly one Host, HTTP/1.0 at most one.
+pub(crate) fn has_one_host(version: Version, headers: &HeaderMap) -> bool {
+    let count = headers.get_all(header::HOST).iter().count();
+    count == 1 || (count == 0 && version < Version::HTTP_11)
 }
 
-/// Refuses what another site's page asks for.
-pub(super) async fn same_site(request: Request, next: Next) -> Response {
-    if is_of_another_site(request.headers()) {
+/// Returns true if a browser made the request, as far as its fields show.
+fn is_of_a_browser(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
+}
+
+/// The host that the request is for; `None`: the field is malformed.
+fn host_name(headers: &HeaderMap) -> Option<String> {
+    let host = text(headers, header::HOST)?.parse::<Authority>().ok()?;
+    Some(host.host().trim_matches(['[', ']']).to_owned())
+}
+
+/// Returns true if the owner of no DNS name can direct browsers to the daemon by this name.
+fn is_local_or_address(name: &str, names: &Names) -> bool {
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok() || names.has(name)
+}
+
+/// Refuses requests without exactly one Host, of pages of other sites, and of browsers that use a name which is not configured.
+pub(super) async fn same_site(
+    State(names): State<Names>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let headers = request.headers();
+    if !has_one_host(request.version(), headers) {
+        let detail = "a request needs exactly one Host field";
+        return ErrorResponse::bad_request(detail).into_response();
+    }
+    if is_of_another_site(headers) {
         return refused("this request is of a page of another site");
+    }
+    let is_known = |name: String| is_local_or_address(&name, &names);
+    if is_of_a_browser(headers) && !host_name(headers).is_some_and(is_known) {
+        return refused(
+            "browsers may use this API only by `localhost`, an IP address or a name in `api_names`; hint: add the name to api_names, or use the address",
+        );
     }
     next.run(request).await
 }
 
-/// Refuses also what a page of a name of the DNS asks for: for servers that ask for no token.
-pub(super) async fn local_name(request: Request, next: Next) -> Response {
-    if has_public_name(request.headers()) {
+/// Refuses requests for a name of the DNS that is not configured: for servers that require no token. Old browsers send neither Origin nor
+/// Sec-Fetch-Site with a plain GET.
+pub(super) async fn local_name(
+    State(names): State<Names>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let is_local = |name: String| !name.contains('.') || is_local_or_address(&name, &names);
+    if request.headers().contains_key(header::HOST)
+        && !host_name(request.headers()).is_some_and(is_local)
+    {
         return refused(
-            "the control socket is not called by a name of the DNS; hint: call it localhost, and have a proxy before it set `Host: localhost`",
+            "the control socket is not used by a name of the DNS; hint: use localhost, have a proxy set `Host: localhost`, or add the name to api_names",
         );
     }
     next.run(request).await
@@ -91,24 +137,44 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_dns_are_told_from_addresses_and_local_names() {
+    fn local_names_addresses_and_configured_names_are_known() {
+        let names = Names::new(&["storage1.example".to_owned()]);
+        let is_known = |host: &str| {
+            host_name(&headers(Some(host), None))
+                .is_some_and(|name| is_local_or_address(&name, &names))
+        };
         for host in [
-            "lunette",
-            "x",
-            "localhost:9751",
+            "localhost",
+            "LOCALHOST:9751",
             "127.0.0.1:9751",
+            "192.0.2.1",
             "[::1]:9751",
+            "storage1.example:9753",
         ] {
-            assert!(!has_public_name(&headers(Some(host), None)), "{host}");
+            assert!(is_known(host), "{host}");
         }
         for host in [
             "evil.example",
             "evil.example:9751",
             "127.0.0.1.evil.example",
+            "storage1.example.evil.example",
             "localhost.",
+            "lunette",
             "a b",
         ] {
-            assert!(has_public_name(&headers(Some(host), None)), "{host}");
+            assert!(!is_known(host), "{host}");
         }
+    }
+
+    #[test]
+    fn http_1_1_requires_exactly_one_host() {
+        let mut fields = headers(None, None);
+        assert!(!has_one_host(Version::HTTP_11, &fields));
+        assert!(has_one_host(Version::HTTP_10, &fields));
+        fields.append(header::HOST, "localhost".parse().unwrap());
+        assert!(has_one_host(Version::HTTP_11, &fields));
+        fields.append(header::HOST, "evil.example".parse().unwrap());
+        assert!(!has_one_host(Version::HTTP_11, &fields));
+        assert!(!has_one_host(Version::HTTP_10, &fields));
     }
 }

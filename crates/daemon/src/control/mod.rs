@@ -32,6 +32,8 @@ use ::control::Status;
 use ::control::statistics::Statistics;
 
 pub use api::{Api, openapi};
+pub use browsers::Names;
+pub(crate) use browsers::has_one_host;
 pub use configuration::summary;
 pub use problem::ErrorResponse;
 pub use server::Server;

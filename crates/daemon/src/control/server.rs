@@ -13,7 +13,7 @@ use tokio::net::UnixListener;
 use super::ErrorResponse;
 use super::access::{Guarded, check};
 use super::api::{Api, router};
-use super::browsers::{local_name, same_site};
+use super::browsers::{Names, local_name, same_site};
 use super::socket::{Bound, Left};
 use crate::service_thread::{Connections, ServiceThread, http};
 use config::AccessConfig;
@@ -73,11 +73,12 @@ async fn serve(
     connections: &Connections,
 ) -> io::Result<()> {
     let listener = UnixListener::from_std(listener)?;
+    let names = Names::new(&access.api_names);
     let guarded = Guarded::new(listener, access);
     let routes = router(api)
         .layer(middleware::from_fn(check))
-        .layer(middleware::from_fn(same_site))
-        .layer(middleware::from_fn(local_name));
+        .layer(middleware::from_fn_with_state(names.clone(), same_site))
+        .layer(middleware::from_fn_with_state(names, local_name));
     loop {
         let (conversation, peer) = guarded.accept().await;
         let routes = routes.clone().layer(Extension(ConnectInfo(peer)));

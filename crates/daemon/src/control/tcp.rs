@@ -1,45 +1,50 @@
-//! The same API over TCP, for those who show a token ([`Tokens`]); a thread of its own, so that nobody out there can
-//! hold up the control socket.
+//! The API over TCP, for clients with a token ([`Tokens`]), on a thread of its own.
 //!
-//! The conversation is in the clear: an address that others can listen to needs a tunnel before it. A connection that
-//! shows no token holds its place for seconds only.
+//! The connection is not encrypted: use a tunnel on networks that others can listen to. Connections without a token, with the
+//! readers' token and with the full token have limits of their own, so that the first two cannot shut the third out.
 
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use axum::Router;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header;
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Router};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 
 use super::ErrorResponse;
-use super::access::{Peer, check};
+use super::access::{Peer, Right, check};
 use super::api::{Api, router};
-use super::browsers::same_site;
+use super::browsers::{Names, same_site};
 use super::page;
 use super::server::HEAD_TIME;
 use super::token::Tokens;
+use crate::connection_table::{ConnectionGuard, ConnectionLimits, Standing};
 use crate::service_thread::http;
 use crate::tcp_service::{Place, TcpService};
 
-/// Connections at a time; further ones wait. Each may bring a body of some megabytes.
-const CONNECTIONS_MAX: usize = 128;
+/// Connections at a time. Those of administrators may each bring a body of some megabytes.
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    unauthenticated: 64,
+    per_network: 32,
+    readers: 64,
+    administrators: 64,
+};
 
 /// The API served over TCP; dropping it ends that.
 #[derive(Debug)]
 pub struct TcpServer(TcpService);
 
 impl TcpServer {
-    /// Serves the API on an address.
+    /// Serves the API on an address, to browsers by `names` only.
     ///
     /// # Errors
     /// When it cannot be listened on.
-    pub fn start(place: Place, api: Api, tokens: Tokens) -> io::Result<TcpServer> {
+    pub fn start(place: Place, api: Api, tokens: Tokens, names: Names) -> io::Result<TcpServer> {
         // Whoever is not on this machine has no socket to take descriptors at.
         let api = Api {
             ending: None,
@@ -47,10 +52,10 @@ impl TcpServer {
         };
         let routes: Router = router(api)
             .layer(middleware::from_fn(check))
-            .layer(middleware::from_fn(same_site))
+            .layer(middleware::from_fn_with_state(names, same_site))
             .layer(middleware::from_fn_with_state(tokens, recognise));
-        let service = TcpService::start("api", place, CONNECTIONS_MAX, move |stream, accepted| {
-            let service = TowerToHyperService::new(routes.clone());
+        let service = TcpService::start("api", place, LIMITS, move |stream, accepted, guard| {
+            let service = TowerToHyperService::new(routes.clone().layer(Extension(guard)));
             accepted.serve(http(HEAD_TIME), TokioIo::new(stream), service)
         })?;
         Ok(TcpServer(service))
@@ -67,18 +72,29 @@ impl TcpServer {
     }
 }
 
-/// Nobody without a token comes further than here, but to the page.
-async fn recognise(State(tokens): State<Tokens>, mut request: Request, next: Next) -> Response {
+/// Refuses requests without a token, except for the page, and connections beyond the limit of their token.
+async fn recognise(
+    State(tokens): State<Tokens>,
+    Extension(guard): Extension<ConnectionGuard>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let known = tokens.right(request.headers());
     if known.is_err() && request.method() == Method::GET && request.uri().path() == page::PATH {
         // The page has nothing of the daemon in it, and asks for the token.
-        let mut response = page::get().await.into_response();
-        let close = HeaderValue::from_static("close");
-        response.headers_mut().insert(header::CONNECTION, close);
-        return response;
+        return last(page::get().await.into_response());
     }
     match known {
         Ok(right) => {
+            let standing = match right {
+                Right::Read => Standing::Reader,
+                Right::Control => Standing::Administrator,
+            };
+            if !guard.authenticate(standing) {
+                let detail = "too many connections with this token; hint: close some of them, event streams above all, and try again";
+                let problem = ErrorResponse::new(StatusCode::TOO_MANY_REQUESTS, detail);
+                return last(problem.into_response());
+            }
             request.headers_mut().remove(header::AUTHORIZATION);
             request.extensions_mut().insert(ConnectInfo(Peer { right }));
             next.run(request).await
@@ -86,11 +102,17 @@ async fn recognise(State(tokens): State<Tokens>, mut request: Request, next: Nex
         Err(unknown) => {
             let problem = ErrorResponse::new(StatusCode::UNAUTHORIZED, unknown.detail());
             let mut response = problem.into_response();
-            let headers = response.headers_mut();
             let challenge = HeaderValue::from_static(unknown.challenge());
+            let headers = response.headers_mut();
             headers.insert(header::WWW_AUTHENTICATE, challenge);
-            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-            response
+            last(response)
         }
     }
+}
+
+/// Closes the connection after this response.
+fn last(mut response: Response) -> Response {
+    let close = HeaderValue::from_static("close");
+    response.headers_mut().insert(header::CONNECTION, close);
+    response
 }

@@ -1,7 +1,7 @@
 //! Metrics over TCP, for a Prometheus that cannot open the control socket: `GET /metrics`, and nothing else.
 //!
-//! Whoever can reach the address may read, or where there are tokens whoever shows one. A connection lives for seconds
-//! and there are few at a time, so that nobody can hold the daemon's descriptors; the control socket is not concerned.
+//! Every client that reaches the address may read; if there are tokens, every client that shows one. Connections live for seconds and
+//! are limited in number, which bounds the descriptors. The control socket is not affected.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,12 +16,18 @@ use hyper::header::{ALLOW, CONTENT_TYPE, WWW_AUTHENTICATE};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 
-use crate::control::{Tokens, View};
+use crate::connection_table::ConnectionLimits;
+use crate::control::{Tokens, View, has_one_host};
 use crate::service_thread::http;
 use crate::tcp_service::{Place, TcpService};
 
-/// Connections at a time.
-const CONNECTIONS_MAX: usize = 16;
+/// Each connection brings one request, so all of them count as unauthenticated.
+const LIMITS: ConnectionLimits = ConnectionLimits {
+    unauthenticated: 16,
+    per_network: 8,
+    readers: 0,
+    administrators: 0,
+};
 /// How long a connection may live.
 const CONNECTION_TIME: Duration = Duration::from_secs(10);
 
@@ -39,11 +45,8 @@ impl Listener {
         view: Arc<dyn View>,
         tokens: Option<Tokens>,
     ) -> io::Result<Listener> {
-        let service = TcpService::start(
-            "metrics",
-            place,
-            CONNECTIONS_MAX,
-            move |stream, accepted| {
+        let service =
+            TcpService::start("metrics", place, LIMITS, move |stream, accepted, guard| {
                 let (view, tokens) = (view.clone(), tokens.clone());
                 async move {
                     let service = hyper::service::service_fn(move |request| {
@@ -53,9 +56,9 @@ impl Listener {
                     http.keep_alive(false);
                     let serving = accepted.serve(http, TokioIo::new(stream), service);
                     let _late = tokio::time::timeout(CONNECTION_TIME, serving).await;
+                    drop(guard);
                 }
-            },
-        )?;
+            })?;
         Ok(Listener(service))
     }
 
@@ -83,6 +86,10 @@ async fn answer(
         response
     };
     const TEXT: &str = "text/plain; charset=utf-8";
+    if !has_one_host(request.version(), request.headers()) {
+        let text = "bad request: exactly one Host field is needed\n".to_owned();
+        return Ok(plain(StatusCode::BAD_REQUEST, TEXT, text));
+    }
     if let Some(tokens) = tokens
         && let Err(unknown) = tokens.may_look(request.headers())
     {
