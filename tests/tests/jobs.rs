@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, VerifiedLoad, status};
 use vm::{CEPH_USER, Ceph};
 
@@ -620,5 +620,47 @@ fn guest_is_snapshotted_and_moved_while_it_writes() -> Result<()> {
         "{replayed:?}"
     );
     succeeds(at, "e2fsck", &["-fn", "taken.raw"])?;
+    Ok(())
+}
+
+/// The cost of a job follows allocated data, and a client that cancels one waits for one step of it.
+#[test]
+fn jobs_of_huge_empty_images_end_soon_and_are_cancelled_at_once() -> Result<()> {
+    let rig = Rig::prepared(|scratch, daemon| {
+        let folder = scratch.files();
+        for (name, more) in [
+            ("base.qcow2", &[][..]),
+            ("over.qcow2", &["-b", "base.qcow2", "-F", "qcow2"]),
+        ] {
+            let create = [&["create", "-q", "-f", "qcow2"], more, &[name, "32T"]].concat();
+            succeeds(folder, "qemu-img", &create)?;
+        }
+        let over = scratch.file("over.qcow2").display().to_string();
+        Ok(daemon.disk(&format!("d=image:{over}")))
+    })?;
+    let target = format!("image:{}", rig.scratch.file("copy.qcow2").display());
+    let begun = Instant::now();
+    ask(&rig, &["disk", "mirror", "d", &target, "--speed", "1K"])?;
+    ask(&rig, &["job", "cancel", "d"])?;
+    ensure!(
+        begun.elapsed() < Duration::from_secs(10),
+        "cancel: {:?}",
+        begun.elapsed()
+    );
+    let begun = Instant::now();
+    ask(&rig, &["disk", "stream", "d", "--speed", "1M", "--wait"])?;
+    ensure!(
+        begun.elapsed() < Duration::from_secs(20),
+        "stream: {:?}",
+        begun.elapsed()
+    );
+    let target = format!("image:{}", rig.scratch.file("backup.qcow2").display());
+    let begun = Instant::now();
+    ask(&rig, &["disk", "backup", "d", &target, "--wait"])?;
+    ensure!(
+        begun.elapsed() < Duration::from_secs(30),
+        "backup: {:?}",
+        begun.elapsed()
+    );
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::{DiskInfo, Geometry, Identity};
 
@@ -22,6 +22,9 @@ const SERIAL_BYTES_MAX: usize = 20;
 
 /// A device that answers answers by then.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Interval at which a hold that waits checks whether it is still wanted.
+const HOLD_STEP: Duration = Duration::from_millis(50);
 
 /// What a disk shows to its clients besides what its block device says.
 #[derive(Clone, Copy, Debug, Default)]
@@ -343,14 +346,32 @@ impl Disk {
     /// # Errors
     /// When they do not end in time.
     pub fn hold(&self, offset: u64, length: u64) -> Result<RangeLock, ResizeError> {
+        self.hold_while(offset, length, || true)
+    }
+
+    /// As [`Disk::hold`], but gives up soon after `is_wanted` returns false.
+    ///
+    /// # Errors
+    /// When they do not end in time, or the range is not wanted any more.
+    pub fn hold_while(
+        &self,
+        offset: u64,
+        length: u64,
+        is_wanted: impl Fn() -> bool,
+    ) -> Result<RangeLock, ResizeError> {
         let (grant, granted) = mpsc::channel();
         self.locks.acquire(offset, length, move |lease| {
             // When nobody waits any more it is dropped, and so given back.
             grant.send(lease).ok();
         });
         let seconds = RESIZE_PATIENCE.as_secs();
-        let lease = granted.recv_timeout(RESIZE_PATIENCE);
-        lease.map_err(|_| ResizeError::Busy { seconds })
+        let until = Instant::now() + RESIZE_PATIENCE;
+        while is_wanted() && Instant::now() < until {
+            if let Ok(lease) = granted.recv_timeout(HOLD_STEP) {
+                return Ok(lease);
+            }
+        }
+        Err(ResizeError::Busy { seconds })
     }
 
     /// Can its medium be ejected and loaded?

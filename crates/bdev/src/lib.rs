@@ -189,6 +189,15 @@ pub trait IoChannel {
     fn in_flight(&self) -> usize;
 }
 
+/// Progress of [`BlockDevice::copy_up`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopiedUp {
+    /// Offset to continue at. `u64::MAX`: the device below has no data beyond it.
+    pub end: u64,
+    /// Bytes that were copied.
+    pub bytes: u64,
+}
+
 /// A disk's block device. Shared by all workers.
 pub trait BlockDevice: Send + Sync {
     /// Shape and abilities; who the disk is, is not known here: [`Disk::info`] fills it in.
@@ -234,11 +243,12 @@ pub trait BlockDevice: Send + Sync {
         Ok(())
     }
 
-    /// Has what the device below it has in this range of its own, for a device that keeps only what differs from that. May block.
+    /// Copies data of the device below into this one, for a device that stores only what differs from that. Passes over own data and
+    /// holes from `offset` on, and then copies about `length` bytes. The work of one call is bounded. May block.
     ///
     /// # Errors
-    /// What the system says; a part of the range may be its own by then.
-    fn copy_up(&self, offset: u64, length: u64) -> io::Result<()> {
+    /// What the system says; a part may have been copied by then.
+    fn copy_up(&self, offset: u64, length: u64) -> io::Result<CopiedUp> {
         let _ = (offset, length);
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -246,8 +246,9 @@ fn image_over_an_open_disk_comes_up_and_stands_alone() {
     assert_eq!(expected[65536], 7);
     assert_eq!(expected[1 << 20..][..512], [9; 512]);
 
-    for at in (0..SIZE).step_by(1 << 20) {
-        two_image.copy_up(at, 1 << 20).unwrap();
+    let mut at = 0;
+    while at < SIZE {
+        at = two_image.copy_up(at, 1 << 20).unwrap().end;
     }
     two_image.leave_backing().unwrap();
     assert_eq!(content(&two_image), expected);
@@ -363,4 +364,31 @@ proptest! {
         let differs = image.iter().zip(&base).position(|(a, b)| a != b);
         prop_assert_eq!(differs, None);
     }
+}
+
+#[test]
+fn stream_passes_over_what_no_image_has() {
+    const LARGE: u64 = 16 << 40;
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let base = Image::create(&ImageOptions::new(&path("base")), LARGE).unwrap();
+    let base: Arc<dyn BlockDevice> = Arc::new(base);
+    // Data in the middle of a cluster, with holes around it.
+    Worker::new(&*base).write(8 << 40, &[7; 4096]).unwrap();
+    let name = BackingName {
+        name: "base".to_owned(),
+        format: "qcow2",
+    };
+    let options = ImageOptions::new(&path("over"));
+    let over = Image::create_over(&options, &name, base, LARGE).unwrap();
+    let (mut at, mut steps, mut bytes) = (0, 0, 0);
+    while at < LARGE {
+        let copied = over.copy_up(at, 1 << 20).unwrap();
+        (at, steps, bytes) = (copied.end, steps + 1, bytes + copied.bytes);
+    }
+    assert_eq!(bytes, 65_536);
+    assert!(steps < 10, "{steps}");
+    over.leave_backing().unwrap();
+    let data = Worker::new(&over).read(8 << 40, 4096).unwrap();
+    assert_eq!(data, [7; 4096]);
 }

@@ -135,6 +135,22 @@ impl Map {
         }
     }
 
+    /// Returns the bytes from `offset` to the end of its L2 table, if that table has no entry: empty images cost a step for each table
+    /// and not for each cluster.
+    fn without_table(&self, offset: u64) -> u64 {
+        let (table, index) = self.place(offset);
+        let is_absent = self
+            .tables
+            .get(table)
+            .is_some_and(|slot| slot.get().is_none());
+        if !is_absent || self.at_absent(offset, table) != Mapping::Unallocated {
+            return 0;
+        }
+        let entries_bits = self.cluster_bits - 3 - u32::from(self.part_bits > 0);
+        let clusters = (1 << entries_bits) - index as u64;
+        (clusters << self.cluster_bits) - (offset & (self.cluster_bytes() - 1))
+    }
+
     /// How the range from `offset` on begins: as many of its `length` bytes as have one mapping, and lie together. Compressed clusters
     /// come one by one.
     #[inline]
@@ -147,6 +163,9 @@ impl Map {
         let mut known = unit - (offset & (unit - 1));
         if known >= length {
             return Segment { mapping, length };
+        }
+        if mapping == Mapping::Unallocated {
+            known = known.max(self.without_table(offset));
         }
         while known < length {
             let next = self.at(offset + known);
@@ -164,7 +183,10 @@ impl Map {
             if !goes_on {
                 break;
             }
-            known += unit;
+            known += match mapping {
+                Mapping::Unallocated => unit.max(self.without_table(offset + known)),
+                _ => unit,
+            };
         }
         Segment {
             mapping,

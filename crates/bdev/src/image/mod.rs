@@ -27,7 +27,7 @@ use std::thread::JoinHandle;
 use block::{Capacity, DiskInfo, IoFlags, IoRequest};
 use qcow2::Map;
 
-use crate::{Attach, BlockDevice, CacheMode, File, IoChannel, Medium, OpenError};
+use crate::{Attach, BlockDevice, CacheMode, CopiedUp, File, IoChannel, Medium, OpenError};
 pub use commit::Committable;
 pub use data_file::data_file_of;
 pub use names::{BackingFormat, BackingImage, NamedFiles, backing_named, backing_of};
@@ -315,8 +315,8 @@ impl BlockDevice for Image {
         })
     }
 
-    fn copy_up(&self, offset: u64, length: u64) -> io::Result<()> {
-        self.change(|reply| Change::CopyUp {
+    fn copy_up(&self, offset: u64, length: u64) -> io::Result<CopiedUp> {
+        self.ask(|reply| Change::CopyUp {
             offset,
             length,
             reply,

@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use block::Allocation;
 use qcow2::{Backing, CreateOptions, Mapping};
 
 use super::owner::Owner;
 use super::{Image, ImageOptions, open};
-use crate::{BlockDevice, CacheMode, File, FileOptions, OpenError};
+use crate::{BlockDevice, CacheMode, CopiedUp, File, FileOptions, OpenError};
 
 /// An empty file is made this large; the image makes it larger.
 const FIRST_BYTES: u64 = 512;
@@ -87,6 +88,9 @@ fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), Ope
     durable.map_err(|error| open::fail(path, format!("cannot make it durable: {error}")))
 }
 
+/// Pieces of an image that one call of `copy_up` passes over: each may take a read of a table and a block status of the backing image.
+const PIECES_MAX: usize = 64;
+
 /// Why an image and what it stands on stay as they are.
 pub(super) const HAS_SNAPSHOTS: &str = "it has snapshots inside, which read what they have not from its backing image; hint: remove them with lunette image snapshot --delete, or move the disk with lunette disk mirror";
 
@@ -114,60 +118,47 @@ impl Owner {
         self.image.set_backing(None)
     }
 
-    /// Allocates what a range does not have of its own, with the content that lies below it. Where that is nothing but a hole, the
-    /// tables say so.
-    pub(super) fn copy_up(&mut self, offset: u64, length: u64) -> qcow2::Result<()> {
+    /// Allocates clusters with the data that lies below them. Holes below stay unallocated: they read as zeroes once the image stands
+    /// alone.
+    pub(super) fn copy_up(&mut self, offset: u64, length: u64) -> qcow2::Result<CopiedUp> {
         self.has_no_snapshots()?;
-        let end_of_backing = self.shared.backing_bytes;
-        let end = (offset + length).min(end_of_backing);
+        let end = self.shared.backing_bytes;
         let cluster = self.image.header().cluster_bytes();
-        let mut at = offset / cluster * cluster;
-        let (mut clusters, mut data) = (Vec::new(), Vec::new());
-        while at < end {
+        let count_max = (length / cluster).max(1) as usize;
+        let (mut at, mut clusters) = (offset, Vec::new());
+        for _ in 0..PIECES_MAX {
+            if at >= end || clusters.len() >= count_max {
+                break;
+            }
             self.image.load(at)?;
             let segment = self.image.map().segment(at, end - at);
-            let next = at + segment.length;
-            if segment.mapping == Mapping::Unallocated {
-                let first = at / cluster * cluster;
-                for cluster_at in (first..next).step_by(cluster as usize) {
-                    let is_whole = cluster_at >= at && (cluster_at + cluster).min(end) <= next;
-                    match is_whole {
-                        true => clusters.push(cluster_at),
-                        // Other parts of it are its own.
-                        false => data.push(cluster_at),
-                    }
-                }
+            if segment.mapping != Mapping::Unallocated {
+                at += segment.length;
+                continue;
             }
-            at = next;
-        }
-        let size = self.shared.capacity.bytes();
-        for cluster_at in clusters {
-            let end = (cluster_at + cluster).min(end_of_backing);
-            match self.image.can_zero() && self.is_hole_below(cluster_at, end) {
-                true => {
-                    let length = cluster.min(size - cluster_at);
-                    self.image
-                        .zero_clusters(cluster_at, length, end_of_backing)?;
-                }
-                false => data.push(cluster_at),
+            let below = self.below(at, at + segment.length);
+            if below.allocation != Allocation::Data {
+                at = below.end.max(at + 1);
+                continue;
+            }
+            // Whole clusters, also where a part of one is a hole or the image's own.
+            at = at / cluster * cluster;
+            while at < below.end && clusters.len() < count_max {
+                clusters.push(at);
+                at += cluster;
             }
         }
+        let bytes = clusters.len() as u64 * cluster;
         let backing = self.backing.as_mut();
         let backing = backing.map(|backing| backing as &mut dyn Backing);
-        let failed = self.image.prepare_write(&data, backing);
+        let failed = self.image.prepare_write(&clusters, backing);
         match failed.into_iter().next() {
-            None => Ok(()),
+            None if at >= end => Ok(CopiedUp {
+                end: u64::MAX,
+                bytes,
+            }),
+            None => Ok(CopiedUp { end: at, bytes }),
             Some((_, error)) => Err(error),
         }
-    }
-
-    fn is_hole_below(&mut self, at: u64, end: u64) -> bool {
-        let Some(backing) = &mut self.backing else {
-            return false;
-        };
-        let found = backing.block_status(at, end - at);
-        let first = found.ok().and_then(|extents| extents.into_iter().next());
-        first
-            .is_some_and(|extent| extent.end >= end && extent.allocation == block::Allocation::Hole)
     }
 }

@@ -10,9 +10,9 @@ use block::{Extent, IoError, IoErrorKind, STATUS_BYTES, encode_extents};
 use qcow2::{Backing, Error, Image, Mapping};
 
 use super::Shared;
-use crate::BlockingIo;
 use crate::file::Container;
 use crate::inbox::Inbox;
+use crate::{BlockingIo, CopiedUp};
 
 /// How often it is looked whether those who may be at clusters that were given up are done.
 const RELEASE_PAUSE: Duration = Duration::from_millis(20);
@@ -44,7 +44,7 @@ pub(super) enum Change {
     CopyUp {
         offset: u64,
         length: u64,
-        reply: Sender<io::Result<()>>,
+        reply: Sender<io::Result<CopiedUp>>,
     },
     /// Which pieces of a range it has itself.
     OwnPieces {
@@ -201,7 +201,12 @@ impl Owner {
                 offset,
                 length,
                 reply,
-            } => (self.copy_up(offset, length).map_err(system), reply),
+            } => {
+                let copied = self.copy_up(offset, length).map_err(system);
+                self.follow_corruption();
+                reply.send(copied).ok();
+                return;
+            }
             Change::OwnPieces {
                 offset,
                 length,
@@ -289,7 +294,7 @@ impl Owner {
     }
 
     /// What the backing image has; where it does not say, data.
-    fn below(&mut self, at: u64, end: u64) -> Extent {
+    pub(super) fn below(&mut self, at: u64, end: u64) -> Extent {
         let unknown = Extent::data(end);
         let Some(backing) = &mut self.backing else {
             return unknown;

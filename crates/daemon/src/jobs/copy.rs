@@ -6,7 +6,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bdev::{BlockDevice, BlockingIo, DirtyBitmap, DiscardMode, Disk, Mirror};
 use block::{Allocation, Extent, IoFlags, IoRequest};
@@ -20,10 +20,16 @@ use config::{BlockDeviceConfig, DiskConfig};
 
 /// Bytes that are copied while clients wait for them.
 const PART: u64 = 1 << 20;
-/// Bytes of a hole that are passed over at a time.
-const HOLE_MAX: u64 = 64 << 20;
+/// Bytes of the first step over a hole.
+const HOLE_MIN: u64 = 16 << 20;
+/// Most bytes of one step over a hole: an empty disk of 64 TiB takes 1024 steps.
+const HOLE_MAX: u64 = 64 << 30;
+/// Bytes of which an image lists its own pieces at once: those of one L2 table with usual clusters.
+const OWN_MAX: u64 = 512 << 20;
+/// Steps over holes get longer while one takes less than this, and shorter otherwise: clients wait for them.
+const HOLE_TIME: Duration = Duration::from_millis(10);
 /// Bytes that have not changed since the last backup that are passed over at a time.
-const UNCHANGED_MAX: u64 = 1 << 30;
+const UNCHANGED_MAX: u64 = 1 << 40;
 
 /// A copy that is to be made.
 #[derive(Clone, Debug)]
@@ -350,13 +356,23 @@ impl Copying {
     }
 
     /// The end of what begins here and has no data to copy. A client may write there before it is held.
-    fn passed_over(&self, source: &mut BlockingIo, from: u64) -> Option<u64> {
+    fn passed_over(&self, source: &mut BlockingIo, from: u64, hole_max: u64) -> Option<u64> {
         let total = self.job.total;
         if self.is_commit() {
-            let length = HOLE_MAX.min(total - from);
-            let pieces = self.source.own_pieces(from, length).ok()?;
-            if let Some((end, false)) = pieces.first() {
-                return Some(*end);
+            let limit = total.min(from + hole_max);
+            let mut at = from;
+            while at < limit {
+                let pieces = self.source.own_pieces(at, OWN_MAX.min(limit - at)).ok()?;
+                let Some((end, false)) = pieces.first() else {
+                    break;
+                };
+                at = *end;
+                if pieces.len() > 1 {
+                    break;
+                }
+            }
+            if at > from {
+                return Some(at);
             }
         }
         if let Some(changed) = self.changed() {
@@ -365,7 +381,7 @@ impl Copying {
                 return Some(end);
             }
         }
-        hole_at(source, from, total)
+        hole_at(source, from, total.min(from + hole_max))
     }
 
     /// What is to be copied, if that is not everything.
@@ -408,6 +424,11 @@ impl Copying {
     fn switch(&self, mirror: &Mirror) -> Result<(), Refusal> {
         let name = self.disk.name();
         let mut flush = Flush::prepare(name, Arc::clone(&self.target))?;
+        // Most of it is durable before the disk is held: clients wait for the second flush alone.
+        flush.run()?;
+        if self.job.is_cancelled() {
+            return Err(failed(name, &"cancelled"));
+        }
         let target = Arc::clone(&self.target);
         self.change(target, Some(self.config.clone()), || {
             match mirror.progress().error() {
@@ -436,7 +457,7 @@ impl Copying {
         };
         let (mut source, mut target) = (open(&self.source)?, open(&self.target)?);
         let total = self.job.total;
-        let mut part = None;
+        let (mut part, mut hole_max) = (None, HOLE_MIN);
         loop {
             if !self.job.goes_on(part) {
                 return Err(Early::Cancelled);
@@ -449,11 +470,10 @@ impl Copying {
                 return Ok(());
             }
             let began = Instant::now();
-            let end = match self.passed_over(&mut source, from) {
-                Some(end) => end,
-                None => (from + PART).min(total),
-            };
-            let Ok(_held) = self.disk.hold(from, end - from) else {
+            let hole = self.passed_over(&mut source, from, hole_max);
+            let end = hole.unwrap_or((from + PART).min(total));
+            let is_wanted = || !self.job.is_cancelled();
+            let Ok(_held) = self.disk.hold_while(from, end - from, is_wanted) else {
                 // Something of a client takes long there.
                 continue;
             };
@@ -462,6 +482,12 @@ impl Copying {
                 .map_err(|error| Early::Failed(format!("at byte {from}: {error}")))?;
             mirror.progress().advance(end);
             self.job.advance(end, bytes);
+            if hole.is_some() {
+                hole_max = match began.elapsed() < HOLE_TIME {
+                    true => (hole_max * 2).min(HOLE_MAX),
+                    false => (hole_max / 4).max(HOLE_MIN),
+                };
+            }
             part = (bytes > 0).then_some((began, bytes));
         }
     }
@@ -550,11 +576,10 @@ impl Copying {
 
 /// The end of the hole that begins here, if one does.
 fn hole_at(source: &mut BlockingIo, from: u64, total: u64) -> Option<u64> {
-    let length = HOLE_MAX.min(total - from);
-    let extents = source.block_status(from, length).ok()?;
+    let extents = source.block_status(from, total - from).ok()?;
     let first: &Extent = extents.first()?;
     let is_hole = first.allocation != Allocation::Data;
-    is_hole.then(|| first.end.min(from + length))
+    is_hole.then(|| first.end.min(total))
 }
 
 /// Copies a range that is held. Bytes that were moved: none, if it is a hole still.

@@ -70,6 +70,8 @@ fn change_over(context: &Context, made: &[Made]) -> Result<(), Refusal> {
         Flush::prepare(name, Arc::clone(&one.before))
     });
     let mut flushes = flushes.collect::<Result<Vec<_>, _>>()?;
+    // Most of it is durable before the disks are held: clients wait for the second flush alone.
+    flushes.iter_mut().try_for_each(Flush::run)?;
     exchange(&context.manager, &context.servers.pool, &changes, || {
         flushes.iter_mut().try_for_each(Flush::run)
     })

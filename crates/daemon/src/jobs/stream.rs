@@ -2,7 +2,7 @@
 //! image's already.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bdev::BlockDevice;
 use control::objects::JobState;
@@ -11,8 +11,12 @@ use super::exchange::failed;
 use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
 
-/// Bytes that the image's owner copies while clients' allocations wait for it.
-const PART: u64 = 1 << 20;
+/// Most bytes that the image's owner copies in one step. Clients' allocations wait for it meanwhile.
+const PART_MAX: u64 = 1 << 20;
+/// Bytes of the first step.
+const PART_MIN: u64 = 64 << 10;
+/// Steps get shorter when one takes longer than this: a client that cancels the job waits for one step.
+const STEP_TIME: Duration = Duration::from_millis(100);
 
 /// Begins to bring up what a disk's image stands on. Blocks.
 ///
@@ -58,17 +62,20 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
 /// False: it was cancelled. What has come up stays.
 fn stream(device: &dyn BlockDevice, job: &Job) -> std::io::Result<bool> {
     let mut part = None;
-    let mut at = 0;
+    let (mut at, mut length) = (0, PART_MIN);
     while at < job.total {
         if !job.goes_on(part) {
             return Ok(false);
         }
         let began = Instant::now();
-        let length = PART.min(job.total - at);
-        device.copy_up(at, length)?;
-        at += length;
-        job.advance(at, length);
-        part = Some((began, length));
+        let copied = device.copy_up(at, length)?;
+        at = copied.end.min(job.total);
+        job.advance(at, copied.bytes);
+        part = (copied.bytes > 0).then_some((began, copied.bytes));
+        length = match began.elapsed() > STEP_TIME {
+            true => PART_MIN,
+            false => (length * 2).min(PART_MAX),
+        };
     }
     job.set_state(JobState::Finishing, None);
     device.leave_backing()?;

@@ -167,7 +167,7 @@ impl World {
                 );
                 return;
             }
-            at += length;
+            at = copied.map_or(total, |copied| copied.end);
             self.clients_go_on(&mut random);
             if self.is_over() {
                 return;
