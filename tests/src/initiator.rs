@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use iscsi::initiator::{CommandDone, Initiator};
 use iscsi::negotiation::Offer;
-use iscsi_initiator::{Session, SessionOptions, UnitAddress};
+use iscsi_initiator::{Lun, Session, SessionOptions};
 
 /// A session that is logged in.
 pub struct IscsiSession(Session);
@@ -46,7 +46,7 @@ impl IscsiSession {
         out: Option<&[u8]>,
         into: u32,
     ) -> Result<CommandDone> {
-        let lun = UnitAddress::wire(lun.into());
+        let lun = Lun::Number(lun.into()).standard_field();
         let request = match out {
             Some(data) => Initiator::write(lun, cdb, data.to_vec()),
             None => Initiator::read(lun, cdb, into),

@@ -82,19 +82,25 @@ struct Tgt {
     scratch: Scratch,
     portal: String,
     control: String,
+    target: &'static str,
     daemon: Process,
 }
 
 impl Tgt {
     fn start() -> Result<Tgt> {
+        Tgt::named(TARGET)
+    }
+
+    fn named(target: &'static str) -> Result<Tgt> {
         let (scratch, address) = (Scratch::new()?, free_portal()?);
         let disk = std::fs::File::create(scratch.file("tgt.raw"))?;
         disk.set_len(32 * MIB)?;
         // Its control port names a socket of its own, beside that of a tgtd that may run here.
         let control = (u32::from(address.port()) % 9000 + 1).to_string();
         let portal = address.to_string();
-        let daemon = Tgt::run(&scratch, &portal, &control)?;
+        let daemon = Tgt::run(&scratch, &portal, &control, target)?;
         Ok(Tgt {
+            target,
             scratch,
             portal,
             control,
@@ -102,7 +108,7 @@ impl Tgt {
         })
     }
 
-    fn run(scratch: &Scratch, portal: &str, control: &str) -> Result<Process> {
+    fn run(scratch: &Scratch, portal: &str, control: &str, target: &str) -> Result<Process> {
         let mut command = Command::new("tgtd");
         command
             .args(["-f", "-C", control, "--iscsi"])
@@ -112,7 +118,7 @@ impl Tgt {
         let disk = scratch.file("tgt.raw").display().to_string();
         let steps: [&[&str]; 3] = [
             &[
-                "--op", "new", "--mode", "target", "--tid", "1", "-T", TARGET,
+                "--op", "new", "--mode", "target", "--tid", "1", "-T", target,
             ],
             &[
                 "--op",
@@ -143,7 +149,7 @@ impl Tgt {
 
     fn restart(&mut self) -> Result<()> {
         self.daemon.kill()?;
-        self.daemon = Tgt::run(&self.scratch, &self.portal, &self.control)?;
+        self.daemon = Tgt::run(&self.scratch, &self.portal, &self.control, self.target)?;
         Ok(())
     }
 }
@@ -580,4 +586,57 @@ fn chain_of_two_daemons_survives_kills_of_either() -> Result<()> {
     let sessions: Value = control::get(&pair.far.daemon.control(), "/v1/sessions")?;
     ensure!(sessions.as_array().map(Vec::len) == Some(1), "{sessions}");
     kernel_is_content(&mut guest)
+}
+
+/// The first LUNs of all tgt hosts have the same identifiers, which tgt derives from target and LUN number.
+#[test]
+fn units_of_two_tgt_hosts_are_two_disks() -> Result<()> {
+    let (one, other) = (Tgt::start()?, Tgt::named("iqn.2026-11.org.example:tgt2")?);
+    let disk = |name: &str, tgt: &Tgt, more: &str| {
+        format!("{name}=iscsi://{}/{}/1{more}", tgt.portal, tgt.target)
+    };
+    let more = format!(",paths=iscsi://{}/{}/1", other.portal, other.target);
+    let rig = Rig::new(|daemon| {
+        daemon
+            .disk(&disk("d0", &one, ""))
+            .disk(&disk("d1", &other, ""))
+    })?;
+    let disks: Value = control::get(&rig.daemon.control(), "/v1/disks")?;
+    let shown = |key: &str| [0, 1].map(|at| disks[at]["status"][key].to_string());
+    ensure!(shown("state") == ["\"ready\"", "\"ready\""], "{disks}");
+    for key in ["identity", "serial", "wwn"] {
+        let [a, b] = shown(key);
+        ensure!(a != b && a != "null", "{key}: {disks}");
+    }
+    drop(rig);
+    // A path to the other host is no path to the same unit.
+    let rig = Rig::new(|daemon| daemon.disk(&disk("d0", &one, &more)))?;
+    let disks: Value = control::get(&rig.daemon.control(), "/v1/disks")?;
+    let reason = disks[0].to_string();
+    ensure!(reason.contains("trust_paths = true"), "{disks}");
+    Ok(())
+}
+
+#[test]
+fn a_disk_is_not_mirrored_onto_its_own_unit() -> Result<()> {
+    let other = "iqn.2026-11.org.example:other";
+    let portal = free_portal()?.to_string();
+    let far = Rig::new(|daemon| {
+        let (first, second) = (format!("{TARGET}=d"), format!("{other}=d"));
+        daemon
+            .disk("d=ram:1M")
+            .arguments(["--iscsi", &first, "--iscsi", &second])
+            .arguments(["--portal", &portal, "--demo-mode", "rw"])
+    })?;
+    let unit = |target: &str| format!("iscsi://{portal}/{target}/0");
+    let near = far.beside(|daemon| daemon.disk(&format!("r={}", unit(TARGET))))?;
+    for target in [TARGET, other] {
+        let answer = near.daemon.ask(&["disk", "mirror", "r", &unit(target)])?;
+        let said = String::from_utf8_lossy(&answer.stderr).into_owned();
+        ensure!(
+            !answer.status.success() && said.contains("the target is the medium of disk r"),
+            "{target}: {said}"
+        );
+    }
+    Ok(())
 }

@@ -8,15 +8,15 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use block::PassedReservations;
 use iscsi_initiator::{
-    CommandDone, CommandError, CommandSink, Ended, Sense, UnitCommand, UnitEvent, UnitInfo,
-    carry_out, checked, is_change,
+    CommandDone, CommandError, CommandSink, Ended, Sameness, Sense, UnitCommand, UnitEvent,
+    UnitInfo, carry_out, checked, is_change,
 };
 use scsi_generic::{Answer, Transfer};
 
@@ -62,11 +62,7 @@ impl ScsiDisk {
         };
         let device = Device::open(options).map_err(failed)?;
         let info = device.look().map_err(|error| failed(error.to_string()))?;
-        let key = match (&info.naa, &info.serial) {
-            (Some(naa), _) => format!("iscsi:naa.{naa}"),
-            (None, Some(serial)) => format!("scsi:{}/{}/{serial}", info.vendor, info.product),
-            (None, None) => format!("scsi:{}", options.path.display()),
-        };
+        let key = medium_key(&options.path, &info);
         let watch = Arc::new(Watch::default());
         let threads = Arc::new(Threads {
             device,
@@ -90,6 +86,23 @@ impl ScsiDisk {
             block_size: options.block_size,
         };
         ScsiDisk::new(parts, failed)
+    }
+}
+
+/// Returns the key of the medium that a device is. A name that is unique within its target only does not distinguish devices of
+/// different targets; the path does.
+fn medium_key(path: &Path, info: &UnitInfo) -> String {
+    let path = path.display();
+    let identity = &info.identity;
+    match (
+        identity.world_wide_name(),
+        identity.local_name(),
+        &info.serial,
+    ) {
+        (Some(name), ..) => format!("iscsi:{name}"),
+        (None, Some(name), _) => format!("scsi:{path}/{name}"),
+        (None, None, Some(serial)) => format!("scsi:{}/{}/{serial}", info.vendor, info.product),
+        (None, None, None) => format!("scsi:{path}"),
     }
 }
 
@@ -314,7 +327,7 @@ impl Threads {
     fn look_again(&self) {
         let mut known = self.info.lock().unwrap_or_else(PoisonError::into_inner);
         match self.device.look() {
-            Ok(info) if !info.is_same_unit(&known) => {
+            Ok(info) if info.compare(&known, true) == Sameness::Different => {
                 tracing::error!(
                     before = known.block_size,
                     now = info.block_size,

@@ -248,6 +248,7 @@ pub static DISK_KEYS: &[DiskKey] = &[
     rbd::OPTION,
     remote::UNIT,
     remote::PATHS_KEY,
+    remote::TRUST_PATHS,
     remote::CONNECTIONS_KEY,
     remote::CHAP_FILE,
     remote::CHAP_ALGORITHMS,

@@ -22,6 +22,8 @@ pub struct RemoteConfig {
     pub unit: Option<UnitAddress>,
     /// Other ways to it, as they are written.
     pub paths: Vec<String>,
+    /// All paths lead to one unit, also if its identity cannot be checked.
+    pub trust_paths: bool,
     /// The user's secret for CHAP.
     pub chap_file: Option<PathBuf>,
     /// CHAP algorithms in order of preference; `None`: all, strongest first.
@@ -98,6 +100,7 @@ impl Default for RemoteConfig {
         RemoteConfig {
             unit: None,
             paths: Vec::new(),
+            trust_paths: false,
             chap_file: None,
             chap_algorithms: None,
             initiator_name: None,
@@ -168,6 +171,7 @@ impl RemoteConfig {
         Ok(IscsiOptions {
             unit: ReconnectSettings {
                 paths: paths.map_err(failed)?,
+                trusts_paths: self.trust_paths,
                 address,
                 session,
                 queue_depth: usize::from(self.queue_depth),
@@ -264,6 +268,20 @@ pub const PATHS_KEY: DiskKey = Key {
         let paths = &remote(disk)?.paths;
         (!paths.is_empty()).then(|| json!(paths.join(" ")))
     },
+};
+
+pub const TRUST_PATHS: DiskKey = Key {
+    name: "trust_paths",
+    kind: Kind::Boolean,
+    default: "`false`",
+    run_time: RunTime::AddAnew,
+    of: ISCSI,
+    help: "uses `paths` also if the unit has no identity that can be checked by them. Set it only if all of them lead to one unit: \
+           otherwise writes reach another disk",
+    read: |key, reader, disk| {
+        disk.remote.trust_paths = reader.boolean(key.name).is_some_and(|at| at.value);
+    },
+    get: |disk| unless(remote(disk)?.trust_paths, false),
 };
 
 pub const CONNECTIONS_KEY: DiskKey = Key {

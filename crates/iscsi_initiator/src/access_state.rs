@@ -2,7 +2,7 @@
 //!
 //! Pure: pages come as the unit sent them, and are as short or as wrong as it likes.
 
-use crate::unit_info::designators;
+use crate::unit_identity::designators;
 
 /// Of a target port group, the better the smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,6 +9,8 @@ use std::str::FromStr;
 const PORT: u16 = 3260;
 /// Flat space addressing has 14 bits (SAM-5, 4.7.7.3).
 const LUN_MAX: u16 = 16_383;
+/// Address method of flat space addressing, in the first two bytes of a LUN field.
+const FLAT_SPACE: u16 = 0x4000;
 
 /// A network portal: a host, by name or address, and a TCP port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -88,7 +90,78 @@ pub struct UnitAddress {
     /// The target's iSCSI name.
     pub target: String,
     /// The logical unit number.
-    pub lun: u16,
+    pub lun: Lun,
+}
+
+/// A logical unit number, as an address names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lun {
+    /// A number, in the format in which the target reports it.
+    Number(u16),
+    /// The eight bytes of the LUN field, for units whose format has no number.
+    Field(u64),
+}
+
+impl Lun {
+    /// Hexadecimal digits of a LUN field.
+    const FIELD_DIGITS: usize = 16;
+
+    /// The field of a number by SAM-5, 4.7.7.2 and 4.7.7.3: peripheral device addressing below 256, flat space addressing above.
+    pub fn standard_field(self) -> u64 {
+        match self {
+            Lun::Number(number) if number < 256 => u64::from(number) << 48,
+            Lun::Number(number) => u64::from(FLAT_SPACE | number) << 48,
+            Lun::Field(field) => field,
+        }
+    }
+
+    /// The number in a field of one level: of flat space addressing, or of peripheral device addressing. LIO puts numbers of up to 14
+    /// bits into the latter.
+    pub(crate) fn number_of(field: u64) -> Option<u16> {
+        let first = (field >> 48) as u16;
+        let is_numbered = matches!(first & 0xc000, 0 | FLAT_SPACE);
+        (field << 16 == 0 && is_numbered).then_some(first & LUN_MAX)
+    }
+
+    /// Chooses the field of this unit among the fields that a target reports. Without one it is the standard field.
+    pub(crate) fn field_among(self, reported: &[u64]) -> u64 {
+        let standard = self.standard_field();
+        let Lun::Number(number) = self else {
+            return standard;
+        };
+        let mut others = reported.iter().copied();
+        match reported.contains(&standard) {
+            true => standard,
+            false => others
+                .find(|field| Lun::number_of(*field) == Some(number))
+                .unwrap_or(standard),
+        }
+    }
+}
+
+impl fmt::Display for Lun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lun::Number(number) => number.fmt(f),
+            Lun::Field(field) => f.pad(&format!("{field:#018x}")),
+        }
+    }
+}
+
+impl FromStr for Lun {
+    type Err = ();
+
+    /// Parses a decimal number, or `0x` and the 16 hexadecimal digits of a LUN field.
+    fn from_str(text: &str) -> Result<Lun, ()> {
+        if let Some(digits) = text.strip_prefix("0x") {
+            let is_field = digits.len() == Lun::FIELD_DIGITS
+                && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+            let field = u64::from_str_radix(digits, 16).map_err(drop)?;
+            return is_field.then_some(Lun::Field(field)).ok_or(());
+        }
+        let number = text.parse().map_err(drop)?;
+        (number <= LUN_MAX).then_some(Lun::Number(number)).ok_or(())
+    }
 }
 
 impl UnitAddress {
@@ -138,11 +211,9 @@ impl UnitAddress {
         Ok((user, portal.parse()?, target.to_owned()))
     }
 
-    /// The number as the eight bytes of a LUN field: peripheral device addressing below 256, flat space addressing above
-    /// (SAM-5, 4.7.7.2 and 4.7.7.3).
-    pub fn wire(lun: u16) -> u64 {
-        let method = if lun < 256 { 0 } else { 0x4000 };
-        u64::from(method | lun) << 48
+    /// Do both addresses name the same target? Names of targets are world wide unique (RFC 7143, 4.2.7.1).
+    pub fn has_same_target(&self, other: &UnitAddress) -> bool {
+        self.target.eq_ignore_ascii_case(&other.target)
     }
 }
 
@@ -163,7 +234,7 @@ impl FromStr for UnitAddress {
         let malformed = || format!("{text:?} is not {}", UnitAddress::FORM);
         let (whole, lun) = text.rsplit_once('/').ok_or_else(malformed)?;
         let (user, portal, target) = UnitAddress::target(whole).map_err(|_| malformed())?;
-        let lun = lun.parse().ok().filter(|lun| *lun <= LUN_MAX);
+        let lun = lun.parse().ok();
         Ok(UnitAddress {
             user,
             portal,
@@ -212,21 +283,52 @@ mod tests {
         assert_eq!(unit.portal.to_string(), "[::1]:3261");
         assert_eq!(unit.target, "iqn.2026-11.org.example:t0");
         assert_eq!(
-            UnitAddress::wire(unit.lun).to_be_bytes(),
+            unit.lun.standard_field().to_be_bytes(),
             [0x41, 0x2c, 0, 0, 0, 0, 0, 0]
         );
-        assert_eq!(UnitAddress::wire(3).to_be_bytes(), [0, 3, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(
+            Lun::Number(3).standard_field().to_be_bytes(),
+            [0, 3, 0, 0, 0, 0, 0, 0]
+        );
         for text in [
             "san/t/0",
             "iscsi://san",
             "iscsi://san/t",
             "iscsi://san/t/x",
             "iscsi://san/t/16384",
+            "iscsi://san/t/0x",
+            "iscsi://san/t/0x012c",
+            "iscsi://san/t/0x012c00000000000000",
+            "iscsi://san/t/0x+12c000000000000",
             "iscsi://san//0",
             "iscsi://@san/t/0",
             "iscsi:///t/0",
         ] {
             assert!(text.parse::<UnitAddress>().is_err(), "{text}");
+        }
+        let text = "iscsi://san:3260/t/0x812c000000000000";
+        let exact: UnitAddress = text.parse().unwrap();
+        assert_eq!(exact.lun, Lun::Field(0x812c << 48));
+        assert_eq!(exact.to_string(), text);
+    }
+
+    #[test]
+    fn luns_are_sent_back_in_the_format_in_which_they_are_reported() {
+        let field = |bytes: [u8; 2]| u64::from(u16::from_be_bytes(bytes)) << 48;
+        for (reported, lun, expected) in [
+            // LIO: 300 without flat space addressing.
+            (vec![[0, 0], [0x01, 0x2c]], 300, [0x01, 0x2c]),
+            (vec![[0x41, 0x2c]], 300, [0x41, 0x2c]),
+            (vec![[0x01, 0x2c], [0x41, 0x2c]], 300, [0x41, 0x2c]),
+            // Flat space addressing below 256.
+            (vec![[0x40, 0x05]], 5, [0x40, 0x05]),
+            // Units that are not reported.
+            (vec![[0, 1], [0x80, 0x05]], 5, [0, 5]),
+            (vec![], 300, [0x41, 0x2c]),
+        ] {
+            let reported: Vec<u64> = reported.into_iter().map(field).collect();
+            let found = Lun::Number(lun).field_among(&reported);
+            assert_eq!(found, field(expected), "{lun} {reported:x?}");
         }
     }
 }

@@ -21,9 +21,10 @@ mod reservations;
 mod sense;
 mod session;
 mod unit;
+mod unit_identity;
 mod unit_info;
 
-pub use address::{Portal, UnitAddress};
+pub use address::{Lun, Portal, UnitAddress};
 pub use chap_fallback::ChapMemory;
 pub use credentials::{LineSecrets, equal_secrets, read_credentials, read_private, secrets_of};
 pub use discovery::{FoundTarget, discover};
@@ -42,5 +43,8 @@ pub use reconnecting::{
 pub use reservations::{ReservationKind, ReservationStatus};
 pub use sense::Sense;
 pub use session::{Session, SessionError, SessionOptions, random_isid};
-pub use unit::{CommandError, Extent, Unit, cdb16, checked, luns, parse_extents};
-pub use unit_info::{Ask, UnitInfo};
+pub use unit::{
+    CommandError, Extent, LunList, ReportedLun, Unit, cdb16, checked, luns, parse_extents,
+};
+pub use unit_identity::{Evidence, UnitIdentity};
+pub use unit_info::{Ask, Sameness, UnitInfo};

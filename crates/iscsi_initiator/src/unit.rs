@@ -8,7 +8,7 @@ use std::time::Duration;
 use iscsi::initiator::{CommandDone, Initiator, Request};
 
 use crate::access_state::{Access, access, port_group, ports_differ};
-use crate::address::UnitAddress;
+use crate::address::Lun;
 use crate::sense::Sense;
 use crate::session::{Session, SessionError};
 use crate::unit_info::UnitInfo;
@@ -24,8 +24,10 @@ const ATTENTIONS_MAX: u32 = 16;
 /// A unit that is busy is asked again this often, with a pause that doubles.
 const BUSY_MAX: u32 = 8;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
-/// What a list of LUNs may have: as many as flat addressing knows, and more than most targets have.
+/// Bytes of a LUN list: as many LUNs as flat space addressing has, which is more than most targets report.
 const LUNS_BYTES: u32 = 8 + 8 * 16_384;
+/// Bytes of the longest LUN list that is read.
+const LUNS_BYTES_MAX: u32 = 8 + 8 * (1 << 20);
 /// GET LBA STATUS: descriptors at a time.
 const EXTENTS: u32 = 512;
 /// PROVISIONING STATUS of blocks without data (SBC-4, 5.6.2.3).
@@ -99,16 +101,24 @@ impl Unit {
     ///
     /// # Errors
     /// When it is no disk, or is not ready.
-    pub fn open(session: Session, lun: u16) -> Result<Unit> {
-        let mut unit = Unit {
+    pub fn open(mut session: Session, lun: Lun) -> Result<Unit> {
+        let lun = field_of(&mut session, lun)?;
+        let info = Unit::inspect(&mut session, lun)?;
+        Ok(Unit {
             session,
-            lun: UnitAddress::wire(lun),
-            info: UnitInfo::default(),
+            lun,
+            info,
             expected: HashMap::new(),
-        };
-        unit.command("TEST UNIT READY", &[0; 6], 0)?;
-        unit.look()?;
-        Ok(unit)
+        })
+    }
+
+    /// Reads identity and size of the unit with this LUN field. The session may be used for other units afterwards.
+    ///
+    /// # Errors
+    /// When it is not ready, or there is no such unit.
+    pub fn inspect(session: &mut Session, lun: u64) -> Result<UnitInfo> {
+        command(session, lun, "TEST UNIT READY", &[0; 6], 0)?;
+        look(session, lun)
     }
 
     /// What it is.
@@ -123,7 +133,7 @@ impl Unit {
 
     /// Asks anew what it is, after it has said that something has changed.
     pub(crate) fn measure_again(&mut self) -> Result<()> {
-        self.look()?;
+        self.info = look(&mut self.session, self.lun)?;
         match self.info.is_disk() {
             true => Ok(()),
             false => {
@@ -177,16 +187,6 @@ impl Unit {
     pub fn inquiry(&mut self, page: Option<u8>) -> Result<Vec<u8>> {
         let cdb = [0x12, u8::from(page.is_some()), page.unwrap_or(0), 4, 0, 0];
         self.command("INQUIRY", &cdb, 1024)
-    }
-
-    /// Asks what it is, and how large.
-    fn look(&mut self) -> Result<()> {
-        let Unit {
-            session, lun, info, ..
-        } = self;
-        let mut ask = |name, cdb: &[u8], length| command(session, *lun, name, cdb, length);
-        info.take_identity(&mut ask)?;
-        info.take_size(&mut ask)
     }
 
     /// Starts READ (16). [`Unit::finish`] gives its data, all of it.
@@ -300,26 +300,94 @@ impl Unit {
     }
 }
 
-/// The logical units of a target, REPORT LUNS: their numbers, as far as they are of a kind that can be written as a number.
+/// A logical unit that a target reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReportedLun {
+    /// How an address names it.
+    pub lun: Lun,
+    /// Its LUN field, as the target reports it.
+    pub field: u64,
+}
+
+/// The logical units of a target.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LunList {
+    /// The reported units, in the order of their numbers.
+    pub luns: Vec<ReportedLun>,
+    /// Number of units that the target has beyond those.
+    pub missing: u64,
+}
+
+/// Asks a target for its logical units: REPORT LUNS.
 ///
 /// # Errors
-/// When the target does not say.
-pub fn luns(session: &mut Session) -> Result<Vec<u16>> {
-    const NAME: &str = "REPORT LUNS";
-    let [a, b, c, d] = LUNS_BYTES.to_be_bytes();
+/// When the target does not answer, or the answer is too short.
+pub fn luns(session: &mut Session) -> Result<LunList> {
+    let mut data = report_luns(session, LUNS_BYTES)?;
+    let length = |data: &[u8]| {
+        data.first_chunk::<4>()
+            .map_or(0, |length| u32::from_be_bytes(*length))
+    };
+    let wanted = length(&data).saturating_add(8).min(LUNS_BYTES_MAX);
+    if wanted > LUNS_BYTES {
+        data = report_luns(session, wanted)?;
+    }
+    if data.len() < 8 {
+        let what = format!("{} bytes came", data.len());
+        return Err(answer("REPORT LUNS", what));
+    }
+    Ok(lun_list(&data, length(&data)))
+}
+
+fn report_luns(session: &mut Session, length: u32) -> Result<Vec<u8>> {
+    let [a, b, c, d] = length.to_be_bytes();
     let cdb = [0xa0, 0, 0, 0, 0, 0, a, b, c, d, 0, 0];
-    let data = retried(session, NAME, || Initiator::read(0, &cdb, LUNS_BYTES))?.data;
-    let list = data.get(8..).unwrap_or_default().chunks_exact(8);
-    let mut luns: Vec<u16> = list
-        .filter_map(|lun| match lun[0] >> 6 {
-            0 if lun[0] == 0 => Some(u16::from(lun[1])),
-            1 => Some(u16::from_be_bytes([lun[0] & 0x3f, lun[1]])),
-            _ => None,
-        })
+    Ok(retried(session, "REPORT LUNS", || Initiator::read(0, &cdb, length))?.data)
+}
+
+/// Parses REPORT LUNS parameter data (SPC-5, 6.33) whose LUN LIST LENGTH is `length`.
+fn lun_list(data: &[u8], length: u32) -> LunList {
+    let list = data.get(8..).unwrap_or_default();
+    let list = list.get(..length as usize).unwrap_or(list);
+    let (fields, _) = list.as_chunks::<8>();
+    let missing = u64::from(length / 8) - fields.len() as u64;
+    let mut fields: Vec<u64> = fields
+        .iter()
+        .map(|field| u64::from_be_bytes(*field))
         .collect();
-    luns.sort_unstable();
-    luns.dedup();
-    Ok(luns)
+    let order = |field: &u64| (Lun::number_of(*field).unwrap_or(u16::MAX), *field);
+    fields.sort_unstable_by_key(order);
+    fields.dedup();
+    let names = fields.iter().map(|field| {
+        // If two units have one number, the second is named by its field.
+        let number = Lun::number_of(*field).map(Lun::Number);
+        let number = number.filter(|number| number.field_among(&fields) == *field);
+        ReportedLun {
+            lun: number.unwrap_or(Lun::Field(*field)),
+            field: *field,
+        }
+    });
+    LunList {
+        luns: names.collect(),
+        missing,
+    }
+}
+
+/// Returns the LUN field that the target uses for a unit. Some targets (LIO) report numbers above 255 in another format than SAM-5
+/// demands, and take them in that format only.
+fn field_of(session: &mut Session, lun: Lun) -> Result<u64> {
+    if let Lun::Field(field) = lun {
+        return Ok(field);
+    }
+    match luns(session) {
+        Ok(list) => {
+            let fields: Vec<u64> = list.luns.iter().map(|one| one.field).collect();
+            Ok(lun.field_among(&fields))
+        }
+        Err(CommandError::Session(error)) => Err(error.into()),
+        // A target that does not report its units.
+        Err(_) => Ok(lun.standard_field()),
+    }
 }
 
 /// Parses GET LBA STATUS parameter data (SBC-4, 5.6.2) from block `from` on, for a unit of `blocks` blocks.
@@ -364,6 +432,15 @@ pub fn cdb16(operation: u8, block: u64, length: u32) -> [u8; 16] {
     cdb[2..10].copy_from_slice(&block.to_be_bytes());
     cdb[10..14].copy_from_slice(&length.to_be_bytes());
     cdb
+}
+
+/// Reads identity and size of a unit.
+fn look(session: &mut Session, lun: u64) -> Result<UnitInfo> {
+    let mut info = UnitInfo::default();
+    let mut ask = |name, cdb: &[u8], length| command(session, lun, name, cdb, length);
+    info.take_identity(&mut ask)?;
+    info.take_size(&mut ask)?;
+    Ok(info)
 }
 
 fn command(
@@ -467,6 +544,62 @@ mod tests {
             cdb16(0x88, 0x0102_0304_0506_0708, 0x090a_0b0c),
             [0x88, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 0]
         );
+    }
+
+    #[test]
+    fn luns_of_every_format_are_listed() {
+        let fields: [[u8; 8]; 7] = [
+            [0x40, 0x07, 0, 0, 0, 0, 0, 0],
+            // LIO: the number as it is, and flat space addressing.
+            [0x01, 0x2c, 0, 0, 0, 0, 0, 0],
+            [0x41, 0x2d, 0, 0, 0, 0, 0, 0],
+            [0x41, 0x2c, 0, 0, 0, 0, 0, 0],
+            // Logical unit and extended addressing, and a second level.
+            [0x80, 0x05, 0, 0, 0, 0, 0, 0],
+            [0xd2, 0x00, 0x01, 0x00, 0x00, 0, 0, 0],
+            [0x00, 0x01, 0x00, 0x02, 0, 0, 0, 0],
+        ];
+        let mut data = vec![0, 0, 0, 56, 0, 0, 0, 0];
+        data.extend(fields.as_flattened());
+        let list = lun_list(&data, 56);
+        assert_eq!(list.missing, 0);
+        let names: Vec<String> = list.luns.iter().map(|one| one.lun.to_string()).collect();
+        assert_eq!(
+            names,
+            [
+                "7",
+                "0x012c000000000000",
+                "300",
+                "301",
+                "0x0001000200000000",
+                "0x8005000000000000",
+                "0xd200010000000000",
+            ]
+        );
+        let reported: Vec<u64> = list.luns.iter().map(|one| one.field).collect();
+        for one in &list.luns {
+            let again: Lun = one.lun.to_string().parse().unwrap();
+            let field = match again {
+                Lun::Field(field) => field,
+                number => number.field_among(&reported),
+            };
+            assert_eq!(field, one.field, "{}", one.lun);
+        }
+    }
+
+    #[test]
+    fn luns_that_did_not_come_are_counted() {
+        let mut data = vec![0, 0, 0, 40, 0, 0, 0, 0];
+        data.extend([0; 8]);
+        data.extend([0, 1, 0, 0, 0, 0, 0, 0, 0xff]);
+        let list = lun_list(&data, 40);
+        assert_eq!((list.luns.len(), list.missing), (2, 3));
+        // Bytes behind the LUN LIST LENGTH are not a part of the answer.
+        let list = lun_list(&data, 8);
+        assert_eq!((list.luns.len(), list.missing), (1, 0));
+        for cut in 0..data.len() {
+            lun_list(&data[..cut], u32::MAX);
+        }
     }
 
     /// GET LBA STATUS parameter data with these descriptors: first block, blocks, PROVISIONING STATUS.

@@ -4,6 +4,7 @@
 
 use crate::properties::UnitProperties;
 use crate::unit::{CommandError, answer, printable};
+use crate::unit_identity::{Evidence, NAA, UnitIdentity, designators, hexadecimal};
 
 /// How a unit is asked: a command's name and CDB, and most bytes of its data-in. Unit attentions have been taken.
 pub type Ask<'a> = dyn FnMut(&'static str, &[u8], u32) -> Result<Vec<u8>, CommandError> + 'a;
@@ -12,6 +13,17 @@ pub type Ask<'a> = dyn FnMut(&'static str, &[u8], u32) -> Result<Vec<u8>, Comman
 const DISK: u8 = 0x00;
 const CD_DVD: u8 = 0x05;
 const OPTICAL: u8 = 0x07;
+
+/// Result of comparing two descriptions of units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sameness {
+    /// Names of the units prove it.
+    Proven,
+    /// Nothing proves or contradicts it.
+    Possible,
+    /// They belong to different units, or the unit has changed so that it cannot be used as before.
+    Different,
+}
 
 /// What a unit is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,6 +40,8 @@ pub struct UnitInfo {
     pub serial: Option<String>,
     /// NAA identifier in hexadecimal (VPD page 83h).
     pub naa: Option<String>,
+    /// All names by which it can be compared with other units.
+    pub identity: UnitIdentity,
     /// Bytes of a logical block.
     pub block_size: u32,
     /// Logical blocks.
@@ -50,23 +64,19 @@ impl UnitInfo {
         self.blocks * u64::from(self.block_size)
     }
 
-    /// What tells it from other units: its NAA identifier, or vendor, product and serial number.
-    pub fn name(&self) -> String {
-        match (&self.naa, &self.serial) {
-            (Some(naa), _) => format!("naa.{naa}"),
-            (None, serial) => {
-                let serial = serial.as_deref().unwrap_or_default();
-                format!("{} {} {serial}", self.vendor, self.product)
-            }
-        }
-    }
-
-    /// Is it the same unit, which can be used as before?
-    pub fn is_same_unit(&self, other: &UnitInfo) -> bool {
-        let shape = |unit: &UnitInfo| (unit.name(), unit.device_type);
+    /// Compares the unit with one that was seen before. `same_target`: both were reached through targets of one name.
+    pub fn compare(&self, other: &UnitInfo, same_target: bool) -> Sameness {
         // An optical unit without a medium has no blocks.
         let is_empty = self.block_size == 0 || other.block_size == 0;
-        shape(self) == shape(other) && (is_empty || self.block_size == other.block_size)
+        if self.device_type != other.device_type || !is_empty && self.block_size != other.block_size
+        {
+            return Sameness::Different;
+        }
+        match self.identity.compare(&other.identity, same_target) {
+            Evidence::Same => Sameness::Proven,
+            Evidence::None => Sameness::Possible,
+            Evidence::Different => Sameness::Different,
+        }
     }
 
     /// Has it blocks that can be read and written at any address? Optical units have.
@@ -107,9 +117,13 @@ impl UnitInfo {
             let page = inquiry(Some(0x80))?;
             self.serial = Some(text(&page, 4, page.len())).filter(|serial| !serial.is_empty());
         }
+        let mut identification = Vec::new();
         if has(0x83) {
-            self.naa = naa_of(&inquiry(Some(0x83))?);
+            identification = inquiry(Some(0x83))?;
+            self.naa = naa_of(&identification);
         }
+        let model = (self.vendor.as_str(), self.product.as_str());
+        self.identity = UnitIdentity::new(model, self.serial.as_deref(), &identification);
         if has(0xb0) {
             // Maximum transfer length of the block limits page (SBC-4, 6.6.4).
             let page = inquiry(Some(0xb0))?;
@@ -205,34 +219,10 @@ impl UnitInfo {
     }
 }
 
-/// A designation descriptor (SPC-5, 7.7.6.1).
-pub(crate) struct Designator<'a> {
-    /// 0: of the logical unit, 1: of the target port.
-    pub association: u8,
-    /// 3: NAA, 5: target port group.
-    pub kind: u8,
-    pub bytes: &'a [u8],
-}
-
-/// Those of VPD page 83h, up to the first that is cut off.
-pub(crate) fn designators(page: &[u8]) -> impl Iterator<Item = Designator<'_>> {
-    let mut rest = page.get(4..).unwrap_or_default();
-    std::iter::from_fn(move || {
-        let (head, after) = rest.split_first_chunk::<4>()?;
-        let (bytes, next) = after.split_at_checked(head[3].into())?;
-        rest = next;
-        Some(Designator {
-            association: head[1] >> 4 & 3,
-            kind: head[1] & 0x0f,
-            bytes,
-        })
-    })
-}
-
-/// The first NAA designator of the logical unit in VPD page 83h (SPC-4, 7.8.6).
+/// Returns the first NAA designator of the logical unit in VPD page 83h (SPC-5, 7.7.6.6), in hexadecimal.
 fn naa_of(page: &[u8]) -> Option<String> {
-    let naa = designators(page).find(|one| (one.association, one.kind) == (0, 3))?;
-    Some(naa.bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    let naa = designators(page).find(|one| (one.association, one.kind) == (0, NAA))?;
+    Some(hexadecimal(naa.bytes))
 }
 
 #[cfg(test)]

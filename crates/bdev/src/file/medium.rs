@@ -28,10 +28,13 @@ impl Medium for Shared {
             device_key(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")))
         });
         // The path as it is configured, for where it leads may change with every start of the machine.
-        device.unwrap_or_else(|| {
-            let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
-            format!("path {}", path.display())
-        })
+        let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
+        let path = path.display();
+        match device {
+            Some(device) if is_local(&device) => format!("{device} at path {path}"),
+            Some(device) => device,
+            None => format!("path {path}"),
+        }
     }
 
     fn device_number(&self) -> Option<(u32, u32)> {
@@ -184,9 +187,41 @@ fn device_key(folder: &Path) -> Option<String> {
         .find_map(|(kind, name)| Some(format!("{kind} {}", read(name)?)))
 }
 
+/// Returns whether a key has an identifier that devices of several targets may have: an NAA identifier of type 3 or without a company ID, or
+/// the T10 designator of tgt and the iSCSI Enterprise Target, which follows from target and LUN number.
+fn is_local(key: &str) -> bool {
+    const LOCAL: [&str; 4] = [
+        "wwid naa.3",
+        "wwid naa.5000000",
+        "wwid naa.6000000",
+        "wwid t10.IET ",
+    ];
+    LOCAL.iter().any(|local| key.contains(local))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn identifiers_that_targets_assign_themselves_are_local() {
+        for local in [
+            "wwid naa.3000000100000001",
+            "wwid naa.60000000000000000e00000000010001",
+            "wwid t10.IET     00010001",
+            "partition 1 at 2048 of wwid t10.IET     00010001",
+        ] {
+            assert!(is_local(local), "{local}");
+        }
+        for unique in [
+            "wwid naa.5000c500a1b2c3d4",
+            "wwid naa.6001405a3000000000000000000000001",
+            "wwid t10.ATA     Example 860 EVO S3Z2NB0K",
+            "serial naa.3",
+        ] {
+            assert!(!is_local(unique), "{unique}");
+        }
+    }
 
     #[test]
     fn device_is_known_by_its_names_and_partition_by_its_start() {

@@ -50,6 +50,7 @@ impl Remote {
                 unit: ReconnectSettings {
                     address,
                     paths: Vec::new(),
+                    trusts_paths: false,
                     session: SessionOptions {
                         timeout: LOGIN_TIMEOUT,
                         ..SessionOptions::default()

@@ -4,14 +4,16 @@ use iscsi_initiator::{UnitAddress, UnitInfo};
 
 use crate::network_medium::NetworkMedium;
 
-/// The medium that a unit is.
+/// Returns the medium that a unit is. A locally assigned identifier is unique within its target only, so that two tgt hosts have units of the
+/// same one. Serial numbers are unique for their vendor and product at best: all units of a target may have the same.
 pub(super) fn of(address: &UnitAddress, info: &UnitInfo) -> NetworkMedium {
-    let key = match (&info.naa, &info.serial) {
-        (Some(naa), _) => format!("iscsi:naa.{naa}"),
-        // Serial numbers are unique for their vendor and product at best: a target's units may all have the same.
-        (None, serial) => {
-            let serial = serial.as_deref().unwrap_or_default();
-            format!("iscsi:{}/{}/{serial}", address.target, address.lun)
+    let (identity, target) = (&info.identity, address.target.to_ascii_lowercase());
+    let key = match (identity.world_wide_name(), identity.local_name()) {
+        (Some(name), _) => format!("iscsi:{name}"),
+        (None, Some(name)) => format!("iscsi:{target}/{name}"),
+        (None, None) => {
+            let serial = info.serial.as_deref().unwrap_or_default();
+            format!("iscsi:{target}/{}/{serial}", address.lun)
         }
     };
     NetworkMedium::new(key)
@@ -22,21 +24,49 @@ mod tests {
     use super::*;
     use crate::Medium;
 
-    #[test]
-    fn a_unit_is_the_same_at_every_portal_if_it_has_a_designator() {
-        let address = |text: &str| text.parse::<UnitAddress>().unwrap();
-        let (one, other) = (
-            address("iscsi://192.0.2.1/iqn.2026-11.org.example:a/0"),
-            address("iscsi://192.0.2.2/iqn.2026-11.org.example:b/1"),
-        );
-        let named = UnitInfo {
-            naa: Some("3a5b000000000001".to_owned()),
-            ..UnitInfo::default()
+    /// Returns a unit with one NAA identifier in VPD page 83h.
+    fn named(naa: [u8; 8]) -> UnitInfo {
+        let page = [&[0, 0x83, 0, 12, 1, 3, 0, 8][..], &naa].concat();
+        let mut unit = UnitInfo::default();
+        let mut ask = |_: &'static str, cdb: &[u8], _: u32| {
+            Ok(match cdb[..3] {
+                [0x12, 1, 0] => vec![0, 0, 0, 2, 0, 0x83],
+                [0x12, 1, 0x83] => page.clone(),
+                _ => vec![0; 36],
+            })
         };
-        let identity = |address: &UnitAddress, info: &UnitInfo| of(address, info).own_identity();
-        assert_eq!(identity(&one, &named), identity(&other, &named));
+        unit.take_identity(&mut ask).unwrap();
+        unit
+    }
+
+    fn addresses() -> [UnitAddress; 3] {
+        [
+            "iscsi://192.0.2.1/iqn.2026-11.org.example:a/0",
+            "iscsi://192.0.2.2/iqn.2026-11.org.example:A/0",
+            "iscsi://192.0.2.2/iqn.2026-11.org.example:b/1",
+        ]
+        .map(|text| text.parse().unwrap())
+    }
+
+    fn identity(address: &UnitAddress, info: &UnitInfo) -> Option<block::Identity> {
+        of(address, info).own_identity()
+    }
+
+    #[test]
+    fn a_unit_is_the_same_at_every_portal_if_it_has_a_world_wide_name() {
+        let [one, _, other] = addresses();
+        let unit = named([0x50, 0x01, 0x40, 0x5a, 0, 0, 0, 1]);
+        assert_eq!(identity(&one, &unit), identity(&other, &unit));
         let unnamed = UnitInfo::default();
         assert_ne!(identity(&one, &unnamed), identity(&other, &unnamed));
-        assert_ne!(identity(&one, &unnamed), identity(&one, &named));
+        assert_ne!(identity(&one, &unnamed), identity(&one, &unit));
+    }
+
+    #[test]
+    fn units_of_two_targets_with_one_local_name_are_two_media() {
+        let [one, same, other] = addresses();
+        let unit = named([0x30, 0, 0, 1, 0, 0, 0, 1]);
+        assert_eq!(identity(&one, &unit), identity(&same, &unit));
+        assert_ne!(identity(&one, &unit), identity(&other, &unit));
     }
 }

@@ -279,8 +279,7 @@ impl RbdChannel {
     }
 }
 
-/// Merges the pieces with data into ranges, sorted and without overlaps. A byte in any piece with data is data, whatever other pieces
-/// librbd lists there.
+/// Merges the pieces with data into ranges, sorted and without overlaps. Where pieces overlap, one piece with data is enough.
 fn data_ranges(pieces: &[Piece]) -> Vec<Range<u64>> {
     let with_data = pieces.iter().filter(|piece| piece.exists);
     let mut found: Vec<Range<u64>> = with_data
@@ -425,7 +424,7 @@ mod tests {
             length,
             exists,
         };
-        // A long piece, a short one and a hole inside it, and one whose end does not fit into 64 bits.
+        // A long piece, a short one and a hole inside it, and a piece that ends beyond 64 bits.
         let pieces = [
             piece(0, 100, true),
             piece(10, 10, true),

@@ -43,7 +43,7 @@ pub(super) struct Manner {
     unmaps: Unmaps,
     /// Unmapped blocks read as zeroes. Updated when the unit reports something else.
     pub unmapped_zeroes: Arc<AtomicBool>,
-    /// Clients were told that discarded blocks read as zeroes.
+    /// The disk promises its clients that discarded blocks read as zeroes.
     promises_zeroes: bool,
     unmap_max: u64,
     write_same_max: u64,

@@ -68,8 +68,15 @@ pub(super) struct Copying {
 /// # Errors
 /// Nothing has changed then.
 pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
-    let (disk, config) = context.disk(&copy.disk)?;
-    let config = place(&config, &copy.target, &disk);
+    let (disk, now) = context.disk(&copy.disk)?;
+    let config = place(&now, &copy.target, &disk);
+    // A session for the same unit would end the one of the disk, which has the same ISID.
+    if let (BlockDeviceConfig::Iscsi(one), BlockDeviceConfig::Iscsi(other)) =
+        (&now.backend, &config.backend)
+        && one.unit == other.unit
+    {
+        return Err(super::same_medium(&copy.disk, &copy.disk));
+    }
     let shown = shown(&config.backend);
     let mut job = Job::new(&disk, copy.kind, Some(shown));
     job.incremental.clone_from(&copy.incremental);
@@ -188,6 +195,7 @@ fn begin(
     let (incremental, over) = incremental.unzip();
     let target = open_target(&config, bytes, over.flatten().as_ref());
     let mut target = target.map_err(|error| failed(disk.name(), &error))?;
+    context.check_medium(disk.name(), &*target)?;
     let checked = match job.kind {
         // No client uses it.
         JobKind::Backup => disk.check_copy(&*target),

@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bdev::Disk;
+use bdev::{BlockDevice, Disk};
 use control::objects::JobState;
 
 use crate::bitmaps::Bitmaps;
@@ -93,6 +93,26 @@ impl Context {
             Ok((disk, config))
         })
     }
+
+    /// Refuses a device if a disk has the same medium: a copy onto it would overwrite that disk.
+    fn check_medium(&self, disk: &str, device: &dyn BlockDevice) -> Result<(), Refusal> {
+        let Some(key) = device.medium().map(bdev::Medium::key) else {
+            return Ok(());
+        };
+        let taken = self
+            .manager
+            .call(move |owner| Ok(owner.disk_of_medium(&key)))?;
+        match taken {
+            None => Ok(()),
+            Some(other) => Err(same_medium(disk, &other)),
+        }
+    }
+}
+
+/// The refusal of a target that is the medium of disk `other`.
+fn same_medium(disk: &str, other: &str) -> Refusal {
+    let detail = format!("disk {disk}: the target is the medium of disk {other}");
+    Refusal::conflict(detail, "name another target")
 }
 
 struct Control {

@@ -5,6 +5,18 @@ use super::refusal::{Fault, Refusal};
 use crate::identities::Identities;
 
 impl Owner {
+    /// Returns the name of the disk with this medium.
+    pub fn disk_of_medium(&self, key: &str) -> Option<String> {
+        let is_it = |disk: &bdev::Disk| {
+            let device = disk.device();
+            device.medium().is_some_and(|medium| medium.key() == key)
+        };
+        let mut disks = self.disks.iter();
+        disks
+            .find(|(_, disk)| is_it(disk))
+            .map(|(name, _)| name.clone())
+    }
+
     /// Gives a disk that nothing shows a new identity.
     ///
     /// # Errors

@@ -352,7 +352,8 @@ impl Attendant {
         unit.measure_again()?;
         let has_better = self.settings.ways() > 1 && unit.access()?.is_better_elsewhere();
         let info = unit.info().clone();
-        if !info.is_same_unit(&self.info) {
+        let known = (&self.info, self.path);
+        if !self.settings.is_usable((&info, self.path), known) {
             return Err(answer("INQUIRY", is_another(&info, &self.info)));
         }
         if info != self.info {
@@ -476,7 +477,7 @@ impl Attendant {
         let said = |error: CommandError| error.to_string();
         let (mut unit, path) = paths::open_better(&self.settings, self.next_path).map_err(said)?;
         let (is, was) = (unit.info(), &self.info);
-        if !is.is_same_unit(was) {
+        if !self.settings.is_usable((is, path), (was, self.path)) {
             return Err(is_another(is, was));
         }
         if path != self.path {
@@ -562,9 +563,9 @@ impl Attendant {
 
 fn is_another(is: &UnitInfo, was: &UnitInfo) -> String {
     let said =
-        |unit: &UnitInfo| format!("{} with blocks of {} bytes", unit.name(), unit.block_size);
+        |unit: &UnitInfo| format!("{} with blocks of {} bytes", unit.identity, unit.block_size);
     format!(
-        "another logical unit is there: {}, not {}",
+        "another logical unit is there, or its identity is not proven: {}, not {}",
         said(is),
         said(was)
     )

@@ -36,6 +36,8 @@ pub struct ReconnectSettings {
     pub address: UnitAddress,
     /// Where else it is: used, one after the other, when there is no session the way before.
     pub paths: Vec<UnitAddress>,
+    /// The administrator vouches that all paths lead to one unit, so that a unit without identity may have several.
+    pub trusts_paths: bool,
     /// As whom to log in, with which keys. Without an ISID a random one is used for the life of the unit.
     pub session: SessionOptions,
     /// Commands in flight at the target, at most.

@@ -7,7 +7,7 @@
 use super::ReconnectSettings;
 use crate::session::Session;
 use crate::unit::{CommandError, answer};
-use crate::{Unit, UnitAddress};
+use crate::{Sameness, Unit, UnitAddress, UnitInfo};
 
 /// Function complete (RFC 7143, 11.6.1).
 const COMPLETE: u8 = 0;
@@ -23,6 +23,46 @@ impl ReconnectSettings {
             Some(path) => path,
             None => &self.address,
         }
+    }
+
+    /// Returns whether the unit found by path `path` may be used in place of `known`, which was found by path `known_path`. By another
+    /// path the identity of the unit has to be proven.
+    pub(super) fn is_usable(
+        &self,
+        (unit, path): (&UnitInfo, usize),
+        (known, known_path): (&UnitInfo, usize),
+    ) -> bool {
+        let same_target = self.way(path).has_same_target(self.way(known_path));
+        match unit.compare(known, same_target) {
+            Sameness::Proven => true,
+            Sameness::Possible => path == known_path || self.trusts_paths,
+            Sameness::Different => false,
+        }
+    }
+
+    /// Refuses a unit with several paths if its identity cannot be checked by all of them.
+    ///
+    /// # Errors
+    /// The refused path, with a hint.
+    fn check_identity(&self, unit: &UnitInfo, path: usize) -> Result<(), CommandError> {
+        let is_unchecked = |other: &usize| !self.is_usable((unit, *other), (unit, path));
+        let Some(other) = (0..self.ways()).find(is_unchecked) else {
+            return Ok(());
+        };
+        let why = match unit.identity.local_name() {
+            Some(name) => {
+                format!("{name} is locally assigned and may name another unit at another target")
+            }
+            None => "it reports no world wide name and no serial number".to_owned(),
+        };
+        Err(answer(
+            "INQUIRY",
+            format!(
+                "the path {} is refused because the identity of the unit cannot be checked: {why}; hint: set an identifier or a serial number at the target, use one path, or set trust_paths = true if all paths lead to the same unit",
+                // Not the address itself.
+                self.way(other.max(path))
+            ),
+        ))
     }
 }
 
@@ -72,7 +112,7 @@ pub(super) fn open_better(
     let others = (1..settings.ways()).map(|step| (path + step) % settings.ways());
     for other in others {
         if let Ok(mut better) = open(settings, other)
-            && better.info().is_same_unit(unit.info())
+            && settings.is_usable((better.info(), other), (unit.info(), path))
             && better
                 .access()
                 .is_ok_and(|access| !access.is_better_elsewhere())
@@ -91,6 +131,7 @@ pub(super) fn open_any(settings: &ReconnectSettings) -> Result<(Unit, usize), Co
     let several = settings.ways() > 1;
     let opened = |path| {
         let (mut unit, path) = open_better(settings, path)?;
+        settings.check_identity(unit.info(), path)?;
         if several {
             fence(&mut unit)?;
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cli_common::{Failure, Outcome, say};
+use iscsi_initiator::Sameness;
 use sha2::{Digest, Sha256};
 
 use super::arguments::Transfer;
@@ -72,6 +73,13 @@ pub fn copy(transfer: &Transfer) -> Outcome {
     let size = source.size();
     let left = size.map(|size| size.saturating_sub(transfer.from));
     let mut destination = Destination::open(&transfer.destination, size, transfer)?;
+    if let (Some(one), Some(other)) = (source.unit(), destination.unit())
+        && one.compare(other, false) == Sameness::Proven
+    {
+        return Err(Failure::mistake(
+            "source and destination are the same logical unit",
+        ));
+    }
     let mut meter = Meter::new(left, transfer.quiet);
     let mut checksum = Checksum::new();
     let mut at = transfer.from;

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 
 use cli_common::Failure;
-use iscsi_initiator::{CommandError, Extent, Unit, UnitAddress};
+use iscsi_initiator::{CommandError, Extent, Unit, UnitAddress, UnitInfo};
 use rustix::fs::{SeekFrom, seek};
 
 use super::arguments::Transfer;
@@ -85,6 +85,14 @@ impl Source {
         }
     }
 
+    /// Its unit, if it is one.
+    pub fn unit(&self) -> Option<&UnitInfo> {
+        match self {
+            Source::Unit(unit) => Some(unit.unit.info()),
+            Source::File(_) | Source::Stream(..) => None,
+        }
+    }
+
     /// `--from` has to be a multiple of this.
     pub fn granularity(&self) -> u64 {
         match self {
@@ -133,7 +141,7 @@ impl FileSource {
         // A file system without holes says that everything is data.
         let data = match seek(&self.file, SeekFrom::Data(self.at)) {
             Ok(data) => data.min(self.size),
-            // Without data up to the end of the file, which may have been truncated. A read of what is missing fails.
+            // Without data up to the end of the file, which may have been truncated. Reads of the missing part fail.
             Err(rustix::io::Errno::NXIO) => {
                 let now = self.file.metadata().map_or(0, |metadata| metadata.len());
                 now.min(self.size).max(self.at)
@@ -277,6 +285,14 @@ impl Destination {
             return Ok(Destination::Stream(std::io::stdout()));
         }
         FileDestination::open(text, size, transfer).map(Destination::File)
+    }
+
+    /// Its unit, if it is one.
+    pub fn unit(&self) -> Option<&UnitInfo> {
+        match self {
+            Destination::Unit(unit) => Some(unit.unit.info()),
+            Destination::File(_) | Destination::Stream(_) => None,
+        }
     }
 
     /// `--from` has to be a multiple of this.

@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use cli_common::{Failure, Outcome};
 use iscsi::negotiation::SessionParameters;
-use iscsi_initiator::{Portal, Session, SessionOptions, UnitAddress, UnitInfo, discover, luns};
+use iscsi_initiator::{
+    CommandError, Lun, Portal, ReportedLun, Session, SessionOptions, Unit, UnitAddress, UnitInfo,
+    discover, luns,
+};
 use serde_json::{Value, json};
 
 use super::arguments::Login;
@@ -40,45 +43,53 @@ fn log_in(target: &str, login: &Login) -> Result<Session, Failure> {
     Session::login(&portal, &name, &options).map_err(because)
 }
 
-/// Prints the logical units of a target, each with what it is.
+/// Prints the logical units of a target. One session asks all of them; a unit that ends the session costs another login.
 pub fn units(target: &str, login: &Login, json: bool) -> Outcome {
     let mut session = log_in(target, login)?;
+    let (_, _, name) = UnitAddress::target(target).map_err(Failure::mistake)?;
     let found = luns(&mut session).map_err(because)?;
-    session.logout().map_err(because)?;
-    let (user, portal, name) = UnitAddress::target(target).map_err(Failure::mistake)?;
-    let options = login.options(user.as_deref())?;
+    let mut live = Some(session);
     let mut infos = Vec::new();
-    for lun in found {
-        let address = UnitAddress {
-            user: user.clone(),
-            portal: portal.clone(),
-            target: name.clone(),
+    for ReportedLun { lun, field } in found.luns {
+        let mut session = match live.take() {
+            Some(session) => session,
+            None => log_in(target, login)?,
+        };
+        let info = Unit::inspect(&mut session, field);
+        if !matches!(info, Err(CommandError::Session(_))) {
+            live = Some(session);
+        }
+        // A unit that is not ready is listed all the same.
+        infos.push((
             lun,
-        };
-        // One that is not ready is listed all the same.
-        let info = match open(&address, &options) {
-            Ok(unit) => {
-                let info = unit.info().clone();
-                unit.close().map_err(because)?;
-                Ok(info)
-            }
-            Err(Failure::Reasons(reasons)) => Err(reasons.join("; ")),
-            Err(other) => return Err(other),
-        };
-        infos.push((lun, info));
+            info.map_err(|error| format!("LUN {lun} of {name}: {error}")),
+        ));
     }
+    if let Some(session) = live {
+        session.logout().map_err(because)?;
+    }
+    print_units(&infos, json)?;
+    match found.missing {
+        0 => Ok(()),
+        missing => Err(Failure::because(format!(
+            "the list is not complete: {name} has {missing} more logical units, which it did not report"
+        ))),
+    }
+}
+
+fn print_units(infos: &[(Lun, Result<UnitInfo, String>)], json: bool) -> Outcome {
     let mut stdout = std::io::stdout().lock();
     if json {
         let each: Vec<Value> = infos
             .iter()
             .map(|(lun, info)| match info {
-                Ok(info) => json!({"lun": lun, "info": body(info)}),
-                Err(error) => json!({"lun": lun, "error": error}),
+                Ok(info) => json!({"lun": number(*lun), "info": body(info)}),
+                Err(error) => json!({"lun": number(*lun), "error": error}),
             })
             .collect();
         return Ok(writeln!(stdout, "{:#}", json!(each))?);
     }
-    for (lun, info) in &infos {
+    for (lun, info) in infos {
         match info {
             Ok(info) => writeln!(
                 stdout,
@@ -92,6 +103,14 @@ pub fn units(target: &str, login: &Login, json: bool) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// A LUN as JSON: a number, or text for a LUN field.
+fn number(lun: Lun) -> Value {
+    match lun {
+        Lun::Number(number) => number.into(),
+        Lun::Field(_) => lun.to_string().into(),
+    }
 }
 
 /// Prints what a logical unit is.
