@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use block::{DiskInfo, Geometry, Identity};
 
@@ -25,6 +25,7 @@ const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Interval at which a hold that waits checks whether it is still wanted.
 const HOLD_STEP: Duration = Duration::from_millis(50);
+const HOLD_STEPS: u128 = RESIZE_PATIENCE.as_millis() / HOLD_STEP.as_millis();
 
 /// What a disk shows to its clients besides what its block device says.
 #[derive(Clone, Copy, Debug, Default)]
@@ -365,8 +366,10 @@ impl Disk {
             grant.send(lease).ok();
         });
         let seconds = RESIZE_PATIENCE.as_secs();
-        let until = Instant::now() + RESIZE_PATIENCE;
-        while is_wanted() && Instant::now() < until {
+        for _ in 0..HOLD_STEPS {
+            if !is_wanted() {
+                break;
+            }
             if let Ok(lease) = granted.recv_timeout(HOLD_STEP) {
                 return Ok(lease);
             }
