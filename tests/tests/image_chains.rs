@@ -380,6 +380,39 @@ fn bitmaps_stay_valid_or_their_loss_is_announced() -> Result<()> {
     Ok(())
 }
 
+/// The work of a commit and of a rebase follows the allocated data. The limit is far above the time of a loaded machine.
+#[test]
+fn commit_and_rebase_of_large_empty_overlays_take_seconds() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    succeeds(
+        folder,
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "base", "64T"],
+    )?;
+    let create = [
+        "create", "-q", "-f", "qcow2", "-b", "base", "-F", "qcow2", "overlay",
+    ];
+    succeeds(folder, "qemu-img", &create)?;
+    let writes = [
+        "-c",
+        "write -P 5 40T 64k",
+        "-c",
+        "write -z 50T 1M",
+        "overlay",
+    ];
+    succeeds(folder, "qemu-io", &writes)?;
+    let began = std::time::Instant::now();
+    image(folder, &["commit", "overlay"])?;
+    image(folder, &["rebase", "overlay", "--no-backing"])?;
+    let took = began.elapsed();
+    ensure!(took.as_secs() < 30, "{took:?}");
+    let read = ["-c", "read -P 5 40T 64k", "-c", "read -P 0 50T 1M", "base"];
+    succeeds(folder, "qemu-io", &read)?;
+    is_clean(folder, "base")?;
+    is_clean(folder, "overlay")
+}
+
 /// Whenever it is killed, the overlay has its content, and the same command again does the rest.
 #[test]
 fn killed_commits_and_rebases_keep_content_and_can_be_repeated() -> Result<()> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bdev::qcow2::{self, Backing, Header, Mapping};
 use bdev::{BlockingIo, NamedFiles, OpenError};
-use block::IoRequest;
+use block::{Allocation, IoRequest};
 use cli_common::{Failure, Outcome};
 
 use super::arguments::{Format, RebaseArguments};
@@ -34,10 +34,13 @@ pub fn below(
     Ok(Some((named.path, named.format.into())))
 }
 
-/// How a range of an overlay begins: what of its own it has there, and for how many bytes.
+/// Returns the mapping of an overlay at an offset, and its length. Data come in pieces.
 fn own(overlay: &mut Overlay, at: u64, end: u64) -> qcow2::Result<(Mapping, u64)> {
     overlay.load(at)?;
-    let segment = overlay.map().segment(at, (end - at).min(PIECE_BYTES));
+    let mut segment = overlay.map().segment(at, end - at);
+    if matches!(segment.mapping, Mapping::Data { .. }) {
+        segment.length = segment.length.min(PIECE_BYTES);
+    }
     if segment.mapping == Mapping::Bad {
         return Err(qcow2::Error::Corrupt(format!(
             "the entry of offset {at} is damaged"
@@ -80,11 +83,16 @@ pub fn commit(
     let mut at = 0;
     while at < end {
         let (mapping, length) = own(&mut overlay, at, end).map_err(|error| failed(&error))?;
-        piece.clear();
-        piece.resize(length as usize, 0);
-        let read = read_own(&overlay, mapping, at, &mut piece);
-        if read.map_err(|error| failed(&error))? {
-            write_changed(&mut base, at, &piece).map_err(|error| to(&error))?;
+        match mapping {
+            Mapping::Unallocated => {}
+            Mapping::Zero => write_zeroes(&mut base, at, length).map_err(|error| to(&error))?,
+            _ => {
+                piece.clear();
+                piece.resize(length as usize, 0);
+                let read = read_own(&overlay, mapping, at, &mut piece);
+                read.map_err(|error| failed(&error))?;
+                write_changed(&mut base, at, &piece).map_err(|error| to(&error))?;
+            }
         }
         meter.add(length);
         at += length;
@@ -102,8 +110,8 @@ pub fn commit(
     )?)
 }
 
-/// What an overlay has of its own; false: nothing.
-fn read_own(overlay: &Overlay, mapping: Mapping, at: u64, piece: &mut [u8]) -> qcow2::Result<bool> {
+/// Reads data of an overlay, which may be compressed.
+fn read_own(overlay: &Overlay, mapping: Mapping, at: u64, piece: &mut [u8]) -> qcow2::Result<()> {
     use qcow2::Storage;
     match mapping {
         Mapping::Data { host, .. } => {
@@ -120,10 +128,38 @@ fn read_own(overlay: &Overlay, mapping: Mapping, at: u64, piece: &mut [u8]) -> q
             let from = (at & (cluster - 1)) as usize;
             piece.copy_from_slice(&content[from..from + piece.len()]);
         }
-        Mapping::Zero => {}
-        Mapping::Unallocated | Mapping::NotLoaded | Mapping::Bad => return Ok(false),
+        Mapping::Zero | Mapping::Unallocated | Mapping::NotLoaded | Mapping::Bad => {}
     }
-    Ok(true)
+    Ok(())
+}
+
+/// Returns the end of a part that reads as zeroes without being read: a hole of the disk, or behind its end.
+fn end_of_hole(disk: &mut BlockingIo, at: u64, end: u64) -> Option<u64> {
+    if at >= disk.bytes() {
+        return Some(end);
+    }
+    let known = end.min(disk.bytes());
+    let first = disk.block_status(at, known - at).ok()?.into_iter().next()?;
+    let is_hole = first.allocation == Allocation::Hole && first.end > at;
+    is_hole.then_some(first.end.min(known))
+}
+
+/// Zeroes a range of the base, except for its holes.
+fn write_zeroes(base: &mut BlockingIo, at: u64, length: u64) -> std::io::Result<()> {
+    let end = at + length;
+    let mut from = at;
+    while from < end {
+        let next = match end_of_hole(base, from, end) {
+            Some(next) => next,
+            None => {
+                let piece = vec![0; PIECE_BYTES.min(end - from) as usize];
+                write_changed(base, from, &piece)?;
+                from + piece.len() as u64
+            }
+        };
+        from = next;
+    }
+    Ok(())
 }
 
 /// A base that has the same content already is left alone, so that holes stay holes.
@@ -205,8 +241,11 @@ fn keep_content(
     let (mut differing, mut clusters) = (Vec::new(), 0_u64);
     let mut at = 0;
     while at < end {
-        let (mapping, length) = own(image, at, end)?;
+        let (mapping, mut length) = own(image, at, end)?;
         if mapping == Mapping::Unallocated {
+            length = piece_to_compare(&mut old, &mut new, at, length);
+        }
+        if mapping == Mapping::Unallocated && length <= PIECE_BYTES {
             read_padded(&mut old, at, length, &mut before)?;
             read_padded(&mut new, at, length, &mut after)?;
             let pairs = before
@@ -225,6 +264,26 @@ fn keep_content(
     }
     meter.end();
     Ok(format!("{clusters} clusters copied"))
+}
+
+/// Returns the length of a piece to compare, or the length of a part where both disks have holes, if that is longer than a piece.
+fn piece_to_compare(
+    old: &mut Option<&mut BlockingIo>,
+    new: &mut Option<&mut BlockingIo>,
+    at: u64,
+    length: u64,
+) -> u64 {
+    let mut common = at + length;
+    for disk in [old.as_deref_mut(), new.as_deref_mut()]
+        .into_iter()
+        .flatten()
+    {
+        common = end_of_hole(disk, at, common).unwrap_or(at);
+    }
+    match common - at {
+        hole if hole > PIECE_BYTES => hole / PIECE_BYTES * PIECE_BYTES,
+        _ => length.min(PIECE_BYTES),
+    }
 }
 
 fn copy_clusters(
