@@ -116,9 +116,10 @@ impl IscsiTarget {
                 continue;
             }
             let name = format!("{own},t,0x{:04x}", portal.group);
+            let relative_id = units.port_id(&name);
             let port = TargetPort {
-                relative_id: units.port_id(&name),
-                group: 1,
+                relative_id,
+                group: relative_id,
                 name: Some(name),
                 device_name: Some(own.clone()),
             };
@@ -193,5 +194,35 @@ impl IscsiTarget {
             }
             DemoMode::None => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use scsi::MemoryStore;
+
+    use super::*;
+
+    /// Numbers of port and target port group of each portal group.
+    fn numbers(units: &Units, name: &str, portals: &[&str]) -> Vec<(u16, u16)> {
+        let options = TargetOptions {
+            name: name.to_owned(),
+            ..TargetOptions::default()
+        };
+        let portals: Vec<Portal> = portals.iter().map(|text| text.parse().unwrap()).collect();
+        let target = IscsiTarget::new(options, &portals, units);
+        let groups = lock(&target.groups);
+        let ports = groups.iter().map(|group| &group.port);
+        ports.map(|port| (port.relative_id, port.group)).collect()
+    }
+
+    #[test]
+    fn each_portal_group_is_a_target_port_group() {
+        let units = Units::new(Box::new(MemoryStore::default()));
+        let portals = ["192.0.2.1:3260,1", "192.0.2.2:3260,2", "192.0.2.3:3260,2"];
+        let first = numbers(&units, "iqn.2026-11.org.example:t0", &portals);
+        assert_eq!(first, [(1, 1), (2, 2)]);
+        let second = numbers(&units, "iqn.2026-11.org.example:t1", &portals[..1]);
+        assert_eq!(second, [(3, 3)]);
     }
 }

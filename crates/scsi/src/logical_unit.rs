@@ -350,16 +350,28 @@ impl LogicalUnit {
         self.refresh_word(&state);
     }
 
+    /// Adds a port of a target that has the unit. A port with the same number belonged to an earlier target of that name
+    /// and is replaced.
     pub(crate) fn attach_port(&self, port: &Arc<TargetPort>) {
         let mut state = self.state();
-        if !state
+        state
             .ports
-            .iter()
-            .any(|known| known.relative_id == port.relative_id)
-        {
-            state.ports.push(Arc::clone(port));
-            state.ports.sort_by_key(|port| port.relative_id);
-        }
+            .retain(|known| known.relative_id != port.relative_id);
+        state.ports.push(Arc::clone(port));
+        state.ports.sort_by_key(|port| port.relative_id);
+    }
+
+    /// Removes the ports of a target that no longer has the unit, and the access state of each group that has no other port.
+    pub(crate) fn detach_ports(&self, ports: &[Arc<TargetPort>]) {
+        let mut state = self.state();
+        let UnitState {
+            ports: known,
+            groups,
+            ..
+        } = &mut *state;
+        known.retain(|one| ports.iter().all(|port| !Arc::ptr_eq(one, port)));
+        groups.retain(|group, _| known.iter().any(|port| port.group == *group));
+        self.refresh_word(&state);
     }
 }
 

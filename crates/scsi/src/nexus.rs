@@ -135,7 +135,7 @@ impl std::fmt::Debug for TransportId {
 pub struct TargetPort {
     /// Relative target port identifier, unique among all ports of the daemon, from 1.
     pub relative_id: u16,
-    /// Target port group that the port belongs to.
+    /// Target port group that the port belongs to. The transports use `relative_id`, so that each port has a state of its own.
     pub group: u16,
     /// SCSI name string of the port, such as `iqn.2026-11.org.example:t0,t,0x0001`.
     pub name: Option<String>,

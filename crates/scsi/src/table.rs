@@ -24,6 +24,8 @@ pub(crate) enum Access {
 pub(crate) enum Needs {
     /// Works in every state.
     Nothing,
+    /// Works unless the port is unavailable or offline.
+    Port,
     /// Works unless the port's state is worse than standby, or the unit is being sanitized or formatted.
     Unit,
     /// Needs the medium.
@@ -69,7 +71,7 @@ const fn action(access: Access, needs: Needs, action: u8, usage: &'static [u8]) 
 }
 
 use Access::{Always, Read, Write};
-use Needs::{Medium, Nothing, Unit};
+use Needs::{Medium, Nothing, Port, Unit};
 
 const X: u8 = 0xff;
 
@@ -108,18 +110,18 @@ const ROWS: &[Row] = &[
     row(Always, Unit,   &[RESERVE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
     row(Always, Unit,   &[RELEASE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
     row(Read,   Unit,   &[MODE_SENSE_10, 0x18, X, X, 0, 0, 0, X, X, 0]),
-    action(Always, Nothing, 0x00, &[PERSISTENT_RESERVE_IN, 0x00, 0, 0, 0, 0, 0, X, X, 0]),
-    action(Always, Nothing, 0x01, &[PERSISTENT_RESERVE_IN, 0x01, 0, 0, 0, 0, 0, X, X, 0]),
-    action(Always, Nothing, 0x02, &[PERSISTENT_RESERVE_IN, 0x02, 0, 0, 0, 0, 0, X, X, 0]),
-    action(Always, Nothing, 0x03, &[PERSISTENT_RESERVE_IN, 0x03, 0, 0, 0, 0, 0, X, X, 0]),
-    action(Always, Nothing, 0x00, &[PERSISTENT_RESERVE_OUT, 0x00, X, 0, 0, X, X, X, X, 0]),
-    action(Always, Nothing, 0x01, &[PERSISTENT_RESERVE_OUT, 0x01, X, 0, 0, X, X, X, X, 0]),
-    action(Always, Nothing, 0x02, &[PERSISTENT_RESERVE_OUT, 0x02, X, 0, 0, X, X, X, X, 0]),
-    action(Always, Nothing, 0x03, &[PERSISTENT_RESERVE_OUT, 0x03, X, 0, 0, X, X, X, X, 0]),
-    action(Always, Nothing, 0x04, &[PERSISTENT_RESERVE_OUT, 0x04, X, 0, 0, X, X, X, X, 0]),
-    action(Always, Nothing, 0x05, &[PERSISTENT_RESERVE_OUT, 0x05, X, 0, 0, X, X, X, X, 0]),
-    action(Always, Nothing, 0x06, &[PERSISTENT_RESERVE_OUT, 0x06, X, 0, 0, X, X, X, X, 0]),
-    action(Always, Nothing, 0x07, &[PERSISTENT_RESERVE_OUT, 0x07, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Port, 0x00, &[PERSISTENT_RESERVE_IN, 0x00, 0, 0, 0, 0, 0, X, X, 0]),
+    action(Always, Port, 0x01, &[PERSISTENT_RESERVE_IN, 0x01, 0, 0, 0, 0, 0, X, X, 0]),
+    action(Always, Port, 0x02, &[PERSISTENT_RESERVE_IN, 0x02, 0, 0, 0, 0, 0, X, X, 0]),
+    action(Always, Port, 0x03, &[PERSISTENT_RESERVE_IN, 0x03, 0, 0, 0, 0, 0, X, X, 0]),
+    action(Always, Port, 0x00, &[PERSISTENT_RESERVE_OUT, 0x00, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Port, 0x01, &[PERSISTENT_RESERVE_OUT, 0x01, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Port, 0x02, &[PERSISTENT_RESERVE_OUT, 0x02, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Port, 0x03, &[PERSISTENT_RESERVE_OUT, 0x03, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Port, 0x04, &[PERSISTENT_RESERVE_OUT, 0x04, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Port, 0x05, &[PERSISTENT_RESERVE_OUT, 0x05, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Port, 0x06, &[PERSISTENT_RESERVE_OUT, 0x06, X, 0, 0, X, X, X, X, 0]),
+    action(Always, Port, 0x07, &[PERSISTENT_RESERVE_OUT, 0x07, X, 0, 0, X, X, X, X, 0]),
     action(Write, Medium, 0x00, &[EXTENDED_COPY, 0x00, 0, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
     action(Write, Medium, 0x01, &[EXTENDED_COPY, 0x01, 0, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
     action(Read, Unit, 0x00, &[RECEIVE_COPY_RESULTS, 0x00, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
@@ -140,8 +142,8 @@ const ROWS: &[Row] = &[
     action(Read, Medium, 0x12, &[SERVICE_ACTION_IN_16, 0x12, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
     row(Always, Nothing, &[REPORT_LUNS, 0, X, 0, 0, 0, X, X, X, X, 0, 0]),
     action(Always, Nothing, 0x0a, &[MAINTENANCE_IN, 0x2a, 0, 0, 0, 0, X, X, X, X, 0, 0]),
-    action(Read, Nothing, 0x0c, &[MAINTENANCE_IN, 0x0c, 0x87, X, X, X, X, X, X, X, 0, 0]),
-    action(Read, Nothing, 0x0d, &[MAINTENANCE_IN, 0x0d, 0x80, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Read, Port, 0x0c, &[MAINTENANCE_IN, 0x0c, 0x87, X, X, X, X, X, X, X, 0, 0]),
+    action(Read, Port, 0x0d, &[MAINTENANCE_IN, 0x0d, 0x80, 0, 0, 0, X, X, X, X, 0, 0]),
     action(Write, Nothing, 0x0a, &[MAINTENANCE_OUT, 0x0a, 0, 0, 0, 0, X, X, X, X, 0, 0]),
     row(Read,   Medium, &[READ_12, 0x1a, X, X, X, X, X, X, X, X, 0, 0]),
     row(Write,  Medium, &[WRITE_12, 0x1a, X, X, X, X, X, X, X, X, 0, 0]),

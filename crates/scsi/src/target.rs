@@ -192,6 +192,7 @@ impl Target {
         for nexus in state.nexuses.iter().filter_map(Weak::upgrade) {
             unit.detach_nexus(&nexus);
         }
+        unit.detach_ports(&state.ports);
         self.luns_changed(&state);
         Some(unit)
     }
@@ -262,6 +263,15 @@ impl Target {
             target: Arc::clone(self),
             map: Arc::clone(&state.map),
             generation,
+        }
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let state = lock(&self.state);
+        for (_, unit) in state.map.iter() {
+            unit.detach_ports(&state.ports);
         }
     }
 }

@@ -204,12 +204,15 @@ impl UnitState {
         let not_ready = |code| Err(Sense::new(SenseKey::NotReady, code));
         match self.group_state(nexus.port().group) {
             AccessState::ActiveOptimized | AccessState::ActiveNonOptimized => {}
-            AccessState::Standby if needs == Needs::Unit => {}
+            AccessState::Standby if matches!(needs, Needs::Port | Needs::Unit) => {}
             AccessState::Standby => return not_ready(SenseCode::PORT_STANDBY),
             AccessState::Transitioning => return not_ready(SenseCode::ASYMMETRIC_TRANSITION),
             AccessState::Unavailable | AccessState::Offline => {
                 return not_ready(SenseCode::PORT_UNAVAILABLE);
             }
+        }
+        if needs == Needs::Port {
+            return Ok(());
         }
         if let Some(sense) = self.operation_sense() {
             return Err(sense);

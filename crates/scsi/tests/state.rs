@@ -439,9 +439,11 @@ fn what_a_transport_refuses_has_sense_data_as_the_unit_gives_it() {
 #[test]
 fn port_group_of_many_ports_has_several_descriptors() {
     let mut bed = Bed::new(512, 2048);
+    let mut others = Vec::new();
     for number in 2..=300 {
         let other = Target::new(vec![port(number)]);
         other.attach_unit(0, bed.unit(0)).unwrap();
+        others.push(other);
     }
     let report = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0];
     let data = bed.run(0, &report, &[], 4096).data;
@@ -487,6 +489,99 @@ fn port_groups_are_reported_and_a_standby_one_does_no_io() {
         bed.run(0, &set, &[0, 0, 0, 0, 0, 0, 0, 9], 0).code(),
         (0x05, 0x26, 0x00)
     );
+}
+
+/// A port in a target port group of its own.
+fn grouped(relative_id: u16) -> Arc<TargetPort> {
+    Arc::new(TargetPort {
+        group: relative_id,
+        ..TargetPort::clone(&port(relative_id))
+    })
+}
+
+/// SPC-4, 5.15.2.4: a state applies to the ports of one group.
+#[test]
+fn state_of_one_port_group_leaves_the_others_alone() {
+    let mut bed = Bed::new(512, 2048);
+    let target = Target::new(vec![grouped(2), grouped(3)]);
+    target.attach_unit(0, bed.unit(0)).unwrap();
+    let nexus = target.attach_nexus(initiator(2), grouped(2));
+    assert_eq!(
+        bed.run_as(&nexus, 0, &READY, &[], 0).code(),
+        (0x06, 0x29, 0x00)
+    );
+    let page = bed
+        .run_as(&nexus, 0, &[0x12, 0x01, 0x83, 0, 255, 0], &[], 255)
+        .data;
+    let designators = [
+        0x51, 0x94, 0, 4, 0, 0, 0, 2, // relative target port 2
+        0x51, 0x95, 0, 4, 0, 0, 0, 2, // target port group 2
+    ];
+    assert!(page.windows(16).any(|bytes| bytes == designators));
+
+    let set = [0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0];
+    let report = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+    let read = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    // PERSISTENT RESERVE IN, READ KEYS
+    let keys = [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+    let answer = bed.run(0, &set, &[0, 0, 0, 0, 2, 0, 0, 2], 0);
+    assert_eq!(answer.status, Status::Good);
+    assert_eq!(bed.run(0, &read, &[], 512).status, Status::Good);
+    let answer = bed.run_as(&nexus, 0, &READY, &[], 0);
+    assert_eq!(answer.code(), (0x06, 0x2a, 0x06));
+    let answer = bed.run_as(&nexus, 0, &read, &[], 512);
+    assert_eq!(answer.code(), (0x02, 0x04, 0x0b));
+    let answer = bed.run_as(&nexus, 0, &keys, &[], 8);
+    assert_eq!(answer.status, Status::Good);
+    assert_eq!(
+        bed.run_as(&nexus, 0, &report, &[], 256).data,
+        [
+            0, 0, 0, 36, //
+            0x00, 0x8f, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, // group 1
+            0x02, 0x8f, 0, 2, 0, 1, 0, 1, 0, 0, 0, 2, // group 2
+            0x00, 0x8f, 0, 3, 0, 0, 0, 1, 0, 0, 0, 3, // group 3
+        ]
+    );
+
+    let answer = bed.run(0, &set, &[0, 0, 0, 0, 3, 0, 0, 2], 0);
+    assert_eq!(answer.status, Status::Good);
+    let answer = bed.run_as(&nexus, 0, &READY, &[], 0);
+    assert_eq!(answer.code(), (0x06, 0x2a, 0x06));
+    for (cdb, room) in [(&read[..], 512), (&keys[..], 8)] {
+        let answer = bed.run_as(&nexus, 0, cdb, &[], room);
+        assert_eq!(answer.code(), (0x02, 0x04, 0x0c));
+    }
+    let inquiry = bed.run_as(&nexus, 0, &[0x12, 0, 0, 0, 36, 0], &[], 36);
+    assert_eq!(inquiry.status, Status::Good);
+    // The port that is unavailable can leave that state.
+    let answer = bed.run_as(&nexus, 0, &set, &[0, 0, 0, 0, 0, 0, 0, 2], 0);
+    assert_eq!(answer.status, Status::Good);
+    assert_eq!(bed.run_as(&nexus, 0, &READY, &[], 0).status, Status::Good);
+}
+
+#[test]
+fn port_groups_of_a_removed_target_are_not_reported() {
+    let mut bed = Bed::new(512, 2048);
+    let unit = bed.unit(0);
+    let report = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
+    let own = [0, 0, 0, 12, 0x00, 0x8f, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1];
+    for is_dropped in [false, true] {
+        let other = Target::new(vec![grouped(2)]);
+        other.attach_unit(0, Arc::clone(&unit)).unwrap();
+        unit.set_access_state(2, AccessState::Standby);
+        assert_eq!(bed.run(0, &READY, &[], 0).code().0, 0x06);
+        assert_eq!(bed.run(0, &report, &[], 256).data[3], 24);
+        if is_dropped {
+            drop(other);
+        } else {
+            other.detach_unit(0);
+        }
+        assert_eq!(bed.run(0, &report, &[], 256).data, own);
+    }
+    // A later target with the same port begins in active/optimized.
+    let other = Target::new(vec![grouped(2)]);
+    other.attach_unit(0, unit).unwrap();
+    assert_eq!(bed.run(0, &report, &[], 256).data[16], 0x00);
 }
 
 /// "If the PARAMETER POINTER field is larger than the largest available parameter code", it is a field at fault (SPC-4, 6.7).

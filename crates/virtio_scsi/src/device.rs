@@ -213,7 +213,7 @@ impl ScsiDevice {
             let relative_id = self.shared.units.port_id(&name);
             let port = Arc::new(TargetPort {
                 relative_id,
-                group: 1,
+                group: relative_id,
                 name: None,
                 device_name: None,
             });
