@@ -181,10 +181,14 @@ const CLOCKS_AND_CALLS: [(&[&str], &str); 4] = [
 ];
 
 /// Files of these crates that run on threads of the control plane.
-const CONTROL_PLANE: [(&str, &str); 6] = [
+const CONTROL_PLANE: [(&str, &str); 7] = [
     (
         "crates/reactor/src/accepting.rs",
         "an accepting thread waits for clients",
+    ),
+    (
+        "crates/iscsi_target/src/portals.rs",
+        "opens and retries portals, on the control thread",
     ),
     (
         "crates/iscsi_target/src/server.rs",

@@ -12,10 +12,13 @@ pub struct Event {
     /// `disk.waiting` (an I/O has failed and waits), `disk.resumed` (none waits any more),
     /// `disk.snapshot`, `job.started`, `job.ready`, `job.done`, `job.failed`, `job.cancelled`,
     /// `export.added`, `export.removed`, `export.placed`, `export.removing`, `lun.added`, `lun.removed`, `lun.removing`, `disk.shrinking`,
-    /// `session.opened`, `session.closed`.
+    /// `session.opened`, `session.closed`, `portal.opened` (a portal that waited is open).
     pub event: String,
-    /// The disk, the export, or the export that the LUN or the session is of.
+    /// The disk, the export, or the export that the LUN, the session or the portal is of.
     pub name: String,
+    /// Of a portal: its configured address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub portal: Option<String>,
     /// Of a LUN: its target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<u8>,

@@ -327,9 +327,12 @@ pub struct ExportState {
     pub connected: bool,
     /// How many sessions it has.
     pub sessions: usize,
-    /// Of a target: its portals as they are bound.
+    /// Of a target: its open portals, as they are bound.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portals: Vec<String>,
+    /// Portals of a target that cannot be opened yet and are retried.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting_portals: Vec<WaitingPortal>,
     /// What clients use of it now, and which worker serves it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,
@@ -339,6 +342,17 @@ pub struct ExportState {
     /// While the export or some of its logical units are being removed: seconds since that began. It waits for requests in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removing_seconds: Option<u64>,
+}
+
+/// A portal that is configured and not open yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WaitingPortal {
+    /// The configured address.
+    pub address: String,
+    /// The error of the last attempt.
+    pub reason: String,
+    /// Seconds until the next attempt.
+    pub next_try_seconds: u64,
 }
 
 /// A queue or a connection of an export, and the worker that serves it.

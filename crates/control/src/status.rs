@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::objects::Served;
+use crate::objects::{Served, WaitingPortal};
 
 /// What a daemon serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -83,6 +83,9 @@ pub struct ExportStatus {
     /// What clients use of it now, and which worker serves it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,
+    /// Portals of a target that cannot be opened yet and are retried.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting_portals: Vec<WaitingPortal>,
     /// Its disks: one at target 0, LUN 0 for `vhost-blk`.
     pub luns: Vec<LunStatus>,
 }

@@ -633,6 +633,8 @@ impl Overview {
             Some(transports) => served(&self.servers, transports),
             None => HashMap::new(),
         };
+        let waiting = transports.as_ref().map(exports::waiting_portals);
+        let mut waiting = waiting.unwrap_or_default();
         let served = transports
             .map(|transports| transports.vhost.status())
             .unwrap_or_default();
@@ -650,6 +652,7 @@ impl Overview {
             queues: export.queues(),
             connected: connected.contains(export.name()),
             served: served_by.remove(export.name()).unwrap_or_default(),
+            waiting_portals: waiting.remove(export.name()).unwrap_or_default(),
             luns: match export.object().disk() {
                 Some(disk) => vec![LunStatus {
                     target: 0,

@@ -41,6 +41,7 @@ pub use iscsi::chap::Secret;
 pub use iscsi::login::ChapUser;
 pub use iscsi_name::is_iscsi_name;
 pub use limits::ServerLimits;
+pub use portals::WaitingPortal;
 pub use server::{Server, ServerError, SessionStatus, TargetStatus};
 pub use shared::SessionChange;
 #[cfg(feature = "simulated")]

@@ -1,6 +1,6 @@
 //! The decisions of the login phase, for all targets of a server.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -79,7 +79,14 @@ fn address_for(portal: SocketAddr, came_to: SocketAddr, is_here: bool) -> Option
 }
 
 /// `TargetAddress` values of a target: what it announces, else its portals, where they can be reached from `asker`.
-fn target_addresses(target: &IscsiTarget, asker: IpAddr, came_to: SocketAddr) -> Vec<String> {
+///
+/// Leaves out the portals in `unreachable`.
+fn target_addresses(
+    target: &IscsiTarget,
+    asker: IpAddr,
+    came_to: SocketAddr,
+    unreachable: &BTreeSet<SocketAddr>,
+) -> Vec<String> {
     let asker = asker.to_canonical();
     let is_here = asker.is_loopback() || asker == came_to.ip().to_canonical();
     let groups = lock(&target.groups).clone();
@@ -91,6 +98,7 @@ fn target_addresses(target: &IscsiTarget, asker: IpAddr, came_to: SocketAddr) ->
         let mut of_group: Vec<String> = announced.map(ToString::to_string).collect();
         if of_group.is_empty() {
             let portals = group.portals.iter();
+            let portals = portals.filter(|portal| !unreachable.contains(portal));
             let found = portals.filter_map(|portal| address_for(*portal, came_to, is_here));
             // Another portal may name it more closely, and have another group.
             let is_ours = |at: &SocketAddr| target.group_at(*at).is_some_and(|g| g.tag == tag);
@@ -318,11 +326,12 @@ impl TargetPolicy for Shared {
                 None => return Vec::new(),
             },
         };
+        let unreachable = lock(&self.unreachable_portals).clone();
         let visible = self.visible(visitor);
         let visible =
             visible.filter(|one| named.as_ref().is_none_or(|named| Arc::ptr_eq(named, one)));
         let record = |target: Arc<IscsiTarget>| {
-            let addresses = target_addresses(&target, asker, came_to);
+            let addresses = target_addresses(&target, asker, came_to, &unreachable);
             // Without an address it would be one that is found where the initiator has come to (RFC 7143, appendix C).
             (!addresses.is_empty()).then(|| TargetRecord {
                 name: target.options.name.clone(),
@@ -352,7 +361,8 @@ mod tests {
         };
         let units = Units::new(Box::new(MemoryStore::default()));
         let target = IscsiTarget::new(options, &portals, &units);
-        target_addresses(&target, asker.parse().unwrap(), came_to.parse().unwrap())
+        let (asker, came_to) = (asker.parse().unwrap(), came_to.parse().unwrap());
+        target_addresses(&target, asker, came_to, &BTreeSet::new())
     }
 
     #[test]
@@ -492,6 +502,27 @@ mod tests {
             allowed(&[Some("sha256 md5"), None, Some("sha1 md5")]),
             "md5"
         );
+    }
+
+    #[test]
+    fn portals_that_are_not_open_yet_are_not_listed() {
+        let portals = ["192.0.2.1:3260", "192.0.2.2:3260"].map(|text| text.parse().unwrap());
+        let options = TargetOptions {
+            name: "iqn.2026-11.org.example:t".to_owned(),
+            portals: portals.to_vec(),
+            ..TargetOptions::default()
+        };
+        let units = Units::new(Box::new(scsi::MemoryStore::default()));
+        let target = IscsiTarget::new(options, &portals, &units);
+        let came_to = portals[0].address;
+        let unreachable = BTreeSet::from([portals[1].address]);
+        let told = target_addresses(
+            &target,
+            "198.51.100.9".parse().unwrap(),
+            came_to,
+            &unreachable,
+        );
+        assert_eq!(told, ["192.0.2.1:3260,1"]);
     }
 
     #[test]

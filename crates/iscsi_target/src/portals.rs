@@ -9,6 +9,7 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
@@ -18,6 +19,45 @@ const BACKLOG: i32 = 128;
 /// How often a port is looked for that is free in both families.
 const PORT_TRIES: usize = 16;
 
+/// Delay before the first retry of a waiting socket. Each further delay doubles, up to `RETRY_MAX`.
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(10);
+
+/// A portal that is configured and not open yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingPortal {
+    /// The configured address.
+    pub address: SocketAddr,
+    /// The error of the last attempt.
+    pub reason: String,
+    /// Time of the next attempt.
+    pub next_try: Instant,
+}
+
+/// Retry state of a socket that could not be bound.
+#[derive(Clone)]
+struct Wait {
+    reason: String,
+    delay: Duration,
+    next_try: Instant,
+}
+
+impl Wait {
+    fn first(error: &io::Error, now: Instant) -> Wait {
+        Wait {
+            reason: error.to_string(),
+            delay: RETRY_FIRST,
+            next_try: now + RETRY_FIRST,
+        }
+    }
+
+    fn again(&mut self, error: &io::Error, now: Instant) {
+        self.reason = error.to_string();
+        self.delay = (self.delay * 2).min(RETRY_MAX);
+        self.next_try = now + self.delay;
+    }
+}
+
 /// The sockets of all portals.
 #[derive(Default)]
 pub(crate) struct Portals {
@@ -26,6 +66,12 @@ pub(crate) struct Portals {
     bound: BTreeMap<SocketAddr, SocketAddr>,
     /// Sockets at which another process has listened, for whichever portals need them.
     inherited: BTreeMap<SocketAddr, TcpListener>,
+    /// Sockets that could not be bound and are retried.
+    waiting: BTreeMap<SocketAddr, Wait>,
+    /// Sockets that were open or waiting before. They may wait again, so that a change of a target cannot lose it.
+    known: BTreeSet<SocketAddr>,
+    /// Every socket may wait: the daemon starts.
+    may_wait: bool,
     /// Another process listens now: nothing is opened here any more.
     has_left: bool,
 }
@@ -59,9 +105,11 @@ impl Portals {
             .map(|(address, listener)| (*address, listener.clone()))
             .partition(|(address, _)| wanted.contains(address));
         closed.values().for_each(|listener| shut(listener));
+        next.waiting.clone_from(&self.waiting);
+        next.waiting.retain(|address, _| wanted.contains(address));
         let missing = wanted.iter().filter(|address| !kept.contains_key(*address));
         for &address in missing {
-            if next.open.contains_key(&address) {
+            if next.waiting.contains_key(&address) || next.open.contains_key(&address) {
                 continue;
             }
             let error = match self.obtain(address) {
@@ -71,6 +119,14 @@ impl Portals {
                 }
                 // `[::]` is what there is of a machine without IPv4.
                 Err(error) if is_no_family(&error) && address.is_ipv4() => continue,
+                Err(error)
+                    if can_heal(&error) && (self.may_wait || self.known.contains(&address)) =>
+                {
+                    tracing::warn!(portal = %address, %error, "portal not open, retrying");
+                    next.waiting
+                        .insert(address, Wait::first(&error, Instant::now()));
+                    continue;
+                }
                 Err(error) => error,
             };
             next.open.values().for_each(|listener| shut(listener));
@@ -78,7 +134,11 @@ impl Portals {
             for &address in closed.keys() {
                 match open(address) {
                     Ok(listener) => drop(self.open.insert(address, Arc::new(listener))),
-                    Err(error) => tracing::error!(%address, %error, "portal failed"),
+                    Err(error) => {
+                        tracing::error!(portal = %address, %error, "portal not open, retrying");
+                        let wait = Wait::first(&error, Instant::now());
+                        self.waiting.insert(address, wait);
+                    }
                 }
             }
             let of = |bound: &SocketAddr| sockets([bound]).contains(&address);
@@ -86,6 +146,10 @@ impl Portals {
             return Err((portal.map_or(address, |(asked, _)| *asked), error));
         }
         next.open.extend(kept);
+        next.known = std::mem::take(&mut self.known);
+        next.known
+            .extend(next.open.keys().chain(next.waiting.keys()));
+        next.may_wait = self.may_wait;
         next.inherited = std::mem::take(&mut self.inherited);
         *self = next;
         Ok(())
@@ -101,11 +165,73 @@ impl Portals {
             Err(error)
                 if error.kind() == io::ErrorKind::AddrInUse && !self.inherited.is_empty() =>
             {
-                self.inherited.clear();
+                self.inherited
+                    .retain(|inherited, _| inherited.port() != address.port());
                 open(address)
             }
             opened => opened,
         }
+    }
+
+    /// Sets whether sockets wait that cannot be bound yet. Otherwise only sockets wait that were open or waiting before.
+    pub fn set_may_wait(&mut self, may_wait: bool) {
+        self.may_wait = may_wait;
+    }
+
+    /// Retries the waiting sockets that are due. Returns the portals that opened.
+    pub fn retry(&mut self, now: Instant) -> Vec<SocketAddr> {
+        let before = self.waiting();
+        let due = self.waiting.iter().filter(|(_, wait)| wait.next_try <= now);
+        let due: Vec<SocketAddr> = due.map(|(address, _)| *address).collect();
+        for address in due {
+            match open(address) {
+                Ok(listener) => {
+                    self.open.insert(address, Arc::new(listener));
+                    self.waiting.remove(&address);
+                }
+                Err(error) => {
+                    if let Some(wait) = self.waiting.get_mut(&address) {
+                        wait.again(&error, now);
+                    }
+                }
+            }
+        }
+        let waiting = self.waiting();
+        let still = |portal: &SocketAddr| waiting.iter().any(|one| one.address == *portal);
+        let before = before.into_iter().map(|portal| portal.address);
+        before.filter(|portal| !still(portal)).collect()
+    }
+
+    /// Time of the next retry, if a socket waits.
+    pub fn next_try(&self) -> Option<Instant> {
+        self.waiting.values().map(|wait| wait.next_try).min()
+    }
+
+    /// Portals that need a waiting socket.
+    pub fn waiting(&self) -> Vec<WaitingPortal> {
+        let waiting = self.bound.iter().filter_map(|(asked, bound)| {
+            let wait = self.wait_of(*bound)?;
+            Some(WaitingPortal {
+                address: *asked,
+                reason: wait.reason.clone(),
+                next_try: wait.next_try,
+            })
+        });
+        waiting.collect()
+    }
+
+    fn wait_of(&self, bound: SocketAddr) -> Option<&Wait> {
+        let needed = sockets([&bound]).into_iter();
+        let mut needed = needed.flat_map(|one| [one, wildcard(one.is_ipv4(), one.port())]);
+        needed.find_map(|address| self.waiting.get(&address))
+    }
+
+    /// Bound addresses that nothing listens at yet: waiting sockets, and portals that a waiting wildcard will serve.
+    pub fn unreachable(&self) -> BTreeSet<SocketAddr> {
+        let portals = self.bound.values().copied();
+        let portals =
+            portals.filter(|bound| !bound.ip().is_unspecified() && self.wait_of(*bound).is_some());
+        portals.chain(self.waiting.keys().copied()).collect()
     }
 
     /// Sockets at which another process has listened, and maybe initiators wait.
@@ -129,6 +255,7 @@ impl Portals {
     pub fn leave(&mut self) -> Vec<OwnedFd> {
         self.has_left = true;
         self.bound.clear();
+        self.waiting.clear();
         let open = std::mem::take(&mut self.open).into_values();
         let left = open.filter_map(|listener| listener.try_clone().ok());
         left.map(OwnedFd::from).collect()
@@ -217,6 +344,14 @@ fn on_free_port(asked: SocketAddr) -> io::Result<(SocketAddr, Vec<Open>)> {
 
 fn is_no_family(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error())
+}
+
+/// Returns true if a later attempt may succeed without a change of the configuration.
+fn can_heal(error: &io::Error) -> bool {
+    let waits = [Errno::ADDRNOTAVAIL, Errno::ADDRINUSE, Errno::NODEV];
+    waits
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 fn open(address: SocketAddr) -> io::Result<TcpListener> {
@@ -353,5 +488,71 @@ mod tests {
         drop(other);
         portals.set(&wildcard).unwrap();
         assert!(is_heard("127.0.0.2", port) && is_heard("[::1]", port));
+    }
+    #[test]
+    fn a_portal_in_use_waits_at_the_start_and_opens_when_the_port_is_free() {
+        let other = TcpListener::bind("127.0.0.2:0").unwrap();
+        let port = other.local_addr().unwrap().port();
+        let both = addresses(&[&format!("127.0.0.1:{port}"), &format!("127.0.0.2:{port}")]);
+        let busy: SocketAddr = format!("127.0.0.2:{port}").parse().unwrap();
+        let mut portals = Portals::default();
+        portals.set_may_wait(true);
+        portals.set(&both).unwrap();
+        portals.set_may_wait(false);
+        assert!(is_heard("127.0.0.1", port));
+        assert_eq!(portals.waiting()[0].address, busy);
+        assert_eq!(portals.unreachable(), BTreeSet::from([busy]));
+        // Delays double from 1 s, up to 10 s.
+        let mut delays = Vec::new();
+        let mut now = portals.next_try().unwrap();
+        for _ in 0..5 {
+            assert!(portals.retry(now).is_empty());
+            let next = portals.next_try().unwrap();
+            delays.push((next - now).as_secs());
+            now = next;
+        }
+        assert_eq!(delays, [2, 4, 8, 10, 10]);
+        // A waiting portal can be removed and added again while the port is in use.
+        portals.set(&BTreeSet::new()).unwrap();
+        assert!(portals.waiting().is_empty() && portals.next_try().is_none());
+        portals.set(&both).unwrap();
+        assert_eq!(portals.waiting().len(), 1);
+        drop(other);
+        assert_eq!(portals.retry(portals.next_try().unwrap()), [busy]);
+        assert!(is_heard("127.0.0.2", port));
+        assert!(portals.waiting().is_empty() && portals.unreachable().is_empty());
+    }
+
+    #[test]
+    fn a_missing_address_waits_and_open_portals_are_handed_over() {
+        let mut portals = Portals::default();
+        let port = port_of(&mut portals, "127.0.0.1:0");
+        let here = format!("127.0.0.1:{port}");
+        let absent = format!("192.0.2.77:{port}");
+        let asked = addresses(&[&here, &absent]);
+        assert!(portals.set(&asked).is_err());
+        portals.set_may_wait(true);
+        portals.set(&asked).unwrap();
+        assert_eq!(portals.waiting()[0].address, absent.parse().unwrap());
+        let mut next = Portals::default();
+        next.inherit(portals.leave());
+        assert!(portals.next_try().is_none());
+        next.set_may_wait(true);
+        next.set(&asked).unwrap();
+        assert!(is_heard("127.0.0.1", port));
+        assert_eq!(next.waiting().len(), 1);
+    }
+
+    #[test]
+    fn a_waiting_wildcard_makes_its_portals_unreachable() {
+        let other = TcpListener::bind("127.0.0.2:0").unwrap();
+        let port = other.local_addr().unwrap().port();
+        let asked = [format!("0.0.0.0:{port}"), format!("127.0.0.1:{port}")];
+        let asked = addresses(&[&asked[0], &asked[1]]);
+        let mut portals = Portals::default();
+        portals.set_may_wait(true);
+        portals.set(&asked).unwrap();
+        assert_eq!(portals.waiting().len(), 2);
+        assert_eq!(portals.unreachable(), asked);
     }
 }

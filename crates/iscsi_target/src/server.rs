@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bdev::Disk;
 use iscsi::login::ChapUser;
@@ -24,7 +24,7 @@ use crate::connection::Connection;
 use crate::initiator_counters::InitiatorStatus;
 use crate::limits::ServerLimits;
 use crate::new_connections::NewConnections;
-use crate::portals::Portals;
+use crate::portals::{Portals, WaitingPortal};
 use crate::shared::{Place, SessionChange, Shared, lock};
 use crate::target::{IscsiTarget, TargetOptions};
 
@@ -90,7 +90,7 @@ impl std::error::Error for ServerError {
 pub struct TargetStatus {
     /// Its name.
     pub name: String,
-    /// Where it is found, as bound.
+    /// Its open portals, as bound.
     pub portals: Vec<SocketAddr>,
     /// Sessions logged in.
     pub sessions: usize,
@@ -160,7 +160,7 @@ impl Server {
         })
     }
 
-    /// Serves a target with these disks at their LUNs; gives its portals as they are bound.
+    /// Serves a target with these disks at their LUNs. Returns its open portals, as they are bound.
     ///
     /// # Errors
     /// When its name is wrong or taken, a portal cannot be listened on, or a LUN is not allowed.
@@ -195,7 +195,9 @@ impl Server {
             .map_err(ServerError::Lun)?;
         lock(&shared.targets).insert(key, Arc::new(target));
         self.state.accepting.wake();
-        Ok(bound.iter().map(|portal| portal.address).collect())
+        let unreachable = lock(&shared.unreachable_portals);
+        let open = bound.iter().map(|portal| portal.address);
+        Ok(open.filter(|at| !unreachable.contains(at)).collect())
     }
 
     /// Takes a target away: its sessions end, and portals that no other target has are closed. `hold` is kept until
@@ -312,9 +314,12 @@ impl Server {
 
     fn close_unused_portals(&self) {
         let asked = self.asked();
-        if let Err((portal, error)) = lock(&self.state.portals).set(&asked) {
+        let mut open = lock(&self.state.portals);
+        if let Err((portal, error)) = open.set(&asked) {
             tracing::warn!(%portal, %error, "unused portals stay open");
         }
+        self.set_unreachable(&open);
+        drop(open);
         self.state.accepting.wake();
     }
 
@@ -325,6 +330,7 @@ impl Server {
         let mut open = lock(&self.state.portals);
         open.set(&asked)
             .map_err(|(portal, error)| ServerError::Bind(portal, error))?;
+        self.set_unreachable(&open);
         let bound = portals.iter().map(|portal| Portal {
             address: open.bound(portal.address),
             ..*portal
@@ -332,10 +338,51 @@ impl Server {
         Ok(bound.collect())
     }
 
+    fn set_unreachable(&self, portals: &Portals) {
+        *lock(&self.state.shared.unreachable_portals) = portals.unreachable();
+    }
+
+    /// Retries waiting portals that are due. Returns those that opened, with the target of each.
+    pub fn retry_portals(&self, now: Instant) -> Vec<(String, SocketAddr)> {
+        let mut portals = lock(&self.state.portals);
+        let opened = portals.retry(now);
+        self.set_unreachable(&portals);
+        drop(portals);
+        self.state.accepting.wake();
+        let opened = opened.into_iter();
+        let of_targets =
+            opened.flat_map(|at| self.targets_at(at).into_iter().map(move |t| (t, at)));
+        of_targets.collect()
+    }
+
+    /// Names of the targets that are configured with this portal address.
+    fn targets_at(&self, asked: SocketAddr) -> Vec<String> {
+        let targets = lock(&self.state.shared.targets);
+        let options = targets.values().map(|target| &target.options);
+        let with_portal = options.filter(|one| one.portals.iter().any(|at| at.address == asked));
+        with_portal.map(|one| one.name.clone()).collect()
+    }
+
+    /// Time of the next retry of a waiting portal.
+    pub fn next_portal_try(&self) -> Option<Instant> {
+        lock(&self.state.portals).next_try()
+    }
+
+    /// Portals that are configured and not open yet, with the target of each.
+    pub fn waiting_portals(&self) -> Vec<(String, WaitingPortal)> {
+        let waiting = lock(&self.state.portals).waiting().into_iter();
+        let of_targets = waiting.flat_map(|portal| {
+            let targets = self.targets_at(portal.address).into_iter();
+            targets.map(move |target| (target, portal.clone()))
+        });
+        of_targets.collect()
+    }
+
     /// Every target and who is logged in.
     pub fn status(&self) -> Vec<TargetStatus> {
         let shared = &self.state.shared;
         let sessions = shared.sessions.sessions();
+        let unreachable = lock(&shared.unreachable_portals).clone();
         let targets = lock(&shared.targets);
         let status = |target: &Arc<IscsiTarget>| {
             let name = &target.options.name;
@@ -348,6 +395,7 @@ impl Server {
                 portals: groups
                     .iter()
                     .flat_map(|group| group.portals.clone())
+                    .filter(|portal| !unreachable.contains(portal))
                     .collect(),
                 sessions: ours.clone().count(),
                 connections: ours.map(|session| session.connections().len()).sum(),
@@ -416,14 +464,19 @@ impl Server {
         placed.collect()
     }
 
-    /// Sockets at which the daemon before has listened, for the portals of targets that are about to come.
+    /// Sockets at which the daemon before has listened, for the portals of targets that are about to come. Portals of these
+    /// targets that cannot be opened yet wait.
     pub fn inherit_portals(&self, sockets: Vec<OwnedFd>) {
-        lock(&self.state.portals).inherit(sockets);
+        let mut portals = lock(&self.state.portals);
+        portals.inherit(sockets);
+        portals.set_may_wait(true);
     }
 
     /// All targets of the start are there.
     pub fn has_all_portals(&self) {
-        lock(&self.state.portals).forget_inherited();
+        let mut portals = lock(&self.state.portals);
+        portals.forget_inherited();
+        portals.set_may_wait(false);
     }
 
     /// Accepts nobody any more, and leaves its sockets to another process, where initiators wait meanwhile.

@@ -2,7 +2,8 @@
 //!
 //! Control plane only: taken at login, at the end of a connection, and for task management.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -140,6 +141,8 @@ pub(crate) struct Shared {
     pub limits: ServerLimits,
     /// By their names, normalised.
     pub targets: Mutex<BTreeMap<String, Arc<IscsiTarget>>>,
+    /// Bound addresses that nothing listens at yet: discovery leaves them out.
+    pub unreachable_portals: Mutex<BTreeSet<SocketAddr>>,
     /// CHAP users of discovery sessions; with any, every one of these has to be one.
     discovery_users: Mutex<Arc<HashMap<String, ChapUser>>>,
     pub sessions: SessionTable,
@@ -179,6 +182,7 @@ impl Shared {
         Shared {
             units,
             targets: Mutex::default(),
+            unreachable_portals: Mutex::default(),
             discovery_users: Mutex::default(),
             sessions: SessionTable::new(limits.sessions, window),
             nexuses: Mutex::default(),

@@ -105,11 +105,13 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
         };
         (export.name, state)
     });
+    let mut waiting = crate::exports::waiting_portals(&transports);
     let iscsi = transports.iscsi.status().into_iter().map(|target| {
         let state = ExportState {
             connected: target.sessions > 0,
             sessions: target.sessions,
             portals: target.portals.iter().map(ToString::to_string).collect(),
+            waiting_portals: waiting.remove(&target.name).unwrap_or_default(),
             ..ExportState::default()
         };
         (target.name, state)

@@ -143,6 +143,7 @@ mod tests {
             queues: 1,
             connected: false,
             served: Vec::new(),
+            waiting_portals: Vec::new(),
             luns: (0..)
                 .zip(disks)
                 .map(|(lun, disk)| LunStatus {

@@ -10,8 +10,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bdev::Disk;
+use control::objects::WaitingPortal;
 use iscsi_target::ChapUser;
 use reactor::{ExportPlacement, Pool};
 use scsi::{MemoryStore, Store};
@@ -232,6 +234,20 @@ pub(crate) fn connected(transports: &Transports) -> HashSet<String> {
     let iscsi = transports.iscsi.status().into_iter();
     let iscsi = iscsi.filter(|target| target.sessions > 0).map(|t| t.name);
     vhost.chain(iscsi).collect()
+}
+
+/// The portals of each target that are not open yet.
+pub(crate) fn waiting_portals(transports: &Transports) -> HashMap<String, Vec<WaitingPortal>> {
+    let mut waiting: HashMap<String, Vec<WaitingPortal>> = HashMap::new();
+    for (target, portal) in transports.iscsi.waiting_portals() {
+        let next_try = portal.next_try.saturating_duration_since(Instant::now());
+        waiting.entry(target).or_default().push(WaitingPortal {
+            address: portal.address.to_string(),
+            reason: portal.reason,
+            next_try_seconds: next_try.as_secs(),
+        });
+    }
+    waiting
 }
 
 /// CHAP users by name.

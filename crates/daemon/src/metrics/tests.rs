@@ -62,6 +62,7 @@ fn status() -> Status {
             queues: 2,
             connected: true,
             served: Vec::new(),
+            waiting_portals: Vec::new(),
             luns: vec![LunStatus {
                 target: 0,
                 lun: 0,

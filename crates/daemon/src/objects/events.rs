@@ -57,6 +57,16 @@ impl EventBus {
         });
     }
 
+    /// Sends the event that a waiting portal of a target is open.
+    pub fn tell_portal(&self, export: &str, portal: &str) {
+        self.send(Event {
+            event: "portal.opened".to_owned(),
+            name: export.to_owned(),
+            portal: Some(portal.to_owned()),
+            ..Event::default()
+        });
+    }
+
     /// Tells that a disk has another size.
     pub fn tell_size(&self, disk: &str, size: u64) {
         self.send(Event {

@@ -174,7 +174,7 @@ impl Manager {
     }
 }
 
-/// The next message; meanwhile, disks that wait are tried again, and what drains is announced.
+/// Returns the next message. Meanwhile retries waiting portals and disks, and announces draining objects.
 fn next_message(inbox: &mpsc::Receiver<Message>, owner: &mut Owner) -> Option<Message> {
     loop {
         let due = [owner.next_try(), owner.drains.next_announcement()];
@@ -185,6 +185,7 @@ fn next_message(inbox: &mpsc::Receiver<Message>, owner: &mut Owner) -> Option<Me
             Ok(message) => return Some(message),
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 owner.announce_draining();
+                owner.try_waiting_portals();
                 owner.try_waiting_disks();
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => return None,

@@ -206,9 +206,22 @@ impl Owner {
         now
     }
 
-    /// When a disk that waits is to be tried again.
+    /// Time of the next attempt to open a waiting disk or portal.
     pub(super) fn next_try(&self) -> Option<Instant> {
-        self.waiting.next_try()
+        let transports = self.servers.transports();
+        let portal = transports.and_then(|transports| transports.iscsi.next_portal_try());
+        self.waiting.next_try().into_iter().chain(portal).min()
+    }
+
+    /// Retries the waiting portals that are due. Logs and reports those that opened.
+    pub(super) fn try_waiting_portals(&mut self) {
+        let Some(transports) = self.servers.transports() else {
+            return;
+        };
+        for (target, portal) in transports.iscsi.retry_portals(Instant::now()) {
+            tracing::info!(export = target, %portal, "portal opened");
+            self.event_bus.tell_portal(&target, &portal.to_string());
+        }
     }
 
     /// Tries disks whose time has come. What may take long is opened on a thread of its own, for other changes do not wait.

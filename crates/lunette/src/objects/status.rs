@@ -129,6 +129,14 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
             "disk {name}: {waiting} I/Os have failed and wait: {reason}; hint: lunette disk resume {name}"
         ));
     }
+    for export in &status.exports {
+        for portal in &export.waiting_portals {
+            worries.push(format!(
+                "export {}: portal {} is not open: {}, next try in {} s",
+                export.name, portal.address, portal.reason, portal.next_try_seconds
+            ));
+        }
+    }
     for queue in &snapshot.queues {
         let counters = &queue.latencies.counters;
         let who = format!("{}/{}", queue.labels.export, queue.labels.queue);

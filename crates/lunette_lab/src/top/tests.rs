@@ -39,6 +39,7 @@ fn look(seconds: u64) -> Look {
         queues: 2,
         connected,
         served: Vec::new(),
+        waiting_portals: Vec::new(),
         luns: Vec::new(),
     };
     let disk = |name: &str, reads: u64| {
