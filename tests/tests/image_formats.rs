@@ -232,6 +232,50 @@ fn images_of_other_formats_are_named_and_refused() -> Result<()> {
     Ok(())
 }
 
+/// Also where only the name changes.
+#[test]
+fn images_are_not_put_onto_themselves_or_onto_too_long_chains() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    let name = |nth: usize| format!("{nth}.qcow2");
+    succeeds(folder, &["create", "0.qcow2", "1M"])?;
+    let create = |nth: usize, below: &str| {
+        let backing = ["--backing", below, "--backing-format", "qcow2"];
+        succeeds(folder, &[&["create", &name(nth)][..], &backing].concat())
+    };
+    create(1, "0.qcow2")?;
+    create(2, "1.qcow2")?;
+    for mode in [&["--unsafe"][..], &[]] {
+        for below in ["0.qcow2", "1.qcow2", "2.qcow2"] {
+            let rebase = ["rebase", "0.qcow2", "--backing", below];
+            refused(folder, &[&rebase[..], mode].concat(), "stand on itself")?;
+        }
+    }
+    // Headers of 512 images, each with the name of the one below.
+    for nth in 3..=512 {
+        let made = std::fs::read(folder.join("2.qcow2"))?;
+        let below = name(nth - 1);
+        let at = u64::from_be_bytes(made[8..16].try_into()?) as usize;
+        let mut image = made;
+        image[at..at + below.len()].copy_from_slice(below.as_bytes());
+        image[16..20].copy_from_slice(&(below.len() as u32).to_be_bytes());
+        std::fs::write(folder.join(name(nth)), image)?;
+    }
+    succeeds(folder, &["map", "511.qcow2"])?;
+    refused(folder, &["map", "512.qcow2"], "more than 512 images")?;
+    let create = ["create", "top.qcow2", "--backing", "511.qcow2"];
+    refused(folder, &create, "more than 512 images")?;
+    ensure!(!folder.join("top.qcow2").exists());
+    succeeds(folder, &["create", "top.qcow2", "1M"])?;
+    let rebase = ["rebase", "top.qcow2", "--backing", "511.qcow2"];
+    refused(
+        folder,
+        &[&rebase[..], &["--unsafe"]].concat(),
+        "more than 512 images",
+    )?;
+    refused(folder, &rebase, "more than 512 images")
+}
+
 /// A result that the daemon could not open is refused, and nothing is left of it.
 #[test]
 fn images_that_could_not_be_opened_are_not_made() -> Result<()> {

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{Extent, IoError, IoKind, IoRequest, STATUS_BYTES, decode_extents};
 use guest_memory::IoBuffer;
@@ -11,11 +12,18 @@ use uring::{Owner, Ring, Wait};
 use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
 
 const RING_ENTRIES: u32 = 8;
+/// Waits for the kernel to end watches, and the time of each.
+const DETACH_TRIES: usize = 100;
+const DETACH_PAUSE: Duration = Duration::from_millis(10);
 
 /// A block device and one thread's way to it.
 pub struct BlockingIo {
     ring: Ring,
-    channel: Box<dyn IoChannel>,
+    /// `None` before the first I/O of a lazy one, and after [`BlockingIo::detach`].
+    channel: Option<Box<dyn IoChannel>>,
+    /// First owner of the channel, and the next one: completions of a channel that was closed are dropped.
+    first_owner: u32,
+    next_owner: u32,
     device: Arc<dyn BlockDevice>,
     /// [`block::DiskInfo::io_alignment`] of the device.
     alignment: u64,
@@ -27,16 +35,69 @@ impl BlockingIo {
     /// # Errors
     /// What the system says.
     pub fn new(device: Arc<dyn BlockDevice>) -> io::Result<BlockingIo> {
-        let mut ring = Ring::new(RING_ENTRIES)?;
-        let mut owners = (0..).map(Owner);
-        let mut next_owner = || owners.next().unwrap_or(Owner(u32::MAX));
-        let channel = device.attach(&mut Attach::new(&mut ring, &mut next_owner))?;
+        let mut io = BlockingIo::lazy(device)?;
+        io.attached()?;
+        Ok(io)
+    }
+
+    /// As [`BlockingIo::new`], but attaches with the first I/O.
+    ///
+    /// # Errors
+    /// The ring cannot be made.
+    pub(crate) fn lazy(device: Arc<dyn BlockDevice>) -> io::Result<BlockingIo> {
         Ok(BlockingIo {
-            ring,
-            channel,
+            ring: Ring::new(RING_ENTRIES)?,
+            channel: None,
+            first_owner: 0,
+            next_owner: 0,
             alignment: device.info().io_alignment.into(),
             device,
         })
+    }
+
+    fn attached(&mut self) -> io::Result<(&mut Ring, &mut Box<dyn IoChannel>)> {
+        if self.channel.is_none() {
+            self.first_owner = self.next_owner;
+            let next = &mut self.next_owner;
+            let mut next_owner = || {
+                *next = next.saturating_add(1);
+                Owner(*next - 1)
+            };
+            let mut attach = Attach::new(&mut self.ring, &mut next_owner);
+            self.channel = Some(self.device.attach(&mut attach)?);
+        }
+        let channel = self.channel.as_mut();
+        let channel = channel.ok_or_else(|| io::Error::other("the channel is closed"))?;
+        Ok((&mut self.ring, channel))
+    }
+
+    /// Closes the channel and its descriptors. The next I/O attaches again.
+    ///
+    /// # Errors
+    /// The kernel refuses to work on the ring.
+    pub(crate) fn detach(&mut self) -> io::Result<()> {
+        let Some(mut channel) = self.channel.take() else {
+            return Ok(());
+        };
+        channel.close(&mut self.ring);
+        let (mut completions, mut finished) = (Vec::new(), Vec::new());
+        while !channel.is_closed() {
+            self.ring.enter(Wait::Until(None), &mut completions)?;
+            for completion in completions.drain(..) {
+                channel.complete(&mut self.ring, completion, &mut finished);
+            }
+        }
+        drop(channel);
+        // The ring holds descriptors until the kernel has ended their watches.
+        for _ in 0..DETACH_TRIES {
+            if self.ring.watches() == 0 {
+                break;
+            }
+            self.ring
+                .enter(Wait::Until(Some(DETACH_PAUSE)), &mut completions)?;
+            completions.clear();
+        }
+        Ok(())
     }
 
     /// Bytes that it has.
@@ -49,7 +110,8 @@ impl BlockingIo {
             0 => io::Error::other(error.to_string()),
             errno => io::Error::from_raw_os_error(errno),
         };
-        let submitted = self.channel.submit(&mut self.ring, io, &mut buffer, Tag(0));
+        let (ring, channel) = self.attached()?;
+        let submitted = channel.submit(ring, io, &mut buffer, Tag(0));
         if let Submission::Done(outcome) = submitted {
             return outcome.map(|()| buffer).map_err(failed);
         }
@@ -59,10 +121,13 @@ impl BlockingIo {
             if uring::simulated::Files::are_simulated() {
                 crate::stepped::step_owners_of(&*self.device);
             }
-            self.ring.enter(Wait::Until(None), &mut completions)?;
+            let first_owner = self.first_owner;
+            let (ring, channel) = self.attached()?;
+            ring.enter(Wait::Until(None), &mut completions)?;
             for completion in completions.drain(..) {
-                self.channel
-                    .complete(&mut self.ring, completion, &mut finished);
+                if completion.owner.0 >= first_owner {
+                    channel.complete(ring, completion, &mut finished);
+                }
             }
             if let Some(one) = finished.pop() {
                 return one.outcome.map(|()| one.buffer).map_err(failed);

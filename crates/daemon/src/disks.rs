@@ -133,7 +133,9 @@ pub(crate) fn open_elsewhere(
     config: DiskConfig,
     opened: impl FnOnce(DiskConfig, Result<Arc<dyn BlockDevice>, OpenError>) + Send + 'static,
 ) -> std::io::Result<()> {
-    let thread = std::thread::Builder::new().name("open-disk".to_owned());
+    let thread = std::thread::Builder::new()
+        .name("open-disk".to_owned())
+        .stack_size(bdev::STACK_BYTES);
     let open = move || {
         let device = config.backend.open(&config);
         opened(config, device);

@@ -6,9 +6,9 @@
 
 use crate::check::Repair;
 use crate::entry::COPIED;
-use crate::header::{DIRTY, SIZE_FIELD, SNAPSHOTS_FIELD};
+use crate::header::{DIRTY, L1_BYTES_MAX, SIZE_FIELD, SNAPSHOTS_FIELD, SNAPSHOTS_MAX};
 use crate::image::read_table;
-use crate::snapshots::{self, ENTRY_BYTES, Snapshot};
+use crate::snapshots::{self, ENTRY_BYTES, L1_ENTRIES_MAX, Snapshot};
 use crate::{Error, Header, Image, Result, Storage, corrupt, io};
 
 /// As long as QEMU reads it.
@@ -36,6 +36,16 @@ impl<S: Storage> Image<S> {
         }
         if self.snapshots.iter().any(|known| known.name == name) {
             return refused(format!("it has a snapshot of the name {name} already"));
+        }
+        let l1_entries = self.snapshots.iter().map(|known| known.l1_entries);
+        let l1_entries = l1_entries.chain([self.header.l1_entries]).map(u64::from);
+        if self.snapshots.len() >= SNAPSHOTS_MAX as usize
+            || l1_entries.sum::<u64>() > L1_ENTRIES_MAX
+        {
+            return refused(format!(
+                "it has {} snapshots, and with one more it could not be opened; hint: lunette image snapshot --delete removes one",
+                self.snapshots.len()
+            ));
         }
         self.begin_change()?;
         let numbers = self.snapshots.iter();
@@ -66,7 +76,7 @@ impl<S: Storage> Image<S> {
         let size = snapshot.size.unwrap_or(self.header.size);
         let l1 = (snapshot.l1_offset, snapshot.l1_entries);
         let needed = size.div_ceil(self.header.l2_span());
-        if size > i64::MAX as u64 || !size.is_multiple_of(512) || needed > u64::from(u32::MAX) {
+        if size > i64::MAX as u64 || !size.is_multiple_of(512) || needed > L1_BYTES_MAX / 8 {
             return corrupt(format!("the snapshot's disk has {size} bytes"));
         }
         self.begin_change()?;

@@ -12,9 +12,9 @@ pub(crate) const VERSION_2_BYTES: u64 = 72;
 /// What the header and all its extensions may have at most: a cluster of the largest size.
 const HEAD_BYTES_MAX: usize = 2 << 20;
 /// As QEMU limits them.
-const L1_BYTES_MAX: u64 = 32 << 20;
+pub(crate) const L1_BYTES_MAX: u64 = 32 << 20;
 pub(crate) const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
-const SNAPSHOTS_MAX: u32 = 65_536;
+pub(crate) const SNAPSHOTS_MAX: u32 = 65_536;
 pub(crate) const BACKING_NAME_MAX: usize = 1023;
 
 pub(crate) const DIRTY: u64 = 1;

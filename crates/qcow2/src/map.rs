@@ -135,20 +135,22 @@ impl Map {
         }
     }
 
-    /// Returns the bytes from `offset` to the end of its L2 table, if that table has no entry: empty images cost a step for each table
-    /// and not for each cluster.
-    fn without_table(&self, offset: u64) -> u64 {
+    /// Bytes from an offset on that lie in an L2 table without entries; 0 in other tables.
+    pub fn absent_bytes(&self, offset: u64) -> u64 {
         let (table, index) = self.place(offset);
-        let is_absent = self
-            .tables
-            .get(table)
-            .is_some_and(|slot| slot.get().is_none());
-        if !is_absent || self.at_absent(offset, table) != Mapping::Unallocated {
-            return 0;
+        // In this order: a table is in its slot before its first entry is there.
+        let slot = self.tables.get(table);
+        let is_absent = slot.is_some_and(|slot| slot.get().is_none())
+            && (self.l1[table].load(Ordering::Acquire) == 0
+                || self.is_empty[table].load(Ordering::Acquire));
+        let entries = 1_u64 << (self.cluster_bits - 3 - u32::from(self.part_bits > 0));
+        match is_absent {
+            true => {
+                ((entries - index as u64) << self.cluster_bits)
+                    - (offset & (self.cluster_bytes() - 1))
+            }
+            false => 0,
         }
-        let entries_bits = self.cluster_bits - 3 - u32::from(self.part_bits > 0);
-        let clusters = (1 << entries_bits) - index as u64;
-        (clusters << self.cluster_bits) - (offset & (self.cluster_bytes() - 1))
     }
 
     /// How the range from `offset` on begins: as many of its `length` bytes as have one mapping, and lie together. Compressed clusters
@@ -164,8 +166,9 @@ impl Map {
         if known >= length {
             return Segment { mapping, length };
         }
-        if mapping == Mapping::Unallocated {
-            known = known.max(self.without_table(offset));
+        let is_absent = mapping == Mapping::Unallocated;
+        if is_absent {
+            known = known.max(self.absent_bytes(offset));
         }
         while known < length {
             let next = self.at(offset + known);
@@ -183,9 +186,9 @@ impl Map {
             if !goes_on {
                 break;
             }
-            known += match mapping {
-                Mapping::Unallocated => unit.max(self.without_table(offset + known)),
-                _ => unit,
+            known += match is_absent {
+                true => unit.max(self.absent_bytes(offset + known)),
+                false => unit,
             };
         }
         Segment {

@@ -6,7 +6,7 @@ use crate::{Header, Result, Storage, corrupt, io};
 /// The fixed part of an entry.
 pub(crate) const ENTRY_BYTES: usize = 40;
 /// Entries of all snapshots' L1 tables together, at most: more than 8,000 snapshots of a disk of 16 TiB in clusters of 64 KiB have.
-const L1_ENTRIES_MAX: u64 = 1 << 28;
+pub(crate) const L1_ENTRIES_MAX: u64 = 1 << 28;
 /// What the whole table may have at most: as QEMU limits it.
 const TABLE_BYTES_MAX: u64 = 64 << 20;
 

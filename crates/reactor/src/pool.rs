@@ -431,6 +431,7 @@ fn start_worker(
     let (ready, started) = std::sync::mpsc::sync_channel(1);
     let thread = std::thread::Builder::new()
         .name(format!("worker-{index}"))
+        .stack_size(bdev::STACK_BYTES)
         .spawn(move || {
             if let Some(cpu) = cpu {
                 let mut set = CpuSet::new();

@@ -7,7 +7,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use block::{IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest};
+use block::{
+    EXTENTS_MAX, Extent, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest,
+    encode_extents,
+};
 use guest_memory::IoBuffer;
 use qcow2::{Map, Mapping, Segment};
 use uring::{Completion, Owner, Ring, WatchId};
@@ -21,6 +24,9 @@ use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
 
 /// Clusters that are made writable with one command, at most.
 const PREPARED_MAX: u64 = 512;
+
+/// Clusters that one block status I/O looks at in tables with entries.
+const STATUS_CLUSTERS_MAX: u64 = 4096;
 
 /// What an I/O waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,13 +179,7 @@ impl ImageChannel {
                 IoKind::Read => self.read(ring, index, left),
                 IoKind::Write => self.write(ring, index, left),
                 IoKind::Discard | IoKind::WriteZeroes => self.zero(ring, index, left),
-                IoKind::BlockStatus => self.send(
-                    Command::BlockStatus {
-                        offset: io.offset,
-                        length: io.length,
-                    },
-                    io.length,
-                ),
+                IoKind::BlockStatus => self.block_status(ring, index),
                 IoKind::CompareAndWrite | IoKind::ReplaceState | IoKind::ScsiCommand => {
                     Next::Failed(IoErrorKind::Unsupported.into())
                 }
@@ -313,6 +313,69 @@ impl ImageChannel {
                 let slot = &mut self.slots[index as usize];
                 after(slot, buffer, whole, outcome, bytes)
             }
+        }
+    }
+
+    /// Lists extents of the image up to the first part that the tables in memory do not describe. If the range begins with a part of the
+    /// backing image, that lists its own.
+    #[cold]
+    fn block_status(&mut self, ring: &mut Ring, index: u32) -> Next {
+        let io = self.slots[index as usize].io;
+        let covered = self.shared.backing_bytes;
+        // A worker looks at a bounded number of entries.
+        let length = match self.map.absent_bytes(io.offset) {
+            0 => io
+                .length
+                .min(self.map.cluster_bytes() * STATUS_CLUSTERS_MAX),
+            _ => io.length,
+        };
+        let first = self.map.segment(io.offset, length);
+        match first.mapping {
+            Mapping::NotLoaded => return self.send(Command::Load(io.offset), 0),
+            Mapping::Unallocated if io.offset < covered => {
+                let length = first.length.min(covered - io.offset);
+                return self.status_below(ring, index, io.offset, length);
+            }
+            _ => {}
+        }
+        let (map, end) = (&self.map, io.offset + length);
+        let mut known = io.offset + first.length;
+        for _ in 1..EXTENTS_MAX {
+            if known >= end {
+                break;
+            }
+            let next = map.segment(known, end - known);
+            match next.mapping {
+                Mapping::NotLoaded => break,
+                Mapping::Unallocated if known < covered => break,
+                _ => known += next.length,
+            }
+        }
+        let extents = encode_extents(io.offset..known.min(end), |at| {
+            let segment = map.segment(at, end - at);
+            let end = at + segment.length;
+            match segment.mapping {
+                Mapping::Zero | Mapping::Unallocated => Extent::hole(end),
+                Mapping::Bad | Mapping::NotLoaded => Extent::UNKNOWN,
+                Mapping::Data { .. } | Mapping::Compressed => Extent::data(end),
+            }
+        });
+        self.slots[index as usize].buffer.write_at(0, &extents);
+        Next::Done(io.length)
+    }
+
+    #[cold]
+    fn status_below(&mut self, ring: &mut Ring, index: u32, at: u64, length: u64) -> Next {
+        let Some(backing) = &mut self.backing else {
+            return Next::Failed(IoErrorKind::ReadMedium.into());
+        };
+        let slot = &mut self.slots[index as usize];
+        let mut buffer = std::mem::take(&mut slot.buffer);
+        let bytes = slot.io.length;
+        let below = IoRequest::block_status(at, length);
+        match backing.submit(ring, &below, &mut buffer, Tag(index.into())) {
+            Submission::Pending => Next::Waits(Waits::Backing { whole: true, bytes }),
+            Submission::Done(outcome) => after(slot, buffer, true, outcome, bytes),
         }
     }
 
@@ -457,7 +520,6 @@ impl ImageChannel {
             return;
         };
         match slot.io.kind {
-            IoKind::BlockStatus => slot.buffer.write_at(0, content),
             // A compressed cluster, of which a part was wanted.
             IoKind::Read if bytes > 0 => {
                 let at = (slot.io.offset + slot.done) % self.map.cluster_bytes();

@@ -17,6 +17,7 @@ mod remote_backing;
 #[cfg(feature = "simulated")]
 pub mod stepped;
 
+use std::cell::RefCell;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,7 +32,7 @@ use crate::{Attach, BlockDevice, CacheMode, CopiedUp, File, IoChannel, Medium, O
 pub use commit::Committable;
 pub use data_file::data_file_of;
 pub use names::{BackingFormat, BackingImage, NamedFiles, backing_named, backing_of};
-pub use open::open_tables;
+pub use open::{CHAIN_MAX, STACK_BYTES, open_tables};
 pub use overlay::BackingName;
 use owner::{Change, Request};
 use readers::Readers;
@@ -153,6 +154,39 @@ impl Shared {
     }
 }
 
+thread_local! {
+    /// Backing images that this thread is about to drop; `None`: it drops none.
+    static DROPPED: RefCell<Option<Vec<Arc<dyn BlockDevice>>>> = const { RefCell::new(None) };
+}
+
+impl Drop for Shared {
+    /// Drops a chain in a loop: a recursion would need more stack than a thread has.
+    fn drop(&mut self) {
+        let Some(backing) = self.backing.take() else {
+            return;
+        };
+        let is_nested = DROPPED.with_borrow_mut(|dropped| match dropped {
+            Some(dropped) => {
+                dropped.push(Arc::clone(&backing));
+                true
+            }
+            None => {
+                *dropped = Some(Vec::new());
+                false
+            }
+        });
+        if is_nested {
+            return;
+        }
+        let mut next = Some(backing);
+        while let Some(device) = next {
+            drop(device);
+            next = DROPPED.with_borrow_mut(|dropped| dropped.as_mut().and_then(Vec::pop));
+        }
+        DROPPED.set(None);
+    }
+}
+
 /// The block device `image`.
 pub struct Image {
     shared: Arc<Shared>,
@@ -188,7 +222,9 @@ impl Image {
                 owner: None,
             });
         }
-        let thread = std::thread::Builder::new().name("image-owner".to_owned());
+        let thread = std::thread::Builder::new()
+            .name("image-owner".to_owned())
+            .stack_size(STACK_BYTES);
         let (started, has_started) = channel();
         let spawned = thread.spawn(move || match opened.start() {
             Ok(owner) => match sandbox::confine(sandbox::Thread::Device) {

@@ -19,8 +19,10 @@ use crate::error::check_size;
 use crate::file::Container;
 use crate::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, OpenError};
 
-/// Images of a chain. One of more is read too slowly to be meant, or has no end.
-const CHAIN_MAX: usize = 64;
+/// Stack of a thread that does I/O. The channels of a chain call each other; in a debug build each takes less than 4 KiB.
+pub const STACK_BYTES: usize = 8 << 20;
+/// Most qcow2 images in a chain: more than a daily backup makes in a year. Each costs a thread and some descriptors.
+pub const CHAIN_MAX: usize = 512;
 
 const BLOCK_SIZE_DEFAULT: u32 = 512;
 const STANDS_ON_ITSELF: &str = "it stands on itself, through its backing images";
@@ -34,9 +36,12 @@ pub(super) struct Opened {
 impl Opened {
     /// On the thread that will own it.
     pub fn start(self) -> io::Result<Owner> {
+        // Only allocations and copies read the backing image here: a read-only image needs no descriptors for that.
         let backing = match &self.shared.backing {
-            Some(device) => Some(BlockingIo::new(Arc::clone(device))?),
-            None => None,
+            Some(device) if !self.shared.info.read_only => {
+                Some(BlockingIo::lazy(Arc::clone(device))?)
+            }
+            _ => None,
         };
         Ok(Owner {
             image: self.image,
@@ -51,7 +56,27 @@ impl Opened {
 type Seen = HashSet<(u64, u64)>;
 
 pub(super) fn open(options: &ImageOptions) -> Result<Opened, OpenError> {
-    open_in_chain(options, &mut Seen::new(), None)
+    let mut seen = Seen::new();
+    let files = open_level(options, &mut seen)?;
+    let mut below = open_below(options, &files.header, &mut seen)?;
+    // A loop instead of a recursion: a chain may be long, and the stack of a thread is not.
+    let mut levels = Vec::new();
+    let mut device = loop {
+        match below {
+            Below::Image(options) => {
+                let files = open_level(&options, &mut seen)?;
+                below = open_below(&options, &files.header, &mut seen)?;
+                levels.push((options, files));
+            }
+            Below::Device(device) => break Some(device),
+            Below::Nothing => break None,
+        }
+    };
+    for (options, files) in levels.into_iter().rev() {
+        let opened = assemble(&options, files, device)?;
+        device = Some(Arc::new(Image::serve(opened)?));
+    }
+    assemble(options, files, device)
 }
 
 /// Opens an image whose backing image is open already.
@@ -59,7 +84,9 @@ pub(super) fn open_over(
     options: &ImageOptions,
     below: Arc<dyn BlockDevice>,
 ) -> Result<Opened, OpenError> {
-    open_in_chain(options, &mut Seen::new(), Some(below))
+    let files = open_level(options, &mut Seen::new())?;
+    let below = Some(below).filter(|_| files.header.backing_file.is_some());
+    assemble(options, files, below)
 }
 
 pub(super) fn fail(path: &Path, what: impl std::fmt::Display) -> OpenError {
@@ -69,11 +96,8 @@ pub(super) fn fail(path: &Path, what: impl std::fmt::Display) -> OpenError {
     }
 }
 
-fn open_in_chain(
-    options: &ImageOptions,
-    seen: &mut Seen,
-    below: Option<Arc<dyn BlockDevice>>,
-) -> Result<Opened, OpenError> {
+/// Opens the files of one image of a chain.
+fn open_level(options: &ImageOptions, seen: &mut Seen) -> Result<Files, OpenError> {
     let path = options.path.as_path();
     let found = std::fs::metadata(path).map_err(|error| {
         let hint = match error.kind() {
@@ -90,20 +114,28 @@ fn open_in_chain(
     if seen.len() > CHAIN_MAX {
         return Err(fail(
             path,
-            format!("it stands on more than {CHAIN_MAX} images"),
+            format!(
+                "its chain has more than {CHAIN_MAX} images; hint: lunette image commit or rebase shortens it"
+            ),
         ));
     }
+    open_files(options)
+}
+
+/// Makes an image of its files and the device of its backing image.
+fn assemble(
+    options: &ImageOptions,
+    files: Files,
+    backing: Option<Arc<dyn BlockDevice>>,
+) -> Result<Opened, OpenError> {
+    let path = options.path.as_path();
     let Files {
         file,
         container,
         header,
         data,
-    } = open_files(options)?;
+    } = files;
     let is_image = |error: qcow2::Error| fail(path, error);
-    let backing = match below {
-        Some(below) => Some(below).filter(|_| header.backing_file.is_some()),
-        None => open_backing(options, &header, seen)?,
-    };
     let block_size = options.block_size.unwrap_or(BLOCK_SIZE_DEFAULT);
     check_size(header.size, block_size).map_err(|error| fail(path, error))?;
     let (data_file, data) = data.unzip();
@@ -251,45 +283,50 @@ fn not_served(error: &qcow2::Error) -> String {
     }
 }
 
-/// Opens the backing image, read-only.
-fn open_backing(
+/// The backing image of an image.
+enum Below {
+    Nothing,
+    /// A device that is open, read-only.
+    Device(Arc<dyn BlockDevice>),
+    /// An image that is to be opened so.
+    Image(ImageOptions),
+}
+
+/// Opens the backing image if it is raw.
+fn open_below(
     options: &ImageOptions,
     header: &Header,
     seen: &mut Seen,
-) -> Result<Option<Arc<dyn BlockDevice>>, OpenError> {
+) -> Result<Below, OpenError> {
     let path = options.path.as_path();
     let Some(below) = backing_of(path, header)? else {
-        return Ok(None);
+        return Ok(Below::Nothing);
     };
     options
         .named_files
         .check(path, "backing image", &below.path)?;
     if let Some(remote) = below.path.to_str().and_then(Remote::parse) {
-        return open_remote(options, remote).map(Some);
+        return open_remote(options, remote).map(Below::Device);
     }
-    let below_options = ImageOptions {
-        cache: options.cache,
-        read_only: true,
-        named_files: options.named_files,
-        ..ImageOptions::new(&below.path)
-    };
     match below.format {
         BackingFormat::Raw => {
             let found = std::fs::metadata(&below.path);
             if found.is_ok_and(|found| !seen.insert((found.dev(), found.ino()))) {
                 return Err(fail(path, STANDS_ON_ITSELF));
             }
-            Ok(Some(Arc::new(File::open(FileOptions {
+            Ok(Below::Device(Arc::new(File::open(FileOptions {
                 cache: options.cache,
                 read_only: true,
                 is_container: true,
                 ..FileOptions::new(&below.path)
             })?)))
         }
-        BackingFormat::Qcow2 => {
-            let opened = open_in_chain(&below_options, seen, None)?;
-            Ok(Some(Arc::new(Image::serve(opened)?)))
-        }
+        BackingFormat::Qcow2 => Ok(Below::Image(ImageOptions {
+            cache: options.cache,
+            read_only: true,
+            named_files: options.named_files,
+            ..ImageOptions::new(&below.path)
+        })),
     }
 }
 

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use block::Allocation;
 use qcow2::{Backing, CreateOptions, Mapping};
 
+use super::names::backing_named;
+use super::open::CHAIN_MAX;
 use super::owner::Owner;
 use super::{Image, ImageOptions, open};
 use crate::{BlockDevice, CacheMode, CopiedUp, File, FileOptions, OpenError};
@@ -33,6 +35,7 @@ impl Image {
         below: Arc<dyn BlockDevice>,
         size: u64,
     ) -> Result<Image, OpenError> {
+        check_openable(&options.path, name, &*below)?;
         Image::create_with(options, size, Some(name), || {
             open::open_over(options, below)
         })
@@ -67,6 +70,27 @@ impl Image {
                 std::fs::remove_file(path).ok();
             })
     }
+}
+
+/// Refuses an image that could not be opened again: its chain is too long, or the name of its backing image has another meaning.
+fn check_openable(
+    path: &Path,
+    name: &BackingName,
+    below: &dyn BlockDevice,
+) -> Result<(), OpenError> {
+    backing_named(path, &name.name, Some(name.format))?;
+    let chain = std::iter::successors(Some(below), |device| device.below());
+    let images = chain.filter(|device| device.kind() == "image").count();
+    if images >= CHAIN_MAX {
+        return Err(open::fail(
+            path,
+            format!(
+                "its chain would have more than {CHAIN_MAX} images, and could not be opened again; hint: shorten the chain of the disk with \
+                 lunette disk stream or lunette disk commit, that of a backup with lunette image commit"
+            ),
+        ));
+    }
+    Ok(())
 }
 
 fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), OpenError> {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
-use block::{Extent, IoError, IoErrorKind, STATUS_BYTES, encode_extents};
-use qcow2::{Backing, Error, Image, Mapping};
+use block::{Extent, IoError, IoErrorKind};
+use qcow2::{Backing, Error, Image};
 
 use super::Shared;
 use crate::file::Container;
@@ -30,8 +30,6 @@ pub(super) enum Command {
     Zero { offset: u64, length: u64 },
     /// The content of a compressed cluster.
     ReadCompressed(u64),
-    /// The extents of a range.
-    BlockStatus { offset: u64, length: u64 },
 }
 
 /// What the control plane wants.
@@ -196,7 +194,7 @@ impl Owner {
     fn change(&mut self, change: Change) {
         let (changed, reply) = match change {
             Change::Resize(size, reply) => (self.resize(size), reply),
-            Change::GiveUpWriting(reply) => (self.close().map_err(system), reply),
+            Change::GiveUpWriting(reply) => (self.give_up_writing(), reply),
             Change::CopyUp {
                 offset,
                 length,
@@ -265,32 +263,17 @@ impl Owner {
                 self.image.read_compressed(*offset, &mut content)?;
                 return Ok(content);
             }
-            Command::BlockStatus { offset, length } => {
-                return Ok(self.block_status(*offset, *length));
-            }
         }
         Ok(Vec::new())
     }
 
-    /// What has no cluster here is what the backing image has.
-    fn block_status(&mut self, offset: u64, length: u64) -> Vec<u8> {
-        let range = offset..offset + length;
-        let end_of_backing = self.shared.backing_bytes;
-        let extents = encode_extents(range.clone(), |at| {
-            if self.image.load(at).is_err() {
-                return Extent::UNKNOWN;
-            }
-            let segment = self.image.map().segment(at, range.end - at);
-            let end = at + segment.length;
-            match segment.mapping {
-                Mapping::Zero => Extent::hole(end),
-                Mapping::Unallocated if at >= end_of_backing => Extent::hole(end),
-                Mapping::Unallocated => self.below(at, end.min(end_of_backing)),
-                _ => Extent::data(end),
-            }
-        });
-        debug_assert_eq!(extents.len(), STATUS_BYTES);
-        extents
+    /// Closes the image, and the descriptors that only allocations need.
+    fn give_up_writing(&mut self) -> io::Result<()> {
+        self.close().map_err(system)?;
+        match &mut self.backing {
+            Some(backing) => backing.detach(),
+            None => Ok(()),
+        }
     }
 
     /// What the backing image has; where it does not say, data.
@@ -324,9 +307,7 @@ impl Owner {
         }
         let errno = error.errno();
         let kind = match command {
-            Command::Load(_) | Command::ReadCompressed(_) | Command::BlockStatus { .. } => {
-                IoErrorKind::ReadMedium
-            }
+            Command::Load(_) | Command::ReadCompressed(_) => IoErrorKind::ReadMedium,
             Command::PrepareWrite(_) | Command::Zero { .. } => match errno {
                 libc::ENOSPC | libc::EDQUOT => IoErrorKind::NoSpace,
                 _ => IoErrorKind::WriteMedium,

@@ -196,7 +196,9 @@ async fn elsewhere<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
     let (reply, done) = tokio::sync::oneshot::channel();
-    let thread = std::thread::Builder::new().name("begin-job".to_owned());
+    let thread = std::thread::Builder::new()
+        .name("begin-job".to_owned())
+        .stack_size(bdev::STACK_BYTES);
     let spawned = thread.spawn(move || {
         // Whoever asked may have left.
         reply.send(work()).ok();

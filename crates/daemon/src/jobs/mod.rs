@@ -396,7 +396,9 @@ impl Jobs {
     }
 
     fn run(&self, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-        let thread = std::thread::Builder::new().name("job".to_owned());
+        let thread = std::thread::Builder::new()
+            .name("job".to_owned())
+            .stack_size(bdev::STACK_BYTES);
         let thread = thread.spawn(work)?;
         let mut all = self.lock();
         all.threads.retain(|thread| !thread.is_finished());

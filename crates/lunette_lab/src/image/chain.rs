@@ -1,10 +1,11 @@
 //! `lunette image commit` and `lunette image rebase`: what an overlay has moves into the image below it, or it gets another one there.
 
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bdev::qcow2::{self, Backing, Header, Mapping};
-use bdev::{BlockingIo, NamedFiles, OpenError};
+use bdev::{BlockingIo, CHAIN_MAX, File, FileOptions, NamedFiles, OpenError};
 use block::{Allocation, IoRequest};
 use cli_common::{Failure, Outcome};
 
@@ -185,6 +186,9 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
             Some((name.as_str(), named.path, Format::from(named.format)))
         }
     };
+    if let Some((_, place, format)) = &backing {
+        check_chain(path, place, *format)?;
+    }
     let mut copied = String::new();
     // Opened before the image is, whose lock says that it stands on itself.
     let mut new = match &backing {
@@ -224,6 +228,49 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     match copied.is_empty() {
         true => writeln!(std::io::stdout(), "{shown} {stands}")?,
         false => writeln!(std::io::stdout(), "{shown} {stands}: {copied}")?,
+    }
+    Ok(())
+}
+
+/// Refuses a backing image if the image could not be opened afterwards: the chain is too long, or it contains an image twice. Images that are
+/// in use are read as well. A backing image that is absent is not checked.
+fn check_chain(path: &Path, place: &Path, format: Format) -> Result<(), Failure> {
+    let failed = of(path);
+    let identity = |path: &Path| {
+        let found = std::fs::metadata(path).ok()?;
+        Some((found.dev(), found.ino()))
+    };
+    let mut seen: Vec<(u64, u64)> = identity(path).into_iter().collect();
+    let mut next = Some((place.to_owned(), format));
+    while let Some((place, format)) = next {
+        let Some(found) = identity(&place) else {
+            return Ok(());
+        };
+        if seen.contains(&found) {
+            return Err(failed(&format!(
+                "{} stands on it, so that it would stand on itself; hint: give another backing image",
+                place.display()
+            )));
+        }
+        if format == Format::Raw {
+            return Ok(());
+        }
+        seen.push(found);
+        if seen.len() > CHAIN_MAX {
+            return Err(failed(&format!(
+                "its chain would have more than {CHAIN_MAX} images, and could not be opened; hint: lunette image commit shortens a chain"
+            )));
+        }
+        let file = File::open(FileOptions {
+            read_only: true,
+            lock: false,
+            is_container: true,
+            ..FileOptions::new(&place)
+        });
+        let file = file.map_err(|error| Failure::because(error.to_string()))?;
+        let container = file.container().map_err(|error| of(&place)(&error))?;
+        let header = Header::read(&container).map_err(|error| of(&place)(&error))?;
+        next = below(&place, &header, NamedFiles::Any)?;
     }
     Ok(())
 }

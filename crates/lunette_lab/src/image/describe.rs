@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use bdev::qcow2::{self, Compression, Header, Snapshot};
-use bdev::{ImageFormat, NamedFiles};
+use bdev::{CHAIN_MAX, ImageFormat, NamedFiles};
 use block::Allocation;
 use cli_common::{Failure, Outcome};
 use serde_json::{Value, json};
@@ -14,9 +14,6 @@ use super::arguments::{Format, InfoArguments};
 use super::chain::below;
 use super::disks::{determine_format, open_disk, remote, signature};
 use super::{of, open_container};
-
-/// Images of a chain that are shown.
-const CHAIN_MAX: usize = 64;
 
 /// What images are.
 pub fn info(arguments: &InfoArguments) -> Outcome {
