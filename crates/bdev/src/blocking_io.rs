@@ -15,6 +15,8 @@ const RING_ENTRIES: u32 = 8;
 /// Waits for the kernel to end watches, and the time of each.
 const DETACH_TRIES: usize = 100;
 const DETACH_PAUSE: Duration = Duration::from_millis(10);
+/// Largest buffer that stays allocated between two calls.
+const BUFFER_BYTES: usize = 1 << 20;
 
 /// A block device and one thread's way to it.
 pub struct BlockingIo {
@@ -27,6 +29,8 @@ pub struct BlockingIo {
     device: Arc<dyn BlockDevice>,
     /// [`block::DiskInfo::io_alignment`] of the device.
     alignment: u64,
+    /// Memory that reads and writes share.
+    buffer: IoBuffer,
 }
 
 impl BlockingIo {
@@ -52,6 +56,7 @@ impl BlockingIo {
             next_owner: 0,
             alignment: device.info().io_alignment.into(),
             device,
+            buffer: IoBuffer::default(),
         })
     }
 
@@ -105,6 +110,22 @@ impl BlockingIo {
         self.device.capacity().bytes()
     }
 
+    /// Returns the device.
+    pub fn device(&self) -> &Arc<dyn BlockDevice> {
+        &self.device
+    }
+
+    /// Returns `length` bytes of memory with undefined content. A buffer above [`BUFFER_BYTES`] is allocated for each call.
+    fn memory(&mut self, length: usize) -> IoBuffer {
+        if length > BUFFER_BYTES {
+            return IoBuffer::owned(length);
+        }
+        if self.buffer.len() < length {
+            self.buffer = IoBuffer::owned(length);
+        }
+        self.buffer.slice(0, length)
+    }
+
     fn run(&mut self, io: &IoRequest, mut buffer: IoBuffer) -> io::Result<IoBuffer> {
         let failed = |error: IoError| match error.errno {
             0 => io::Error::other(error.to_string()),
@@ -142,14 +163,16 @@ impl BlockingIo {
     pub fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let (start, end) = self.whole_blocks(offset, bytes.len() as u64);
         let known = end.min(self.bytes()).saturating_sub(start);
-        bytes.fill(0);
-        if known > 0 {
-            let buffer = IoBuffer::owned(known as usize);
-            let buffer = self.run(&IoRequest::read(start, known), buffer)?;
-            let skip = (offset - start) as usize;
-            let wanted = bytes.len().min((known as usize).saturating_sub(skip));
-            buffer.read_at(skip, &mut bytes[..wanted]);
+        if known == 0 {
+            bytes.fill(0);
+            return Ok(());
         }
+        let buffer = self.memory(known as usize);
+        let buffer = self.run(&IoRequest::read(start, known), buffer)?;
+        let skip = (offset - start) as usize;
+        let wanted = bytes.len().min((known as usize).saturating_sub(skip));
+        buffer.read_at(skip, &mut bytes[..wanted]);
+        bytes[wanted..].fill(0);
         Ok(())
     }
 
@@ -163,7 +186,7 @@ impl BlockingIo {
             return Ok(());
         }
         let (start, end) = self.whole_blocks(offset, bytes.len() as u64);
-        let buffer = IoBuffer::owned((end - start) as usize);
+        let buffer = self.memory((end - start) as usize);
         let (first, last) = (start, end - self.alignment);
         let last_is_cut = offset + (bytes.len() as u64) < end;
         let edges = [(first, start < offset), (last, last_is_cut)];
@@ -214,12 +237,13 @@ impl BlockingIo {
         }
     }
 
-    /// What stands behind whole blocks of the device, as many extents as it tells at once.
+    /// Returns the first extents of a range. The range is rounded to whole blocks of the device.
     ///
     /// # Errors
     /// What the device says.
     pub fn block_status(&mut self, offset: u64, length: u64) -> io::Result<Vec<Extent>> {
-        let io = IoRequest::block_status(offset, length);
+        let (start, end) = self.whole_blocks(offset, length);
+        let io = IoRequest::block_status(start, end.min(self.bytes()).saturating_sub(start));
         let buffer = self.run(&io, IoBuffer::owned(STATUS_BYTES))?;
         let mut bytes = vec![0; STATUS_BYTES];
         buffer.read_at(0, &mut bytes);

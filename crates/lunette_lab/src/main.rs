@@ -27,7 +27,18 @@ use cli::{Cli, Command};
 const CLUSTERS_LIMIT: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
-    let code = exit_code(run(Cli::parse()));
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            error.print().ok();
+            let arguments: Vec<_> = std::env::args_os().collect();
+            return match error.use_stderr() {
+                true => image::usage_exit_code(&arguments).into(),
+                false => ExitCode::SUCCESS,
+            };
+        }
+    };
+    let code = exit_code(run(cli));
     bdev::librbd::wait_until_closed(CLUSTERS_LIMIT);
     code
 }

@@ -19,6 +19,12 @@ pub struct Snapshot {
     pub name: String,
     /// When it was taken: seconds since 1970.
     pub seconds: u32,
+    /// Nanoseconds of that time.
+    pub nanoseconds: u32,
+    /// Running time of the virtual machine, in nanoseconds.
+    pub clock_nanoseconds: u64,
+    /// Instructions that the virtual machine had executed, where they were counted.
+    pub instructions: Option<u64>,
     /// Bytes of a virtual machine's state that is kept with it.
     pub state_bytes: u64,
     /// Bytes of the disk.
@@ -108,6 +114,9 @@ pub(crate) fn read_table(storage: &impl Storage, header: &Header) -> Result<(Vec
             id: String::from_utf8_lossy(id).into_owned(),
             name: String::from_utf8_lossy(name).into_owned(),
             seconds: number(16, 4) as u32,
+            nanoseconds: number(20, 4) as u32,
+            clock_nanoseconds: number(24, 8),
+            instructions: extra(16).filter(|count| *count != u64::MAX),
             state_bytes: extra(0).unwrap_or(number(32, 4)),
             size: extra(8),
             l1_offset,

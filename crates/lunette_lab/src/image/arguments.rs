@@ -41,16 +41,16 @@ pub enum Action {
     Create(CreateArguments),
     /// Say what an image is: size, clusters, backing images, snapshots
     Info(InfoArguments),
-    /// Look for faults. Exit code 0: none; 2: it is damaged; 3: it only has clusters that nobody uses
+    /// Look for faults. Exit code 0: none; 1: an error; 2: it is damaged; 3: it has leaked clusters only; 63: its format has no check
     Check {
         /// The image
         #[arg(value_name = "PATH")]
         path: PathBuf,
         /// Its format: qcow2
-        #[arg(long, value_name = "FORMAT")]
+        #[arg(long, short = 'f', value_name = "FORMAT")]
         format: Option<Format>,
         /// Repair clusters that nobody uses, or all that can be repaired
-        #[arg(long, value_name = "WHAT")]
+        #[arg(long, short = 'r', value_name = "WHAT")]
         repair: Option<RepairWhat>,
         /// Print JSON, with the fields of qemu-img check
         #[arg(long)]
@@ -64,15 +64,15 @@ pub enum Action {
         #[arg(value_name = "PATH")]
         path: PathBuf,
         /// Its format [default: qcow2 if name and content agree, raw if it has no signature]
-        #[arg(long, value_name = "FORMAT")]
+        #[arg(long, short = 'f', value_name = "FORMAT")]
         format: Option<Format>,
         #[command(flatten)]
         named: NamedFilesArgument,
-        /// Print JSON
+        /// Print JSON, with the fields of qemu-img map
         #[arg(long)]
         json: bool,
     },
-    /// Copy a disk into a new file of another format, or onto a remote disk; holes and zeroes take no room
+    /// Copy a disk into a new file of another format, or over a disk that exists; holes and zeroes take no room
     Convert(ConvertArguments),
     /// Write all that an image has into its backing image. The image itself stays as it is
     Commit {
@@ -92,7 +92,7 @@ pub enum Action {
     Snapshot(SnapshotArguments),
     /// Put an image onto another backing image, or onto none. It has the same content afterwards
     Rebase(RebaseArguments),
-    /// Say whether two disks have the same content. Exit code 0: yes; 1: no
+    /// Compare the content of two disks. Exit code 0: yes; 1: no; 2: an error
     Compare(CompareArguments),
 }
 
@@ -118,10 +118,10 @@ pub struct InfoArguments {
     #[arg(value_name = "PATH")]
     pub path: PathBuf,
     /// Its format [default: the one that its content shows; no other file is opened for that]
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, short = 'f', value_name = "FORMAT")]
     pub format: Option<Format>,
     /// Also of the images that it stands on
-    #[arg(long)]
+    #[arg(long, visible_alias = "backing-chain")]
     pub chain: bool,
     #[command(flatten)]
     pub named: NamedFilesArgument,
@@ -140,7 +140,7 @@ pub struct ResizeArguments {
     #[arg(value_name = "SIZE", allow_hyphen_values = true)]
     pub size: String,
     /// Its format [default: qcow2 if name and content agree, raw if it has no signature]
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, short = 'f', value_name = "FORMAT")]
     pub format: Option<Format>,
     #[command(flatten)]
     pub named: NamedFilesArgument,
@@ -159,14 +159,20 @@ pub struct CompareArguments {
     #[arg(value_name = "PATH")]
     pub other: PathBuf,
     /// Format of the first [default: qcow2 if name and content agree, raw if it has no signature]
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, short = 'f', value_name = "FORMAT")]
     pub format: Option<Format>,
     /// Format of the other [default: as for the first]
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, short = 'F', value_name = "FORMAT")]
     pub other_format: Option<Format>,
     #[command(flatten)]
     pub named: NamedFilesArgument,
-    /// Show no progress
+    /// Disks of different sizes differ
+    #[arg(long, short)]
+    pub strict: bool,
+    /// Show progress, which is the default on a terminal
+    #[arg(long, short = 'p', conflicts_with = "quiet")]
+    pub progress: bool,
+    /// Print nothing but differences and errors
     #[arg(long, short)]
     pub quiet: bool,
 }
@@ -257,21 +263,27 @@ pub struct ConvertArguments {
     /// An image, raw file, block device, logical unit or RBD image
     #[arg(value_name = "SOURCE")]
     pub source: PathBuf,
-    /// The new file, which must not exist; or a logical unit or RBD image, which must, and loses what it has
+    /// The new file, which must not exist without -n; or a block device, logical unit or RBD image, to be overwritten
     #[arg(value_name = "DESTINATION")]
     pub destination: PathBuf,
     /// The source's format [default: qcow2 if name and content agree, raw if it has no signature]
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, short = 'f', value_name = "FORMAT")]
     pub from: Option<Format>,
     #[command(flatten)]
     pub named: NamedFilesArgument,
-    /// The new file's format
-    #[arg(long, value_name = "FORMAT")]
+    /// The destination's format
+    #[arg(long, short = 'O', value_name = "FORMAT")]
     pub to: Format,
+    /// Write into the destination, which exists, and keep its size
+    #[arg(long, short = 'n')]
+    pub existing: bool,
     /// Bytes of a cluster of a new image
     #[arg(long, value_name = "SIZE", default_value = "64K")]
     pub cluster_size: String,
-    /// Show no progress
+    /// Show progress, which is the default on a terminal
+    #[arg(long, short = 'p', conflicts_with = "quiet")]
+    pub progress: bool,
+    /// Print nothing but errors
     #[arg(long, short)]
     pub quiet: bool,
 }

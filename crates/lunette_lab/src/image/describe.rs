@@ -1,4 +1,4 @@
-//! `lunette image info` and `lunette image map`.
+//! `lunette image info`.
 
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -25,8 +25,10 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
         (None, false) => content_format(&arguments.path)?,
     };
     let mut shown = Vec::new();
+    let mut seen = Seen::default();
     let mut next = Some((arguments.path.clone(), format));
-    while let Some((path, format)) = next.take().filter(|_| shown.len() < CHAIN_MAX) {
+    while let Some((path, format)) = next.take() {
+        seen.add(&path)?;
         let (value, header) = describe(&path, format)?;
         shown.push(value);
         if let Some(header) = header.filter(|_| chain) {
@@ -89,6 +91,28 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
     Ok(())
 }
 
+/// Files of a chain, by device and inode.
+#[derive(Default)]
+pub struct Seen(Vec<(u64, u64)>);
+
+impl Seen {
+    /// Adds a file. One that was added before is an error, because the chain has no end then.
+    pub fn add(&mut self, path: &Path) -> Result<(), Failure> {
+        let Ok(found) = std::fs::metadata(path) else {
+            // Not a file, or a file that cannot be opened either.
+            return Ok(());
+        };
+        let file = (found.dev(), found.ino());
+        if self.0.contains(&file) {
+            return Err(of(path)(
+                &"its backing chain is an infinite loop: the image stands on itself; hint: lunette image rebase --unsafe --backing PATH",
+            ));
+        }
+        self.0.push(file);
+        Ok(())
+    }
+}
+
 /// Returns the format that the content of a file shows, for a report that opens no other file.
 fn content_format(path: &Path) -> Result<Format, Failure> {
     match signature(path)? {
@@ -105,7 +129,9 @@ fn describe(path: &Path, format: Format) -> Result<(Value, Option<Header>), Fail
     };
     if remote(path).is_some() {
         let bytes = raw_bytes()?;
-        let value = json!({"filename": path, "format": "raw", "virtual-size": bytes});
+        let value = json!({
+            "filename": path, "format": "raw", "virtual-size": bytes, "dirty-flag": false,
+        });
         return Ok((value, None));
     }
     let used = std::fs::metadata(path)
@@ -114,8 +140,10 @@ fn describe(path: &Path, format: Format) -> Result<(Value, Option<Header>), Fail
         * 512;
     if format == Format::Raw {
         let bytes = raw_bytes()?;
-        let value =
-            json!({"filename": path, "format": "raw", "virtual-size": bytes, "actual-size": used});
+        let value = json!({
+            "filename": path, "format": "raw", "virtual-size": bytes, "actual-size": used,
+            "dirty-flag": false,
+        });
         return Ok((value, None));
     }
     let container = open_container(path, true)?;
@@ -132,6 +160,11 @@ fn describe(path: &Path, format: Format) -> Result<(Value, Option<Header>), Fail
             "corrupt": has(1), "extended-l2": header.has_subclusters(),
         }},
     });
+    if header.version == 2
+        && let Some(data) = value["format-specific"]["data"].as_object_mut()
+    {
+        data.retain(|key, _| !matches!(key.as_str(), "lazy-refcounts" | "corrupt" | "extended-l2"));
+    }
     if header.has_data_file() {
         let data = &mut value["format-specific"]["data"];
         data["data-file"] = json!(header.data_file);
@@ -163,51 +196,17 @@ fn describe(path: &Path, format: Format) -> Result<(Value, Option<Header>), Fail
 /// Snapshots, with the fields of `qemu-img info`.
 pub fn snapshots(snapshots: &[Snapshot]) -> Vec<Value> {
     let snapshots = snapshots.iter().map(|snapshot| {
-        json!({"id": snapshot.id, "name": snapshot.name, "date-sec": snapshot.seconds,
-            "vm-state-size": snapshot.state_bytes, "disk-size": snapshot.size})
+        let mut value = json!({
+            "id": snapshot.id, "name": snapshot.name,
+            "date-sec": snapshot.seconds, "date-nsec": snapshot.nanoseconds,
+            "vm-clock-sec": snapshot.clock_nanoseconds / 1_000_000_000,
+            "vm-clock-nsec": snapshot.clock_nanoseconds % 1_000_000_000,
+            "vm-state-size": snapshot.state_bytes, "disk-size": snapshot.size,
+        });
+        if let Some(count) = snapshot.instructions {
+            value["icount"] = json!(count);
+        }
+        value
     });
     snapshots.collect()
-}
-
-/// Which parts have data: those of all images of the chain together.
-pub fn map(path: &Path, format: Option<Format>, named_files: NamedFiles, as_json: bool) -> Outcome {
-    let mut disk = open_disk(path, format, named_files)?;
-    let end = disk.bytes();
-    let mut at = 0;
-    let mut extents: Vec<(u64, u64, bool)> = Vec::new();
-    while at < end {
-        let found = disk
-            .block_status(at, end - at)
-            .map_err(|error| of(path)(&error))?;
-        for extent in found
-            .into_iter()
-            .filter(|extent| extent.end > at)
-            .collect::<Vec<_>>()
-        {
-            let has_data = extent.allocation == Allocation::Data;
-            let stop = extent.end.min(end);
-            match extents.last_mut() {
-                Some((_, last, had)) if *had == has_data => *last = stop,
-                _ => extents.push((at, stop, has_data)),
-            }
-            at = stop;
-        }
-    }
-    let mut stdout = std::io::stdout().lock();
-    if as_json {
-        let each = extents.iter().map(|(from, to, has_data)| {
-            json!({"start": from, "length": to - from, "data": has_data, "zero": !has_data})
-        });
-        return Ok(writeln!(
-            stdout,
-            "{:#}",
-            Value::from(each.collect::<Vec<_>>())
-        )?);
-    }
-    writeln!(stdout, "{:>16}  {:>16}  content", "from", "bytes")?;
-    for (from, to, has_data) in extents {
-        let content = if has_data { "data" } else { "zeroes" };
-        writeln!(stdout, "{from:>16}  {:>16}  {content}", to - from)?;
-    }
-    Ok(())
 }

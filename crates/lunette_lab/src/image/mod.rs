@@ -2,18 +2,22 @@
 
 mod arguments;
 mod chain;
+mod compare;
 mod convert;
 mod create;
 mod describe;
 mod disks;
+mod map;
+mod pieces;
 mod snapshot;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::Path;
 
 use bdev::qcow2::{self, Repair};
-use bdev::{CacheMode, Container, File, FileOptions, ImageOptions, NamedFiles};
-use cli_common::{Failure, Outcome};
+use bdev::{CacheMode, Container, File, FileOptions, ImageFormat, ImageOptions, NamedFiles};
+use cli_common::{Failure, Outcome, say};
 use serde_json::json;
 
 pub use arguments::ImageArguments;
@@ -24,6 +28,7 @@ use disks::{determine_format, open_writable};
 /// Exit codes of a check, as qemu-img has them.
 const DAMAGED: u8 = 2;
 const LEAKING: u8 = 3;
+const NO_CHECK: u8 = 63;
 
 /// A new file is as long as this before its image is made.
 const FIRST_BYTES: u64 = 512;
@@ -45,7 +50,7 @@ pub fn run(arguments: &ImageArguments) -> Outcome {
             format,
             named,
             json,
-        } => describe::map(path, *format, named.files, *json),
+        } => map::map(path, *format, named.files, *json),
         Action::Convert(convert) => convert::convert(convert),
         Action::Commit {
             path,
@@ -55,7 +60,7 @@ pub fn run(arguments: &ImageArguments) -> Outcome {
         } => chain::commit(path, *format, named.files, *quiet),
         Action::Snapshot(snapshot) => snapshot::run(snapshot),
         Action::Rebase(rebase) => chain::rebase(rebase),
-        Action::Compare(compare) => convert::compare(compare),
+        Action::Compare(compare) => compare::compare(compare),
     }
 }
 
@@ -124,6 +129,12 @@ fn new_container(path: &Path) -> Result<Container, Failure> {
     file.container().map_err(|error| of(path)(&error))
 }
 
+/// Returns the exit code for a command line with mistakes. Code 2 of a check would mean that the image is damaged.
+pub fn usage_exit_code(arguments: &[OsString]) -> u8 {
+    let is_check = arguments.windows(2).any(|two| two == ["image", "check"]);
+    if is_check { 1 } else { 2 }
+}
+
 fn cluster_bits(text: &str) -> Result<u32, Failure> {
     let bytes =
         parse_bytes(text).map_err(|why| Failure::mistake(format!("--cluster-size: {why}")))?;
@@ -142,7 +153,14 @@ fn check(
     as_json: bool,
 ) -> Outcome {
     // Nothing but this file is opened, so that content alone is enough without a stated format.
-    require_qcow2(path, format.or(Some(Format::Qcow2)))?;
+    let found = disks::signature(path)?;
+    if format == Some(Format::Raw) || found != Some(ImageFormat::Qcow2) {
+        let shown = path.display();
+        say(&format_args!(
+            "lunette: {shown}: it is no qcow2 image, and other formats have no check"
+        ));
+        return Err(Failure::Found(NO_CHECK));
+    }
     let repair = match repair {
         None => Repair::Nothing,
         Some(RepairWhat::Leaks) => Repair::Leaks,

@@ -1,0 +1,308 @@
+//! The commands of `lunette image` beside those of qemu-img, on the same images: exit codes, JSON, empty disks of 64 TiB, special
+//! characters in paths, and existing destinations. Needs: qemu-img, qemu-io; root for a loop device. Takes: 10 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::{Context, Result, Scratch, ensure};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+/// An empty disk of 64 TiB took minutes to hours where each byte was read.
+const SOON: Duration = Duration::from_secs(60);
+
+fn run(folder: &Path, program: &str, arguments: &[&str]) -> Result<Output> {
+    let mut command = Command::new(program);
+    let ran = command.args(arguments).current_dir(folder).output();
+    ran.with_context(|| format!("cannot run {program}; hint: apt-get install qemu-utils"))
+}
+
+fn succeeds(folder: &Path, program: &str, arguments: &[&str]) -> Result<String> {
+    let ran = run(folder, program, arguments)?;
+    let shown = format!("{ran:?}");
+    ensure!(ran.status.success(), "{program} {arguments:?}: {shown}");
+    Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
+}
+
+fn image(folder: &Path, arguments: &[&str]) -> Result<Output> {
+    let program = vm::lunette_program(vm::Profile::Dev)?.display().to_string();
+    run(folder, &program, &[&["image"], arguments].concat())
+}
+
+fn code(folder: &Path, arguments: &[&str]) -> Result<Option<i32>> {
+    Ok(image(folder, arguments)?.status.code())
+}
+
+fn json(output: &Output) -> Result<Value> {
+    ensure!(output.status.success(), "{output:?}");
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// A chain of three: raw, an image that is smaller than its overlay, and an overlay with zeroes over data.
+fn make_chain(folder: &Path) -> Result<()> {
+    std::fs::write(folder.join("base.raw"), vec![7; 1 << 20])?;
+    std::fs::File::options()
+        .write(true)
+        .open(folder.join("base.raw"))?
+        .set_len(4 << 20)?;
+    let create = |arguments: &[&str]| {
+        let create = ["create", "-q", "-f", "qcow2"];
+        succeeds(folder, "qemu-img", &[&create, arguments].concat())
+    };
+    create(&["-b", "base.raw", "-F", "raw", "middle.qcow2", "8M"])?;
+    create(&["-b", "middle.qcow2", "-F", "qcow2", "top.qcow2", "16M"])?;
+    let write = |image: &str, commands: [&str; 2]| {
+        let all = ["-c", commands[0], "-c", commands[1], image];
+        succeeds(folder, "qemu-io", &all)
+    };
+    write("middle.qcow2", ["write -P 1 512k 1M", "write -P 2 6M 64k"])?;
+    write("top.qcow2", ["write -P 3 1M 192k", "write -z 6M 1M"])?;
+    succeeds(folder, "qemu-img", &["snapshot", "-c", "s", "top.qcow2"])?;
+    Ok(())
+}
+
+#[test]
+fn map_has_the_extents_and_fields_of_qemu_img() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    make_chain(folder)?;
+    let compressed = ["convert", "-c", "-O", "qcow2", "top.qcow2", "c.qcow2"];
+    succeeds(folder, "qemu-img", &compressed)?;
+    for (name, format) in [
+        ("base.raw", "raw"),
+        ("middle.qcow2", "qcow2"),
+        ("top.qcow2", "qcow2"),
+        ("c.qcow2", "qcow2"),
+    ] {
+        let ours = json(&image(folder, &["map", "--json", "-f", format, name])?)?;
+        let arguments = ["map", "--output=json", "-f", format, name];
+        let theirs: Value = serde_json::from_str(&succeeds(folder, "qemu-img", &arguments)?)?;
+        ensure!(ours == theirs, "{name}: {ours:#} and {theirs:#}");
+    }
+    Ok(())
+}
+
+fn keys(prefix: &str, value: &Value, all: &mut BTreeSet<String>) {
+    for (key, value) in value.as_object().into_iter().flatten() {
+        all.insert(format!("{prefix}{key}"));
+        keys(&format!("{prefix}{key}."), value, all);
+    }
+    for value in value.as_array().into_iter().flatten() {
+        keys(prefix, value, all);
+    }
+}
+
+/// Returns the fields that qemu-img has and Lunette has not.
+fn missing(ours: &Value, theirs: &str) -> Result<Vec<String>> {
+    let theirs: Value = serde_json::from_str(theirs)?;
+    let (mut have, mut wanted) = (BTreeSet::new(), BTreeSet::new());
+    keys("", ours, &mut have);
+    keys("", &theirs, &mut wanted);
+    Ok(wanted.difference(&have).cloned().collect())
+}
+
+#[test]
+fn info_and_check_have_the_fields_of_qemu_img() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    make_chain(folder)?;
+    let old = ["create", "-q", "-f", "qcow2", "-o", "compat=0.10"];
+    succeeds(
+        folder,
+        "qemu-img",
+        &[&old[..], &["old.qcow2", "1M"]].concat(),
+    )?;
+    for name in ["top.qcow2", "old.qcow2", "base.raw"] {
+        let ours = json(&image(folder, &["info", "--json", name])?)?;
+        let theirs = succeeds(folder, "qemu-img", &["info", "--output=json", name])?;
+        let missing = missing(&ours, &theirs)?;
+        ensure!(missing.is_empty(), "{name}: {missing:?}");
+    }
+    let ours = json(&image(folder, &["check", "--json", "top.qcow2"])?)?;
+    let theirs = succeeds(
+        folder,
+        "qemu-img",
+        &["check", "--output=json", "middle.qcow2"],
+    )?;
+    let missing = missing(&ours, &theirs)?;
+    ensure!(
+        missing == [""; 0] || missing == ["fragmented-clusters"],
+        "{missing:?}"
+    );
+    let chain = json(&image(
+        folder,
+        &["info", "--backing-chain", "--json", "top.qcow2"],
+    )?)?;
+    ensure!(chain.as_array().map(Vec::len) == Some(3), "{chain}");
+    Ok(())
+}
+
+#[test]
+fn exit_codes_are_those_of_qemu_img() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    make_chain(folder)?;
+    let copy = ["convert", "-O", "qcow2", "top.qcow2", "same.qcow2"];
+    succeeds(folder, "qemu-img", &copy)?;
+    std::fs::write(folder.join("damaged.qcow2"), b"QFI\xfb\0\0\0\x03")?;
+    // Shorter, and zeroes where the other is longer.
+    std::fs::write(folder.join("short.raw"), vec![7; 1 << 20])?;
+    for (one, other, expected) in [
+        ("top.qcow2", "same.qcow2", 0),
+        ("top.qcow2", "middle.qcow2", 1),
+        ("base.raw", "short.raw", 0),
+        ("top.qcow2", "absent.qcow2", 2),
+        ("absent.qcow2", "top.qcow2", 2),
+        ("top.qcow2", "damaged.qcow2", 2),
+    ] {
+        let ours = code(folder, &["compare", one, other])?;
+        let theirs = run(folder, "qemu-img", &["compare", one, other])?;
+        let theirs = theirs.status.code();
+        ensure!(ours == Some(expected), "{one} {other}: {ours:?}");
+        ensure!(
+            theirs == Some(expected),
+            "qemu-img: {one} {other}: {theirs:?}"
+        );
+    }
+    ensure!(code(folder, &["compare", "-s", "base.raw", "short.raw"])? == Some(1));
+    ensure!(code(folder, &["compare", "top.qcow2"])? == Some(2));
+    for (name, expected) in [
+        ("top.qcow2", 0),
+        ("absent.qcow2", 1),
+        ("damaged.qcow2", 1),
+        ("base.raw", 63),
+    ] {
+        let ours = code(folder, &["check", name])?;
+        let theirs = run(folder, "qemu-img", &["check", name])?.status.code();
+        ensure!(ours == Some(expected), "{name}: {ours:?}");
+        ensure!(theirs == Some(expected), "qemu-img: {name}: {theirs:?}");
+    }
+    // Code 2 would mean that the image is damaged.
+    ensure!(code(folder, &["check", "--unknown", "top.qcow2"])? == Some(1));
+    Ok(())
+}
+
+#[test]
+fn info_of_a_chain_without_an_end_fails() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    make_chain(folder)?;
+    let rebase = ["rebase", "-u", "-b", "top.qcow2", "-F", "qcow2"];
+    succeeds(
+        folder,
+        "qemu-img",
+        &[&rebase[..], &["middle.qcow2"]].concat(),
+    )?;
+    for command in [&["info", "--chain"][..], &["map"]] {
+        let failed = image(folder, &[command, &["top.qcow2"]].concat())?;
+        let stderr = String::from_utf8_lossy(&failed.stderr);
+        ensure!(failed.status.code() == Some(1), "{failed:?}");
+        ensure!(stderr.contains("infinite loop"), "{stderr}");
+    }
+    Ok(())
+}
+
+#[test]
+fn cost_follows_data_and_not_the_size() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    for name in ["a.qcow2", "b.qcow2"] {
+        let create = ["create", "-q", "-f", "qcow2", name, "64T"];
+        succeeds(folder, "qemu-img", &create)?;
+    }
+    let write = ["-c", "write -P 5 40T 192k", "a.qcow2"];
+    succeeds(folder, "qemu-io", &write)?;
+    let base = [
+        "create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", "o.qcow2",
+    ];
+    succeeds(folder, "qemu-img", &base)?;
+    let begun = Instant::now();
+    ensure!(code(folder, &["compare", "a.qcow2", "b.qcow2"])? == Some(1));
+    let convert = ["convert", "a.qcow2", "copy.qcow2", "-O", "qcow2"];
+    ensure!(code(folder, &convert)? == Some(0));
+    ensure!(code(folder, &["compare", "a.qcow2", "copy.qcow2"])? == Some(0));
+    ensure!(code(folder, &[&convert[..], &["-n"]].concat())? == Some(0));
+    ensure!(code(folder, &["map", "o.qcow2"])? == Some(0));
+    let rebase = ["rebase", "o.qcow2", "--backing", "b.qcow2"];
+    ensure!(code(folder, &rebase)? == Some(0));
+    ensure!(code(folder, &["compare", "a.qcow2", "o.qcow2"])? == Some(0));
+    let took = begun.elapsed();
+    ensure!(took < SOON, "{took:?}");
+    Ok(())
+}
+
+#[test]
+fn paths_may_have_special_characters() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files().join("a, b=c:d");
+    std::fs::create_dir(&folder)?;
+    let (one, two) = ("x,size=1,ro:y.qcow2", "ü %s'\"\\,,=.qcow2");
+    let done = |arguments: &[&str]| -> Result<()> {
+        let ran = image(&folder, arguments)?;
+        ensure!(ran.status.success(), "{arguments:?}: {ran:?}");
+        Ok(())
+    };
+    // A relative name with a colon would be a protocol for QEMU.
+    let (one, two) = (format!("./{one}"), format!("./{two}"));
+    let full = folder.join("over,lay.qcow2").display().to_string();
+    done(&["create", &one, "4M"])?;
+    done(&["convert", &one, &two, "-O", "qcow2"])?;
+    done(&["create", &full, "--backing", &one])?;
+    done(&["info", "--chain", &full])?;
+    done(&["compare", &one, &full])?;
+    done(&["map", &full])?;
+    done(&["rebase", &full, "--backing", &two])?;
+    done(&["commit", &full])?;
+    done(&["check", &two])?;
+    done(&["resize", &two, "8M"])?;
+    done(&["snapshot", &two, "--create", "a,b"])
+}
+
+#[test]
+fn convert_writes_over_existing_destinations() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    make_chain(folder)?;
+    let old = vec![0xff; 16 << 20];
+    std::fs::write(folder.join("there.raw"), &old)?;
+    succeeds(
+        folder,
+        "qemu-img",
+        &["convert", "-O", "qcow2", "there.raw", "there.qcow2"],
+    )?;
+    for (name, format) in [("there.raw", "raw"), ("there.qcow2", "qcow2")] {
+        let convert = ["convert", "top.qcow2", name, "-O", format];
+        ensure!(code(folder, &convert)? == Some(1), "{name} was overwritten");
+        ensure!(code(folder, &[&convert[..], &["-n"]].concat())? == Some(0));
+        succeeds(folder, "qemu-img", &["compare", "top.qcow2", name])?;
+    }
+    succeeds(folder, "qemu-img", &["check", "there.qcow2"])?;
+    let absent = ["convert", "-n", "top.qcow2", "absent.raw", "-O", "raw"];
+    ensure!(code(folder, &absent)? == Some(1) && !folder.join("absent.raw").exists());
+    let small = ["convert", "-n", "top.qcow2", "base.raw", "-O", "raw"];
+    ensure!(code(folder, &small)? == Some(1));
+    ensure!(std::fs::metadata(folder.join("base.raw"))?.len() == 4 << 20);
+
+    std::fs::write(folder.join("device"), &old)?;
+    let find = ["-f", "--show", "device"];
+    let device = succeeds(folder, "losetup", &find)?;
+    let device = device.trim();
+    let written = code(folder, &["convert", "top.qcow2", device, "-O", "raw"]);
+    let second = code(
+        folder,
+        &["convert", "-f", "raw", device, device, "-O", "raw"],
+    );
+    std::fs::write(folder.join("large.raw"), vec![1; 17 << 20])?;
+    let large = code(folder, &["convert", "large.raw", device, "-O", "raw"]);
+    let same = run(
+        folder,
+        "qemu-img",
+        &["compare", "-F", "raw", "top.qcow2", device],
+    );
+    succeeds(folder, "losetup", &["-d", device])?;
+    ensure!(written? == Some(0) && large? == Some(1) && second? == Some(1));
+    let same = same?;
+    ensure!(same.status.success(), "{same:?}");
+    Ok(())
+}
