@@ -171,12 +171,6 @@ impl Map {
             known = known.max(self.absent_bytes(offset));
         }
         while known < length {
-            if mapping == Mapping::Unallocated
-                && let Some(bytes) = self.absent_bytes(offset + known)
-            {
-                known += bytes;
-                continue;
-            }
             let next = self.at(offset + known);
             let goes_on = match (mapping, next) {
                 (
@@ -201,24 +195,6 @@ impl Map {
             mapping,
             length: known.min(length),
         }
-    }
-
-    /// Bytes up to the end of the L2 table of an offset, if that table has no entry.
-    #[cold]
-    fn absent_bytes(&self, offset: u64) -> Option<u64> {
-        let (table, _) = self.place(offset);
-        let slot = self.tables.get(table)?;
-        if slot.get().is_some() || self.at_absent(offset, table) != Mapping::Unallocated {
-            return None;
-        }
-        let span = self.table_bytes();
-        Some(span - offset % span)
-    }
-
-    /// Bytes of the disk that an L2 table maps.
-    fn table_bytes(&self) -> u64 {
-        let entries_bits = self.cluster_bits - 3 - u32::from(self.part_bits > 0);
-        1 << (self.cluster_bits + entries_bits)
     }
 
     pub(crate) fn l1_entry(&self, table: usize) -> u64 {

@@ -347,19 +347,6 @@ fn copy_clusters(
     }
 }
 
-/// Returns how many bytes from an offset on read as zeroes by the block status of a backing image, at most `length`.
-fn zeroes(disk: &mut Option<&mut BlockingIo>, at: u64, length: u64) -> u64 {
-    let Some(disk) = disk.as_mut().filter(|disk| at < disk.bytes()) else {
-        return length;
-    };
-    let found = disk.block_status(at, length.min(disk.bytes() - at));
-    let mut extents = found.into_iter().flatten();
-    match extents.find(|extent| extent.end > at) {
-        Some(extent) if extent.allocation != Allocation::Data => (extent.end - at).min(length),
-        _ => 0,
-    }
-}
-
 /// What a backing image shows; beyond its end, and without one, zeroes.
 fn read_padded(
     disk: &mut Option<&mut BlockingIo>,

@@ -5,8 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use bdev::qcow2::{self, Compression, Header, Snapshot};
-use bdev::{CHAIN_MAX, ImageFormat, NamedFiles};
-use block::Allocation;
+use bdev::{ImageFormat, NamedFiles};
 use cli_common::{Failure, Outcome};
 use serde_json::{Value, json};
 
