@@ -80,6 +80,7 @@ pub struct StateCell {
     /// By worker.
     waiting: Mutex<Vec<(u32, WaitingIo)>>,
     on_waiting: OnceLock<OnWaiting>,
+    unknown_reservations: OnceLock<String>,
 }
 
 impl fmt::Debug for StateCell {
@@ -126,6 +127,16 @@ impl StateCell {
             // With the lock, so that they are called in the order of the changes.
             on_waiting(!now);
         }
+    }
+
+    /// Records why the saved reservations of the disk cannot be used.
+    pub fn set_reservations_unknown(&self, reason: String) {
+        self.unknown_reservations.get_or_init(|| reason);
+    }
+
+    /// Reason why the saved reservations of the disk cannot be used, if so.
+    pub fn reservations_unknown(&self) -> Option<&str> {
+        self.unknown_reservations.get().map(String::as_str)
     }
 
     /// I/Os that wait now, on all workers.

@@ -73,8 +73,8 @@ pub struct DiskStatus {
     /// Of a disk with such I/Os: how the last of them failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_reason: Option<String>,
-    /// Of a disk whose persistent reservations all daemons share that serve it, while this daemon does not know them: why. SCSI reads,
-    /// writes and reservations are answered BUSY meanwhile.
+    /// Reason why this daemon does not know the persistent reservations of the disk: other daemons share them and are not reached, or
+    /// the saved state is damaged. SCSI reads, writes and reservations are answered BUSY meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservations_unknown: Option<String>,
     /// While the disk is being removed or shrunk: seconds since that began. It waits for requests in flight.

@@ -63,6 +63,9 @@ pub struct DiskStatus {
     /// Of an unavailable disk: seconds until it is tried again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_try_seconds: Option<u64>,
+    /// Reason why its persistent reservations are not known. SCSI reads, writes and reservations are answered BUSY meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reservations_unknown: Option<String>,
 }
 
 /// An export.

@@ -420,7 +420,11 @@ fn store_key(key: &str) -> String {
 
 fn load(medium: &dyn Medium, store: &dyn Store) -> Option<IdentityRecord> {
     let key = medium.key();
-    let bytes = store.load(&store_key(&key))?;
+    let loaded = store.load(&store_key(&key)).unwrap_or_else(|error| {
+        tracing::error!(%error, "saved identity of a disk cannot be used");
+        None
+    });
+    let bytes = loaded?;
     let record = bytes.strip_prefix(key.as_bytes())?.strip_prefix(b"\n")?;
     IdentityRecord::decode(record)
 }

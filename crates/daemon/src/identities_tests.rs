@@ -206,8 +206,8 @@ fn what_cannot_hold_an_attribute_is_known_by_the_state_folder() {
 fn nothing_that_is_spoilt_keeps_a_disk_from_being_opened() {
     struct Broken;
     impl Store for Broken {
-        fn load(&self, _: &str) -> Option<Vec<u8>> {
-            Some(b"d0".to_vec())
+        fn load(&self, _: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
+            Ok(Some(b"d0".to_vec()))
         }
         fn save(&self, _: &str, _: &[u8]) -> std::io::Result<()> {
             Err(std::io::ErrorKind::StorageFull.into())

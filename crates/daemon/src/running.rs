@@ -586,6 +586,7 @@ impl View for Overview {
                 waiting: status.waiting,
                 waiting_reason: status.waiting_reason,
                 next_try_seconds: status.next_try_seconds,
+                reservations_unknown: status.reservations_unknown,
             }
         });
         Status {

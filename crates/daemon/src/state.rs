@@ -33,6 +33,11 @@ impl FolderStore {
     }
 
     fn path(&self, key: &str) -> PathBuf {
+        self.folder.join(format!("{}.saved", file_name(key)))
+    }
+
+    /// File of a version without checksums, which counts if there is no other.
+    fn unchecked_path(&self, key: &str) -> PathBuf {
         self.folder.join(format!("{}.state", file_name(key)))
     }
 }
@@ -144,29 +149,74 @@ pub(crate) fn fault(step: &str) {
     }
 }
 
+/// Begins each file.
+const MAGIC: &[u8; 8] = b"lunette1";
+/// Magic, length of the payload and checksum.
+const HEADER: usize = 8 + 8 + 4;
+
+/// CRC-32C of key and payload, so that a file under another name is no state either.
+fn checksum(key: &str, payload: &[u8]) -> [u8; 4] {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    digest.update(key.as_bytes());
+    digest.update(&[0]);
+    digest.update(payload);
+    (digest.finalize() as u32).to_le_bytes()
+}
+
+fn encode(key: &str, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u64).to_le_bytes();
+    [MAGIC, &length[..], &checksum(key, payload), payload].concat()
+}
+
+fn decode(key: &str, file: &[u8]) -> Result<Vec<u8>, &'static str> {
+    let (header, payload) = file.split_first_chunk::<HEADER>().ok_or("is cut short")?;
+    if !header.starts_with(MAGIC) {
+        return Err("is not in the format of this version");
+    }
+    if header[8..16] != (payload.len() as u64).to_le_bytes() {
+        return Err("has another length than was saved");
+    }
+    if header[16..] != checksum(key, payload) {
+        return Err("has another content than was saved");
+    }
+    Ok(payload.to_vec())
+}
+
 impl scsi::Store for FolderStore {
-    fn load(&self, key: &str) -> Option<Vec<u8>> {
-        let path = self.path(key);
-        match fs::read(&path) {
-            Ok(bytes) => Some(bytes),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => {
-                tracing::error!(path = %path.display(), "cannot read saved state, ignoring it: {error}");
-                None
+    fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
+        let unusable = |path: &Path, reason: &dyn std::fmt::Display| {
+            let path = path.display();
+            tracing::error!(
+                "saved state {path} {reason}; hint: restore the file, or stop the daemon and remove it to reset what it holds"
+            );
+            scsi::Unusable(format!("{path} {reason}"))
+        };
+        for (path, is_checked) in [(self.path(key), true), (self.unchecked_path(key), false)] {
+            match fs::read(&path) {
+                Ok(file) if is_checked => {
+                    let payload = decode(key, &file);
+                    return payload.map(Some).map_err(|reason| unusable(&path, &reason));
+                }
+                Ok(file) => return Ok(Some(file)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(unusable(&path, &format!("cannot be read: {error}"))),
             }
         }
+        Ok(None)
     }
 
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
         let path = self.path(key);
-        replace(&path, bytes).inspect_err(|error| {
+        replace(&path, &encode(key, bytes)).inspect_err(|error| {
             tracing::error!(path = %path.display(), "cannot save state: {error}");
         })
     }
 
     fn remove(&self, key: &str) {
-        // It says nothing of any disk that there is.
-        fs::remove_file(self.path(key)).ok();
+        // A file that stays belongs to no disk.
+        for path in [self.path(key), self.unchecked_path(key)] {
+            fs::remove_file(path).ok();
+        }
     }
 }
 
@@ -181,18 +231,60 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("state");
         let store = FolderStore::new(inner.clone());
-        assert_eq!(store.load("pr/3001"), None);
+        assert_eq!(store.load("pr/3001"), Ok(None));
         store.save("pr/3001", b"one").unwrap();
         store.save("pr/3001", b"two").unwrap();
         store.save("PR_3001", b"other").unwrap();
         let again = FolderStore::new(inner.clone());
-        assert_eq!(again.load("pr/3001").as_deref(), Some(&b"two"[..]));
-        assert_eq!(again.load("PR_3001").as_deref(), Some(&b"other"[..]));
+        assert_eq!(again.load("pr/3001"), Ok(Some(b"two".to_vec())));
+        assert_eq!(again.load("PR_3001"), Ok(Some(b"other".to_vec())));
         assert_eq!(
             fs::read_dir(inner).unwrap().count(),
             2,
             "no file is left beside"
         );
+    }
+
+    #[test]
+    fn damaged_files_are_no_absent_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FolderStore::new(folder.path().to_owned());
+        let path = store.path("pr");
+        for payload in [&b""[..], b"some registrations"] {
+            store.save("pr", payload).unwrap();
+            let whole = fs::read(&path).unwrap();
+            for length in 0..whole.len() {
+                fs::write(&path, &whole[..length]).unwrap();
+                store.load("pr").expect_err("a file that is cut short");
+            }
+            for bit in 0..whole.len() * 8 {
+                let mut flipped = whole.clone();
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                fs::write(&path, flipped).unwrap();
+                store.load("pr").expect_err("a file with a wrong bit");
+            }
+            fs::write(store.path("other"), &whole).unwrap();
+            store.load("other").expect_err("a file of another key");
+            fs::write(&path, whole).unwrap();
+            assert_eq!(store.load("pr"), Ok(Some(payload.to_vec())));
+        }
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        store.load("pr").expect_err("a file that cannot be read");
+        fs::remove_dir(&path).unwrap();
+        assert_eq!(store.load("pr"), Ok(None));
+    }
+
+    #[test]
+    fn files_without_a_checksum_count_until_the_first_save() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = FolderStore::new(folder.path().to_owned());
+        fs::write(folder.path().join("pr.state"), b"old").unwrap();
+        assert_eq!(store.load("pr"), Ok(Some(b"old".to_vec())));
+        store.save("pr", b"new").unwrap();
+        assert_eq!(store.load("pr"), Ok(Some(b"new".to_vec())));
+        store.remove("pr");
+        assert_eq!(store.load("pr"), Ok(None));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
-use scsi::Store;
+use scsi::{Store, Unusable};
 
 type Task = Box<dyn FnOnce(&dyn Store) + Send>;
 
@@ -41,13 +41,10 @@ impl StateThread {
 }
 
 impl Store for StateThread {
-    fn load(&self, key: &str) -> Option<Vec<u8>> {
+    fn load(&self, key: &str) -> Result<Option<Vec<u8>>, Unusable> {
         let key = key.to_owned();
         let loaded = self.call(move |store| store.load(&key));
-        loaded.unwrap_or_else(|error| {
-            tracing::error!("cannot read saved state, ignoring it: {error}");
-            None
-        })
+        loaded.unwrap_or_else(|error| Err(Unusable(error.to_string())))
     }
 
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
@@ -73,8 +70,8 @@ mod tests {
     fn what_is_saved_is_loaded_until_it_is_removed() {
         let store = StateThread::start(MemoryStore::default()).unwrap();
         store.save("k", b"v").unwrap();
-        assert_eq!(store.load("k").as_deref(), Some(&b"v"[..]));
+        assert_eq!(store.load("k").unwrap().as_deref(), Some(&b"v"[..]));
         store.remove("k");
-        assert_eq!(store.load("k"), None);
+        assert_eq!(store.load("k").unwrap(), None);
     }
 }

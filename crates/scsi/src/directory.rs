@@ -10,10 +10,24 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::logical_unit::LogicalUnit;
 use crate::sync::lock;
 
+/// Saved state that exists and cannot be used: damaged, cut short or unreadable. It may have fenced or protected a disk, so its absence
+/// must not be assumed. Names the place and the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unusable(pub String);
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// Where state that has to survive a restart is kept: saved mode pages, registrations with APTPL, what drivers chose.
 pub trait Store: Send + Sync {
-    /// What was saved under this key last.
-    fn load(&self, key: &str) -> Option<Vec<u8>>;
+    /// Loads the bytes saved last under this key; `None` if there are none.
+    ///
+    /// # Errors
+    /// There are some, and they are not those that were saved.
+    fn load(&self, key: &str) -> Result<Option<Vec<u8>>, Unusable>;
     /// Replaces what is under this key. Durable when it returns; may block, for it is called rarely.
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()>;
     /// Removes what is under this key, which nobody loads any more. What cannot be removed stays.
@@ -27,8 +41,8 @@ pub trait Store: Send + Sync {
 pub struct MemoryStore(Mutex<HashMap<String, Vec<u8>>>);
 
 impl Store for MemoryStore {
-    fn load(&self, key: &str) -> Option<Vec<u8>> {
-        lock(&self.0).get(key).cloned()
+    fn load(&self, key: &str) -> Result<Option<Vec<u8>>, Unusable> {
+        Ok(lock(&self.0).get(key).cloned())
     }
 
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {

@@ -33,7 +33,7 @@ mod unit_state;
 
 pub use command::{Command, TaskAttribute, opcode};
 pub use commands::{PASSED_MAX, PlainWay, TRANSFER_MAX};
-pub use directory::{Directory, MemoryStore, Store};
+pub use directory::{Directory, MemoryStore, Store, Unusable};
 pub use logical_unit::{DiskId, LogicalUnit, Medium, MediumHold, UnitConfig, UnitId};
 pub use lun::{Lun, LunAddress, MAX_UNITS};
 pub use nexus::{Nexus, NexusId, TargetPort, TransportId};

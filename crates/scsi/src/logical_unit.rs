@@ -312,6 +312,11 @@ impl LogicalUnit {
         self.word.store(word, Ordering::Release);
     }
 
+    /// Reason why the saved state of the unit cannot be used, if so. Commands that reservations concern are then answered BUSY.
+    pub fn unknown_state(&self) -> Option<String> {
+        self.state().unknown.clone()
+    }
+
     pub(crate) fn attach_nexus(&self, nexus: &Arc<Nexus>) {
         let mut state = self.state();
         state.nexuses.retain(|known| known.strong_count() > 0);

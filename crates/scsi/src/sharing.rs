@@ -53,10 +53,10 @@ impl Sharing {
 }
 
 impl UnitState {
-    /// Other daemons may have changed the reservations, and what they are now is not known.
+    /// Returns true if the reservations are not known: other daemons may have changed them, or the saved state cannot be used.
     pub fn is_out_of_date(&self) -> bool {
         let is_old = |it: &Sharing| !it.is_current || (it.now)() >= it.valid_until;
-        self.sharing.as_ref().is_some_and(is_old)
+        self.unknown.is_some() || self.sharing.as_ref().is_some_and(is_old)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use block::DiskInfo;
 
 use crate::copy_results::CopyResults;
-use crate::directory::Store;
+use crate::directory::{Store, Unusable};
 use crate::logical_unit::UnitId;
 use crate::mode::ModePages;
 use crate::nexus::{Nexus, NexusId, TargetPort};
@@ -79,6 +79,8 @@ pub(crate) struct UnitState {
     pub copies: CopyResults,
     /// Other daemons serve the medium too.
     pub sharing: Option<Sharing>,
+    /// Reason why reservations, saved mode pages or an interrupted operation are not known.
+    pub unknown: Option<String>,
 }
 
 /// Keys of the store: a disk of the same name that is another one finds nothing there.
@@ -104,13 +106,25 @@ pub fn forget(store: &dyn Store, info: &DiskInfo) {
 impl UnitState {
     /// The state after power on, with what the store kept.
     pub fn new(store: &dyn Store, info: DiskInfo) -> UnitState {
-        let reservations = store.load(&reservations_key(&info)).unwrap_or_default();
+        let mut unknown = None;
+        let mut load = |key: String| match store.load(&key) {
+            Ok(bytes) => bytes.unwrap_or_default(),
+            Err(Unusable(reason)) => {
+                unknown = Some(reason);
+                Vec::new()
+            }
+        };
+        let reservations = load(reservations_key(&info));
+        let saved_modes = load(modes_key(&info));
+        let operation = load(sanitize_key(&info));
+        let reservations = Reservations::decode(&reservations).unwrap_or_else(|| {
+            let key = reservations_key(&info);
+            unknown = Some(format!("{key}: not in a format of this version"));
+            Reservations::default()
+        });
         let mut modes = ModePages::new(&info);
-        modes.restore(&store.load(&modes_key(&info)).unwrap_or_default());
-        let kept = Kept::decode(
-            &store.load(&sanitize_key(&info)).unwrap_or_default(),
-            info.geometry.block_size() as usize,
-        );
+        modes.restore(&saved_modes);
+        let kept = Kept::decode(&operation, info.geometry.block_size() as usize);
         let progress = match &kept {
             None => Progress::Idle,
             Some(kept) if kept.failed => Progress::Failed(kept.operation),
@@ -121,7 +135,7 @@ impl UnitState {
             sanitize_may_exit: kept.as_ref().is_some_and(|kept| kept.may_exit),
             unfinished: kept.filter(|kept| !kept.failed),
             modes,
-            reservations: Reservations::decode(&reservations),
+            reservations,
             info,
             nexuses: Vec::new(),
             ports: Vec::new(),
@@ -131,6 +145,7 @@ impl UnitState {
             groups: BTreeMap::new(),
             copies: CopyResults::default(),
             sharing: None,
+            unknown,
         }
     }
 
@@ -193,7 +208,10 @@ impl UnitState {
 
     /// Nothing stands in the way of any command through any port.
     pub fn ready(&self) -> bool {
-        self.loaded && self.progress == Progress::Idle && self.groups.is_empty()
+        self.unknown.is_none()
+            && self.loaded
+            && self.progress == Progress::Idle
+            && self.groups.is_empty()
     }
 
     /// Why a command has to wait, if it has to.

@@ -180,7 +180,7 @@ fn failed_format_corrupts_the_medium_until_another_succeeds() {
 struct Kept(Arc<MemoryStore>);
 
 impl Store for Kept {
-    fn load(&self, key: &str) -> Option<Vec<u8>> {
+    fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
         self.0.load(key)
     }
 

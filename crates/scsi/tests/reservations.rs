@@ -538,7 +538,7 @@ fn aptpl_brings_registrations_and_reservation_back_after_a_restart() {
     #[derive(Default, Clone)]
     struct Shared(Arc<MemoryStore>);
     impl Store for Shared {
-        fn load(&self, key: &str) -> Option<Vec<u8>> {
+        fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
             self.0.load(key)
         }
         fn save(&self, key: &str, bytes: &[u8]) -> std::io::Result<()> {

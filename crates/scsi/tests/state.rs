@@ -140,8 +140,8 @@ fn mode_select_takes_no_page_for_what_is_said_to_be_descriptors() {
 fn mode_select_whose_page_cannot_be_kept_changes_nothing() {
     struct Full;
     impl Store for Full {
-        fn load(&self, _: &str) -> Option<Vec<u8>> {
-            None
+        fn load(&self, _: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
+            Ok(None)
         }
         fn save(&self, _: &str, _: &[u8]) -> std::io::Result<()> {
             Err(std::io::Error::other("full"))
@@ -154,6 +154,35 @@ fn mode_select_whose_page_cannot_be_kept_changes_nothing() {
     assert_eq!((page[2] & 0x80, page[8] & 0x08), (0, 0), "WP, SWP");
     let write = bed.run(0, &[0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[1; 512], 0);
     assert_eq!(write.status, Status::Good);
+}
+
+#[test]
+fn unusable_saved_state_keeps_every_initiator_out() {
+    struct Damaged;
+    impl Store for Damaged {
+        fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
+            match key.starts_with("reservations-") {
+                true => Err(scsi::Unusable("reservations is cut short".to_owned())),
+                false => Ok(None),
+            }
+        }
+        fn save(&self, _: &str, _: &[u8]) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut bed = Bed::over(Directory::new(Box::new(Damaged)), info(512, 64, 0), false);
+    let read = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    assert_eq!(bed.run(0, &read, &[], 512).status, Status::Busy);
+    let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    assert_eq!(bed.run(0, &write, &[1; 512], 0).status, Status::Busy);
+    let read_keys = [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+    assert_eq!(bed.run(0, &read_keys, &[], 8).status, Status::Busy);
+    let register = [0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0];
+    assert_eq!(bed.run(0, &register, &[0; 24], 0).status, Status::Busy);
+    let inquiry = [0x12, 0, 0, 0, 36, 0];
+    assert_eq!(bed.run(0, &inquiry, &[], 36).status, Status::Good);
+    let reason = bed.unit(0).unknown_state();
+    assert_eq!(reason.as_deref(), Some("reservations is cut short"));
 }
 
 #[test]
@@ -328,7 +357,7 @@ fn a_sanitize_that_fails_with_ause_can_be_left() {
 struct Kept(Arc<MemoryStore>);
 
 impl Store for Kept {
-    fn load(&self, key: &str) -> Option<Vec<u8>> {
+    fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
         self.0.load(key)
     }
 

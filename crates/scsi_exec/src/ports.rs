@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use scsi::Store;
+use scsi::{Store, Unusable};
 
 /// The store's key for them.
 const KEY: &str = "ports";
@@ -114,7 +114,11 @@ pub(crate) struct WithPorts {
 impl WithPorts {
     /// The store, and the identifiers that were kept in it.
     pub fn over(inner: Box<dyn Store>) -> (WithPorts, Arc<Ports>) {
-        let numbers = inner.load(KEY).map(|text| Numbers::decode(&text));
+        let text = inner.load(KEY).unwrap_or_else(|error| {
+            tracing::error!(%error, "numbers of target ports lost, initiators must register again");
+            None
+        });
+        let numbers = text.map(|text| Numbers::decode(&text));
         let ports = Arc::new(Ports(Mutex::new(numbers.unwrap_or_default())));
         let store = WithPorts {
             inner,
@@ -125,7 +129,7 @@ impl WithPorts {
 }
 
 impl Store for WithPorts {
-    fn load(&self, key: &str) -> Option<Vec<u8>> {
+    fn load(&self, key: &str) -> Result<Option<Vec<u8>>, Unusable> {
         self.inner.load(key)
     }
 
@@ -156,7 +160,7 @@ mod tests {
     struct Kept(Arc<MemoryStore>);
 
     impl Store for Kept {
-        fn load(&self, key: &str) -> Option<Vec<u8>> {
+        fn load(&self, key: &str) -> Result<Option<Vec<u8>>, Unusable> {
             self.0.load(key)
         }
 
@@ -180,15 +184,25 @@ mod tests {
         let (store, ports) = WithPorts::over(Box::new(kept.clone()));
         assert_eq!((ports.number("a"), ports.number("b")), (1, 2));
         assert_eq!(ports.number("a"), 1);
-        assert_eq!(kept.load(KEY), None, "nothing refers to them yet");
+        assert_eq!(
+            kept.load(KEY).expect("readable"),
+            None,
+            "nothing refers to them yet"
+        );
         store.save("reservations", b"of b").unwrap();
-        assert_eq!(kept.load(KEY).as_deref(), Some(&b"1 a\n2 b\n"[..]));
+        assert_eq!(
+            kept.load(KEY).expect("readable").as_deref(),
+            Some(&b"1 a\n2 b\n"[..])
+        );
 
         let (store, ports) = WithPorts::over(Box::new(kept.clone()));
         assert_eq!(ports.number("c"), 3);
         assert_eq!((ports.number("b"), ports.number("a")), (2, 1));
         store.save("reservations", b"of c").unwrap();
-        assert_eq!(kept.load(KEY).as_deref(), Some(&b"1 a\n2 b\n3 c\n"[..]));
+        assert_eq!(
+            kept.load(KEY).expect("readable").as_deref(),
+            Some(&b"1 a\n2 b\n3 c\n"[..])
+        );
     }
 
     #[test]

@@ -22,7 +22,10 @@ const DAEMON: &str = "daemon";
 
 /// The number of this daemon: made once, and kept with what else survives a restart.
 fn daemon(store: &dyn Store) -> u128 {
-    let kept = store.load(DAEMON);
+    let kept = store.load(DAEMON).unwrap_or_else(|error| {
+        tracing::error!(%error, "number of this daemon lost, initiators must register again");
+        None
+    });
     let kept = kept.and_then(|bytes| Some(u128::from_be_bytes(bytes.try_into().ok()?)));
     kept.filter(|number| *number != 0).unwrap_or_else(|| {
         let number = Identity::random().bits();

@@ -92,6 +92,9 @@ impl Units {
             medium: Some(Arc::new(DiskMedium(Arc::downgrade(disk)))),
         };
         let unit = LogicalUnit::new(&self.directory, config);
+        if let Some(reason) = unit.unknown_state() {
+            disk.state().set_reservations_unknown(reason);
+        }
         unit.allow_copies_from_anywhere(disk.may_be_copied_across_targets());
         let membership =
             shared_units::join(&self.me, disk, &unit, self.directory.store(), &self.runners);

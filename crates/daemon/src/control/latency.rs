@@ -135,6 +135,7 @@ mod tests {
             waiting: 0,
             waiting_reason: None,
             next_try_seconds: None,
+            reservations_unknown: None,
         };
         let export = |name: &str, disks: &[&str]| ExportStatus {
             name: name.to_owned(),

@@ -59,7 +59,9 @@ fn blk_device(config: &VhostBlkConfig, opening: &Opening<'_>) -> Result<Arc<BlkD
     // A guest that has turned write-back off sends no flushes from then on, whatever happens to the daemon.
     let key = format!("virtio-blk {} {}", config.name, disk.info().identity);
     let writethrough = b"writethrough".as_slice();
+    // A damaged choice means the durable mode.
     let kept = units.store().load(&key);
+    let kept = kept.unwrap_or_else(|_| Some(writethrough.to_vec()));
     let keep = {
         let units = Arc::clone(units);
         move |writeback| {
@@ -88,7 +90,9 @@ fn blk_device(config: &VhostBlkConfig, opening: &Opening<'_>) -> Result<Arc<BlkD
 /// A front end knows an export by its socket only: the disk that its driver started with is persisted under that.
 fn remember_disk(device: BlkDevice, socket: &Path, units: &Arc<Units>) -> BlkDevice {
     let key = format!("virtio-blk disk {}", absolute(socket).display());
+    // A damaged identity matches no disk: a driver with queues in use is refused until it starts them anew.
     let last = units.store().load(&key);
+    let last = last.unwrap_or_else(|_| Some(b"unknown".to_vec()));
     let last = last.and_then(|last| String::from_utf8(last).ok());
     let units = Arc::clone(units);
     // The store says what it cannot persist.

@@ -54,6 +54,7 @@ fn status() -> Status {
             waiting: 0,
             waiting_reason: None,
             next_try_seconds: None,
+            reservations_unknown: None,
         }],
         exports: vec![ExportStatus {
             name: "e".to_owned(),

@@ -137,6 +137,14 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
             ));
         }
     }
+    for disk in &status.disks {
+        if let Some(reason) = &disk.reservations_unknown {
+            let name = &disk.name;
+            worries.push(format!(
+                "disk {name}: reservations unknown, SCSI reads and writes wait: {reason}; hint: see the daemon's log"
+            ));
+        }
+    }
     for queue in &snapshot.queues {
         let counters = &queue.latencies.counters;
         let who = format!("{}/{}", queue.labels.export, queue.labels.queue);
