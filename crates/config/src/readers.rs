@@ -39,9 +39,18 @@ pub fn read_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<St
     Some(name)
 }
 
-/// The path of a socket.
+/// Reads the path of a socket. A name that begins with `@` means an abstract socket to other programs, and is refused.
 pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
     let path = reader.text(key, SOCKET_ALLOWED)?;
+    if path.value.starts_with('@') {
+        let message = format!(
+            "`{key}`: abstract sockets such as `{0}` are not supported; hint: a path, or ./{0} for a file of that name",
+            path.value
+        );
+        let mistake = Mistake::new(MistakeKind::Value, &path.place, message);
+        reader.diagnostics().push(mistake.allowed(SOCKET_ALLOWED));
+        return None;
+    }
     if path.value.len() > SOCKET_PATH_MAX || path.value.contains('\0') {
         let message = format!(
             "`{key}`: a path of {} bytes is too long for a Unix socket",

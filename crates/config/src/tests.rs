@@ -756,3 +756,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn names_of_abstract_sockets_are_refused() {
+    let found = mistakes(
+        "control = \"@control\"\n[[disk]]\nname = \"d0\"\nbackend = \"ram\"\nsize = \"1M\"\n\
+         [[vhost_blk]]\ndisk = \"d0\"\nsocket = \"@d0\"\n",
+    );
+    assert_eq!(found.len(), 2, "{found:#?}");
+    assert!(
+        found.iter().all(|text| text.contains("abstract sockets")),
+        "{found:#?}"
+    );
+    assert!(found[0].contains("./@control"), "{found:#?}");
+}
