@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn key_cannot_leave_the_folder() {
         let store = FolderStore::new(PathBuf::from("/state"));
-        assert_eq!(store.path("../x"), Path::new("/state/_2E_2E_2Fx.state"));
+        assert_eq!(store.path("../x"), Path::new("/state/_2E_2E_2Fx.saved"));
     }
 
     #[test]
