@@ -290,6 +290,10 @@ fn keep_content(
     while at < end {
         let (mapping, mut length) = own(image, at, end)?;
         if mapping == Mapping::Unallocated {
+            // A run may begin within a cluster (subclusters); whole clusters are compared and copied.
+            if !at.is_multiple_of(cluster) {
+                length = length.min(cluster - at % cluster);
+            }
             length = piece_to_compare(&mut old, &mut new, at, length);
         }
         if mapping == Mapping::Unallocated && length <= PIECE_BYTES {
