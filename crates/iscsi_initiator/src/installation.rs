@@ -299,8 +299,9 @@ impl Installation {
 fn lock_file(path: &Path, patience: Duration) -> io::Result<Option<Arc<File>>> {
     let begun = Instant::now();
     loop {
-        let mut locks = lock(&LOCKS);
-        let locks = locks.get_or_insert_default();
+        // Not held while this thread sleeps: other disks open meanwhile.
+        let mut guard = lock(&LOCKS);
+        let locks = guard.get_or_insert_default();
         if let Some(file) = locks.get(path).and_then(Weak::upgrade) {
             return Ok(Some(file));
         }
@@ -316,6 +317,7 @@ fn lock_file(path: &Path, patience: Duration) -> io::Result<Option<Arc<File>>> {
             Err(rustix::io::Errno::WOULDBLOCK) => {}
             Err(errno) => return Err(errno.into()),
         }
+        drop(guard);
         std::thread::sleep(LOCK_POLL);
     }
 }

@@ -213,12 +213,13 @@ impl UnitIdentity {
             true => Evidence::Same,
             false => Evidence::Different,
         };
-        if self.model != other.model {
-            return Evidence::Different;
-        }
         if !(self.world_wide.is_empty() && other.world_wide.is_empty()) {
             let mut names = self.world_wide.iter();
             return verdict(names.any(|name| other.world_wide.contains(name)));
+        }
+        // Firmware may change vendor and product of a unit with a world-wide name.
+        if self.model != other.model {
+            return Evidence::Different;
         }
         if self.t10.is_some() && other.t10.is_some() {
             return verdict(self.t10 == other.t10);
@@ -298,6 +299,12 @@ mod tests {
             &[(1, 3, NAA_6), (3, 8, b"naa.5001405a00000001\0\0\0\0")],
         );
         assert_eq!(evidence(&one, &both), [Evidence::Same; 2]);
+        let renamed = UnitIdentity::new(("OTHER", "Unit 2"), None, &page(&[(1, 3, NAA_5)]));
+        assert_eq!(
+            evidence(&one, &renamed),
+            [Evidence::Same; 2],
+            "new firmware"
+        );
     }
 
     #[test]
