@@ -209,12 +209,15 @@ impl scsi::Store for FolderStore {
         let path = self.path(key);
         replace(&path, &encode(key, bytes)).inspect_err(|error| {
             tracing::error!(path = %path.display(), "cannot save state: {error}");
-        })
+        })?;
+        // Otherwise it would count again when the new file is removed to reset the state.
+        fs::remove_file(self.unchecked_path(key)).ok();
+        Ok(())
     }
 
     fn remove(&self, key: &str) {
         // A file that stays belongs to no disk.
-        for path in [self.path(key), self.unchecked_path(key)] {
+        for path in [self.unchecked_path(key), self.path(key)] {
             fs::remove_file(path).ok();
         }
     }
@@ -283,6 +286,9 @@ mod tests {
         assert_eq!(store.load("pr"), Ok(Some(b"old".to_vec())));
         store.save("pr", b"new").unwrap();
         assert_eq!(store.load("pr"), Ok(Some(b"new".to_vec())));
+        fs::remove_file(store.path("pr")).unwrap();
+        assert_eq!(store.load("pr"), Ok(None), "the old file is gone");
+        store.save("pr", b"new").unwrap();
         store.remove("pr");
         assert_eq!(store.load("pr"), Ok(None));
     }
