@@ -350,8 +350,13 @@ impl BlockDeviceConfig {
     }
 
     /// Restricts an image that a request names to files in its own folder, unless the request states otherwise. A disk that exists keeps
-    /// its policy. An image that does not exist yet names no file that its maker does not choose.
-    pub fn requested(mut self, existing: Option<&BlockDeviceConfig>) -> BlockDeviceConfig {
+    /// its policy. An image that the daemon makes for the request (`is_made`) and that does not exist yet is not restricted: the daemon
+    /// chooses the files that it names.
+    pub fn requested(
+        mut self,
+        existing: Option<&BlockDeviceConfig>,
+        is_made: bool,
+    ) -> BlockDeviceConfig {
         if let BlockDeviceConfig::Image {
             path, named_files, ..
         } = &mut self
@@ -359,8 +364,8 @@ impl BlockDeviceConfig {
         {
             *named_files = match existing {
                 Some(BlockDeviceConfig::Image { named_files, .. }) => *named_files,
-                _ if path.exists() => Some(NamedFiles::Folder),
-                _ => None,
+                _ if is_made && matches!(path.try_exists(), Ok(false)) => None,
+                _ => Some(NamedFiles::Folder),
             };
         }
         self

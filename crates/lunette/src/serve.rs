@@ -38,6 +38,11 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     let control = control::default_socket();
     let signals = Signals::listen()
         .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
+    // Known before the daemon that serves now has ended: otherwise its clients would lose their disks.
+    if let Some(equal) = config::equal_chap_secrets(&config) {
+        let hint = config::EQUAL_SECRETS_HELP;
+        return Err(Failure::because(format!("{equal}; hint: {hint}")));
+    }
     let mut passed = match arguments.take_over {
         true => take_over::take(&config, control.as_deref())?,
         false => inherited_sockets::take(&config, control.as_deref())?,

@@ -54,7 +54,7 @@ pub(super) async fn put(
     let mut disk = disk_json(&name, &json(body)?).map_err(Refusal::from)?;
     let live = api.overview()?.live();
     let existing = live.config.disk(&name).map(|disk| &disk.backend);
-    disk.backend = disk.backend.requested(existing);
+    disk.backend = disk.backend.requested(existing, false);
     drop(live);
     let Some(made) = api.change(Change::PutDisk(disk), force).await? else {
         return api.accepted();

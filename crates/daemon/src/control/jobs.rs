@@ -88,7 +88,7 @@ pub(super) async fn start(
         return Err(Refusal::Invalid(vec![fault]).into());
     }
     let mut target = disk_json(&name, target).map_err(Refusal::from)?;
-    target.backend = target.backend.requested(None);
+    target.backend = target.backend.requested(None, true);
     let copy = Copy {
         target,
         disk: name,
