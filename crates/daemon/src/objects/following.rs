@@ -29,10 +29,14 @@ impl Owner {
     /// A disk may have another size than its clients know, or be back.
     pub(super) fn followed(&mut self, name: &str) {
         // A file disk with a configured size may be a part of a larger block device.
-        let is_part = self.config.disk(name).is_some_and(|disk| {
-            let is_file = matches!(disk.backend, BlockDeviceConfig::File { .. });
-            is_file && disk.backend.size().is_some()
-        });
+        // The search through the configuration is for devices that can be files: there may be thousands of others.
+        let disk = self.disks.get(name);
+        let may_be_file = disk.is_some_and(|disk| !["null", "ram"].contains(&disk.device().kind()));
+        let is_part = may_be_file
+            && self.config.disk(name).is_some_and(|disk| {
+                let is_file = matches!(disk.backend, BlockDeviceConfig::File { .. });
+                is_file && disk.backend.size().is_some()
+            });
         if !is_part && let Err(error) = self.take_size_over(name) {
             tracing::warn!("disk {name}: its size cannot be followed: {error}");
         }
