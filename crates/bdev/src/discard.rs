@@ -1,5 +1,5 @@
-//! `discard`: a layer that decides what a discard does on the device below. A disk that moves to another device keeps what its clients
-//! were told: on a block device discarded blocks may read as anything, so zeroes are written there instead.
+//! `discard`: a layer that passes discards to the device below, writes zeroes in their place, or ignores them. A disk that moves to
+//! another device keeps its promises to clients: discarded blocks of a block device may read as anything, so zeroes are written there.
 //!
 //! Rejected: the same inside `file`. Remote units and RBD images lack these abilities too.
 
@@ -42,7 +42,7 @@ impl DiscardMode {
         }
     }
 
-    /// Returns the mode that a device needs to keep what clients were told of discards.
+    /// Returns the mode that a device needs to keep the promises about discards that clients rely on.
     pub fn needed(told: &DiskInfo, device: &DiskInfo) -> DiscardMode {
         let discards = device.discard_granularity.is_some();
         match told.discard_granularity.is_some() {

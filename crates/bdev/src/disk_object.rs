@@ -483,7 +483,7 @@ impl Disk {
         replacement::check_shape(&told, &new)
     }
 
-    /// Withdraws the promise that discarded blocks read as zeroes. The caller knows that no client has it.
+    /// Withdraws the promise that discarded blocks read as zeroes. The caller ensures that no client has seen it.
     pub fn withdraw_discard_zeroes(&self) {
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
         if info.discard_zeroes {
@@ -508,7 +508,7 @@ impl Disk {
             identity: info.identity,
             serial: info.serial.clone(),
             naa: info.naa,
-            // Clients that do not rely on it need not be told: the next device may lack it.
+            // No client relies on it, so the next device may lack it.
             discard_zeroes: info.discard_zeroes && new.discard_zeroes,
             ..new
         });

@@ -19,8 +19,8 @@ fn failed(error: impl std::fmt::Display) -> Error {
     Error(format!("cannot set a seccomp filter: {error}"))
 }
 
-/// Result of a call that [`calls::DENIED`] lists. In [`Mode::Threads`] it fails as without the privilege for it, because calls of the
-/// libraries in the process differ between versions.
+/// Result of a call that [`calls::DENIED`] lists. In [`Mode::Threads`] it fails with EPERM and ends nothing: libraries in the
+/// process make different calls in different versions.
 fn denied(mode: Mode) -> SeccompAction {
     match mode {
         Mode::Enforce => SeccompAction::KillProcess,

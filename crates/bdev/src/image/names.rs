@@ -1,4 +1,4 @@
-//! Names of other files in the header of an image: what they mean, and which of them are followed.
+//! Names of other files in the header of an image: their meaning, and the rules by which they are followed.
 //!
 //! ```text
 //!   PATH, file:PATH                                             a file or block device, relative to the image
