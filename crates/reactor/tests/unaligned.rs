@@ -353,6 +353,31 @@ fn io_beyond_the_end_and_compare_and_write_of_the_device_are_refused() {
     assert!(rig.disk.range_locks().is_open());
 }
 
+/// The first blocks of the range stay as they were, and a discard that would change nothing is refused too.
+#[test]
+fn io_that_ends_beyond_the_disk_changes_nothing() {
+    let device = Coarse {
+        discard_zeroes: false,
+        ..coarse(ram())
+    };
+    let seen = device.seen.clone();
+    let mut rig = Rig::new(Arc::new(device));
+    let beyond = [
+        IoRequest::write_zeroes(512, SIZE),
+        IoRequest::discard(512, SIZE),
+        IoRequest::discard(SIZE - 512, 1024),
+        IoRequest::write(512, SIZE),
+        IoRequest::read(512, SIZE),
+        IoRequest::read(u64::MAX - 511, 512),
+    ];
+    for io in beyond {
+        let data = vec![1; io.buffer_length() as usize];
+        assert_eq!(rig.run(io, &data), Err(IoErrorKind::OutOfRange), "{io:?}");
+    }
+    assert_eq!(*seen.lock().unwrap(), []);
+    assert!(rig.disk.range_locks().is_open());
+}
+
 /// A step that fails makes the whole wait, without the lock; the disk is resumed and it is done from the start.
 #[test]
 fn failed_write_waits_as_a_whole_and_holds_no_lock() {

@@ -249,6 +249,12 @@ impl Operation {
 }
 
 impl OpenDisk {
+    /// Returns true if the range of the I/O lies within the device.
+    fn has_range(&self, request: &IoRequest) -> bool {
+        let end = request.offset.checked_add(request.length);
+        end.is_some_and(|end| end <= self.disk.device().capacity().bytes())
+    }
+
     /// Begins an I/O that the device does not take as it is.
     #[cold]
     pub(crate) fn begin_unaligned(
@@ -259,6 +265,10 @@ impl OpenDisk {
         tag: Tag,
         handle: u32,
     ) -> Submission {
+        // Nothing is locked for an I/O that the device would refuse.
+        if !self.has_range(request) {
+            return Submission::Done(Err(IoErrorKind::OutOfRange.into()));
+        }
         if request.kind == IoKind::CompareAndWrite || request.flags.has(IoFlags::ATOMIC) {
             return Submission::Done(Err(IoErrorKind::Unsupported.into()));
         }
@@ -308,6 +318,10 @@ impl OpenDisk {
             operation.request.kind == IoKind::Discard && self.disk.info().discard_zeroes;
         let (mask, tag) = (self.unaligned.mask, operation.tag);
         while operation.done < operation.request.length {
+            // The disk may have shrunk since the last part.
+            if !self.has_range(&operation.request) {
+                return self.end_unaligned(operation, Err(IoErrorKind::OutOfRange.into()));
+            }
             let part = operation.part(mask, discard_zeroes);
             let next = match part.way {
                 Way::Skip => None,
