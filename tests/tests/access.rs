@@ -421,3 +421,116 @@ fn a_group_that_there_is_not_is_told_at_the_start() -> Result<()> {
     ensure!(!log.contains("control_group"), "{log}");
     Ok(())
 }
+
+/// A daemon whose restricted clients may use the folders `disks` and `open`, and not `private`.
+fn with_allowed_folders() -> Result<Rig> {
+    Rig::prepared(|scratch, daemon| {
+        for (folder, mode) in [("disks", 0o755), ("open", 0o777), ("private", 0o700)] {
+            let folder = scratch.file(folder);
+            std::fs::create_dir(&folder)?;
+            std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(mode))?;
+        }
+        write(&scratch.file("private/secret"), &"s".repeat(4096), 0o600)?;
+        write(&scratch.file("token"), CONTROL, 0o600)?;
+        let shown = |name: &str| scratch.file(name).display().to_string();
+        let text = format!(
+            "control_group = \"games\"\ntoken_file = \"{}\"\napi_listen = \"127.0.0.1:0\"\nallow_paths = [\"{}\", \"{}\"]\n",
+            shown("token"),
+            shown("disks"),
+            shown("open"),
+        );
+        write(&scratch.file("lunette.toml"), &text, 0o644)?;
+        let file = shown("lunette.toml");
+        Ok(daemon.disk("d=ram:1M").arguments(["--config", &file]))
+    })
+}
+
+/// Members of the control group are refused; root is not.
+#[test]
+fn control_group_names_files_in_allowed_folders_only() -> Result<()> {
+    let rig = with_allowed_folders()?;
+    let program = opened(&rig)?;
+    let control = rig.daemon.control().display().to_string();
+    let path = |name: &str| rig.scratch.file(name).display().to_string();
+    let games = group("games")?;
+    let member = |words: &[&str]| {
+        let words = [words, &["--socket", &control]].concat();
+        as_user(NOBODY, games, &program, &words)
+    };
+    let disk = |name: &str, rest: &str| format!("s=file:{}{rest}", path(name));
+    let (secret, new, open, above, socket) = (
+        disk("private/secret", ""),
+        disk("private/new", ",size=1M"),
+        disk("open/new", ",size=1M"),
+        disk("disks/../private/secret", ""),
+        format!("d:{}", path("private/b.sock")),
+    );
+    let target = format!("file:{}", path("private/target"));
+    let snapshot = path("private/overlay");
+    for (words, reason) in [
+        (&["disk", "add", &secret][..], "may not use the file"),
+        (&["disk", "add", &new], "may not use the file"),
+        (&["disk", "add", &above], "`..`"),
+        (&["disk", "add", &open], "users other than root"),
+        (
+            &["disk", "backup", "d", &target, "--wait"],
+            "may not use the file",
+        ),
+        (&["disk", "mirror", "d", &target], "may not use the file"),
+        (
+            &["disk", "snapshot", "d", "--to", &snapshot],
+            "may not use the file",
+        ),
+        (
+            &["export", "add", "vhost-blk", &socket],
+            "may not use the file",
+        ),
+    ] {
+        let output = member(words)?;
+        let message = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(1), "{words:?}: {output:?}");
+        ensure!(message.contains(reason), "{words:?}: {message}");
+    }
+    let names = std::fs::read_dir(rig.scratch.file("private"))?;
+    ensure!(names.count() == 1, "a file was made");
+
+    let output = member(&["disk", "add", &disk("disks/s.raw", ",size=1M")])?;
+    ensure!(output.status.success(), "in an allowed folder: {output:?}");
+    // The same request again changes nothing, and is permitted.
+    let output = member(&["disk", "add", &disk("disks/s.raw", ",size=1M")])?;
+    ensure!(
+        !String::from_utf8_lossy(&output.stderr).contains("may not"),
+        "{output:?}"
+    );
+    rig.daemon.lunette(&["disk", "remove", "s"])?;
+    rig.daemon.lunette(&["disk", "add", &secret])?;
+    Ok(())
+}
+
+#[test]
+fn token_names_files_in_allowed_folders_only() -> Result<()> {
+    let mut rig = with_allowed_folders()?;
+    let address = address(&mut rig, "API served over TCP")?;
+    let path = |name: &str| rig.scratch.file(name).display().to_string();
+    let header = format!("Authorization: Bearer {CONTROL}");
+    let stream = TcpStream::connect(&address)?;
+    let refused = http::ask(stream, "POST", "/v1/upgrade", &[&header], "{}")?;
+    ensure!(refused.status == 403, "{refused:?}");
+    let ask = |disk: &str, file: &str| {
+        let body = format!("{{\"backend\": \"file\", \"path\": \"{file}\", \"size\": \"1M\"}}");
+        let stream = TcpStream::connect(&address)?;
+        http::ask(
+            stream,
+            "PUT",
+            &format!("/v1/disks/{disk}"),
+            &[&header],
+            &body,
+        )
+    };
+    let refused = ask("t", &path("private/secret"))?;
+    ensure!(refused.status == 403, "{refused:?}");
+    let problem: Value = serde_json::from_str(&refused.body)?;
+    ensure!(problem["errors"][0]["pointer"] == "/path", "{problem}");
+    ensure!(ask("t", &path("disks/t.raw"))?.status == 201);
+    Ok(())
+}

@@ -45,6 +45,7 @@ pub struct Draft {
     pub token_file: Option<At<PathBuf>>,
     pub readers_token_file: Option<At<PathBuf>>,
     pub api_names: Vec<String>,
+    pub allow_paths: Vec<PathBuf>,
     /// Where state is persisted.
     pub state: Option<At<PathBuf>>,
     /// Where metrics are served over TCP.
@@ -198,7 +199,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             Kind::Text("a group of this machine", GROUP_ALLOWED),
             NONE,
             RESTART,
-            "members may do everything over the control socket, as root and the daemon's user may",
+            "members may change everything over the control socket, with files in `allow_paths` only",
             |key, reader, draft| draft.control_group = key.text(reader).map(|at| at.value),
             |config| {
                 config
@@ -361,11 +362,38 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
     },
     DaemonKey {
         key: key(
+            "allow_paths",
+            Kind::List("list of paths", PATHS_ALLOWED, Item::Text),
+            "the folders of the disks and sockets that the configuration file names",
+            RESTART,
+            "folders and devices that members of `control_group` and clients with the token may name in requests; root and the daemon's user may name every file",
+            |key, reader, draft| {
+                if let Some(paths) = read_texts(reader, key.name, PATHS_ALLOWED) {
+                    draft
+                        .allow_paths
+                        .extend(paths.into_iter().map(PathBuf::from));
+                }
+            },
+            |config| {
+                let paths = config.access.allow_paths.iter();
+                let paths: Vec<Value> = paths.filter_map(|path| path_value(Some(path))).collect();
+                (!paths.is_empty()).then(|| json!(paths))
+            },
+        ),
+        flag: flag(
+            "allow-path",
+            "PATH",
+            FlagForm::Repeated,
+            "Folder or device that members of control_group and clients with the token may name; default: those of disks and sockets",
+        ),
+    },
+    DaemonKey {
+        key: key(
             "token_file",
             Kind::Text("path of a file of mode 600", FILE_ALLOWED),
             NONE,
             REREAD,
-            "its token allows everything",
+            "its token allows changes, with files in `allow_paths` only",
             |key, reader, draft| draft.token_file = read_file_name(reader, key.name),
             |config| path_value(config.access.token_file.as_ref()),
         ),
@@ -373,7 +401,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
             "token-file",
             "FILE",
             FlagForm::Word,
-            "Token that allows everything over TCP: a file of mode 600 with one line",
+            "Token that allows changes over TCP, with files in --allow-path only: a file of mode 600 with one line",
         ),
     },
     DaemonKey {
@@ -621,6 +649,7 @@ impl Draft {
                 token_file: path(self.token_file.take()),
                 readers_token_file: path(self.readers_token_file.take()),
                 api_names: std::mem::take(&mut self.api_names),
+                allow_paths: std::mem::take(&mut self.allow_paths),
             },
             state: path(self.state.take()),
             metrics_listen: self.metrics_listen.take().map(|at| at.value),

@@ -332,6 +332,30 @@ impl BlockDeviceConfig {
             .collect()
     }
 
+    /// All paths of this machine that its keys give, with the names of the keys.
+    pub fn paths(&self) -> Vec<(&'static str, &Path)> {
+        let paths = match self {
+            BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::ScsiGeneric { path, .. } => {
+                [("path", Some(path)), ("", None)]
+            }
+            BlockDeviceConfig::Image {
+                path, data_file, ..
+            } => [("path", Some(path)), ("data_file", data_file.as_ref())],
+            BlockDeviceConfig::Rbd(rbd) => [
+                ("conf", rbd.cluster.conf.as_ref()),
+                ("keyring", rbd.cluster.keyring.as_ref()),
+            ],
+            BlockDeviceConfig::Iscsi(unit) => [("chap_file", unit.chap_file.as_ref()), ("", None)],
+            BlockDeviceConfig::Ram { .. }
+            | BlockDeviceConfig::Null { .. }
+            | BlockDeviceConfig::Delay { .. } => [("", None), ("", None)],
+        };
+        let paths = paths.into_iter();
+        paths
+            .filter_map(|(key, path)| Some((key, path?.as_path())))
+            .collect()
+    }
+
     /// Paths that are kept, from the root: the folder that it was started in is another one next time.
     pub fn at_absolute_paths(mut self) -> BlockDeviceConfig {
         let absolute =

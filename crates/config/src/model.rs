@@ -111,18 +111,20 @@ impl Config {
 /// any nobody.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessConfig {
-    /// Its members may do everything.
+    /// Its members may change everything, with files in `allow_paths`.
     pub control_group: Option<String>,
     /// Its members may look on.
     pub control_readers: Option<String>,
     /// Where the API is served over TCP; `None`: nowhere.
     pub api_listen: Option<SocketAddr>,
-    /// Who shows the token in this file over TCP may do everything.
+    /// Clients that show the token in this file over TCP may do the same.
     pub token_file: Option<PathBuf>,
     /// Who shows the token in this file over TCP may look on.
     pub readers_token_file: Option<PathBuf>,
     /// Names, beside `localhost` and IP addresses, that browsers may use for the API.
     pub api_names: Vec<String>,
+    /// Folders and files that requests of the control group and of token holders may name. Empty: those that the configuration names.
+    pub allow_paths: Vec<PathBuf>,
 }
 
 impl AccessConfig {

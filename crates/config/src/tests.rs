@@ -63,6 +63,7 @@ fn flags_say_the_same_as_a_file() {
 .with("token-file", "token")
 .with("readers-token-file", "token2")
 .with("api-name", "storage1.example")
+.with("allow-path", "/srv/a")
 .with("sandbox-path", "a")
 .with("sandbox-path", "b");
     let text = r#"
@@ -75,6 +76,7 @@ fn flags_say_the_same_as_a_file() {
         token_file = "token"
         readers_token_file = "token2"
         api_names = ["storage1.example"]
+        allow_paths = ["/srv/a"]
         workers = 2
         cpus = [2, 3]
         poll_us = 50
@@ -653,6 +655,7 @@ fn config() -> impl Strategy<Value = Config> {
                             .map(|path| PathBuf::from(format!("/etc/{path}"))),
                         readers_token_file: None,
                         api_names: control.iter().cloned().collect(),
+                        allow_paths: control.iter().map(PathBuf::from).collect(),
                         api_listen: control
                             .as_ref()
                             .map(|text| ([127, 0, 0, 1], text.len() as u16).into()),

@@ -117,7 +117,8 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
     paths
 }
 
-fn folder_of(path: &Path) -> PathBuf {
+/// The folder that has the file.
+pub(crate) fn folder_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder.to_owned(),
         _ => PathBuf::from("."),

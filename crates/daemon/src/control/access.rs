@@ -1,8 +1,8 @@
 //! Who may ask: whoever the kernel says is at the other end (SO_PEERCRED), by the groups of the configuration.
 //!
-//! Root and the daemon's own user may do everything. Without groups nobody else can even connect: the socket has mode
-//! 0600. With groups anybody can connect, and who is in none of them is hung up on before a word. Membership is that of
-//! the peer's own group and of `/etc/group`, which a process cannot change under us.
+//! Root and the daemon's own user may do everything. Without groups no other user can connect: the socket has mode 0600. With groups
+//! every user can connect, and the connection of a user in none of them is closed at once. Members of `control_group` may name the files
+//! that [`super::allowed_paths`] permits. Membership is that of the peer's own group and of `/etc/group`.
 
 use std::io;
 use std::pin::Pin;
@@ -28,10 +28,12 @@ const READERS_MAX: usize = CONNECTIONS_MAX / 2;
 /// What a peer may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Right {
-    /// Look on.
+    /// Read.
     Read,
-    /// Everything.
+    /// Change everything, with files in `allow_paths` only.
     Control,
+    /// Everything: root and the daemon's own user.
+    Administrator,
 }
 
 /// A peer, as far as it matters.
@@ -64,7 +66,7 @@ fn is_member(users: &str, groups: &str, (uid, gid): (u32, u32), group: &str) -> 
 
 fn right(access: &AccessConfig, uid: u32, gid: u32) -> Option<Right> {
     if uid == 0 || uid == rustix::process::geteuid().as_raw() {
-        return Some(Right::Control);
+        return Some(Right::Administrator);
     }
     if !access.has_groups() {
         return None;
@@ -138,7 +140,7 @@ impl Guarded {
             match peer {
                 Ok((stream, uid, Some(right))) => {
                     let reader = match right {
-                        Right::Control => None,
+                        Right::Control | Right::Administrator => None,
                         Right::Read => match Arc::clone(&self.readers).try_acquire_owned() {
                             Ok(place) => Some(place),
                             Err(_) => {
@@ -175,7 +177,7 @@ pub(super) async fn check(
     next: Next,
 ) -> Response {
     let looks = matches!(*request.method(), Method::GET | Method::HEAD);
-    if looks || peer.right == Right::Control {
+    if looks || peer.right != Right::Read {
         return next.run(request).await;
     }
     let detail = "this client may only read";
@@ -240,9 +242,9 @@ mod tests {
     #[test]
     fn without_groups_only_root_and_the_own_user_may_ask() {
         let none = AccessConfig::default();
-        assert_eq!(right(&none, 0, 0), Some(Right::Control));
+        assert_eq!(right(&none, 0, 0), Some(Right::Administrator));
         let own = rustix::process::geteuid().as_raw();
-        assert_eq!(right(&none, own, 12345), Some(Right::Control));
+        assert_eq!(right(&none, own, 12345), Some(Right::Administrator));
         assert_eq!(right(&none, own + 54321, 12345), None);
         let some = AccessConfig {
             control_group: Some("no-such-group".to_owned()),

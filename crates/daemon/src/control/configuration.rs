@@ -10,6 +10,7 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
+use super::allowed_paths::Caller;
 use super::api::{Api, Force, ForceQuery, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, ReadErrors};
 use super::server::blocking;
@@ -55,6 +56,7 @@ pub(super) async fn show(State(api): State<Api>) -> Result<Json<Objects>, ErrorR
 ))]
 pub(super) async fn replace(
     State(api): State<Api>,
+    caller: Caller,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ErrorResponse> {
@@ -62,7 +64,9 @@ pub(super) async fn replace(
     let body = json(body)?;
     let base = api.overview()?.live().config.without_objects();
     let wanted = blocking(move || objects_json(&body, base)).await?;
-    let change = Change::Replace(Box::new(wanted.map_err(Refusal::from)?.into()));
+    let wanted = wanted.map_err(Refusal::from)?;
+    caller.check_all(&api, &wanted)?;
+    let change = Change::Replace(Box::new(wanted.into()));
     match api.change(change, force).await? {
         Some(made) => Ok(Json(summary(&made.plan)).into_response()),
         None => api.accepted(),

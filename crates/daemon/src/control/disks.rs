@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
+use super::allowed_paths::Caller;
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::objects::{Change, Live, Refusal, bodies, users_of_all};
@@ -47,6 +48,7 @@ pub(super) async fn show(
 pub(super) async fn put(
     State(api): State<Api>,
     Path(name): Path<String>,
+    caller: Caller,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ErrorResponse> {
@@ -56,6 +58,7 @@ pub(super) async fn put(
     let existing = live.config.disk(&name).map(|disk| &disk.backend);
     disk.backend = disk.backend.requested(existing, false);
     drop(live);
+    caller.check_disk(&api, &disk, "")?;
     let Some(made) = api.change(Change::PutDisk(disk), force).await? else {
         return api.accepted();
     };

@@ -55,6 +55,10 @@ impl IntoResponses for ChangeErrors {
     fn responses() -> Answers {
         let mut answers = problems([
             SENSELESS,
+            (
+                403,
+                "Forbidden: the client may only read, or may not use this file",
+            ),
             (409, "Conflict: in use, or already taken"),
             (422, "Not valid"),
             DEFECT,

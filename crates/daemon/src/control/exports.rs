@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
+use super::allowed_paths::Caller;
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::objects::{Change, Refusal, bodies, served};
@@ -58,11 +59,13 @@ pub(super) async fn show(
 pub(super) async fn put(
     State(api): State<Api>,
     Path(name): Path<String>,
+    caller: Caller,
     query: ForceQuery,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
     let export = export_json(&name, &json(body)?).map_err(Refusal::from)?;
+    caller.check_export(&api, export.as_ref())?;
     let Some(made) = api.change(Change::PutExport(export), force).await? else {
         return api.accepted();
     };

@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 
 use super::ErrorResponse;
+use super::allowed_paths::Caller;
 use super::api::{Api, Path, json};
 use super::disks::one;
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
@@ -57,6 +58,7 @@ pub(super) async fn show(
 pub(super) async fn start(
     State(api): State<Api>,
     Path(name): Path<String>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ErrorResponse> {
     let wanted: NewJob = read(body)?;
@@ -89,6 +91,7 @@ pub(super) async fn start(
     }
     let mut target = disk_json(&name, target).map_err(Refusal::from)?;
     target.backend = target.backend.requested(None, true);
+    caller.check_target(&api, &target)?;
     let copy = Copy {
         target,
         disk: name,
@@ -164,6 +167,7 @@ pub(super) async fn cancel(
 ))]
 pub(super) async fn snapshot(
     State(api): State<Api>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Vec<Disk>>, ErrorResponse> {
     let wanted: NewSnapshot = read(body)?;
@@ -175,6 +179,9 @@ pub(super) async fn snapshot(
     if overlays.is_empty() {
         let fault = Fault::at("/disks", "a snapshot is of one disk at least");
         return Err(Refusal::Invalid(vec![fault]).into());
+    }
+    for (index, overlay) in overlays.iter().enumerate() {
+        caller.check_path(&api, &overlay.path, &format!("/disks/{index}/path"))?;
     }
     let context = api.context()?.clone();
     elsewhere(move || take(&context, &overlays)).await?;

@@ -5,6 +5,7 @@
 //! crate `control`.
 
 mod access;
+mod allowed_paths;
 mod api;
 mod browsers;
 mod clients;

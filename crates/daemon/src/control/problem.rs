@@ -42,6 +42,7 @@ impl From<Refusal> for ErrorResponse {
         let status = match &refusal {
             Refusal::NotFound(_) => StatusCode::NOT_FOUND,
             Refusal::Invalid(_) | Refusal::Failed(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            Refusal::Forbidden(_) => StatusCode::FORBIDDEN,
             Refusal::Conflict(_) => StatusCode::CONFLICT,
             Refusal::NotKept(_) => StatusCode::INSUFFICIENT_STORAGE,
             Refusal::Ending => StatusCode::SERVICE_UNAVAILABLE,

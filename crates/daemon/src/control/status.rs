@@ -31,7 +31,7 @@ pub(super) async fn status_for(api: &Api, peer: &Peer) -> Result<Status, ErrorRe
     let view = Arc::clone(&api.view);
     let status = blocking(move || view.status()).await?;
     Ok(Status {
-        may_change: peer.right == Right::Control,
+        may_change: peer.right != Right::Read,
         ..status
     })
 }

@@ -88,7 +88,7 @@ async fn recognise(
         Ok(right) => {
             let standing = match right {
                 Right::Read => Standing::Reader,
-                Right::Control => Standing::Administrator,
+                Right::Control | Right::Administrator => Standing::Administrator,
             };
             if !guard.authenticate(standing) {
                 let detail = "too many connections with this token; hint: close some of them, event streams above all, and try again";

@@ -13,6 +13,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 
 use super::ErrorResponse;
+use super::allowed_paths::Caller;
 use super::api::{Api, json};
 use super::error_responses::{BodyErrors, ChangeErrors};
 use super::server::blocking;
@@ -25,8 +26,11 @@ use crate::objects::{Fault, Refusal};
 ))]
 pub(super) async fn begin(
     State(api): State<Api>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Version>, ErrorResponse> {
+    // Its socket gets the memory of guests.
+    caller.must_be_administrator()?;
     let wanted: Upgrade = serde_json::from_value(json(body)?).map_err(|error| {
         let fault = Fault::new(format!("the body is not what is expected: {error}"));
         Refusal::Invalid(vec![fault])

@@ -61,6 +61,8 @@ pub enum Refusal {
     NotFound(Fault),
     /// What was asked for makes no sense.
     Invalid(Vec<Fault>),
+    /// The client may not do this, or not with these files.
+    Forbidden(Vec<Fault>),
     /// Something is in the way: it is in use, or taken.
     Conflict(Vec<Fault>),
     /// The system does not give what it takes.
@@ -81,9 +83,10 @@ impl Refusal {
     pub fn faults(&self) -> Vec<Fault> {
         match self {
             Refusal::NotFound(fault) => vec![fault.clone()],
-            Refusal::Invalid(faults) | Refusal::Conflict(faults) | Refusal::Failed(faults) => {
-                faults.clone()
-            }
+            Refusal::Invalid(faults)
+            | Refusal::Forbidden(faults)
+            | Refusal::Conflict(faults)
+            | Refusal::Failed(faults) => faults.clone(),
             Refusal::NotKept(reason) => vec![Fault::new(reason.clone())],
             Refusal::Ending => vec![Fault::new("the daemon is shutting down")],
         }

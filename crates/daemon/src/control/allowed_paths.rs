@@ -1,0 +1,422 @@
+//! Files of this machine that a client of the API may name.
+//!
+//! Root and the daemon's own user may name every file. The requests of others, which are members of `control_group` and holders of the
+//! token, are carried out with the rights of the daemon's user: they may name files below the folders in `allow_paths` only. By default
+//! these are the folders of the disks and sockets in the configuration file.
+//!
+//! A path is compared as it is written, and a symbolic link on the way is followed. This is safe because from an allowed folder down to
+//! the file only root and the daemon's user may write to any folder: nobody else can place a link, or exchange a folder after the check.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use axum::extract::{ConnectInfo, FromRequestParts};
+use axum::http::request::Parts;
+
+use super::ErrorResponse;
+use super::access::{Peer, Right};
+use super::api::Api;
+use crate::confinement::folder_of;
+use crate::objects::{Fault, Refusal};
+use bdev::NamedFiles;
+use config::{BlockDeviceConfig, Config, DiskConfig, ExportRef};
+
+/// Who sent the request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller(Right);
+
+impl<S: Send + Sync> FromRequestParts<S> for Caller {
+    type Rejection = ErrorResponse;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ErrorResponse> {
+        let peer = parts.extensions.get::<ConnectInfo<Peer>>();
+        // A request that no listener has marked has the fewest rights.
+        Ok(Caller(
+            peer.map_or(Right::Read, |ConnectInfo(peer)| peer.right),
+        ))
+    }
+}
+
+impl Caller {
+    /// Fails unless the caller is root or the daemon's user.
+    pub fn must_be_administrator(self) -> Result<(), Refusal> {
+        match self.0 {
+            Right::Administrator => Ok(()),
+            Right::Control | Right::Read => {
+                let fault = Fault::new("only root and the user of the daemon may do this");
+                Err(Refusal::Forbidden(vec![
+                    fault.help("run it as one of them, over the control socket"),
+                ]))
+            }
+        }
+    }
+
+    /// Checks all paths of a disk that the caller asks for. `at` is the JSON pointer of the disk in the request.
+    pub fn check_disk(self, api: &Api, disk: &DiskConfig, at: &str) -> Result<(), ErrorResponse> {
+        let Some(allowed) = self.allowed(api)? else {
+            return Ok(());
+        };
+        let known = api.overview()?.live().config;
+        let mut faults = Vec::new();
+        allowed.check_disk(disk, known.disk(&disk.name), at, &mut faults);
+        refuse(faults)
+    }
+
+    /// Checks all paths of the target of a job, which is a new device.
+    pub fn check_target(self, api: &Api, target: &DiskConfig) -> Result<(), ErrorResponse> {
+        let mut faults = Vec::new();
+        if let Some(allowed) = self.allowed(api)? {
+            allowed.check_disk(target, None, "/target", &mut faults);
+        }
+        refuse(faults)
+    }
+
+    /// Checks all paths of an export.
+    pub fn check_export(self, api: &Api, export: ExportRef<'_>) -> Result<(), ErrorResponse> {
+        let Some(allowed) = self.allowed(api)? else {
+            return Ok(());
+        };
+        let known = api.overview()?.live().config;
+        let mut faults = Vec::new();
+        allowed.check_export(export, known.export(export.name()), "", &mut faults);
+        refuse(faults)
+    }
+
+    /// Checks all paths of a whole configuration.
+    pub fn check_all(self, api: &Api, wanted: &Config) -> Result<(), ErrorResponse> {
+        let Some(allowed) = self.allowed(api)? else {
+            return Ok(());
+        };
+        let known = api.overview()?.live().config;
+        let mut faults = Vec::new();
+        for (index, disk) in wanted.disks.iter().enumerate() {
+            let at = format!("/disks/{index}");
+            allowed.check_disk(disk, known.disk(&disk.name), &at, &mut faults);
+        }
+        for (index, export) in wanted.exports().enumerate() {
+            let at = format!("/exports/{index}");
+            allowed.check_export(export, known.export(export.name()), &at, &mut faults);
+        }
+        refuse(faults)
+    }
+
+    /// Checks the path at the JSON pointer `at` of a request.
+    pub fn check_path(self, api: &Api, path: &Path, at: &str) -> Result<(), ErrorResponse> {
+        match self.allowed(api)? {
+            None => Ok(()),
+            Some(allowed) => refuse(allowed.check(path, at).err().into_iter().collect()),
+        }
+    }
+
+    /// The paths that the caller may name. `None`: all.
+    fn allowed(self, api: &Api) -> Result<Option<AllowedPaths>, ErrorResponse> {
+        match self.0 {
+            Right::Administrator => Ok(None),
+            Right::Control | Right::Read => {
+                Ok(Some(AllowedPaths::of(&api.overview()?.live().base)))
+            }
+        }
+    }
+}
+
+fn refuse(faults: Vec<Fault>) -> Result<(), ErrorResponse> {
+    match faults.is_empty() {
+        true => Ok(()),
+        false => Err(Refusal::Forbidden(faults).into()),
+    }
+}
+
+/// What restricted clients may name.
+#[derive(Debug)]
+struct AllowedPaths {
+    /// Folders, and single files such as device nodes. Absolute, as the configuration has them.
+    places: Vec<PathBuf>,
+    /// The configuration of the administrator.
+    base: Arc<Config>,
+}
+
+impl AllowedPaths {
+    fn of(base: &Arc<Config>) -> AllowedPaths {
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or(path.to_owned());
+        let places = match base.access.allow_paths.as_slice() {
+            [] => {
+                let files = base.disks.iter().flat_map(|disk| disk.backend.paths());
+                // Files with secrets have folders of their own.
+                let files = files.filter(|(key, _)| matches!(*key, "path" | "data_file"));
+                let files = files.map(|(_, path)| place_of(&absolute(path)));
+                let sockets = base.exports().filter_map(ExportRef::socket);
+                let mut places: Vec<PathBuf> = files
+                    .chain(sockets.map(|path| folder_of(&absolute(path))))
+                    .collect();
+                places.sort();
+                places.dedup();
+                places
+            }
+            given => given.iter().map(|path| absolute(path)).collect(),
+        };
+        AllowedPaths {
+            places,
+            base: Arc::clone(base),
+        }
+    }
+
+    fn check_disk(
+        &self,
+        disk: &DiskConfig,
+        known: Option<&DiskConfig>,
+        at: &str,
+        faults: &mut Vec<Fault>,
+    ) {
+        let is_known = known.is_some_and(|known| {
+            known.backend.with_size(None) == disk.backend.with_size(None)
+                && (disk.read_only || !known.read_only)
+        });
+        if is_known {
+            return;
+        }
+        for (key, path) in disk.backend.paths() {
+            // Ceph's own files are compared below.
+            if !matches!(disk.backend, BlockDeviceConfig::Rbd(_)) {
+                faults.extend(self.check(path, &format!("{at}/{key}")).err());
+            }
+        }
+        match &disk.backend {
+            BlockDeviceConfig::Image {
+                named_files: None | Some(NamedFiles::Any),
+                path,
+                ..
+            } if !is_missing(path) => {
+                let detail = "this client may not let an image name any file";
+                let fault = Fault::at(format!("{at}/named_files"), detail);
+                faults.push(fault.help("leave the key out, or use folder or none"));
+            }
+            BlockDeviceConfig::Rbd(rbd) => {
+                let (own, wanted) = (&self.base.disks, &rbd.cluster);
+                let is_plain =
+                    wanted.conf.is_none() && wanted.keyring.is_none() && wanted.options.is_empty();
+                let is_known = own.iter().any(|disk| match &disk.backend {
+                    BlockDeviceConfig::Rbd(known) => known.cluster == *wanted,
+                    _ => false,
+                });
+                if !is_plain && !is_known {
+                    // They name files, libraries and commands for the process.
+                    let detail = "this client may use only files and options of Ceph that a disk in the configuration file uses";
+                    faults.push(Fault::at(at, detail).help(AS_ADMINISTRATOR));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn check_export(
+        &self,
+        export: ExportRef<'_>,
+        known: Option<ExportRef<'_>>,
+        at: &str,
+        faults: &mut Vec<Fault>,
+    ) {
+        let paths = |export: ExportRef<'_>| {
+            (
+                export.socket().cloned(),
+                export.object().chap_users().map(Path::to_owned),
+            )
+        };
+        let wanted = paths(export);
+        if known.is_some_and(|known| paths(known) == wanted) {
+            return;
+        }
+        let (socket, chap_users) = wanted;
+        for (key, path) in [("socket", socket), ("chap_users", chap_users)] {
+            let fault = path.and_then(|path| self.check(&path, &format!("{at}/{key}")).err());
+            faults.extend(fault);
+        }
+    }
+
+    /// Checks one path.
+    fn check(&self, path: &Path, at: &str) -> Result<(), Fault> {
+        let path = std::path::absolute(path).unwrap_or(path.to_owned());
+        let refused = |reason: String| Fault::at(at, reason).help(AS_ADMINISTRATOR);
+        let shown = path.display();
+        if path.components().any(|part| part == Component::ParentDir) {
+            return Err(refused(format!(
+                "{shown}: this client may not use `..` in paths"
+            )));
+        }
+        if self.places.contains(&path) {
+            return Ok(());
+        }
+        let above = |place: &&PathBuf| path.starts_with(place);
+        let Some(place) = self.places.iter().find(above) else {
+            let places = self.places.iter().map(|place| place.display().to_string());
+            let places = match self.places.is_empty() {
+                true => "no folder".to_owned(),
+                false => places.collect::<Vec<_>>().join(", "),
+            };
+            return Err(refused(format!(
+                "this client may not use the file {shown}; it may use files in {places}"
+            )));
+        };
+        for folder in path.ancestors().skip(1) {
+            let folder_is = folder.display();
+            let found = std::fs::metadata(folder).map_err(|error| {
+                refused(format!("cannot examine the folder {folder_is}: {error}"))
+            })?;
+            let own = rustix::process::geteuid().as_raw();
+            if ![0, own].contains(&found.uid()) || found.mode() & 0o022 != 0 {
+                return Err(Fault::at(
+                    at,
+                    format!(
+                        "this client may not use the file {shown}: users other than root and the daemon's can write to {folder_is}, and could place a link there"
+                    ),
+                )
+                .help("take their right to write (chmod go-w), or run the command as root or as the user of the daemon"));
+            }
+            if folder == place {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+const AS_ADMINISTRATOR: &str = "add its folder to allow_paths and restart the daemon, or run the command as root or as the user of the daemon";
+
+/// Returns true if there is no such file, and no link of this name.
+fn is_missing(path: &Path) -> bool {
+    let found = std::fs::symlink_metadata(path);
+    found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+}
+
+/// The folder of a file. Of a device its node alone: its folder has all others.
+fn place_of(path: &Path) -> PathBuf {
+    match std::fs::canonicalize(path) {
+        Ok(found) if found.starts_with("/dev") => path.to_owned(),
+        _ => folder_of(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+    use config::{Flags, Surroundings};
+
+    fn config(text: &str) -> Arc<Config> {
+        let text = format!("workers = 1\n{text}");
+        let file = Some(("lunette.toml", text.as_str()));
+        let parsed = config::parse(file, &Flags::default(), &Surroundings::of_this_process());
+        Arc::new(parsed.unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    #[test]
+    fn default_is_the_folders_of_disks_and_sockets() {
+        let base = config(
+            "[[disk]]\nname = \"a\"\nbackend = \"file\"\npath = \"/srv/a/disk\"\nsize = \"1M\"\n\
+             [[disk]]\nname = \"b\"\nbackend = \"file\"\npath = \"/dev/null\"\n\
+             [[disk]]\nname = \"c\"\nbackend = \"iscsi\"\nunit = \"iscsi://u@[::1]/iqn.2026-11.org.example:c/0\"\nchap_file = \"/etc/keys/c\"\n\
+             [[vhost_blk]]\nname = \"v\"\ndisk = \"a\"\nsocket = \"/run/vm/v.sock\"\n",
+        );
+        let expected = ["/dev/null", "/run/vm", "/srv/a"].map(PathBuf::from);
+        assert_eq!(AllowedPaths::of(&base).places, expected);
+        let given = config("allow_paths = [\"/srv/only\"]\n");
+        assert_eq!(
+            AllowedPaths::of(&given).places,
+            [PathBuf::from("/srv/only")]
+        );
+    }
+
+    #[test]
+    fn path_is_allowed_below_a_folder_that_only_the_daemon_can_change() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (allowed, outside) = (scratch.path().join("allowed"), scratch.path().join("out"));
+        for folder in [
+            &allowed,
+            &outside,
+            &allowed.join("below"),
+            &allowed.join("open"),
+        ] {
+            fs::create_dir(folder).unwrap();
+            fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        fs::set_permissions(allowed.join("open"), fs::Permissions::from_mode(0o775)).unwrap();
+        fs::set_permissions(&outside, fs::Permissions::from_mode(0o777)).unwrap();
+        symlink(&outside, allowed.join("link")).unwrap();
+        let paths = AllowedPaths {
+            places: vec![allowed.clone(), PathBuf::from("/dev/null")],
+            base: config(""),
+        };
+        let check = |path: &Path| paths.check(path, "/path");
+        for good in ["a", "below/a"] {
+            assert_eq!(check(&allowed.join(good)), Ok(()), "{good}");
+        }
+        assert_eq!(check(Path::new("/dev/null")), Ok(()));
+        for bad in [
+            outside.join("a"),
+            allowed.join("open/a"),
+            allowed.join("link/a"),
+            allowed.join("missing/a"),
+            allowed.join("../out/a"),
+            allowed.with_file_name("allowed2").join("a"),
+            PathBuf::from("/dev/zero"),
+            PathBuf::from("/dev/null/a"),
+            PathBuf::from("relative"),
+        ] {
+            let fault = check(&bad).expect_err(&bad.display().to_string());
+            assert_eq!(fault.pointer, "/path");
+            assert!(fault.help.is_some(), "{fault}");
+        }
+    }
+
+    #[test]
+    fn known_disk_is_allowed_and_a_read_only_one_stays_read_only() {
+        let text = "[[disk]]\nname = \"a\"\nbackend = \"file\"\npath = \"/srv/a\"\nsize = \"1M\"\nread_only = true\n";
+        let base = config(&format!("allow_paths = [\"/none\"]\n{text}"));
+        let paths = AllowedPaths::of(&base);
+        let known = base.disk("a");
+        let refused = |disk: &DiskConfig| {
+            let mut faults = Vec::new();
+            paths.check_disk(disk, known, "", &mut faults);
+            !faults.is_empty()
+        };
+        let mut disk = base.disks[0].clone();
+        assert!(!refused(&disk));
+        disk.backend = disk.backend.with_size(Some(2 << 20));
+        assert!(!refused(&disk));
+        disk.read_only = false;
+        assert!(refused(&disk));
+    }
+
+    #[test]
+    fn image_may_not_name_any_file_and_ceph_uses_known_files() {
+        let base = config("allow_paths = [\"/\"]\n");
+        let faults = |text: &str| {
+            let wanted = config(&format!("[[disk]]\nname = \"x\"\n{text}"));
+            let mut faults = Vec::new();
+            AllowedPaths::of(&base).check_disk(&wanted.disks[0], None, "", &mut faults);
+            faults
+                .into_iter()
+                .map(|fault| fault.pointer)
+                .collect::<Vec<_>>()
+        };
+        let image = "backend = \"image\"\npath = \"/etc/hostname\"\n";
+        assert_eq!(
+            faults(&format!("{image}named_files = \"any\"\n")),
+            ["/named_files"]
+        );
+        assert_eq!(faults(image), ["/named_files"]);
+        assert_eq!(
+            faults(&format!("{image}named_files = \"folder\"\n")),
+            [""; 0]
+        );
+        let rbd = "backend = \"rbd\"\nimage = \"p/i\"\n";
+        assert_eq!(faults(rbd), [""; 0]);
+        assert_eq!(faults(&format!("{rbd}conf = \"/srv/ceph.conf\"\n")), [""]);
+        assert_eq!(
+            faults(&format!("{rbd}option = {{ log_file = \"/etc/x\" }}\n")),
+            [""]
+        );
+    }
+}
