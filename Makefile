@@ -40,7 +40,7 @@ musl = x86_64-unknown-linux-musl
 static_program = $(target_directory)/$(musl)/release/lunette
 as_root = $(if $(filter 0,$(shell id -u)),,sudo -E env PATH="$$PATH")
 
-.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check advisories unit guests sim fuzz deb static oci install uninstall clean
+.PHONY: help build page profile demo bench bench-iscsi bench-images bench-rbd test test-fast test-one check advisories unit guests sim soak fuzz deb static oci install uninstall clean
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -129,7 +129,7 @@ unit: ## Unit and property tests; those that need root and loop devices with sud
 	$(as_root) $(tests_of) --test machine --test followed --test block_device_targets -- --ignored
 
 # End-to-end tests that wait more than they work
-beside = access api debian events fio hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers jobs packages rbd rbd_faults rbd_holes rbd_reservations remote_disks removals sanitize
+beside = access api debian events fio hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers jobs packages rbd rbd_faults rbd_holes rbd_reservations remote_disks removals sanitize soak
 alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))))
 
 guests: ## End-to-end tests, one after the other, for each guest wants the whole machine; those that mostly wait beside them
@@ -145,6 +145,11 @@ guests: ## End-to-end tests, one after the other, for each guest wants the whole
 
 sim: ## The data path on simulated clock, disks and network, with fresh seeds for MINUTES (10)
 	@$(CARGO) run --quiet --profile sim -p sim -- --minutes $(or $(MINUTES),10) --jobs $$(nproc)
+
+soak: ## Verifying clients through kills, upgrades and full file systems for MINUTES (10), with counts and the longest pauses
+	@scripts/setup test
+	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
+	SOAK_MINUTES=$(or $(MINUTES),10) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test soak -- --nocapture
 
 fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
 	@scripts/setup fuzz

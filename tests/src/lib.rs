@@ -13,12 +13,14 @@ pub mod loop_device;
 pub mod packages;
 pub mod proxy;
 pub mod rig;
+pub mod small_file_system;
 pub mod systemd;
 pub mod user_guests;
 
 pub use idle::ensure_idle;
 pub use initiator::IscsiSession;
 pub use rig::Rig;
+pub use small_file_system::SmallFileSystem;
 pub use user_guests::UserGuests;
 
 pub use anyhow::{Context, Result, bail, ensure};

@@ -2,68 +2,15 @@
 #![forbid(unsafe_code)]
 
 use end_to_end::rig::kernel_is_content;
-use end_to_end::{Context, GuestBuilder, IscsiSession, Result, Rig, Scratch, ensure};
+use end_to_end::{
+    Context, GuestBuilder, IscsiSession, Result, Rig, Scratch, SmallFileSystem, ensure,
+};
 use iscsi::initiator::CommandDone;
 use serde_json::Value;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use vm::wait_until;
 
 const TARGET: &str = "iqn.2026-11.org.example:t0";
-
-/// A tmpfs of 24 MiB at `small`, in a mount name space that outlives daemons.
-struct SmallFileSystem(Child);
-
-impl SmallFileSystem {
-    fn mount(scratch: &Scratch) -> Result<SmallFileSystem> {
-        let script = "mkdir -p small && mount -t tmpfs -o size=24M tmpfs small && touch small/mounted && exec sleep 3600";
-        let as_user: &[&str] = match is_root() {
-            true => &["--mount"],
-            false => &["--user", "--map-root-user", "--mount"],
-        };
-        let keeper = Command::new("unshare")
-            .args(as_user)
-            .args(["sh", "-c", script])
-            .current_dir(scratch.files())
-            .stdout(Stdio::null())
-            .spawn()
-            .context("unshare")?;
-        let found = format!("/proc/{}/root{}", keeper.id(), scratch.files().display());
-        let mounted = format!("{found}/small/mounted");
-        let keeper = SmallFileSystem(keeper);
-        let is_mounted = wait_until(Duration::from_secs(20), || {
-            std::fs::exists(&mounted).ok()?.then_some(())
-        });
-        is_mounted.context("no tmpfs was mounted")?;
-        Ok(keeper)
-    }
-
-    /// What has a daemon run where it is mounted.
-    fn wrapper(&self, scratch: &Scratch) -> Vec<String> {
-        let folder = scratch.files().display();
-        let script = format!("cd '{folder}' && exec \"$0\" \"$@\"");
-        let (process, user) = (self.0.id().to_string(), !is_root());
-        let user = user.then_some(["--user", "--preserve-credentials"]);
-        let words = ["nsenter", "--target", &process, "--mount"];
-        let words = words.into_iter().chain(user.into_iter().flatten());
-        words
-            .chain(["sh", "-c", &script])
-            .map(str::to_owned)
-            .collect()
-    }
-}
-
-impl Drop for SmallFileSystem {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
 
 fn disk(rig: &Rig, name: &str) -> Result<Value> {
     Ok(control::get(
@@ -94,7 +41,7 @@ fn full_device_under_verified_load_costs_no_error_or_write() -> Result<()> {
     let small = SmallFileSystem::mount(&scratch)?;
     let wrapper = small.wrapper(&scratch);
     let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
-    let folder = scratch.files().join("small");
+    let folder = SmallFileSystem::folder(&scratch);
     let file = |name: &str, size: &str, more: &str| {
         let path = folder.join(name);
         format!(
@@ -177,7 +124,7 @@ fn iscsi_write_to_a_full_device_waits_and_is_resumed() -> Result<()> {
     let small = SmallFileSystem::mount(&scratch)?;
     let wrapper = small.wrapper(&scratch);
     let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
-    let folder = scratch.files().join("small").display().to_string();
+    let folder = SmallFileSystem::folder(&scratch).display().to_string();
     let mut rig = Rig::new(|daemon| {
         daemon
             .under(&wrapper)

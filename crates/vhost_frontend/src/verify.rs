@@ -1,6 +1,6 @@
 //! Verified I/O: every block that was written reads back as it was written last, whatever happens elsewhere.
 
-use crate::block::{BlkQueue, kind, status};
+use crate::block::{BlkDone, BlkQueue, kind, status};
 use crate::{Error, Result};
 
 const BLOCK: usize = 4096;
@@ -50,6 +50,16 @@ impl Verifier {
 
     /// One batch of requests in flight at once, half of them writes; returns when all are verified.
     pub fn round(&mut self, queue: &mut BlkQueue, depth: u16) -> Result<()> {
+        self.round_with(queue, depth, BlkQueue::wait)
+    }
+
+    /// The same, where `wait` returns the next request that has ended: it may connect the queue again meanwhile.
+    pub fn round_with(
+        &mut self,
+        queue: &mut BlkQueue,
+        depth: u16,
+        mut wait: impl FnMut(&mut BlkQueue) -> Result<BlkDone>,
+    ) -> Result<()> {
         let mut busy = vec![None; usize::from(queue.depth())];
         let mut touched = Vec::new();
         let mut count = 0;
@@ -80,7 +90,7 @@ impl Verifier {
         }
         queue.publish();
         for _ in 0..count {
-            let done = queue.wait()?;
+            let done = wait(queue)?;
             let Some((block, write)) = busy[usize::from(done.slot)].take() else {
                 return Err(Error::Wrong("a request came back twice".into()));
             };

@@ -1,0 +1,444 @@
+//! Verifying clients while the daemon is killed and upgraded, and while a file system is full. Prints counts and the longest pauses.
+//! `SOAK_MINUTES` sets the time, which is two minutes by default; `make soak MINUTES=n` sets it too. Needs: qemu-img, util-linux.
+#![forbid(unsafe_code)]
+
+use end_to_end::rig::free_portal;
+use end_to_end::{Context, IscsiSession, Result, Rig, Scratch, SmallFileSystem, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vhost_frontend::{
+    BlkDone, BlkQueue, Cuts, Error, FrontEnd, InflightMemory, Options, QueueOptions, Verifier,
+};
+use vm::wait_until;
+
+const TARGET: &str = "iqn.2026-11.org.example:soak";
+const BLOCK: usize = 4096;
+const BLOCKS: usize = 512;
+const DEPTH: u16 = 8;
+/// A client that waits longer has been forgotten.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a client has seen so far.
+#[derive(Default)]
+struct Progress {
+    stop: AtomicBool,
+    verified: AtomicU64,
+    connections: AtomicU64,
+    /// Longest time without an answer, in microseconds.
+    longest_pause: AtomicU64,
+}
+
+impl Progress {
+    fn answered(&self, since: Instant) {
+        let pause = since.elapsed().as_micros() as u64;
+        self.longest_pause.fetch_max(pause, Ordering::Relaxed);
+    }
+}
+
+/// A client on a thread of its own.
+struct Client {
+    name: &'static str,
+    progress: Arc<Progress>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Client {
+    fn start(
+        name: &'static str,
+        work: impl FnOnce(&Progress) -> Result<()> + Send + 'static,
+    ) -> Client {
+        let progress = Arc::<Progress>::default();
+        let seen = Arc::clone(&progress);
+        Client {
+            name,
+            progress,
+            thread: std::thread::spawn(move || work(&seen)),
+        }
+    }
+
+    /// Waits until the client has had further answers.
+    fn wait_for_progress(&self) -> Result<()> {
+        let before = self.progress.verified.load(Ordering::Relaxed);
+        let goes_on = wait_until(PATIENCE, || {
+            let now = self.progress.verified.load(Ordering::Relaxed);
+            (now > before + u64::from(DEPTH) || self.thread.is_finished()).then_some(())
+        });
+        goes_on.with_context(|| format!("{}: no answer", self.name))
+    }
+
+    fn finish(self) -> Result<String> {
+        self.progress.stop.store(true, Ordering::Relaxed);
+        let Ok(ended) = self.thread.join() else {
+            bail!("{}: the client panicked", self.name);
+        };
+        ended.with_context(|| self.name)?;
+        let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        let progress = &self.progress;
+        ensure!(count(&progress.verified) > 0, "{}: no request", self.name);
+        Ok(format!(
+            "{:<12} {:>9} requests verified, {:>4} connections, longest pause {:>7.1} ms",
+            self.name,
+            count(&progress.verified),
+            count(&progress.connections),
+            count(&progress.longest_pause) as f64 / 1000.0
+        ))
+    }
+}
+
+/// A virtual machine whose front end connects again, with its in-flight region.
+struct Machine<'a> {
+    socket: PathBuf,
+    front_end: FrontEnd,
+    region: InflightMemory,
+    /// Requests that have come back: where the split ring stands.
+    done: u16,
+    progress: &'a Progress,
+}
+
+impl Machine<'_> {
+    /// Writes and reads blocks from byte `offset` on until it is stopped, and reads all of them then.
+    fn run(socket: PathBuf, offset: u64, progress: &Progress) -> Result<()> {
+        let mut front_end = FrontEnd::connect(&socket, &Options::default())?;
+        let options = QueueOptions::default();
+        let region = front_end.new_inflight(1, options.size)?;
+        front_end.give_inflight(&region)?;
+        let mut queue = BlkQueue::start(&mut front_end, 0, &options, DEPTH, BLOCK, Cuts::Usual)?;
+        progress.connections.fetch_add(1, Ordering::Relaxed);
+        let mut machine = Machine {
+            socket,
+            front_end,
+            region,
+            done: 0,
+            progress,
+        };
+        let mut verifier = Verifier::new(offset, BLOCKS, offset + 1);
+        while !progress.stop.load(Ordering::Relaxed) {
+            verifier.round_with(&mut queue, DEPTH, |queue| machine.wait(queue))?;
+            let verified = verifier.requests();
+            progress.verified.store(verified, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        Ok(verifier.check_all(&mut queue)?)
+    }
+
+    /// Waits for a request to come back, through as many daemons as it takes.
+    fn wait(&mut self, queue: &mut BlkQueue) -> vhost_frontend::Result<BlkDone> {
+        let since = Instant::now();
+        loop {
+            match queue.wait_for(Duration::from_millis(20)) {
+                Err(Error::Timeout(_)) if since.elapsed() < PATIENCE => {}
+                Ok(done) => {
+                    self.done = self.done.wrapping_add(1);
+                    self.progress.answered(since);
+                    return Ok(done);
+                }
+                Err(error) => return Err(error),
+            }
+            // The ring stands still once the daemon is gone, and all that came back was taken above.
+            if self.front_end.channel().is_closed() && self.connect(queue).is_err() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    fn connect(&mut self, queue: &mut BlkQueue) -> vhost_frontend::Result<()> {
+        let mut again = FrontEnd::connect(&self.socket, &Options::default())?;
+        std::mem::swap(again.memory_mut(), self.front_end.memory_mut());
+        self.front_end = again;
+        self.front_end.send_memory()?;
+        self.front_end.give_inflight(&self.region)?;
+        let base = u32::from(self.done);
+        self.front_end.begin_queue(queue.queue(), base)?;
+        self.progress.connections.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// An initiator that logs in again, and repeats a write whose outcome it does not know.
+struct Host<'a> {
+    portal: String,
+    session: Option<IscsiSession>,
+    progress: &'a Progress,
+}
+
+impl Host<'_> {
+    fn run(portal: String, progress: &Progress) -> Result<()> {
+        let mut host = Host {
+            portal,
+            session: None,
+            progress,
+        };
+        let pattern = |block: usize, generation: u64| {
+            let word = (generation << 16 | block as u64).to_le_bytes();
+            word.repeat(BLOCK / word.len())
+        };
+        let mut generations = vec![0u64; BLOCKS];
+        for turn in 0u64.. {
+            if progress.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            // 97 and the number of blocks have no common factor.
+            let block = (turn as usize * 97) % BLOCKS;
+            if generations[block] > 0 {
+                let read = host.command(0x28, block, None)?;
+                ensure!(
+                    read == pattern(block, generations[block]),
+                    "block {block} is not as it was written"
+                );
+            }
+            generations[block] = turn + 1;
+            host.command(0x2a, block, Some(&pattern(block, turn + 1)))?;
+            progress.verified.fetch_add(2, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        Ok(())
+    }
+
+    /// READ (10) or WRITE (10) of a block of 4096 bytes.
+    fn command(&mut self, code: u8, block: usize, out: Option<&[u8]>) -> Result<Vec<u8>> {
+        let [high, low] = u16::try_from(block * (BLOCK / 512))?.to_be_bytes();
+        let cdb = [code, 0, 0, 0, high, low, 0, 0, (BLOCK / 512) as u8, 0];
+        let into = if out.is_none() { BLOCK as u32 } else { 0 };
+        let since = Instant::now();
+        loop {
+            ensure!(since.elapsed() < PATIENCE, "no answer");
+            let Some(session) = &mut self.session else {
+                match IscsiSession::login(&self.portal, TARGET, 1) {
+                    Ok(session) => {
+                        self.session = Some(session);
+                        self.progress.connections.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(_) => std::thread::sleep(Duration::from_millis(5)),
+                }
+                continue;
+            };
+            match session.command(&cdb, out, into) {
+                Ok(done) => {
+                    ensure!(done.status == 0, "{cdb:x?}: {done:?}");
+                    self.progress.answered(since);
+                    return Ok(done.data);
+                }
+                Err(_) => self.session = None,
+            }
+        }
+    }
+}
+
+/// The daemon under test, which upgrades replace by processes that its rig does not know.
+struct Daemons {
+    rig: Rig,
+    upgraded: Option<Pid>,
+}
+
+impl Daemons {
+    fn start(portal: &str) -> Result<Daemons> {
+        let portal = portal.to_owned();
+        let rig = Rig::prepared(|scratch, daemon| {
+            let image = scratch.file("image.qcow2").display().to_string();
+            qemu_img(&["create", "-q", "-f", "qcow2", &image, "64M"])?;
+            let file = |name: &str| scratch.file(name).display().to_string();
+            let (raw, unit) = (file("file.raw"), file("unit.raw"));
+            Ok(daemon
+                .disk(&format!("file=file:{raw},size=64M,cache=writeback"))
+                .disk(&format!("image=image:{image},cache=writeback"))
+                .disk(&format!("unit=file:{unit},size=64M,cache=writeback"))
+                .vhost_blk("file")
+                .vhost_blk("image")
+                .arguments(["--workers", "2"])
+                .arguments(["--iscsi", &format!("{TARGET}=unit"), "--portal", &portal])
+                .arguments(["--demo-mode", "rw"]))
+        })?;
+        Ok(Daemons {
+            rig,
+            upgraded: None,
+        })
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        match self.upgraded.take() {
+            None => self.rig.daemon.kill()?,
+            Some(pid) => {
+                kill_process(pid, Signal::KILL)?;
+                wait_for_end(pid)?;
+            }
+        }
+        self.rig.daemon.start_again()
+    }
+
+    fn upgrade(&mut self) -> Result<()> {
+        self.rig.daemon.lunette(&["upgrade"])?;
+        let version: serde_json::Value = control::get(&self.rig.daemon.control(), "/v1/version")?;
+        let pid = version["pid"].as_i64().context("no pid")?;
+        self.upgraded = Pid::from_raw(i32::try_from(pid)?);
+        self.rig.daemon.process().wait(PATIENCE).ok();
+        Ok(())
+    }
+
+    /// Ends the last daemon in an orderly way.
+    fn end(mut self) -> Result<Scratch> {
+        match self.upgraded.take() {
+            None => drop(self.rig.daemon.stop(PATIENCE)?),
+            Some(pid) => {
+                kill_process(pid, Signal::TERM)?;
+                wait_for_end(pid)?;
+            }
+        }
+        let Rig { scratch, .. } = self.rig;
+        Ok(scratch)
+    }
+}
+
+fn wait_for_end(pid: Pid) -> Result<()> {
+    let place = format!("/proc/{}", pid.as_raw_nonzero());
+    let is_gone = || (!Path::new(&place).exists()).then_some(());
+    wait_until(PATIENCE, is_gone).context("the daemon does not end")
+}
+
+fn qemu_img(words: &[&str]) -> Result<()> {
+    let output = Command::new("qemu-img")
+        .args(words)
+        .output()
+        .context("cannot run qemu-img; hint: apt-get install qemu-utils")?;
+    ensure!(output.status.success(), "qemu-img {words:?}: {output:?}");
+    Ok(())
+}
+
+/// A daemon that is killed may leave clusters that it had reserved, and nothing worse.
+fn check_image(image: &Path) -> Result<()> {
+    let checked = Command::new("qemu-img").arg("check").arg(image).output()?;
+    const ONLY_LEAKS: i32 = 3;
+    ensure!(
+        matches!(checked.status.code(), Some(0 | ONLY_LEAKS)),
+        "{checked:?}"
+    );
+    Ok(())
+}
+
+/// A disk on a small file system, whose I/O waits while that is full.
+struct FullDisk {
+    // The order of the fields is the order in which they end.
+    rig: Rig,
+    folder: PathBuf,
+    _small: SmallFileSystem,
+    _scratch: Scratch,
+    turns: u64,
+    verified: u64,
+}
+
+impl FullDisk {
+    fn start(beside: &Rig) -> Result<FullDisk> {
+        let scratch = Scratch::new()?;
+        let small = SmallFileSystem::mount(&scratch)?;
+        let wrapper = small.wrapper(&scratch);
+        let wrapper: Vec<&str> = wrapper.iter().map(String::as_str).collect();
+        let file = SmallFileSystem::folder(&scratch).join("disk");
+        let disk = format!(
+            "full=file:{},size=4M,cache=writeback,on_error=stop",
+            file.display()
+        );
+        let rig = beside.beside(|daemon| daemon.under(&wrapper).disk(&disk).vhost_blk("full"))?;
+        Ok(FullDisk {
+            folder: small.folder_from_outside(&scratch),
+            rig,
+            _small: small,
+            _scratch: scratch,
+            turns: 0,
+            verified: 0,
+        })
+    }
+
+    /// Fills the file system, lets a client write until it waits, and gives room.
+    fn turn(&mut self) -> Result<()> {
+        let (pad, disk) = (self.folder.join("pad"), self.folder.join("disk"));
+        // The disk of the turn before takes no room any more.
+        let disk = std::fs::File::options().write(true).open(disk)?;
+        disk.set_len(0)?;
+        disk.set_len(4 << 20)?;
+        // This fails when no room is left.
+        std::fs::write(&pad, vec![0x5a; 64 << 20]).ok();
+        let socket = self.rig.socket("full");
+        let client = Client::start("full disk", move |progress| {
+            Machine::run(socket, 1 << 20, progress)
+        });
+        let control = self.rig.daemon.control();
+        let waits = || {
+            let disk: serde_json::Value = control::get(&control, "/v1/disks/full").ok()?;
+            (disk["status"]["waiting"].as_u64()? > 0).then_some(())
+        };
+        wait_until(PATIENCE, waits).context("no write waits for room")?;
+        if self.turns % 2 == 1 {
+            self.rig.daemon.kill()?;
+            self.rig.daemon.start_again()?;
+        }
+        std::fs::remove_file(&pad)?;
+        self.rig.daemon.lunette(&["disk", "resume", "full"])?;
+        client.wait_for_progress()?;
+        self.verified += client.progress.verified.load(Ordering::Relaxed);
+        client.finish()?;
+        self.turns += 1;
+        Ok(())
+    }
+}
+
+#[test]
+fn clients_lose_nothing_through_kills_upgrades_and_a_full_disk() -> Result<()> {
+    let minutes = match std::env::var("SOAK_MINUTES") {
+        Ok(text) => text.parse::<f64>().context("SOAK_MINUTES")?,
+        Err(_) => 2.0,
+    };
+    let until = Instant::now() + Duration::from_secs_f64(minutes * 60.0);
+    let portal = free_portal()?.to_string();
+    let mut daemons = Daemons::start(&portal)?;
+    let socket = |name: &str| daemons.rig.socket(name);
+    let (file, image) = (socket("file"), socket("image"));
+    let clients = [
+        Client::start("raw file", move |progress| Machine::run(file, 0, progress)),
+        Client::start("image", move |progress| Machine::run(image, 0, progress)),
+        Client::start("iSCSI", move |progress| Host::run(portal, progress)),
+    ];
+    let mut full = FullDisk::start(&daemons.rig)?;
+    let (mut kills, mut upgrades) = (0, 0);
+    for turn in 0.. {
+        if Instant::now() > until {
+            break;
+        }
+        for client in &clients {
+            client.wait_for_progress()?;
+        }
+        match turn % 4 {
+            1 => {
+                daemons.upgrade()?;
+                upgrades += 1;
+            }
+            3 => full.turn()?,
+            _ => {
+                daemons.kill()?;
+                kills += 1;
+            }
+        }
+    }
+    let mut lines = Vec::new();
+    for client in clients {
+        lines.push(client.finish()?);
+    }
+    let (full_turns, full_verified) = (full.turns, full.verified);
+    drop(full);
+    let scratch = daemons.end()?;
+    check_image(&scratch.file("image.qcow2"))?;
+    println!(
+        "soak: {minutes} minutes: {kills} kills, {upgrades} upgrades, {full_turns} times a full file system ({full_verified} requests verified there)"
+    );
+    for line in &lines {
+        println!("soak: {line}");
+    }
+    ensure!(
+        kills > 0 && upgrades > 0 && full_turns > 0,
+        "too short a time for every kind of fault"
+    );
+    Ok(())
+}
