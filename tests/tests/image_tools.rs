@@ -295,6 +295,7 @@ fn convert_writes_over_existing_destinations() -> Result<()> {
     );
     std::fs::write(folder.join("large.raw"), vec![1; 17 << 20])?;
     let large = code(folder, &["convert", "large.raw", device, "-O", "raw"]);
+    let blocks = blocks_of_4096(folder);
     let same = run(
         folder,
         "qemu-img",
@@ -304,5 +305,21 @@ fn convert_writes_over_existing_destinations() -> Result<()> {
     ensure!(written? == Some(0) && large? == Some(1) && second? == Some(1));
     let same = same?;
     ensure!(same.status.success(), "{same:?}");
+    blocks
+}
+
+/// A disk that ends within a block of the destination: the rest of the block is unchanged.
+fn blocks_of_4096(folder: &Path) -> Result<()> {
+    std::fs::write(folder.join("large"), vec![0xff; 1 << 20])?;
+    std::fs::write(folder.join("odd.raw"), vec![5; (512 << 10) + 512])?;
+    let find = ["-f", "--show", "--sector-size", "4096", "large"];
+    let device = succeeds(folder, "losetup", &find)?;
+    let device = device.trim();
+    let written = code(folder, &["convert", "odd.raw", device, "-O", "raw"]);
+    succeeds(folder, "losetup", &["-d", device])?;
+    ensure!(written? == Some(0));
+    let mut expected = vec![0xff; 1 << 20];
+    expected[..(512 << 10) + 512].fill(5);
+    ensure!(std::fs::read(folder.join("large"))? == expected);
     Ok(())
 }

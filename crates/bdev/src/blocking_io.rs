@@ -200,6 +200,43 @@ impl BlockingIo {
             .map(drop)
     }
 
+    /// Reads `length` bytes into the beginning of a buffer. Whole blocks of the device are not copied.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn read_buffer(&mut self, offset: u64, length: usize, buffer: &IoBuffer) -> io::Result<()> {
+        if self.has_whole_blocks(offset, length) {
+            let io = IoRequest::read(offset, length as u64);
+            return self.run(&io, buffer.slice(0, length)).map(drop);
+        }
+        let mut bytes = vec![0; length];
+        self.read_at(offset, &mut bytes)?;
+        buffer.write_at(0, &bytes);
+        Ok(())
+    }
+
+    /// Writes the content of a buffer, as [`BlockingIo::write_at`] writes bytes. Whole blocks of the device are not copied.
+    ///
+    /// # Errors
+    /// The device fails.
+    pub fn write_buffer(&mut self, offset: u64, buffer: IoBuffer) -> io::Result<()> {
+        let length = buffer.len();
+        if self.has_whole_blocks(offset, length) {
+            let io = IoRequest::write(offset, length as u64);
+            return self.run(&io, buffer).map(drop);
+        }
+        let mut bytes = vec![0; length];
+        buffer.read_at(0, &mut bytes);
+        self.write_at(offset, &bytes)
+    }
+
+    /// Returns whether a range consists of whole blocks of the device.
+    fn has_whole_blocks(&self, offset: u64, length: usize) -> bool {
+        let length = length as u64;
+        let left = self.bytes().saturating_sub(offset);
+        (offset | length).is_multiple_of(self.alignment) && (1..=left).contains(&length)
+    }
+
     /// The whole blocks of the device that have a range.
     fn whole_blocks(&self, offset: u64, length: u64) -> (u64, u64) {
         let start = offset / self.alignment * self.alignment;

@@ -1,5 +1,7 @@
 //! Bytes into and out of a buffer. Ranges are asserted: they are ours, never a peer's.
 
+use std::rc::Rc;
+
 use super::{IoBuffer, Keep};
 use crate::{Mapping, copy};
 
@@ -78,6 +80,19 @@ impl IoBuffer {
                 std::ptr::copy_nonoverlapping(from.as_ptr().add(done), segment.base, segment.length)
             }
         });
+    }
+
+    /// Returns the bytes of a buffer made by [`IoBuffer::owned`]. `None` if a slice, a clone or an I/O shares its memory.
+    pub fn owned_bytes(&mut self) -> Option<&mut [u8]> {
+        let Keep::Owned(memory) = &mut self.keep else {
+            return None;
+        };
+        Rc::get_mut(memory)?;
+        let [segment] = &self.segments[self.first as usize..self.end as usize] else {
+            return None;
+        };
+        // SAFETY: the segment lies in the memory, which is initialised. No other buffer has the memory, and this one is borrowed.
+        Some(unsafe { std::slice::from_raw_parts_mut(segment.base, segment.length) })
     }
 
     /// Sets a range of the window to one byte.

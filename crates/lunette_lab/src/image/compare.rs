@@ -70,20 +70,21 @@ fn compare_disks(arguments: &CompareArguments) -> Outcome {
 fn compare_piece(lane: &mut Lane, piece: &Piece) -> Result<(), Stop> {
     for index in [0, 1] {
         if piece.has_data[index] {
-            let read = lane.read(index, piece);
-            read.map_err(|error| Stop::Failed(index, error))?;
+            lane.read(index, piece)?;
         }
     }
-    let length = piece.length();
-    let of = |index: usize| &lane.buffers[index][..length];
+    let [one, other] = match piece.has_data {
+        [false, false] => return Ok(()),
+        _ => lane.bytes(piece.length())?,
+    };
     let not_zero = |bytes: &[u8]| match is_zero(bytes) {
         true => None,
         false => bytes.iter().position(|byte| *byte != 0),
     };
     let differs = match piece.has_data {
-        [true, true] => first_difference(of(0), of(1)),
-        [true, false] => not_zero(of(0)),
-        [false, true] => not_zero(of(1)),
+        [true, true] => first_difference(one, other),
+        [true, false] => not_zero(one),
+        [false, true] => not_zero(other),
         [false, false] => None,
     };
     match differs {

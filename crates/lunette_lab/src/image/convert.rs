@@ -1,6 +1,7 @@
 //! `lunette image convert`.
 
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use cli_common::{Failure, Outcome};
 
 use super::arguments::{ConvertArguments, Format};
 use super::disks::{open_disk, open_writable, remote};
-use super::pieces::{Cut, Stop, failure, is_zero};
+use super::pieces::{Cut, Lane, PIECE_BYTES, Stop, failure, is_zero};
 use super::{cluster_bits, new_container, of};
 use crate::meter::Meter;
 
@@ -50,13 +51,10 @@ fn existing(arguments: &ConvertArguments, size: u64) -> Result<Arc<dyn BlockDevi
         return Err(of(path)(&"does not exist; hint: leave -n out to create it"));
     }
     let device = open_writable(path, arguments.to, NamedFiles::None)?;
-    let (bytes, block) = (
-        device.capacity().bytes(),
-        device.info().geometry.block_size(),
-    );
-    if bytes < size || !size.is_multiple_of(block.into()) {
+    let bytes = device.capacity().bytes();
+    if bytes < size {
         return Err(of(path)(&format!(
-            "it has {bytes} bytes in blocks of {block}, and cannot hold the {size} bytes of the source; hint: resize one of them"
+            "it has {bytes} bytes, and cannot hold the {size} bytes of the source; hint: resize one of them"
         )));
     }
     Ok(device)
@@ -109,10 +107,11 @@ fn copy(
     let mut cut = Cut::of(std::slice::from_ref(&source), size);
     cut.lanes.push(destination.clone());
     let done = cut.process(&mut meter, |lane, piece| {
-        lane.read(0, piece)
-            .map_err(|error| Stop::Failed(0, error))?;
-        let (bytes, there) = (&lane.buffers[0][..piece.length()], &mut lane.disks[1]);
-        write(there, piece.start, bytes).map_err(|error| Stop::Failed(1, error))
+        lane.read(0, piece)?;
+        let [bytes, _] = lane.bytes(piece.length())?;
+        let runs = data_runs(bytes);
+        runs.into_iter()
+            .try_for_each(|run| write(lane, piece.start, run))
     });
     finish(done, &destination, &meter, arguments)
 }
@@ -125,22 +124,24 @@ fn overwrite(
     arguments: &ConvertArguments,
 ) -> Outcome {
     let mut meter = Meter::new(Some(size), arguments.quiet);
-    let cut = Cut::of(&[source, destination.clone()], size);
+    let mut cut = Cut::of(&[source, destination.clone()], size);
+    cut.is_read = [true, false];
     let done = cut.process(&mut meter, |lane, piece| {
         let is_zero = match piece.has_data {
             [false, _] => true,
             [true, _] => {
-                let bytes = lane.read(0, piece);
-                is_zero(bytes.map_err(|error| Stop::Failed(0, error))?)
+                lane.read(0, piece)?;
+                is_zero(lane.bytes(piece.length())?[0])
             }
         };
-        let there = &mut lane.disks[1];
-        let written = match is_zero {
+        match is_zero {
             true if !piece.has_data[1] => Ok(()),
-            true => zero(there, piece.start, piece.end),
-            false => there.write_at(piece.start, &lane.buffers[0][..piece.length()]),
-        };
-        written.map_err(|error| Stop::Failed(1, error))
+            true => {
+                let zeroed = zero(&mut lane.disks[1], piece.start, piece.end);
+                zeroed.map_err(|error| Stop::Failed(1, error))
+            }
+            false => write(lane, piece.start, 0..piece.length()),
+        }
     });
     finish(done, &destination, &meter, arguments)
 }
@@ -167,25 +168,39 @@ fn finish(
 /// Zeroes a range. A disk that has no write zeroes gets them as data.
 fn zero(disk: &mut BlockingIo, from: u64, end: u64) -> std::io::Result<()> {
     let zeroes = IoRequest::write_zeroes(from, end - from).flagged(IoFlags::UNMAP);
-    match disk.run_plain(&zeroes) {
-        Ok(()) => Ok(()),
-        Err(_) => disk.write_at(from, &vec![0; (end - from) as usize]),
+    if disk.run_plain(&zeroes).is_ok() {
+        return Ok(());
     }
-}
-
-/// Writes the parts that are not zeroes.
-fn write(made: &mut BlockingIo, offset: u64, piece: &[u8]) -> std::io::Result<()> {
-    let mut at = 0;
-    let grains: Vec<(bool, &[u8])> = piece
-        .chunks(GRAIN_BYTES)
-        .map(|grain| (is_zero(grain), grain))
-        .collect();
-    for run in grains.chunk_by(|(one, _), (other, _)| one == other) {
-        let bytes: usize = run.iter().map(|(_, grain)| grain.len()).sum();
-        if !run[0].0 {
-            made.write_at(offset + at as u64, &piece[at..at + bytes])?;
-        }
-        at += bytes;
+    let zeroes = vec![0; PIECE_BYTES.min(end - from) as usize];
+    let mut at = from;
+    while at < end {
+        let length = PIECE_BYTES.min(end - at);
+        disk.write_at(at, &zeroes[..length as usize])?;
+        at += length;
     }
     Ok(())
+}
+
+/// Returns the ranges that are not zeroes.
+fn data_runs(piece: &[u8]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (index, grain) in piece.chunks(GRAIN_BYTES).enumerate() {
+        if is_zero(grain) {
+            continue;
+        }
+        let start = index * GRAIN_BYTES;
+        let end = start + grain.len();
+        match runs.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ => runs.push(start..end),
+        }
+    }
+    runs
+}
+
+/// Writes a range of the piece that was read from `start`.
+fn write(lane: &mut Lane, start: u64, run: Range<usize>) -> Result<(), Stop> {
+    let data = lane.buffers[0].slice(run.start, run.len());
+    let written = lane.disks[1].write_buffer(start + run.start as u64, data);
+    written.map_err(|error| Stop::Failed(1, error))
 }

@@ -11,13 +11,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bdev::{BlockDevice, BlockingIo};
 use block::{Allocation, Extent};
 use cli_common::Failure;
+use guest_memory::IoBuffer;
 
 use crate::meter::Meter;
 
 /// Threads that process pieces.
 const THREADS: usize = 4;
-/// Most bytes of a piece with data.
+/// Most bytes of a piece that is read.
 pub const PIECE_BYTES: u64 = 1 << 20;
+/// Most bytes of a piece that has data and is not read.
+const UNREAD_BYTES: u64 = 256 << 20;
 /// Bytes that [`is_zero`] examines together.
 const LINE_BYTES: usize = 128;
 
@@ -78,6 +81,10 @@ struct Cutter {
     cursors: Vec<Cursor>,
     at: u64,
     end: u64,
+    /// Pieces begin and end at multiples of this, except for the end of the last piece.
+    alignment: u64,
+    /// Disks whose data are read.
+    is_read: [bool; 2],
 }
 
 impl Cutter {
@@ -86,22 +93,51 @@ impl Cutter {
         if self.at >= self.end {
             return Ok(None);
         }
-        let (start, mut end) = (self.at, self.end);
-        let mut has_data = [false; 2];
-        for (index, (cursor, has_data)) in self.cursors.iter_mut().zip(&mut has_data).enumerate() {
+        let mut piece = self.extent(self.at)?;
+        let aligned_end = piece.end - piece.end % self.alignment;
+        if aligned_end > piece.start {
+            piece.end = aligned_end;
+        } else {
+            self.fill_block(&mut piece)?;
+        }
+        let is_read = |index: usize| piece.has_data[index] && self.is_read[index];
+        let bytes_max = match (is_read(0) || is_read(1), piece.has_data) {
+            (true, _) => PIECE_BYTES - piece.start % PIECE_BYTES,
+            (false, [false, false]) => u64::MAX,
+            (false, _) => UNREAD_BYTES,
+        };
+        piece.end = piece.end.min(piece.start.saturating_add(bytes_max));
+        self.at = piece.end;
+        Ok(Some(piece))
+    }
+
+    /// Returns the range from `start` in which the status of no disk changes.
+    fn extent(&mut self, start: u64) -> Result<Piece, (usize, io::Error)> {
+        let mut piece = Piece {
+            start,
+            end: self.end,
+            has_data: [false; 2],
+        };
+        let disks = self.cursors.iter_mut().zip(&mut piece.has_data);
+        for (index, (cursor, has_data)) in disks.enumerate() {
             let extent = cursor.extent(start).map_err(|error| (index, error))?;
             *has_data = extent.allocation == Allocation::Data;
-            end = end.min(extent.end);
+            piece.end = piece.end.min(extent.end);
         }
-        if has_data.contains(&true) {
-            end = end.min(start - start % PIECE_BYTES + PIECE_BYTES);
+        Ok(piece)
+    }
+
+    /// Extends a piece to the end of its first block. A disk has data in it if any part of the block has data.
+    fn fill_block(&mut self, piece: &mut Piece) -> Result<(), (usize, io::Error)> {
+        let end = self.end.min(piece.start.saturating_add(self.alignment));
+        while piece.end < end {
+            let next = self.extent(piece.end)?;
+            for (has_data, also) in piece.has_data.iter_mut().zip(next.has_data) {
+                *has_data |= also;
+            }
+            piece.end = next.end.min(end);
         }
-        self.at = end;
-        Ok(Some(Piece {
-            start,
-            end,
-            has_data,
-        }))
+        Ok(())
     }
 }
 
@@ -110,7 +146,7 @@ pub struct Lane {
     /// Channels to the disks.
     pub disks: Vec<BlockingIo>,
     /// One buffer for each disk.
-    pub buffers: Vec<Vec<u8>>,
+    pub buffers: Vec<IoBuffer>,
 }
 
 impl Lane {
@@ -119,7 +155,9 @@ impl Lane {
         for (index, device) in devices.iter().enumerate() {
             disks.push(BlockingIo::new(device.clone()).map_err(|error| (index, error))?);
         }
-        let buffers = devices.iter().map(|_| vec![0; PIECE_BYTES as usize]);
+        let buffers = devices
+            .iter()
+            .map(|_| IoBuffer::owned(PIECE_BYTES as usize));
         Ok(Lane {
             buffers: buffers.collect(),
             disks,
@@ -127,10 +165,21 @@ impl Lane {
     }
 
     /// Reads a piece of one disk into its buffer.
-    pub fn read(&mut self, index: usize, piece: &Piece) -> io::Result<&[u8]> {
-        let bytes = &mut self.buffers[index][..(piece.end - piece.start) as usize];
-        self.disks[index].read_at(piece.start, bytes)?;
-        Ok(bytes)
+    pub fn read(&mut self, index: usize, piece: &Piece) -> Result<(), Stop> {
+        let (disk, buffer) = (&mut self.disks[index], &self.buffers[index]);
+        let read = disk.read_buffer(piece.start, piece.length(), buffer);
+        read.map_err(|error| Stop::Failed(index, error))
+    }
+
+    /// Returns the first `length` bytes of both buffers. A lane of one disk has no second buffer.
+    pub fn bytes(&mut self, length: usize) -> Result<[&[u8]; 2], Stop> {
+        let mut both: [&[u8]; 2] = [&[], &[]];
+        for (index, (buffer, bytes)) in self.buffers.iter_mut().zip(&mut both).enumerate() {
+            let owned = buffer.owned_bytes().and_then(|all| all.get(..length));
+            let shared = || Stop::Failed(index, io::Error::other("an I/O still has the buffer"));
+            *bytes = owned.ok_or_else(shared)?;
+        }
+        Ok(both)
     }
 }
 
@@ -149,6 +198,8 @@ pub struct Cut {
     /// Disks of a [`Lane`]: those that are cut come first.
     pub lanes: Vec<Arc<dyn BlockDevice>>,
     end: u64,
+    /// Disks whose data `process` reads. Pieces without data to read may be longer than [`PIECE_BYTES`].
+    pub is_read: [bool; 2],
 }
 
 impl Cut {
@@ -158,10 +209,13 @@ impl Cut {
             by: devices.to_vec(),
             lanes: devices.to_vec(),
             end,
+            is_read: [true; 2],
         }
     }
 
     /// Calls `process` for each piece. The first stop by offset ends the work, as if one thread had processed the pieces in order.
+    ///
+    /// No two pieces share a block of a disk. Threads therefore never read and write back parts of the same block.
     pub fn process(
         &self,
         meter: &mut Meter,
@@ -217,10 +271,13 @@ impl Cut {
         for (index, device) in self.by.iter().enumerate() {
             cursors.push(Cursor::new(device).map_err(|error| (index, error))?);
         }
+        let alignments = self.lanes.iter().map(|disk| disk.info().io_alignment);
         let mut cutter = Cutter {
             cursors,
             at: 0,
             end: self.end,
+            alignment: alignments.max().unwrap_or(1).into(),
+            is_read: self.is_read,
         };
         while let Some(piece) = cutter.next()? {
             if !send(piece) {
@@ -280,7 +337,123 @@ pub fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use bdev::qcow2::{self, CreateOptions};
+    use bdev::{CacheMode, FaultPlan, Faulty, File, FileOptions, Image, ImageOptions};
+    use bdev::{Ram, RamOptions};
+
     use super::*;
+
+    /// Clusters of 512 bytes: data and holes alternate within the blocks of the destination.
+    fn alternating_source(path: &std::path::Path, size: u64) -> Arc<dyn BlockDevice> {
+        let file = File::open(FileOptions {
+            size: Some(512),
+            cache: CacheMode::Writeback,
+            is_container: true,
+            ..FileOptions::new(path)
+        });
+        let container = file.unwrap().container().unwrap();
+        let options = CreateOptions {
+            cluster_bits: 9,
+            ..CreateOptions::new(size)
+        };
+        qcow2::create(&container, &options).unwrap();
+        drop(container);
+        let image = Image::open(&ImageOptions {
+            cache: CacheMode::Writeback,
+            trusts_name: true,
+            ..ImageOptions::new(path)
+        });
+        let image: Arc<dyn BlockDevice> = Arc::new(image.unwrap());
+        let mut io = BlockingIo::new(image.clone()).unwrap();
+        for at in (0..size).step_by(1024) {
+            io.write_at(at, &[at.to_le_bytes()[1] | 1; 512]).unwrap();
+        }
+        image
+    }
+
+    fn content(device: &Arc<dyn BlockDevice>, size: u64) -> Vec<u8> {
+        let mut bytes = vec![0; size as usize];
+        let mut io = BlockingIo::new(device.clone()).unwrap();
+        io.read_at(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Two threads that read, change and write the same block would lose the change of one of them.
+    #[test]
+    fn pieces_share_no_block_of_a_destination_with_larger_blocks() {
+        const SIZE: u64 = (1 << 20) + 7 * 512;
+        let folder = tempfile::tempdir().unwrap();
+        let source = alternating_source(&folder.path().join("source"), SIZE);
+        let ram = Ram::create(RamOptions {
+            size: 2 << 20,
+            ..RamOptions::default()
+        });
+        let faulty = Faulty::new(Arc::new(ram.unwrap()), FaultPlan::default());
+        let destination: Arc<dyn BlockDevice> = Arc::new(faulty.with_alignment(4096));
+        let mut io = BlockingIo::new(destination.clone()).unwrap();
+        io.write_at(0, &vec![0xee; 2 << 20]).unwrap();
+        let mut cut = Cut::of(std::slice::from_ref(&source), SIZE);
+        cut.lanes.push(destination.clone());
+        let pieces = Mutex::new(Vec::new());
+        let mut meter = Meter::new(None, true);
+        let done = cut.process(&mut meter, |lane, piece| {
+            lock(&pieces).push(*piece);
+            lane.read(0, piece)?;
+            let data = lane.buffers[0].slice(0, piece.length());
+            let written = lane.disks[1].write_buffer(piece.start, data);
+            written.map_err(|error| Stop::Failed(1, error))
+        });
+        assert!(done.is_ok());
+        for piece in lock(&pieces).iter() {
+            let is_aligned = piece.end.is_multiple_of(4096) || piece.end == SIZE;
+            assert!(
+                piece.start.is_multiple_of(4096) && is_aligned,
+                "{piece:?} shares a block"
+            );
+        }
+        assert!(content(&destination, SIZE) == content(&source, SIZE));
+        let after = content(&destination, 2 << 20).split_off(SIZE as usize);
+        assert!(
+            after.iter().all(|byte| *byte == 0xee),
+            "bytes behind the end have changed"
+        );
+    }
+
+    #[test]
+    fn only_data_that_are_read_limit_a_piece() {
+        let ram = |size| -> Arc<dyn BlockDevice> {
+            let ram = Ram::create(RamOptions {
+                size,
+                ..RamOptions::default()
+            });
+            Arc::new(ram.unwrap())
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let empty = folder.path().join("empty");
+        std::fs::File::create(&empty)
+            .and_then(|file| file.set_len(64 << 20))
+            .unwrap();
+        let empty = File::open(FileOptions {
+            cache: CacheMode::Writeback,
+            ..FileOptions::new(empty)
+        });
+        let full = ram(64 << 20);
+        let mut io = BlockingIo::new(full.clone()).unwrap();
+        for at in (0..64 << 20).step_by(1 << 20) {
+            io.write_at(at, &[1; 1 << 20]).unwrap();
+        }
+        let mut cut = Cut::of(&[Arc::new(empty.unwrap()), full], 64 << 20);
+        for (is_read, count) in [([true, true], 64), ([true, false], 1)] {
+            cut.is_read = is_read;
+            let mut pieces = 0;
+            let cut = cut.cut(|_| {
+                pieces += 1;
+                true
+            });
+            assert!(cut.is_ok());
+            assert_eq!(pieces, count, "{is_read:?}");
+        }
+    }
 
     #[test]
     fn a_byte_anywhere_is_not_zero() {
