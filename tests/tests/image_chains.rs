@@ -249,6 +249,29 @@ fn rebase_of_an_image_with_subclusters_keeps_its_content() -> Result<()> {
     is_clean(folder, "overlay")
 }
 
+/// Clusters of 2 MiB are larger than the pieces in which other images are compared.
+#[test]
+fn rebase_counts_each_large_cluster_once() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    let mut below = vec![0; 12 << 20];
+    std::fs::write(folder.join("new"), &below)?;
+    // The whole of two clusters, and the second half of a third.
+    below[..4 << 20].fill(0x11);
+    below[7 << 20..8 << 20].fill(0x22);
+    std::fs::write(folder.join("old"), &below)?;
+    let create = ["create", "-q", "-f", "qcow2", "-o", "cluster_size=2M"];
+    let backing = ["-b", "old", "-F", "raw", "overlay"];
+    succeeds(folder, "qemu-img", &[&create[..], &backing].concat())?;
+    let before = content(folder)?;
+    let rebase = ["rebase", "overlay", "--backing", "new"];
+    let raw = ["--backing-format", "raw"];
+    let said = image(folder, &[&rebase[..], &raw].concat())?;
+    ensure!(said.contains(": 3 clusters copied"), "{said}");
+    ensure!(content(folder)? == before, "the content has changed");
+    is_clean(folder, "overlay")
+}
+
 #[test]
 fn rebase_and_commit_refuse_what_would_change_content() -> Result<()> {
     let scratch = Scratch::new()?;

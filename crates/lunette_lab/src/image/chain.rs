@@ -14,7 +14,7 @@ use super::disks::{backing_image, open_disk, open_writable};
 use super::{Tables as Overlay, has_bitmaps, of, open_tables, require_qcow2, warn_of_bitmaps};
 use crate::meter::Meter;
 
-/// Bytes that are read and written together.
+/// Bytes that are read and written together. A rebase reads whole clusters, which may be larger.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Clusters that are copied with one change of the tables.
 const BATCH: usize = 256;
@@ -284,6 +284,7 @@ fn keep_content(
 ) -> qcow2::Result<String> {
     let end = image.header().size;
     let cluster = image.header().cluster_bytes();
+    let piece = PIECE_BYTES.max(cluster);
     let (mut before, mut after) = (Vec::new(), Vec::new());
     let (mut differing, mut clusters) = (Vec::new(), 0_u64);
     let mut at = 0;
@@ -294,16 +295,20 @@ fn keep_content(
             if !at.is_multiple_of(cluster) {
                 length = length.min(cluster - at % cluster);
             }
-            length = piece_to_compare(&mut old, &mut new, at, length);
+            length = piece_to_compare(&mut old, &mut new, at, length, piece);
         }
-        if mapping == Mapping::Unallocated && length <= PIECE_BYTES {
+        if mapping == Mapping::Unallocated && length <= piece {
             read_padded(&mut old, at, length, &mut before)?;
             read_padded(&mut new, at, length, &mut after)?;
             let pairs = before
                 .chunks(cluster as usize)
                 .zip(after.chunks(cluster as usize));
             for (index, _) in pairs.enumerate().filter(|(_, (one, other))| one != other) {
-                differing.push(at + index as u64 * cluster);
+                let offset = (at + index as u64 * cluster) / cluster * cluster;
+                // Two runs of subclusters may lie in one cluster.
+                if differing.last() != Some(&offset) {
+                    differing.push(offset);
+                }
             }
         }
         meter.add(length);
@@ -317,12 +322,14 @@ fn keep_content(
     Ok(format!("{clusters} clusters copied"))
 }
 
-/// Returns the length of a piece to compare, or the length of a part where both disks have holes, if that is longer than a piece.
+/// Returns the length of the next part to compare, at most `piece` bytes. If both disks have a longer hole there, returns its length in
+/// whole pieces.
 fn piece_to_compare(
     old: &mut Option<&mut BlockingIo>,
     new: &mut Option<&mut BlockingIo>,
     at: u64,
     length: u64,
+    piece: u64,
 ) -> u64 {
     let mut common = at + length;
     for disk in [old.as_deref_mut(), new.as_deref_mut()]
@@ -332,8 +339,8 @@ fn piece_to_compare(
         common = end_of_hole(disk, at, common).unwrap_or(at);
     }
     match common - at {
-        hole if hole > PIECE_BYTES => hole / PIECE_BYTES * PIECE_BYTES,
-        _ => length.min(PIECE_BYTES),
+        hole if hole > piece => hole / piece * piece,
+        _ => length.min(piece),
     }
 }
 
