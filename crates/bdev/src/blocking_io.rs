@@ -15,6 +15,8 @@ const RING_ENTRIES: u32 = 8;
 /// Waits for the kernel to end watches, and the time of each.
 const DETACH_TRIES: usize = 100;
 const DETACH_PAUSE: Duration = Duration::from_millis(10);
+/// Waits of [`DETACH_PAUSE`] for a channel to close: 30 s.
+const CLOSE_TRIES: usize = 3000;
 /// Largest buffer that stays allocated between two calls.
 const BUFFER_BYTES: usize = 1 << 20;
 
@@ -79,15 +81,24 @@ impl BlockingIo {
     /// Closes the channel and its descriptors. The next I/O attaches again.
     ///
     /// # Errors
-    /// The kernel refuses to work on the ring.
+    /// The kernel refuses to work on the ring, or the channel does not close in time. The channel is dropped in both cases.
     pub(crate) fn detach(&mut self) -> io::Result<()> {
+        self.detach_within(CLOSE_TRIES)
+    }
+
+    fn detach_within(&mut self, tries: usize) -> io::Result<()> {
         let Some(mut channel) = self.channel.take() else {
             return Ok(());
         };
         channel.close(&mut self.ring);
         let (mut completions, mut finished) = (Vec::new(), Vec::new());
+        let mut tries = 0..tries;
         while !channel.is_closed() {
-            self.ring.enter(Wait::Until(None), &mut completions)?;
+            if tries.next().is_none() {
+                return Err(self.not_closed());
+            }
+            self.ring
+                .enter(Wait::Until(Some(DETACH_PAUSE)), &mut completions)?;
             for completion in completions.drain(..) {
                 channel.complete(&mut self.ring, completion, &mut finished);
             }
@@ -103,6 +114,17 @@ impl BlockingIo {
             completions.clear();
         }
         Ok(())
+    }
+
+    fn not_closed(&self) -> io::Error {
+        let name = match self.device.medium() {
+            Some(medium) => medium.key(),
+            None => self.device.kind().to_owned(),
+        };
+        let error = format!(
+            "{name}: the device has not ended its I/O in time; hint: check its storage, then try again"
+        );
+        io::Error::new(io::ErrorKind::TimedOut, error)
     }
 
     /// Bytes that it has.
@@ -295,5 +317,86 @@ impl qcow2::Backing for BlockingIo {
 
     fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         BlockingIo::read_at(self, offset, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use guest_memory::IoBuffer;
+    use uring::Completion;
+
+    use super::*;
+    use crate::layer::Layer;
+    use crate::{File, FileOptions};
+
+    /// A device whose channels never close.
+    struct Stuck(File);
+
+    struct StuckChannel(Box<dyn IoChannel>);
+
+    impl Layer for Stuck {
+        fn inner(&self) -> &dyn BlockDevice {
+            &self.0
+        }
+
+        fn layer_kind(&self) -> &'static str {
+            "stuck"
+        }
+
+        fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+            Ok(Box::new(StuckChannel(self.0.attach(attach)?)))
+        }
+    }
+
+    impl IoChannel for StuckChannel {
+        fn submit(
+            &mut self,
+            ring: &mut Ring,
+            io: &IoRequest,
+            buffer: &mut IoBuffer,
+            tag: Tag,
+        ) -> Submission {
+            self.0.submit(ring, io, buffer, tag)
+        }
+
+        fn complete(
+            &mut self,
+            ring: &mut Ring,
+            completion: Completion,
+            finished: &mut Vec<Finished>,
+        ) {
+            self.0.complete(ring, completion, finished);
+        }
+
+        fn is_closed(&self) -> bool {
+            false
+        }
+
+        fn in_flight(&self) -> usize {
+            self.0.in_flight()
+        }
+    }
+
+    #[test]
+    fn a_channel_that_does_not_close_ends_the_wait_with_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        let file = File::open(FileOptions {
+            size: Some(1 << 20),
+            cache: crate::CacheMode::Writeback,
+            ..FileOptions::new(&path)
+        });
+        let mut io = BlockingIo::new(Arc::new(Stuck(file.unwrap()))).unwrap();
+        io.write_at(512, &[7; 512]).unwrap();
+        let error = io.detach_within(3).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(
+            error.to_string().contains(path.to_str().unwrap()),
+            "{error}"
+        );
+        // The next I/O attaches again.
+        let mut bytes = [0; 512];
+        io.read_at(512, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 512]);
     }
 }
