@@ -318,3 +318,56 @@ fn images_that_could_not_be_opened_are_not_made() -> Result<()> {
     }
     Ok(())
 }
+
+/// A snapshot, a commit and a mirror leave the disk with the policy with which it was configured.
+#[test]
+fn jobs_keep_the_policy_for_named_files() -> Result<()> {
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        let at = scratch.files();
+        std::fs::create_dir(at.join("elsewhere"))?;
+        for name in ["d0.qcow2", "d1.qcow2"] {
+            qemu_img(at, &["create", "-q", "-f", "qcow2", name, "1M"])?;
+        }
+        let disk = |name: &str, policy: &str| {
+            let path = at.join(format!("{name}.qcow2"));
+            format!("{name}=image:{},named_files={policy}", path.display())
+        };
+        let daemon = daemon.disk(&disk("d0", "folder")).disk(&disk("d1", "none"));
+        Ok(daemon.vhost_blk("d0").vhost_blk("d1"))
+    })?;
+    let at = rig.scratch.files().to_owned();
+    let path = |name: &str| at.join(name).display().to_string();
+    let policy = |rig: &Rig| -> Result<String> {
+        let shown: serde_json::Value = control::get(&rig.daemon.control(), "/v1/disks/d0")?;
+        Ok(shown["named_files"].as_str().unwrap_or("any").to_owned())
+    };
+    for (disk, to, why) in [
+        ("d0", "elsewhere/new.qcow2", "named_files=folder"),
+        ("d1", "new.qcow2", "named_files=none"),
+    ] {
+        let snapshot = ["disk", "snapshot", disk, "--to", &path(to)];
+        let told = rig.daemon.ask(&snapshot)?;
+        ensure!(
+            !told.status.success() && text(&told.stderr).contains(why),
+            "{disk}: {told:?}"
+        );
+        ensure!(!at.join(to).exists(), "{to} is left behind");
+    }
+    let (snapshot, moved) = (path("snapshot.qcow2"), path("moved.qcow2"));
+    let moved = format!("image:{moved}");
+    for words in [
+        &["disk", "snapshot", "d0", "--to", &snapshot][..],
+        &["disk", "commit", "d0", "--wait"],
+        &["disk", "snapshot", "d0", "--to", &path("second.qcow2")],
+        &["disk", "mirror", "d0", &moved, "--switch", "--wait"],
+    ] {
+        rig.daemon.lunette(words)?;
+        let now = policy(&rig)?;
+        ensure!(now == "folder", "{words:?}: {now}");
+        rig.daemon.kill()?;
+        rig.daemon.start_again()?;
+        let now = policy(&rig)?;
+        ensure!(now == "folder", "{words:?}, after a restart: {now}");
+    }
+    Ok(())
+}

@@ -395,6 +395,22 @@ impl BlockDeviceConfig {
         self
     }
 
+    /// Returns an image with the policy for named files of `other`, unless it has a policy of its own.
+    #[must_use]
+    pub fn with_named_files_of(mut self, other: &BlockDeviceConfig) -> BlockDeviceConfig {
+        if let (
+            BlockDeviceConfig::Image { named_files, .. },
+            BlockDeviceConfig::Image {
+                named_files: policy,
+                ..
+            },
+        ) = (&mut self, other)
+        {
+            *named_files = named_files.or(*policy);
+        }
+        self
+    }
+
     /// Does it get another size by others, which it follows? `is_device`: so do block devices of this machine. `None`: it has no size but
     /// its own.
     pub fn follows_size(&self, is_device: impl FnOnce(&Path) -> bool) -> Option<bool> {

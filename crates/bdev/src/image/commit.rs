@@ -41,6 +41,8 @@ pub(super) fn reopen(image: &Image) -> Result<Committable, OpenError> {
         return Err(failed(HAS_SNAPSHOTS.to_owned()));
     }
     let base_path = named.path;
+    let named_files = image.shared.named_files;
+    named_files.check(path, "backing image", &base_path)?;
     if base_path.to_str().is_some_and(is_remote) {
         return Err(failed(format!(
             "its backing image {} is only read; hint: lunette disk mirror moves the disk to a place of its own",
@@ -72,6 +74,7 @@ fn open_both(
         cache: shared.cache,
         block_size: Some(shared.info.geometry.block_size()),
         data_file: shared.data_file.as_ref().map(|file| file.path().to_owned()),
+        named_files: shared.named_files,
         ..ImageOptions::new(image.path())
     };
     let base = open_base(&options, &base_path, base_is_image)?;

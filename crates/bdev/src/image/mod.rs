@@ -81,6 +81,8 @@ struct Shared {
     info: DiskInfo,
     capacity: Arc<Capacity>,
     cache: CacheMode,
+    /// See [`ImageOptions::named_files`].
+    named_files: NamedFiles,
     backing: Option<Arc<dyn BlockDevice>>,
     /// Bytes of the backing image; 0: there is none.
     backing_bytes: u64,

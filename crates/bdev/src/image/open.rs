@@ -164,6 +164,7 @@ fn assemble(
         capacity: Arc::new(Capacity::new(header.size)),
         info,
         cache: options.cache,
+        named_files: options.named_files,
         backing_bytes,
         backing,
         can_zero: image.can_zero(),

@@ -24,7 +24,10 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     let (disk, config) = context.disk(disk)?;
     let name = disk.name().to_owned();
     let device = disk.device();
-    let BlockDeviceConfig::Image { cache, .. } = config.backend else {
+    let BlockDeviceConfig::Image {
+        cache, named_files, ..
+    } = config.backend
+    else {
         return Err(no_overlay(&name));
     };
     if device.kind() != "image" || device.below().is_none() {
@@ -56,7 +59,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
             data_file: bdev::data_file_of(&path),
             path,
             size: None,
-            named_files: None,
+            named_files,
             cache,
         },
         false => BlockDeviceConfig::File {

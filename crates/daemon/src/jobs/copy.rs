@@ -69,7 +69,10 @@ pub(super) struct Copying {
 /// Nothing has changed then.
 pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     let (disk, now) = context.disk(&copy.disk)?;
-    let config = place(&now, &copy.target, &disk);
+    let mut config = place(&now, &copy.target, &disk);
+    if copy.kind == JobKind::Mirror {
+        config.backend = config.backend.with_named_files_of(&now.backend);
+    }
     // A session for the same unit would end the one of the disk, which has the same ISID.
     if let (BlockDeviceConfig::Iscsi(one), BlockDeviceConfig::Iscsi(other)) =
         (&now.backend, &config.backend)
@@ -250,6 +253,7 @@ fn open_target(
         path,
         cache,
         data_file: None,
+        named_files,
         ..
     } = &config.backend
         && !path.exists()
@@ -257,6 +261,7 @@ fn open_target(
         let options = bdev::ImageOptions {
             cache: cache.of_device(),
             block_size: config.block_size,
+            named_files: named_files.unwrap_or_default(),
             ..bdev::ImageOptions::new(path)
         };
         if let Some(last) = over {

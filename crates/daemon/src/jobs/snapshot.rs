@@ -1,10 +1,10 @@
 //! External snapshots: each disk goes on in a new image over what it was, all of them from one moment on. What they were is read from
 //! then on, and others may read it too.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bdev::{BackingName, BlockDevice, DiscardMode, Disk, Image, ImageOptions};
+use bdev::{BackingName, BlockDevice, DiscardMode, Disk, Image, ImageOptions, NamedFiles};
 
 use super::backing_name::backing_name;
 use super::exchange::{Flush, exchange, failed};
@@ -83,6 +83,7 @@ fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
     let at_work = Unannounced(context.jobs.clone(), context.jobs.begin(job)?);
     let path = std::path::absolute(&overlay.path).unwrap_or(overlay.path.clone());
     let (name, cache) = backing(&disk, &config)?;
+    let named_files = named_files(&config, &path, &name)?;
     let info = disk.info();
     let block_size = match info.geometry.block_size() {
         512 => config.block_size,
@@ -93,7 +94,7 @@ fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
             path: path.clone(),
             size: None,
             data_file: None,
-            named_files: None,
+            named_files,
             cache,
         },
         discard: DiscardMode::Unmap,
@@ -103,6 +104,7 @@ fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
     let options = ImageOptions {
         cache: cache.of_device(),
         block_size,
+        named_files: named_files.unwrap_or_default(),
         ..ImageOptions::new(&path)
     };
     let before = disk.device();
@@ -119,6 +121,42 @@ fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
         path,
         _job: at_work,
     })
+}
+
+/// Returns the policy of the disk for files that its images name. The new image is opened under this policy after a restart, so that a
+/// policy that forbids its backing image refuses the snapshot.
+fn named_files(
+    config: &DiskConfig,
+    path: &Path,
+    backing: &BackingName,
+) -> Result<Option<NamedFiles>, Refusal> {
+    let BlockDeviceConfig::Image { named_files, .. } = &config.backend else {
+        return Ok(None);
+    };
+    let policy = named_files.unwrap_or_default();
+    let below = Path::new(&backing.name);
+    if policy.check(path, "backing image", below).is_ok() {
+        return Ok(*named_files);
+    }
+    let mut words = NamedFiles::WORDS.into_iter();
+    let word = words.find(|(_, known)| *known == policy);
+    let word = word.map_or("", |(word, _)| word);
+    let folder = below.parent().unwrap_or(below).display();
+    let help = match policy {
+        NamedFiles::Folder => {
+            format!("put the new image in {folder}, or add the disk again with named_files=any")
+        }
+        _ => "add the disk again with named_files=folder or named_files=any".to_owned(),
+    };
+    Err(Refusal::conflict(
+        format!(
+            "disk {}: named_files={word} would not let {} open its backing image {} after a restart",
+            config.name,
+            path.display(),
+            backing.name
+        ),
+        &help,
+    ))
 }
 
 /// How the new image names what it stands on, and how it is cached.
