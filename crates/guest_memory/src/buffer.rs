@@ -64,8 +64,9 @@ const MOVES_BEFORE_REGISTRATION: u32 = 8;
 
 impl Owned {
     fn new(length: usize) -> Rc<Owned> {
-        let size = length.max(1).next_multiple_of(PAGE);
-        let layout = Layout::from_size_align(size, PAGE).expect("length below isize::MAX");
+        let size = length.max(1).checked_next_multiple_of(PAGE);
+        let layout = size.and_then(|size| Layout::from_size_align(size, PAGE).ok());
+        let layout = layout.expect("length below isize::MAX");
         // SAFETY: the layout's size is not zero.
         let base = unsafe { std::alloc::alloc_zeroed(layout) };
         let Some(base) = NonNull::new(base) else {
@@ -94,8 +95,8 @@ enum Keep {
     Nothing,
     Guest(GuestView),
     Owned(Rc<Owned>),
-    // Those below are never read: they are held for their drop.
-    Mapping(#[expect(dead_code)] Arc<Mapping>),
+    Mapping(Arc<Mapping>),
+    // Never read: it is held for its drop.
     View(#[expect(dead_code)] MappingView),
 }
 
@@ -410,6 +411,19 @@ mod tests {
             at += length;
         }
         buffer
+    }
+
+    #[test]
+    #[should_panic(expected = "length below isize::MAX")]
+    fn owned_buffer_whose_size_overflows_is_refused() {
+        IoBuffer::owned(usize::MAX);
+    }
+
+    #[test]
+    #[should_panic(expected = "a disk is read into itself")]
+    fn range_of_a_mapping_is_not_filled_from_the_same_mapping() {
+        let mapping = Mapping::anonymous(8192).unwrap();
+        IoBuffer::of_mapping(&mapping, 100, 4096).fill_from(&mapping, 0);
     }
 
     #[test]

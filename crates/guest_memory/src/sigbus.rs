@@ -5,29 +5,77 @@
 //! then goes on, and the worker ends the session at its next look. For every other address the former
 //! action is restored, so that a real bus error still ends the process. Only async-signal-safe calls are used.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
 /// Most mappings of client memory that can be watched at a time; each front end maps a handful of regions.
 const SLOTS: usize = 16_384;
 
-const FREE: u8 = 0;
-const CLAIMED: u8 = 1;
-const WATCHED: u8 = 2;
-const POISONED: u8 = 3;
+/// States of a slot, in the lower bits of its word. The bits above them count how often it was claimed.
+const FREE: u32 = 0;
+const CLAIMED: u32 = 1;
+const WATCHED: u32 = 2;
+const POISONED: u32 = 3;
+const STATE: u32 = 3;
+const CLAIM: u32 = 4;
 
+/// A range that is watched, or a place for one. The handler may read it while another thread changes it.
 struct Slot {
-    state: AtomicU8,
+    word: AtomicU32,
     start: AtomicUsize,
     length: AtomicUsize,
 }
 
-static TABLE: [Slot; SLOTS] = [const {
-    Slot {
-        state: AtomicU8::new(FREE),
-        start: AtomicUsize::new(0),
-        length: AtomicUsize::new(0),
+static TABLE: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
+
+impl Slot {
+    const fn new() -> Slot {
+        Slot {
+            word: AtomicU32::new(FREE),
+            start: AtomicUsize::new(0),
+            length: AtomicUsize::new(0),
+        }
     }
-}; SLOTS];
+
+    fn state(&self) -> u32 {
+        self.word.load(Ordering::Acquire) & STATE
+    }
+
+    /// Claims a free slot.
+    fn claim(&self) -> bool {
+        let word = self.word.load(Ordering::Relaxed);
+        let claimed = (word & !STATE).wrapping_add(CLAIM) | CLAIMED;
+        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+        word & STATE == FREE
+            && (self.word)
+                .compare_exchange(word, claimed, success, failure)
+                .is_ok()
+    }
+
+    /// Sets the range of a claimed slot.
+    fn watch(&self, start: usize, length: usize) {
+        // A reader that finds the new range also finds that the word has changed.
+        fence(Ordering::Release);
+        self.start.store(start, Ordering::Relaxed);
+        self.length.store(length, Ordering::Relaxed);
+        self.enter(WATCHED);
+    }
+
+    fn enter(&self, state: u32) {
+        let claims = self.word.load(Ordering::Relaxed) & !STATE;
+        self.word.store(claims | state, Ordering::Release);
+    }
+
+    /// The range that is watched. Start and length belong to one mapping: `None` also if the slot changes meanwhile.
+    fn range(&self) -> Option<(usize, usize)> {
+        let before = self.word.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Relaxed);
+        let length = self.length.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let after = self.word.load(Ordering::Relaxed);
+        let is_stable = before & !STATE == after & !STATE;
+        (before & STATE >= WATCHED && is_stable).then_some((start, length))
+    }
+}
 
 /// Slots at or above this index have never been used, so the handler need not look at them.
 static USED: AtomicUsize = AtomicUsize::new(0);
@@ -50,15 +98,9 @@ impl Watch {
     /// `None`: as many are watched as there may be. A mapping that is not watched must not be used.
     pub(crate) fn new(start: usize, length: usize) -> Option<Watch> {
         for (index, slot) in TABLE.iter().enumerate() {
-            if slot
-                .state
-                .compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok()
-            {
-                slot.start.store(start, Ordering::Relaxed);
-                slot.length.store(length, Ordering::Relaxed);
+            if slot.claim() {
                 USED.fetch_max(index + 1, Ordering::AcqRel);
-                slot.state.store(WATCHED, Ordering::Release);
+                slot.watch(start, length);
                 return Some(Watch { slot: index });
             }
         }
@@ -66,13 +108,13 @@ impl Watch {
     }
 
     pub(crate) fn is_poisoned(&self) -> bool {
-        TABLE[self.slot].state.load(Ordering::Acquire) == POISONED
+        TABLE[self.slot].state() == POISONED
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        TABLE[self.slot].state.store(FREE, Ordering::Release);
+        TABLE[self.slot].enter(FREE);
     }
 }
 
@@ -113,11 +155,10 @@ extern "C" fn on_sigbus(
     let address = unsafe { (*info).si_addr() } as usize;
     let used = USED.load(Ordering::Acquire).min(SLOTS);
     for slot in &TABLE[..used] {
-        if slot.state.load(Ordering::Acquire) < WATCHED {
+        // The mapping of the fault is in use, so its slot does not change. Other slots may.
+        let Some((start, length)) = slot.range() else {
             continue;
-        }
-        let start = slot.start.load(Ordering::Relaxed);
-        let length = slot.length.load(Ordering::Relaxed);
+        };
         if address < start || address - start >= length {
             continue;
         }
@@ -128,7 +169,7 @@ extern "C" fn on_sigbus(
         if !replace(page, start + length - page) && !replace(start, length) {
             break;
         }
-        slot.state.store(POISONED, Ordering::Release);
+        slot.enter(POISONED);
         HITS.fetch_add(1, Ordering::Release);
         return;
     }
@@ -156,20 +197,41 @@ fn replace(start: usize, length: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::Mapping;
 
     #[test]
+    fn range_of_a_slot_in_use_is_never_mixed_from_two_mappings() {
+        let slot = Slot::new();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for range in 1..2_000_000 {
+                    assert!(slot.claim());
+                    slot.watch(range, range);
+                    slot.enter(FREE);
+                }
+            });
+            while !writer.is_finished() {
+                if let Some((start, length)) = slot.range() {
+                    assert_eq!(start, length);
+                }
+            }
+        });
+        assert_eq!(slot.range(), None);
+    }
+
+    #[test]
     fn truncated_memory_poisons_the_mapping_and_reads_zero() {
-        super::install().unwrap();
+        install().unwrap();
         let (mapping, file) = Mapping::memfd("t", 1 << 20).unwrap();
         mapping.fill(0, 1 << 20, 7);
         file.set_len(4096).unwrap();
-        let before = super::hits();
+        let before = hits();
         let mut got = [1; 4];
         mapping.read(8192, &mut got);
         assert_eq!(got, [0; 4]);
         assert!(mapping.is_poisoned());
-        assert!(super::hits() > before);
+        assert!(hits() > before);
         mapping.read(0, &mut got);
         assert_eq!(got, [7; 4], "what was not truncated is still there");
     }

@@ -139,7 +139,7 @@ impl IoBuffer {
     /// When the range lies outside of the mapping, or this is itself a look at a mapping.
     #[inline]
     pub fn fill_from(&self, mapping: &Mapping, offset: usize) {
-        assert!(!self.is_view(), "a disk is read into itself");
+        assert!(!self.may_be_in(mapping), "a disk is read into itself");
         let from = mapping.checked(offset, self.window);
         self.walk(self.range(), 0, self.window, |segment, done| {
             // SAFETY: both ranges are mapped and kept; they are different mappings: what looks at a RAM
@@ -154,12 +154,22 @@ impl IoBuffer {
     /// When the range lies outside of the mapping, or this is itself a look at a mapping.
     #[inline]
     pub fn drain_to(&self, mapping: &Mapping, offset: usize) {
-        assert!(!self.is_view(), "a disk is written from itself");
+        assert!(!self.may_be_in(mapping), "a disk is written from itself");
         let into = mapping.checked(offset, self.window);
         self.walk(self.range(), 0, self.window, |segment, done| {
             // SAFETY: as in `fill_from`, the other way round.
             unsafe { copy::from_client(segment.base, into.add(done), segment.length) }
         });
+    }
+
+    /// Returns true if the buffer may be a range of this mapping.
+    #[inline]
+    fn may_be_in(&self, mapping: &Mapping) -> bool {
+        match &self.keep {
+            Keep::View(_) => true,
+            Keep::Mapping(held) => std::ptr::eq(&raw const **held, mapping),
+            Keep::Nothing | Keep::Guest(_) | Keep::Owned(_) => false,
+        }
     }
 
     #[inline]
