@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
 
 use guest_memory::IoBuffer;
 use rustix::event::{EventfdFlags, eventfd};
@@ -43,6 +43,8 @@ struct Queue {
 struct Link {
     older: AtomicPtr<Link>,
     result: AtomicI64,
+    /// Offset at which a compare-and-write found a mismatch, written by librbd.
+    mismatch: AtomicU64,
     slot: u32,
     library: &'static raw::Library,
     queue: Arc<Queue>,
@@ -121,8 +123,6 @@ struct Slot {
     in_flight: bool,
     token: u64,
     buffer: IoBuffer,
-    /// Where the comparison of a compare-and-write failed.
-    mismatch: Box<u64>,
 }
 
 /// One worker's I/O on an image. Dropped with I/O in flight, it leaks what that needs.
@@ -192,6 +192,7 @@ impl Channel {
             let link = Link {
                 older: AtomicPtr::default(),
                 result: AtomicI64::new(0),
+                mismatch: AtomicU64::new(0),
                 slot: index,
                 library: self.image.library(),
                 queue: Arc::clone(&self.queue),
@@ -201,7 +202,6 @@ impl Channel {
                 in_flight: false,
                 token,
                 buffer: IoBuffer::default(),
-                mismatch: Box::default(),
             });
             self.free.reserve(self.slots.len());
             index
@@ -362,8 +362,8 @@ impl Channel {
                 base.wrapping_add(half).cast_const().cast(),
             );
             let library = image.library();
-            // SAFETY: an open image. Both halves lie inside of the segment, which the slot owns until the callback has run,
-            // as it does the place for the mismatch.
+            // SAFETY: an open image. Both halves lie inside of the segment, which the slot owns until the callback has run. The
+            // mismatch is written to the link, which lives as long and is shared by atomics only.
             let started = unsafe {
                 (library.rbd_aio_compare_and_write)(
                     image.handle(),
@@ -372,7 +372,7 @@ impl Channel {
                     compared,
                     written,
                     completion,
-                    &raw mut *slot.mismatch,
+                    slot.link.mismatch.as_ptr(),
                     0,
                 )
             };

@@ -5,6 +5,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -132,8 +133,8 @@ unsafe impl Sync for Image {}
 
 struct Watch {
     number: u64,
-    /// What librbd's thread has a pointer to. A box: it does not move.
-    changed: Box<SyncSender<()>>,
+    /// The sender that librbd's callback has a pointer to.
+    changed: Arc<SyncSender<()>>,
 }
 
 impl Image {
@@ -344,7 +345,7 @@ impl Image {
         changed: impl Fn(Result<u64, Error>) + Send + 'static,
     ) -> Result<(), Error> {
         unsafe extern "C" fn notified(argument: *mut c_void) {
-            // SAFETY: the sender is boxed, and dropped only after librbd has taken the watch away.
+            // SAFETY: the sender has an address of its own, and is dropped only after the watch has ended.
             let sender = unsafe { &*argument.cast::<SyncSender<()>>() };
             // Full: it is about to be looked at anyway. librbd must not be called from here.
             sender.try_send(()).ok();
@@ -370,10 +371,11 @@ impl Image {
             if watch.is_some() {
                 return Err(failed(libc::EALREADY));
             }
-            let sender = Box::new(sender);
-            let argument = std::ptr::from_ref(&*sender).cast_mut().cast();
+            let sender = Arc::new(sender);
+            let argument = Arc::as_ptr(&sender).cast_mut().cast();
             let mut number = 0;
-            // SAFETY: an open image; the sender outlives the watch, which `Drop` takes away before it drops the sender.
+            // SAFETY: an open image. The sender outlives the watch: `Drop` ends the watch before it drops the sender, or leaks
+            // the sender.
             let watching = unsafe {
                 (image.library().rbd_update_watch)(image.handle, &mut number, notified, argument)
             };
@@ -639,12 +641,16 @@ impl Drop for Image {
         let watch = self.watch.get_mut();
         let watch = watch.unwrap_or_else(PoisonError::into_inner).take();
         let (library, handle) = (self.library(), Handle(self.handle));
-        let (pool, name) = (Arc::clone(&self.pool), self.name.clone());
+        let name = self.name.clone();
+        // If no thread can be started, the image stays open. Then librbd still uses the sender, the pool and the cluster, so
+        // they are leaked with the closure.
+        let used = ManuallyDrop::new((watch, Arc::clone(&self.pool)));
         let closed = within(
             CLOSE_LIMIT,
             &format!("close image {}", self.name),
             move || {
                 let handle = handle;
+                let (watch, pool) = ManuallyDrop::into_inner(used);
                 if let Some(Watch { number, changed }) = watch {
                     // SAFETY: an open image. When this returns the callback runs no more.
                     let ended = unsafe { (library.rbd_update_unwatch)(handle.0, number) };
