@@ -94,20 +94,21 @@ pub fn check(device: BorrowedFd<'_>) -> io::Result<()> {
 /// Most bytes that one command of a device may move, as its queue says; `None`: it does not say. `is_block`: it is a block device,
 /// which says it in sectors.
 pub fn transfer_max(device: BorrowedFd<'_>, is_block: bool) -> Option<usize> {
-    let mut bytes: libc::c_int = 0;
-    let mut sectors: libc::c_ushort = 0;
-    // SAFETY: BLKSECTGET writes an unsigned short for a block device and an int for `/dev/sgN`; each has its own variable.
-    let result = unsafe {
-        match is_block {
-            true => libc::ioctl(device.as_raw_fd(), BLKSECTGET, &raw mut sectors),
-            false => libc::ioctl(device.as_raw_fd(), BLKSECTGET, &raw mut bytes),
-        }
-    };
-    let most = match is_block {
-        true => usize::from(sectors) * SECTOR,
-        false => usize::try_from(bytes).unwrap_or(0),
-    };
+    let mut answer = [0u8; size_of::<libc::c_int>()];
+    // SAFETY: BLKSECTGET writes an unsigned short for a block device and an int for `/dev/sgN`. `answer` has room for either,
+    // whatever the caller takes the device for. The kernel writes to user memory of any alignment.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), BLKSECTGET, answer.as_mut_ptr()) };
+    let most = transfer_bytes(answer, is_block);
     (result == 0 && most > 0).then_some(most)
+}
+
+/// Bytes that an answer to BLKSECTGET stands for.
+fn transfer_bytes(answer: [u8; 4], is_block: bool) -> usize {
+    let [low, high, ..] = answer;
+    match is_block {
+        true => usize::from(u16::from_ne_bytes([low, high])) * SECTOR,
+        false => usize::try_from(i32::from_ne_bytes(answer)).unwrap_or(0),
+    }
 }
 
 /// Has the device carry out a command, and waits for it. The calling thread must be one that no signal interrupts
@@ -184,6 +185,15 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+
+    #[test]
+    fn transfer_limit_is_an_unsigned_short_of_sectors_or_an_int_of_bytes() {
+        let [low, high] = 0xffff_u16.to_ne_bytes();
+        assert_eq!(transfer_bytes([low, high, 0, 0], true), 0xffff * 512);
+        let bytes = 524_288_i32.to_ne_bytes();
+        assert_eq!(transfer_bytes(bytes, false), 524_288);
+        assert_eq!(transfer_bytes((-1_i32).to_ne_bytes(), false), 0);
+    }
 
     #[test]
     fn what_is_no_scsi_device_is_refused() {
