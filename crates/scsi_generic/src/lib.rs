@@ -96,7 +96,7 @@ pub fn check(device: BorrowedFd<'_>) -> io::Result<()> {
 pub fn transfer_max(device: BorrowedFd<'_>, is_block: bool) -> Option<usize> {
     let mut answer = [0u8; size_of::<libc::c_int>()];
     // SAFETY: BLKSECTGET writes an unsigned short for a block device and an int for `/dev/sgN`. `answer` has room for either,
-    // whatever the caller takes the device for. The kernel writes to user memory of any alignment.
+    // even if the caller takes one kind for the other. The kernel writes to user memory of any alignment.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), BLKSECTGET, answer.as_mut_ptr()) };
     let most = transfer_bytes(answer, is_block);
     (result == 0 && most > 0).then_some(most)
