@@ -122,6 +122,7 @@ impl IscsiTarget {
                 group: relative_id,
                 name: Some(name),
                 device_name: Some(own.clone()),
+                state_setters: scsi::StateSetters::default(),
             };
             groups.push(Group {
                 tag: portal.group,

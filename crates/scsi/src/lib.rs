@@ -36,7 +36,7 @@ pub use commands::{PASSED_MAX, PlainWay, TRANSFER_MAX};
 pub use directory::{Directory, MemoryStore, Store, Unusable};
 pub use logical_unit::{DiskId, LogicalUnit, Medium, MediumHold, UnitConfig, UnitId};
 pub use lun::{Lun, LunAddress, MAX_UNITS};
-pub use nexus::{Nexus, NexusId, TargetPort, TransportId};
+pub use nexus::{Nexus, NexusId, StateSetters, TargetPort, TransportId};
 pub use plan::{
     DATA_OUT_MAX, DirectIo, Exclusive, Pending, PlainEnd, PlainIo, Plan, Run, SCRATCH_MAX, Step,
 };

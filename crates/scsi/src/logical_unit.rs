@@ -15,7 +15,7 @@ use crate::plan::Run;
 use crate::reservations::ReservationStatus;
 use crate::sense::SenseCode;
 use crate::sync::lock;
-use crate::unit_state::{AccessState, Progress, UnitState};
+use crate::unit_state::{AccessState, Progress, StateReason, UnitState};
 
 /// The caller's key for a disk and its backend. Nothing here looks into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,10 +56,12 @@ pub(crate) struct Word(pub u64);
 impl Word {
     /// Somebody holds a reservation.
     pub const RESERVED: u64 = 1;
-    /// Ejected, being sanitized or formatted, or not active behind some port.
+    /// Ejected, being sanitized or formatted.
     pub const NOT_READY: u64 = 1 << 1;
     /// Other daemons may change the reservations: whether what is known of them still holds depends on the time.
     pub const SHARED: u64 = 1 << 2;
+    /// The access state of some port group limits commands.
+    pub const PORTS_LIMITED: u64 = 1 << 3;
     const SLOW: u64 = 0xffff;
     /// Nothing may be written. This and what follows is looked at where it matters, without a lock.
     pub const WRITE_PROTECTED: u64 = 1 << 16;
@@ -74,10 +76,12 @@ impl Word {
         self.0 & Word::SLOW != 0
     }
 
-    /// A reservation is all that is special: whoever is privileged by it need not be held up.
+    /// Returns true if nothing but a reservation or the access state of a port is special: a nexus that neither of them
+    /// restricts takes the fast path ([`Nexus::is_privileged`]).
     #[inline]
-    pub const fn is_only_reserved(self) -> bool {
-        self.0 & Word::SLOW == Word::RESERVED
+    pub const fn depends_on_nexus(self) -> bool {
+        let slow = self.0 & Word::SLOW;
+        slow != 0 && slow & !(Word::RESERVED | Word::PORTS_LIMITED) == 0
     }
 
     /// Differs whenever anything behind the unit's mutex may have changed.
@@ -187,13 +191,18 @@ impl LogicalUnit {
         self.copies_from_anywhere.load(Ordering::Acquire)
     }
 
-    /// Sets the access state of a target port group; every nexus learns of it by a unit attention.
+    /// Access state of a target port group.
+    pub fn access_state(&self, group: u16) -> AccessState {
+        self.state().access_state(group)
+    }
+
+    /// Sets the access state of a target port group on behalf of the administrator: an implicit change (SPC-4, 5.15.2.5).
+    /// Establishes a unit attention condition for every nexus.
     pub fn set_access_state(&self, group: u16, access: AccessState) {
         let mut state = self.state();
-        if state.group_state(group) == access {
+        if !state.set_group(group, access, StateReason::Implicit) {
             return;
         }
-        state.set_group(group, access);
         state.attention_all(self.id, SenseCode::ASYMMETRIC_STATE_CHANGED, None);
         self.refresh_word(&state);
     }
@@ -308,6 +317,9 @@ impl LogicalUnit {
         }
         if state.sharing.is_some() {
             word |= Word::SHARED;
+        }
+        if state.limits_ports() {
+            word |= Word::PORTS_LIMITED;
         }
         self.word.store(word, Ordering::Release);
     }

@@ -141,6 +141,18 @@ pub struct TargetPort {
     pub name: Option<String>,
     /// SCSI name string of the device behind the port, such as `iqn.2026-11.org.example:t0`.
     pub device_name: Option<String>,
+    /// Initiators that may set the access state of the port's group.
+    pub state_setters: StateSetters,
+}
+
+/// Initiators that may set the access state of a target port group with SET TARGET PORT GROUPS. The administrator may always set it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StateSetters {
+    /// All initiators. TPGS of the standard INQUIRY data is 11b, implicit and explicit.
+    #[default]
+    Initiators,
+    /// No initiator. TPGS is 01b, implicit only.
+    AdministratorOnly,
 }
 
 /// Names an I_T nexus within the process; never reused.
@@ -377,6 +389,7 @@ mod tests {
             group: 1,
             name: None,
             device_name: None,
+            state_setters: StateSetters::default(),
         };
         Nexus::new(
             TransportId::iscsi_device("iqn.2026-11.org.example:i"),

@@ -28,8 +28,22 @@ pub(crate) enum Needs {
     Port,
     /// Works unless the port's state is worse than standby, or the unit is being sanitized or formatted.
     Unit,
+    /// Works through an active port, unless the unit is being sanitized or formatted.
+    Active,
+    /// Needs the medium, and works in standby, so that initiators find the unit's size when they scan it.
+    Capacity,
     /// Needs the medium.
     Medium,
+}
+
+impl Needs {
+    /// Returns true if a port in standby accepts the command (SPC-4, 5.15.2.4.4).
+    pub fn allows_standby(self) -> bool {
+        match self {
+            Needs::Nothing | Needs::Port | Needs::Unit | Needs::Capacity => true,
+            Needs::Active | Needs::Medium => false,
+        }
+    }
 }
 
 /// One command.
@@ -71,7 +85,7 @@ const fn action(access: Access, needs: Needs, action: u8, usage: &'static [u8]) 
 }
 
 use Access::{Always, Read, Write};
-use Needs::{Medium, Nothing, Port, Unit};
+use Needs::{Active, Capacity, Medium, Nothing, Port, Unit};
 
 const X: u8 = 0xff;
 
@@ -85,13 +99,13 @@ const ROWS: &[Row] = &[
     row(Write,  Medium, &[WRITE_6, 0x1f, X, X, X, 0]),
     row(Always, Nothing, &[INQUIRY, 0x01, X, X, X, 0]),
     row(Write,  Unit,   &[MODE_SELECT_6, 0x11, 0, 0, X, 0]),
-    row(Always, Unit,   &[RESERVE_6, 0, 0, 0, 0, 0]),
-    row(Always, Unit,   &[RELEASE_6, 0, 0, 0, 0, 0]),
+    row(Always, Active, &[RESERVE_6, 0, 0, 0, 0, 0]),
+    row(Always, Active, &[RELEASE_6, 0, 0, 0, 0, 0]),
     row(Read,   Unit,   &[MODE_SENSE_6, 0x08, X, X, X, 0]),
-    row(Write,  Unit,   &[START_STOP_UNIT, 0x01, 0, 0x0f, 0xf7, 0]),
+    row(Write,  Active, &[START_STOP_UNIT, 0x01, 0, 0x0f, 0xf7, 0]),
     row(Write,  Unit,   &[SEND_DIAGNOSTIC, 0x17, 0, 0, 0, 0]),
-    row(Write,  Unit,   &[PREVENT_ALLOW, 0, 0, 0, 0x01, 0]),
-    row(Always, Medium, &[READ_CAPACITY_10, 0, X, X, X, X, 0, 0, 0x01, 0]),
+    row(Write,  Active, &[PREVENT_ALLOW, 0, 0, 0, 0x01, 0]),
+    row(Always, Capacity, &[READ_CAPACITY_10, 0, X, X, X, X, 0, 0, 0x01, 0]),
     row(Read,   Medium, &[READ_10, 0x1a, X, X, X, X, 0, X, X, 0]),
     row(Write,  Medium, &[WRITE_10, 0x1a, X, X, X, X, 0, X, X, 0]),
     row(Write,  Medium, &[WRITE_AND_VERIFY_10, 0x16, X, X, X, X, 0, X, X, 0]),
@@ -107,8 +121,8 @@ const ROWS: &[Row] = &[
     action(Write, Medium, 0x1f, &[SANITIZE, 0xbf, 0, 0, 0, 0, 0, 0, 0, 0]),
     row(Always, Unit,   &[LOG_SENSE, 0, X, X, 0, X, X, X, X, 0]),
     row(Write,  Unit,   &[MODE_SELECT_10, 0x11, 0, 0, 0, 0, 0, X, X, 0]),
-    row(Always, Unit,   &[RESERVE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
-    row(Always, Unit,   &[RELEASE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+    row(Always, Active, &[RESERVE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+    row(Always, Active, &[RELEASE_10, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
     row(Read,   Unit,   &[MODE_SENSE_10, 0x18, X, X, 0, 0, 0, X, X, 0]),
     action(Always, Port, 0x00, &[PERSISTENT_RESERVE_IN, 0x00, 0, 0, 0, 0, 0, X, X, 0]),
     action(Always, Port, 0x01, &[PERSISTENT_RESERVE_IN, 0x01, 0, 0, 0, 0, 0, X, X, 0]),
@@ -124,10 +138,10 @@ const ROWS: &[Row] = &[
     action(Always, Port, 0x07, &[PERSISTENT_RESERVE_OUT, 0x07, X, 0, 0, X, X, X, X, 0]),
     action(Write, Medium, 0x00, &[EXTENDED_COPY, 0x00, 0, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
     action(Write, Medium, 0x01, &[EXTENDED_COPY, 0x01, 0, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
-    action(Read, Unit, 0x00, &[RECEIVE_COPY_RESULTS, 0x00, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
-    action(Read, Unit, 0x03, &[RECEIVE_COPY_RESULTS, 0x03, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
-    action(Read, Unit, 0x04, &[RECEIVE_COPY_RESULTS, 0x04, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
-    action(Read, Unit, 0x05, &[RECEIVE_COPY_RESULTS, 0x05, X, X, X, X, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Read, Active, 0x00, &[RECEIVE_COPY_RESULTS, 0x00, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Read, Active, 0x03, &[RECEIVE_COPY_RESULTS, 0x03, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Read, Active, 0x04, &[RECEIVE_COPY_RESULTS, 0x04, X, 0, 0, 0, 0, 0, 0, 0, X, X, X, X, 0, 0]),
+    action(Read, Active, 0x05, &[RECEIVE_COPY_RESULTS, 0x05, X, X, X, X, 0, 0, 0, 0, X, X, X, X, 0, 0]),
     row(Read,   Medium, &[READ_16, 0x1a, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
     row(Write,  Medium, &[COMPARE_AND_WRITE, 0x1a, X, X, X, X, X, X, X, X, 0, 0, 0, X, 0, 0]),
     row(Write,  Medium, &[WRITE_16, 0x1a, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
@@ -138,7 +152,7 @@ const ROWS: &[Row] = &[
     row(Write,  Medium, &[SYNCHRONIZE_CACHE_16, 0x06, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
     row(Write,  Medium, &[WRITE_SAME_16, 0x19, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
     row(Write,  Medium, &[WRITE_ATOMIC_16, 0x18, X, X, X, X, X, X, X, X, 0, 0, X, X, 0, 0]),
-    action(Always, Medium, 0x10, &[SERVICE_ACTION_IN_16, 0x10, X, X, X, X, X, X, X, X, X, X, X, X, 0x01, 0]),
+    action(Always, Capacity, 0x10, &[SERVICE_ACTION_IN_16, 0x10, X, X, X, X, X, X, X, X, X, X, X, X, 0x01, 0]),
     action(Read, Medium, 0x12, &[SERVICE_ACTION_IN_16, 0x12, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0]),
     row(Always, Nothing, &[REPORT_LUNS, 0, X, 0, 0, 0, X, X, X, X, 0, 0]),
     action(Always, Nothing, 0x0a, &[MAINTENANCE_IN, 0x2a, 0, 0, 0, 0, X, X, X, X, 0, 0]),

@@ -12,6 +12,7 @@ pub(crate) fn port() -> Arc<TargetPort> {
         group: 1,
         name: None,
         device_name: None,
+        state_setters: crate::StateSetters::default(),
     })
 }
 

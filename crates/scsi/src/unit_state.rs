@@ -29,6 +29,55 @@ pub enum AccessState {
     Transitioning = 0xf,
 }
 
+impl AccessState {
+    /// States that an administrator or initiator can set.
+    pub const SETTABLE: [AccessState; 4] = [
+        AccessState::ActiveOptimized,
+        AccessState::ActiveNonOptimized,
+        AccessState::Standby,
+        AccessState::Unavailable,
+    ];
+
+    /// Name of the state in SPC.
+    pub const fn name(self) -> &'static str {
+        match self {
+            AccessState::ActiveOptimized => "active/optimized",
+            AccessState::ActiveNonOptimized => "active/non-optimized",
+            AccessState::Standby => "standby",
+            AccessState::Unavailable => "unavailable",
+            AccessState::Offline => "offline",
+            AccessState::Transitioning => "transitioning",
+        }
+    }
+
+    /// Returns true if a port in this state accepts all commands.
+    pub fn is_active(self) -> bool {
+        matches!(
+            self,
+            AccessState::ActiveOptimized | AccessState::ActiveNonOptimized
+        )
+    }
+}
+
+/// STATUS CODE of a target port group: the reason for its access state (SPC-5, 6.36).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum StateReason {
+    /// No status available: the state has never changed.
+    #[default]
+    Unchanged = 0x00,
+    /// Altered by SET TARGET PORT GROUPS.
+    Explicit = 0x01,
+    /// Altered by implicit asymmetric logical unit access behavior.
+    Implicit = 0x02,
+}
+
+/// Access state of a target port group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GroupState {
+    pub access: AccessState,
+    pub reason: StateReason,
+}
+
 /// What goes over the whole medium, with nothing else going on meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
@@ -74,8 +123,8 @@ pub(crate) struct UnitState {
     pub sanitize_may_exit: bool,
     /// An operation that a restart interrupted.
     pub unfinished: Option<Kept>,
-    /// Target port groups in another state than active/optimized.
-    pub groups: BTreeMap<u16, AccessState>,
+    /// Access states of target port groups that have changed at least once.
+    pub groups: BTreeMap<u16, GroupState>,
     pub copies: CopyResults,
     /// Other daemons serve the medium too.
     pub sharing: Option<Sharing>,
@@ -206,12 +255,14 @@ impl UnitState {
             .retain(|preventing| gone.iter().all(|nexus| nexus.id() != *preventing));
     }
 
-    /// Nothing stands in the way of any command through any port.
+    /// Returns true if the unit accepts every command, apart from the access states of its ports.
     pub fn ready(&self) -> bool {
-        self.unknown.is_none()
-            && self.loaded
-            && self.progress == Progress::Idle
-            && self.groups.is_empty()
+        self.unknown.is_none() && self.loaded && self.progress == Progress::Idle
+    }
+
+    /// Returns true if the access state of some port group limits commands.
+    pub fn limits_ports(&self) -> bool {
+        self.groups.values().any(|group| !group.access.is_active())
     }
 
     /// Why a command has to wait, if it has to.
@@ -220,9 +271,9 @@ impl UnitState {
             return Ok(());
         }
         let not_ready = |code| Err(Sense::new(SenseKey::NotReady, code));
-        match self.group_state(nexus.port().group) {
+        match self.access_state(nexus.port().group) {
             AccessState::ActiveOptimized | AccessState::ActiveNonOptimized => {}
-            AccessState::Standby if matches!(needs, Needs::Port | Needs::Unit) => {}
+            AccessState::Standby if needs.allows_standby() => {}
             AccessState::Standby => return not_ready(SenseCode::PORT_STANDBY),
             AccessState::Transitioning => return not_ready(SenseCode::ASYMMETRIC_TRANSITION),
             AccessState::Unavailable | AccessState::Offline => {
@@ -235,7 +286,7 @@ impl UnitState {
         if let Some(sense) = self.operation_sense() {
             return Err(sense);
         }
-        if needs == Needs::Medium && !self.loaded {
+        if matches!(needs, Needs::Medium | Needs::Capacity) && !self.loaded {
             return not_ready(SenseCode::MEDIUM_NOT_PRESENT);
         }
         Ok(())
@@ -263,16 +314,21 @@ impl UnitState {
         }
     }
 
-    /// Only states other than active/optimized are kept: an empty map means that nothing is in the way.
-    pub fn set_group(&mut self, group: u16, access: AccessState) {
-        self.groups.remove(&group);
-        if access != AccessState::ActiveOptimized {
-            self.groups.insert(group, access);
+    /// Sets the access state of a port group. Returns false if the group is in that state already.
+    pub fn set_group(&mut self, group: u16, access: AccessState, reason: StateReason) -> bool {
+        let changed = self.access_state(group) != access;
+        if changed {
+            self.groups.insert(group, GroupState { access, reason });
         }
+        changed
     }
 
-    pub fn group_state(&self, group: u16) -> AccessState {
+    pub fn group_state(&self, group: u16) -> GroupState {
         self.groups.get(&group).copied().unwrap_or_default()
+    }
+
+    pub fn access_state(&self, group: u16) -> AccessState {
+        self.group_state(group).access
     }
 
     /// A nexus is gone: its RESERVE and its prevention go with it (SAM-5, 6.3.4).

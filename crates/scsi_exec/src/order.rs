@@ -241,6 +241,7 @@ mod tests {
                 group: 1,
                 name: None,
                 device_name: None,
+                state_setters: scsi::StateSetters::default(),
             });
             let target = Target::new(vec![port.clone()]);
             let initiator = TransportId::iscsi_device("iqn.2026-11.org.example:i");

@@ -216,6 +216,7 @@ impl ScsiDevice {
                 group: relative_id,
                 name: None,
                 device_name: None,
+                state_setters: scsi::StateSetters::default(),
             });
             let made = Target::new(vec![port.clone()]);
             let nexus = self.shared.nexus(&made, &port);

@@ -1,8 +1,10 @@
 //! INQUIRY: standard data (SPC-5, 6.7.2). The pages are in `vital_product_data`.
 
-use super::{Context, Planned, vital_product_data};
+use super::{Context, Planned, port_groups, vital_product_data};
 use crate::command::{Cdb, be16};
+use crate::nexus::TargetPort;
 use crate::sense::Sense;
+use crate::unit_state::AccessState;
 
 /// Vendor identification, 8 bytes.
 pub(super) const VENDOR: &[u8; 8] = b"LUNETTE ";
@@ -19,24 +21,46 @@ const VERSION_DESCRIPTORS: [u16; 4] = [
     0x0960, // iSCSI
 ];
 
+/// Peripheral qualifier 001b in byte 0, with the device type of disks.
+pub(super) const NOT_CONNECTED: u8 = 0x20;
+
 /// What stands in byte 0: peripheral qualifier and device type.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peripheral {
     /// A direct access block device.
     Disk = 0x00,
+    /// A direct access block device that cannot be reached through this port now (qualifier 001b).
+    Inaccessible = NOT_CONNECTED as isize,
     /// A well-known logical unit.
     WellKnown = 0x1e,
     /// Nothing can be here (qualifier 011b).
     Missing = 0x7f,
 }
 
+impl Peripheral {
+    /// Returns the peripheral of a disk, which depends on the access state of the port.
+    fn of(c: &Context<'_>) -> Peripheral {
+        match is_inaccessible(c) {
+            false => Peripheral::Disk,
+            true => Peripheral::Inaccessible,
+        }
+    }
+}
+
+/// Returns true if the unit cannot be reached through the port of the nexus: INQUIRY data has the peripheral qualifier 001b (SPC-4,
+/// 5.15.2.4.5).
+pub(super) fn is_inaccessible(c: &Context<'_>) -> bool {
+    let access = c.unit.access_state(c.nexus.port().group);
+    matches!(access, AccessState::Unavailable | AccessState::Offline)
+}
+
 pub(super) fn inquiry(c: &Context<'_>) -> Planned {
     let allocation_length = be16(c.cdb, 3).into();
     if checked_evpd(c.cdb)? {
-        let data = vital_product_data::page(c, c.cdb[2]).ok_or(Sense::cdb_field(2))?;
-        return c.data(data, allocation_length);
+        let page = vital_product_data::page(c, Peripheral::of(c), c.cdb[2]);
+        return c.data(page.ok_or(Sense::cdb_field(2))?, allocation_length);
     }
-    let data = standard(Peripheral::Disk, c.unit.removable());
+    let data = standard(Peripheral::of(c), c.unit.removable(), c.nexus.port());
     c.data(data, allocation_length)
 }
 
@@ -49,15 +73,23 @@ pub(super) fn checked_evpd(cdb: &Cdb) -> Result<bool, Sense> {
     Ok(evpd)
 }
 
+/// TPGS in byte 5 of the standard INQUIRY data: implicit (01b), or implicit and explicit (11b).
+fn tpgs(port: &TargetPort) -> u8 {
+    match port_groups::may_set(port) {
+        false => 0x10,
+        true => 0x30,
+    }
+}
+
 /// Standard INQUIRY data of 96 bytes.
-pub(super) fn standard(peripheral: Peripheral, removable: bool) -> Vec<u8> {
+pub(super) fn standard(peripheral: Peripheral, removable: bool, port: &TargetPort) -> Vec<u8> {
     let mut data = [0; 96];
     data[0] = peripheral as u8;
     data[1] = if removable { 0x80 } else { 0x00 };
     data[2] = 0x06; // SPC-4
     data[3] = 0x12; // HISUP, response data format 2
     data[4] = 96 - 5;
-    data[5] = 0x38; // TPGS: implicit and explicit; 3PC
+    data[5] = 0x08 | tpgs(port); // 3PC
     data[6] = 0x10; // MULTIP
     data[7] = 0x02; // CMDQUE
     data[8..16].copy_from_slice(VENDOR);

@@ -1,8 +1,8 @@
 //! From CDB to plan: one match of calls, and what comes before it when something special holds.
 //!
 //! `begin` looks at the unit's word and the nexus' filter. Both are zero as a rule: then a plain READ or WRITE is
-//! planned in `request_path`, and another command goes straight to its function. A nexus that is privileged by
-//! a reservation goes that way too, once `begin_special` has found it so. Otherwise `begin_special` asks for unit attentions, reservations and readiness
+//! planned in `request_path`, and another command goes straight to its function. A nexus that neither a reservation
+//! nor the access state of its port restricts goes that way too, once `begin_special` has found it so. Otherwise `begin_special` asks for unit attentions, reservations and readiness
 //! first. Each function gets a [`Context`] and gives a plan, or the sense of a CHECK CONDITION.
 
 mod capacity;
@@ -45,7 +45,7 @@ use crate::nexus::Nexus;
 use crate::plan::{Answering, DirectIo, Plan};
 use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
-use crate::table::{self, Access, Needs};
+use crate::table::{self, Access};
 use crate::target::LunMap;
 use crate::unit_state::Operation;
 
@@ -117,7 +117,7 @@ pub(crate) fn without_data(disk: DiskId, request: IoRequest, descriptor_sense: b
 /// Has a command for a unit to ask for unit attentions, reservations or readiness first?
 #[inline(always)]
 fn is_special(unit: &LogicalUnit, word: Word, nexus: &Nexus) -> bool {
-    let privileged = word.is_only_reserved() && nexus.is_privileged(unit.id(), word.epoch());
+    let privileged = word.depends_on_nexus() && nexus.is_privileged(unit.id(), word.epoch());
     (word.is_slow() && !privileged) || nexus.may_have_attention(unit.id())
 }
 
@@ -279,12 +279,13 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
         return Err(Sense::new(SenseKey::UnitAttention, code));
     }
     replaced::check_known(c)?;
-    let (access, needs) = match row {
-        Some(row) => (table::access(row, c.cdb), row.needs),
-        // what the device makes of it is not known: as a vendor specific command (SPC-5, 5.14.1)
-        None if c.unit.passthrough().is_some() => (Access::Write, Needs::Nothing),
-        // it is refused where it is dispatched
-        None => return Ok(None),
+    let (access, needs) = match (row, c.unit.passthrough()) {
+        (Some(row), None) => (table::access(row, c.cdb), row.needs),
+        (Some(row), Some(how)) => (table::access(row, c.cdb), passthrough::needs(how, c.cdb)),
+        // The device may write, as it may with a vendor specific command (SPC-5, 5.14.1).
+        (None, Some(how)) => (Access::Write, passthrough::needs(how, c.cdb)),
+        // It is refused where it is dispatched.
+        (None, None) => return Ok(None),
     };
     let state = c.unit.state();
     if state.is_out_of_date() && (access != Access::Always || persistent_reserve::is_one(c.cdb[0]))
@@ -297,7 +298,8 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
     {
         return Ok(Some(Response::status(Status::ReservationConflict)));
     }
-    if state.reservations.privileges(c.nexus) {
+    let access_state = state.access_state(c.nexus.port().group);
+    if state.reservations.privileges(c.nexus) && access_state.is_active() {
         // the lock is held, so the word is that of this state
         c.nexus
             .remember_privilege(c.unit.id(), c.unit.word().epoch());
@@ -317,6 +319,9 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
 fn dispatch(c: &Context<'_>) -> Planned {
     match c.cdb[0] {
         opcode if supported::needs_sole_daemon(opcode, c.unit) => {
+            Err(Sense::illegal_request(SenseCode::INVALID_OPCODE))
+        }
+        MAINTENANCE_OUT if !port_groups::may_set(c.nexus.port()) => {
             Err(Sense::illegal_request(SenseCode::INVALID_OPCODE))
         }
         TEST_UNIT_READY => good(),

@@ -9,13 +9,13 @@ use block::{
     COMMAND_HEADER, IoOutcome, IoRequest, PassedReservations, Passthrough, ScsiAnswer, ScsiCommand,
 };
 
-use super::{Context, Planned};
+use super::{Context, Planned, inquiry, port_groups};
 use crate::command::{Cdb, cdb_length, opcode::*};
 use crate::logical_unit::DiskId;
 use crate::plan::{Pending, Plan, Program, Run, Step};
 use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
-use crate::table::{self, Access};
+use crate::table::{self, Access, Needs};
 
 /// Most data of a command that is passed through; longer READs and WRITEs travel as I/O.
 pub const PASSED_MAX: u64 = 4 << 20;
@@ -42,6 +42,11 @@ pub(super) fn begin(c: &Context<'_>, passthrough: Passthrough, given: usize) -> 
     );
     match opcode {
         REPORT_LUNS => return emulated(c, given),
+        MAINTENANCE_OUT
+            if is_set_port_groups(passthrough, c.cdb) && !port_groups::may_set(c.nexus.port()) =>
+        {
+            return invalid();
+        }
         EXTENDED_COPY | RECEIVE_COPY_RESULTS | EXTENDED_CDB | VARIABLE_LENGTH_CDB => {
             return invalid();
         }
@@ -79,13 +84,18 @@ pub(super) fn begin(c: &Context<'_>, passthrough: Passthrough, given: usize) -> 
         // An initiator may have room for more than any device sends.
         data_in: c.data_in.min(PASSED_MAX) as u32,
     };
-    let disk = c.unit.disk();
+    let passed = Passed {
+        disk: c.unit.disk(),
+        command,
+        data_out: Vec::new(),
+        is_inaccessible: opcode == INQUIRY && inquiry::is_inaccessible(c),
+    };
     if command.data_out == 0 {
-        return Ok(Passed::plan(disk, command, Vec::new()));
+        return Ok(passed.plan());
     }
     let wanted = c.data_out;
-    Ok(Pending::keeping(wanted, wanted, move |data| {
-        Passed::plan(disk, command, data)
+    Ok(Pending::keeping(wanted, wanted, move |data_out| {
+        Passed { data_out, ..passed }.plan()
     }))
 }
 
@@ -103,7 +113,7 @@ pub(super) fn is_harmless(passthrough: Passthrough, cdb: &Cdb) -> bool {
     // MMC-6: READ FORMAT CAPACITIES, READ TOC/PMA/ATIP, GET CONFIGURATION, GET EVENT STATUS NOTIFICATION, READ DISC INFORMATION,
     // READ TRACK INFORMATION, READ BUFFER CAPACITY, MECHANISM STATUS, READ CD, READ DISC STRUCTURE.
     const OF_OPTICAL_UNITS: [u8; 10] = [0x23, 0x43, 0x46, 0x4a, 0x51, 0x52, 0x5c, 0xbd, 0xbe, 0xad];
-    let is_optical = passthrough.device_type == CD_DVD;
+    let is_optical = is_optical(passthrough);
     let opcode = cdb[0];
     let by_table = table::find(cdb).map(|row| table::access(row, cdb));
     SYNCHRONIZE.contains(&opcode)
@@ -112,24 +122,49 @@ pub(super) fn is_harmless(passthrough: Passthrough, cdb: &Cdb) -> bool {
             && matches!(by_table, Some(Access::Always | Access::Read)))
 }
 
+fn is_optical(passthrough: Passthrough) -> bool {
+    passthrough.device_type == CD_DVD
+}
+
+/// Returns true for SET TARGET PORT GROUPS. A4h means REPORT KEY to optical units.
+fn is_set_port_groups(passthrough: Passthrough, cdb: &Cdb) -> bool {
+    !is_optical(passthrough) && cdb[1] & 0x1f == port_groups::TARGET_PORT_GROUPS
+}
+
+/// Returns the requirements of a command of the device. Ports in standby and unavailable ports accept the same commands as for emulated units,
+/// and the other commands that SPC-4, 5.15.2.4, lists. Commands with unknown effects need an active port.
+pub(super) fn needs(passthrough: Passthrough, cdb: &Cdb) -> Needs {
+    const RECEIVE_DIAGNOSTIC_RESULTS: u8 = 0x1c;
+    const WRITE_BUFFER: u8 = 0x3b;
+    const READ_BUFFER: u8 = 0x3c;
+    const LOG_SELECT: u8 = 0x4c;
+    /// Modes of READ and WRITE BUFFER.
+    const ECHO_BUFFER: u8 = 0x0a;
+    const ECHO_BUFFER_DESCRIPTOR: u8 = 0x0b;
+    match (cdb[0], cdb[1] & 0x1f) {
+        (READ_BUFFER, ECHO_BUFFER | ECHO_BUFFER_DESCRIPTOR) | (WRITE_BUFFER, ECHO_BUFFER) => {
+            Needs::Nothing
+        }
+        (LOG_SELECT | RECEIVE_DIAGNOSTIC_RESULTS, _) => Needs::Port,
+        // REPORT KEY and SEND KEY.
+        (MAINTENANCE_IN | MAINTENANCE_OUT, _) if is_optical(passthrough) => Needs::Medium,
+        _ => table::find(cdb).map_or(Needs::Medium, |row| row.needs),
+    }
+}
+
 /// One command of the device.
 struct Passed {
     disk: DiskId,
     command: ScsiCommand,
     data_out: Vec<u8>,
+    /// INQUIRY through a port that is unavailable: the peripheral qualifier of the answer is 001b.
+    is_inaccessible: bool,
 }
 
 impl Passed {
-    fn plan(disk: DiskId, command: ScsiCommand, data_out: Vec<u8>) -> Plan {
-        let length = command.buffer_length();
-        Run::plan(
-            Passed {
-                disk,
-                command,
-                data_out,
-            },
-            length,
-        )
+    fn plan(self) -> Plan {
+        let length = self.command.buffer_length();
+        Run::plan(self, length)
     }
 
     fn begin(&mut self, scratch: &mut [u8]) -> Step {
@@ -151,7 +186,13 @@ impl Program for Passed {
         Step::Done(match last {
             None => return self.begin(scratch),
             Some(Err(error)) => Response::check(Sense::of_io_error(error)),
-            Some(Ok(())) => answer(scratch, self.command.data_out > 0),
+            Some(Ok(())) => {
+                let mut response = answer(scratch, self.command.data_out > 0);
+                if let (true, Some(first)) = (self.is_inaccessible, response.data.first_mut()) {
+                    *first = inquiry::NOT_CONNECTED | *first & 0x1f;
+                }
+                response
+            }
         })
     }
 }

@@ -7,11 +7,11 @@ use super::parameter_list::{check_bits, check_zero};
 use super::{Context, Planned, good};
 use crate::command::be32;
 use crate::logical_unit::LogicalUnit;
-use crate::nexus::Nexus;
+use crate::nexus::{Nexus, StateSetters, TargetPort};
 use crate::plan::{Pending, Plan};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
-use crate::unit_state::{AccessState, UnitState};
+use crate::unit_state::{AccessState, GroupState, StateReason, UnitState};
 
 /// Service action of MAINTENANCE IN and of MAINTENANCE OUT.
 pub(super) const TARGET_PORT_GROUPS: u8 = 0x0a;
@@ -39,9 +39,8 @@ pub(super) fn report(c: &Context<'_>) -> Planned {
         list.extend([0x10, 0, 0, 0]);
     }
     for (group, ports) in groups(&state) {
-        let access = state.group_state(group);
+        let GroupState { access, reason } = state.group_state(group);
         let [high, low] = group.to_be_bytes();
-        let changed = u8::from(access != AccessState::ActiveOptimized);
         // TARGET PORT COUNT is one byte: a group of more has several descriptors.
         for ports in ports.chunks(u8::MAX.into()) {
             list.extend([
@@ -50,7 +49,7 @@ pub(super) fn report(c: &Context<'_>) -> Planned {
                 high,
                 low,
                 0,
-                changed,
+                reason as u8,
                 0,
                 ports.len() as u8,
             ]);
@@ -101,8 +100,7 @@ fn set_states(unit: &LogicalUnit, nexus: &Nexus, descriptors: &[u8]) -> Result<(
         ));
     }
     let mut state = unit.state();
-    let known = groups(&state);
-    let mut states = state.groups.clone();
+    let mut wanted = Vec::with_capacity(descriptors.len());
     for (at, &[access, reserved, high, low]) in descriptors.iter().enumerate() {
         let at = 4 + 4 * at as u16;
         check_bits(at, access, 0x0f, &[])?;
@@ -115,19 +113,26 @@ fn set_states(unit: &LogicalUnit, nexus: &Nexus, descriptors: &[u8]) -> Result<(
             _ => return Err(Sense::parameter_bit(at, 3)),
         };
         let group = u16::from_be_bytes([high, low]);
-        if !known.contains_key(&group) {
+        let mut ports = state.ports.iter().filter(|port| port.group == group);
+        // Another target of the unit may reserve its states to the administrator.
+        if !ports.next().is_some_and(|port| may_set(port)) {
             return Err(Sense::parameter_field(at + 2));
         }
-        states.remove(&group);
-        if access != AccessState::ActiveOptimized {
-            states.insert(group, access);
-        }
+        wanted.push((group, access));
     }
-    if states != state.groups {
-        state.groups = states;
+    let mut changed = false;
+    for (group, access) in wanted {
+        changed |= state.set_group(group, access, StateReason::Explicit);
+    }
+    if changed {
         let code = SenseCode::ASYMMETRIC_STATE_CHANGED;
         state.attention_all(unit.id(), code, Some(nexus));
         unit.refresh_word(&state);
     }
     Ok(())
+}
+
+/// Returns true if initiators may set the access state of the port's group.
+pub(super) fn may_set(port: &TargetPort) -> bool {
+    port.state_setters == StateSetters::Initiators
 }

@@ -1,7 +1,7 @@
 //! REPORT SUPPORTED OPERATION CODES (SPC-5, 6.35), from the one table of commands, and REPORT SUPPORTED TASK
 //! MANAGEMENT FUNCTIONS.
 
-use super::{Context, Planned, compare_write, provisioning, read_write};
+use super::{Context, Planned, compare_write, port_groups, provisioning, read_write};
 use crate::command::{be16, be32, opcode};
 use crate::logical_unit::LogicalUnit;
 use crate::sense::Sense;
@@ -37,12 +37,14 @@ fn supported(c: &Context<'_>) -> impl Iterator<Item = &'static Row> {
     let may_unmap = provisioning::may_unmap(c);
     let may_compare_and_write = compare_write::is_there(c);
     let may_write_atomically = read_write::atomic_writes(c).is_some();
+    let may_set_port_groups = port_groups::may_set(c.nexus.port());
     let unit = c.unit.clone();
     let is_there = move |row: &&Row| match row.opcode() {
         opcode if needs_sole_daemon(opcode, &unit) => false,
         opcode::UNMAP => may_unmap,
         opcode::WRITE_ATOMIC_16 => may_write_atomically,
         opcode::COMPARE_AND_WRITE => may_compare_and_write,
+        opcode::MAINTENANCE_OUT => may_set_port_groups,
         _ => true,
     };
     COMMANDS.iter().filter(is_there)

@@ -38,7 +38,7 @@ const PAGES: [u8; 10] = [
 ];
 
 /// The page with this code, if there is one.
-pub(super) fn page(c: &Context<'_>, code: u8) -> Option<Vec<u8>> {
+pub(super) fn page(c: &Context<'_>, peripheral: Peripheral, code: u8) -> Option<Vec<u8>> {
     let body = match code {
         SUPPORTED_PAGES => PAGES.to_vec(),
         UNIT_SERIAL_NUMBER => serial(&c.unit.state().info).into(),
@@ -56,7 +56,7 @@ pub(super) fn page(c: &Context<'_>, code: u8) -> Option<Vec<u8>> {
         REFERRALS => vec![0; 12],
         _ => return None,
     };
-    Some(framed(Peripheral::Disk, code, &body))
+    Some(framed(peripheral, code, &body))
 }
 
 /// Header and body of a page.

@@ -70,7 +70,7 @@ impl Stand {
 
     fn inquiry(&self, port: &TargetPort, cdb: &Cdb) -> Result<Response, Sense> {
         let data = match (checked_evpd(cdb)?, cdb[2]) {
-            (false, _) => standard(self.peripheral(), false),
+            (false, _) => standard(self.peripheral(), false, port),
             (true, 0x00) => framed(self.peripheral(), 0x00, self.pages()),
             (true, DEVICE_IDENTIFICATION) if *self == Stand::ReportLunsUnit => {
                 well_known_identification(port)

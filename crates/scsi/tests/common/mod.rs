@@ -60,6 +60,7 @@ pub fn port(relative_id: u16) -> Arc<TargetPort> {
         group: 1,
         name,
         device_name,
+        state_setters: StateSetters::default(),
     })
 }
 
