@@ -7,7 +7,7 @@ use reactor::ExportPlacement;
 use serde_json::Value;
 
 use super::export_kinds::{ISCSI, VHOST_BLK, VHOST_SCSI};
-use super::iscsi::{ISCSI_KEYS, IscsiConfig};
+use super::iscsi::{AccessStates, ISCSI_KEYS, IscsiConfig};
 use super::key::{Key, Kind};
 use super::model::{Config, LunConfig, VhostBlkConfig, VhostScsiConfig};
 use super::target_keys::TARGET_KEYS;
@@ -87,6 +87,21 @@ pub trait ExportObject {
     /// The file of its CHAP users.
     fn chap_users(&self) -> Option<&Path> {
         None
+    }
+
+    /// Access states of its portal groups; `None` for exports that are no targets.
+    fn access_states(&self) -> Option<&AccessStates> {
+        None
+    }
+
+    /// Access states of its portal groups, to change them.
+    fn access_states_mut(&mut self) -> Option<&mut AccessStates> {
+        None
+    }
+
+    /// Returns true if it has portals of this portal group.
+    fn has_portal_group(&self, _group: u16) -> bool {
+        false
     }
 
     /// The path in it, which who asks for it may mean from a folder of its own.
@@ -237,6 +252,18 @@ impl ExportObject for IscsiConfig {
         self.chap_users.as_deref()
     }
 
+    fn access_states(&self) -> Option<&AccessStates> {
+        Some(&self.access_states)
+    }
+
+    fn access_states_mut(&mut self) -> Option<&mut AccessStates> {
+        Some(&mut self.access_states)
+    }
+
+    fn has_portal_group(&self, group: u16) -> bool {
+        self.portals.iter().any(|portal| portal.group == group)
+    }
+
     fn path_mut(&mut self) -> Option<&mut PathBuf> {
         self.chap_users.as_mut()
     }
@@ -350,12 +377,13 @@ impl<'a> ExportRef<'a> {
         self.kind() == other.kind() && self.object().bars(other.name())
     }
 
-    /// Are they the same but for their logical units and their workers?
+    /// Returns true if they are the same except for their logical units, access states and workers.
     pub fn is_same_endpoint(self, other: ExportRef<'_>) -> bool {
         let bare = |export: ExportRef<'_>| {
             let mut export = export.to_owned();
             let object = export.object_mut();
             object.luns_mut().map(Vec::clear);
+            object.access_states_mut().map(AccessStates::clear);
             *object.placement_mut() = ExportPlacement::Shared;
             export
         };
@@ -434,8 +462,12 @@ impl Config {
 
     /// The logical units of an export that has a list of them.
     pub fn luns_mut(&mut self, export: &str) -> Option<&mut Vec<LunConfig>> {
-        let mut exports = self.exports_mut();
-        exports.find(|known| known.name() == export)?.luns_mut()
+        self.export_mut(export)?.luns_mut()
+    }
+
+    /// An export of any kind, to change it.
+    pub fn export_mut(&mut self, name: &str) -> Option<&mut dyn ExportObject> {
+        self.exports_mut().find(|known| known.name() == name)
     }
 
     /// The logical units of every export that has a list of them.

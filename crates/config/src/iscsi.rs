@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use reactor::ExportPlacement;
 use serde_json::json;
 
-pub use iscsi_target::{AclEntry, Announced, DemoMode, LoginBounds, Network, Portal};
+pub use iscsi_target::{
+    AccessState, AccessStates, AclEntry, Announced, DemoMode, LoginBounds, Network, Portal,
+    StateSetters,
+};
 
 use super::access_list::{ACL_KEYS, acl_value, read_acl};
 use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
@@ -25,6 +28,8 @@ const DISKS_ALLOWED: &str = "a list of names of disks: LUNs from 0 in this order
 const LUN_EXAMPLE: &str = "tables such as { lun = 4, disk = \"d0\" }";
 const PORTALS_ALLOWED: &str = "a list of addresses, such as \"192.0.2.1\", \"127.0.0.1:3260\" or \"[::1]:3260,2\" (portal group 2)";
 const ANNOUNCE_ALLOWED: &str = "an address or a list of them, such as \"203.0.113.7:3260\" or \"san.example.org:3260,2\" (for portal group 2)";
+const ACCESS_STATES_ALLOWED: &str = "a list of portal groups with their states, such as [\"2=standby\"]; states are \
+     active/optimized, active/non-optimized, standby and unavailable";
 const ACL_EXAMPLE: &str =
     "tables such as { initiator = \"iqn...\", network = \"192.0.2.0/24\", read_only = true }";
 const MODES: [(&str, DemoMode); 3] = [
@@ -54,6 +59,10 @@ pub struct IscsiConfig {
     pub acl: Vec<AclEntry>,
     /// What it agrees to in logins.
     pub bounds: LoginBounds,
+    /// Access states (ALUA) of its portal groups, except for active/optimized.
+    pub access_states: AccessStates,
+    /// Initiators that may change these states.
+    pub state_setters: StateSetters,
     /// Which workers serve it.
     pub placement: ExportPlacement,
 }
@@ -73,6 +82,8 @@ pub struct IscsiDraft {
     chap_users: Option<PathBuf>,
     acl: Option<Vec<AclEntry>>,
     bounds: LoginBounds,
+    access_states: Option<AccessStates>,
+    state_setters: StateSetters,
     placement: PlacementDraft,
 }
 
@@ -153,6 +164,36 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         "[addresses that discovery names](operations.md#discovery) instead of the portals of the same group",
         |_, reader, draft| draft.announce = read_announce(reader, draft.portals.as_deref()),
         |target| texts(&target.announce),
+    ),
+    key(
+        "access_states",
+        Kind::List("list of `GROUP=STATE`", ACCESS_STATES_ALLOWED, Item::Text),
+        "`active/optimized` for all",
+        RunTime::Command("lunette export access-state"),
+        "`\"2=standby\"`: [access states](operations.md#target-port-groups) (ALUA) of portal groups: `active/optimized`, \
+            `active/non-optimized`, `standby`, `unavailable`. In a flag `access_states=2=standby+3=unavailable`",
+        |key, reader, draft| {
+            draft.access_states = read_access_states(key, reader, draft.portals.as_deref());
+        },
+        |target| {
+            let states = target.access_states.iter();
+            let states = states.map(|(group, state)| format!("{group}={}", state.name()));
+            texts(&states.collect::<Vec<_>>())
+        },
+    ),
+    // Initiators may set states by default, as LIO, SCST and most arrays allow; so does every earlier version of this program.
+    key(
+        "explicit_alua",
+        Kind::Boolean,
+        "`true`",
+        RunTime::Reload,
+        "initiators may set access states (SET TARGET PORT GROUPS). `false`: only the administrator sets them",
+        |key, reader, draft| {
+            if reader.boolean(key.name).is_some_and(|at| !at.value) {
+                draft.state_setters = StateSetters::AdministratorOnly;
+            }
+        },
+        |target| (target.state_setters == StateSetters::AdministratorOnly).then_some(json!(false)),
     ),
     key(
         "demo_mode",
@@ -266,6 +307,8 @@ impl ExportDraft for IscsiDraft {
             chap_users: self.chap_users.clone(),
             acl: self.acl.clone()?,
             bounds: self.bounds.clone(),
+            access_states: self.access_states.clone()?,
+            state_setters: self.state_setters,
             placement: self.placement.placement(),
         }))
     }
@@ -317,6 +360,62 @@ fn read_announce(
     is_right.then_some(announce)
 }
 
+/// Reads `GROUP=STATE` items. Each needs a portal of that group.
+fn read_access_states(
+    key: &IscsiKey,
+    reader: &mut Reader<'_, '_>,
+    portals: Option<&[Portal]>,
+) -> Option<AccessStates> {
+    let mut states = AccessStates::new();
+    let Some(value) = reader.raw(key.name) else {
+        return Some(states);
+    };
+    let items = match &value.value {
+        Raw::List(items) => items.clone(),
+        Raw::Word(words) => {
+            let words = words.split('+');
+            let word = |word: &str| At::new(Raw::Word(word.to_owned()), value.place.clone());
+            words.map(word).collect()
+        }
+        _ => {
+            reader.refuse(key.name, value, ACCESS_STATES_ALLOWED);
+            return None;
+        }
+    };
+    let mut is_right = true;
+    for item in &items {
+        let text = text_of(key.name, item, ACCESS_STATES_ALLOWED, reader.diagnostics())?;
+        let Some((group, state)) = access_state(&text.value) else {
+            reader.refuse(key.name, item, ACCESS_STATES_ALLOWED);
+            is_right = false;
+            continue;
+        };
+        let has_group = |portals: &[Portal]| portals.iter().any(|p| p.group == group);
+        if !portals.is_none_or(has_group) {
+            let message = format!("`{}`: no portal has the portal group {group}", key.name);
+            let mistake = Mistake::new(MistakeKind::Relation, &item.place, message);
+            let help = "add a portal of the group to `portals`, such as \"192.0.2.1:3260,2\"";
+            reader.diagnostics().push(mistake.help(help));
+        }
+        if states.insert(group, state).is_some() {
+            let message = format!("`{}`: portal group {group} is given twice", key.name);
+            let mistake = Mistake::new(MistakeKind::Value, &item.place, message);
+            reader
+                .diagnostics()
+                .push(mistake.help("name each group once"));
+        }
+    }
+    states.retain(|_, state| *state != AccessState::default());
+    is_right.then_some(states)
+}
+
+/// Parses `GROUP=STATE`.
+fn access_state(text: &str) -> Option<(u16, AccessState)> {
+    let (group, state) = text.split_once('=')?;
+    let mut states = AccessState::SETTABLE.into_iter();
+    Some((group.parse().ok()?, states.find(|one| one.name() == state)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -332,6 +431,50 @@ mod tests {
             ..Flags::default()
         };
         parse(None, &flags, &Surroundings::of_this_process())
+    }
+
+    #[test]
+    fn portal_groups_have_access_states() {
+        let target = "iqn.2026-11.org.example:t0=d0";
+        let read = |options: &str| {
+            let portals = ["127.0.0.1:0,1", "127.0.0.1:0,2", "127.0.0.1:0,3"];
+            from_flags(&[&format!("{target},{options}")], &portals)
+        };
+        let config = read("access_states=2=standby+3=active/non-optimized+1=active/optimized");
+        let config = config.unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let states = &config.iscsi[0].access_states;
+        let wanted = [
+            (2, AccessState::Standby),
+            (3, AccessState::ActiveNonOptimized),
+        ];
+        assert_eq!(*states, AccessStates::from(wanted));
+        let file = crate::render(&config);
+        assert!(
+            file.contains("access_states = [\"2=standby\", \"3=active/non-optimized\"]"),
+            "{file}"
+        );
+        let again = parse(
+            Some(("lunette.toml", &file)),
+            &Flags::default(),
+            &Surroundings::of_this_process(),
+        );
+        assert_eq!(again.unwrap().iscsi, config.iscsi);
+        for (options, told) in [
+            (
+                "access_states=4=standby",
+                "no portal has the portal group 4",
+            ),
+            ("access_states=2=asleep", "active/non-optimized, standby"),
+            ("access_states=2=offline", "active/non-optimized, standby"),
+            ("access_states=standby", "active/non-optimized, standby"),
+            ("access_states=2=standby+2=standby", "given twice"),
+        ] {
+            let mistakes = read(options).unwrap_err().to_string();
+            assert!(mistakes.contains(told), "{options}: {mistakes}");
+        }
+        let config = read("explicit_alua=false").unwrap();
+        let setters = config.iscsi[0].state_setters;
+        assert_eq!(setters, StateSetters::AdministratorOnly);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
 use super::disk::{check_size, read_disk, read_limits, read_settings};
 use super::export::ExportConfig;
 use super::export_kinds::EXPORT_KINDS;
+use super::iscsi::AccessState;
 use super::lun::{LUN_KEYS, read_lun};
 use super::model::{Config, DiskConfig, LimitsConfig, LunConfig};
 use super::place::{At, Place, Source};
@@ -166,6 +167,23 @@ pub fn lun_json(target: u8, lun: u16, value: &Value) -> Result<LunConfig, Diagno
         lun,
         disk: disk.value,
     })
+}
+
+/// Reads the access state of a portal group from its JSON, `{"state": STATE}`.
+///
+/// # Errors
+/// All mistakes, each with the pointer of its field.
+pub fn access_state_json(value: &Value) -> Result<AccessState, Diagnostics> {
+    let mut diagnostics = Diagnostics::default();
+    let read = object(value, &mut diagnostics).and_then(|fields| {
+        let mut reader = Reader::new(&fields, "access state", &mut diagnostics);
+        let names = AccessState::SETTABLE.map(|state| (state.name(), state));
+        reader.require("state", &one_of(&names.map(|(name, _)| name)));
+        let state = reader.choice("state", &names);
+        reader.finish(|_| None);
+        state
+    });
+    checked(read, diagnostics).map(|state| state.value)
 }
 
 /// All logical units of an export from their JSON, a list of `{"target": N, "lun": N, "disk": NAME}`.

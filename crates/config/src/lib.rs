@@ -56,12 +56,15 @@ pub use disk::{DISK_KEYS, DISK_SET, DiskDraft, DiskKey};
 pub use export::{ExportConfig, ExportObject, ExportRef, Said};
 pub use export_kinds::{EXPORT_KINDS, ExportKind};
 pub use flag_source::{DISK_FORM, Flags, LUN_FORM, VHOST_BLK_FORM, VHOST_SCSI_FORM};
-pub use iscsi::{AclEntry, Announced, DemoMode, ISCSI_KEYS, IscsiConfig, Network, Portal};
+pub use iscsi::{
+    AccessState, AccessStates, AclEntry, Announced, DemoMode, ISCSI_KEYS, IscsiConfig, Network,
+    Portal,
+};
 pub use iscsi_flags::ISCSI_FORM;
 pub use iscsi_limits::{ISCSI_LIMIT_KEYS, IscsiLimits};
 pub use json_source::{
-    DiskSettings, JsonExport, disk_json, disk_settings_json, export_json, limits_json, lun_json,
-    luns_json, objects_json, size_json,
+    DiskSettings, JsonExport, access_state_json, disk_json, disk_settings_json, export_json,
+    limits_json, lun_json, luns_json, objects_json, size_json,
 };
 pub use key::{Key, Kind, RunTime};
 pub use lun::{LUN_KEYS, TARGET_LUN_KEYS};

@@ -57,6 +57,9 @@ pub struct Summary {
     /// Exports that other workers serve from now on.
     #[serde(default)]
     pub exports_placed: usize,
+    /// Portal groups of targets with another access state.
+    #[serde(default)]
+    pub access_states_changed: usize,
     /// Logical units that came to exports that were there.
     pub luns_added: usize,
     /// Logical units that went from exports that stay.

@@ -11,7 +11,7 @@ pub struct Event {
     /// What: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`, `disk.on_error`,
     /// `disk.waiting` (an I/O has failed and waits), `disk.resumed` (none waits any more),
     /// `disk.snapshot`, `job.started`, `job.ready`, `job.done`, `job.failed`, `job.cancelled`,
-    /// `export.added`, `export.removed`, `export.placed`, `export.removing`, `lun.added`, `lun.removed`, `lun.removing`, `disk.shrinking`,
+    /// `export.added`, `export.removed`, `export.placed`, `export.access_state`, `export.removing`, `lun.added`, `lun.removed`, `lun.removing`, `disk.shrinking`,
     /// `session.opened`, `session.closed`, `portal.opened` (a portal that waited is open).
     pub event: String,
     /// The disk, the export, or the export that the LUN, the session or the portal is of.

@@ -333,6 +333,9 @@ pub struct ExportState {
     /// Portals of a target that cannot be opened yet and are retried.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_portals: Vec<WaitingPortal>,
+    /// Portal groups of a target, with their access states.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub port_groups: Vec<PortGroup>,
     /// What clients use of it now, and which worker serves it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,
@@ -353,6 +356,51 @@ pub struct WaitingPortal {
     pub reason: String,
     /// Seconds until the next attempt.
     pub next_try_seconds: u64,
+}
+
+/// A portal group of a target, which initiators see as a target port group (ALUA).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PortGroup {
+    /// Target portal group tag.
+    pub group: u16,
+    /// Number of the target port group.
+    pub target_port_group: u16,
+    /// Access state that the administrator set: `active/optimized`, `active/non-optimized`, `standby` or `unavailable`.
+    pub state: String,
+    /// Logical units with another state in this group, set by initiators.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changed_by_initiators: Vec<UnitAccessState>,
+}
+
+impl PortGroup {
+    /// Access states other than active/optimized, such as `standby` or `standby, LUN 0 unavailable`; `None` if there are none.
+    pub fn remarkable(&self) -> Option<String> {
+        let is_default = self.state == "active/optimized";
+        if is_default && self.changed_by_initiators.is_empty() {
+            return None;
+        }
+        let units = self.changed_by_initiators.iter();
+        let units = units.map(|unit| format!(", LUN {} {}", unit.lun, unit.state));
+        Some(format!("{}{}", self.state, units.collect::<String>()))
+    }
+}
+
+/// Access state of a logical unit in a portal group.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UnitAccessState {
+    /// Logical unit number.
+    pub lun: u16,
+    /// Its state.
+    pub state: String,
+}
+
+/// Access state that a portal group is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewAccessState {
+    /// The state.
+    #[schema(pattern = "^(active/optimized|active/non-optimized|standby|unavailable)$")]
+    pub state: String,
 }
 
 /// A queue or a connection of an export, and the worker that serves it.

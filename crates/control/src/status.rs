@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::objects::{Served, WaitingPortal};
+use crate::objects::{PortGroup, Served, WaitingPortal};
 
 /// What a daemon serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -89,6 +89,9 @@ pub struct ExportStatus {
     /// Portals of a target that cannot be opened yet and are retried.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting_portals: Vec<WaitingPortal>,
+    /// Portal groups of a target, with their access states.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub port_groups: Vec<PortGroup>,
     /// Its disks: one at target 0, LUN 0 for `vhost-blk`.
     pub luns: Vec<LunStatus>,
 }

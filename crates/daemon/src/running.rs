@@ -635,8 +635,13 @@ impl Overview {
             None => HashMap::new(),
         };
         let waiting = transports.as_ref().map(exports::waiting_portals);
+        let port_groups = |name: &str| {
+            let transports = transports.as_ref();
+            transports.map_or_else(Vec::new, |all| exports::port_groups(name, all))
+        };
         let mut waiting = waiting.unwrap_or_default();
-        let served = transports
+        let served = transports.as_ref();
+        let served = served
             .map(|transports| transports.vhost.status())
             .unwrap_or_default();
         let paths: HashMap<String, Option<PathBuf>> =
@@ -654,6 +659,7 @@ impl Overview {
             connected: connected.contains(export.name()),
             served: served_by.remove(export.name()).unwrap_or_default(),
             waiting_portals: waiting.remove(export.name()).unwrap_or_default(),
+            port_groups: port_groups(export.name()),
             luns: match export.object().disk() {
                 Some(disk) => vec![LunStatus {
                     target: 0,

@@ -42,8 +42,9 @@ pub use iscsi::login::ChapUser;
 pub use iscsi_name::is_iscsi_name;
 pub use limits::ServerLimits;
 pub use portals::WaitingPortal;
+pub use scsi::{AccessState, StateSetters};
 pub use server::{Server, ServerError, SessionStatus, TargetStatus};
 pub use shared::SessionChange;
 #[cfg(feature = "simulated")]
 pub use simulated::SimulatedServer;
-pub use target::{LoginBounds, TargetOptions};
+pub use target::{AccessStates, LoginBounds, PortGroupStatus, TargetOptions};

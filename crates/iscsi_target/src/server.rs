@@ -26,7 +26,7 @@ use crate::limits::ServerLimits;
 use crate::new_connections::NewConnections;
 use crate::portals::{Portals, WaitingPortal};
 use crate::shared::{Place, SessionChange, Shared, lock};
-use crate::target::{IscsiTarget, TargetOptions};
+use crate::target::{AccessStates, IscsiTarget, PortGroupStatus, TargetOptions};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
@@ -248,6 +248,25 @@ impl Server {
     /// The CHAP users that may log in to a target; `None` when there is no such target.
     pub fn chap_users(&self, target: &str) -> Option<Arc<HashMap<String, ChapUser>>> {
         Some(self.state.shared.target(target)?.chap_users())
+    }
+
+    /// Sets the access states of portal groups of a target.
+    ///
+    /// # Errors
+    /// When there is no such target.
+    pub fn set_access_states(
+        &self,
+        target: &str,
+        states: &AccessStates,
+    ) -> Result<(), ServerError> {
+        self.found(target)?.set_access_states(states);
+        Ok(())
+    }
+
+    /// Returns the portal groups of a target with their access states; none if there is no such target.
+    pub fn port_groups(&self, target: &str) -> Vec<PortGroupStatus> {
+        let target = self.state.shared.target(target);
+        target.map_or_else(Vec::new, |target| target.port_groups())
     }
 
     /// Puts more disks into a target, all or none; its initiators are told by unit attentions.

@@ -1,7 +1,7 @@
 //! A target: its name, its portal groups, its logical units, and who may log in.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use bdev::Disk;
 use iscsi::chap::Algorithm;
 use iscsi::login::ChapUser;
 use iscsi::negotiation::Offer;
-use scsi::{AttachError, Target, TargetPort};
+use scsi::{AccessState, AttachError, StateSetters, Target, TargetPort, UnitId};
 use scsi_exec::Units;
 
 use crate::access::{AclEntry, Announced, DemoMode, Portal};
@@ -34,6 +34,26 @@ pub struct TargetOptions {
     pub chap_users: HashMap<String, ChapUser>,
     /// What it agrees to in logins.
     pub bounds: LoginBounds,
+    /// Access states of its portal groups.
+    pub access_states: AccessStates,
+    /// Initiators that may change these states.
+    pub state_setters: StateSetters,
+}
+
+/// Access states (ALUA) that the administrator set, by portal group tag. Other groups are active/optimized.
+pub type AccessStates = BTreeMap<u16, AccessState>;
+
+/// A portal group as a target port group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortGroupStatus {
+    /// Target portal group tag.
+    pub tag: u16,
+    /// Number of the target port group, as initiators see it.
+    pub port_group: u16,
+    /// Access state that the administrator set.
+    pub state: AccessState,
+    /// Logical units in another state, which initiators set.
+    pub changed: Vec<(u16, AccessState)>,
 }
 
 /// What a target agrees to in logins, within the limits of the server.
@@ -96,6 +116,8 @@ pub(crate) struct IscsiTarget {
     pub options: TargetOptions,
     /// Those of the options, or those that came after them.
     chap_users: Mutex<Arc<HashMap<String, ChapUser>>>,
+    /// Those of the options, with later changes by the administrator.
+    access_states: Mutex<AccessStates>,
     pub scsi: Arc<Target>,
     pub groups: Mutex<Vec<Arc<Group>>>,
     /// The disk's name, when it has one.
@@ -106,6 +128,7 @@ impl IscsiTarget {
     /// `bound`: the options' portals, as they were bound.
     pub fn new(mut options: TargetOptions, bound: &[Portal], units: &Units) -> IscsiTarget {
         let chap_users = std::mem::take(&mut options.chap_users);
+        let access_states = std::mem::take(&mut options.access_states);
         // What initiators compare with the name that they logged in to (SPC-4, 7.8.6.10).
         let own = iscsi_name::normalised(&options.name);
         let own = own.map_or_else(|| options.name.clone(), |name| name.into_owned());
@@ -122,7 +145,7 @@ impl IscsiTarget {
                 group: relative_id,
                 name: Some(name),
                 device_name: Some(own.clone()),
-                state_setters: scsi::StateSetters::default(),
+                state_setters: options.state_setters,
             };
             groups.push(Group {
                 tag: portal.group,
@@ -136,19 +159,76 @@ impl IscsiTarget {
             groups: Mutex::new(groups.into_iter().map(Arc::new).collect()),
             options,
             chap_users: Mutex::new(Arc::new(chap_users)),
+            access_states: Mutex::new(access_states),
             label: Mutex::new(String::new()),
         }
     }
 
     pub fn add_luns(&self, units: &Units, luns: &[(u16, Arc<Disk>)]) -> Result<(), AttachError> {
         let attached = luns.iter().map(|(lun, disk)| (*lun, units.unit(disk)));
-        self.scsi.attach_units(attached.collect())?;
+        let attached: Vec<_> = attached.collect();
+        let view = self.scsi.view();
+        let known: HashSet<UnitId> = view.map().iter().map(|(_, unit)| unit.id()).collect();
+        // Before the first command can come through the ports.
+        for group in lock(&self.groups).iter() {
+            let state = self.configured_state(group.tag);
+            for (_, unit) in attached
+                .iter()
+                .filter(|(_, unit)| !known.contains(&unit.id()))
+            {
+                unit.set_access_state(group.port.group, state);
+            }
+        }
+        self.scsi.attach_units(attached)?;
         let mut label = lock(&self.label);
         *label = match luns {
             [(0, disk)] if label.is_empty() => disk.name().to_owned(),
             _ => String::new(),
         };
         Ok(())
+    }
+
+    /// Access state of a portal group that the administrator set.
+    fn configured_state(&self, tag: u16) -> AccessState {
+        let states = lock(&self.access_states);
+        states.get(&tag).copied().unwrap_or_default()
+    }
+
+    /// Sets the access states of portal groups for all logical units. Overrides states that initiators have set.
+    pub fn set_access_states(&self, states: &AccessStates) {
+        lock(&self.access_states).extend(states);
+        let view = self.scsi.view();
+        for group in lock(&self.groups).iter() {
+            let Some(state) = states.get(&group.tag) else {
+                continue;
+            };
+            for (_, unit) in view.map().iter() {
+                unit.set_access_state(group.port.group, *state);
+            }
+            tracing::info!(
+                target = %self.options.name,
+                portal_group = group.tag,
+                state = state.name(),
+                "access state set"
+            );
+        }
+    }
+
+    /// Returns the portal groups with their access states.
+    pub fn port_groups(&self) -> Vec<PortGroupStatus> {
+        let view = self.scsi.view();
+        let status = |group: &Arc<Group>| {
+            let (port_group, state) = (group.port.group, self.configured_state(group.tag));
+            let states = view.map().iter();
+            let states = states.map(|(lun, unit)| (lun, unit.access_state(port_group)));
+            PortGroupStatus {
+                tag: group.tag,
+                port_group,
+                state,
+                changed: states.filter(|(_, unit)| *unit != state).collect(),
+            }
+        };
+        lock(&self.groups).iter().map(status).collect()
     }
 
     /// The group that an address of ours belongs to: of the portal that names it most closely.
@@ -215,6 +295,54 @@ mod tests {
         let groups = lock(&target.groups);
         let ports = groups.iter().map(|group| &group.port);
         ports.map(|port| (port.relative_id, port.group)).collect()
+    }
+
+    /// States of LUN 0 in each portal group, and those that initiators changed.
+    fn states(target: &IscsiTarget) -> Vec<(u16, AccessState, usize)> {
+        let groups = target.port_groups().into_iter();
+        let states = groups.map(|group| (group.tag, group.state, group.changed.len()));
+        states.collect()
+    }
+
+    #[test]
+    fn access_states_hold_for_units_that_come_later() {
+        let units = Units::new(Box::new(MemoryStore::default()));
+        let disk = |name: &str| {
+            let ram = bdev::Ram::create(bdev::RamOptions {
+                size: 1 << 20,
+                ..bdev::RamOptions::default()
+            });
+            Arc::new(Disk::new(name, None, Arc::new(ram.unwrap())).unwrap())
+        };
+        let options = TargetOptions {
+            name: "iqn.2026-11.org.example:t0".to_owned(),
+            access_states: AccessStates::from([(2, AccessState::Standby)]),
+            ..TargetOptions::default()
+        };
+        let portals = ["192.0.2.1:3260,1", "192.0.2.2:3260,2"];
+        let portals: Vec<Portal> = portals.iter().map(|text| text.parse().unwrap()).collect();
+        let target = IscsiTarget::new(options, &portals, &units);
+        let (first, second) = (disk("d0"), disk("d1"));
+        target.add_luns(&units, &[(0, first.clone())]).unwrap();
+        let (active, standby) = (AccessState::ActiveOptimized, AccessState::Standby);
+        assert_eq!(states(&target), [(1, active, 0), (2, standby, 0)]);
+        // As an initiator would set it.
+        let group = lock(&target.groups)[1].port.group;
+        units.unit(&first).set_access_state(group, active);
+        target.add_luns(&units, &[(1, second)]).unwrap();
+        let port_groups = target.port_groups();
+        assert_eq!(port_groups[1].changed, [(0, active)]);
+        target.set_access_states(&AccessStates::from([(2, standby)]));
+        assert_eq!(states(&target), [(1, active, 0), (2, standby, 0)]);
+        // A target in its place begins with its own states.
+        let options = TargetOptions {
+            name: "iqn.2026-11.org.example:t0".to_owned(),
+            ..TargetOptions::default()
+        };
+        let next = IscsiTarget::new(options, &portals, &units);
+        next.add_luns(&units, &[(0, first)]).unwrap();
+        drop(target);
+        assert_eq!(states(&next), [(1, active, 0), (2, active, 0)]);
     }
 
     #[test]

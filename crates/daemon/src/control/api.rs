@@ -317,6 +317,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(jobs::snapshot))
         .routes(routes!(exports::list))
         .routes(routes!(exports::show, exports::put, exports::remove))
+        .routes(routes!(exports::set_access_state))
         .routes(routes!(luns::list, luns::replace))
         .routes(routes!(luns::show, luns::put, luns::remove))
         .routes(routes!(clients::workers))

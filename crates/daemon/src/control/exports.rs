@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ::control::objects::{Export, ExportState};
+use ::control::objects::{Export, ExportState, NewAccessState};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -16,7 +16,7 @@ use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use crate::objects::{Change, Refusal, bodies, served};
 use crate::running::Overview;
-use config::{ExportRef, export_json};
+use config::{ExportRef, access_state_json, export_json};
 
 /// List exports.
 #[utoipa::path(get, path = "/v1/exports", responses(
@@ -115,6 +115,7 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
             sessions: target.sessions,
             portals: target.portals.iter().map(ToString::to_string).collect(),
             waiting_portals: waiting.remove(&target.name).unwrap_or_default(),
+            port_groups: crate::exports::port_groups(&target.name, &transports),
             ..ExportState::default()
         };
         (target.name, state)
@@ -141,6 +142,27 @@ pub(super) fn requests(overview: &Overview) -> HashMap<String, u64> {
         *requests.entry(queue.export).or_default() += queue.in_flight;
     }
     requests
+}
+
+/// Set the access state (ALUA) of a portal group of a target for all logical units. Initiators are notified.
+#[utoipa::path(put, path = "/v1/exports/{export}/access-states/{group}", params(
+    ("export" = String, Path, description = "Name of the target"),
+    ("group" = u16, Path, description = "Portal group tag"),
+), request_body = NewAccessState, responses(
+    (status = 200, description = "Access state set", body = Export),
+    NameErrors, ChangeErrors, BodyErrors,
+))]
+pub(super) async fn set_access_state(
+    State(api): State<Api>,
+    Path((name, group)): Path<(String, u16)>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ErrorResponse> {
+    let state = access_state_json(&json(body)?).map_err(Refusal::from)?;
+    let change = Change::SetAccessState(name.clone(), group, state);
+    match api.change(change, Force::default()).await? {
+        Some(_) => Ok(Json(one(api.overview()?, &name)?).into_response()),
+        None => api.accepted(),
+    }
 }
 
 fn one(overview: &Overview, name: &str) -> Result<Export, ErrorResponse> {

@@ -145,6 +145,7 @@ mod tests {
             connected: false,
             served: Vec::new(),
             waiting_portals: Vec::new(),
+            port_groups: Vec::new(),
             luns: (0..)
                 .zip(disks)
                 .map(|(lun, disk)| LunStatus {

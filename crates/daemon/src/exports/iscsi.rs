@@ -8,7 +8,7 @@ use iscsi_target::{Server, TargetOptions};
 use scsi_exec::{Hold, Holding};
 
 use super::{ChapUsers, Endpoint, ExportDevice, Openable, Opening};
-use config::{ExportRef, IscsiConfig, LunConfig};
+use config::{AccessStates, ExportRef, IscsiConfig, LunConfig};
 
 /// How long the end of an export waits for what is in flight.
 const END_PATIENCE: Duration = Duration::from_secs(5);
@@ -29,6 +29,8 @@ impl Openable for IscsiConfig {
             acl: self.acl.clone(),
             chap_users,
             bounds: self.bounds.clone(),
+            access_states: self.access_states.clone(),
+            state_setters: self.state_setters,
         };
         let server = Arc::clone(&opening.transports.iscsi);
         let portals = server.add_target(options, &luns);
@@ -88,6 +90,11 @@ impl ExportDevice for OpenTarget {
 
     fn chap_users(&self) -> Option<Arc<ChapUsers>> {
         self.server.chap_users(&self.name)
+    }
+
+    fn set_access_states(&self, states: &AccessStates) {
+        // The target was there when this was planned.
+        self.server.set_access_states(&self.name, states).ok();
     }
 
     fn set_chap_users(&self, users: ChapUsers) -> bool {

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bdev::Disk;
-use control::objects::WaitingPortal;
-use iscsi_target::ChapUser;
+use control::objects::{PortGroup, UnitAccessState, WaitingPortal};
+use iscsi_target::{ChapUser, PortGroupStatus};
 use reactor::{ExportPlacement, Pool};
 use scsi::{MemoryStore, Store};
 use scsi_exec::{Hold, Units};
@@ -24,7 +24,7 @@ use crate::objects::{Servers, Transports};
 use crate::running::Inherited;
 use crate::state::{self, FolderStore};
 use crate::state_thread::StateThread;
-use config::{Config, ExportRef, LunConfig, read_chap_users};
+use config::{AccessStates, Config, ExportRef, LunConfig, read_chap_users};
 
 /// An export that can be connected to. Its text is the line that says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,6 +158,9 @@ pub(crate) trait ExportDevice: Send + Sync {
         None
     }
 
+    /// Sets the access states of portal groups. Exports without portal groups ignore it.
+    fn set_access_states(&self, _states: &AccessStates) {}
+
     /// Has these from now on. False: it has them already, or has none at all.
     fn set_chap_users(&self, _users: ChapUsers) -> bool {
         false
@@ -248,6 +251,25 @@ pub(crate) fn waiting_portals(transports: &Transports) -> HashMap<String, Vec<Wa
         });
     }
     waiting
+}
+
+/// Returns the portal groups of a target with their access states; none for other exports.
+pub(crate) fn port_groups(name: &str, transports: &Transports) -> Vec<PortGroup> {
+    let groups = transports.iscsi.port_groups(name).into_iter();
+    let group = |group: PortGroupStatus| PortGroup {
+        group: group.tag,
+        target_port_group: group.port_group,
+        state: group.state.name().to_owned(),
+        changed_by_initiators: group
+            .changed
+            .into_iter()
+            .map(|(lun, state)| UnitAccessState {
+                lun,
+                state: state.name().to_owned(),
+            })
+            .collect(),
+    };
+    groups.map(group).collect()
 }
 
 /// CHAP users by name.

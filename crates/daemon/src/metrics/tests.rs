@@ -64,6 +64,7 @@ fn status() -> Status {
             connected: true,
             served: Vec::new(),
             waiting_portals: Vec::new(),
+            port_groups: Vec::new(),
             luns: vec![LunStatus {
                 target: 0,
                 lun: 0,

@@ -14,7 +14,7 @@ use super::state_store::Resizing;
 use crate::disks::{self, Disks};
 use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::running::Inherited;
-use config::{Config, ExportConfig, ExportRef};
+use config::{AccessStates, Config, ExportConfig, ExportRef};
 
 /// What was done and can be taken back.
 #[derive(Default)]
@@ -121,6 +121,9 @@ impl Owner {
         self.disks = all;
         for (export, luns) in &plan.add_luns {
             self.add_luns(export, luns);
+        }
+        for (export, states) in &plan.access_states {
+            self.set_access_states(export, states);
         }
         for name in &plan.remove_disks {
             self.forget_disk(name);
@@ -284,6 +287,13 @@ impl Owner {
         }
         for Resize { disk, .. } in &plan.resize {
             self.resized(disk);
+        }
+    }
+
+    /// Sets access states of an export, unless it is not served at present.
+    pub(super) fn set_access_states(&self, export: &str, states: &AccessStates) {
+        if let Some(device) = self.exports.get(export) {
+            device.set_access_states(states);
         }
     }
 

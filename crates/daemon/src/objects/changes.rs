@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use super::overlay::Overlay;
 use super::refusal::{Fault, Refusal};
-use config::{Config, DiskConfig, DiskSettings, ExportConfig, LimitsConfig, LunConfig};
+use config::{
+    AccessState, Config, DiskConfig, DiskSettings, ExportConfig, LimitsConfig, LunConfig,
+};
 
 /// One change, by the names of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub enum Change {
     PutLuns(String, Vec<LunConfig>),
     /// There is no logical unit at this target and number of an export.
     RemoveLun(String, u8, u16),
+    /// Sets the access state of a portal group of a target, also if an initiator has changed it.
+    SetAccessState(String, u16, AccessState),
     /// All is as it is said here.
     Replace(Box<Replacement>),
 }
@@ -161,10 +165,37 @@ impl Change {
                     return Err(not_there("LUN", &format!("{export}/{target}:{lun}")));
                 }
             }
+            Change::SetAccessState(export, group, state) => {
+                set_access_state(&mut next, &export, group, state)?;
+            }
             Change::Replace(replacement) => next = replacement.next(now),
         }
         Ok(next)
     }
+}
+
+fn set_access_state(
+    next: &mut Config,
+    name: &str,
+    group: u16,
+    state: AccessState,
+) -> Result<(), Refusal> {
+    let export = next.export_mut(name);
+    let export = export.ok_or_else(|| not_there("export", name))?;
+    let kind = export.kind();
+    let has_group = export.has_portal_group(group);
+    let Some(states) = export.access_states_mut() else {
+        let detail = format!("{name} is a {kind} export: it has no portal groups");
+        return Err(Refusal::Conflict(vec![Fault::new(detail)]));
+    };
+    if !has_group {
+        return Err(not_there("portal group", &format!("{name} {group}")));
+    }
+    match state == AccessState::default() {
+        true => states.remove(&group),
+        false => states.insert(group, state),
+    };
+    Ok(())
 }
 
 fn luns_of<'a>(config: &'a mut Config, export: &str) -> Result<&'a mut Vec<LunConfig>, Refusal> {

@@ -140,6 +140,9 @@ impl Owner {
         for Placing { export, .. } in &plan.place_exports {
             self.event_bus.tell("export.placed", export);
         }
+        for (export, _) in &plan.access_states {
+            self.event_bus.tell("export.access_state", export);
+        }
         for (export, luns) in &plan.add_luns {
             for lun in luns {
                 self.event_bus.tell_lun("lun.added", export, lun);

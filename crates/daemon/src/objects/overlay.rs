@@ -6,11 +6,16 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use control::objects::{Disk, Export, Lun};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::bodies;
+use super::plan::changed_access_states;
 use super::refusal::Refusal;
 use crate::jobs::shown;
-use config::{Config, DiskConfig, ExportConfig, ExportRef, LunConfig, disk_json, export_json};
+use config::{
+    AccessState, Config, DiskConfig, ExportConfig, ExportRef, LunConfig, access_state_json,
+    disk_json, export_json,
+};
 
 type Address = (String, u8, u16);
 
@@ -29,6 +34,8 @@ pub struct Overlay {
     pub no_exports: Vec<String>,
     /// Logical units that exports of the file have beyond it; `None`: that they do not have.
     pub luns: BTreeMap<Address, Option<String>>,
+    /// Access states of portal groups of targets of the file, by target and group.
+    pub access_states: BTreeMap<(String, u16), AccessState>,
 }
 
 /// A disk of the file whose size, limits or error policy were changed: what else the file says of it stays the file's.
@@ -104,6 +111,10 @@ impl Overlay {
                         && known.placement() == export.placement() =>
                 {
                     overlay.luns(*known, export);
+                    for (group, state) in changed_access_states(*known, export) {
+                        let address = (export.name().to_owned(), group);
+                        overlay.access_states.insert(address, state);
+                    }
                 }
                 _ => overlay.exports.push(export.to_owned()),
             }
@@ -164,7 +175,22 @@ impl Overlay {
             next.put_export(export.clone());
         }
         self.lun_changes(&mut next);
+        self.access_state_changes(&mut next);
         next
+    }
+
+    /// Sets the access states of portal groups that the file still has.
+    fn access_state_changes(&self, next: &mut Config) {
+        for ((export, group), state) in &self.access_states {
+            let export = next.export_mut(export);
+            let Some(export) = export.filter(|export| export.has_portal_group(*group)) else {
+                continue;
+            };
+            if let Some(states) = export.access_states_mut() {
+                states.insert(*group, *state);
+                states.retain(|_, state| *state != AccessState::default());
+            }
+        }
     }
 
     fn lun_changes(&self, next: &mut Config) {
@@ -201,7 +227,10 @@ impl Overlay {
     /// As it is written down.
     pub fn to_text(&self) -> String {
         let file = File {
-            schema: SCHEMA,
+            schema: match self.access_states.is_empty() {
+                true => 2,
+                false => SCHEMA,
+            },
             disks: self.disks.iter().map(bodies::disk).collect(),
             changed_disks: self.changed.iter().map(DiskChange::of).collect(),
             removed_disks: self.no_disks.clone(),
@@ -219,6 +248,15 @@ impl Overlay {
                     target: *target,
                     lun: *lun,
                     disk: disk.clone(),
+                })
+                .collect(),
+            access_states: self
+                .access_states
+                .iter()
+                .map(|((export, group), state)| AccessStateChange {
+                    export: export.clone(),
+                    group: *group,
+                    state: state.name().to_owned(),
                 })
                 .collect(),
         };
@@ -271,6 +309,15 @@ impl Overlay {
             let address = (change.export, change.target, change.lun);
             overlay.luns.insert(address, change.disk);
         }
+        for AccessStateChange {
+            export,
+            group,
+            state,
+        } in file.access_states
+        {
+            let state = access_state_json(&json!({ "state": state })).map_err(wrong)?;
+            overlay.access_states.insert((export, group), state);
+        }
         Ok(overlay)
     }
 
@@ -313,12 +360,17 @@ impl Overlay {
                 None => format!("- lun {export}/{target}:{lun}"),
             });
         lines.extend(luns);
+        let states = self.access_states.iter();
+        lines.extend(states.map(|((export, group), state)| {
+            let state = state.name();
+            format!("~ export {export} (portal group {group} = {state})")
+        }));
         lines
     }
 }
 
-/// Changes with every change that an older version could not read.
-const SCHEMA: u32 = 2;
+/// Changes with every change that an older version could not read. A file without access states has schema 2, which older versions read.
+const SCHEMA: u32 = 3;
 
 #[derive(Serialize, Deserialize)]
 struct File {
@@ -331,6 +383,16 @@ struct File {
     exports: Vec<Export>,
     removed_exports: Vec<String>,
     luns: Vec<LunChange>,
+    /// Not in schemas 1 and 2.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    access_states: Vec<AccessStateChange>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct AccessStateChange {
+    export: String,
+    group: u16,
+    state: String,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -448,6 +510,45 @@ mod tests {
     }
 
     #[test]
+    fn access_states_stay_on_a_target_that_the_file_changed() {
+        let target = |options: &str, portals: &[&str]| {
+            let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+            let flags = Flags {
+                disk: owned(&["a=ram:1M"]),
+                iscsi: vec![format!("iqn.2026-11.org.example:t0=a{options}")],
+                portal: owned(portals),
+                ..Flags::default()
+            };
+            let config = parse(None, &flags, &Surroundings::of_this_process());
+            config.unwrap_or_else(|mistakes| panic!("{mistakes}"))
+        };
+        let portals = ["127.0.0.1:1,1", "127.0.0.1:2,2"];
+        let base = target(",access_states=1=standby", &portals);
+        let now = target(",access_states=2=unavailable", &portals);
+        let overlay = Overlay::between(&base, &now);
+        assert_eq!(overlay.over(&base), now);
+        assert_eq!(
+            overlay.lines(&base),
+            [
+                "~ export iqn.2026-11.org.example:t0 (portal group 1 = active/optimized)",
+                "~ export iqn.2026-11.org.example:t0 (portal group 2 = unavailable)",
+            ]
+        );
+        let text = overlay.to_text();
+        assert!(text.contains("\"schema\": 3"), "{text}");
+        let overlay = Overlay::from_text(&text).unwrap();
+        let edited = target(",alias=x,access_states=2=standby", &portals);
+        let wanted = target(",alias=x,access_states=2=unavailable", &portals);
+        assert_eq!(overlay.over(&edited), wanted);
+        // A portal group that the file has no more has no state either.
+        let without = target("", &portals[..1]);
+        assert_eq!(overlay.over(&without), without);
+        let other = Overlay::between(&base, &target("", &portals)).to_text();
+        assert!(other.contains("\"schema\": 3"), "{other}");
+        assert!(Overlay::default().to_text().contains("\"schema\": 2"));
+    }
+
+    #[test]
     fn state_of_an_earlier_version_is_read() {
         let text = r#"{"schema": 1, "disks": [{"name": "a", "backend": "ram", "size": 2097152}],
             "removed_disks": [], "exports": [], "removed_exports": [], "luns": []}"#;
@@ -458,8 +559,8 @@ mod tests {
 
     #[test]
     fn state_of_a_later_version_is_refused() {
-        let error = Overlay::from_text("{\"schema\": 3, \"planets\": []}").unwrap_err();
-        assert!(error.contains("schema 3"), "{error}");
+        let error = Overlay::from_text("{\"schema\": 4, \"planets\": []}").unwrap_err();
+        assert!(error.contains("schema 4"), "{error}");
         assert!(Overlay::from_text("").is_err());
     }
 }

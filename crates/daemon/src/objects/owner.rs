@@ -26,7 +26,7 @@ use crate::exports::{self, ChapUsers, ExportDevice, ReadyExport};
 use crate::identities::Identities;
 use crate::jobs::Jobs;
 use crate::running::Inherited;
-use config::{Config, ExportRef, LunConfig};
+use config::{AccessStates, Config, ExportRef, LunConfig};
 
 /// The objects as they are, for whoever looks on.
 #[derive(Clone)]
@@ -220,8 +220,19 @@ impl Owner {
     /// # Errors
     /// Nothing has changed then.
     pub(super) fn change(&mut self, change: Change, how: How) -> Result<Made, Refusal> {
+        let access_state = match &change {
+            Change::SetAccessState(export, group, state) => Some((export.clone(), *group, *state)),
+            _ => None,
+        };
         let next = change.next(&self.config, how.force)?;
-        self.become_(next, how)
+        let made = self.become_(next, how)?;
+        // The configuration may have the state already, while an initiator has set another one.
+        if let Some((export, group, state)) = access_state
+            && made.plan.access_states.is_empty()
+        {
+            self.set_access_states(&export, &AccessStates::from([(group, state)]));
+        }
+        Ok(made)
     }
 
     /// The file or the flags say something else: what was changed at run time stays on top of it.

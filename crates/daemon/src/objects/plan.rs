@@ -8,7 +8,7 @@ use reactor::ExportPlacement;
 
 use super::refusal::Fault;
 use super::relations::absolute;
-use config::{Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig};
+use config::{AccessStates, Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig};
 
 /// Logical units of one export.
 pub type ExportLuns = (String, Vec<LunConfig>);
@@ -61,6 +61,8 @@ pub struct Plan {
     pub replace_exports: Vec<ExportConfig>,
     /// Exports that stay, and that other workers shall serve from now on.
     pub place_exports: Vec<Placing>,
+    /// Access states of portal groups that change, of targets that stay.
+    pub access_states: Vec<(String, AccessStates)>,
     /// Logical units that come to exports that stay.
     pub add_luns: Vec<ExportLuns>,
     /// Logical units that go from exports that stay.
@@ -228,6 +230,7 @@ impl Plan {
                 Some(known) if known.is_same_endpoint(export) => {
                     self.luns(*known, export);
                     self.placing(*known, export);
+                    self.access_states(*known, export);
                 }
                 Some(_) => self.replace_exports.push(export.to_owned()),
             }
@@ -245,6 +248,13 @@ impl Plan {
                 export: next.name().to_owned(),
                 placement: next.placement().clone(),
             });
+        }
+    }
+
+    fn access_states(&mut self, now: ExportRef<'_>, next: ExportRef<'_>) {
+        let changed = changed_access_states(now, next);
+        if !changed.is_empty() {
+            self.access_states.push((next.name().to_owned(), changed));
         }
     }
 
@@ -274,6 +284,17 @@ impl Plan {
             self.remove_luns.push((name, removed));
         }
     }
+}
+
+/// Returns the access states of `next` that differ from those of `now`.
+pub(super) fn changed_access_states(now: ExportRef<'_>, next: ExportRef<'_>) -> AccessStates {
+    let none = AccessStates::new();
+    let of = |export: ExportRef<'_>| export.object().access_states().unwrap_or(&none).clone();
+    let (before, after) = (of(now), of(next));
+    let state = |states: &AccessStates, group: &u16| states.get(group).copied().unwrap_or_default();
+    let groups = before.keys().chain(after.keys());
+    let groups = groups.filter(|group| state(&before, group) != state(&after, group));
+    groups.map(|group| (*group, state(&after, group))).collect()
 }
 
 #[cfg(test)]

@@ -304,6 +304,7 @@ Examples:
     lunette export add iscsi iqn.2026-11.org.example:t0=d0,d1 --portal 192.0.2.1 --demo-mode ro
     lunette export place d0 1,3         workers 1 and 3 serve new queues
     lunette export place d0 dedicated   a worker that serves nothing else
+    lunette export access-state iqn.2026-11.org.example:t0 2 standby
     lunette export remove vm0 --force";
 
 /// What to do with exports.
@@ -329,6 +330,17 @@ pub enum ExportAction {
         /// Numbers of workers, such as 1,3; or dedicated: a worker of its own; or shared: all shared workers
         #[arg(value_name = "WORKERS|dedicated|shared")]
         workers: String,
+    },
+    /// Show or set the access states (ALUA) of the portal groups of a target
+    AccessState {
+        /// Name
+        export: String,
+        /// Portal group
+        #[arg(requires = "state")]
+        group: Option<u16>,
+        /// active/optimized, active/non-optimized, standby or unavailable [default: show all groups]
+        #[arg(value_name = "STATE")]
+        state: Option<String>,
     },
     /// Remove an export
     Remove {

@@ -1,7 +1,7 @@
 //! `lunette export`.
 
 use config::{ExportConfig, Flags};
-use control::objects::Export;
+use control::objects::{Export, PortGroup};
 use control::{Method, escape};
 use serde_json::{Value, json};
 
@@ -24,6 +24,19 @@ pub fn run(command: ExportCommand) -> Outcome {
         }
         ExportAction::Add { export } => add(ask, export),
         ExportAction::Place { export, workers } => place(ask, &export, &workers),
+        ExportAction::AccessState {
+            export,
+            group: Some(group),
+            state: Some(state),
+        } => {
+            let path = format!("{}/access-states/{group}", path(&export));
+            ask.change(Method::PUT, &path, Some(&json!({ "state": state })))
+        }
+        ExportAction::AccessState { export, .. } => {
+            let export: Export = ask.daemon.client()?.get(&path(&export))?;
+            let status = export.status.unwrap_or_default();
+            ask.print(&status.port_groups, port_groups)
+        }
         ExportAction::Remove {
             export,
             force: forced,
@@ -158,6 +171,20 @@ fn table(exports: &[Export]) -> Table {
             disks,
             client,
             serving(export).unwrap_or_default(),
+        ])
+    })
+}
+
+fn port_groups(groups: &[PortGroup]) -> Table {
+    let head = Table::new(&["GROUP", "TARGET PORT GROUP", "STATE", "SET BY INITIATORS"]);
+    groups.iter().fold(head, |table, group| {
+        let units = group.changed_by_initiators.iter();
+        let units = units.map(|unit| format!("LUN {} {}", unit.lun, unit.state));
+        table.row([
+            group.group.to_string(),
+            group.target_port_group.to_string(),
+            group.state.clone(),
+            units.collect::<Vec<_>>().join(", "),
         ])
     })
 }

@@ -69,11 +69,17 @@ pub fn run(arguments: &LookArguments) -> Outcome {
             sessions => count(sessions, "client"),
         };
         let workers = serving(export).map(|words| format!(", served by {words}"));
+        let groups = export.status.iter().flat_map(|status| &status.port_groups);
+        let groups = groups.filter_map(|group| {
+            let state = group.remarkable()?;
+            Some(format!(", portal group {}: {state}", group.group))
+        });
         line(format!(
-            "  {:10}  {:40}  {client}{}",
+            "  {:10}  {:40}  {client}{}{}",
             export.kind.as_str(),
             export.name.as_str(),
-            workers.unwrap_or_default()
+            workers.unwrap_or_default(),
+            groups.collect::<String>()
         ));
     }
     if exports.len() > EXPORTS_SHOWN {

@@ -40,6 +40,7 @@ fn look(seconds: u64) -> Look {
         connected,
         served: Vec::new(),
         waiting_portals: Vec::new(),
+        port_groups: Vec::new(),
         luns: Vec::new(),
     };
     let disk = |name: &str, reads: u64| {
