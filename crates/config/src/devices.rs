@@ -290,7 +290,7 @@ impl BlockDeviceConfig {
         )
     }
 
-    /// May opening it take seconds, which nothing else should wait for?
+    /// Returns true if opening it usually takes seconds: a reload does not wait for it, and the disk becomes available later.
     pub fn takes_long(&self) -> bool {
         matches!(
             self,
@@ -300,6 +300,37 @@ impl BlockDeviceConfig {
                 | BlockDeviceConfig::Iscsi(_)
                 | BlockDeviceConfig::ScsiGeneric { .. }
         )
+    }
+
+    /// Folder, portal or cluster that calls for the disk may wait for; `None` if no call blocks. Disks of one place stop answering together.
+    pub fn blocking_place(&self) -> Option<String> {
+        match self {
+            BlockDeviceConfig::Ram { .. }
+            | BlockDeviceConfig::Null { .. }
+            | BlockDeviceConfig::Delay { .. } => None,
+            BlockDeviceConfig::File { path, .. }
+            | BlockDeviceConfig::Image { path, .. }
+            | BlockDeviceConfig::ScsiGeneric { path, .. } => {
+                let folder = path.parent().unwrap_or(path);
+                Some(folder.display().to_string())
+            }
+            BlockDeviceConfig::Rbd(rbd) => {
+                let cluster = &rbd.cluster;
+                Some(format!("rbd:{:?}{:?}", cluster.conf, cluster.mon_host))
+            }
+            BlockDeviceConfig::Iscsi(remote) => {
+                let portal = remote.unit.as_ref().map(|unit| unit.portal.to_string());
+                Some(format!("iscsi:{}", portal.unwrap_or_default()))
+            }
+        }
+    }
+
+    /// File with the CHAP secrets of an iSCSI disk.
+    pub fn chap_file(&self) -> Option<&Path> {
+        match self {
+            BlockDeviceConfig::Iscsi(remote) => remote.chap_file.as_ref().map(AsRef::as_ref),
+            _ => None,
+        }
     }
 
     /// The file that it lies in, if it lies in one of this machine.

@@ -78,7 +78,7 @@ pub use rbd::RbdConfig;
 pub use reactor::ExportPlacement;
 pub use remote::{Digest, RemoteConfig};
 pub use render::render;
-pub use secrets::{EQUAL_SECRETS_HELP, equal_chap_secrets};
+pub use secrets::{EQUAL_SECRETS_HELP, equal_chap_secrets, equal_chap_secrets_of_new};
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
 pub use target_keys::{TARGET_KEYS, TargetKey};
 pub use vhost_blk::VHOST_BLK_KEYS;

@@ -5,33 +5,65 @@ use std::path::Path;
 
 use bdev::iscsi_initiator::{read_private, secrets_of};
 
-use super::devices::BlockDeviceConfig;
+use super::iscsi::IscsiConfig;
 use super::model::Config;
 
 /// Returns an error if a secret that a target proves is also one that an initiator proves, in any of the files: with one secret for
 /// both directions each side can prove itself with the answers of the other (RFC 7143, 9.2.1). A file that cannot be read is passed
 /// over, because the object that needs it reports that.
 pub fn equal_chap_secrets(config: &Config) -> Option<String> {
-    let of_targets = config.iscsi.iter().map(|target| &target.chap_users);
-    let of_disks = config.disks.iter().map(|disk| match &disk.backend {
-        BlockDeviceConfig::Iscsi(remote) => &remote.chap_file,
-        _ => &None,
+    equal_secrets_of(config, |_| true)
+}
+
+/// Returns the error of [`equal_chap_secrets`] for files of targets and disks that `now` does not have as they are in `next`. Reads no
+/// file if there are none: a change is not refused because of a file that it does not concern.
+pub fn equal_chap_secrets_of_new(now: &Config, next: &Config) -> Option<String> {
+    let of_targets = next.iscsi.iter().filter_map(|target| {
+        let has = |known: &IscsiConfig| {
+            known.name == target.name && known.chap_users == target.chap_users
+        };
+        let path = target.chap_users.as_deref()?;
+        (!now.iscsi.iter().any(has)).then_some(path)
     });
-    let all = of_targets.chain(of_disks).chain([&config.discovery_auth]);
-    let paths: BTreeSet<&Path> = all.flatten().map(AsRef::as_ref).collect();
+    let of_disks = next.disks.iter().filter_map(|disk| {
+        let path = disk.backend.chap_file()?;
+        let known = now.disk(&disk.name);
+        let known = known.and_then(|known| known.backend.chap_file());
+        (known != Some(path)).then_some(path)
+    });
+    let new: BTreeSet<&Path> = of_targets.chain(of_disks).collect();
+    match new.is_empty() {
+        true => None,
+        false => equal_secrets_of(next, |path| new.contains(path)),
+    }
+}
+
+/// Compares the secrets of all files. Reports only pairs with a secret of a file that `is_meant`.
+fn equal_secrets_of(config: &Config, is_meant: impl Fn(&Path) -> bool) -> Option<String> {
+    let of_targets = config
+        .iscsi
+        .iter()
+        .map(|target| target.chap_users.as_deref());
+    let of_disks = config.disks.iter().map(|disk| disk.backend.chap_file());
+    let all = of_targets
+        .chain(of_disks)
+        .chain([config.discovery_auth.as_deref()]);
+    let paths: BTreeSet<&Path> = all.flatten().collect();
     let texts: Vec<(&Path, String)> = paths
         .into_iter()
         .filter_map(|path| Some((path, read_private(path, "CHAP secrets").ok()?)))
         .collect();
-    let mut initiators = HashMap::new();
+    let mut initiators: HashMap<_, Vec<_>> = HashMap::new();
     for (path, text) in &texts {
         for secrets in secrets_of(text) {
-            initiators.insert(secrets.initiator, (*path, secrets.line));
+            let places = initiators.entry(secrets.initiator).or_default();
+            places.push((*path, secrets.line));
         }
     }
     texts.iter().find_map(|(path, text)| {
         secrets_of(text).into_iter().find_map(|secrets| {
-            let (other, line) = initiators.get(secrets.target?)?;
+            let mut places = initiators.get(secrets.target?)?.iter();
+            let (other, line) = places.find(|(other, _)| is_meant(path) || is_meant(other))?;
             Some(format!(
                 "{}:{}: the target's secret equals the initiator's secret in {}:{line} (RFC 7143, 9.2.1)",
                 path.display(),
@@ -94,5 +126,45 @@ mod tests {
             write(file, &before);
         }
         assert_eq!(equal_chap_secrets(&config), None);
+    }
+
+    #[test]
+    fn change_is_compared_only_if_it_brings_a_file_with_secrets() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| format!("{}/{name}", folder.path().display());
+        for (name, text) in [
+            ("users", "ann annsecret1234 t0 targetsecret1\n"),
+            ("equal", "host targetsecret1\n"),
+            ("other", "host hostsecret123\n"),
+        ] {
+            std::fs::write(at(name), text).unwrap();
+            std::fs::set_permissions(at(name), std::fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        let config = |disks: &[(&str, &str)]| {
+            let disk = |(name, file): &(&str, &str)| match *file {
+                "" => format!("{name}=ram:1M"),
+                file => format!(
+                    "{name}=iscsi://host@192.0.2.1/iqn.2026-11.org.example:{name}/0,chap_file={}",
+                    at(file)
+                ),
+            };
+            let flags = Flags {
+                disk: disks.iter().map(disk).collect(),
+                iscsi: vec!["iqn.2026-11.org.example:t0=d0".to_owned()],
+                portal: vec!["127.0.0.1".to_owned()],
+                chap_user: Some(at("users")),
+                ..Flags::default()
+            };
+            let config = crate::parse(None, &flags, &Surroundings::of_this_process());
+            config.unwrap_or_else(|mistakes| panic!("{mistakes}"))
+        };
+        let (ram, equal, other) = (("d0", ""), ("d1", "equal"), ("d2", "other"));
+        let now = config(&[ram, equal]);
+        assert!(equal_chap_secrets(&now).is_some());
+        // The file of `d1` was edited while it was in use.
+        let new = |disks| equal_chap_secrets_of_new(&now, &config(disks));
+        assert_eq!(new(&[ram, equal, ("d3", "")]), None);
+        assert_eq!(new(&[ram, equal, other]), None);
+        assert!(new(&[ram, equal, ("d3", "equal")]).is_some());
     }
 }

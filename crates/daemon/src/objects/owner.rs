@@ -180,12 +180,18 @@ impl Owner {
             let kept = state_store.kept().map_err(failed)?;
             changed = kept.names();
             next = kept.over(&self.base);
-            let faults = relations::check(&next);
-            if !faults.is_empty() && relations::check(&self.base).is_empty() {
+        }
+        let mut faults = relations::check(&next);
+        if !faults.is_empty() {
+            if let Some(state_store) = &self.state_store
+                && relations::check(&self.base).is_empty()
+            {
                 let help = state_store.help();
-                let faults = faults.into_iter().map(|fault| fault.help(&help));
-                return Err(Refusal::Invalid(faults.collect()));
+                faults = faults.into_iter().map(|fault| fault.help(&help)).collect();
             }
+            return Err(Refusal::Invalid(faults));
+        }
+        if let Some(state_store) = &self.state_store {
             state_store.finish_resize(&next);
         }
         let inherited = self.keep_what_moved(inherited, &next);
@@ -225,6 +231,10 @@ impl Owner {
             _ => None,
         };
         let next = change.next(&self.config, how.force)?;
+        let faults = relations::check_change(&self.config, &next);
+        if !faults.is_empty() {
+            return Err(Refusal::Invalid(faults));
+        }
         let made = self.become_(next, how)?;
         // The configuration may have the state already, while an initiator has set another one.
         if let Some((export, group, state)) = access_state
@@ -242,12 +252,14 @@ impl Owner {
     pub(super) fn reload(&mut self, base: Config, how: How) -> Result<Made, Refusal> {
         let overlay = super::overlay::Overlay::between(&self.base, &self.config);
         let next = overlay.over(&base);
-        let faults = relations::check(&next);
-        if !faults.is_empty() && relations::check(&base).is_empty() {
-            let help = "the file is valid, but conflicts with changes made at run time, which lunette config diff shows; \
-                        undo these, or correct the file";
-            let faults = faults.into_iter().map(|fault| fault.help(help));
-            return Err(Refusal::Invalid(faults.collect()));
+        let mut faults = relations::check(&next);
+        if !faults.is_empty() {
+            if relations::check(&base).is_empty() {
+                let help = "the file is valid, but conflicts with changes made at run time, which lunette config diff shows; \
+                            undo these, or correct the file";
+                faults = faults.into_iter().map(|fault| fault.help(help)).collect();
+            }
+            return Err(Refusal::Invalid(faults));
         }
         let users = chap_users(&next)?;
         let finders = exports::discovery_users(&next).map_err(|reason| refused(vec![reason]))?;
@@ -275,6 +287,10 @@ impl Owner {
     /// The reasons for which a reload of that file would be refused, except for keys that need a new process.
     pub(crate) fn check_upgrade(&self, base: &Config) -> Result<(), Refusal> {
         let next = super::overlay::Overlay::between(&self.base, &self.config).over(base);
+        let faults = relations::check(&next);
+        if !faults.is_empty() {
+            return Err(Refusal::Invalid(faults));
+        }
         let present = next.with_objects_of(&self.present);
         let plan = self.plan_from(&present, &next)?;
         let transports = self.servers.transports().ok_or(Refusal::Ending)?;
@@ -325,7 +341,7 @@ impl Owner {
     }
 
     fn plan_from(&self, present: &Config, next: &Config) -> Result<Plan, Refusal> {
-        let faults = relations::check(next);
+        let faults = relations::check_objects(next);
         if !faults.is_empty() {
             return Err(Refusal::Invalid(faults));
         }

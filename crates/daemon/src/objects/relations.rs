@@ -10,8 +10,26 @@ use reactor::ExportPlacement;
 use super::refusal::Fault;
 use config::{BlockDeviceConfig, Config, ExportRef, LunConfig, WORKERS_MAX, placement};
 
-/// All that does not go together in `next`.
+/// Checks a whole configuration: [`check_objects`], and the secrets in all CHAP files. For a start, a reload and an upgrade.
 pub fn check(next: &Config) -> Vec<Fault> {
+    let mut faults = check_objects(next);
+    faults.extend(config::equal_chap_secrets(next).map(equal_secrets));
+    faults
+}
+
+/// Checks a change at run time: [`check_objects`], and the secrets in the CHAP files that the change brings.
+pub fn check_change(now: &Config, next: &Config) -> Vec<Fault> {
+    let mut faults = check_objects(next);
+    faults.extend(config::equal_chap_secrets_of_new(now, next).map(equal_secrets));
+    faults
+}
+
+fn equal_secrets(detail: String) -> Fault {
+    Fault::new(detail).help(config::EQUAL_SECRETS_HELP)
+}
+
+/// All that does not go together in `next`, files with secrets aside.
+pub fn check_objects(next: &Config) -> Vec<Fault> {
     let mut faults = Vec::new();
     let disks: HashSet<&str> = next.disks.iter().map(|disk| disk.name.as_str()).collect();
     check_files(next, &mut faults);
@@ -25,8 +43,6 @@ pub fn check(next: &Config) -> Vec<Fault> {
         check_luns(export, &disks, &mut faults);
     }
     check_placements(next, &mut faults);
-    let equal = config::equal_chap_secrets(next).map(Fault::new);
-    faults.extend(equal.map(|fault| fault.help(config::EQUAL_SECRETS_HELP)));
     faults
 }
 

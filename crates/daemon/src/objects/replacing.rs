@@ -92,7 +92,7 @@ impl Owner {
             let written = Identities::carry_over(disk, &**device, store);
             written.map_err(|reason| refused(vec![format!("disk {name}: {reason}")]))?;
         }
-        let faults = relations::check(&next);
+        let faults = relations::check_change(&self.config, &next);
         if !faults.is_empty() {
             return Err(Refusal::Invalid(faults));
         }
