@@ -126,7 +126,7 @@ advisories: ## Asks RustSec's database, which is fetched, for known defects of t
 
 unit: ## Unit and property tests; those that need root and loop devices with sudo
 	$(tests_of) --exclude end_to_end
-	$(as_root) $(tests_of) --test machine --test followed --test block_device_targets -- --ignored
+	$(as_root) $(tests_of) --test machine --test followed --test block_device_targets --test hung_storage -- --ignored
 
 # End-to-end tests that wait more than they work
 beside = access api debian events fio hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers jobs packages rbd rbd_faults rbd_holes rbd_reservations remote_disks removals sanitize soak

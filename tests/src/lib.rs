@@ -7,6 +7,7 @@ pub mod browser;
 pub mod client;
 pub mod files;
 pub mod http;
+pub mod hung_mount;
 pub mod idle;
 pub mod initiator;
 pub mod loop_device;

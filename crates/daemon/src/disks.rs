@@ -1,6 +1,6 @@
 //! Disks from their configuration: each block device made, each option honoured.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use bdev::{BlockDevice, Disk, DiskOptions, ImageFormat, OpenError, RateLimits};
@@ -14,8 +14,39 @@ use config::{BlockDeviceConfig, Config, DiskConfig, LimitsConfig};
 /// Disks by name.
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
 
-/// Devices that were opened before their disks are made, or why they could not be, by the disk's name.
-pub(crate) type Devices = HashMap<String, Result<Arc<dyn BlockDevice>, OpenError>>;
+/// A device that was opened before its disk is made. If no disk takes it, its file is removed in case opening it created that.
+pub struct OpenDevice {
+    device: Option<Arc<dyn BlockDevice>>,
+    /// Identity on its medium.
+    claim: Option<Claim>,
+}
+
+impl OpenDevice {
+    /// Opens the device of a disk and reads its identity. May block.
+    ///
+    /// # Errors
+    /// The device cannot be opened; the text has the reason and a hint.
+    pub(crate) fn open(config: &DiskConfig, store: &dyn Store) -> Result<OpenDevice, OpenError> {
+        let device = config.backend.open(config)?;
+        let claim = identities::claim(&config.name, &*device, store);
+        let device = Some(device);
+        Ok(OpenDevice { device, claim })
+    }
+}
+
+impl Drop for OpenDevice {
+    fn drop(&mut self) {
+        if let Some(device) = &self.device {
+            device.remove_if_created();
+        }
+    }
+}
+
+/// Result of an attempt to open the device of a disk, and the configuration that it was opened with.
+pub type Attempt = (DiskConfig, Result<OpenDevice, OpenError>);
+
+/// Attempts by the disk's name.
+pub type Devices = HashMap<String, Attempt>;
 
 /// Disks that are being opened.
 #[derive(Default)]
@@ -59,20 +90,29 @@ pub(crate) fn open_all<'a>(
     let mut opening = Opening::default();
     let (mut devices, mut claims) = (Vec::new(), Vec::new());
     for config in configs {
-        let device = ready.remove(&config.name);
-        match device.unwrap_or_else(|| config.backend.open(config)) {
-            Ok(device) => {
-                claims.push((config, identities.claim(config, &*device, store)));
-                devices.push(device);
+        let ready = ready.remove(&config.name);
+        let ready = ready.filter(|(opened_with, _)| opened_with == config);
+        let opened = ready.map(|(_, opened)| opened);
+        match opened.unwrap_or_else(|| OpenDevice::open(config, store)) {
+            Ok(mut opened) => {
+                let claim = opened.claim.take();
+                let claim = claim.unwrap_or_else(|| identities.claim_volatile(config));
+                if let Some(device) = opened.device.take() {
+                    claims.push((config, claim));
+                    devices.push(device);
+                }
             }
             Err(error) => opening
                 .failed
                 .push((config.name.clone(), error.to_string())),
         }
     }
-    identities::resolve_conflicts(&mut claims, known, &mut opening.failed);
+    let mut refused = Vec::new();
+    identities::resolve_conflicts(&mut claims, known, &mut refused);
+    let names: HashSet<String> = refused.iter().map(|(name, _)| name.clone()).collect();
+    opening.failed.extend(refused);
     for (device, (config, claim)) in devices.into_iter().zip(claims) {
-        if opening.failed.iter().any(|(name, _)| *name == config.name) {
+        if names.contains(&config.name) {
             device.remove_if_created();
             continue;
         }
@@ -126,21 +166,6 @@ fn open(
     disk.set_limits(limits(&config.limits));
     disk.set_error_policy(config.errors);
     Ok(disk)
-}
-
-/// Opens the device of a disk on a thread of its own, and passes it on there.
-pub(crate) fn open_elsewhere(
-    config: DiskConfig,
-    opened: impl FnOnce(DiskConfig, Result<Arc<dyn BlockDevice>, OpenError>) + Send + 'static,
-) -> std::io::Result<()> {
-    let thread = std::thread::Builder::new()
-        .name("open-disk".to_owned())
-        .stack_size(bdev::STACK_BYTES);
-    let open = move || {
-        let device = config.backend.open(&config);
-        opened(config, device);
-    };
-    thread.spawn(open).map(drop)
 }
 
 /// Limits as a disk takes them ([`Disk::set_limits`]), with what is not said filled in.

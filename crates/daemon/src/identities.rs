@@ -93,20 +93,8 @@ impl Identities {
         }
     }
 
-    /// The identity of a disk, as far as it can be known before others are looked at.
-    pub(crate) fn claim(
-        &self,
-        config: &DiskConfig,
-        device: &dyn BlockDevice,
-        store: &dyn Store,
-    ) -> Claim {
-        match device.medium() {
-            Some(medium) => claim_medium(&config.name, medium, store),
-            None => self.claim_volatile(config),
-        }
-    }
-
-    fn claim_volatile(&self, config: &DiskConfig) -> Claim {
+    /// Identity of a disk without a medium.
+    pub(crate) fn claim_volatile(&self, config: &DiskConfig) -> Claim {
         let known = self.volatile.get(&config.name);
         let known = known.filter(|known| known.backend == config.backend.word());
         match known.and_then(|known| known.identity.parse().ok()) {
@@ -199,6 +187,12 @@ impl Identities {
         }
         Ok(())
     }
+}
+
+/// Reads the identity from the medium of a device, before it is compared with those of other disks. `None`: there is no medium. May block.
+pub(crate) fn claim(name: &str, device: &dyn BlockDevice, store: &dyn Store) -> Option<Claim> {
+    let medium = device.medium()?;
+    Some(claim_medium(name, medium, store))
 }
 
 /// Writes the identities of new disks to where they are kept. Their files become durable in the background: a start does not

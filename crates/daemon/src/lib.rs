@@ -12,6 +12,7 @@ pub mod control;
 mod disks;
 mod exports;
 mod handover;
+mod helper_threads;
 mod identities;
 mod jobs;
 mod kept_disks;

@@ -29,7 +29,6 @@ use super::{
     clients, configuration, disks, events, exports, jobs, latency, log, luns, metrics, page,
     status, upgrade, version,
 };
-use crate::disks::{Devices, open_elsewhere};
 use crate::handover::Ending;
 use crate::jobs::Context;
 use crate::objects::{Change, How, Made, Manager, Work};
@@ -57,15 +56,13 @@ pub struct Api {
 }
 
 impl Api {
-    /// Makes a change; `None` when it still waits for clients after the time that its caller gives it.
+    /// Makes a change. Returns `None` if it still waits for clients or storage after the time that its caller gives it.
     pub(super) async fn change(
         &self,
         change: Change,
         how: Force,
     ) -> Result<Option<Made>, ErrorResponse> {
-        let devices = self.open_first(&change).await?;
-        self.work(Work::Change(Box::new(change)), how, devices)
-            .await
+        self.work(Work::Change(Box::new(change)), how).await
     }
 
     /// Makes a change, or takes over what the file says; `None` as above.
@@ -73,11 +70,9 @@ impl Api {
         &self,
         work: Work,
         Force { force, wait }: Force,
-        devices: Devices,
     ) -> Result<Option<Made>, ErrorResponse> {
         let how = How {
             force,
-            devices,
             ..How::default()
         };
         let wait = Duration::from_secs(wait.map_or(WAIT, u64::from));
@@ -89,38 +84,20 @@ impl Api {
         }
     }
 
-    /// The answer to a change that goes on by itself: what waits for clients.
+    /// The answer to a change that continues: a list of the clients and disks that it waits for.
     pub(super) fn accepted(&self) -> Result<Response, ErrorResponse> {
         let overview = self.overview()?;
         let live = overview.live();
         let requests = exports::requests(overview);
         let count = |export: &str| requests.get(export).copied().unwrap_or(0);
+        let opening = live.opening.iter();
+        let opening = opening.map(|disk| format!("disk {disk} is being opened"));
         let waits = live.draining.iter().flat_map(|one| one.lines(&count));
+        let waits = waits.chain(opening);
         let accepted = Accepted {
             waits: waits.collect(),
         };
         Ok((StatusCode::ACCEPTED, Json(accepted)).into_response())
-    }
-
-    /// Opens the device of a disk that comes, where that may take long: other changes are made meanwhile.
-    async fn open_first(&self, change: &Change) -> Result<Devices, ErrorResponse> {
-        let Change::PutDisk(disk) = change else {
-            return Ok(Devices::new());
-        };
-        let live = self.overview()?.live();
-        if !disk.backend.takes_long() || live.config.disk(&disk.name).is_some() {
-            return Ok(Devices::new());
-        }
-        let (opened, device) = tokio::sync::oneshot::channel();
-        let started = open_elsewhere(disk.clone(), |disk, device| {
-            // Whoever asked may have left.
-            opened.send((disk.name, device)).ok();
-        });
-        match started {
-            // Without a thread it is opened with the change.
-            Err(_) => Ok(Devices::new()),
-            Ok(()) => Ok(device.await.into_iter().collect()),
-        }
     }
 
     /// The objects as they are.

@@ -14,7 +14,6 @@ use super::allowed_paths::Caller;
 use super::api::{Api, Force, ForceQuery, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, ReadErrors};
 use super::server::blocking;
-use crate::disks::Devices;
 use crate::objects::{Change, Overlay, Plan, Refusal, Work, bodies};
 use config::{objects_json, render};
 
@@ -121,7 +120,7 @@ pub(super) async fn reload(
         response
     })?;
     let work = Work::Reload(Box::new(config));
-    match api.work(work, force, Devices::new()).await? {
+    match api.work(work, force).await? {
         Some(made) => Ok(Json(summary(&made.plan)).into_response()),
         None => api.accepted(),
     }

@@ -12,6 +12,7 @@ use super::ErrorResponse;
 use super::allowed_paths::Caller;
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
+use super::server::blocking;
 use crate::objects::{Change, Live, Refusal, bodies, users_of_all};
 use crate::running::Overview;
 use config::{DiskConfig, disk_json, disk_settings_json, limits_json, size_json};
@@ -82,10 +83,9 @@ pub(super) async fn resize(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ErrorResponse> {
     let force = force(query)?;
-    let block_size = match api.overview()?.live().disks.get(&name) {
-        Some(disk) => disk.info().geometry.block_size(),
-        None => return Err(missing(&name)),
-    };
+    let found = api.overview()?.live().disks.get(&name).cloned();
+    let disk = found.ok_or_else(|| missing(&name))?;
+    let block_size = disk.info().geometry.block_size();
     let size = size_json(&json(body)?, block_size).map_err(Refusal::from)?;
     match size {
         Some(size) => {
@@ -95,6 +95,11 @@ pub(super) async fn resize(
             }
         }
         None => {
+            // The owner asks again. If the storage does not answer, the wait is here, and other changes are made meanwhile.
+            let probed = blocking(move || disk.found_size()).await?;
+            if let Err(error) = probed {
+                tracing::debug!(disk = name, "cannot read the size: {error}");
+            }
             let disk = name.clone();
             let followed = api.manager.ask(move |owner| owner.follow_disk(&disk));
             followed.await?;

@@ -85,6 +85,7 @@ impl Owner {
             // An export that was opened has made it a unit, which would keep its file open.
             opened.values().for_each(|disk| self.servers.let_go(disk));
             made_for_nothing();
+            self.closing.extend(opened.into_values());
             return Err(refusal);
         }
         self.finish_parts(plan, &mut undo, &opened, all, first);
@@ -105,11 +106,14 @@ impl Owner {
         first: bool,
     ) {
         let shrunk = self.shrink(std::mem::take(&mut undo.shrinking));
+        let grown = undo.resized.iter().map(|(disk, _)| disk.as_str());
+        self.growing
+            .retain(|growing| !grown.clone().any(|disk| disk == growing.disk));
         if !first {
             self.remove_parts(plan, &undo.replaced);
         }
-        if let (Some(state_store), true) = (&self.state_store, shrunk && !plan.resize.is_empty()) {
-            state_store.end_resize();
+        if shrunk && !plan.resize.is_empty() {
+            self.end_resize();
         }
         for open in &undo.exports {
             self.enter(open);
@@ -192,19 +196,28 @@ impl Owner {
         let known =
             known.filter_map(|resize| Some((resize, self.disks.get(&resize.disk)?.clone())));
         let known: Vec<_> = known.collect();
+        // Those that were made larger already are in the record.
+        let is_recorded = |name: &str| self.growing.iter().any(|growing| growing.disk == name);
         if let (Some(state_store), false) = (&self.state_store, known.is_empty()) {
-            let resizing = known.iter().map(|(Resize { disk, size }, known)| Resizing {
+            let new = known
+                .iter()
+                .filter(|(resize, _)| !is_recorded(&resize.disk));
+            let resizing = new.map(|(Resize { disk, size }, known)| Resizing {
                 disk: disk.clone(),
                 from: self.drained.size_before(known).unwrap_or(size_of(known)),
                 to: *size,
             });
+            let resizing = resizing.chain(self.growing.iter().cloned());
             let told = state_store.begin_resize(&resizing.collect::<Vec<_>>());
             told.map_err(Refusal::NotKept)?;
         }
         for (Resize { disk, size }, known) in known {
             let before = size_of(&known);
             // What a smaller disk loses is lost when nothing else can fail any more.
-            let done = if let Some(shrinking) = self.drained.take_shrinking(&known, *size) {
+            let done = if let Some(before) = self.drained.take_grown(&known, *size) {
+                undo.resized.push((disk.clone(), before));
+                Ok(())
+            } else if let Some(shrinking) = self.drained.take_shrinking(&known, *size) {
                 undo.shrinking.push((known, shrinking));
                 Ok(())
             } else if *size < before {
@@ -234,6 +247,9 @@ impl Owner {
 
     /// Nothing of a change that failed stays.
     fn roll_back(&mut self, undo: Undo, transports: &Transports) {
+        let grown = undo.resized.iter().map(|(disk, _)| disk.as_str());
+        self.growing
+            .retain(|growing| !grown.clone().any(|disk| disk == growing.disk));
         for open in &undo.exports {
             exports::close(&open.name, &*open.device, &self.servers.pool);
         }
@@ -248,9 +264,7 @@ impl Owner {
                 tracing::error!("disk {name}: cannot roll back its size to {size} bytes: {error}");
             }
         }
-        if let Some(state_store) = &self.state_store {
-            state_store.end_resize();
-        }
+        self.end_resize();
         for export in &undo.replaced {
             let export = export.as_ref();
             let users = undo.chap_users.get(export.name()).map(|users| &**users);
@@ -317,6 +331,7 @@ impl Owner {
                 // Nobody sees a disk of this identity ever again.
                 scsi::forget(self.servers.units.store(), &disk.info());
             }
+            self.closing.push(disk);
         }
     }
 }

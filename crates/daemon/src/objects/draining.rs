@@ -18,10 +18,12 @@ use scsi_exec::Holding;
 
 use super::Message;
 use super::changes::Change;
+use super::opening::removed_by;
 use super::overlay::Overlay;
 use super::owner::{How, Made, Owner, refused};
 use super::plan::{ExportLuns, Plan, Resize};
 use super::refusal::{Fault, Refusal};
+use super::state_store::Resizing;
 use crate::exports::{self, ChapUsers, ExportDevice};
 use config::{Config, ExportConfig, ExportRef, LunConfig};
 
@@ -44,7 +46,7 @@ pub enum Work {
 
 impl Work {
     /// Does it say what all objects are to be?
-    fn is_whole(&self) -> bool {
+    pub(super) fn is_whole(&self) -> bool {
         match self {
             Work::Reload(_) => true,
             Work::Change(change) => matches!(**change, Change::Replace(_)),
@@ -67,6 +69,8 @@ pub struct Draining {
     luns: Vec<ExportLuns>,
     /// Disks that get smaller.
     shrinking: Vec<String>,
+    /// Disks that get larger.
+    growing: Vec<String>,
     /// Disks that go once nothing shows them any more.
     disks: Vec<String>,
 }
@@ -83,6 +87,12 @@ impl Draining {
     pub fn disk(&self, name: &str) -> Option<Duration> {
         let mut disks = self.disks.iter().chain(&self.shrinking);
         disks.any(|disk| disk == name).then(|| self.since.elapsed())
+    }
+
+    /// Returns true if the size of a disk changes.
+    fn resizes(&self, name: &str) -> bool {
+        let mut disks = self.shrinking.iter().chain(&self.growing);
+        disks.any(|disk| disk == name)
     }
 
     /// What is waited for, in words; `requests` counts those of an export that are in flight.
@@ -103,7 +113,14 @@ impl Draining {
         let shrinking = self.shrinking.iter();
         let shrinking = shrinking
             .map(|disk| format!("disk {disk} is being shrunk: waits for I/Os beyond its new end"));
-        exports.chain(luns).chain(shrinking).collect()
+        let growing = self.growing.iter();
+        let growing =
+            growing.map(|disk| format!("disk {disk} is being made larger: waits for its storage"));
+        exports
+            .chain(luns)
+            .chain(shrinking)
+            .chain(growing)
+            .collect()
     }
 
     /// What of a plan is about something that drains.
@@ -135,8 +152,10 @@ impl Draining {
         let exports = exports.iter().filter(|name| self.export(name).is_some());
         let exports =
             exports.map(|name| format!("export {name} is being removed, or its LUNs are"));
-        let disks = disks.iter().filter(|name| self.disk(name).is_some());
-        let disks = disks.map(|name| format!("disk {name} is being removed or shrunk"));
+        let disks = disks
+            .iter()
+            .filter(|name| self.disk(name).is_some() || self.resizes(name));
+        let disks = disks.map(|name| format!("disk {name} is being removed or resized"));
         let mut faults: Vec<Fault> = exports
             .chain(disks)
             .map(|detail| Fault::new(detail).help(HELP))
@@ -152,7 +171,15 @@ struct ToDrain {
     exports: Vec<(ExportConfig, Arc<dyn ExportDevice>)>,
     luns: Vec<(ExportLuns, Arc<dyn ExportDevice>)>,
     shrink: Vec<(Arc<Disk>, u64)>,
+    grow: Vec<(Arc<Disk>, u64)>,
     disks: Vec<String>,
+}
+
+/// A disk that was made larger for a change that is not complete.
+pub(super) struct Grown {
+    disk: Arc<Disk>,
+    before: u64,
+    size: u64,
 }
 
 /// What no client uses any more.
@@ -163,7 +190,8 @@ pub(super) struct Drained {
     pub chap_users: HashMap<String, Arc<ChapUsers>>,
     pub luns: Vec<ExportLuns>,
     pub shrinking: Vec<(Arc<Disk>, Shrinking)>,
-    not_shrunk: Vec<(String, ResizeError)>,
+    grown: Vec<Grown>,
+    not_resized: Vec<(String, ResizeError)>,
 }
 
 impl Drained {
@@ -185,6 +213,13 @@ impl Drained {
         found.map(|(_, shrinking)| shrinking.size_before())
     }
 
+    /// Takes a disk that was made as large as this. Returns the size that it had.
+    pub fn take_grown(&mut self, disk: &Arc<Disk>, size: u64) -> Option<u64> {
+        let is_meant = |grown: &Grown| Arc::ptr_eq(&grown.disk, disk) && grown.size == size;
+        let at = self.grown.iter().position(is_meant)?;
+        Some(self.grown.swap_remove(at).before)
+    }
+
     /// A disk that has been made ready to shrink to this size.
     pub fn take_shrinking(&mut self, disk: &Arc<Disk>, size: u64) -> Option<Shrinking> {
         let mut shrinking = self.shrinking.iter();
@@ -196,7 +231,10 @@ impl Drained {
 
 impl ToDrain {
     fn is_empty(&self) -> bool {
-        self.exports.is_empty() && self.luns.is_empty() && self.shrink.is_empty()
+        self.exports.is_empty()
+            && self.luns.is_empty()
+            && self.shrink.is_empty()
+            && self.grow.is_empty()
     }
 
     fn view(&self, number: u64, is_whole: bool) -> Draining {
@@ -210,6 +248,7 @@ impl ToDrain {
             exports: self.exports.iter().map(name).collect(),
             luns: self.luns.iter().map(|(luns, _)| luns.clone()).collect(),
             shrinking: self.shrink.iter().map(disk).collect(),
+            growing: self.grow.iter().map(disk).collect(),
             disks: self.disks.clone(),
         }
     }
@@ -231,7 +270,14 @@ impl ToDrain {
         for (disk, size) in self.shrink {
             match disk.begin_shrink(size) {
                 Ok(shrinking) => drained.shrinking.push((disk, shrinking)),
-                Err(error) => drained.not_shrunk.push((disk.name().to_owned(), error)),
+                Err(error) => drained.not_resized.push((disk.name().to_owned(), error)),
+            }
+        }
+        for (disk, size) in self.grow {
+            let before = disk.info().geometry.capacity_bytes();
+            match disk.resize(size) {
+                Ok(()) => drained.grown.push(Grown { disk, before, size }),
+                Err(error) => drained.not_resized.push((disk.name().to_owned(), error)),
             }
         }
     }
@@ -275,10 +321,9 @@ impl Drains {
             .collect()
     }
 
-    /// Is a disk being made ready to shrink?
-    pub fn shrinks(&self, disk: &str) -> bool {
-        let mut shrinking = self.draining.iter().flat_map(|one| &one.shrinking);
-        shrinking.any(|name| name == disk)
+    /// Returns true if a disk is being made larger or ready to shrink.
+    pub fn resizes(&self, disk: &str) -> bool {
+        self.draining.iter().any(|one| one.resizes(disk))
     }
 
     /// When to announce what still drains.
@@ -300,6 +345,13 @@ impl Owner {
     /// Makes a change and gives the result to `reply`: at once, or when the requests to what it takes away have ended.
     pub fn begin_change(&mut self, mut work: Work, how: How, reply: Reply) {
         // Of two that say what all objects are to be, the one that ends last would undo the other.
+        if work.is_whole() && self.openings.has_whole() {
+            let detail = "another whole configuration has been waiting for its disks to open";
+            return reply(Err(Refusal::conflict(
+                detail.to_owned(),
+                "wait until it has ended",
+            )));
+        }
         if work.is_whole()
             && let Some(first) = self.drains.draining.iter().find(|one| one.is_whole)
         {
@@ -308,33 +360,57 @@ impl Owner {
                 format!("another whole configuration has been waiting for clients for {seconds} s");
             return reply(Err(Refusal::Conflict(vec![Fault::new(detail).help(HELP)])));
         }
+        if let Some(name) = removed_by(&work)
+            && self.config.disk(name).is_none()
+            && self.cancel_opening(name)
+        {
+            return reply(Ok(Made::default()));
+        }
         if let Work::Change(change) = &mut work
             && let Change::Replace(replacement) = &mut **change
         {
             replacement.begin(&self.config);
         }
-        self.go_on(work, how, Drained::default(), reply);
+        self.advance(work, how, Drained::default(), reply);
     }
 
-    fn go_on(&mut self, work: Work, how: How, mut drained: Drained, reply: Reply) {
-        if let Some((disk, error)) = drained.not_shrunk.pop() {
+    /// Next step of a change: open disks, drain, or finish.
+    pub(super) fn advance(&mut self, work: Work, how: How, mut drained: Drained, reply: Reply) {
+        if let Some((disk, error)) = drained.not_resized.pop() {
             let reason = format!("disk {disk}: {error}");
             self.restore(drained);
             return reply(Err(refused(vec![reason])));
         }
+        let to_open = self.to_open(&work, &how);
+        if !to_open.is_empty() {
+            return self.open_for_change(to_open, work, how, drained, reply);
+        }
         match self.to_drain(&work, how.force, &drained) {
             Some(to_drain) => self.drain(to_drain, work, how, drained, reply),
-            None => reply(self.finish(work, how, drained)),
+            None => {
+                let is_reload = matches!(work, Work::Reload(_));
+                let made = self.finish(work, how, drained);
+                let reply = match is_reload && made.is_ok() {
+                    true => self.after_sizes(reply),
+                    false => reply,
+                };
+                self.reply_when_closed(made, reply);
+            }
+        }
+    }
+
+    /// Configuration that a change results in.
+    pub(super) fn next_of(&self, work: &Work, force: bool) -> Result<Config, Refusal> {
+        match work {
+            Work::Change(change) => Change::clone(change).next(&self.config, force),
+            Work::Reload(base) => Ok(Overlay::between(&self.base, &self.config).over(base)),
         }
     }
 
     /// What is left to drain. `None` also where the change is refused: with which reasons, it says by itself.
     fn to_drain(&self, work: &Work, force: bool, drained: &Drained) -> Option<ToDrain> {
         let transports = self.servers.transports()?;
-        let next = match work {
-            Work::Change(change) => Change::clone(change).next(&self.config, force).ok()?,
-            Work::Reload(base) => Overlay::between(&self.base, &self.config).over(base),
-        };
+        let next = self.next_of(work, force).ok()?;
         let plan = self.plan(&next).ok()?;
         if !force && !self.busy(&plan, &transports).is_empty() {
             return None;
@@ -363,6 +439,16 @@ impl Owner {
         }
         for Resize { disk, size } in &plan.resize {
             let known = self.disks.get(disk);
+            let grows = known.filter(|known| {
+                // Memory is made larger without a wait.
+                let may_block = self.config.disk(disk);
+                let may_block =
+                    may_block.is_some_and(|disk| disk.backend.blocking_place().is_some());
+                may_block && *size > known.info().geometry.capacity_bytes()
+            });
+            to_drain
+                .grow
+                .extend(grows.map(|known| (known.clone(), *size)));
             let known = known.filter(|known| *size < known.info().geometry.capacity_bytes());
             let known = known.filter(|known| drained.size_before(known).is_none());
             to_drain
@@ -374,6 +460,15 @@ impl Owner {
     }
 
     fn drain(&mut self, to_drain: ToDrain, work: Work, how: How, drained: Drained, reply: Reply) {
+        let growing = to_drain.grow.iter().map(|(disk, size)| Resizing {
+            disk: disk.name().to_owned(),
+            from: disk.info().geometry.capacity_bytes(),
+            to: *size,
+        });
+        if let Err(reason) = self.begin_growth(growing.collect()) {
+            self.restore(drained);
+            return reply(Err(Refusal::NotKept(reason)));
+        }
         let drains = &mut self.drains;
         drains.threads.retain(|thread| !thread.is_finished());
         drains.last += 1;
@@ -400,7 +495,9 @@ impl Owner {
                 to_drain.run(how.force, &pool, &mut drained);
                 let message: Message = Box::new(move |owner| {
                     owner.drains.draining.retain(|one| one.number != number);
-                    owner.go_on(work, how, drained, reply);
+                    let failed = drained.not_resized.iter();
+                    owner.end_growth(failed.map(|(disk, _)| disk.as_str()));
+                    owner.advance(work, how, drained, reply);
                 });
                 // Without an owner the daemon ends, and nobody waits for the reply.
                 messages.send(message).ok();
@@ -412,7 +509,8 @@ impl Owner {
             }
             Err(error) => {
                 self.drains.draining.retain(|one| one.number != number);
-                if let Some((_, _, _, drained, reply)) = take(&parts) {
+                if let Some((to_drain, _, _, drained, reply)) = take(&parts) {
+                    self.end_growth(to_drain.grow.iter().map(|(disk, _)| disk.name()));
                     self.restore(drained);
                     reply(Err(refused(vec![format!(
                         "no thread to drain on: {error}"
@@ -434,9 +532,12 @@ impl Owner {
     }
 
     /// What has drained and is wanted all the same, for the change was refused, is there for clients again.
-    fn restore(&mut self, drained: Drained) {
+    pub(super) fn restore(&mut self, drained: Drained) {
         for (disk, shrinking) in drained.shrinking {
             disk.stay_large(shrinking);
+        }
+        for grown in drained.grown {
+            self.shrink_back(grown);
         }
         let Some(transports) = self.servers.transports() else {
             return;
@@ -460,6 +561,71 @@ impl Owner {
         self.publish();
     }
 
+    /// Records disks that are about to be made larger. After a crash the next start completes or undoes that.
+    fn begin_growth(&mut self, growing: Vec<Resizing>) -> Result<(), String> {
+        if growing.is_empty() {
+            return Ok(());
+        }
+        let before = self.growing.len();
+        self.growing.extend(growing);
+        let Some(state_store) = &self.state_store else {
+            return Ok(());
+        };
+        let recorded = state_store.begin_resize(&self.growing);
+        if recorded.is_err() {
+            self.growing.truncate(before);
+        }
+        recorded
+    }
+
+    /// Removes disks from the record of [`Owner::begin_growth`].
+    pub(super) fn end_growth<'a>(&mut self, disks: impl Iterator<Item = &'a str>) {
+        let disks: Vec<&str> = disks.collect();
+        if disks.is_empty() {
+            return;
+        }
+        self.growing
+            .retain(|resizing| !disks.contains(&resizing.disk.as_str()));
+        self.end_resize();
+    }
+
+    /// Ends the record of the resizes of a change. Disks that are being made larger for other changes stay in it.
+    pub(super) fn end_resize(&self) {
+        let Some(state_store) = &self.state_store else {
+            return;
+        };
+        if self.growing.is_empty() {
+            return state_store.end_resize();
+        }
+        if let Err(error) = state_store.begin_resize(&self.growing) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Gives a disk the size back that it had before a change that was refused.
+    fn shrink_back(&mut self, Grown { disk, before, .. }: Grown) {
+        let messages = self.messages.clone();
+        let name = disk.name().to_owned();
+        let place = name.clone();
+        let work = move || {
+            if let Err(error) = disk.roll_back_growth(before) {
+                tracing::error!(
+                    disk = name,
+                    "cannot roll back the size, bytes={before}: {error}"
+                );
+            }
+            let message: Message =
+                Box::new(move |owner| owner.end_growth(std::iter::once(name.as_str())));
+            messages.send(message).ok();
+        };
+        if let Err(error) = self.helpers.run(&place, work) {
+            tracing::error!(
+                disk = place,
+                "cannot roll back the size, bytes={before}: {error}"
+            );
+        }
+    }
+
     /// Tells what has been draining for a while.
     pub(super) fn announce_draining(&mut self) {
         let now = Instant::now();
@@ -480,6 +646,9 @@ impl Owner {
             for disk in &one.shrinking {
                 tracing::info!(disk, "shrinking it: waits for requests in flight");
                 self.event_bus.tell("disk.shrinking", disk);
+            }
+            for disk in &one.growing {
+                tracing::info!(disk, "making it larger: waits for its storage");
             }
         }
     }

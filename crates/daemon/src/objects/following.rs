@@ -1,13 +1,22 @@
 //! Disks that change by themselves: an image that another client resizes, or that is back. The owner takes the new size over and tells
 //! clients; I/O that waits for a device that is back goes on.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use bdev::{Disk, DiskState};
 
 use super::Message;
 use super::owner::Owner;
-use config::BlockDeviceConfig;
+use config::{BlockDeviceConfig, Config, DiskConfig};
+
+/// Names of file disks with a configured size. Such a disk does not follow the size of its block device, of which it may be a part.
+pub(super) fn sized_files(config: &Config) -> HashSet<String> {
+    let is_sized =
+        |disk: &&DiskConfig| matches!(disk.backend, BlockDeviceConfig::File { size: Some(_), .. });
+    let sized = config.disks.iter().filter(is_sized);
+    sized.map(|disk| disk.name.clone()).collect()
+}
 
 impl Owner {
     /// Follows the size of a disk that comes.
@@ -28,16 +37,9 @@ impl Owner {
 
     /// A disk may have another size than its clients know, or be back.
     pub(super) fn followed(&mut self, name: &str) {
-        // A file disk with a configured size may be a part of a larger block device.
-        // The search through the configuration is for devices that can be files: there may be thousands of others.
-        let disk = self.disks.get(name);
-        let may_be_file = disk.is_some_and(|disk| !["null", "ram"].contains(&disk.device().kind()));
-        let is_part = may_be_file
-            && self.config.disk(name).is_some_and(|disk| {
-                let is_file = matches!(disk.backend, BlockDeviceConfig::File { .. });
-                is_file && disk.backend.size().is_some()
-            });
-        if !is_part && let Err(error) = self.take_size_over(name) {
+        if !self.sized_files.contains(name)
+            && let Err(error) = self.take_size_over(name)
+        {
             tracing::warn!("disk {name}: its size cannot be followed: {error}");
         }
         if let Some(disk) = self.disks.get(name)

@@ -18,6 +18,7 @@ mod failed_io;
 mod following;
 mod handed_over;
 mod identity;
+mod opening;
 mod overlay;
 mod owner;
 mod placing;

@@ -2,7 +2,7 @@
 //! thread, so that changes run one after the other. A change is checked as a whole; fallible steps run first, then the state is
 //! persisted, then the rest runs, which cannot fail. Readers see the last complete state ([`Live`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -13,16 +13,18 @@ use bdev::Disk;
 use super::changes::Change;
 use super::draining::{Drained, Draining, Drains};
 use super::events::EventBus;
+use super::opening::Openings;
 use super::plan::{Plan, Resize};
 use super::refusal::{Fault, Refusal};
 use super::relations;
 use super::servers::{Servers, Transports};
-use super::state_store::StateStore;
+use super::state_store::{Resizing, StateStore};
 use super::waiting::WaitingDisks;
 use super::{Inbox, Message};
 use crate::bitmaps::Bitmaps;
-use crate::disks::{Devices, Disks};
+use crate::disks::{Attempt, Devices, Disks};
 use crate::exports::{self, ChapUsers, ExportDevice, ReadyExport};
+use crate::helper_threads::HelperThreads;
 use crate::identities::Identities;
 use crate::jobs::Jobs;
 use crate::running::Inherited;
@@ -41,6 +43,8 @@ pub struct Live {
     pub waiting: Arc<WaitingDisks>,
     /// What is being removed, and waits for clients.
     pub draining: Arc<Vec<Draining>>,
+    /// Disks that a change is opening, which are not configured yet.
+    pub opening: Arc<Vec<String>>,
 }
 
 impl Live {
@@ -82,12 +86,14 @@ pub struct Owner {
     /// What of it runs: all but what needs a disk that waits.
     pub(super) present: Config,
     pub(super) waiting: WaitingDisks,
+    /// [`super::following::sized_files`] of `config`.
+    pub(super) sized_files: HashSet<String>,
     pub(super) base: Config,
     pub(super) disks: Disks,
     /// The exports that are open, by name.
     pub(super) exports: HashMap<String, Arc<dyn ExportDevice>>,
     pub(super) servers: Arc<Servers>,
-    live: Arc<RwLock<Live>>,
+    pub(super) live: Arc<RwLock<Live>>,
     pub(super) state_store: Option<StateStore>,
     pub(super) identities: Identities,
     /// What has changed on disks since their backups.
@@ -101,8 +107,18 @@ pub struct Owner {
     pub(super) messages: mpsc::Sender<Message>,
     /// While it starts: devices that were opened on threads of their own.
     pub(super) starting: Option<Devices>,
+    /// For calls that may block.
+    pub(super) helpers: HelperThreads,
+    /// Changes that wait for disks to be opened.
+    pub(super) openings: Openings,
+    /// Disks that the change being made has removed, to be closed on a helper thread.
+    pub(super) closing: Vec<Arc<Disk>>,
+    /// Disks that were opened for later and are not served yet.
+    pub(super) arrived: Vec<Attempt>,
     /// The changes that wait for clients.
     pub(super) drains: Drains,
+    /// Disks that are being made larger, as recorded for a crash.
+    pub(super) growing: Vec<Resizing>,
     /// Of the change that is being made: what has drained for it.
     pub(super) drained: Drained,
     /// Long work on disks.
@@ -126,6 +142,7 @@ impl Owner {
             disks: Arc::default(),
             waiting: Arc::default(),
             draining: Arc::default(),
+            opening: Arc::default(),
         };
         let event_bus = EventBus::default();
         servers.tell_sessions(&event_bus);
@@ -133,6 +150,7 @@ impl Owner {
             present: config.clone(),
             config,
             waiting: WaitingDisks::default(),
+            sized_files: HashSet::new(),
             base,
             disks: Disks::new(),
             exports: HashMap::new(),
@@ -145,7 +163,12 @@ impl Owner {
             event_bus,
             messages,
             starting: None,
+            helpers: HelperThreads::default(),
+            openings: Openings::default(),
+            closing: Vec::new(),
+            arrived: Vec::new(),
             drains: Drains::default(),
+            growing: Vec::new(),
             drained: Drained::default(),
             jobs: Jobs::default(),
             ending: false,
@@ -273,7 +296,6 @@ impl Owner {
                     .transports()
                     .map(|d| d.iscsi.set_discovery_users(finders));
                 made.plan.discovery_users = changed == Some(true);
-                self.take_sizes_over();
             }
             Err(_) => self.base = before,
         }
@@ -352,6 +374,7 @@ impl Owner {
             return Err(Refusal::Conflict(plan.refused));
         }
         let mut barred = self.drains.bar(&plan);
+        barred.extend(self.openings.bar(&plan));
         barred.extend(self.at_work(&plan));
         if !barred.is_empty() {
             return Err(Refusal::Conflict(barred));
@@ -439,6 +462,7 @@ impl Owner {
             disks: Arc::new(self.disks.clone()),
             waiting: Arc::new(self.waiting.clone()),
             draining: Arc::new(self.drains.view()),
+            opening: Arc::new(self.openings.names()),
         };
         *self.live.write().unwrap_or_else(PoisonError::into_inner) = live;
     }

@@ -1,11 +1,12 @@
 //! Disks whose size others change and that have to be asked: block devices that grow, files that shrink. The owner takes the size
 //! over and tells clients.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::changes::Change;
+use super::draining::Reply;
 use super::owner::{Live, Owner};
 use super::refusal::{Fault, Refusal};
 use super::{Manager, Message};
@@ -25,12 +26,14 @@ fn following(config: &Config) -> impl Iterator<Item = &str> {
     following.map(|disk| disk.name.as_str())
 }
 
-/// Has such a disk another size by now than its clients know?
-fn has_changed(live: &Live) -> bool {
-    following(&live.config).any(|name| {
-        let disk = live.disks.get(name);
+/// Returns the names of such disks with another size than the one that their clients have read. May block.
+fn changed(live: &Live) -> Vec<String> {
+    let has_changed = |name: &&str| {
+        let disk = live.disks.get(*name);
         disk.is_some_and(|disk| disk.has_other_size())
-    })
+    };
+    let changed = following(&live.config).filter(has_changed);
+    changed.map(str::to_owned).collect()
 }
 
 impl Manager {
@@ -44,12 +47,12 @@ impl Manager {
         }
         let messages = self.messages.clone();
         let look = tokio::task::spawn_blocking(move || {
-            let changed = has_changed(&live);
+            let changed = changed(&live);
             looking.0.store(false, Ordering::Relaxed);
             let (followed, done) = tokio::sync::oneshot::channel();
-            if changed {
+            if !changed.is_empty() {
                 let message: Message = Box::new(move |owner| {
-                    owner.take_sizes_over();
+                    owner.take_sizes_over(&changed);
                     // Nobody may wait any more.
                     followed.send(()).ok();
                 });
@@ -68,14 +71,40 @@ impl Manager {
 }
 
 impl Owner {
-    /// Disks without a configured size get the size that their block devices and files have by now.
-    pub(super) fn take_sizes_over(&mut self) {
-        let names = following(&self.config).map(str::to_owned);
-        for name in names.collect::<Vec<_>>() {
-            if let Err(error) = self.take_size_over(&name) {
+    /// These disks, as far as they have no configured size, get the size that their block devices and files have by now.
+    fn take_sizes_over(&mut self, names: &[String]) {
+        for name in names {
+            let is_following = self.config.disk(name);
+            if is_following.is_some_and(|disk| disk.backend.size().is_none())
+                && let Err(error) = self.take_size_over(name)
+            {
                 tracing::debug!("disk {name}: its size cannot be followed: {error}");
             }
         }
+    }
+
+    /// Returns a reply to a reload that first looks for changed sizes on a helper thread, and takes them over.
+    pub(super) fn after_sizes(&self, reply: Reply) -> Reply {
+        let (live, helpers, messages) = (
+            Arc::clone(&self.live),
+            self.helpers.clone(),
+            self.messages.clone(),
+        );
+        Box::new(move |made| {
+            let look = move || {
+                let live = live.read().unwrap_or_else(PoisonError::into_inner).clone();
+                let changed = changed(&live);
+                let message: Message = Box::new(move |owner| {
+                    owner.take_sizes_over(&changed);
+                    reply(made);
+                });
+                // Without an owner the daemon ends.
+                messages.send(message).ok();
+            };
+            if let Err(error) = helpers.run("sizes of disks", look) {
+                tracing::error!("no thread to look at the sizes of disks: {error}");
+            }
+        })
     }
 
     /// Disks without a configured size get the size that the block device with this major and minor number has by now; without
@@ -103,8 +132,8 @@ impl Owner {
         let (Some(disk), Some(config)) = (self.disks.get(name), self.config.disk(name)) else {
             return Err(no_disk());
         };
-        if self.drains.shrinks(name) {
-            let fault = Fault::new(format!("disk {name} is being shrunk"));
+        if self.drains.resizes(name) {
+            let fault = Fault::new(format!("disk {name} is being resized"));
             return Err(Refusal::Conflict(vec![fault.help(super::draining::HELP)]));
         }
         let failed = |error: &dyn std::fmt::Display| {
@@ -141,8 +170,8 @@ impl Owner {
         let Some(disk) = self.disks.get(name) else {
             return Ok(());
         };
-        // Its capacity is that of its new end already, and its file or block device has not followed.
-        if self.drains.shrinks(name) {
+        // Its capacity and the size of its file or block device change at different times.
+        if self.drains.resizes(name) {
             return Ok(());
         }
         let before = disk.info().geometry.capacity_bytes();

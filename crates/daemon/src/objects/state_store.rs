@@ -27,7 +27,7 @@ pub struct StateStore {
 }
 
 /// A resize that was begun.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resizing {
     /// The disk.
     pub disk: String,

@@ -3,16 +3,16 @@
 //! The owner makes what is wanted, less what needs a disk that waits: the disk itself, virtio-blk exports of it, and its logical
 //! units. A disk that can be opened again comes in by the same path as one that is added at run time.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use bdev::{BlockDevice, DiskState, OpenError};
+use bdev::DiskState;
 
+use super::following::sized_files;
 use super::owner::{How, Made, Owner};
 use super::refusal::{Fault, Refusal};
 use super::{Inbox, Message};
-use crate::disks::{self, Devices, Disks};
+use crate::disks::{self, Attempt, Devices, Disks};
 use crate::running::Inherited;
 use config::{Config, DiskConfig, ExportRef};
 
@@ -29,8 +29,10 @@ struct Wait {
     disk: DiskConfig,
     /// Why it could not be opened; `None`: it is being opened for the first time.
     reason: Option<String>,
+    /// It was open and its exports could not be made. It is brought in without others, which it would hold up.
+    was_refused: bool,
     wait: Duration,
-    /// `None`: it is being opened, on a thread of its own.
+    /// `None`: it is being opened, on a helper thread.
     next_try: Option<Instant>,
 }
 
@@ -52,6 +54,7 @@ impl WaitingDisks {
         let waits = Wait {
             disk: disk.clone(),
             reason: Some(reason),
+            was_refused: false,
             wait,
             next_try: Some(now + wait),
         };
@@ -60,8 +63,14 @@ impl WaitingDisks {
 
     /// Forgets disks that are not wanted any more, or are wanted otherwise.
     pub fn keep_wanted(&mut self, wanted: &Config) {
+        if self.0.is_empty() {
+            return;
+        }
+        let wanted = wanted.disks.iter();
+        let wanted: HashMap<&str, &DiskConfig> =
+            wanted.map(|disk| (disk.name.as_str(), disk)).collect();
         self.0
-            .retain(|name, known| wanted.disk(name) == Some(&known.disk));
+            .retain(|name, known| wanted.get(name.as_str()) == Some(&&known.disk));
     }
 
     /// A disk has been opened.
@@ -90,10 +99,23 @@ impl WaitingDisks {
         let waits = Wait {
             disk: disk.clone(),
             reason: known.as_ref().and_then(|known| known.reason.clone()),
+            was_refused: known.as_ref().is_some_and(|known| known.was_refused),
             wait: known.map_or(Duration::ZERO, |known| known.wait),
             next_try: None,
         };
         self.0.insert(disk.name.clone(), waits);
+    }
+
+    /// An open disk could not be served with its exports.
+    fn refused(&mut self, disk: &DiskConfig, reason: String, now: Instant) {
+        self.failed(disk, reason, now);
+        if let Some(known) = self.0.get_mut(&disk.name) {
+            known.was_refused = true;
+        }
+    }
+
+    fn was_refused(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|known| known.was_refused)
     }
 
     /// Could this disk not be opened the last time?
@@ -138,15 +160,16 @@ impl WaitingDisks {
     }
 }
 
-/// A disk without which the daemon does not start is opened where all wait for it.
-fn is_opened_elsewhere(disk: &DiskConfig) -> bool {
-    !disk.require && disk.backend.takes_long()
+/// Returns true if the daemon starts without waiting for the disk for longer than [`START_PATIENCE`].
+fn may_come_later(disk: &DiskConfig) -> bool {
+    !disk.require && disk.backend.blocking_place().is_some()
 }
 
 impl Owner {
     /// This is wanted from now on, and runs but for what needs a disk that waits.
     pub(super) fn set_config(&mut self, wanted: Config) {
         self.present = self.waiting.without(&wanted);
+        self.sized_files = sized_files(&wanted);
         self.config = wanted;
     }
 
@@ -155,8 +178,13 @@ impl Owner {
         let store = self.servers.units.store();
         let opening = disks::open_all(configs, devices, &self.disks, &self.identities, store);
         opening.persist(store);
+        let by_name = configs.iter().map(|config| (config.name.as_str(), config));
+        let by_name: HashMap<&str, &DiskConfig> = match opening.failed.is_empty() {
+            true => HashMap::new(),
+            false => by_name.collect(),
+        };
         for (disk, reason) in &opening.failed {
-            let config = configs.iter().find(|config| config.name == *disk);
+            let config = by_name.get(disk.as_str()).copied();
             // One that is required is tried once more below, where the start fails by it.
             let Some(config) = config.filter(|config| !config.require) else {
                 continue;
@@ -182,7 +210,7 @@ impl Owner {
         slow.iter().for_each(|disk| self.waiting.opening(disk));
         let made = self.become_with(next, how);
         match &made {
-            Ok(_) => slow.iter().for_each(|disk| self.open_slow_disk(disk)),
+            Ok(_) => slow.iter().for_each(|disk| self.open_for_later(disk)),
             Err(_) => self.waiting = waiting,
         }
         made
@@ -224,28 +252,32 @@ impl Owner {
         }
     }
 
-    /// Tries disks whose time has come. What may take long is opened on a thread of its own, for other changes do not wait.
+    /// Tries disks that are due. Disks that are not in memory are opened on helper threads.
     pub(super) fn try_waiting_disks(&mut self) {
         let due = self.waiting.due(Instant::now());
-        let (slow, quick): (Vec<_>, Vec<_>) =
-            due.into_iter().partition(|disk| disk.backend.takes_long());
-        for disk in slow {
-            self.open_slow_disk(&disk);
+        let (blocking, quick): (Vec<_>, Vec<_>) = due
+            .into_iter()
+            .partition(|disk| disk.backend.blocking_place().is_some());
+        for disk in blocking {
+            self.open_for_later(&disk);
         }
-        self.bring_in(&quick, Devices::new());
+        if !quick.is_empty() {
+            self.bring_in(&quick, Devices::new());
+        }
     }
 
-    /// Opens the disks of the start. Those that may take long are opened at the same time, on threads of their own; what is not
-    /// there in time comes later, for the other disks do not wait for it.
+    /// Opens the disks of the start on helper threads. Disks that are not open in time become available later: the others do not
+    /// wait for them.
     pub(super) fn open_first(&mut self, configs: &[DiskConfig], inbox: &Inbox) -> Disks {
-        let slow = configs.iter().filter(|disk| is_opened_elsewhere(disk));
-        let slow: Vec<&DiskConfig> = slow.collect();
+        let blocking = configs.iter().filter(|disk| may_come_later(disk));
+        let blocking: Vec<&DiskConfig> = blocking.collect();
         self.starting = Some(Devices::new());
-        for disk in &slow {
-            self.open_slow_disk(disk);
+        for disk in &blocking {
+            self.open_for_later(disk);
         }
         let end = Instant::now() + START_PATIENCE;
-        while slow.iter().any(|disk| self.waiting.is_opening(disk))
+        let opened = |owner: &Owner| owner.starting.as_ref().map_or(0, Devices::len);
+        while opened(self) < blocking.len()
             && let Ok(message) = inbox.recv_timeout(end.saturating_duration_since(Instant::now()))
         {
             message(self);
@@ -257,7 +289,7 @@ impl Owner {
         self.open_or_wait(&configs, devices)
     }
 
-    /// The disks of a change that are opened on threads of their own.
+    /// Disks of a change that become available after it: opening them usually takes long.
     fn slow_disks_to_come(&self, next: &Config, how: &How) -> Vec<DiskConfig> {
         let is_there = |name: &str| {
             self.disks.contains_key(name)
@@ -268,40 +300,58 @@ impl Owner {
             let known = self.waiting.0.get(&disk.name);
             known.is_some_and(|known| known.disk == *disk)
         };
-        let slow = next.disks.iter().filter(|disk| is_opened_elsewhere(disk));
+        let is_slow = |disk: &&DiskConfig| !disk.require && disk.backend.takes_long();
+        let slow = next.disks.iter().filter(is_slow);
         let slow = slow.filter(|disk| !is_there(&disk.name) && !is_waiting(disk));
         slow.cloned().collect()
     }
 
-    fn open_slow_disk(&mut self, disk: &DiskConfig) {
-        let messages = self.messages.clone();
+    /// Opens a disk on a helper thread. The disk becomes available when it is open.
+    fn open_for_later(&mut self, disk: &DiskConfig) {
         self.waiting.opening(disk);
-        let opened = disks::open_elsewhere(disk.clone(), move |disk, device| {
-            let message: Message = Box::new(move |owner| owner.opened_slow_disk(disk, device));
-            // Without an owner the device is closed here.
-            messages.send(message).ok();
-        });
-        if let Err(error) = opened {
+        let started = self.open_on_helper(disk, Owner::opened_for_later);
+        if let Err(error) = started {
             let reason = format!("no thread to open it: {error}");
             self.waiting.failed(disk, reason, Instant::now());
         }
     }
 
-    fn opened_slow_disk(
-        &mut self,
-        disk: DiskConfig,
-        device: Result<Arc<dyn BlockDevice>, OpenError>,
-    ) {
+    fn opened_for_later(&mut self, attempt: Attempt) {
+        let (disk, _) = &attempt;
         // Meanwhile it may have been removed, or configured otherwise.
-        if !self.waiting.is_opening(&disk) {
-            return;
+        if !self.waiting.is_opening(disk) {
+            return self.discard(attempt);
         }
         if let Some(starting) = &mut self.starting {
-            starting.insert(disk.name.clone(), device);
             self.waiting.opened(&disk.name);
-        } else {
-            let devices = [(disk.name.clone(), device)].into();
-            self.bring_in(&[disk], devices);
+            starting.insert(disk.name.clone(), attempt);
+            return;
+        }
+        if self.arrived.is_empty() {
+            // One change serves all attempts with messages in the inbox.
+            let message: Message = Box::new(Owner::bring_in_arrived);
+            self.messages.send(message).ok();
+        }
+        self.arrived.push(attempt);
+    }
+
+    fn bring_in_arrived(&mut self) {
+        let arrived = std::mem::take(&mut self.arrived);
+        let (wanted, unwanted): (Vec<_>, Vec<_>) = arrived
+            .into_iter()
+            .partition(|(disk, _)| self.waiting.is_opening(disk));
+        for attempt in unwanted {
+            self.discard(attempt);
+        }
+        let (alone, together): (Vec<_>, Vec<_>) = wanted
+            .into_iter()
+            .partition(|(disk, _)| self.waiting.was_refused(&disk.name));
+        let groups = alone.into_iter().map(|attempt| vec![attempt]);
+        for group in groups.chain([together]).filter(|group| !group.is_empty()) {
+            let disks: Vec<DiskConfig> = group.iter().map(|(disk, _)| disk.clone()).collect();
+            let devices = group.into_iter();
+            let devices = devices.map(|attempt| (attempt.0.name.clone(), attempt));
+            self.bring_in(&disks, devices.collect());
         }
     }
 
@@ -328,11 +378,12 @@ impl Owner {
                 let reason = reasons.join("; ");
                 for config in due.iter().filter(|config| came.contains(&config.name)) {
                     tracing::error!(disk = config.name, "the disk cannot be served: {reason}");
-                    self.waiting.failed(config, reason.clone(), Instant::now());
+                    self.waiting.refused(config, reason.clone(), Instant::now());
                 }
                 self.publish();
             }
         }
+        self.reply_when_closed(Ok(Made::default()), Box::new(drop));
     }
 }
 

@@ -1,0 +1,238 @@
+//! Changes that wait for disks to be opened. Opening a file, a block device, an image or a remote unit may block, so a change opens the
+//! disks that it adds on helper threads first, and the owner makes other changes meanwhile.
+//!
+//! ```text
+//!   begin_change ──▶ disks to open ──none──────────────────────────────▶ drain, finish ──▶ reply
+//!                          │                                                ▲
+//!                          └──▶ helper threads: open ──▶ message to owner ──┘
+//!                                     └── disk removed meanwhile: refused; the device is closed when it is open
+//! ```
+//!
+//! A disk that may become available later (`waiting`) is opened on the same threads, without a change that waits for it.
+
+use std::sync::Arc;
+
+use bdev::Disk;
+
+use super::draining::{Drained, Reply, Work};
+use super::owner::{How, Made, Owner, refused};
+use super::plan::Plan;
+use super::refusal::{Fault, Refusal};
+use super::{Change, Message, relations};
+use crate::disks::{Attempt, Devices, OpenDevice};
+use config::DiskConfig;
+
+const HELP: &str = "wait until it is open, or remove it";
+
+/// A change that waits for disks to be opened.
+struct Opening {
+    number: u64,
+    disks: Vec<DiskConfig>,
+    opened: Devices,
+    work: Work,
+    how: How,
+    drained: Drained,
+    reply: Reply,
+}
+
+/// All changes that wait for disks to be opened.
+#[derive(Default)]
+pub(super) struct Openings {
+    all: Vec<Opening>,
+    last: u64,
+}
+
+impl Openings {
+    fn disks(&self) -> impl Iterator<Item = &DiskConfig> {
+        self.all.iter().flat_map(|one| &one.disks)
+    }
+
+    /// Names of the disks that are being opened.
+    pub fn names(&self) -> Vec<String> {
+        self.disks().map(|disk| disk.name.clone()).collect()
+    }
+
+    /// Conflicts of a plan with disks that another change opens.
+    pub fn bar(&self, plan: &Plan) -> Vec<Fault> {
+        let is_added = |name: &str| plan.add_disks.iter().any(|disk| disk.name == name);
+        let barred = self.disks().filter(|disk| is_added(&disk.name));
+        let barred = barred.map(|disk| Fault::new(format!("disk {} is being opened", disk.name)));
+        barred.map(|fault| fault.help(HELP)).collect()
+    }
+
+    /// Returns true if a change of all objects waits for its disks.
+    pub fn has_whole(&self) -> bool {
+        self.all.iter().any(|one| one.work.is_whole())
+    }
+
+    fn take(&mut self, is_meant: impl Fn(&Opening) -> bool) -> Option<Opening> {
+        let at = self.all.iter().position(is_meant)?;
+        Some(self.all.remove(at))
+    }
+}
+
+impl Owner {
+    /// Disks that a change adds and that are not open yet. Empty also if the change is refused: [`Owner::change`] reports why.
+    pub(super) fn to_open(&self, work: &Work, how: &How) -> Vec<DiskConfig> {
+        let Ok(next) = self.next_of(work, how.force) else {
+            return Vec::new();
+        };
+        let Ok(plan) = self.plan(&next) else {
+            return Vec::new();
+        };
+        let is_busy = || {
+            let transports = self.servers.transports();
+            transports.is_some_and(|transports| !self.busy(&plan, &transports).is_empty())
+        };
+        let adds_disks = !plan.add_disks.is_empty();
+        if !adds_disks
+            || !how.force && is_busy()
+            || !relations::check_change(&self.config, &next).is_empty()
+        {
+            return Vec::new();
+        }
+        let is_open = |disk: &DiskConfig| {
+            let opened = how.devices.get(&disk.name);
+            opened.is_some_and(|(opened_with, _)| opened_with == disk)
+        };
+        // A reload does not wait for a disk that usually takes long.
+        let comes_later =
+            |disk: &DiskConfig| work.is_whole() && !disk.require && disk.backend.takes_long();
+        let mut disks = plan.add_disks;
+        disks.retain(|disk| {
+            disk.backend.blocking_place().is_some() && !is_open(disk) && !comes_later(disk)
+        });
+        disks
+    }
+
+    /// Opens the disks of a change and continues with the change when all attempts have ended.
+    pub(super) fn open_for_change(
+        &mut self,
+        disks: Vec<DiskConfig>,
+        work: Work,
+        how: How,
+        drained: Drained,
+        reply: Reply,
+    ) {
+        self.openings.last += 1;
+        let number = self.openings.last;
+        for disk in &disks {
+            let started = self.open_on_helper(disk, move |owner, attempt| {
+                owner.opened_for_change(number, attempt);
+            });
+            if let Err(error) = started {
+                // Attempts that have begun are discarded.
+                self.restore(drained);
+                let reason = format!("disk {}: no thread to open it: {error}", disk.name);
+                return reply(Err(refused(vec![reason])));
+            }
+        }
+        self.openings.all.push(Opening {
+            number,
+            disks,
+            opened: Devices::new(),
+            work,
+            how,
+            drained,
+            reply,
+        });
+        self.publish();
+    }
+
+    fn opened_for_change(&mut self, number: u64, attempt: Attempt) {
+        let mut all = self.openings.all.iter_mut();
+        let Some(opening) = all.find(|one| one.number == number) else {
+            return self.discard(attempt);
+        };
+        opening.opened.insert(attempt.0.name.clone(), attempt);
+        if opening.opened.len() < opening.disks.len() {
+            return;
+        }
+        let Some(opening) = self.openings.take(|one| one.number == number) else {
+            return;
+        };
+        let mut how = opening.how;
+        how.devices.extend(opening.opened);
+        self.advance(opening.work, how, opening.drained, opening.reply);
+    }
+
+    /// Ends the change that is opening a disk of this name. The device is closed when it is open. Returns false if there is none.
+    pub(super) fn cancel_opening(&mut self, name: &str) -> bool {
+        let is_meant = |one: &Opening| one.disks.iter().any(|disk| disk.name == name);
+        let Some(opening) = self.openings.take(is_meant) else {
+            return false;
+        };
+        for (_, attempt) in opening.opened.into_iter().chain(opening.how.devices) {
+            self.discard(attempt);
+        }
+        self.restore(opening.drained);
+        let fault = Fault::new(format!("disk {name} was removed while it was being opened"));
+        (opening.reply)(Err(Refusal::Conflict(vec![fault])));
+        self.publish();
+        true
+    }
+
+    /// Opens the device of a disk on a helper thread and passes it to the owner.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub(super) fn open_on_helper(
+        &self,
+        disk: &DiskConfig,
+        opened: impl FnOnce(&mut Owner, Attempt) + Send + 'static,
+    ) -> std::io::Result<()> {
+        let messages = self.messages.clone();
+        // A call that hangs does not keep the servers alive.
+        let servers = Arc::downgrade(&self.servers);
+        let config = disk.clone();
+        let open = move || {
+            let Some(units) = servers.upgrade().map(|servers| Arc::clone(&servers.units)) else {
+                return;
+            };
+            let device = OpenDevice::open(&config, units.store());
+            let message: Message = Box::new(move |owner| opened(owner, (config, device)));
+            // Without an owner the device is closed here.
+            messages.send(message).ok();
+        };
+        let place = disk.backend.blocking_place().unwrap_or_default();
+        self.helpers.run(&place, open)
+    }
+
+    /// Closes the device of an attempt that nothing needs, on a helper thread.
+    pub(super) fn discard(&self, (config, opened): Attempt) {
+        let Ok(device) = opened else { return };
+        let place = config.backend.blocking_place().unwrap_or_default();
+        let closed = self.helpers.run(&place, move || drop(device));
+        if let Err(error) = closed {
+            tracing::warn!(disk = config.name, "device closed by the owner: {error}");
+        }
+    }
+
+    /// Replies when the disks that the change removed are closed: their files are free then. A close may block.
+    pub(super) fn reply_when_closed(&mut self, made: Result<Made, Refusal>, reply: Reply) {
+        let closing: Vec<Arc<Disk>> = std::mem::take(&mut self.closing);
+        if closing.is_empty() {
+            return reply(made);
+        }
+        let place = closing.first().map(|disk| disk.name().to_owned());
+        let close = move || {
+            drop(closing);
+            reply(made);
+        };
+        // Without a thread the disks are closed here, and the caller's wait ends without a reply.
+        if let Err(error) = self.helpers.run(&place.unwrap_or_default(), close) {
+            tracing::error!("no thread to close disks: {error}");
+        }
+    }
+}
+
+/// Name of the disk that a change removes.
+pub(super) fn removed_by(work: &Work) -> Option<&str> {
+    match work {
+        Work::Change(change) => match &**change {
+            Change::RemoveDisk(name) => Some(name),
+            _ => None,
+        },
+        Work::Reload(_) => None,
+    }
+}

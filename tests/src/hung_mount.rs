@@ -1,0 +1,281 @@
+//! A FUSE file system that stops answering requests of chosen kinds, as a network file system does whose server is away. Its files are in
+//! memory, all in one folder. For tests that run as root.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result, ensure};
+
+/// Kinds of requests, by their FUSE opcodes.
+pub mod kind {
+    /// A name is looked up: every open begins so.
+    pub const LOOKUP: u32 = 1;
+    /// A file gets another size.
+    pub const SETATTR: u32 = 4;
+    /// A file is opened.
+    pub const OPEN: u32 = 14;
+    /// Data are read.
+    pub const READ: u32 = 15;
+    /// Data are written.
+    pub const WRITE: u32 = 16;
+    /// Data become durable.
+    pub const FSYNC: u32 = 20;
+}
+
+const GETATTR: u32 = 3;
+const STATFS: u32 = 17;
+const RELEASE: u32 = 18;
+const FLUSH: u32 = 25;
+const INIT: u32 = 26;
+const CREATE: u32 = 35;
+/// FORGET, INTERRUPT and BATCH_FORGET have no answer.
+const UNANSWERED: [u32; 3] = [2, 36, 42];
+
+const HEADER_BYTES: usize = 40;
+const REQUEST_BYTES_MAX: usize = 256 << 10;
+const WRITE_BYTES_MAX: u32 = 128 << 10;
+const ROOT: u64 = 1;
+const ENOENT: i32 = 2;
+const ENOSYS: i32 = 38;
+const FATTR_SIZE: u32 = 8;
+
+#[derive(Default)]
+struct State {
+    names: HashMap<Vec<u8>, u64>,
+    /// Content by inode number, from 2 on.
+    files: HashMap<u64, Vec<u8>>,
+    hung: Vec<u32>,
+    held: Vec<Vec<u8>>,
+}
+
+/// A mounted file system. Unmounted on drop.
+pub struct HungMount {
+    folder: PathBuf,
+    device: File,
+    state: Arc<Mutex<State>>,
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl HungMount {
+    /// Mounts a file system with files of these names and sizes on a new folder.
+    ///
+    /// # Errors
+    /// What mount(8) prints.
+    pub fn new(folder: &Path, files: &[(&str, usize)]) -> Result<HungMount> {
+        std::fs::create_dir_all(folder)?;
+        let device = File::options().read(true).write(true).open("/dev/fuse");
+        let device = device.context("no /dev/fuse")?;
+        let mut state = State::default();
+        for (number, (name, bytes)) in (ROOT + 1..).zip(files) {
+            state.names.insert(name.as_bytes().to_vec(), number);
+            state.files.insert(number, vec![0; *bytes]);
+        }
+        let state = Arc::new(Mutex::new(state));
+        let mounted = Command::new("mount")
+            .args(["-i", "-t", "fuse", "-o"])
+            .arg("fd=0,rootmode=40000,user_id=0,group_id=0,allow_other")
+            .arg("lunette-test")
+            .arg(folder)
+            .stdin(device.try_clone()?)
+            .output()?;
+        let errors = String::from_utf8_lossy(&mounted.stderr);
+        ensure!(mounted.status.success(), "mount: {errors}");
+        let (mut requests, of_thread) = (device.try_clone()?, Arc::clone(&state));
+        std::thread::spawn(move || {
+            let mut bytes = vec![0; REQUEST_BYTES_MAX];
+            // An error is the end of the mount.
+            while let Ok(length) = requests.read(&mut bytes) {
+                let request = &bytes[..length];
+                let mut state = lock(&of_thread);
+                if state.hung.contains(&u32_at(request, 4)) {
+                    state.held.push(request.to_vec());
+                } else {
+                    state.answer(&requests, request);
+                }
+            }
+        });
+        Ok(HungMount {
+            folder: folder.to_owned(),
+            device,
+            state,
+        })
+    }
+
+    /// Path of a file.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Requests of these kinds are not answered from now on.
+    pub fn hang(&self, kinds: &[u32]) {
+        lock(&self.state).hung = kinds.to_vec();
+    }
+
+    /// Number of requests that wait for an answer.
+    pub fn held(&self) -> usize {
+        lock(&self.state).held.len()
+    }
+
+    /// Answers all requests again, and those that wait.
+    pub fn release(&self) {
+        let mut state = lock(&self.state);
+        state.hung.clear();
+        for request in std::mem::take(&mut state.held) {
+            state.answer(&self.device, &request);
+        }
+    }
+
+    /// Content of a file.
+    pub fn content(&self, name: &str) -> Option<Vec<u8>> {
+        let state = lock(&self.state);
+        let number = state.names.get(name.as_bytes())?;
+        state.files.get(number).cloned()
+    }
+}
+
+impl Drop for HungMount {
+    fn drop(&mut self) {
+        self.release();
+        let unmount = Command::new("umount").arg("-l").arg(&self.folder).output();
+        unmount.ok();
+    }
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let found = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
+    found.map_or(0, u32::from_ne_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let found = bytes.get(at..at + 8).and_then(|b| b.try_into().ok());
+    found.map_or(0, u64::from_ne_bytes)
+}
+
+/// Writes fields of a FUSE structure.
+#[derive(Default)]
+struct Fields(Vec<u8>);
+
+impl Fields {
+    fn u64s(mut self, values: &[u64]) -> Fields {
+        for value in values {
+            self.0.extend(value.to_ne_bytes());
+        }
+        self
+    }
+
+    fn u32s(mut self, values: &[u32]) -> Fields {
+        for value in values {
+            self.0.extend(value.to_ne_bytes());
+        }
+        self
+    }
+
+    /// `fuse_attr`.
+    fn attributes(self, number: u64, size: u64) -> Fields {
+        let mode = match number {
+            ROOT => 0o040_755,
+            _ => 0o100_644,
+        };
+        let fields = self.u64s(&[number, size, size.div_ceil(512), 0, 0, 0]);
+        fields.u32s(&[0, 0, 0, mode, 1, 0, 0, 0, 4096, 0])
+    }
+}
+
+impl State {
+    fn answer(&mut self, mut device: &File, request: &[u8]) {
+        let (kind, unique) = (u32_at(request, 4), u64_at(request, 8));
+        if UNANSWERED.contains(&kind) {
+            return;
+        }
+        let body = request.get(HEADER_BYTES..).unwrap_or_default();
+        let (errno, reply) = match self.reply(kind, u64_at(request, 16), body) {
+            Ok(reply) => (0, reply),
+            Err(errno) => (-errno, Vec::new()),
+        };
+        let mut bytes = Vec::new();
+        bytes.extend((16 + reply.len() as u32).to_ne_bytes());
+        bytes.extend(errno.to_ne_bytes());
+        bytes.extend(unique.to_ne_bytes());
+        bytes.extend(reply);
+        // A request that was interrupted has gone.
+        device.write_all(&bytes).ok();
+    }
+
+    fn size(&self, number: u64) -> u64 {
+        self.files.get(&number).map_or(0, |file| file.len() as u64)
+    }
+
+    fn entry(&self, number: u64) -> Fields {
+        let fields = Fields::default().u64s(&[number, 0, 0, 0]).u32s(&[0, 0]);
+        fields.attributes(number, self.size(number))
+    }
+
+    fn reply(&mut self, kind: u32, number: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
+        let name_from = |at: usize| {
+            let name = body.get(at..).unwrap_or_default();
+            name.split(|byte| *byte == 0).next().unwrap_or_default()
+        };
+        let attributes = |state: &State| {
+            let fields = Fields::default().u64s(&[0]).u32s(&[0, 0]);
+            fields.attributes(number, state.size(number)).0
+        };
+        let opened = |fields: Fields| fields.u64s(&[0]).u32s(&[0, 0]).0;
+        match kind {
+            INIT => {
+                let fields = Fields::default().u32s(&[7, 31, 0, 0, 0, WRITE_BYTES_MAX, 1]);
+                Ok(fields.u32s(&[0; 9]).0)
+            }
+            kind::LOOKUP => {
+                let found = self.names.get(name_from(0)).ok_or(ENOENT)?;
+                Ok(self.entry(*found).0)
+            }
+            GETATTR => Ok(attributes(self)),
+            kind::SETATTR => {
+                if u32_at(body, 0) & FATTR_SIZE != 0
+                    && let Some(file) = self.files.get_mut(&number)
+                {
+                    file.resize(u64_at(body, 16) as usize, 0);
+                }
+                Ok(attributes(self))
+            }
+            kind::OPEN => Ok(opened(Fields::default())),
+            CREATE => {
+                let number = ROOT + 1 + self.files.len() as u64;
+                self.names.insert(name_from(16).to_vec(), number);
+                self.files.insert(number, Vec::new());
+                Ok(opened(self.entry(number)))
+            }
+            kind::READ => {
+                let file = self.files.get(&number).ok_or(ENOENT)?;
+                let from = (u64_at(body, 8) as usize).min(file.len());
+                let end = (from + u32_at(body, 16) as usize).min(file.len());
+                Ok(file[from..end].to_vec())
+            }
+            kind::WRITE => {
+                let data = body.get(40..).unwrap_or_default();
+                let file = self.files.get_mut(&number).ok_or(ENOENT)?;
+                let from = u64_at(body, 8) as usize;
+                let end = from + data.len();
+                if file.len() < end {
+                    file.resize(end, 0);
+                }
+                file[from..end].copy_from_slice(data);
+                Ok(Fields::default().u32s(&[data.len() as u32, 0]).0)
+            }
+            STATFS => Ok(Fields::default()
+                .u64s(&[1 << 20; 5])
+                .u32s(&[4096, 255, 4096])
+                .u32s(&[0; 7])
+                .0),
+            RELEASE | FLUSH | kind::FSYNC => Ok(Vec::new()),
+            _ => Err(ENOSYS),
+        }
+    }
+}
