@@ -483,3 +483,36 @@ fn contributing_answers_ten_questions_with_files() -> Result<()> {
     }
     Ok(())
 }
+
+/// A row of SECURITY.md's promises ends with tests, or is marked as not tested.
+#[test]
+fn every_promise_about_security_names_a_test() -> Result<()> {
+    let page = std::fs::read_to_string(workspace().join("SECURITY.md"))?;
+    let table = page.split("## Promises").nth(1).context("no promises")?;
+    let table = table.split("\n## ").next().unwrap_or_default();
+    let output = std::process::Command::new("git")
+        .args(["grep", "-hE", r"^\s*(async )?fn [a-z0-9_]+\(", "--", "*.rs"])
+        .current_dir(workspace())
+        .output()
+        .context("git grep")?;
+    let code = String::from_utf8(output.stdout)?;
+    let mut named = 0;
+    for row in table.lines().filter(|line| line.starts_with("| ")).skip(1) {
+        let cells = row.trim_matches('|').rsplit_once('|');
+        let (promise, tests) = cells.with_context(|| format!("a row without cells: {row}"))?;
+        let names: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+        ensure!(
+            !names.is_empty() || tests.trim().starts_with("not tested"),
+            "SECURITY.md: `{promise}` names no test"
+        );
+        for name in names {
+            ensure!(
+                code.contains(&format!("fn {name}(")),
+                "SECURITY.md: there is no test {name}"
+            );
+            named += 1;
+        }
+    }
+    ensure!(named > 40, "only {named} tests are named");
+    Ok(())
+}
