@@ -84,11 +84,15 @@ fn force(forced: bool) -> &'static str {
 /// What flags say, without the relations: a disk that an export is of may be with the daemon.
 fn read_flags(flags: &Flags, stand_ins: &[&str]) -> Result<Config, Failure> {
     let mut flags = flags.clone();
-    for name in stand_ins {
-        flags.disk.push(format!("{name}=null:1M"));
-    }
+    flags.disk.extend(stand_in_disks(stand_ins));
     let read = configuration::parse(None, &flags, &Surroundings::of_another_process());
     read.map_err(failure::mistaken)
+}
+
+/// Returns flags for disks of these names. Text that is no name is a mistake in the flag of the export, which reports it.
+fn stand_in_disks(names: &[&str]) -> impl Iterator<Item = String> {
+    let names = names.iter().filter(|name| !name.contains(['=', ',']));
+    names.map(|name| format!("{name}=null:1M"))
 }
 
 fn yes(is: bool) -> String {
@@ -108,6 +112,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn text_that_is_no_name_of_a_disk_gets_no_stand_in() {
+        let disks: Vec<String> = stand_in_disks(&["d0", "b=d", "d,name=x"]).collect();
+        assert_eq!(disks, ["d0=null:1M"]);
+    }
 
     #[test]
     fn change_that_goes_on_by_itself_says_what_it_waits_for() {
