@@ -597,6 +597,69 @@ fn the_data_path_has_one_clock_and_one_ring() -> Result<()> {
     report("clocks and system calls on the data path", findings)
 }
 
+/// Files of the programs that write to the terminal past `cli_common::terminal`.
+const RAW_OUTPUT: &[(&str, &str)] = &[
+    (
+        "crates/cli_common/src/terminal.rs",
+        "it escapes all other output",
+    ),
+    (
+        "crates/cli_common/src/logging.rs",
+        "its writer escapes each line",
+    ),
+    ("crates/cli_common/src/pages.rs", "pages of man and shells"),
+    (
+        "crates/lunette/src/report/mod.rs",
+        "a page for another program",
+    ),
+    ("crates/lunette_lab/src/top/mod.rs", "the screen of ratatui"),
+    ("crates/lunette_lab/src/iscsi/ends.rs", "data of a disk"),
+    (
+        "crates/lunette_lab/src/vm/exec.rs",
+        "output of a command in a guest",
+    ),
+    (
+        "crates/lunette_lab/src/bench/disktest.rs",
+        "its own numbers",
+    ),
+];
+
+/// Text of images, targets, initiators and other daemons reaches a terminal without control characters.
+#[test]
+fn programs_escape_what_they_print() -> Result<()> {
+    const PROGRAMS: [&str; 3] = ["cli_common", "lunette", "lunette_lab"];
+    const RAW: [&str; 5] = [
+        "io::stdout()",
+        "io::stderr()",
+        "println!",
+        "eprintln!",
+        "print!(",
+    ];
+    let mut findings = Vec::new();
+    for (path, text) in rust_files()? {
+        let words: Vec<&str> = path.iter().filter_map(|word| word.to_str()).collect();
+        let is_exempt = RAW_OUTPUT
+            .iter()
+            .any(|(exempt, _)| path == Path::new(exempt));
+        let ["crates", name, "src", ..] = words[..] else {
+            continue;
+        };
+        if is_exempt || !PROGRAMS.contains(&name) {
+            continue;
+        }
+        for (number, code) in code_lines(&text) {
+            let is_question = code.contains("is_terminal()") || code.contains("tcgetwinsize");
+            if !is_question && RAW.iter().any(|raw| code.contains(raw)) {
+                let path = path.display();
+                findings.push(format!(
+                    "{path}:{number}: use cli_common::stdout, stderr or say"
+                ));
+            }
+        }
+    }
+    report("output past cli_common::terminal", findings)
+}
+
 /// `scripts/mutations` builds each of them in: one that the code has moved away from is to be written anew.
 #[test]
 fn seeded_defects_fit_the_code() -> Result<()> {

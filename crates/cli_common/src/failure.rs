@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use control::ClientError;
 
+use crate::terminal;
+
 /// Why a subcommand did not do what was asked.
 #[derive(Debug)]
 pub enum Failure {
@@ -35,7 +37,7 @@ pub type Outcome = Result<(), Failure>;
 impl Failure {
     /// A mistake in the command line, which is told at once.
     pub fn mistake(reason: impl fmt::Display) -> Failure {
-        say(&format_args!("lunette: {reason}"));
+        say_reason(&reason.to_string());
         Failure::Mistaken
     }
 
@@ -66,7 +68,12 @@ impl From<io::Error> for Failure {
 
 /// A line on stderr, which nobody may read any more: that is no failure either.
 pub fn say(line: &dyn fmt::Display) {
-    writeln!(io::stderr(), "{line}").ok();
+    writeln!(terminal::stderr(), "{line}").ok();
+}
+
+/// Prints a reason on stderr. Its further lines are indented, so that no text in it looks like a message of this program.
+pub fn say_reason(reason: &str) {
+    say(&format_args!("lunette: {}", reason.replace('\n', "\n  ")));
 }
 
 /// Prints what is to be said, and gives the exit code.
@@ -79,7 +86,7 @@ pub fn exit_code(outcome: Outcome) -> ExitCode {
         Err(Failure::Interrupted) => ExitCode::from(INTERRUPTED),
         Err(Failure::Reasons(reasons)) => {
             for reason in reasons {
-                say(&format_args!("lunette: {reason}"));
+                say_reason(&reason);
             }
             ExitCode::FAILURE
         }

@@ -8,9 +8,11 @@ mod failure;
 mod logging;
 mod pages;
 mod sibling;
+mod terminal;
 
 pub use daemon_address::DaemonAddress;
-pub use failure::{Failure, Outcome, exit_code, say};
+pub use failure::{Failure, Outcome, exit_code, say, say_reason};
 pub use logging::{Levels, LogFormat, LogOptions};
 pub use pages::{CompletionArguments, ManArguments, Pages};
 pub use sibling::find as find_sibling;
+pub use terminal::{Terminal, printable, stderr, stdout};

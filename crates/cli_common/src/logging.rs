@@ -17,6 +17,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry, reload};
 
 use crate::failure::Failure;
+use crate::terminal::LogLines;
 
 /// What a filter may be, for messages.
 const ALLOWED: &str = "a level (off, error, warn, info, debug, trace), or PART=LEVEL,...";
@@ -103,13 +104,15 @@ fn start(filter: Option<&str>, format: LogFormat) -> Result<Levels, Failure> {
     };
     let filter = read(&text).map_err(|why| Failure::mistake(format!("{by} {text}: {why}")))?;
     let (filter, handle) = reload::Layer::new(filter);
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let has_colors = format == LogFormat::Text && !is_journal() && std::io::stderr().is_terminal();
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(move || LogLines::new(std::io::stderr(), has_colors));
     let lines = match format {
         LogFormat::Json => lines.json().boxed(),
         LogFormat::Text if is_journal() => {
             lines.with_ansi(false).event_format(Journal::new()).boxed()
         }
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        LogFormat::Text => lines.with_ansi(false).boxed(),
     };
     tracing_subscriber::registry()
         .with(filter)
@@ -219,28 +222,73 @@ mod tests {
         });
     }
 
+    /// Log lines of a test.
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Sink {
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    /// Initiator names and errors with text of images are in messages and in fields.
+    #[test]
+    fn events_are_single_lines_without_control_characters() {
+        use crate::terminal::tests::HOSTILE;
+        for (format, has_colors) in [
+            (LogFormat::Text, false),
+            (LogFormat::Text, true),
+            (LogFormat::Json, false),
+        ] {
+            let sink = Sink::default();
+            let to = sink.clone();
+            let layer = tracing_subscriber::fmt::layer()
+                .with_writer(move || LogLines::new(to.clone(), has_colors));
+            let layer = match format {
+                LogFormat::Json => layer.json().boxed(),
+                LogFormat::Text => layer.with_ansi(false).boxed(),
+            };
+            tracing::subscriber::with_default(Registry::default().with(layer), || {
+                tracing::warn!(initiator = HOSTILE, name = %HOSTILE, "refused: {HOSTILE}");
+            });
+            let text = sink.text();
+            let line = text.strip_suffix('\n').unwrap();
+            // The only escape sequences are the colors of time and level.
+            let line = match has_colors {
+                false => line.to_owned(),
+                true => line
+                    .replacen("\x1b[2m", "", 1)
+                    .replacen("\x1b[33m", "", 1)
+                    .replacen("\x1b[0m", "", 2),
+            };
+            let is_shown = |c: char| !c.is_control() && !"\u{202e}\u{2066}".contains(c);
+            assert!(line.chars().all(is_shown), "{line:?}");
+            assert!(line.contains("2J") && line.contains("WARN"), "{line:?}");
+        }
+    }
+
     #[test]
     fn the_journal_gets_priorities_and_no_time() {
-        let lines = Arc::new(Mutex::new(Vec::new()));
-        let sink = lines.clone();
-        struct Sink(Arc<Mutex<Vec<u8>>>);
-        impl std::io::Write for Sink {
-            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-                self.0.lock().unwrap().extend_from_slice(bytes);
-                Ok(bytes.len())
-            }
-            fn flush(&mut self) -> std::io::Result<()> {
-                Ok(())
-            }
-        }
+        let sink = Sink::default();
+        let to = sink.clone();
         let layer = tracing_subscriber::fmt::layer()
             .with_ansi(false)
-            .with_writer(move || Sink(sink.clone()))
+            .with_writer(move || to.clone())
             .event_format(Journal::new());
         tracing::subscriber::with_default(Registry::default().with(layer), || {
             tracing::warn!(target: "part", disk = 3, "too slow");
         });
-        let text = String::from_utf8(lines.lock().unwrap().clone()).unwrap();
-        assert_eq!(text, "<4>part: too slow disk=3\n");
+        assert_eq!(sink.text(), "<4>part: too slow disk=3\n");
     }
 }

@@ -17,7 +17,7 @@ pub fn run(arguments: &CheckArguments) -> Outcome {
         &configuration.flags(),
         &Surroundings::of_this_process(),
     );
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     let equal_secrets = read.as_ref().ok().and_then(config::equal_chap_secrets);
     if let Some(message) = equal_secrets {
         let help = config::EQUAL_SECRETS_HELP;

@@ -49,11 +49,12 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
             continue;
         }
         let rows = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(24, |size| size.ws_row);
-        let mut stdout = std::io::stdout().lock();
+        let mut stdout = cli_common::stdout();
         // To the top left corner, and clear what was there.
+        stdout.control("\x1b[H\x1b[J")?;
         write!(
             stdout,
-            "\x1b[H\x1b[J{}",
+            "{}",
             fitted(&text(&reports, &held), usize::from(rows), held.len())
         )?;
         stdout.flush()?;
@@ -97,7 +98,7 @@ fn held_since(now: &Held, before: &Held) -> Held {
 }
 
 fn print(reports: &[QueueReport], held: &Held, as_json: bool) -> Outcome {
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if as_json {
         writeln!(stdout, "{}", json!({"reports": reports, "limited": held}))?;
     } else {
@@ -149,7 +150,7 @@ fn fitted(text: &str, rows: usize, held: usize) -> String {
 }
 
 fn print_slowest(slowest: &[SlowReport], as_json: bool) -> Outcome {
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if as_json {
         writeln!(stdout, "{}", json!({"slowest": slowest}))?;
     } else if slowest.is_empty() {

@@ -15,6 +15,6 @@ pub fn run(arguments: &LogArguments) -> Outcome {
         client.change(Method::PUT, "/v1/log", Some(&json!({"filter": filter})))?;
     }
     let log: Log = client.get("/v1/log")?;
-    writeln!(std::io::stdout(), "{}", log.filter)?;
+    writeln!(cli_common::stdout(), "{}", log.filter)?;
     Ok(())
 }

@@ -47,7 +47,7 @@ pub fn asked_for_capabilities(arguments: &[OsString]) -> Option<Kind> {
 
 /// Prints the capabilities of a program.
 pub fn print_capabilities(kind: Kind) -> Outcome {
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     writeln!(stdout, "{:#}", capabilities(kind))?;
     Ok(())
 }

@@ -111,7 +111,7 @@ pub fn run(command: RbdCommand) -> Outcome {
             image.features.join(","),
         ]);
     }
-    write!(std::io::stdout(), "{table}")?;
+    write!(cli_common::stdout(), "{table}")?;
     Ok(())
 }
 

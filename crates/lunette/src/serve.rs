@@ -233,7 +233,7 @@ pub fn announce(running: &Running) {
     for export in running.ready() {
         text.push_str(&format!("{export}\n"));
     }
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     // Whoever closed stdout does not want to know.
     let _unread = stdout
         .write_all(text.as_bytes())
@@ -254,7 +254,7 @@ pub fn print_latency(running: &Running) {
         text.push_str(&format!("\n{report}"));
     }
     // There is nowhere else to say that stderr is gone.
-    let _unread = std::io::stderr().write_all(text.as_bytes());
+    let _unread = cli_common::stderr().write_all(text.as_bytes());
 }
 
 /// Leaves sessions to whoever takes them; ends all others, workers and sockets, in bounded time.

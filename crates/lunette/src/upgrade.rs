@@ -32,7 +32,7 @@ struct Process {
 /// Runs the command.
 pub fn run(arguments: &UpgradeArguments) -> Outcome {
     if arguments.handover_version {
-        return Ok(writeln!(std::io::stdout(), "{HANDOVER_VERSION}")?);
+        return Ok(writeln!(cli_common::stdout(), "{HANDOVER_VERSION}")?);
     }
     if arguments.daemon.api.is_some() {
         return Err(Failure::mistake(
@@ -65,7 +65,7 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
     let mut child = process.start(&program, true)?;
     match wait(&client, &mut child, &process) {
         Ok(after) => Ok(writeln!(
-            std::io::stderr(),
+            cli_common::stderr(),
             "upgraded from {} (process {}) to {} (process {}) in {} ms",
             before.version,
             before.pid,

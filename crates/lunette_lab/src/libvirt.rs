@@ -86,7 +86,7 @@ pub fn run(command: LibvirtCommand) -> Outcome {
         Action::Xml(arguments) => to_xml(&arguments)?,
         Action::FromXml(arguments) => from_xml(&arguments)?,
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    cli_common::stdout().write_all(text.as_bytes())?;
     Ok(())
 }
 

@@ -40,8 +40,9 @@ impl Meter {
             }
             _ => format!("{} MiB", self.done >> 20),
         };
-        let line = format!("\r{share}  {:8.1} MB/s ", self.rate());
-        std::io::stderr().write_all(line.as_bytes()).ok();
+        let mut stderr = cli_common::stderr();
+        stderr.control("\r").ok();
+        write!(stderr, "{share}  {:8.1} MB/s ", self.rate()).ok();
     }
 
     fn rate(&self) -> f64 {
@@ -51,7 +52,7 @@ impl Meter {
     /// The last line: bytes, time and rate.
     pub fn end(&self) -> String {
         if self.is_shown {
-            std::io::stderr().write_all(b"\r\x1b[K").ok();
+            cli_common::stderr().control("\r\x1b[K").ok();
         }
         let seconds = self.begun.elapsed().as_secs_f64();
         format!(

@@ -16,7 +16,7 @@ pub fn run(command: ConfigCommand) -> Outcome {
             print_json(&client.get::<serde_json::Value>("/v1/config")?)
         }
         ConfigAction::Show { effective: _ } => {
-            write!(std::io::stdout(), "{}", client.text("/v1/config/file")?)?;
+            write!(cli_common::stdout(), "{}", client.text("/v1/config/file")?)?;
             Ok(())
         }
         ConfigAction::Diff => {
@@ -24,13 +24,13 @@ pub fn run(command: ConfigCommand) -> Outcome {
             if command.ask.json {
                 return print_json(&changes);
             }
-            let mut stdout = std::io::stdout().lock();
+            let mut stdout = cli_common::stdout();
             for line in &changes.changes {
-                writeln!(stdout, "{line}")?;
+                writeln!(stdout, "{}", cli_common::printable(line))?;
             }
             if !changes.kept && !changes.changes.is_empty() {
                 writeln!(
-                    std::io::stderr(),
+                    cli_common::stderr(),
                     "these changes end with the daemon; hint: serve --state DIR persists them"
                 )?;
             }
@@ -81,6 +81,6 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         true => "no changes".to_owned(),
         false => told.join(", "),
     };
-    writeln!(std::io::stdout(), "{text}")?;
+    writeln!(cli_common::stdout(), "{text}")?;
     Ok(())
 }

@@ -133,7 +133,7 @@ fn begin(ask: &Ask, disk: &str, job: &NewJob, waits: bool) -> Outcome {
         (true, _) => wait(ask, disk),
         (false, true) => print_json(&begun),
         (false, false) => Ok(writeln!(
-            std::io::stderr(),
+            cli_common::stderr(),
             "{} of disk {disk} has begun; hint: lunette job wait {disk}",
             job.kind
         )?),
@@ -177,11 +177,13 @@ fn wait(ask: &Ask, disk: &str) -> Outcome {
         let waits_for_somebody =
             job.state == JobState::Ready && (!is_first || job.reason.is_some());
         if shows {
-            write!(std::io::stderr(), "\r\x1b[K{}", progress(&job))?;
+            let mut stderr = cli_common::stderr();
+            stderr.control("\r\x1b[K")?;
+            write!(stderr, "{}", progress(&job))?;
         }
         if job.state.has_ended() || waits_for_somebody {
             if shows {
-                writeln!(std::io::stderr())?;
+                writeln!(cli_common::stderr())?;
             }
             return ended(ask, &job);
         }
@@ -198,7 +200,7 @@ fn ended(ask: &Ask, job: &Job) -> Outcome {
     match (job.state, &job.reason) {
         // Who sees the table or the JSON need not be told.
         (JobState::Done, _) if job.incremental.is_some() && !ask.json => Ok(writeln!(
-            std::io::stderr(),
+            cli_common::stderr(),
             "backup of disk {disk} is complete: {} of {} were copied to {}",
             size_text(job.copied),
             size_text(job.total),
@@ -208,7 +210,7 @@ fn ended(ask: &Ask, job: &Job) -> Outcome {
         (JobState::Ready, None) => {
             let hint = format!("hint: lunette job switch {disk}");
             Ok(writeln!(
-                std::io::stderr(),
+                cli_common::stderr(),
                 "mirror of disk {disk} is complete, and stays so; {hint}"
             )?)
         }

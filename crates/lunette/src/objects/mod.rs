@@ -41,7 +41,7 @@ impl Ask {
             return print_json(&objects);
         }
         let text = table(objects).to_string();
-        let mut stdout = std::io::stdout().lock();
+        let mut stdout = cli_common::stdout();
         stdout.write_all(text.as_bytes())?;
         stdout.flush()?;
         Ok(())
@@ -62,7 +62,7 @@ fn waits(status: u16, answer: &Value) -> Option<String> {
 
 fn print_waits(status: u16, answer: &Value) -> Outcome {
     if let Some(text) = waits(status, answer) {
-        write!(std::io::stderr(), "{text}")?;
+        write!(cli_common::stderr(), "{text}")?;
     }
     Ok(())
 }
@@ -70,7 +70,7 @@ fn print_waits(status: u16, answer: &Value) -> Outcome {
 pub(crate) fn print_json(value: &impl Serialize) -> Outcome {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::because(format!("cannot print: {error}")))?;
-    writeln!(std::io::stdout(), "{text}")?;
+    writeln!(cli_common::stdout(), "{text}")?;
     Ok(())
 }
 

@@ -32,7 +32,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     let worries = worries(&status, &snapshot);
     let mut text = String::new();
     let mut line = |words: String| {
-        text.push_str(&words);
+        text.push_str(&cli_common::printable(&words));
         text.push('\n');
     };
     line(format!(
@@ -93,7 +93,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     if worries.is_empty() {
         line("all is well".to_owned());
     }
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
     verdict(&worries)

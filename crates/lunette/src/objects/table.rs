@@ -21,7 +21,9 @@ impl Table {
     /// Adds a row.
     #[must_use]
     pub fn row<const N: usize>(mut self, cells: [String; N]) -> Table {
-        self.rows.push(cells.into());
+        let cells = cells.iter();
+        let cells = cells.map(|cell| cli_common::printable(cell).into_owned());
+        self.rows.push(cells.collect());
         self
     }
 }

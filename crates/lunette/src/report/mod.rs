@@ -30,13 +30,16 @@ pub fn run(arguments: &ReportArguments) -> Outcome {
     let mut samples = vec![sample(&client)?];
     for left in (1..=arguments.seconds).rev() {
         if shows {
-            write!(std::io::stderr(), "\rlooking for {left} s more \x1b[K")?;
+            let mut stderr = cli_common::stderr();
+            stderr.control("\r")?;
+            write!(stderr, "looking for {left} s more ")?;
+            stderr.control("\x1b[K")?;
         }
         std::thread::sleep(Duration::from_secs(1));
         samples.push(sample(&client)?);
     }
     if shows {
-        write!(std::io::stderr(), "\r\x1b[K")?;
+        cli_common::stderr().control("\r\x1b[K")?;
     }
     let mut moment = moment(&client, samples)?;
     if arguments.redact {
@@ -45,12 +48,16 @@ pub fn run(arguments: &ReportArguments) -> Outcome {
     moment["answers"] = answers(&mut moment);
     let html = shown(&moment)?;
     if arguments.out == Path::new("-") {
-        return Ok(std::io::stdout().write_all(html.as_bytes())?);
+        // A program that reads the page gets it as it is.
+        return Ok(match std::io::stdout().is_terminal() {
+            true => cli_common::stdout().write_all(html.as_bytes())?,
+            false => std::io::stdout().write_all(html.as_bytes())?,
+        });
     }
     let shown = arguments.out.display();
     std::fs::write(&arguments.out, html)
         .map_err(|error| Failure::because(format!("cannot write {shown}: {error}")))?;
-    Ok(writeln!(std::io::stdout(), "{shown}")?)
+    Ok(writeln!(cli_common::stdout(), "{shown}")?)
 }
 
 #[cfg(feature = "page")]

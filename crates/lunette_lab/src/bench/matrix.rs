@@ -45,7 +45,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     let study = unless_interrupted(run_study(&options, &interrupted, &progress), &interrupted)?;
     drop(progress);
     for path in report(&study, &place.join("index.html")).map_err(failed)? {
-        writeln!(std::io::stdout(), "{}", path.display())?;
+        writeln!(cli_common::stdout(), "{}", path.display())?;
     }
     to_its_end(&interrupted)
 }

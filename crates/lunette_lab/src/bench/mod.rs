@@ -105,7 +105,7 @@ fn compare(first: &Path, second: &Path) -> Outcome {
     };
     let (a, b) = (read(first)?, read(second)?);
     let text = report::compare((&a.0, &a.1), (&b.0, &b.1));
-    write!(std::io::stdout(), "{text}")?;
+    write!(cli_common::stdout(), "{text}")?;
     Ok(())
 }
 
@@ -217,11 +217,11 @@ fn print(
         report::to_text(outcome)
     };
     let Some(mut output) = output else {
-        return Ok(write!(std::io::stdout(), "{text}")?);
+        return Ok(write!(cli_common::stdout(), "{text}")?);
     };
     output.write(&text).or_else(|error| {
         // Better here than nowhere.
-        write!(std::io::stdout(), "{text}")?;
+        write!(cli_common::stdout(), "{text}")?;
         Err(refused(&output.path, &error))
     })
 }

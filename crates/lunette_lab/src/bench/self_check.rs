@@ -27,7 +27,7 @@ pub fn stamp_cost(arguments: &StampArguments) -> Outcome {
     let interrupted = interrupted()?;
     let costs = unless_interrupted(measure(&options, &interrupted, &progress), &interrupted)?;
     drop(progress);
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if arguments.json {
         let each: Vec<_> = costs
             .iter()
@@ -52,7 +52,7 @@ pub fn self_check(arguments: &SelfCheckArguments) -> Outcome {
     let findings = unless_interrupted(check(&options, &interrupted, &progress), &interrupted)?;
     drop(progress);
     let text: String = findings.iter().map(|one| format!("{one}\n")).collect();
-    let printed = write!(std::io::stdout(), "{text}");
+    let printed = write!(cli_common::stdout(), "{text}");
     let wrong = findings
         .iter()
         .filter(|finding| finding.verdict == Verdict::Wrong)

@@ -95,7 +95,7 @@ fn run(
     let made = make(&options, &interrupted, &progress);
     let text = unless_interrupted(made, &interrupted)?;
     drop(progress);
-    write!(std::io::stdout(), "{text}")?;
+    write!(cli_common::stdout(), "{text}")?;
     to_its_end(&interrupted)?;
     if let Some(folder) = arguments.notes {
         note(&folder, goal, &text)?;

@@ -118,7 +118,7 @@ fn is_worth(finding: &Finding, effect: Option<&Effect>) -> bool {
 }
 
 fn print(findings: &[(Finding, Option<Effect>)]) -> Outcome {
-    let mut out = std::io::stdout().lock();
+    let mut out = cli_common::stdout();
     let worth: Vec<_> = findings
         .iter()
         .filter(|(f, e)| is_worth(f, e.as_ref()))
@@ -164,6 +164,6 @@ fn print_json(findings: &[(Finding, Option<Effect>)]) -> Outcome {
             body
         })
         .collect();
-    writeln!(std::io::stdout(), "{}", json!(bodies))?;
+    writeln!(cli_common::stdout(), "{}", json!(bodies))?;
     Ok(())
 }

@@ -20,7 +20,7 @@ pub fn run(name: &str, host: &Host, apply: bool, is_json: bool) -> Outcome {
     if apply {
         return set(&differing);
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = cli_common::stdout();
     if is_json {
         let body = |row: &Row| json!({"name": row.name, "is": row.is, "wanted": row.wanted, "differs": row.differs(), "why": row.why});
         let bodies: Vec<_> = rows.iter().map(body).collect();
@@ -59,7 +59,7 @@ fn set(rows: &[&Row]) -> Outcome {
         let is = row.is.as_deref().unwrap_or("-");
         match std::fs::write(row.file(), row.wanted) {
             Ok(()) => writeln!(
-                std::io::stdout(),
+                cli_common::stdout(),
                 "{} = {}   # it was {is}",
                 row.name,
                 row.wanted

@@ -106,7 +106,7 @@ pub fn commit(
     }
     let (path, place) = (path.display(), place.display());
     Ok(writeln!(
-        std::io::stdout(),
+        cli_common::stdout(),
         "{place} has what {path} has: {done}"
     )?)
 }
@@ -226,8 +226,8 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
         None => "stands alone".to_owned(),
     };
     match copied.is_empty() {
-        true => writeln!(std::io::stdout(), "{shown} {stands}")?,
-        false => writeln!(std::io::stdout(), "{shown} {stands}: {copied}")?,
+        true => writeln!(cli_common::stdout(), "{shown} {stands}")?,
+        false => writeln!(cli_common::stdout(), "{shown} {stands}: {copied}")?,
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use cli_common::{Failure, Outcome, say};
+use cli_common::{Failure, Outcome, say, say_reason};
 
 use super::arguments::CompareArguments;
 use super::disks::open_disk;
@@ -18,7 +18,7 @@ pub fn compare(arguments: &CompareArguments) -> Outcome {
     compare_disks(arguments).map_err(|failure| match failure {
         Failure::Reasons(reasons) => {
             for reason in reasons {
-                say(&format_args!("lunette: {reason}"));
+                say_reason(&reason);
             }
             Failure::Found(FAILED)
         }
@@ -56,7 +56,7 @@ fn compare_disks(arguments: &CompareArguments) -> Outcome {
     if arguments.quiet {
         return Ok(());
     }
-    writeln!(std::io::stdout(), "they have the same content: {done}")?;
+    writeln!(cli_common::stdout(), "they have the same content: {done}")?;
     if sizes.0 != sizes.1 {
         say(&format_args!(
             "one disk has {} bytes, the other {}; the rest of the longer one is zeroes",

@@ -162,7 +162,7 @@ fn finish(
     if arguments.quiet {
         return Ok(());
     }
-    Ok(writeln!(std::io::stdout(), "{done}")?)
+    Ok(writeln!(cli_common::stdout(), "{done}")?)
 }
 
 /// Zeroes a range. A disk that has no write zeroes gets them as data.

@@ -62,7 +62,7 @@ pub fn create(arguments: &CreateArguments) -> Outcome {
         return Err(failure);
     }
     Ok(writeln!(
-        std::io::stdout(),
+        cli_common::stdout(),
         "{}: qcow2, {} bytes",
         path.display(),
         options.size

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use bdev::qcow2::{self, Compression, Header, Snapshot};
 use bdev::{ImageFormat, NamedFiles};
-use cli_common::{Failure, Outcome};
+use cli_common::{Failure, Outcome, printable};
 use serde_json::{Value, json};
 
 use super::arguments::{Format, InfoArguments};
@@ -34,7 +34,7 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
             next = below(&path, &header, arguments.named.files)?;
         }
     }
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if as_json {
         let text = match chain {
             true => Value::from(shown),
@@ -43,7 +43,7 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
         return Ok(writeln!(stdout, "{text:#}")?);
     }
     for value in shown {
-        let text = |key: &str| value[key].as_str().unwrap_or_default().to_owned();
+        let text = |key: &str| printable(value[key].as_str().unwrap_or_default()).into_owned();
         writeln!(stdout, "image: {}", text("filename"))?;
         writeln!(stdout, "format: {}", text("format"))?;
         writeln!(stdout, "disk: {} bytes", value["virtual-size"])?;
@@ -64,7 +64,7 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
         }
         let data = &value["format-specific"]["data"];
         if let Some(name) = data.get("data-file") {
-            let name = name.as_str().unwrap_or("not named");
+            let name = printable(name.as_str().unwrap_or("not named"));
             match data["data-file-raw"] == true {
                 true => writeln!(stdout, "data file: {name}, a raw disk by itself")?,
                 false => writeln!(stdout, "data file: {name}")?,
@@ -83,7 +83,7 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
             )?;
         }
         for snapshot in value["snapshots"].as_array().into_iter().flatten() {
-            let word = |key: &str| snapshot[key].as_str().unwrap_or_default().to_owned();
+            let word = |key: &str| printable(snapshot[key].as_str().unwrap_or_default());
             writeln!(stdout, "snapshot {}: {}", word("id"), word("name"))?;
         }
     }

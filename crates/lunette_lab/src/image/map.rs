@@ -176,7 +176,7 @@ pub fn map(path: &Path, format: Option<Format>, named_files: NamedFiles, as_json
         None => determine_format(path)?,
     };
     let mut chain = Chain::open(path, format, named_files)?;
-    let mut stdout = io::BufWriter::new(io::stdout().lock());
+    let mut stdout = io::BufWriter::new(cli_common::stdout());
     if as_json {
         write!(stdout, "[")?;
         let mut separator = "";

@@ -168,7 +168,7 @@ fn check(
     };
     let container = open_container(path, repair == Repair::Nothing)?;
     let report = qcow2::Image::check(container, repair).map_err(|error| of(path)(&error))?;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if as_json {
         let text = json!({
             "filename": path, "format": "qcow2", "check-errors": 0,
@@ -214,9 +214,9 @@ fn has_bitmaps(path: &Path) -> Result<bool, Failure> {
 /// Prints that a change of the disk has made the bitmaps of its image invalid.
 fn warn_of_bitmaps(path: &Path) {
     let path = path.display();
-    eprintln!(
+    cli_common::say(&format_args!(
         "{path}: warning: its persistent bitmaps are invalid now: the change is not recorded in them; hint: make a full backup and new bitmaps"
-    );
+    ));
 }
 
 fn resize(arguments: &ResizeArguments) -> Outcome {
@@ -250,7 +250,7 @@ fn resize(arguments: &ResizeArguments) -> Outcome {
         warn_of_bitmaps(path);
     }
     Ok(writeln!(
-        std::io::stdout(),
+        cli_common::stdout(),
         "{}: {size} bytes, before {before}",
         path.display()
     )?)

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bdev::NamedFiles;
-use cli_common::Outcome;
+use cli_common::{Outcome, printable};
 use serde_json::Value;
 
 use super::arguments::SnapshotArguments;
@@ -17,7 +17,7 @@ pub fn run(arguments: &SnapshotArguments) -> Outcome {
     let changes = [&arguments.create, &arguments.apply, &arguments.delete];
     let read_only = changes.iter().all(|change| change.is_none());
     let image = open_tables(path, read_only, NamedFiles::None)?;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     let shown = path.display();
     if let Some(name) = &arguments.create {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -44,7 +44,8 @@ pub fn run(arguments: &SnapshotArguments) -> Outcome {
         )?;
         for one in image.snapshots() {
             let size = one.size.map_or("-".to_owned(), |size| size.to_string());
-            writeln!(stdout, "{:<6} {:<32} {size:>16}", one.id, one.name)?;
+            let (id, name) = (printable(&one.id), printable(&one.name));
+            writeln!(stdout, "{id:<6} {name:<32} {size:>16}")?;
         }
     }
     Ok(())

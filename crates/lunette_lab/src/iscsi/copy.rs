@@ -109,7 +109,7 @@ pub fn copy(transfer: &Transfer) -> Outcome {
         say(&line);
         return Ok(());
     }
-    Ok(writeln!(std::io::stdout(), "{line}")?)
+    Ok(writeln!(cli_common::stdout(), "{line}")?)
 }
 
 /// Pieces of another source, cut to the lengths that are asked for.
@@ -201,7 +201,7 @@ pub fn verify(transfer: &Transfer) -> Outcome {
     source.close()?;
     other.source.close()?;
     Ok(writeln!(
-        std::io::stdout(),
+        cli_common::stdout(),
         "no difference: {}",
         meter.end()
     )?)

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use cli_common::{Failure, Outcome};
+use cli_common::{Failure, Outcome, printable};
 use iscsi::negotiation::SessionParameters;
 use iscsi_initiator::{
     CommandError, Lun, Portal, ReportedLun, Session, SessionOptions, Unit, UnitAddress, UnitInfo,
@@ -17,7 +17,7 @@ use super::{because, open};
 /// Prints the targets of a portal.
 pub fn targets(portal: &Portal, options: &SessionOptions, json: bool) -> Outcome {
     let found = discover(portal, options).map_err(because)?;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if json {
         let each: Vec<Value> = found
             .iter()
@@ -26,9 +26,9 @@ pub fn targets(portal: &Portal, options: &SessionOptions, json: bool) -> Outcome
         return Ok(writeln!(stdout, "{:#}", json!(each))?);
     }
     for target in &found {
-        writeln!(stdout, "{}", target.name)?;
+        writeln!(stdout, "{}", printable(&target.name))?;
         for address in &target.addresses {
-            writeln!(stdout, "    {address}")?;
+            writeln!(stdout, "    {}", printable(address))?;
         }
     }
     if found.is_empty() {
@@ -78,7 +78,7 @@ pub fn units(target: &str, login: &Login, json: bool) -> Outcome {
 }
 
 fn print_units(infos: &[(Lun, Result<UnitInfo, String>)], json: bool) -> Outcome {
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if json {
         let each: Vec<Value> = infos
             .iter()
@@ -99,7 +99,7 @@ fn print_units(infos: &[(Lun, Result<UnitInfo, String>)], json: bool) -> Outcome
                 info.product,
                 info.serial.as_deref().unwrap_or("-"),
             )?,
-            Err(error) => writeln!(stdout, "{lun:>5}  {error}")?,
+            Err(error) => writeln!(stdout, "{lun:>5}  {}", printable(error))?,
         }
     }
     Ok(())
@@ -118,7 +118,7 @@ pub fn unit(address: &UnitAddress, options: &SessionOptions, json: bool) -> Outc
     let unit = open(address, options)?;
     let info = unit.info().clone();
     unit.close().map_err(because)?;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if json {
         return Ok(writeln!(stdout, "{:#}", body(&info))?);
     }
@@ -212,7 +212,7 @@ pub fn parameters(target: &str, login: &Login, json: bool) -> Outcome {
         ("ErrorRecoveryLevel", Value::from(error_recovery_level)),
         ("connections", Value::from(connections)),
     ];
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if json {
         let object: serde_json::Map<String, Value> = lines
             .into_iter()
@@ -249,7 +249,7 @@ pub fn ping(target: &str, count: u32, interval: f64, login: &Login) -> Outcome {
                 "{portal}: number {number}, connection {cid}: {:.1} us\n",
                 micros(time)
             );
-            std::io::stdout().lock().write_all(line.as_bytes())?;
+            cli_common::stdout().write_all(line.as_bytes())?;
         }
     }
     session.logout().map_err(because)?;
@@ -257,7 +257,7 @@ pub fn ping(target: &str, count: u32, interval: f64, login: &Login) -> Outcome {
     let least = times.iter().copied().fold(f64::INFINITY, f64::min);
     let most = times.iter().copied().fold(0.0, f64::max);
     let mean = sum / times.len() as f64;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     Ok(writeln!(
         stdout,
         "{} answers: at least {least:.1}, on average {mean:.1}, at most {most:.1} us",

@@ -67,7 +67,7 @@ fn parse(kind: &str) -> Result<ReservationKind, Failure> {
 }
 
 fn show(status: &iscsi_initiator::ReservationStatus, json: bool) -> Outcome {
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     let hex = |key: u64| format!("{key:#x}");
     let kind = |kind: Option<ReservationKind>| kind.map_or("unknown".to_owned(), |k| k.to_string());
     if json {

@@ -1,5 +1,6 @@
 //! The screen, drawn: a head, the rows, the selected row's stages as bars, the keys.
 
+use cli_common::printable;
 use latency::table::time;
 use latency::{Span, SparseHistogram};
 use ratatui::buffer::Buffer;
@@ -84,7 +85,7 @@ fn draw_head(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let (requests, bytes, errors) = interval.totals();
     let left = format!(
         "lunette {}  pid {}  up {}",
-        status.version,
+        printable(&status.version),
         status.pid,
         units::duration(status.uptime_seconds),
     );
@@ -146,7 +147,7 @@ fn draw_rows(screen: &Screen, rows: &[Row], area: Rect, buffer: &mut Buffer) {
     };
     let head = TableRow::new(columns.iter().enumerate().map(title));
     let body = rows.iter().map(|row| {
-        let name = TableCell::from(row.name.as_str());
+        let name = TableCell::from(printable(&row.name));
         let cells = row.cells.iter().map(|cell| {
             TableCell::from(Text::from(units::text(*cell)).alignment(Alignment::Right))
         });
@@ -249,7 +250,7 @@ fn bar(share: f64, room: usize) -> String {
 fn draw_keys(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     if let Some(trouble) = &screen.trouble {
         let style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
-        return Line::from(trouble.as_str())
+        return Line::from(printable(trouble))
             .style(style)
             .render(area, buffer);
     }

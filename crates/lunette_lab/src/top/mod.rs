@@ -190,7 +190,7 @@ fn once(client: &Client, interval: Duration, screen: &mut Screen) -> Outcome {
     let rows = u16::try_from(screen.rows().len()).unwrap_or(LINES_MAX);
     let lines = rows.saturating_add(13).clamp(24, LINES_MAX);
     let text = plain(screen, columns, lines);
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()?;
     Ok(())

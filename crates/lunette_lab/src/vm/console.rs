@@ -81,7 +81,7 @@ pub fn monitor(arguments: &MonitorArguments) -> Outcome {
     let text = answer
         .as_str()
         .map_or(Value::to_string(&answer), str::to_owned);
-    std::io::stdout().write_all(text.replace('\r', "").as_bytes())?;
+    cli_common::stdout().write_all(text.replace('\r', "").as_bytes())?;
     match text.starts_with("unknown command") {
         true => Err(Failure::because(format!(
             "QEMU has no monitor command {line:?}; hint: lunette vm monitor {} help",

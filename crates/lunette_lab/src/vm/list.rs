@@ -41,7 +41,7 @@ pub fn run(arguments: &ListArguments) -> Outcome {
             guests.push((place.is_held(), state));
         }
     }
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if arguments.json {
         let guests: Vec<_> = guests
             .iter()

@@ -85,7 +85,7 @@ pub fn run(arguments: &McsArguments) -> Outcome {
         true => format!("{}\n", made.0),
         false => made.1,
     };
-    write!(std::io::stdout(), "{text}")?;
+    write!(cli_common::stdout(), "{text}")?;
     if let Some(folder) = &arguments.notes {
         note(folder, "vm mcs", &text)?;
     }

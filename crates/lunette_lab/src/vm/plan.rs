@@ -61,6 +61,6 @@ pub fn run(arguments: &PlanArguments) -> Outcome {
         Format::Xml => plan.libvirt_xml(),
         Format::Json => format!("{:#}\n", plan.json()),
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    cli_common::stdout().write_all(text.as_bytes())?;
     Ok(())
 }

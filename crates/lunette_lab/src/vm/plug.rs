@@ -4,6 +4,7 @@
 //! export in the daemon, a chardev and a device in QEMU on a root port that is free, in this order, and undone in the other one.
 //! Disks that QEMU serves have a block device of QEMU's instead of export and chardev.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -98,7 +99,13 @@ pub fn plug(arguments: &PlugArguments) -> Outcome {
         let what = format!("guest {}: plug {}", arguments.name, arguments.disk);
         failed(error.context(what))
     })?;
-    println!("{} {} at {}", plugged.kind, plugged.disk, plugged.at);
+    writeln!(
+        cli_common::stdout(),
+        "{} {} at {}",
+        plugged.kind,
+        plugged.disk,
+        plugged.at
+    )?;
     Ok(())
 }
 

@@ -197,7 +197,7 @@ fn detach(name: &str) -> Outcome {
     loop {
         match lines.recv_timeout(Duration::from_millis(100)) {
             Ok(line) if line == READY => {
-                println!("{name}");
+                writeln!(cli_common::stdout(), "{name}")?;
                 return Ok(());
             }
             Ok(line) => match line.strip_prefix("say ") {
@@ -247,7 +247,7 @@ fn run_in_background(arguments: &RunArguments) -> Outcome {
     let Err(Failure::Reasons(reasons)) = &outcome else {
         return outcome;
     };
-    let mut stdout = std::io::stdout();
+    let mut stdout = cli_common::stdout();
     for reason in reasons {
         // Once the guest was up nobody reads.
         writeln!(stdout, "{reason}").unwrap_or(());
@@ -264,7 +264,7 @@ fn run_alone(arguments: &RunArguments, claimed: &mut Claimed, is_ready: &AtomicB
     rustix::stdio::dup2_stderr(nowhere)?;
     is_ready.store(true, Ordering::Relaxed);
     // Who waited has gone: then nobody wants the guest.
-    let told = writeln!(std::io::stdout(), "{READY}");
+    let told = writeln!(cli_common::stdout(), "{READY}");
     told.context("nobody waits for the guest any more")?;
     supervisor.wait_for_end().map(drop)
 }
@@ -303,7 +303,7 @@ fn claim(arguments: &RunArguments) -> Result<Claimed, Failure> {
     let loader = boot_loader(&plan, accelerator).map(str::to_owned);
     for line in without.into_iter().chain([line]).chain(loader) {
         match std::env::var_os(BACKGROUND) {
-            Some(_) => println!("say {line}"),
+            Some(_) => writeln!(cli_common::stdout(), "say {line}").unwrap_or(()),
             None => say(&line),
         }
     }

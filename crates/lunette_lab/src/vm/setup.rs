@@ -39,7 +39,7 @@ pub fn run(arguments: &SetupArguments) -> Outcome {
     };
     let system = setup.run().map_err(failed)?;
     let accelerator = Accelerator::detect().map_err(failed)?;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     writeln!(stdout, "folder:      {}", guest_directory().display())?;
     writeln!(stdout, "kernel:      {}", system.kernel.display())?;
     writeln!(stdout, "initramfs:   {}", system.initramfs.display())?;

@@ -123,7 +123,7 @@ pub fn run(arguments: &BenchArguments) -> Outcome {
         Some(path) => std::fs::write(path, text).map_err(|error| {
             Failure::because(format!("cannot write {}: {error}", path.display()))
         })?,
-        None => std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes())?,
+        None => std::io::Write::write_all(&mut cli_common::stdout(), text.as_bytes())?,
     }
     match measured.errors() {
         0 => Ok(()),

@@ -232,7 +232,7 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
     let at = folder.join("report.html");
     std::fs::write(&at, page)
         .map_err(|error| Failure::because(format!("{}: {error}", at.display())))?;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if arguments.json {
         let all: Vec<Value> = studies.iter().map(Study::json).collect();
         return Ok(writeln!(

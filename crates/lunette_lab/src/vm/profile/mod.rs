@@ -133,7 +133,7 @@ pub fn run(arguments: &ProfileArguments) -> Outcome {
         all.push(measured.map_err(failed)?);
     }
     report::draw(&all, &folder).map_err(failed)?;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if arguments.json {
         return Ok(writeln!(stdout, "{:#}", report::json(&all))?);
     }

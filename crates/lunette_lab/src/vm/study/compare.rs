@@ -271,7 +271,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     let page = page
         .write(&report, Some(HOST), &study.folder)
         .map_err(failed)?;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if arguments.json {
         let mut document = report.json(&results.accelerator, Some(HOST));
         for cell in document["cells"].as_array_mut().into_iter().flatten() {

@@ -227,7 +227,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         charts,
     };
     let page = page.write(&report, None, &study.folder).map_err(failed)?;
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = cli_common::stdout();
     if arguments.json {
         let mut document = report.json(&results.accelerator, None);
         document["advice"] = advice.into();
