@@ -49,10 +49,11 @@ pub fn run(arguments: &ReportArguments) -> Outcome {
     let html = shown(&moment)?;
     if arguments.out == Path::new("-") {
         // A program that reads the page gets it as it is.
-        return Ok(match std::io::stdout().is_terminal() {
+        match std::io::stdout().is_terminal() {
             true => cli_common::stdout().write_all(html.as_bytes())?,
             false => std::io::stdout().write_all(html.as_bytes())?,
-        });
+        }
+        return Ok(());
     }
     let shown = arguments.out.display();
     std::fs::write(&arguments.out, html)
