@@ -162,7 +162,7 @@ mod tests {
         let now = config(&[ram, equal]);
         assert!(equal_chap_secrets(&now).is_some());
         // The file of `d1` was edited while it was in use.
-        let new = |disks| equal_chap_secrets_of_new(&now, &config(disks));
+        let new = |disks: &[(&str, &str)]| equal_chap_secrets_of_new(&now, &config(disks));
         assert_eq!(new(&[ram, equal, ("d3", "")]), None);
         assert_eq!(new(&[ram, equal, other]), None);
         assert!(new(&[ram, equal, ("d3", "equal")]).is_some());
