@@ -34,6 +34,14 @@ pub trait Store: Send + Sync {
     fn remove(&self, key: &str) {
         let _ = key;
     }
+    /// Resets damaged state under this key: it counts as never saved from now on. The store may retain it elsewhere.
+    ///
+    /// # Errors
+    /// The state is still there.
+    fn set_aside(&self, key: &str) -> io::Result<()> {
+        self.remove(key);
+        Ok(())
+    }
 }
 
 /// A store that lasts as long as the process: for tests, and where no state directory is configured.

@@ -326,7 +326,17 @@ impl LogicalUnit {
 
     /// Reason why the saved state of the unit cannot be used, if so. Commands that reservations concern are then answered BUSY.
     pub fn unknown_state(&self) -> Option<String> {
-        self.state().unknown.clone()
+        let state = self.state();
+        state.unknown.first().map(|(_, reason)| reason.clone())
+    }
+
+    /// Loads saved state that could not be used once more, after it was reset on purpose. Returns true if all state is known now.
+    pub fn reload_unknown_state(&self) -> bool {
+        let mut state = self.state();
+        state.reload_unknown(self.directory.store());
+        self.tell_progress(&state);
+        self.refresh_word(&state);
+        state.unknown.is_empty()
     }
 
     pub(crate) fn attach_nexus(&self, nexus: &Arc<Nexus>) {

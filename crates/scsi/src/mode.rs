@@ -178,12 +178,18 @@ impl ModePages {
             .collect()
     }
 
-    /// Takes kept values back; what does not fit the pages of today is left out.
-    pub fn restore(&mut self, kept: &[u8]) {
-        let mut rest = kept;
-        while let Ok(after) = self.select(rest, true) {
+    /// Restores saved values. A page whose saved values the disk does not support any more keeps its defaults; the pages after it
+    /// are restored. Returns false if the bytes are no list of pages.
+    pub fn restore(&mut self, saved: &[u8]) -> bool {
+        let mut rest = saved;
+        while let [_, length, ..] = *rest {
+            let Some((page, after)) = rest.split_at_checked(usize::from(length) + 2) else {
+                return false;
+            };
+            self.select(page, true).ok();
             rest = after;
         }
+        rest.is_empty()
     }
 
     pub fn all(&self) -> &[ModePage] {

@@ -56,7 +56,7 @@ impl UnitState {
     /// Returns true if the reservations are not known: other daemons may have changed them, or the saved state cannot be used.
     pub fn is_out_of_date(&self) -> bool {
         let is_old = |it: &Sharing| !it.is_current || (it.now)() >= it.valid_until;
-        self.unknown.is_some() || self.sharing.as_ref().is_some_and(is_old)
+        !self.unknown.is_empty() || self.sharing.as_ref().is_some_and(is_old)
     }
 }
 

@@ -128,63 +128,51 @@ pub(crate) struct UnitState {
     pub copies: CopyResults,
     /// Other daemons serve the medium too.
     pub sharing: Option<Sharing>,
-    /// Reason why reservations, saved mode pages or an interrupted operation are not known.
-    pub unknown: Option<String>,
+    /// Kinds of saved state that cannot be used, with the reason. Each has its default value here.
+    pub unknown: Vec<(Saved, String)>,
 }
 
-/// Keys of the store: a disk of the same name that is another one finds nothing there.
-fn reservations_key(info: &DiskInfo) -> String {
-    format!("reservations-{}", info.identity)
+/// Kinds of state that a unit saves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Saved {
+    /// Registrations and reservation with APTPL.
+    Reservations,
+    /// Saved values of mode pages.
+    ModePages,
+    /// A SANITIZE or FORMAT UNIT operation that has not succeeded.
+    Operation,
 }
 
-fn modes_key(info: &DiskInfo) -> String {
-    format!("mode-pages-{}", info.identity)
+impl Saved {
+    const ALL: [Saved; 3] = [Saved::Reservations, Saved::ModePages, Saved::Operation];
+
+    /// Key in the store. It contains the identity: another disk of the same name has other keys.
+    fn key(self, info: &DiskInfo) -> String {
+        let kind = match self {
+            Saved::Reservations => "reservations",
+            Saved::ModePages => "mode-pages",
+            Saved::Operation => "sanitize",
+        };
+        format!("{kind}-{}", info.identity)
+    }
 }
 
-fn sanitize_key(info: &DiskInfo) -> String {
-    format!("sanitize-{}", info.identity)
-}
-
-/// Removes what was saved of a disk that is gone for good.
+/// Removes the saved state of a disk that is gone for good.
 pub fn forget(store: &dyn Store, info: &DiskInfo) {
-    for key in [reservations_key(info), modes_key(info), sanitize_key(info)] {
-        store.remove(&key);
+    for kind in Saved::ALL {
+        store.remove(&kind.key(info));
     }
 }
 
 impl UnitState {
-    /// The state after power on, with what the store kept.
+    /// Returns the state after power on, with the state that the store has.
     pub fn new(store: &dyn Store, info: DiskInfo) -> UnitState {
-        let mut unknown = None;
-        let mut load = |key: String| match store.load(&key) {
-            Ok(bytes) => bytes.unwrap_or_default(),
-            Err(Unusable(reason)) => {
-                unknown = Some(reason);
-                Vec::new()
-            }
-        };
-        let reservations = load(reservations_key(&info));
-        let saved_modes = load(modes_key(&info));
-        let operation = load(sanitize_key(&info));
-        let reservations = Reservations::decode(&reservations).unwrap_or_else(|| {
-            let key = reservations_key(&info);
-            unknown = Some(format!("{key}: not in a format of this version"));
-            Reservations::default()
-        });
-        let mut modes = ModePages::new(&info);
-        modes.restore(&saved_modes);
-        let kept = Kept::decode(&operation, info.geometry.block_size() as usize);
-        let progress = match &kept {
-            None => Progress::Idle,
-            Some(kept) if kept.failed => Progress::Failed(kept.operation),
-            Some(kept) => Progress::Running(kept.operation, 0),
-        };
-        UnitState {
-            progress,
-            sanitize_may_exit: kept.as_ref().is_some_and(|kept| kept.may_exit),
-            unfinished: kept.filter(|kept| !kept.failed),
-            modes,
-            reservations,
+        let mut state = UnitState {
+            progress: Progress::Idle,
+            sanitize_may_exit: false,
+            unfinished: None,
+            modes: ModePages::new(&info),
+            reservations: Reservations::default(),
             info,
             nexuses: Vec::new(),
             ports: Vec::new(),
@@ -194,13 +182,68 @@ impl UnitState {
             groups: BTreeMap::new(),
             copies: CopyResults::default(),
             sharing: None,
-            unknown,
+            unknown: Vec::new(),
+        };
+        for kind in Saved::ALL {
+            state.load(store, kind);
+        }
+        state
+    }
+
+    /// Loads saved state of one kind. State that cannot be used is recorded as unknown.
+    fn load(&mut self, store: &dyn Store, kind: Saved) {
+        let key = kind.key(&self.info);
+        let loaded = store.load(&key).map(Option::unwrap_or_default);
+        let restored = match loaded {
+            Err(Unusable(reason)) => Err(reason),
+            Ok(bytes) if self.restore(kind, &bytes) => Ok(()),
+            Ok(_) => Err(format!("{key}: not in a format of this version")),
+        };
+        let Err(reason) = restored else { return };
+        if kind == Saved::Operation {
+            // Closes the disk to transports that do not check for unknown state.
+            self.progress = Progress::Failed(Operation::Sanitize);
+        }
+        self.unknown.push((kind, reason));
+    }
+
+    /// Restores saved state of one kind from its bytes. Returns false if they are malformed.
+    fn restore(&mut self, kind: Saved, bytes: &[u8]) -> bool {
+        match kind {
+            Saved::Reservations => {
+                let Some(reservations) = Reservations::decode(bytes) else {
+                    return false;
+                };
+                self.reservations = reservations;
+            }
+            Saved::ModePages => return self.modes.restore(bytes),
+            Saved::Operation => {
+                let kept = Kept::decode(bytes, self.info.geometry.block_size() as usize);
+                self.progress = match &kept {
+                    None => Progress::Idle,
+                    Some(kept) if kept.failed => Progress::Failed(kept.operation),
+                    Some(kept) => Progress::Running(kept.operation, 0),
+                };
+                self.sanitize_may_exit = kept.as_ref().is_some_and(|kept| kept.may_exit);
+                self.unfinished = kept.filter(|kept| !kept.failed);
+            }
+        }
+        true
+    }
+
+    /// Loads the kinds of saved state that are unknown once more.
+    pub fn reload_unknown(&mut self, store: &dyn Store) {
+        for (kind, _) in std::mem::take(&mut self.unknown) {
+            self.load(store, kind);
         }
     }
 
     /// Keeps registrations and reservation, where APTPL asks for it.
     pub fn save_reservations(&self, store: &dyn Store) -> Result<(), Sense> {
-        let saved = store.save(&reservations_key(&self.info), &self.reservations.encode());
+        let saved = store.save(
+            &Saved::Reservations.key(&self.info),
+            &self.reservations.encode(),
+        );
         saved.map_err(|_| store_failed())
     }
 
@@ -208,14 +251,17 @@ impl UnitState {
     pub fn save_operation(&self, store: &dyn Store, kept: Option<&Kept>) -> Result<(), Sense> {
         let bytes = kept.map(Kept::encode).unwrap_or_default();
         store
-            .save(&sanitize_key(&self.info), &bytes)
+            .save(&Saved::Operation.key(&self.info), &bytes)
             .map_err(|_| store_failed())
     }
 
     /// Keeps the saved values of the mode pages.
     pub fn save_modes(&self, store: &dyn Store) -> Result<(), Sense> {
         store
-            .save(&modes_key(&self.info), &self.modes.encode_saved())
+            .save(
+                &Saved::ModePages.key(&self.info),
+                &self.modes.encode_saved(),
+            )
             .map_err(|_| store_failed())
     }
 
@@ -257,7 +303,7 @@ impl UnitState {
 
     /// Returns true if the unit accepts every command, apart from the access states of its ports.
     pub fn ready(&self) -> bool {
-        self.unknown.is_none() && self.loaded && self.progress == Progress::Idle
+self.unknown.is_empty() && self.loaded && self.progress == Progress::Idle
     }
 
     /// Returns true if the access state of some port group limits commands.

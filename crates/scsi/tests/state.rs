@@ -3,6 +3,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use block::{IoErrorKind, IoFlags, IoKind, IoRequest};
 use common::*;
@@ -183,6 +184,68 @@ fn unusable_saved_state_keeps_every_initiator_out() {
     assert_eq!(bed.run(0, &inquiry, &[], 36).status, Status::Good);
     let reason = bed.unit(0).unknown_state();
     assert_eq!(reason.as_deref(), Some("reservations is cut short"));
+}
+
+/// A store whose state of one kind is damaged until it is reset.
+struct DamagedUntilReset(&'static str, Arc<AtomicBool>);
+
+impl Store for DamagedUntilReset {
+    fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
+        let is_reset = self.1.load(Ordering::Relaxed);
+        match key.starts_with(self.0) && !is_reset {
+            true => Err(scsi::Unusable(format!("{} is cut short", self.0))),
+            false => Ok(None),
+        }
+    }
+    fn save(&self, _: &str, _: &[u8]) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn unit_is_served_with_defaults_once_damaged_state_is_reset() {
+    let (read, read_keys) = (
+        [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0],
+        [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0],
+    );
+    for kind in ["reservations-", "mode-pages-", "sanitize-"] {
+        let is_reset = Arc::new(AtomicBool::new(false));
+        let store = DamagedUntilReset(kind, Arc::clone(&is_reset));
+        let directory = Directory::new(Box::new(store));
+        let mut bed = Bed::over(directory, info(512, 64, 0), false);
+        let unit = bed.unit(0);
+        assert!(!unit.reload_unknown_state(), "{kind}");
+        assert_eq!(bed.run(0, &read, &[], 512).status, Status::Busy, "{kind}");
+        is_reset.store(true, Ordering::Relaxed);
+        assert!(unit.reload_unknown_state(), "{kind}");
+        assert_eq!(unit.unknown_state(), None, "{kind}");
+        assert_eq!(bed.run(0, &read, &[], 512).status, Status::Good, "{kind}");
+        let keys = bed.run(0, &read_keys, &[], 8);
+        assert_eq!(
+            (keys.status, keys.data),
+            (Status::Good, vec![0; 8]),
+            "{kind}"
+        );
+    }
+}
+
+#[test]
+fn software_write_protection_survives_a_change_of_the_cache_option() {
+    let directory = Directory::new(Box::new(MemoryStore::default()));
+    let write = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+    let mut bed = Bed::over(directory.clone(), info(512, 64, 0), false);
+    // WCE is changeable on a disk with a write cache only.
+    assert_eq!(select(&mut bed, true, &caching(0x04)).status, Status::Good);
+    assert_eq!(
+        select(&mut bed, true, &control(0, 0x08)).status,
+        Status::Good
+    );
+    let without_cache = block::DiskInfo {
+        write_cache: false,
+        ..info(512, 64, 0)
+    };
+    let mut bed = Bed::over(directory, without_cache, false);
+    assert_eq!(bed.run(0, &write, &[1; 512], 0).code(), (0x07, 0x27, 0x00));
 }
 
 #[test]
