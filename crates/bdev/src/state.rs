@@ -1,7 +1,7 @@
 //! Whether a disk can do I/O, as its users see it.
 
 use std::fmt;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use latency::Clock;
@@ -80,7 +80,7 @@ pub struct StateCell {
     /// By worker.
     waiting: Mutex<Vec<(u32, WaitingIo)>>,
     on_waiting: OnceLock<OnWaiting>,
-    unknown_reservations: OnceLock<String>,
+    unknown_reservations: Mutex<Option<String>>,
 }
 
 impl fmt::Debug for StateCell {
@@ -129,14 +129,19 @@ impl StateCell {
         }
     }
 
-    /// Records why the saved reservations of the disk cannot be used.
-    pub fn set_reservations_unknown(&self, reason: String) {
-        self.unknown_reservations.get_or_init(|| reason);
+    /// Sets the reason why the saved state of the disk cannot be used; `None`: it is known.
+    pub fn set_reservations_unknown(&self, reason: Option<String>) {
+        *self.unknown() = reason;
     }
 
-    /// Reason why the saved reservations of the disk cannot be used, if so.
-    pub fn reservations_unknown(&self) -> Option<&str> {
-        self.unknown_reservations.get().map(String::as_str)
+    /// Reason why the saved state of the disk cannot be used, if so.
+    pub fn reservations_unknown(&self) -> Option<String> {
+        self.unknown().clone()
+    }
+
+    fn unknown(&self) -> MutexGuard<'_, Option<String>> {
+        let unknown = self.unknown_reservations.lock();
+        unknown.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// I/Os that wait now, on all workers.

@@ -2,15 +2,27 @@
 //!
 //! Registrations that persist name their port by this number. So the numbers are written down together with them, through
 //! the same store and before them: as long as nothing is kept, nothing of this is either.
+//!
+//! If the saved numbers cannot be used, the ports of saved registrations are not known. Saved reservations are then unusable too, so
+//! their units answer BUSY, and no registration is saved until the file is reset. Ports get numbers from a random base meanwhile, and
+//! have them after the reset. A registration of an old number then belongs to no port: it still fences, and admits no initiator.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use block::Identity;
 use scsi::{Store, Unusable};
 
+use crate::shared_units::DAEMON;
+
 /// The store's key for them.
-const KEY: &str = "ports";
+pub(crate) const KEY: &str = "ports";
+
+/// Lowest base of the numbers after saved ones were lost. Hosts have fewer ports than that.
+const BASE_MIN: u16 = 1 << 10;
+/// Highest base.
+const BASE_MAX: u16 = u16::MAX - (1 << 12);
 
 #[derive(Default)]
 struct Numbers {
@@ -20,6 +32,10 @@ struct Numbers {
     used: HashSet<String>,
     /// Is what is written down all of them?
     written: bool,
+    /// First number that a new port may have; 0 counts as 1.
+    base: u16,
+    /// Reason why the saved numbers cannot be used. They are not replaced until they are reset.
+    unusable: Option<String>,
 }
 
 /// The identifiers of all ports of a process.
@@ -68,7 +84,9 @@ impl Numbers {
         if let Some(number) = self.by_name.get(&name) {
             return *number;
         }
-        let free = (1..=u16::MAX).find(|number| !self.taken.contains(number));
+        let base = self.base.max(1);
+        let mut numbers = (base..=u16::MAX).chain(1..base);
+        let free = numbers.find(|number| !self.taken.contains(number));
         let number = free.or_else(|| self.forget_one());
         let Some(number) = number else {
             tracing::error!(name, "more target ports than there are identifiers");
@@ -114,12 +132,21 @@ pub(crate) struct WithPorts {
 impl WithPorts {
     /// The store, and the identifiers that were kept in it.
     pub fn over(inner: Box<dyn Store>) -> (WithPorts, Arc<Ports>) {
-        let text = inner.load(KEY).unwrap_or_else(|error| {
-            tracing::error!(%error, "numbers of target ports lost, initiators must register again");
-            None
-        });
-        let numbers = text.map(|text| Numbers::decode(&text));
-        let ports = Arc::new(Ports(Mutex::new(numbers.unwrap_or_default())));
+        let numbers = match inner.load(KEY) {
+            Ok(text) => text.map_or_else(Numbers::default, |text| Numbers::decode(&text)),
+            Err(Unusable(reason)) => {
+                tracing::error!(
+                    "target ports unknown, disks with saved reservations answer BUSY: {reason}"
+                );
+                let random = Identity::random().bits() % u128::from(BASE_MAX - BASE_MIN);
+                Numbers {
+                    base: BASE_MIN + random as u16,
+                    unusable: Some(reason),
+                    ..Numbers::default()
+                }
+            }
+        };
+        let ports = Arc::new(Ports(Mutex::new(numbers)));
         let store = WithPorts {
             inner,
             ports: Arc::clone(&ports),
@@ -128,18 +155,43 @@ impl WithPorts {
     }
 }
 
+/// Returns true if the state under this key names ports by their numbers.
+fn names_ports(key: &str) -> bool {
+    key == DAEMON || key.starts_with("reservations-")
+}
+
 impl Store for WithPorts {
     fn load(&self, key: &str) -> Result<Option<Vec<u8>>, Unusable> {
-        self.inner.load(key)
+        let loaded = self.inner.load(key)?;
+        let is_something = loaded.as_ref().is_some_and(|bytes| !bytes.is_empty());
+        match &self.ports.lock().unusable {
+            Some(reason) if is_something && names_ports(key) => {
+                Err(Unusable(format!("its target ports are unknown: {reason}")))
+            }
+            _ => Ok(loaded),
+        }
     }
 
     fn remove(&self, key: &str) {
         self.inner.remove(key);
     }
 
+    fn set_aside(&self, key: &str) -> io::Result<()> {
+        self.inner.set_aside(key)?;
+        if key == KEY {
+            self.ports.lock().unusable = None;
+        }
+        Ok(())
+    }
+
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
-        {
+        if names_ports(key) {
             let mut numbers = self.ports.lock();
+            if let Some(reason) = &numbers.unusable {
+                return Err(io::Error::other(format!(
+                    "target ports are unknown: {reason}"
+                )));
+            }
             if !numbers.written {
                 self.inner.save(KEY, &numbers.encode())?;
                 numbers.written = true;
@@ -189,7 +241,7 @@ mod tests {
             None,
             "nothing refers to them yet"
         );
-        store.save("reservations", b"of b").unwrap();
+        store.save("reservations-1", b"of b").unwrap();
         assert_eq!(
             kept.load(KEY).expect("readable").as_deref(),
             Some(&b"1 a\n2 b\n"[..])
@@ -198,11 +250,62 @@ mod tests {
         let (store, ports) = WithPorts::over(Box::new(kept.clone()));
         assert_eq!(ports.number("c"), 3);
         assert_eq!((ports.number("b"), ports.number("a")), (2, 1));
-        store.save("reservations", b"of c").unwrap();
+        store.save("reservations-1", b"of c").unwrap();
         assert_eq!(
             kept.load(KEY).expect("readable").as_deref(),
             Some(&b"1 a\n2 b\n3 c\n"[..])
         );
+    }
+
+    #[test]
+    fn damaged_numbers_stay_and_make_saved_reservations_unusable() {
+        struct Damaged(Kept);
+        impl Store for Damaged {
+            fn load(&self, key: &str) -> Result<Option<Vec<u8>>, Unusable> {
+                let loaded = self.0.load(key)?;
+                match loaded.as_deref() {
+                    Some(b"damaged") => Err(Unusable(format!("{key} is cut short"))),
+                    _ => Ok(loaded),
+                }
+            }
+            fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
+                self.0.save(key, bytes)
+            }
+            fn set_aside(&self, key: &str) -> io::Result<()> {
+                self.0.0.remove(key);
+                Ok(())
+            }
+        }
+        let kept = Kept::default();
+        for (key, bytes) in [
+            (KEY, &b"damaged"[..]),
+            ("reservations-1", b"some"),
+            ("reservations-2", b""),
+            ("mode-pages-1", b"some"),
+        ] {
+            kept.save(key, bytes).unwrap();
+        }
+        let (store, ports) = WithPorts::over(Box::new(Damaged(kept.clone())));
+        let (a, b) = (ports.number("a"), ports.number("b"));
+        assert!(a >= BASE_MIN && b == a + 1, "{a} {b}");
+        let error = store.load("reservations-1").expect_err("ports are unknown");
+        assert!(error.0.contains("ports is cut short"), "{error}");
+        assert_eq!(store.load("reservations-2"), Ok(Some(Vec::new())));
+        assert_eq!(store.load("mode-pages-1"), Ok(Some(b"some".to_vec())));
+        store.save("reservations-2", b"new").unwrap_err();
+        store.save("mode-pages-1", b"new").unwrap();
+        assert_eq!(
+            kept.load(KEY),
+            Ok(Some(b"damaged".to_vec())),
+            "not replaced"
+        );
+
+        store.set_aside(KEY).unwrap();
+        assert_eq!(store.load("reservations-1"), Ok(Some(b"some".to_vec())));
+        assert_eq!((ports.number("b"), ports.number("a")), (b, a));
+        store.save("reservations-2", b"new").unwrap();
+        let saved = format!("{a} a\n{b} b\n");
+        assert_eq!(kept.load(KEY), Ok(Some(saved.into_bytes())));
     }
 
     #[test]

@@ -10,29 +10,62 @@ use std::time::Duration;
 use bdev::{Disk, StateMembership, StateObserver};
 use block::Identity;
 use latency::Clock;
-use scsi::{LogicalUnit, Store};
+use scsi::{LogicalUnit, Store, Unusable};
 
 use crate::runners::{Call, Want};
 use crate::{Runners, Units};
 
 const _: () = assert!(bdev::STATE_MAX == scsi::SHARED_STATE_MAX);
 
-/// The store's key for the number by which other daemons know this one.
-const DAEMON: &str = "daemon";
+/// Key of the daemon's number in the store.
+pub(crate) const DAEMON: &str = "daemon";
 
-/// The number of this daemon: made once, and kept with what else survives a restart.
-fn daemon(store: &dyn Store) -> u128 {
-    let kept = store.load(DAEMON).unwrap_or_else(|error| {
-        tracing::error!(%error, "number of this daemon lost, initiators must register again");
-        None
-    });
-    let kept = kept.and_then(|bytes| Some(u128::from_be_bytes(bytes.try_into().ok()?)));
-    kept.filter(|number| *number != 0).unwrap_or_else(|| {
-        let number = Identity::random().bits();
-        // The store says what it cannot keep: then initiators have to register anew after a restart.
-        store.save(DAEMON, &number.to_be_bytes()).ok();
+/// Number that identifies this daemon to other daemons.
+struct Number {
+    number: u128,
+    /// The store has it, or can have it.
+    may_be_saved: bool,
+}
+
+/// Returns the number of this daemon. It is made once and saved.
+///
+/// If the saved number cannot be used, a random one serves this process and the damaged file stays. Registrations of the saved number
+/// still fence, and belong to no initiator of this process.
+fn daemon(store: &dyn Store) -> Number {
+    let saved = store.load(DAEMON).and_then(|bytes| {
+        let Some(bytes) = bytes else { return Ok(None) };
+        let number = bytes.try_into().ok().map(u128::from_be_bytes);
+        let malformed = || Unusable(format!("{DAEMON}: not in a format of this version"));
         number
-    })
+            .filter(|number| *number != 0)
+            .ok_or_else(malformed)
+            .map(Some)
+    });
+    let random = || Identity::random().bits();
+    match saved {
+        Ok(Some(number)) => Number {
+            number,
+            may_be_saved: true,
+        },
+        Ok(None) => {
+            let number = random();
+            // If it cannot be saved, initiators register again after a restart. The store logs the error.
+            store.save(DAEMON, &number.to_be_bytes()).ok();
+            Number {
+                number,
+                may_be_saved: true,
+            }
+        }
+        Err(error) => {
+            tracing::error!(
+                "number of this daemon unknown, initiators have no registrations on shared images: {error}"
+            );
+            Number {
+                number: random(),
+                may_be_saved: false,
+            }
+        }
+    }
 }
 
 /// Takes part in the state that a disk's device shares, if it does, for as long as what is returned is kept.
@@ -45,13 +78,17 @@ pub(crate) fn join(
 ) -> Option<StateMembership> {
     let device = disk.device();
     let state = device.shared_state()?;
-    let daemon = daemon(store);
+    let Number {
+        number: daemon,
+        may_be_saved,
+    } = daemon(store);
     // Asked for each command of such a unit, which is one of a cluster's image.
     unit.share_reservations(daemon, || Clock::shared().elapsed());
     let observer = Observer {
         units: units.clone(),
         unit: Arc::downgrade(unit),
         daemon,
+        may_be_saved,
         runners: Arc::clone(runners),
         aborting: Arc::default(),
     };
@@ -62,6 +99,8 @@ struct Observer {
     units: Weak<Units>,
     unit: Weak<LogicalUnit>,
     daemon: u128,
+    /// The store may have this number: the saved one is not damaged.
+    may_be_saved: bool,
     runners: Arc<Runners>,
     /// Calls for aborts that have not ended.
     aborting: Arc<AtomicUsize>,
@@ -72,7 +111,8 @@ impl StateObserver for Observer {
         let Some(unit) = self.unit.upgrade() else {
             return Ok(());
         };
-        if let Some(units) = self.units.upgrade()
+        if self.may_be_saved
+            && let Some(units) = self.units.upgrade()
             && units.has_unsaved_ports()
         {
             // Registrations name their ports by numbers, which have to be the same after a restart.
@@ -119,9 +159,12 @@ mod tests {
     #[test]
     fn number_of_a_daemon_is_made_once_for_its_store() {
         let (store, other) = (MemoryStore::default(), MemoryStore::default());
-        let number = daemon(&store);
-        assert!(number != 0 && number == daemon(&store) && number != daemon(&other));
+        let number = daemon(&store).number;
+        assert!(number != 0 && number == daemon(&store).number);
+        assert_ne!(number, daemon(&other).number);
         store.save(DAEMON, b"short").unwrap();
-        assert_ne!(daemon(&store), number);
+        let damaged = daemon(&store);
+        assert!(damaged.number != number && !damaged.may_be_saved);
+        assert_eq!(store.load(DAEMON), Ok(Some(b"short".to_vec())), "it stays");
     }
 }

@@ -92,9 +92,7 @@ impl Units {
             medium: Some(Arc::new(DiskMedium(Arc::downgrade(disk)))),
         };
         let unit = LogicalUnit::new(&self.directory, config);
-        if let Some(reason) = unit.unknown_state() {
-            disk.state().set_reservations_unknown(reason);
-        }
+        disk.state().set_reservations_unknown(unit.unknown_state());
         unit.allow_copies_from_anywhere(disk.may_be_copied_across_targets());
         let membership =
             shared_units::join(&self.me, disk, &unit, self.directory.store(), &self.runners);
@@ -104,6 +102,31 @@ impl Units {
         entries.all.push(Some((disk.clone(), unit.clone())));
         entries.places.insert(address(disk), index);
         drop(entries);
+        self.resume_operation(disk, &unit);
+        unit
+    }
+
+    /// Resets damaged saved state, and loads the state again that was unknown because of it.
+    ///
+    /// # Errors
+    /// The damaged state is still there.
+    pub fn reset_saved(&self, key: &str) -> std::io::Result<()> {
+        self.directory.store().set_aside(key)?;
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let units: Vec<Entry> = entries.all.iter().flatten().cloned().collect();
+        drop(entries);
+        for (disk, unit) in units {
+            if unit.unknown_state().is_some() {
+                unit.reload_unknown_state();
+                disk.state().set_reservations_unknown(unit.unknown_state());
+                self.resume_operation(&disk, &unit);
+            }
+        }
+        Ok(())
+    }
+
+    /// Continues a sanitize or format operation that a restart interrupted.
+    fn resume_operation(&self, disk: &Disk, unit: &Arc<LogicalUnit>) {
         if let Some(run) = unit.resume_operation() {
             let pool = self.pool.get().and_then(Weak::upgrade);
             tracing::info!(
@@ -116,7 +139,6 @@ impl Units {
                 go_on_in_background(&pool.place(), &me, task);
             }
         }
-        unit
     }
 
     fn memberships(&self) -> MutexGuard<'_, HashMap<usize, StateMembership>> {

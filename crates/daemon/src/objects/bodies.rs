@@ -49,7 +49,7 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
     let removing = live.draining.iter().find_map(|one| one.disk(&config.name));
     DiskStatus {
         reservations_unknown: match disk.and_then(|disk| disk.state().reservations_unknown()) {
-            Some(reason) => Some(reason.to_owned()),
+            Some(reason) => Some(reason),
             None => shared.and_then(|shared| shared.unknown()),
         },
         removing_seconds: removing.map(|time| time.as_secs()),
