@@ -170,9 +170,10 @@ impl Stored {
     fn text(&self) -> String {
         format!(
             "# iSCSI initiator identity of this installation. Each host needs its own: do not copy this file.\n\
-             name={}\nseed={}\n",
+             name={}\nseed={}\ncheck={}\n",
             self.name,
-            hex(&self.seed)
+            hex(&self.seed),
+            check(&self.name, &hex(&self.seed))
         )
     }
 
@@ -181,6 +182,18 @@ impl Stored {
         let name = value("name=")?;
         let digits = value("seed=")?;
         if digits.len() != 32 || !digits.is_ascii() {
+            return None;
+        }
+        let is_known = |line: &str| {
+            ["#", "name=", "seed=", "check="]
+                .iter()
+                .any(|begin| line.starts_with(begin))
+        };
+        if !text.lines().all(is_known) {
+            return None;
+        }
+        // Files of earlier versions have no checksum.
+        if value("check=").is_some_and(|saved| saved != check(name, digits)) {
             return None;
         }
         let mut seed = [0; 16];
@@ -192,6 +205,16 @@ impl Stored {
             seed,
         })
     }
+}
+
+/// Checksum of a stored identity: the first half of a SHA-256.
+fn check(name: &str, seed: &str) -> String {
+    hex(&digest(&[name.as_bytes(), seed.as_bytes()])[..16])
+}
+
+/// Returns true if this is the text of a stored identity.
+pub fn is_identity_text(text: &str) -> bool {
+    Stored::parse(text).is_some()
 }
 
 impl Installation {
@@ -339,8 +362,10 @@ enum Failure {
 fn load(path: &Path) -> Result<Option<Stored>, Failure> {
     let damaged = |why: String| {
         Failure::Damaged(format!(
-            "cannot use the iSCSI initiator identity in {}: {why}; hint: restore the file, or remove it to get a new name and new ISIDs",
-            path.display()
+            "cannot use the iSCSI initiator identity in {}: {why}; hint: restore the file, or remove it to get a new name and new ISIDs \
+             (lunette state reset {})",
+            path.display(),
+            path.file_name().unwrap_or_default().display()
         ))
     };
     match fs::read_to_string(path) {
@@ -500,12 +525,31 @@ mod tests {
             "",
             "name=iqn.2026-11.org.example:a\n",
             "name=a\nseed=00112233445566778899aabbccddeeff\n",
+            // One bit differs from the text with this checksum.
+            "name=iqn.2026-11.org.example:b\nseed=00112233445566778899aabbccddeeff\ncheck=b6deef3a49cc0758ad0508b493379071\n",
+            "name=iqn.2026-11.org.example:a\nseed=00112233445566778899aabbccddeeff\ncheck=\n",
         ] {
             fs::write(&path, damaged).unwrap();
             let error = Installation::open(Some(folder.path()), None, None).unwrap_err();
             assert!(error.contains("damaged; hint: "), "{error}");
             assert_eq!(fs::read_to_string(&path).unwrap(), damaged);
         }
+    }
+
+    #[test]
+    fn identity_of_an_earlier_version_has_no_checksum() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("initiator");
+        let old = "name=iqn.2026-11.org.example:a\nseed=00112233445566778899aabbccddeeff\n";
+        let check = "check=b6deef3a49cc0758ad0508b493379071\n";
+        for text in [old.to_owned(), format!("{old}{check}")] {
+            fs::write(&path, text).unwrap();
+            assert_eq!(open(folder.path(), None).name, "iqn.2026-11.org.example:a");
+        }
+        fs::remove_file(&path).unwrap();
+        open(folder.path(), None);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains("\ncheck="), "{text}");
     }
 
     #[test]

@@ -29,7 +29,8 @@ pub use chap_fallback::ChapMemory;
 pub use credentials::{LineSecrets, equal_secrets, read_credentials, read_private, secrets_of};
 pub use discovery::{FoundTarget, discover};
 pub use installation::{
-    Installation, ReservedIsid, default_state_folder, installation, set_state_folder,
+    Installation, ReservedIsid, default_state_folder, installation, is_identity_text,
+    set_state_folder,
 };
 pub use iscsi::chap::Algorithm as ChapAlgorithm;
 pub use iscsi::initiator::CommandDone;
