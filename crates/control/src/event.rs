@@ -12,9 +12,9 @@ pub struct Event {
     /// `disk.waiting` (an I/O has failed and waits), `disk.resumed` (none waits any more),
     /// `disk.snapshot`, `job.started`, `job.ready`, `job.done`, `job.failed`, `job.cancelled`,
     /// `export.added`, `export.removed`, `export.placed`, `export.access_state`, `export.removing`, `lun.added`, `lun.removed`, `lun.removing`, `disk.shrinking`,
-    /// `session.opened`, `session.closed`, `portal.opened` (a portal that waited is open).
+    /// `session.opened`, `session.closed`, `portal.opened` (a portal that waited is open), `state.reset`.
     pub event: String,
-    /// The disk, the export, or the export that the LUN, the session or the portal is of.
+    /// The disk, the export, the state file, or the export that the LUN, the session or the portal is of.
     pub name: String,
     /// Of a portal: its configured address.
     #[serde(skip_serializing_if = "Option::is_none")]

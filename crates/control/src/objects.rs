@@ -187,13 +187,13 @@ pub struct NewJob {
 pub struct Bitmap {
     /// The disk's name.
     pub disk: String,
-    /// The bitmap's name.
+    /// The bitmap's name; empty for the unknown bitmaps of a disk whose record is damaged.
     pub name: String,
     /// Bytes that the next backup of this name copies.
     pub dirty: u64,
     /// Where the last backup went.
     pub target: String,
-    /// When that was complete: seconds since 1970.
+    /// When that was complete: seconds since 1970; 0 if that is unknown.
     pub at: u64,
     /// Why the bitmap cannot be relied on; the next backup copies everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]

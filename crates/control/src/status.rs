@@ -31,6 +31,35 @@ pub struct Status {
     pub disks: Vec<DiskStatus>,
     /// Its exports.
     pub exports: Vec<ExportStatus>,
+    /// Files of its state folder that cannot be used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub damaged_state: Vec<DamagedState>,
+}
+
+/// A file of the state folder that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DamagedState {
+    /// Name, relative to the folder.
+    pub file: String,
+    /// Reason.
+    pub reason: String,
+}
+
+/// A file of the state folder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StateFile {
+    /// Name, relative to the folder.
+    pub file: String,
+    /// Kind, such as `reservations`; empty for a file that is not Lunette's.
+    pub kind: String,
+    /// Disk, export or socket that the file is about; empty if it is about none, or about one that is not configured.
+    pub object: String,
+    /// `good`, `unchecked` (without a checksum), `damaged` or `reset` (moved aside by a reset).
+    #[schema(pattern = "^(good|unchecked|damaged|reset)$")]
+    pub condition: String,
+    /// Reason, for a damaged file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// A disk.

@@ -17,8 +17,8 @@ pub(crate) type Disks = HashMap<String, Arc<Disk>>;
 /// A device that was opened before its disk is made. If no disk takes it, its file is removed in case opening it created that.
 pub struct OpenDevice {
     device: Option<Arc<dyn BlockDevice>>,
-    /// Identity on its medium.
-    claim: Option<Claim>,
+    /// Identity on its medium, or the reason why it cannot be used; `None`: it has no medium.
+    claim: Option<Result<Claim, String>>,
 }
 
 impl OpenDevice {
@@ -96,10 +96,14 @@ pub(crate) fn open_all<'a>(
         match opened.unwrap_or_else(|| OpenDevice::open(config, store)) {
             Ok(mut opened) => {
                 let claim = opened.claim.take();
-                let claim = claim.unwrap_or_else(|| identities.claim_volatile(config));
-                if let Some(device) = opened.device.take() {
-                    claims.push((config, claim));
-                    devices.push(device);
+                match claim.unwrap_or_else(|| identities.claim_volatile(config)) {
+                    Ok(claim) => {
+                        if let Some(device) = opened.device.take() {
+                            claims.push((config, claim));
+                            devices.push(device);
+                        }
+                    }
+                    Err(reason) => opening.failed.push((config.name.clone(), reason)),
                 }
             }
             Err(error) => opening

@@ -3,8 +3,11 @@
 //! A file keeps its own, in an attribute. What cannot (a block device, a file system without attributes, a read-only
 //! disk) has a record in the state folder, under what the medium says of itself. The identity of a Ceph RBD image follows from
 //! its place, and needs no record unless it was replaced. Disks whose content ends with the process
-//! have a line in `identities.json`, as long as they are configured. Nothing here keeps a daemon from starting: what
-//! cannot be read or written is logged, and the disk has a new identity.
+//! have a line in `identities.json`, as long as they are configured.
+//!
+//! Reservations, saved mode pages and initiators refer to the identity. A disk with an identity that exists and cannot be used is
+//! unavailable, and the damaged file or attribute stays until it is restored or reset. The daemon and its other disks start. An identity
+//! that cannot be written is logged, and the disk is served.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -18,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::disks::Disks;
 use crate::state;
+use crate::state_files::{self, DamagedFiles};
 use config::{Config, DiskConfig};
 
 const VOLATILE: &str = "identities.json";
@@ -62,55 +66,81 @@ struct Volatile {
     identity: String,
 }
 
-/// Identities of disks without a medium, and where they are kept.
+/// Identities of disks without a medium.
 #[derive(Debug, Default)]
 pub(crate) struct Identities {
-    file: Option<PathBuf>,
+    folder: Option<PathBuf>,
     volatile: BTreeMap<String, Volatile>,
+    /// Reason why the file cannot be used. It is not replaced until it is reset.
+    unusable: Option<String>,
+    damaged: DamagedFiles,
 }
 
 impl Identities {
-    /// Those that are kept in a state folder, which belongs to this daemon alone; without one they end with the process.
-    pub(crate) fn load(folder: Option<&Path>) -> Identities {
-        let Some(file) = folder.map(|folder| folder.join(VOLATILE)) else {
+    /// Loads the identities from a state folder, which belongs to this daemon alone. Without a folder they end with the process.
+    pub(crate) fn load(folder: Option<&Path>, damaged: &DamagedFiles) -> Identities {
+        let Some(folder) = folder else {
             return Identities::default();
         };
-        let text = match std::fs::read(&file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => b"{}".to_vec(),
-            Err(error) => {
-                tracing::error!(path = %file.display(), "cannot read identities, RAM disks get new ones: {error}");
-                b"{}".to_vec()
-            }
-        };
-        let volatile = serde_json::from_slice(&text).unwrap_or_else(|error| {
-            tracing::error!(path = %file.display(), "cannot read identities, RAM disks get new ones: {error}");
-            BTreeMap::new()
+        let loaded = state_files::read_text(folder, VOLATILE, damaged).and_then(|text| {
+            let text = text.unwrap_or_else(|| b"{}".to_vec());
+            serde_json::from_slice(&text)
+                .map_err(|error| damaged.found(folder, VOLATILE, &format!("is malformed: {error}")))
         });
+        let (volatile, unusable) = match loaded {
+            Ok(volatile) => (volatile, None),
+            Err(reason) => (BTreeMap::new(), Some(reason)),
+        };
         Identities {
-            file: Some(file),
+            folder: Some(folder.to_owned()),
             volatile,
+            unusable,
+            damaged: damaged.clone(),
         }
     }
 
-    /// Identity of a disk without a medium.
-    pub(crate) fn claim_volatile(&self, config: &DiskConfig) -> Claim {
-        let known = self.volatile.get(&config.name);
-        let known = known.filter(|known| known.backend == config.backend.word());
-        match known.and_then(|known| known.identity.parse().ok()) {
-            Some(identity) => Claim {
-                identity,
-                certainty: Certainty::Written,
-                key: None,
-                is_stale: false,
-            },
-            None => Claim::new(None),
+    /// Resets the file: disks without a medium get new identities.
+    ///
+    /// # Errors
+    /// The file is still there.
+    pub(crate) fn reset(&mut self) -> std::io::Result<()> {
+        if let Some(folder) = &self.folder {
+            state_files::move_aside(&folder.join(VOLATILE))?;
         }
+        self.damaged.cleared(VOLATILE);
+        self.unusable = None;
+        Ok(())
+    }
+
+    /// Returns the identity of a disk without a medium.
+    ///
+    /// # Errors
+    /// The reason why the saved identities cannot be used.
+    pub(crate) fn claim_volatile(&self, config: &DiskConfig) -> Result<Claim, String> {
+        if let Some(reason) = &self.unusable {
+            return Err(format!("its identity is unknown: {reason}"));
+        }
+        let known = self.volatile.get(&config.name);
+        let Some(known) = known.filter(|known| known.backend == config.backend.word()) else {
+            return Ok(Claim::new(None));
+        };
+        let identity = known.identity.parse();
+        let identity =
+            identity.map_err(|_| format!("{VOLATILE}: {:?} is not an identity", known.identity))?;
+        Ok(Claim {
+            identity,
+            certainty: Certainty::Written,
+            key: None,
+            is_stale: false,
+        })
     }
 
     /// Keeps the identities of the disks without a medium that are configured now, and of no others. A disk that waits until it can
     /// be opened has the one that it had.
     pub(crate) fn keep_volatile(&mut self, config: &Config, disks: &Disks) {
+        if self.unusable.is_some() {
+            return;
+        }
         let volatile = config.disks.iter().filter_map(|config| {
             let Some(disk) = disks.get(&config.name) else {
                 let known = self.volatile.get(&config.name)?;
@@ -131,9 +161,13 @@ impl Identities {
             return;
         }
         self.volatile = volatile;
-        let Some(file) = &self.file else { return };
+        let Some(folder) = &self.folder else { return };
         let text = serde_json::to_vec_pretty(&self.volatile).unwrap_or_default();
-        if let Err(error) = state::replace(file, &text) {
+        let (file, text) = (
+            folder.join(VOLATILE),
+            state_files::with_check_line(VOLATILE, &text),
+        );
+        if let Err(error) = state::replace(&file, &text) {
             let file = file.display();
             tracing::error!(
                 "cannot write {file}; RAM disks get new identities at the next start: {error}"
@@ -190,7 +224,12 @@ impl Identities {
 }
 
 /// Reads the identity from the medium of a device, before it is compared with those of other disks. `None`: there is no medium. May block.
-pub(crate) fn claim(name: &str, device: &dyn BlockDevice, store: &dyn Store) -> Option<Claim> {
+/// The error is the reason why the identity is there and cannot be used.
+pub(crate) fn claim(
+    name: &str,
+    device: &dyn BlockDevice,
+    store: &dyn Store,
+) -> Option<Result<Claim, String>> {
     let medium = device.medium()?;
     Some(claim_medium(name, medium, store))
 }
@@ -325,7 +364,7 @@ fn record(identity: Identity, medium: &dyn Medium) -> IdentityRecord {
     }
 }
 
-fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Claim {
+fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Result<Claim, String> {
     let now = medium.stamp();
     let is_of_this = |record: &IdentityRecord| match (&record.stamp, &now) {
         (Some(written_for), Some(now)) => written_for.is_same_file(now),
@@ -341,29 +380,21 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Claim {
         is_stale,
     };
     let mut inherited = None;
-    let attribute = medium.attribute().ok().flatten();
-    if let Some(attribute) = attribute {
-        match IdentityRecord::decode(&attribute) {
-            None => tracing::warn!(
-                disk = name,
-                "the identity of its file cannot be read: it gets a new one"
-            ),
-            Some(record) => {
-                let is_here = record.stamp == now;
-                if is_here || is_of_this(&record) && !medium.is_copy_of(&record) {
-                    return written(&record, !is_here);
-                }
-                inherited = Some(record);
-            }
+    let attribute = attribute(medium)?;
+    if let Some(record) = attribute {
+        let is_here = record.stamp == now;
+        if is_here || is_of_this(&record) && !medium.is_copy_of(&record) {
+            return Ok(written(&record, !is_here));
         }
+        inherited = Some(record);
     }
-    let kept = load(medium, store).filter(|record| is_of_this(record));
+    let kept = load(medium, store)?.filter(|record| is_of_this(record));
     if let Some(record) = kept {
         // Written to the file as soon as that can be.
-        return written(&record, now.is_some());
+        return Ok(written(&record, now.is_some()));
     }
     let Some(record) = inherited else {
-        return match medium.own_identity() {
+        return Ok(match medium.own_identity() {
             Some(identity) => Claim {
                 identity,
                 certainty: Certainty::Written,
@@ -371,7 +402,7 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Claim {
                 is_stale: false,
             },
             None => Claim::new(Some(key)),
-        };
+        });
     };
     if medium.is_copy_of(&record) {
         let claim = Claim::new(Some(key));
@@ -386,9 +417,9 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Claim {
             record.identity,
             claim.identity
         );
-        return claim;
+        return Ok(claim);
     }
-    Claim {
+    Ok(Claim {
         identity: record.identity,
         certainty: match record.stamp {
             Some(_) => Certainty::Inherited,
@@ -397,6 +428,24 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Claim {
         },
         key: Some(key),
         is_stale: true,
+    })
+}
+
+/// Returns the identity in the attribute of a file; `None`: it has none, or cannot have one.
+fn attribute(medium: &dyn Medium) -> Result<Option<IdentityRecord>, String> {
+    let hint = "hint: restore the attribute, or remove it to give the disk a new identity without reservations: setfattr -x user.lunette.identity FILE";
+    match medium.attribute() {
+        Ok(None) => Ok(None),
+        Ok(Some(attribute)) => match IdentityRecord::decode(&attribute) {
+            Some(record) => Ok(Some(record)),
+            None => Err(format!(
+                "its identity is unknown: the attribute user.lunette.identity of its file is damaged; {hint}"
+            )),
+        },
+        Err(error) if error.kind() == std::io::ErrorKind::Unsupported => Ok(None),
+        Err(error) => Err(format!(
+            "its identity is unknown: cannot read the attribute user.lunette.identity of its file: {error}; {hint}"
+        )),
     }
 }
 
@@ -412,15 +461,24 @@ fn store_key(key: &str) -> String {
     format!("identity-{hash:032x}")
 }
 
-fn load(medium: &dyn Medium, store: &dyn Store) -> Option<IdentityRecord> {
+fn load(medium: &dyn Medium, store: &dyn Store) -> Result<Option<IdentityRecord>, String> {
     let key = medium.key();
-    let loaded = store.load(&store_key(&key)).unwrap_or_else(|error| {
-        tracing::error!(%error, "saved identity of a disk cannot be used");
-        None
-    });
-    let bytes = loaded?;
-    let record = bytes.strip_prefix(key.as_bytes())?.strip_prefix(b"\n")?;
-    IdentityRecord::decode(record)
+    let unknown = |reason: String| format!("its identity is unknown: {reason}");
+    let saved = store_key(&key);
+    let Some(bytes) = store
+        .load(&saved)
+        .map_err(|error| unknown(error.to_string()))?
+    else {
+        return Ok(None);
+    };
+    let record = bytes.strip_prefix(key.as_bytes());
+    let record = record.and_then(|rest| IdentityRecord::decode(rest.strip_prefix(b"\n")?));
+    let malformed = || {
+        unknown(format!(
+            "the record {saved} is malformed or of another medium"
+        ))
+    };
+    record.ok_or_else(malformed).map(Some)
 }
 
 fn save(medium: &dyn Medium, record: &IdentityRecord, store: &dyn Store) -> std::io::Result<()> {

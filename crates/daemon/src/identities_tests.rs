@@ -7,6 +7,7 @@ use scsi::{MemoryStore, Store};
 
 use super::*;
 use crate::disks::{Devices, open_all};
+use crate::state_files::DamagedFiles;
 use config::{Flags, Surroundings, parse};
 
 const ATTRIBUTE: &str = "user.lunette.identity";
@@ -202,34 +203,80 @@ fn what_cannot_hold_an_attribute_is_known_by_the_state_folder() {
     assert_eq!(identity(&MemoryStore::default(), "d0", &a, CACHED), second);
 }
 
-#[test]
-fn nothing_that_is_spoilt_keeps_a_disk_from_being_opened() {
-    struct Broken;
-    impl Store for Broken {
-        fn load(&self, _: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
-            Ok(Some(b"d0".to_vec()))
-        }
-        fn save(&self, _: &str, _: &[u8]) -> std::io::Result<()> {
-            Err(std::io::ErrorKind::StorageFull.into())
-        }
+/// Store with one state for all keys, which cannot be replaced.
+struct Fixed(Result<Option<Vec<u8>>, scsi::Unusable>);
+
+impl Store for Fixed {
+    fn load(&self, _: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
+        self.0.clone()
     }
+    fn save(&self, _: &str, _: &[u8]) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::StorageFull.into())
+    }
+}
+
+/// The reasons why these disks are unavailable.
+fn refused(identities: &Identities, store: &dyn Store, flags: &[&str]) -> String {
+    let opened = opened_beside(&Disks::new(), identities, store, flags);
+    opened.expect_err("the disk has no identity").join("; ")
+}
+
+#[test]
+fn disk_whose_identity_is_damaged_is_unavailable() {
     let folder = tempfile::tempdir().unwrap();
-    let a = folder.path().join("a.raw");
+    let (a, identities) = (folder.path().join("a.raw"), Identities::default());
     new_file(&a);
-    identity(&Broken, "d0", &a, ",cache=writeback,ro=on");
+    let flag = format!("d0=file:{},cache=writeback", a.display());
+    let damaged = [
+        Fixed(Ok(Some(b"d0".to_vec()))),
+        Fixed(Err(scsi::Unusable("identity is cut short".to_owned()))),
+    ];
+    for store in &damaged {
+        let reason = refused(&identities, store, &[&flag, "r=ram:1M"]);
+        assert!(
+            reason.contains("disk d0: its identity is unknown"),
+            "{reason}"
+        );
+        assert!(!reason.contains("disk r"), "{reason}");
+        assert_eq!(attribute(&a), None, "no other identity is written");
+    }
+    let nothing = Fixed(Ok(None));
     for spoilt in [&b"d0"[..], b"", &[0xff; 3000]] {
         set_attribute(&a, spoilt);
-        let found = identity(&Broken, "d0", &a, CACHED);
-        assert!(attribute(&a).unwrap().starts_with(&found.to_string()));
+        let reason = refused(&identities, &nothing, &[&flag]);
+        assert!(reason.contains("user.lunette.identity"), "{reason}");
+        assert_eq!(attribute(&a).unwrap(), String::from_utf8_lossy(spoilt));
     }
-    // One that was set by hand is taken, for this file.
+    // An identity that was set by hand is taken, for this file.
     let by_hand = "6f9619ff-8b86-4011-b42d-00c04fc964ff";
     set_attribute(&a, by_hand.as_bytes());
-    assert_eq!(identity(&Broken, "d0", &a, CACHED).to_string(), by_hand);
+    assert_eq!(identity(&nothing, "d0", &a, CACHED).to_string(), by_hand);
     assert!(attribute(&a).unwrap().contains(" inode="));
-    std::fs::write(folder.path().join(VOLATILE), "{").unwrap();
-    let identities = Identities::load(Some(folder.path()));
-    opened_beside(&Disks::new(), &identities, &Broken, &["r=ram:1M"]).unwrap();
+}
+
+#[test]
+fn ram_disks_are_unavailable_until_damaged_identities_are_reset() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, store) = (folder.path().join(VOLATILE), MemoryStore::default());
+    let (ram, damaged) = (["r=ram:1M"], DamagedFiles::default());
+    for content in ["", "{", "{\"r\":{\"backend\":\"ram\",\"identity\":\"x\"}}"] {
+        std::fs::write(&file, content).unwrap();
+        let mut identities = Identities::load(Some(folder.path()), &damaged);
+        let reason = refused(&identities, &store, &ram);
+        assert!(reason.contains(VOLATILE), "{reason}");
+        identities.keep_volatile(&config(&ram), &Disks::new());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), content, "it stays");
+    }
+    std::fs::write(&file, "{").unwrap();
+    let mut identities = Identities::load(Some(folder.path()), &damaged);
+    assert_eq!(damaged.all().len(), 1);
+    identities.reset().unwrap();
+    assert_eq!(damaged.all(), []);
+    let disks = opened_beside(&Disks::new(), &identities, &store, &ram).unwrap();
+    identities.keep_volatile(&config(&ram), &disks);
+    let again = Identities::load(Some(folder.path()), &damaged);
+    let again = opened_beside(&Disks::new(), &again, &store, &ram).unwrap();
+    assert_eq!(again["r"].info().identity, disks["r"].info().identity);
 }
 
 #[test]
@@ -238,7 +285,7 @@ fn ram_disk_keeps_its_identity_until_it_is_removed() {
     let store = MemoryStore::default();
     let flags = ["r=ram:1M", "n=null:1M", "w=delay:1ms,size=1M"];
     let start = |flags: &[&str]| {
-        let mut identities = Identities::load(Some(folder.path()));
+        let mut identities = Identities::load(Some(folder.path()), &DamagedFiles::default());
         let disks = opened_beside(&Disks::new(), &identities, &store, flags).unwrap();
         identities.keep_volatile(&config(flags), &disks);
         let of = |(name, disk): (&String, &Arc<Disk>)| (name.clone(), disk.info().identity);
@@ -251,7 +298,7 @@ fn ram_disk_keeps_its_identity_until_it_is_removed() {
     assert_ne!(last["r"], first["r"]);
     assert_eq!((last["n"], last["w"]), (first["n"], first["w"]));
     // One that could not be opened at a start has it when it comes.
-    let mut identities = Identities::load(Some(folder.path()));
+    let mut identities = Identities::load(Some(folder.path()), &DamagedFiles::default());
     let (known, some) = (Disks::new(), &flags[1..]);
     let disks = opened_beside(&known, &identities, &store, some).unwrap();
     identities.keep_volatile(&config(&flags), &disks);
@@ -318,10 +365,10 @@ fn a_device_has_a_record_under_its_own_name() {
         }
     }
     let store = MemoryStore::default();
-    let claim = claim_medium("d", &Device, &store);
+    let claim = claim_medium("d", &Device, &store).unwrap();
     assert_eq!(claim.certainty, Certainty::New);
     save(&Device, &record(claim.identity, &Device), &store).unwrap();
-    let again = claim_medium("d", &Device, &store);
+    let again = claim_medium("d", &Device, &store).unwrap();
     assert_eq!(
         (again.identity, again.certainty),
         (claim.identity, Certainty::Written)
@@ -356,7 +403,7 @@ fn identity_of_the_medium_has_no_record_until_replaced() {
         }
     }
     for _ in 0..2 {
-        let claim = claim_medium("d", &Image, &MemoryStore::default());
+        let claim = claim_medium("d", &Image, &MemoryStore::default()).unwrap();
         assert_eq!(
             (claim.identity, claim.certainty, claim.is_stale),
             (Identity::from_random_bits(7), Certainty::Written, false)
@@ -365,5 +412,6 @@ fn identity_of_the_medium_has_no_record_until_replaced() {
     let store = MemoryStore::default();
     let replaced = Identity::random();
     save(&Image, &record(replaced, &Image), &store).unwrap();
-    assert_eq!(claim_medium("d", &Image, &store).identity, replaced);
+    let claim = claim_medium("d", &Image, &store).unwrap();
+    assert_eq!(claim.identity, replaced);
 }

@@ -26,6 +26,7 @@ mod running;
 mod service_thread;
 mod signals;
 pub mod state;
+pub mod state_files;
 mod state_thread;
 pub mod statistics;
 mod tcp_service;

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use ::control::statistics::{DiskStatistics, Statistics};
-use ::control::{DiskStatus, ExportStatus, LunStatus, Status};
+use ::control::{DamagedState, DiskStatus, ExportStatus, LunStatus, Status};
 use latency::Snapshot;
 use reactor::{Pool, WorkerOptions};
 
@@ -25,6 +25,7 @@ use crate::objects::{
     EventBus, How, Live, Manager, ManagerThread, Owner, Plan, Refusal, Servers, StateStore, Work,
     bodies, served,
 };
+use crate::state_files::DamagedFiles;
 use crate::statistics;
 use crate::tcp_service::Place;
 use crate::uevents::Uevents;
@@ -134,6 +135,8 @@ pub(crate) struct Overview {
     pub(crate) started: Instant,
     /// Are changes kept, so that they come back after a restart?
     pub(crate) keeps: bool,
+    /// State files that cannot be used.
+    pub(crate) damaged: DamagedFiles,
     pub(crate) log: Option<LogHandle>,
 }
 
@@ -157,14 +160,15 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
 
     let pool = Pool::start(&worker_options(&config.workers)).map_err(|error| error.to_string())?;
     pool.set_recording(!options.without_stamps);
-    let units = exports::units(&config)
+    let damaged = DamagedFiles::default();
+    let units = exports::units(&config, &damaged)
         .map_err(|error| format!("cannot start the thread that keeps state: {error}"))?;
     let pool = Arc::new(pool);
     units.run_on(&pool);
     let limits = config.iscsi_limits.server();
     let servers = Arc::new(Servers::start(pool, units, limits)?);
     let keeps = state_store.is_some();
-    let (mut owner, inbox) = Owner::new(config, Arc::clone(&servers), state_store);
+    let (mut owner, inbox) = Owner::new(config, Arc::clone(&servers), state_store, damaged.clone());
     let overview = Arc::new(Overview {
         live: owner.live(),
         servers,
@@ -172,6 +176,7 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         bitmaps: Arc::clone(&owner.bitmaps),
         started: Instant::now(),
         keeps,
+        damaged,
         log: options.log,
     });
     if let Some(transports) = overview.servers.transports() {
@@ -601,6 +606,12 @@ impl View for Overview {
                 .map_or_else(Vec::new, |report| report.missing.clone()),
             disks: disks.collect(),
             exports: self.export_status(),
+            damaged_state: {
+                let damaged = self.damaged.all().into_iter();
+                damaged
+                    .map(|(file, reason)| DamagedState { file, reason })
+                    .collect()
+            },
         }
     }
 }

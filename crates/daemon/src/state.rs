@@ -1,4 +1,4 @@
-//! What must survive a restart: registrations with APTPL, saved mode pages. One small file per key.
+//! State that must survive a restart: registrations with APTPL, saved mode pages. One small file per key.
 //!
 //! A file is replaced as a whole: written beside, synchronised, renamed, and the folder synchronised. So after a
 //! crash there is the state of before or of after. The folder is made at the first save; two daemons need two.
@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 pub use bdev::iscsi_initiator::default_state_folder as default_folder;
 use config::Config;
 
+pub(crate) use crate::state_files::file_name;
+use crate::state_files::{DamagedFiles, decode, encode, kind_of, move_aside};
+
 /// Where what is changed at run time is kept: only in a folder that was chosen, for two daemons that share the usual one
 /// must not find each other's disks.
 pub fn changes_folder(config: &Config) -> Option<PathBuf> {
@@ -24,34 +27,31 @@ pub fn changes_folder(config: &Config) -> Option<PathBuf> {
 #[derive(Debug)]
 pub struct FolderStore {
     folder: PathBuf,
+    damaged: DamagedFiles,
 }
 
 impl FolderStore {
-    /// A store in `folder`, which need not exist yet.
-    pub fn new(folder: PathBuf) -> FolderStore {
-        FolderStore { folder }
+    /// A store in `folder`, which need not exist yet. Files that cannot be used are recorded in `damaged`.
+    pub fn new(folder: PathBuf, damaged: DamagedFiles) -> FolderStore {
+        FolderStore { folder, damaged }
     }
 
     fn path(&self, key: &str) -> PathBuf {
-        self.folder.join(format!("{}.saved", file_name(key)))
+        self.folder.join(checked_name(key))
     }
 
     /// File of a version without checksums, which counts if there is no other.
     fn unchecked_path(&self, key: &str) -> PathBuf {
-        self.folder.join(format!("{}.state", file_name(key)))
+        self.folder.join(unchecked_name(key))
     }
 }
 
-/// A file name for any key: what is no letter, digit or dash is written as its code.
-pub(crate) fn file_name(key: &str) -> String {
-    let mut name = String::new();
-    for byte in key.bytes() {
-        match byte {
-            b'a'..=b'z' | b'0'..=b'9' | b'-' => name.push(char::from(byte)),
-            other => name.push_str(&format!("_{other:02X}")),
-        }
-    }
-    name
+fn checked_name(key: &str) -> String {
+    format!("{}.saved", file_name(key))
+}
+
+fn unchecked_name(key: &str) -> String {
+    format!("{}.state", file_name(key))
 }
 
 /// A disk that takes longer to make a few bytes durable is busy with something else, and who waits wants to know.
@@ -149,69 +149,38 @@ pub(crate) fn fault(step: &str) {
     }
 }
 
-/// Begins each file.
-const MAGIC: &[u8; 8] = b"lunette1";
-/// Magic, length of the payload and checksum.
-const HEADER: usize = 8 + 8 + 4;
-
-/// CRC-32C of key and payload, so that a file under another name is no state either.
-fn checksum(key: &str, payload: &[u8]) -> [u8; 4] {
-    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
-    digest.update(key.as_bytes());
-    digest.update(&[0]);
-    digest.update(payload);
-    (digest.finalize() as u32).to_le_bytes()
-}
-
-fn encode(key: &str, payload: &[u8]) -> Vec<u8> {
-    let length = (payload.len() as u64).to_le_bytes();
-    [MAGIC, &length[..], &checksum(key, payload), payload].concat()
-}
-
-fn decode(key: &str, file: &[u8]) -> Result<Vec<u8>, &'static str> {
-    let (header, payload) = file.split_first_chunk::<HEADER>().ok_or("is cut short")?;
-    if !header.starts_with(MAGIC) {
-        return Err("is not in the format of this version");
-    }
-    if header[8..16] != (payload.len() as u64).to_le_bytes() {
-        return Err("has another length than was saved");
-    }
-    if header[16..] != checksum(key, payload) {
-        return Err("has another content than was saved");
-    }
-    Ok(payload.to_vec())
-}
-
 impl scsi::Store for FolderStore {
     fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
-        let unusable = |path: &Path, reason: &dyn std::fmt::Display| {
-            let path = path.display();
-            tracing::error!(
-                "saved state {path} {reason}; hint: restore the file, or stop the daemon and remove it to reset what it holds"
-            );
-            scsi::Unusable(format!("{path} {reason}"))
-        };
-        for (path, is_checked) in [(self.path(key), true), (self.unchecked_path(key), false)] {
-            match fs::read(&path) {
-                Ok(file) if is_checked => {
-                    let payload = decode(key, &file);
-                    return payload.map(Some).map_err(|reason| unusable(&path, &reason));
+        for (name, is_checked) in [(checked_name(key), true), (unchecked_name(key), false)] {
+            let loaded = match fs::read(self.folder.join(&name)) {
+                Ok(file) if is_checked => decode(key, &file).map_err(str::to_owned),
+                Ok(file) => Ok(file),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => Err(format!("cannot be read: {error}")),
+            };
+            return match loaded {
+                Ok(payload) => Ok(Some(payload)),
+                Err(reason) => {
+                    let reason = self.damaged.found(&self.folder, &name, &reason);
+                    Err(scsi::Unusable(reason))
                 }
-                Ok(file) => return Ok(Some(file)),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(unusable(&path, &format!("cannot be read: {error}"))),
-            }
+            };
         }
         Ok(None)
     }
 
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()> {
         let path = self.path(key);
+        debug_assert!(
+            kind_of(&checked_name(key)).is_some(),
+            "{key} is of no kind in KINDS"
+        );
         replace(&path, &encode(key, bytes)).inspect_err(|error| {
             tracing::error!(path = %path.display(), "cannot save state: {error}");
         })?;
         // Otherwise it would count again when the new file is removed to reset the state.
         fs::remove_file(self.unchecked_path(key)).ok();
+        self.damaged.cleared(&checked_name(key));
         Ok(())
     }
 
@@ -220,6 +189,15 @@ impl scsi::Store for FolderStore {
         for path in [self.unchecked_path(key), self.path(key)] {
             fs::remove_file(path).ok();
         }
+        self.damaged.cleared(&checked_name(key));
+    }
+
+    fn set_aside(&self, key: &str) -> io::Result<()> {
+        for name in [unchecked_name(key), checked_name(key)] {
+            move_aside(&self.folder.join(&name))?;
+            self.damaged.cleared(&name);
+        }
+        Ok(())
     }
 }
 
@@ -233,14 +211,14 @@ mod tests {
     fn what_was_saved_last_is_loaded_by_another_store() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("state");
-        let store = FolderStore::new(inner.clone());
-        assert_eq!(store.load("pr/3001"), Ok(None));
-        store.save("pr/3001", b"one").unwrap();
-        store.save("pr/3001", b"two").unwrap();
-        store.save("PR_3001", b"other").unwrap();
-        let again = FolderStore::new(inner.clone());
-        assert_eq!(again.load("pr/3001"), Ok(Some(b"two".to_vec())));
-        assert_eq!(again.load("PR_3001"), Ok(Some(b"other".to_vec())));
+        let store = FolderStore::new(inner.clone(), DamagedFiles::default());
+        assert_eq!(store.load("ports/3001"), Ok(None));
+        store.save("ports/3001", b"one").unwrap();
+        store.save("ports/3001", b"two").unwrap();
+        store.save("reservations-3001", b"other").unwrap();
+        let again = FolderStore::new(inner.clone(), DamagedFiles::default());
+        assert_eq!(again.load("ports/3001"), Ok(Some(b"two".to_vec())));
+        assert_eq!(again.load("reservations-3001"), Ok(Some(b"other".to_vec())));
         assert_eq!(
             fs::read_dir(inner).unwrap().count(),
             2,
@@ -251,46 +229,46 @@ mod tests {
     #[test]
     fn damaged_files_are_no_absent_files() {
         let folder = tempfile::tempdir().unwrap();
-        let store = FolderStore::new(folder.path().to_owned());
-        let path = store.path("pr");
+        let store = FolderStore::new(folder.path().to_owned(), DamagedFiles::default());
+        let path = store.path("ports");
         for payload in [&b""[..], b"some registrations"] {
-            store.save("pr", payload).unwrap();
+            store.save("ports", payload).unwrap();
             let whole = fs::read(&path).unwrap();
             for length in 0..whole.len() {
                 fs::write(&path, &whole[..length]).unwrap();
-                store.load("pr").expect_err("a file that is cut short");
+                store.load("ports").expect_err("a file that is cut short");
             }
             for bit in 0..whole.len() * 8 {
                 let mut flipped = whole.clone();
                 flipped[bit / 8] ^= 1 << (bit % 8);
                 fs::write(&path, flipped).unwrap();
-                store.load("pr").expect_err("a file with a wrong bit");
+                store.load("ports").expect_err("a file with a wrong bit");
             }
-            fs::write(store.path("other"), &whole).unwrap();
-            store.load("other").expect_err("a file of another key");
+            fs::write(store.path("daemon"), &whole).unwrap();
+            store.load("daemon").expect_err("a file of another key");
             fs::write(&path, whole).unwrap();
-            assert_eq!(store.load("pr"), Ok(Some(payload.to_vec())));
+            assert_eq!(store.load("ports"), Ok(Some(payload.to_vec())));
         }
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        store.load("pr").expect_err("a file that cannot be read");
+        store.load("ports").expect_err("a file that cannot be read");
         fs::remove_dir(&path).unwrap();
-        assert_eq!(store.load("pr"), Ok(None));
+        assert_eq!(store.load("ports"), Ok(None));
     }
 
     #[test]
     fn files_without_a_checksum_count_until_the_first_save() {
         let folder = tempfile::tempdir().unwrap();
-        let store = FolderStore::new(folder.path().to_owned());
-        fs::write(folder.path().join("pr.state"), b"old").unwrap();
-        assert_eq!(store.load("pr"), Ok(Some(b"old".to_vec())));
-        store.save("pr", b"new").unwrap();
-        assert_eq!(store.load("pr"), Ok(Some(b"new".to_vec())));
-        fs::remove_file(store.path("pr")).unwrap();
-        assert_eq!(store.load("pr"), Ok(None), "the old file is gone");
-        store.save("pr", b"new").unwrap();
-        store.remove("pr");
-        assert_eq!(store.load("pr"), Ok(None));
+        let store = FolderStore::new(folder.path().to_owned(), DamagedFiles::default());
+        fs::write(folder.path().join("ports.state"), b"old").unwrap();
+        assert_eq!(store.load("ports"), Ok(Some(b"old".to_vec())));
+        store.save("ports", b"new").unwrap();
+        assert_eq!(store.load("ports"), Ok(Some(b"new".to_vec())));
+        fs::remove_file(store.path("ports")).unwrap();
+        assert_eq!(store.load("ports"), Ok(None), "the old file is gone");
+        store.save("ports", b"new").unwrap();
+        store.remove("ports");
+        assert_eq!(store.load("ports"), Ok(None));
     }
 
     #[test]
@@ -330,7 +308,7 @@ mod tests {
 
     #[test]
     fn key_cannot_leave_the_folder() {
-        let store = FolderStore::new(PathBuf::from("/state"));
+        let store = FolderStore::new(PathBuf::from("/state"), DamagedFiles::default());
         assert_eq!(store.path("../x"), Path::new("/state/_2E_2E_2Fx.saved"));
     }
 
@@ -340,8 +318,8 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
         assert!(
-            FolderStore::new(file.join("state"))
-                .save("k", b"v")
+            FolderStore::new(file.join("state"), DamagedFiles::default())
+                .save("ports", b"v")
                 .is_err()
         );
     }

@@ -58,6 +58,11 @@ impl Store for StateThread {
             tracing::warn!("cannot remove saved state: {error}");
         }
     }
+
+    fn set_aside(&self, key: &str) -> io::Result<()> {
+        let key = key.to_owned();
+        self.call(move |store| store.set_aside(&key))?
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::daemon_flags::DaemonFlags;
 use crate::lab::LabArguments;
 use crate::objects::arguments::{
     ConfigCommand, DiskCommand, ExportCommand, JobCommand, LookArguments, LunCommand,
-    ReloadArguments, ReservationCommand, SessionCommand,
+    ReloadArguments, ReservationCommand, SessionCommand, StateCommand,
 };
 use crate::rbd::RbdCommand;
 
@@ -62,6 +62,8 @@ pub enum Command {
     Session(SessionCommand),
     /// List registrations and reservations of initiators
     Reservation(ReservationCommand),
+    /// List the files of the state folder, and reset damaged ones
+    State(StateCommand),
     /// Show the configuration that is in effect, and changes made at run time
     Config(ConfigCommand),
     /// Reload the configuration file of a running daemon

@@ -64,6 +64,7 @@ fn run(cli: Cli) -> Outcome {
         Command::Lun(command) => objects::lun::run(command),
         Command::Session(command) => objects::session::run(command),
         Command::Reservation(command) => objects::session::reservations(command),
+        Command::State(command) => objects::saved_state::run(command),
         Command::Config(command) => objects::config::run(command),
         Command::Reload(arguments) => objects::config::reload(&arguments),
         Command::Rbd(command) => rbd::run(command),

@@ -303,7 +303,7 @@ impl UnitState {
 
     /// Returns true if the unit accepts every command, apart from the access states of its ports.
     pub fn ready(&self) -> bool {
-self.unknown.is_empty() && self.loaded && self.progress == Progress::Idle
+        self.unknown.is_empty() && self.loaded && self.progress == Progress::Idle
     }
 
     /// Returns true if the access state of some port group limits commands.

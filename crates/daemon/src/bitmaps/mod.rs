@@ -6,6 +6,9 @@
 //!
 //! Bits outlive a daemon that is killed, in the system's memory. A system that crashes takes them with it, and a disk that was written
 //! while nobody served it has changes in no bitmap: such a bitmap is broken, which is said, and the next backup copies everything.
+//!
+//! A record that cannot be used means the same for all bitmaps of its disk, whose names are unknown then. It stays until the next backup
+//! with a bitmap is complete, or until it is reset. Bits are checked against a checksum if their disk was closed.
 
 mod record;
 
@@ -21,6 +24,7 @@ use control::objects::Bitmap as Body;
 
 use crate::disks::Disks;
 use crate::state;
+use crate::state_files::{self, DamagedFiles};
 use record::{Bitmap, Left, Record};
 
 pub use record::Last;
@@ -104,6 +108,8 @@ impl OfDisk {
 struct State {
     /// What was found at the start, of disks that have not come yet, and what speaks against it.
     found: BTreeMap<String, (Record, Option<&'static str>)>,
+    /// Reasons why records cannot be used, by the names that disks have in files.
+    unusable: BTreeMap<String, String>,
     disks: BTreeMap<String, OfDisk>,
     /// They are another daemon's from now on.
     is_left: bool,
@@ -114,6 +120,7 @@ pub struct Bitmaps {
     folder: Option<PathBuf>,
     /// A name for the time since the system has started.
     system_run: String,
+    damaged: DamagedFiles,
     state: Mutex<State>,
     /// Held by whoever begins, ends or removes one, as long as that is written down; never while clients wait.
     changing: Mutex<()>,
@@ -122,23 +129,24 @@ pub struct Bitmaps {
 impl Bitmaps {
     /// Those that are kept in a state folder, which belongs to this daemon alone; without one there are none. To be called before disks
     /// are opened: that can change their files.
-    pub(crate) fn load(state_folder: Option<&Path>) -> Bitmaps {
+    pub(crate) fn load(state_folder: Option<&Path>, damaged: &DamagedFiles) -> Bitmaps {
         let run = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         // Where it cannot be known, no run is one that was before.
         let run = run.unwrap_or_else(|_| format!("{:?}", std::time::SystemTime::now()));
-        Bitmaps::load_in_run(state_folder, run.trim())
+        Bitmaps::load_in_run(state_folder, run.trim(), damaged)
     }
 
-    fn load_in_run(state_folder: Option<&Path>, system_run: &str) -> Bitmaps {
-        let folder = state_folder.map(|folder| folder.join(FOLDER));
-        let found = folder.as_deref().map(|folder| find(folder, system_run));
+    fn load_in_run(
+        state_folder: Option<&Path>,
+        system_run: &str,
+        damaged: &DamagedFiles,
+    ) -> Bitmaps {
+        let state = state_folder.map(|folder| find(folder, system_run, damaged));
         Bitmaps {
-            folder,
+            folder: state_folder.map(|folder| folder.join(FOLDER)),
             system_run: system_run.to_owned(),
-            state: Mutex::new(State {
-                found: found.unwrap_or_default(),
-                ..State::default()
-            }),
+            damaged: damaged.clone(),
+            state: Mutex::new(state.unwrap_or_default()),
             changing: Mutex::default(),
         }
     }
@@ -157,7 +165,7 @@ impl Bitmaps {
     }
 
     fn record_path(folder: &Path, disk: &str) -> PathBuf {
-        folder.join(format!("{}.json", state::file_name(disk)))
+        folder.join(record_name(disk))
     }
 
     fn bits_path(folder: &Path, disk: &str, number: u64) -> PathBuf {
@@ -197,6 +205,7 @@ impl Bitmaps {
         };
         record.identity = identity;
         record.version = record::VERSION;
+        let was_closed = record.in_use.is_none();
         (record.in_use, record.left) = (Some(self.system_run.clone()), None);
         let mut mapped = BTreeMap::new();
         for bitmap in &mut record.bitmaps {
@@ -207,7 +216,12 @@ impl Bitmaps {
                 continue;
             }
             let path = Bitmaps::bits_path(folder, name, bitmap.bits);
-            let opened = File::options().read(true).write(true).open(&path);
+            let saved = bitmap.checksum.take().filter(|_| was_closed);
+            let checked = match saved {
+                Some(saved) => check_bits(&path, saved),
+                None => Ok(()),
+            };
+            let opened = checked.and_then(|()| File::options().read(true).write(true).open(&path));
             match opened.and_then(|file| DirtyBitmap::map(&file, bitmap.disk_bytes)) {
                 Ok(bits) => drop(mapped.insert(bitmap.bits, Arc::new(bits))),
                 Err(error) => bitmap.broken = Some(format!("{}: {error}", path.display())),
@@ -263,7 +277,16 @@ impl Bitmaps {
                 reason: shown.broken,
             })
         });
-        all.collect()
+        // A record that cannot be used has bitmaps of unknown names.
+        let unusable = state.unusable.iter().map(|(disk, reason)| Body {
+            disk: state_files::key_of(disk),
+            name: String::new(),
+            dirty: 0,
+            target: String::new(),
+            at: 0,
+            reason: Some(format!("the next backup copies everything: {reason}")),
+        });
+        all.chain(unusable).collect()
     }
 
     /// The bits of a bitmap that can be relied on.
@@ -338,6 +361,7 @@ impl Bitmaps {
             disk_bytes: begun.disk_bytes,
             last,
             broken: None,
+            checksum: None,
         };
         let _changing = self.changing();
         let replaced = self.replace(disk, name, Some(new))?;
@@ -373,6 +397,7 @@ impl Bitmaps {
         }
         record.bitmaps.extend(new);
         record.bitmaps.sort_by(|a, b| a.name.cmp(&b.name));
+        self.reset(disk)?;
         save(folder, disk, &record)?;
         let mut state = self.lock();
         let Some(of_disk) = state.disks.get_mut(disk) else {
@@ -386,6 +411,23 @@ impl Bitmaps {
         }
         of_disk.follow();
         Ok(Some(old.len()))
+    }
+
+    /// Moves a record that cannot be used aside. Does nothing if the disk has none.
+    ///
+    /// # Errors
+    /// The record is still there.
+    pub(crate) fn reset(&self, disk: &str) -> io::Result<()> {
+        let (Some(folder), file) = (&self.folder, state::file_name(disk)) else {
+            return Ok(());
+        };
+        if self.lock().unusable.contains_key(&file) {
+            state_files::move_aside(&Bitmaps::record_path(folder, disk))?;
+            self.lock().unusable.remove(&file);
+            self.damaged
+                .cleared(&format!("{FOLDER}/{}", record_name(disk)));
+        }
+        Ok(())
     }
 
     /// Nothing came of a backup.
@@ -438,6 +480,9 @@ impl Bitmaps {
     /// A disk is gone for good, and with it its bitmaps.
     pub(crate) fn forget(&self, disk: &str) {
         let Some(folder) = &self.folder else { return };
+        if let Err(error) = self.reset(disk) {
+            tracing::warn!(disk, "cannot reset its dirty bitmaps: {error}");
+        }
         let mut state = self.lock();
         state.found.remove(&state::file_name(disk));
         let Some(mut of_disk) = state.disks.remove(disk) else {
@@ -468,9 +513,12 @@ impl Bitmaps {
             for bitmap in &mut record.bitmaps {
                 bitmap.broken = of_disk.broken(bitmap);
             }
-            let bits = record.bitmaps.iter().filter(|one| one.broken.is_none());
-            let durable = bits.map(|one| Bitmaps::bits_path(folder, &name, one.bits));
-            let durable = { durable }.try_for_each(|path| File::open(path)?.sync_all());
+            let bits = record.bitmaps.iter_mut().filter(|one| one.broken.is_none());
+            let durable = { bits }.try_for_each(|bitmap| {
+                let path = Bitmaps::bits_path(folder, &name, bitmap.bits);
+                bitmap.checksum = Some(state_files::checksum_of(&std::fs::read(&path)?));
+                File::open(path)?.sync_all()
+            });
             (record.in_use, record.left) = (None, Left::of(&files(&name)));
             if let Err(error) = durable.and_then(|()| save(folder, &name, &record)) {
                 tracing::warn!(
@@ -494,24 +542,49 @@ impl OfDisk {
     }
 }
 
-/// What was left in the folder, by the names that disks have in files. Bits that no record names are of backups that a kill has ended.
-fn find(folder: &Path, system_run: &str) -> BTreeMap<String, (Record, Option<&'static str>)> {
-    let (mut found, mut bits) = (BTreeMap::new(), Vec::new());
+/// Name of the file with the record of a disk.
+fn record_name(disk: &str) -> String {
+    format!("{}.json", state::file_name(disk))
+}
+
+/// Checks the bits of a disk that was closed.
+fn check_bits(path: &Path, saved: u32) -> io::Result<()> {
+    match state_files::checksum_of(&std::fs::read(path)?) == saved {
+        true => Ok(()),
+        false => Err(io::Error::other(
+            "the bits have another content than was saved",
+        )),
+    }
+}
+
+/// Finds the records in the folder. Bits that no record names are of backups that a kill has ended, and are removed.
+fn find(state_folder: &Path, system_run: &str, damaged: &DamagedFiles) -> State {
+    let folder = state_folder.join(FOLDER);
+    let (mut state, mut bits) = (State::default(), Vec::new());
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         let name = path.file_name().and_then(|name| name.to_str());
         match name.and_then(|name| name.rsplit_once('.')) {
             Some((disk, "json")) => {
-                let text = std::fs::read(&path).unwrap_or_default();
-                match serde_json::from_slice::<Record>(&text) {
+                let name = format!("{FOLDER}/{disk}.json");
+                let record =
+                    state_files::read_text(state_folder, &name, damaged).and_then(|text| {
+                        serde_json::from_slice::<Record>(&text.unwrap_or_default()).map_err(
+                            |error| {
+                                damaged.found(
+                                    state_folder,
+                                    &name,
+                                    &format!("is malformed: {error}"),
+                                )
+                            },
+                        )
+                    });
+                match record {
                     Ok(record) => {
                         let doubt = record.doubt(system_run);
-                        found.insert(disk.to_owned(), (record, doubt));
+                        state.found.insert(disk.to_owned(), (record, doubt));
                     }
-                    Err(error) => tracing::error!(
-                        path = %path.display(),
-                        "cannot read dirty bitmaps, the next backup copies everything: {error}"
-                    ),
+                    Err(reason) => drop(state.unusable.insert(disk.to_owned(), reason)),
                 }
             }
             Some((numbered, "bits")) => {
@@ -525,13 +598,13 @@ fn find(folder: &Path, system_run: &str) -> BTreeMap<String, (Record, Option<&'s
         }
     }
     for ((disk, number), path) in bits {
-        let record = found.get(&disk).map(|(record, _)| record);
+        let record = state.found.get(&disk).map(|(record, _)| record);
         let is_named = |record: &Record| record.bitmaps.iter().any(|one| one.bits == number);
         if !record.is_some_and(is_named) {
             std::fs::remove_file(path).ok();
         }
     }
-    found
+    state
 }
 
 fn save(folder: &Path, disk: &str, record: &Record) -> io::Result<()> {
@@ -543,7 +616,8 @@ fn save(folder: &Path, disk: &str, record: &Record) -> io::Result<()> {
         };
     }
     let text = serde_json::to_vec_pretty(record)?;
-    state::replace(&path, &text)
+    let name = format!("{FOLDER}/{}", record_name(disk));
+    state::replace(&path, &state_files::with_check_line(&name, &text))
 }
 
 /// Room is made for all bits: a page of a mapped file that cannot be written would end the bitmap when it is needed.

@@ -40,6 +40,9 @@ pub(super) struct Bitmap {
     pub last: Last,
     /// Why it cannot be relied on.
     pub broken: Option<String>,
+    /// CRC-32C of the bits, of a disk that was closed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<u32>,
 }
 
 /// The backup since whose end changes are recorded.

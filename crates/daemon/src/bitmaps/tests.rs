@@ -12,13 +12,17 @@ const CHUNK: u64 = DirtyBitmap::GRANULARITY;
 
 struct Place {
     folder: tempfile::TempDir,
+    damaged: DamagedFiles,
 }
 
 impl Place {
     fn new() -> Place {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("d.raw"), vec![0; SIZE as usize]).unwrap();
-        Place { folder }
+        Place {
+            folder,
+            damaged: DamagedFiles::default(),
+        }
     }
 
     fn file(&self) -> PathBuf {
@@ -27,7 +31,7 @@ impl Place {
 
     /// A daemon that begins: its bitmaps, and its disk.
     fn start(&self, system_run: &str) -> (Bitmaps, Arc<Disk>) {
-        let bitmaps = Bitmaps::load_in_run(Some(self.folder.path()), system_run);
+        let bitmaps = Bitmaps::load_in_run(Some(self.folder.path()), system_run, &self.damaged);
         let options = FileOptions {
             size: None,
             ..FileOptions::new(self.file())
@@ -193,16 +197,52 @@ fn bits_and_records_that_were_damaged_are_not_relied_on() {
     let (bitmaps, disk) = place.start("run");
     assert!(dirty(&bitmaps)[0].2.is_some());
     drop((bitmaps, disk));
-    std::fs::write(folder.join("_44_200.json"), "{").unwrap();
-    let (bitmaps, _disk) = place.start("run");
-    assert_eq!(dirty(&bitmaps), []);
+    let record = folder.join("_44_200.json");
+    std::fs::write(&record, "{").unwrap();
+    let (bitmaps, disk) = place.start("run");
+    let found = bitmaps.all().remove(0);
+    assert_eq!((&*found.disk, &*found.name), ("D 0", ""));
+    assert!(
+        found
+            .reason
+            .unwrap()
+            .contains("next backup copies everything")
+    );
+    assert_eq!(place.damaged.all().len(), 1);
+    assert_eq!(std::fs::read(&record).unwrap(), b"{", "it stays");
+    // A complete backup replaces the record, which stays under another name.
+    back_up(&bitmaps, &disk, "daily");
+    assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
+    assert_eq!((place.damaged.all(), place.files()), (Vec::new(), 3));
+}
+
+#[test]
+fn bits_of_a_closed_disk_that_were_changed_are_not_relied_on() {
+    let place = Place::new();
+    let file = place.file();
+    let (bitmaps, disk) = place.start("run");
+    back_up(&bitmaps, &disk, "daily");
+    write(&disk, 1);
+    drop(disk);
+    bitmaps.close(|_| vec![file.clone()]);
+    drop(bitmaps);
+    let bits = place.folder.path().join(FOLDER).join("_44_200.1.bits");
+    let saved = std::fs::read(&bits).unwrap();
+    let mut flipped = saved.clone();
+    flipped[0] ^= 2;
+    std::fs::write(&bits, flipped).unwrap();
+    let (bitmaps, disk) = place.start("run");
+    let reason = dirty(&bitmaps)[0].2.clone().unwrap();
+    assert!(reason.contains("another content"), "{reason}");
+    assert!(bitmaps.bits("D 0", "daily").is_none());
+    drop((bitmaps, disk));
 }
 
 #[test]
 fn a_disk_whose_content_has_ended_with_the_daemon_begins_anew() {
     let folder = tempfile::tempdir().unwrap();
     let start = || {
-        let bitmaps = Bitmaps::load_in_run(Some(folder.path()), "run");
+        let bitmaps = Bitmaps::load_in_run(Some(folder.path()), "run", &DamagedFiles::default());
         let options = RamOptions {
             size: SIZE,
             ..RamOptions::default()

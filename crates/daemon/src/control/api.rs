@@ -27,7 +27,7 @@ use super::error_responses::problem;
 use super::{ErrorResponse, View};
 use super::{
     clients, configuration, disks, events, exports, jobs, latency, log, luns, metrics, page,
-    status, upgrade, version,
+    saved_state, status, upgrade, version,
 };
 use crate::handover::Ending;
 use crate::jobs::Context;
@@ -305,6 +305,8 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(configuration::text))
         .routes(routes!(configuration::changes))
         .routes(routes!(configuration::reload))
+        .routes(routes!(saved_state::list_state))
+        .routes(routes!(saved_state::reset_state))
         .routes(routes!(events::listen))
         .routes(routes!(events::live))
         .routes(routes!(page::get))

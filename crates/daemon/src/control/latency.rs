@@ -158,6 +158,7 @@ mod tests {
         let status = Status {
             disks: ["a", "b", "c", "d"].map(disk).to_vec(),
             exports: vec![export("blk", &["a"]), export("c0", &["b", "c"])],
+            damaged_state: Vec::new(),
             ..Status::default()
         };
         for known in ["blk", "blk/3", "a", "c", "c0", "d"] {

@@ -21,6 +21,7 @@ mod luns;
 mod metrics;
 mod page;
 mod problem;
+mod saved_state;
 mod server;
 mod socket;
 mod status;

@@ -23,6 +23,7 @@ use crate::disks::Disks;
 use crate::objects::{Servers, Transports};
 use crate::running::Inherited;
 use crate::state::{self, FolderStore};
+use crate::state_files::DamagedFiles;
 use crate::state_thread::StateThread;
 use config::{AccessStates, Config, ExportRef, LunConfig, read_chap_users};
 
@@ -65,14 +66,17 @@ impl fmt::Display for ReadyExport {
 }
 
 /// One registry, so that a disk is the same logical unit through every transport.
-pub(crate) fn units(config: &Config) -> std::io::Result<Arc<Units>> {
-    Ok(Units::new(store(config)?))
+pub(crate) fn units(config: &Config, damaged: &DamagedFiles) -> std::io::Result<Arc<Units>> {
+    Ok(Units::new(store(config, damaged)?))
 }
 
 /// Where logical units keep what must survive a restart.
-fn store(config: &Config) -> std::io::Result<Box<dyn Store>> {
+fn store(config: &Config, damaged: &DamagedFiles) -> std::io::Result<Box<dyn Store>> {
     Ok(match config.state.clone().or_else(state::default_folder) {
-        Some(folder) => Box::new(StateThread::start(FolderStore::new(folder))?),
+        Some(folder) => Box::new(StateThread::start(FolderStore::new(
+            folder,
+            damaged.clone(),
+        ))?),
         None => {
             tracing::warn!(
                 "no state folder: reservations, and identities that no file holds, do not survive a restart (hint: --state DIR)"

@@ -26,6 +26,7 @@ mod plan;
 mod refusal;
 mod relations;
 mod replacing;
+mod saved_state;
 mod servers;
 mod sizes;
 mod state_store;

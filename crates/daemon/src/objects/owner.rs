@@ -28,6 +28,7 @@ use crate::helper_threads::HelperThreads;
 use crate::identities::Identities;
 use crate::jobs::Jobs;
 use crate::running::Inherited;
+use crate::state_files::DamagedFiles;
 use config::{AccessStates, Config, ExportRef, LunConfig};
 
 /// The objects as they are, for whoever looks on.
@@ -96,6 +97,8 @@ pub struct Owner {
     pub(super) live: Arc<RwLock<Live>>,
     pub(super) state_store: Option<StateStore>,
     pub(super) identities: Identities,
+    /// State files that cannot be used.
+    pub(super) damaged: DamagedFiles,
     /// What has changed on disks since their backups.
     pub(crate) bitmaps: Arc<Bitmaps>,
     /// Listening sockets that were handed over, by the path that they listen at: whoever did keeps them there, so that nobody
@@ -133,6 +136,7 @@ impl Owner {
         base: Config,
         servers: Arc<Servers>,
         state_store: Option<StateStore>,
+        damaged: DamagedFiles,
     ) -> (Owner, Inbox) {
         let (messages, inbox) = mpsc::channel();
         let config = base.without_objects();
@@ -146,6 +150,7 @@ impl Owner {
         };
         let event_bus = EventBus::default();
         servers.tell_sessions(&event_bus);
+        let folder = state_store.as_ref().map(StateStore::folder);
         let owner = Owner {
             present: config.clone(),
             config,
@@ -156,8 +161,9 @@ impl Owner {
             exports: HashMap::new(),
             servers,
             live: Arc::new(RwLock::new(live)),
-            identities: Identities::load(state_store.as_ref().map(StateStore::folder)),
-            bitmaps: Arc::new(Bitmaps::load(state_store.as_ref().map(StateStore::folder))),
+            identities: Identities::load(folder, &damaged),
+            bitmaps: Arc::new(Bitmaps::load(folder, &damaged)),
+            damaged,
             state_store,
             handed: HashMap::new(),
             event_bus,
@@ -215,7 +221,7 @@ impl Owner {
             return Err(Refusal::Invalid(faults));
         }
         if let Some(state_store) = &self.state_store {
-            state_store.finish_resize(&next);
+            state_store.finish_resize(&next).map_err(failed)?;
         }
         let inherited = self.keep_what_moved(inherited, &next);
         let opened = self.open_first(&next.disks, inbox);

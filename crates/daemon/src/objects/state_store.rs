@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::overlay::Overlay;
 use crate::state::{self, fault};
+use crate::state_files;
 use config::Config;
 
 const CHANGES: &str = "changes.json";
@@ -69,15 +70,38 @@ impl StateStore {
     /// # Errors
     /// When it is there and cannot be read.
     pub fn kept(&self) -> Result<Overlay, String> {
-        let path = self.folder.join(CHANGES);
-        match std::fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Overlay::default()),
-            Err(error) => Err(format!("cannot read {}: {error}", path.display())),
-            Ok(text) => Overlay::from_text(&text).map_err(|error| {
-                let shown = path.display();
-                format!("cannot use {shown}: {error}; move it away to start without it")
-            }),
+        let Some(text) = self.read(CHANGES)? else {
+            return Ok(Overlay::default());
+        };
+        let text = String::from_utf8_lossy(&text);
+        Overlay::from_text(&text).map_err(|error| self.unusable(CHANGES, &error))
+    }
+
+    /// Reads a file and removes its first line; `None`: there is no such file.
+    fn read(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
+        match std::fs::read(self.folder.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.unusable(name, &format!("it cannot be read: {error}"))),
+            Ok(file) => match state_files::without_check_line(name, &file) {
+                Ok(text) => Ok(Some(text.to_vec())),
+                Err(reason) => Err(self.unusable(name, &format!("it {reason}"))),
+            },
         }
+    }
+
+    fn unusable(&self, name: &str, reason: &str) -> String {
+        let shown = self.folder.join(name);
+        let shown = shown.display();
+        let consequence = match name {
+            RESIZING => {
+                "a resize was interrupted; compare the size of each file with the configuration, then "
+            }
+            _ => "",
+        };
+        format!(
+            "cannot use {shown}: {reason}; hint: {consequence}restore the file, or move it away to start without it. After an edit, delete its \
+             first line, which has the checksum"
+        )
     }
 
     /// Where what does not go together with the file is written, and what to do about it.
@@ -94,7 +118,8 @@ impl StateStore {
     pub fn help_with_one(&self) -> String {
         let shown = self.folder.join(CHANGES);
         format!(
-            "it was added or changed at run time, in {}; correct it there, or move that file away to start without these changes",
+            "it was added or changed at run time, in {}; correct it there and delete the first line, which has the \
+             checksum, or move that file away to start without these changes",
             shown.display()
         )
     }
@@ -124,7 +149,7 @@ impl StateStore {
 
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), String> {
         let path = self.folder.join(name);
-        state::replace(&path, bytes).map_err(|error| {
+        state::replace(&path, &state_files::with_check_line(name, bytes)).map_err(|error| {
             let shown = path.display();
             format!("cannot persist the change in {shown}: {error}")
         })
@@ -137,16 +162,20 @@ impl StateStore {
         fault("after-end-resize");
     }
 
-    /// Resizes that a crash has interrupted: each file gets the size that is written down, which is that of before or of
-    /// after. Call with what is in effect, before disks are opened.
-    pub fn finish_resize(&self, config: &Config) {
-        let Ok(text) = std::fs::read(self.folder.join(RESIZING)) else {
-            return;
+    /// Completes resizes that a crash has interrupted: each file gets the configured size, which is the one before or after the resize.
+    /// To be called with the configuration in effect, before disks are opened.
+    ///
+    /// # Errors
+    /// The announcement cannot be used, so the files may have other sizes than the configuration.
+    pub fn finish_resize(&self, config: &Config) -> Result<(), String> {
+        let Some(text) = self.read(RESIZING)? else {
+            return Ok(());
         };
         let several = serde_json::from_slice::<Vec<Resizing>>(&text);
         let all = several.or_else(|_| serde_json::from_slice(&text).map(|one: Resizing| vec![one]));
+        let all = all.map_err(|error| self.unusable(RESIZING, &error.to_string()))?;
         let mut is_complete = true;
-        for resizing in all.unwrap_or_default() {
+        for resizing in all {
             if let Err(error) = complete_resize(&resizing, config) {
                 tracing::error!("disk {} was being resized: {error}", resizing.disk);
                 is_complete = false;
@@ -156,6 +185,7 @@ impl StateStore {
         if is_complete {
             self.end_resize();
         }
+        Ok(())
     }
 }
 
@@ -244,5 +274,24 @@ mod tests {
         std::fs::write(folder.path().join(CHANGES), "{").unwrap();
         let error = StateStore::open(folder.path()).unwrap().kept().unwrap_err();
         assert!(error.contains(CHANGES) && error.contains("move it away"));
+    }
+
+    #[test]
+    fn damaged_announcement_of_a_resize_stays_and_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let state_store = StateStore::open(folder.path()).unwrap();
+        let config = parse(None, &Flags::default(), &Surroundings::of_this_process()).unwrap();
+        let path = folder.path().join(RESIZING);
+        state_store.begin_resize(&[]).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        for damaged in [&b""[..], &whole[..whole.len() - 1], b"{"] {
+            std::fs::write(&path, damaged).unwrap();
+            let error = state_store.finish_resize(&config).unwrap_err();
+            assert!(error.contains(RESIZING), "{error}");
+            assert_eq!(std::fs::read(&path).unwrap(), damaged);
+        }
+        std::fs::write(&path, whole).unwrap();
+        state_store.finish_resize(&config).unwrap();
+        assert!(!path.exists());
     }
 }

@@ -73,6 +73,17 @@ impl WaitingDisks {
             .retain(|name, known| wanted.get(name.as_str()) == Some(&&known.disk));
     }
 
+    /// Has disks that could not be opened tried again at once.
+    pub fn retry_now(&mut self) {
+        for next_try in self
+            .0
+            .values_mut()
+            .filter_map(|known| known.next_try.as_mut())
+        {
+            *next_try = Instant::now();
+        }
+    }
+
     /// A disk has been opened.
     pub fn opened(&mut self, name: &str) {
         self.0.remove(name);

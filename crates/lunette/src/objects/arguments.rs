@@ -511,6 +511,41 @@ pub enum ReservationAction {
     },
 }
 
+/// `lunette state`
+#[derive(Debug, Args)]
+#[command(after_help = AFTER_STATE)]
+pub struct StateCommand {
+    /// Which daemon
+    #[command(flatten)]
+    pub ask: Ask,
+    /// What to do
+    #[command(subcommand)]
+    pub action: StateAction,
+}
+
+const AFTER_STATE: &str = "\
+Examples:
+    lunette state list
+    lunette state reset reservations-6f9619ff-8b86-4011-b42d-00c04fc964ff.saved
+
+A file that is empty, cut short, changed or unreadable is not used and not replaced: its
+object is unavailable or answers BUSY. Restore the file from a backup, or reset it.";
+
+/// What to do with state files.
+#[derive(Debug, Subcommand)]
+pub enum StateAction {
+    /// List the files, with the object and the condition of each
+    List,
+    /// Reset a damaged file: move it aside, and serve its object with the default state
+    Reset {
+        /// Name of the file, as the list shows it
+        file: String,
+        /// Do not ask for confirmation
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
 /// `lunette config`
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_CONFIG)]

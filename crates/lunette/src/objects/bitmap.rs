@@ -30,9 +30,15 @@ fn table(bitmaps: &[Bitmap]) -> Table {
     bitmaps.iter().fold(head, |table, bitmap| {
         table.row([
             bitmap.disk.clone(),
-            bitmap.name.clone(),
+            match bitmap.name.is_empty() {
+                true => "(unknown)".to_owned(),
+                false => bitmap.name.clone(),
+            },
             size_text(bitmap.dirty),
-            ago(bitmap.at),
+            match bitmap.at {
+                0 => "-".to_owned(),
+                at => ago(at),
+            },
             bitmap.target.clone(),
             bitmap.reason.clone().unwrap_or_default(),
         ])

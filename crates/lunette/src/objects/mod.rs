@@ -7,6 +7,7 @@ pub mod disk;
 pub mod export;
 pub mod job;
 pub mod lun;
+pub mod saved_state;
 pub mod session;
 pub mod status;
 pub(crate) mod table;

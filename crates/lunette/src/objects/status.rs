@@ -147,9 +147,15 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
         if let Some(reason) = &disk.reservations_unknown {
             let name = &disk.name;
             worries.push(format!(
-                "disk {name}: reservations unknown, SCSI reads and writes wait: {reason}; hint: see the daemon's log"
+                "disk {name}: reservations unknown, SCSI reads and writes wait: {reason}"
             ));
         }
+    }
+    for one in &status.damaged_state {
+        let (file, reason) = (&one.file, &one.reason);
+        worries.push(format!(
+            "state file {file} {reason}; hint: restore it and restart the daemon, or lunette state reset {file}"
+        ));
     }
     for queue in &snapshot.queues {
         let counters = &queue.latencies.counters;

@@ -69,6 +69,7 @@ fn look(seconds: u64) -> Look {
             sandbox_missing: Vec::new(),
             workers: 2,
             disks: Vec::<DiskStatus>::new(),
+            damaged_state: Vec::new(),
             exports: vec![
                 export("idle", "vhost-scsi", false),
                 export("d0", "vhost-blk", true),

@@ -1,0 +1,119 @@
+//! Files of the state folder: their list, and the reset of a damaged one.
+//!
+//! A reset moves the file aside, so that it stays for inspection. Its object is then served with the default state at once, except for
+//! the cache mode of a virtio-blk export, which is read when the export is opened.
+
+use std::path::PathBuf;
+
+use control::StateFile;
+
+use super::owner::{Owner, refused};
+use super::refusal::{Fault, Refusal};
+use crate::state;
+use crate::state_files::{self, Condition, Kind};
+
+impl Owner {
+    /// Folder of all state; `None`: this daemon saves nothing.
+    fn state_folder(&self) -> Option<PathBuf> {
+        self.base.state.clone().or_else(state::default_folder)
+    }
+
+    /// Lists the files of the state folder.
+    pub fn state_files(&self) -> Vec<StateFile> {
+        let Some(folder) = self.state_folder() else {
+            return Vec::new();
+        };
+        let names = state_files::names(&folder);
+        let files = names.into_iter().map(|file| {
+            let condition = state_files::condition(&folder, &file);
+            let kind = state_files::kind_of(&file);
+            StateFile {
+                kind: kind.map_or("", |kind| kind.word).to_owned(),
+                object: kind.map_or_else(String::new, |kind| self.object(kind, &file)),
+                condition: match condition {
+                    Condition::Good => "good",
+                    Condition::Unchecked => "unchecked",
+                    Condition::Damaged(_) => "damaged",
+                    Condition::Reset => "reset",
+                }
+                .to_owned(),
+                reason: match condition {
+                    Condition::Damaged(reason) => Some(reason),
+                    _ => None,
+                },
+                file,
+            }
+        });
+        files.collect()
+    }
+
+    /// Returns the name of the object that a file is about, or nothing.
+    fn object(&self, kind: &Kind, file: &str) -> String {
+        let subject = kind.subject(file);
+        let of_identity = |text: &str| {
+            let mut disks = self.disks.iter();
+            disks.find(|(_, disk)| disk.info().identity.to_string() == text)
+        };
+        match kind.word {
+            "reservations" | "mode-pages" | "sanitize" => {
+                of_identity(&subject).map_or_else(String::new, |(name, _)| name.clone())
+            }
+            // The export's name, and the disk's identity.
+            "cache-mode" => subject.split(' ').next().unwrap_or_default().to_owned(),
+            "last-disk" => format!("/{subject}"),
+            "bitmaps" => state_files::key_of(&subject),
+            _ => String::new(),
+        }
+    }
+
+    /// Resets a damaged file.
+    ///
+    /// # Errors
+    /// The file does not exist, is not damaged, or could not be moved.
+    pub fn reset_state(&mut self, file: &str) -> Result<(), Refusal> {
+        let folder = self.state_folder();
+        let known = self.state_files();
+        let (Some(folder), Some(found)) = (folder, known.iter().find(|one| one.file == file))
+        else {
+            let fault = Fault::new(format!("there is no state file {file:?}"));
+            return Err(Refusal::NotFound(
+                fault.help("lunette state list shows all"),
+            ));
+        };
+        let kind = state_files::kind_of(file);
+        let (Some(kind), "damaged" | "unchecked") = (kind, &*found.condition) else {
+            let detail = format!("state file {file} is not damaged");
+            return Err(Refusal::conflict(
+                detail,
+                "to reset it all the same, stop the daemon and move it away",
+            ));
+        };
+        let path = folder.join(file);
+        let done = match (kind.key(file), kind.word) {
+            (Some(key), _) => self.servers.units.reset_saved(&key),
+            (None, "identities") => self.identities.reset(),
+            (None, "bitmaps") => {
+                let disk = state_files::key_of(&kind.subject(file));
+                self.bitmaps
+                    .reset(&disk)
+                    .and_then(|()| state_files::move_aside(&path))
+            }
+            (None, _) => state_files::move_aside(&path),
+        };
+        done.map_err(|error| refused(vec![format!("cannot move {}: {error}", path.display())]))?;
+        self.damaged.cleared(file);
+        if kind.word == "changes" {
+            // The daemon has read the file before it was damaged.
+            self.keep(&self.config, false)?;
+        }
+        tracing::warn!(
+            file,
+            kind = kind.word,
+            object = found.object,
+            "state file reset"
+        );
+        self.event_bus.tell("state.reset", file);
+        self.waiting.retry_now();
+        Ok(())
+    }
+}

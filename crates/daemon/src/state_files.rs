@@ -1,0 +1,472 @@
+//! The files of the state folder: their kinds, their check, and the way to reset a damaged one.
+//!
+//! ```text
+//!   KEY.saved       header of magic, length and CRC-32C over key and content, then the content
+//!   NAME.json       a line `lunette1 length=N crc32c=X`, then the text; a text without that line is not checked
+//!   initiator*      text with a check of its own (`iscsi_initiator`)
+//!   *.damaged-N     a file that was reset, N seconds after 1970
+//! ```
+//!
+//! Damage is never taken for absence. The user of a file decides how it fails closed; [`KINDS`] and docs/operations.md list the outcomes.
+//! A new kind gets a row in both, and in `tests/tests/saved_state.rs`.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bdev::iscsi_initiator::is_identity_text;
+
+/// How the content of a file is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// Binary header.
+    Saved,
+    /// First line of a text.
+    Line,
+    /// The code that uses the file checks it.
+    Elsewhere,
+}
+
+/// A kind of files.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// Name of the kind in commands.
+    pub word: &'static str,
+    /// Begin of the file's name, for [`Check::Saved`] of its key.
+    prefix: &'static str,
+    /// End of the file's name; of a key it is not used.
+    suffix: &'static str,
+    /// How the content is checked.
+    pub check: Check,
+}
+
+impl Kind {
+    /// Returns the key of a file of this kind; `None`: it has none.
+    pub(crate) fn key(&self, name: &str) -> Option<String> {
+        saved_key(name).filter(|_| self.check == Check::Saved)
+    }
+
+    /// Returns the part of the name that tells files of this kind apart.
+    pub(crate) fn subject(&self, name: &str) -> String {
+        let text = match self.key(name) {
+            Some(key) => key,
+            None => name.strip_suffix(self.suffix).unwrap_or(name).to_owned(),
+        };
+        text.strip_prefix(self.prefix).unwrap_or(&text).to_owned()
+    }
+}
+
+const fn saved(word: &'static str, prefix: &'static str) -> Kind {
+    Kind {
+        word,
+        prefix,
+        suffix: "",
+        check: Check::Saved,
+    }
+}
+
+const fn text(word: &'static str, prefix: &'static str, suffix: &'static str) -> Kind {
+    Kind {
+        word,
+        prefix,
+        suffix,
+        check: Check::Line,
+    }
+}
+
+const fn other(word: &'static str, prefix: &'static str, suffix: &'static str) -> Kind {
+    Kind {
+        word,
+        prefix,
+        suffix,
+        check: Check::Elsewhere,
+    }
+}
+
+/// All kinds. The first that matches counts.
+pub const KINDS: [Kind; 16] = [
+    saved("reservations", "reservations-"),
+    saved("mode-pages", "mode-pages-"),
+    saved("sanitize", "sanitize-"),
+    saved("last-disk", "virtio-blk disk /"),
+    saved("cache-mode", "virtio-blk "),
+    saved("ports", "ports"),
+    saved("daemon", "daemon"),
+    saved("identity", "identity-"),
+    text("identities", "identities", ".json"),
+    text("changes", "changes", ".json"),
+    text("resizing", "resizing", ".json"),
+    text("bitmaps", "bitmaps/", ".json"),
+    other("bitmap-bits", "bitmaps/", ".bits"),
+    other("initiator", "initiator", ""),
+    other("isid-lock", "isid-", ".lock"),
+    other("lock", "lock", ""),
+];
+
+/// End of the names of files that were reset, before the time.
+const DAMAGED: &str = ".damaged-";
+/// End of the names of files with a binary header.
+const SAVED: &str = ".saved";
+/// End of the names of such files in versions without checksums.
+const UNCHECKED: &str = ".state";
+
+/// Returns the kind of the file of this name, relative to the state folder.
+pub fn kind_of(name: &str) -> Option<&'static Kind> {
+    let key = saved_key(name);
+    KINDS.iter().find(|kind| match (kind.check, &key) {
+        (Check::Saved, Some(key)) => key.starts_with(kind.prefix),
+        (Check::Saved, None) | (_, Some(_)) => false,
+        _ => name.starts_with(kind.prefix) && name.ends_with(kind.suffix),
+    })
+}
+
+fn saved_key(name: &str) -> Option<String> {
+    let key = name
+        .strip_suffix(SAVED)
+        .or_else(|| name.strip_suffix(UNCHECKED));
+    key.map(key_of)
+}
+
+/// Returns the name of the file for a key: characters other than lower-case letters, digits and dashes are written as their code.
+pub(crate) fn file_name(key: &str) -> String {
+    let mut name = String::new();
+    for byte in key.bytes() {
+        match byte {
+            b'a'..=b'z' | b'0'..=b'9' | b'-' => name.push(char::from(byte)),
+            other => name.push_str(&format!("_{other:02X}")),
+        }
+    }
+    name
+}
+
+/// Returns the key of a file's name: the inverse of [`file_name`].
+pub(crate) fn key_of(name: &str) -> String {
+    let mut key = Vec::new();
+    let mut rest = name.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let code = match byte {
+            b'_' => after
+                .get(..2)
+                .and_then(|code| std::str::from_utf8(code).ok()),
+            _ => None,
+        };
+        match code.and_then(|code| u8::from_str_radix(code, 16).ok()) {
+            Some(code) => {
+                key.push(code);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            None => {
+                key.push(byte);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&key).into_owned()
+}
+
+/// Begins each checked file.
+const MAGIC: &[u8; 8] = b"lunette1";
+/// Magic, length of the payload and checksum.
+const HEADER: usize = 8 + 8 + 4;
+
+/// CRC-32C of key and payload, so that a file under another name is no state either.
+fn checksum(key: &str, payload: &[u8]) -> u32 {
+    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+    digest.update(key.as_bytes());
+    digest.update(&[0]);
+    digest.update(payload);
+    digest.finalize() as u32
+}
+
+/// CRC-32C of bytes.
+pub(crate) fn checksum_of(bytes: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}
+
+/// Adds the header to the state under a key.
+pub(crate) fn encode(key: &str, payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u64).to_le_bytes();
+    let checksum = checksum(key, payload).to_le_bytes();
+    [MAGIC, &length[..], &checksum, payload].concat()
+}
+
+const CUT: &str = "is empty or cut short";
+const OTHER_FORMAT: &str = "is not in the format of this version";
+const OTHER_LENGTH: &str = "has another length than was saved";
+const OTHER_CONTENT: &str = "has another content than was saved";
+
+/// Checks and removes the header.
+pub(crate) fn decode(key: &str, file: &[u8]) -> Result<Vec<u8>, &'static str> {
+    let (header, payload) = file.split_first_chunk::<HEADER>().ok_or(CUT)?;
+    if !header.starts_with(MAGIC) {
+        return Err(OTHER_FORMAT);
+    }
+    if header[8..16] != (payload.len() as u64).to_le_bytes() {
+        return Err(OTHER_LENGTH);
+    }
+    if header[16..] != checksum(key, payload).to_le_bytes() {
+        return Err(OTHER_CONTENT);
+    }
+    Ok(payload.to_vec())
+}
+
+/// Returns the first line of a checked text.
+fn check_line(name: &str, text: &[u8]) -> String {
+    let (length, checksum) = (text.len(), checksum(name, text));
+    format!("lunette1 length={length} crc32c={checksum:08x}\n")
+}
+
+/// Adds the first line to the text of a file of this name.
+pub(crate) fn with_check_line(name: &str, text: &[u8]) -> Vec<u8> {
+    debug_assert!(kind_of(name).is_some(), "{name} is of no kind in KINDS");
+    [check_line(name, text).as_bytes(), text].concat()
+}
+
+/// Checks and removes the first line. A text that begins otherwise was edited by hand or written by an earlier version.
+pub(crate) fn without_check_line<'a>(name: &str, file: &'a [u8]) -> Result<&'a [u8], &'static str> {
+    match file.first() {
+        None => return Err(CUT),
+        Some(b'{' | b'[') => return Ok(file),
+        Some(_) => {}
+    }
+    let end = file.iter().position(|byte| *byte == b'\n').ok_or(CUT)?;
+    let (line, text) = file.split_at(end + 1);
+    match line == check_line(name, text).as_bytes() {
+        true => Ok(text),
+        false => Err("does not match the length and checksum in its first line"),
+    }
+}
+
+/// State files that could not be used since the start, by name, with the reason.
+#[derive(Clone, Debug, Default)]
+pub struct DamagedFiles(Arc<Mutex<BTreeMap<String, String>>>);
+
+impl DamagedFiles {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that a file cannot be used, and logs it at the first time. Returns the reason with a hint.
+    pub(crate) fn found(&self, folder: &Path, name: &str, reason: &str) -> String {
+        let path = folder.join(name);
+        let path = path.display();
+        let hint = reset_hint(name);
+        if self
+            .lock()
+            .insert(name.to_owned(), reason.to_owned())
+            .is_none()
+        {
+            tracing::error!("state file {path} {reason}; hint: {hint}");
+        }
+        format!("state file {path} {reason}; hint: {hint}")
+    }
+
+    /// The file can be used, or is gone.
+    pub(crate) fn cleared(&self, name: &str) {
+        self.lock().remove(name);
+    }
+
+    /// Returns names and reasons.
+    pub fn all(&self) -> Vec<(String, String)> {
+        self.lock().clone().into_iter().collect()
+    }
+}
+
+fn reset_hint(name: &str) -> String {
+    format!("restore the file and restart the daemon, or reset it: lunette state reset {name}")
+}
+
+/// Reads a checked text of the state folder; `None`: there is no such file.
+///
+/// # Errors
+/// The reason why it cannot be used, with a hint.
+pub(crate) fn read_text(
+    folder: &Path,
+    name: &str,
+    damaged: &DamagedFiles,
+) -> Result<Option<Vec<u8>>, String> {
+    let file = match fs::read(folder.join(name)) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(damaged.found(folder, name, &format!("cannot be read: {error}"))),
+    };
+    match without_check_line(name, &file) {
+        Ok(text) => Ok(Some(text.to_vec())),
+        Err(reason) => Err(damaged.found(folder, name, reason)),
+    }
+}
+
+/// Moves a file aside, durably, so that it does not count any more. A file that is not there is no error.
+pub(crate) fn move_aside(path: &Path) -> io::Result<()> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default().as_secs();
+    let aside = |time: u64| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!("{DAMAGED}{time}"));
+        PathBuf::from(name)
+    };
+    let free = (now..).map(aside).find(|aside| !aside.exists());
+    let free = free.unwrap_or_else(|| aside(now));
+    match fs::rename(path, free) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(()) => File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all(),
+    }
+}
+
+/// Condition of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// The check succeeded, or there is nothing to check.
+    Good,
+    /// The file has no checksum.
+    Unchecked,
+    /// The file cannot be used, for this reason.
+    Damaged(String),
+    /// The file was reset.
+    Reset,
+}
+
+/// Returns the condition of a file in the state folder.
+pub(crate) fn condition(folder: &Path, name: &str) -> Condition {
+    if name.contains(DAMAGED) {
+        return Condition::Reset;
+    }
+    let Some(kind) = kind_of(name) else {
+        return Condition::Unchecked;
+    };
+    if name.ends_with(UNCHECKED) {
+        return Condition::Unchecked;
+    }
+    let file = match fs::read(folder.join(name)) {
+        Ok(file) => file,
+        Err(error) => return Condition::Damaged(format!("cannot be read: {error}")),
+    };
+    let checked = match (kind.word, name.strip_suffix(SAVED)) {
+        (_, Some(key)) => decode(&key_of(key), &file).map(drop),
+        ("initiator", _) => match std::str::from_utf8(&file).is_ok_and(is_identity_text) {
+            true => Ok(()),
+            false => Err("is malformed"),
+        },
+        _ if kind.check == Check::Elsewhere => Ok(()),
+        _ => without_check_line(name, &file).map(drop),
+    };
+    match checked {
+        Ok(()) if kind.check == Check::Line && !file.starts_with(MAGIC) => Condition::Unchecked,
+        Ok(()) => Condition::Good,
+        Err(reason) => Condition::Damaged(reason.to_owned()),
+    }
+}
+
+/// Returns the names of all state files, sorted. Locks and files that are being written are left out.
+pub(crate) fn names(folder: &Path) -> Vec<String> {
+    let mut names = Vec::new();
+    for (below, prefix) in [
+        (folder.to_owned(), ""),
+        (folder.join("bitmaps"), "bitmaps/"),
+    ] {
+        for entry in fs::read_dir(below).into_iter().flatten().flatten() {
+            if let Some(name) = entry.file_name().to_str() {
+                names.push(format!("{prefix}{name}"));
+            }
+        }
+    }
+    let is_state = |name: &String| {
+        let kind = kind_of(name).map(|kind| kind.word);
+        name != "bitmaps" && !name.ends_with(".new") && !matches!(kind, Some("lock" | "isid-lock"))
+    };
+    names.retain(is_state);
+    names.sort();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_follows_from_the_name_of_its_file() {
+        for key in ["ports", "virtio-blk disk /run/A b.sock", "a_b", "", "ä"] {
+            assert_eq!(key_of(&file_name(key)), key);
+        }
+    }
+
+    #[test]
+    fn each_name_has_its_kind() {
+        let saved = |key: &str| format!("{}.saved", file_name(key));
+        for (name, word) in [
+            (saved("reservations-1"), Some("reservations")),
+            (saved("virtio-blk disk /run/a"), Some("last-disk")),
+            (saved("virtio-blk disk 1"), Some("cache-mode")),
+            (saved("other"), None),
+            ("identities.json".to_owned(), Some("identities")),
+            ("bitmaps/d0.json".to_owned(), Some("bitmaps")),
+            ("bitmaps/d0.1.bits".to_owned(), Some("bitmap-bits")),
+            ("initiator-0123".to_owned(), Some("initiator")),
+            ("isid-80.lock".to_owned(), Some("isid-lock")),
+            ("lock".to_owned(), Some("lock")),
+        ] {
+            assert_eq!(kind_of(&name).map(|kind| kind.word), word, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_kind_is_in_the_table_and_in_its_test() {
+        let table = include_str!("../../../docs/operations.md");
+        let test = include_str!("../../../tests/tests/saved_state.rs");
+        for Kind { word, .. } in KINDS {
+            let mut rows = table.lines().filter(|line| line.starts_with("| `"));
+            let is_row = |line: &str| {
+                line.split('|')
+                    .nth(1)
+                    .is_some_and(|cell| cell.contains(&format!("`{word}`")))
+            };
+            assert!(rows.any(is_row), "docs/operations.md has no row for {word}");
+            let is_tested = test.contains(&format!("(\"{word}\", Outcome"));
+            let is_elsewhere = ["daemon", "lock", "isid-lock"].contains(&word);
+            assert!(
+                is_tested || is_elsewhere,
+                "tests/tests/saved_state.rs has no row for {word}"
+            );
+        }
+    }
+
+    #[test]
+    fn text_is_checked_by_its_first_line() {
+        let text = b"{\n}\n";
+        let file = with_check_line("changes.json", text);
+        // CRC-32C of "changes.json", a zero byte and the text.
+        assert_eq!(file, b"lunette1 length=4 crc32c=0bb60e28\n{\n}\n");
+        assert_eq!(without_check_line("changes.json", &file), Ok(&text[..]));
+        assert_eq!(without_check_line("changes.json", text), Ok(&text[..]));
+        without_check_line("b.json", &file).expect_err("a file of another name");
+        for length in 0..file.len() {
+            without_check_line("changes.json", &file[..length])
+                .expect_err("a file that is cut short");
+        }
+        for bit in 0..file.len() * 8 {
+            let mut flipped = file.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            without_check_line("changes.json", &flipped).expect_err("a file with a wrong bit");
+        }
+    }
+
+    #[test]
+    fn files_moved_aside_do_not_replace_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ports.saved");
+        for content in ["one", "two"] {
+            fs::write(&path, content).unwrap();
+            move_aside(&path).unwrap();
+        }
+        move_aside(&path).unwrap();
+        let names = names(folder.path());
+        assert_eq!(names.len(), 2, "{names:?}");
+        for name in names {
+            assert_eq!(condition(folder.path(), &name), Condition::Reset);
+        }
+    }
+}

@@ -1,0 +1,527 @@
+//! Damaged state files: each kind, empty, cut short, with one wrong bit, unreadable or gone, has the outcome that docs/operations.md lists.
+//! Takes: 15 s.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use control::objects::Bitmap;
+use control::{StateFile, Status};
+use end_to_end::{Context, DaemonBuilder, IscsiSession, Result, Scratch, bail, ensure};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions};
+
+const TARGET: &str = "iqn.2026-11.org.example:t0";
+const SOON: Duration = Duration::from_secs(60);
+
+/// LUNs of the disks with a reservation, with SWP, with a sanitize operation, of a file that cannot have an attribute, and in RAM.
+const RESERVED: u8 = 0;
+const PROTECTED: u8 = 1;
+const SANITIZED: u8 = 2;
+const READ_ONLY: u8 = 3;
+const RAM: u8 = 4;
+
+const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 0, 0, 0, 1, 0];
+
+/// Answer of a unit: GOOD, CHECK CONDITION with sense key, ASC and ASCQ, BUSY, or RESERVATION CONFLICT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Good,
+    Check(u8, u8, u8),
+    Busy,
+    Conflict,
+}
+use Answer::{Busy, Check, Conflict, Good};
+
+/// DATA PROTECT, WRITE PROTECTED.
+const SWP: Answer = Check(0x07, 0x27, 0x00);
+/// ILLEGAL REQUEST, LOGICAL UNIT NOT SUPPORTED.
+const ABSENT: Answer = Check(0x05, 0x25, 0x00);
+
+/// Damage to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Damage {
+    Empty,
+    Half,
+    EndCut,
+    FirstBit,
+    MiddleBit,
+    LastBit,
+    /// A folder in its place: root can read a file of any mode.
+    Unreadable,
+    Gone,
+}
+
+const ALL: [Damage; 8] = [
+    Damage::Empty,
+    Damage::Half,
+    Damage::EndCut,
+    Damage::FirstBit,
+    Damage::MiddleBit,
+    Damage::LastBit,
+    Damage::Unreadable,
+    Damage::Gone,
+];
+
+impl Damage {
+    fn apply(self, path: &Path) -> Result<()> {
+        let mut bytes = fs::read(path)?;
+        let length = bytes.len();
+        match self {
+            Damage::Empty => bytes.clear(),
+            Damage::Half => bytes.truncate(length / 2),
+            Damage::EndCut => bytes.truncate(length - 2),
+            Damage::FirstBit => bytes[0] ^= 1,
+            Damage::MiddleBit => bytes[length / 2] ^= 1,
+            Damage::LastBit => bytes[length - 1] ^= 1,
+            Damage::Unreadable | Damage::Gone => {}
+        }
+        match self {
+            Damage::Unreadable => {
+                fs::remove_file(path)?;
+                fs::create_dir(path)?;
+            }
+            Damage::Gone => fs::remove_file(path)?,
+            _ => fs::write(path, bytes)?,
+        }
+        Ok(())
+    }
+}
+
+/// Outcome of a damaged file, and of one that is gone.
+enum Outcome {
+    /// READ through this LUN.
+    Read(u8, Answer, Answer),
+    /// The disk of this LUN is unavailable; it is there again with a new identity.
+    Unavailable(u8),
+    /// The iSCSI disk is unavailable because of the file; it has a new initiator name.
+    NoInitiator,
+    /// The daemon does not start; it starts without the file.
+    NoStart,
+    /// The bitmap has a reason to copy everything; without the record there is no bitmap.
+    Everything { names_known: bool },
+    /// The status shows the file; the export has the write-through mode, or the default one.
+    WriteThrough,
+    /// The status shows the file. The next driver replaces it.
+    Shown,
+}
+
+/// The table of docs/operations.md. `daemon` needs a Ceph cluster: its row is a test of `scsi_exec`. Locks have no content.
+const TABLE: [(&str, Outcome); 13] = [
+    ("reservations", Outcome::Read(RESERVED, Busy, Good)),
+    ("mode-pages", Outcome::Read(PROTECTED, Busy, Good)),
+    ("sanitize", Outcome::Read(SANITIZED, Busy, Good)),
+    ("ports", Outcome::Read(RESERVED, Busy, Conflict)),
+    ("identity", Outcome::Unavailable(READ_ONLY)),
+    ("identities", Outcome::Unavailable(RAM)),
+    ("changes", Outcome::NoStart),
+    ("resizing", Outcome::NoStart),
+    ("bitmaps", Outcome::Everything { names_known: false }),
+    ("bitmap-bits", Outcome::Everything { names_known: true }),
+    ("initiator", Outcome::NoInitiator),
+    ("cache-mode", Outcome::WriteThrough),
+    ("last-disk", Outcome::Shown),
+];
+
+/// Kinds that each need a start of their own: they hide the outcome of others.
+const ALONE: [&str; 4] = ["ports", "changes", "resizing", "bitmap-bits"];
+
+struct Place {
+    scratch: Scratch,
+    /// The state folder after a clean stop, with all kinds of files.
+    saved: PathBuf,
+    /// Name of the file of each kind.
+    files: BTreeMap<String, String>,
+    /// Modification time of the disk with a bitmap. Later starts change it, and the saved record does not have theirs.
+    written: SystemTime,
+}
+
+fn builder(scratch: &Scratch) -> DaemonBuilder {
+    // A start is waited for by the lines in the log.
+    fs::remove_file(scratch.file("lunette.log")).ok();
+    let file = |name: &str| scratch.file(name).display().to_string();
+    let disk = |name: &str, options: &str| format!("{name}=file:{},{options}", file(name));
+    DaemonBuilder::new(scratch)
+        .disk(&disk("d0", "size=16M,cache=writeback"))
+        .disk(&disk("d1", "size=16M,cache=writeback"))
+        .disk(&disk("d2", "size=16M,cache=writeback"))
+        .disk(&disk("d3", "cache=writeback,ro=on"))
+        .disk("d4=ram:16M")
+        .disk(&disk("d5", "size=16M,cache=writeback"))
+        // Nothing listens there: its initiator name is read all the same.
+        .disk("d6=iscsi://127.0.0.1:9/iqn.2026-11.org.example:none/0")
+        .vhost_blk("d5")
+        .arguments(["--iscsi", &format!("{TARGET}=d0,d1,d2,d3,d4")])
+        .arguments([
+            "--portal",
+            "127.0.0.1:0",
+            "--demo-mode",
+            "rw",
+            "--workers",
+            "1",
+        ])
+}
+
+/// A daemon with a session of an initiator that has no registration.
+struct Served {
+    daemon: end_to_end::Daemon,
+    session: IscsiSession,
+}
+
+fn portal(daemon: &mut end_to_end::Daemon) -> Result<String> {
+    let log = daemon.process().log();
+    let line = log
+        .lines()
+        .rev()
+        .find_map(|line| line.strip_prefix(&format!("ready iscsi {TARGET} ")));
+    Ok(line.context("no portal")?.trim().to_owned())
+}
+
+impl Served {
+    fn start(scratch: &Scratch) -> Result<Served> {
+        let mut daemon = builder(scratch).start()?;
+        let session = IscsiSession::login_only(&portal(&mut daemon)?, TARGET, 2)?;
+        Ok(Served { daemon, session })
+    }
+
+    fn answer(&mut self, lun: u8, cdb: &[u8], out: Option<&[u8]>) -> Result<Answer> {
+        for _ in 0..8 {
+            let done = self.session.command_on(lun, cdb, out, 512)?;
+            return Ok(match (done.status, done.sense.as_slice()) {
+                (0, _) => Good,
+                (8, _) => Busy,
+                (0x18, _) => Conflict,
+                // A unit attention.
+                (2, sense) if sense.len() >= 14 && sense[2] & 0x0f == 6 => continue,
+                (2, sense) if sense.len() >= 14 => Check(sense[2] & 0x0f, sense[12], sense[13]),
+                other => bail!("status {other:?}"),
+            });
+        }
+        bail!("unit attentions without end")
+    }
+
+    fn read(&mut self, lun: u8) -> Result<Answer> {
+        self.answer(lun, &READ, None)
+    }
+
+    fn state(&self) -> Result<Vec<StateFile>> {
+        Ok(serde_json::from_str(
+            &self.daemon.lunette(&["state", "list", "--json"])?,
+        )?)
+    }
+
+    fn status(&self) -> Result<Status> {
+        let output = self.daemon.ask(&["status", "--json"])?;
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    fn bitmaps(&self) -> Result<Vec<Bitmap>> {
+        let words = ["disk", "bitmap", "list", "--json"];
+        Ok(serde_json::from_str(&self.daemon.lunette(&words)?)?)
+    }
+
+    /// The byte `writeback` of the configuration space (virtio 1.3, 5.2.4).
+    fn is_write_back(&self, scratch: &Scratch) -> Result<bool> {
+        let front_end = FrontEnd::connect(&scratch.socket("d5.sock"), &Options::default())?;
+        Ok(front_end.config(32, 1)? == [1])
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        match entry.file_type()?.is_dir() {
+            true => copy(&entry.path(), &to)?,
+            false => drop(fs::copy(entry.path(), to)?),
+        }
+    }
+    Ok(())
+}
+
+impl Place {
+    fn state(&self) -> PathBuf {
+        self.scratch.socket("state")
+    }
+
+    /// Has a daemon write files of all kinds.
+    fn new() -> Result<Place> {
+        let scratch = Scratch::new()?;
+        fs::write(scratch.file("d3"), [0; 1 << 20])?;
+        let mut served = Served::start(&scratch)?;
+        // MODE SELECT(6) with SP: the control mode page with SWP.
+        let select = [0x15, 0x11, 0, 0, 16, 0];
+        let page = [
+            0, 0, 0, 0, 0x0a, 0x0a, 0x20, 0x10, 0x08, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        ensure!(served.answer(PROTECTED, &select, Some(&page))? == Good);
+        // SANITIZE, block erase.
+        let sanitize = [0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0];
+        ensure!(served.answer(SANITIZED, &sanitize, None)? == Good);
+        // REGISTER with APTPL, and RESERVE of the type exclusive access.
+        let mut holder = IscsiSession::login(&portal(&mut served.daemon)?, TARGET, 1)?;
+        let mut register = [0; 24];
+        (register[15], register[20]) = (7, 1);
+        let mut reserve = [0; 24];
+        reserve[7] = 7;
+        for (action, kind, list) in [(0, 0, register), (1, 3, reserve)] {
+            let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
+            ensure!(holder.command(&cdb, Some(&list), 0)?.status == 0);
+        }
+        // A driver that turns the write cache off, with VIRTIO_BLK_F_CONFIG_WCE.
+        let mut front_end = FrontEnd::connect(&scratch.socket("d5.sock"), &Options::default())?;
+        let options = QueueOptions::default();
+        drop(BlkQueue::start(
+            &mut front_end,
+            0,
+            &options,
+            16,
+            1 << 20,
+            Cuts::Usual,
+        )?);
+        front_end.write_config(32, &[0])?;
+        drop(front_end);
+        let target = format!("file:{}", scratch.file("backup").display());
+        let words = [
+            "disk",
+            "backup",
+            "d5",
+            &target,
+            "--incremental",
+            "daily",
+            "--wait",
+        ];
+        served.daemon.lunette(&words)?;
+        served
+            .daemon
+            .lunette(&["disk", "limit", "d1", "iops=100000"])?;
+        let names: Vec<StateFile> = served.state()?;
+        served.daemon.stop(SOON)?;
+
+        let written = fs::metadata(scratch.file("d5"))?.modified()?;
+        let saved = scratch.file("saved");
+        let state = scratch.socket("state");
+        copy(&state, &saved)?;
+        // A resize that a kill interrupts.
+        let fault = ["env", "LUNETTE_FAULT=after-begin-resize"];
+        let mut daemon = builder(&scratch).under(&fault).start()?;
+        let resized = daemon.ask(&["disk", "resize", "d1", "32M"])?;
+        let told = String::from_utf8_lossy(&resized.stderr);
+        ensure!(told.contains("connection closed"), "{told}");
+        daemon.process().wait(SOON)?;
+        let resizing = "resizing.json".to_owned();
+        fs::copy(state.join(&resizing), saved.join(&resizing))?;
+
+        let mut files: BTreeMap<String, String> = BTreeMap::new();
+        for file in names {
+            ensure!(!file.kind.is_empty(), "{} is of no kind", file.file);
+            ensure!(file.condition == "good", "{file:?}");
+            files.insert(file.kind, file.file);
+        }
+        files.insert("resizing".to_owned(), resizing);
+        let place = Place {
+            scratch,
+            saved,
+            files,
+            written,
+        };
+        for (kind, _) in &TABLE {
+            ensure!(place.files.contains_key(*kind), "no file of kind {kind}");
+        }
+        Ok(place)
+    }
+
+    /// Puts the state folder back, damages the files of some kinds, and returns their paths.
+    fn damage(&self, kinds: &[&str], damage: Damage) -> Result<Vec<PathBuf>> {
+        fs::File::options()
+            .write(true)
+            .open(self.scratch.file("d5"))?
+            .set_modified(self.written)?;
+        fs::remove_dir_all(self.state())?;
+        copy(&self.saved, &self.state())?;
+        if !kinds.contains(&"resizing") {
+            fs::remove_file(self.state().join("resizing.json"))?;
+        }
+        let paths = kinds
+            .iter()
+            .map(|kind| self.state().join(&self.files[*kind]));
+        let paths: Vec<PathBuf> = paths.collect();
+        for path in &paths {
+            damage.apply(path)?;
+        }
+        Ok(paths)
+    }
+
+    /// Checks the outcome for one kind.
+    fn check(
+        &self,
+        served: &mut Served,
+        kind: &str,
+        outcome: &Outcome,
+        damage: Damage,
+    ) -> Result<()> {
+        let is_gone = damage == Damage::Gone;
+        let file = &self.files[kind];
+        let status = served.status()?;
+        let is_shown = status.damaged_state.iter().any(|one| one.file == *file);
+        let state_of = |name: &str| {
+            let disk = status.disks.iter().find(|disk| disk.name == name);
+            disk.map(|disk| (disk.state.clone(), disk.reason.clone().unwrap_or_default()))
+        };
+        match outcome {
+            Outcome::Read(lun, damaged, gone) => {
+                ensure!(is_shown != is_gone, "{:?}", status.damaged_state);
+                let expected = if is_gone { gone } else { damaged };
+                let found = served.read(*lun)?;
+                ensure!(found == *expected, "READ gives {found:?}");
+            }
+            Outcome::Unavailable(lun) => {
+                ensure!(is_shown != is_gone, "{:?}", status.damaged_state);
+                let expected = if is_gone { Good } else { ABSENT };
+                let found = served.read(*lun)?;
+                ensure!(found == expected, "READ gives {found:?}");
+                let (state, reason) = state_of(&format!("d{lun}")).context("no such disk")?;
+                ensure!(
+                    is_gone || state == "unavailable" && reason.contains(file),
+                    "{reason}"
+                );
+            }
+            Outcome::NoInitiator => {
+                let (_, reason) = state_of("d6").context("no such disk")?;
+                ensure!(reason.contains(file) != is_gone, "{reason}");
+            }
+            Outcome::NoStart => bail!("the daemon started"),
+            Outcome::Everything { names_known } => {
+                let bitmaps = served.bitmaps()?;
+                if is_gone && !names_known {
+                    ensure!(bitmaps.is_empty(), "{bitmaps:?}");
+                    return Ok(());
+                }
+                let [bitmap] = &bitmaps[..] else {
+                    bail!("{bitmaps:?}")
+                };
+                ensure!(bitmap.disk == "d5" && bitmap.reason.is_some(), "{bitmap:?}");
+                ensure!((bitmap.name == "daily") == *names_known, "{bitmap:?}");
+                ensure!(is_shown != *names_known, "{:?}", status.damaged_state);
+            }
+            Outcome::WriteThrough => {
+                ensure!(is_shown != is_gone, "{:?}", status.damaged_state);
+                ensure!(served.is_write_back(&self.scratch)? == is_gone);
+            }
+            Outcome::Shown => ensure!(is_shown != is_gone, "{:?}", status.damaged_state),
+        }
+        Ok(())
+    }
+
+    /// Resets all damaged files, and checks that their objects are served with default state.
+    fn reset(&self, served: &mut Served) -> Result<()> {
+        let damaged = served.state()?;
+        for one in damaged.iter().filter(|one| one.condition == "damaged") {
+            let refused = served.daemon.ask(&["state", "reset", &one.file])?;
+            ensure!(!refused.status.success(), "no confirmation was needed");
+            served
+                .daemon
+                .lunette(&["state", "reset", &one.file, "--yes"])?;
+            let again = served.daemon.ask(&["state", "reset", &one.file, "--yes"])?;
+            ensure!(!again.status.success(), "{} was reset twice", one.file);
+            let name = format!("{}.damaged-", one.file);
+            let aside = served
+                .state()?
+                .into_iter()
+                .find(|one| one.file.starts_with(&name));
+            ensure!(aside.is_some_and(|one| one.condition == "reset"), "{name}");
+        }
+        ensure!(served.status()?.damaged_state.is_empty());
+        Ok(())
+    }
+}
+
+impl Place {
+    /// Without damage, all state has its effect.
+    fn whole_state_has_its_effect(&self) -> Result<()> {
+        self.damage(&[], Damage::Empty)?;
+        let mut served = Served::start(&self.scratch)?;
+        ensure!(served.read(RESERVED)? == Conflict && served.read(PROTECTED)? == Good);
+        ensure!(served.answer(PROTECTED, &WRITE, Some(&[0; 512]))? == SWP);
+        for lun in [SANITIZED, READ_ONLY, RAM] {
+            ensure!(served.read(lun)? == Good, "LUN {lun}");
+        }
+        ensure!(!served.is_write_back(&self.scratch)?);
+        let bitmaps = served.bitmaps()?;
+        let is_whole = bitmaps.len() == 1 && bitmaps[0].reason.is_none();
+        ensure!(is_whole, "{bitmaps:?}");
+        served.daemon.stop(SOON)?;
+        Ok(())
+    }
+
+    /// Damages the files of several kinds, whose objects differ.
+    fn kinds_together(&self, damage: Damage) -> Result<()> {
+        let rows = || TABLE.iter().filter(|(kind, _)| !ALONE.contains(kind));
+        let kinds: Vec<&str> = rows().map(|(kind, _)| *kind).collect();
+        let paths = self.damage(&kinds, damage)?;
+        let contents: Vec<_> = paths.iter().map(|path| fs::read(path).ok()).collect();
+        let mut served = Served::start(&self.scratch)?;
+        for (kind, outcome) in rows() {
+            self.check(&mut served, kind, outcome, damage)
+                .with_context(|| kind.to_owned())?;
+        }
+        if damage != Damage::Gone {
+            for (path, content) in paths.iter().zip(contents) {
+                let stays = fs::read(path).ok() == content;
+                ensure!(stays, "{} was replaced", path.display());
+            }
+            self.reset(&mut served).context("reset")?;
+            ensure!(served.answer(PROTECTED, &WRITE, Some(&[0; 512]))? == Good);
+            for lun in [RESERVED, PROTECTED, SANITIZED, READ_ONLY, RAM] {
+                // A disk that was unavailable is opened again in the background.
+                let begun = Instant::now();
+                while served.read(lun)? != Good {
+                    ensure!(begun.elapsed() < SOON, "LUN {lun} after the reset");
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            }
+        }
+        served.daemon.stop(SOON)?;
+        Ok(())
+    }
+
+    /// Damages the file of one kind.
+    fn kind_alone(&self, kind: &str, outcome: &Outcome, damage: Damage) -> Result<()> {
+        self.damage(&[kind], damage)?;
+        if matches!(outcome, Outcome::NoStart) && damage != Damage::Gone {
+            let (status, log) = builder(&self.scratch).start_refused()?;
+            let names_file = log.contains(&self.files[kind]) && log.contains("hint: ");
+            ensure!(!status.success() && names_file, "{log}");
+            return Ok(());
+        }
+        let mut served = Served::start(&self.scratch)?;
+        if !matches!(outcome, Outcome::NoStart) {
+            self.check(&mut served, kind, outcome, damage)?;
+        }
+        if kind == "ports" && damage != Damage::Gone {
+            self.reset(&mut served)?;
+            let found = served.read(RESERVED)?;
+            ensure!(found == Conflict, "the reservation is gone: {found:?}");
+        }
+        served.daemon.stop(SOON)?;
+        Ok(())
+    }
+}
+
+#[test]
+fn damaged_state_of_each_kind_has_its_outcome() -> Result<()> {
+    let place = Place::new()?;
+    place.whole_state_has_its_effect()?;
+    for damage in ALL {
+        let shown = || format!("{damage:?}");
+        place.kinds_together(damage).with_context(shown)?;
+        for (kind, outcome) in TABLE.iter().filter(|(kind, _)| ALONE.contains(kind)) {
+            let alone = place.kind_alone(kind, outcome, damage);
+            alone.with_context(|| format!("{kind}, {damage:?}"))?;
+        }
+    }
+    Ok(())
+}
