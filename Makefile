@@ -121,15 +121,15 @@ check: ## Formatting, clippy (warnings denied), unused dependencies, licences an
 # features. So end-to-end tests have names that no other crate's tests have.
 tests_of = $(CARGO) test --workspace --exclude lunette-fuzz --no-fail-fast
 
-advisories: ## Asks RustSec's database, which is fetched, for known defects of the dependencies
-	$(CARGO) deny check advisories
+advisories: ## Checks the dependencies for known defects with RustSec's database, which is fetched; ADVISORY_DB=DIR names a clone instead
+	@CARGO='$(CARGO)' ADVISORY_DB='$(ADVISORY_DB)' scripts/advisories
 
 unit: ## Unit and property tests; those that need root and loop devices with sudo
 	$(tests_of) --exclude end_to_end
 	$(as_root) $(tests_of) --test machine --test followed --test block_device_targets --test hung_storage -- --ignored
 
 # End-to-end tests that wait more than they work
-beside = access api debian events fio hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers jobs packages rbd rbd_faults rbd_holes rbd_reservations remote_disks removals sanitize soak
+beside = access api debian events fio hostile_initiators image_chains incremental_backups iscsi_commands iscsi_peers jobs packages rbd rbd_faults rbd_holes rbd_reservations remote_disks removals sanitize soak supply_chain
 alone = $(filter-out $(beside),$(basename $(notdir $(wildcard tests/tests/*.rs))))
 
 guests: ## End-to-end tests, one after the other, for each guest wants the whole machine; those that mostly wait beside them
