@@ -151,11 +151,12 @@ soak: ## Verifying clients through kills, upgrades and full file systems for MIN
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	SOAK_MINUTES=$(or $(MINUTES),10) LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test soak -- --nocapture
 
-fuzz: ## Each fuzz target for FUZZ_SECONDS (60)
+fuzz: ## Each fuzz target for FUZZ_SECONDS (60), guided by coverage; make test runs them for seconds, without a nightly compiler
 	@scripts/setup fuzz
 	@cd fuzz && for fuzz_target in $$($(CARGO) +nightly fuzz list); do \
 		echo "fuzz: $$fuzz_target for $(FUZZ_SECONDS) s"; \
-		$(CARGO) +nightly fuzz run "$$fuzz_target" -- -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; \
+		mkdir -p "found/$$fuzz_target" && \
+		$(CARGO) +nightly fuzz run "$$fuzz_target" "found/$$fuzz_target" "corpus/$$fuzz_target" -- -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; \
 	done
 
 static: ## One statically linked program of the daemon (musl), for any Linux on x86-64; without Ceph, whose libraries cannot be loaded

@@ -18,7 +18,7 @@ const WITH_INSTALL_SCRIPT: [&str; 1] = ["node_modules/esbuild"];
 /// Packages in the lock file. esbuild has one per platform.
 const NPM_PACKAGES_MAX: usize = 29;
 
-/// What is wrong with the entry of a package in `package-lock.json`.
+/// Lists the faults in the entry of a package in `package-lock.json`.
 fn faults(name: &str, package: &Value) -> Vec<String> {
     let text = |key: &str| package[key].as_str().unwrap_or_default();
     let mut faults = Vec::new();

@@ -65,6 +65,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
             "guest_agent",
             "guest_bench",
             "end_to_end",
+            "fuzz_targets",
             "lunette-fuzz",
         ],
     ),
