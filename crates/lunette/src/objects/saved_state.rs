@@ -51,7 +51,7 @@ fn confirm(file: &str) -> Outcome {
             "a reset needs a confirmation, and the input is not a terminal; hint: --yes",
         ));
     }
-    let mut stderr = std::io::stderr();
+    let mut stderr = cli_common::stderr();
     write!(
         stderr,
         "Reset {file}? Its reservations, identity or other state are lost for clients. [y/N] "
