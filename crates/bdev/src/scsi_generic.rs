@@ -122,9 +122,9 @@ impl Device {
             other => other,
         };
         let file = file.map_err(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied => format!(
-                "{error}; hint: the daemon's user needs the right to read and write it (group disk, or a udev rule)"
-            ),
+            io::ErrorKind::PermissionDenied => sandbox::refusal(path, true).unwrap_or_else(|| {
+                format!("{error}; hint: the daemon's user needs the right to read and write it (group disk, or a udev rule)")
+            }),
             io::ErrorKind::NotFound => {
                 format!("{error}; hint: `lsscsi -g` lists devices; /dev/sgN needs the kernel's module sg")
             }

@@ -17,8 +17,16 @@ fn failed(what: &str, error: impl std::fmt::Display) -> Error {
     Error(format!("cannot confine {what} with Landlock: {error}"))
 }
 
-/// Closes all files but these to the process. What this kernel lacks for that, if anything.
-pub fn restrict(paths: &Paths) -> Result<Option<String>, Error> {
+/// Effect of the rules on the process.
+pub struct Restriction {
+    /// Other files are closed to the process.
+    pub is_enforced: bool,
+    /// Parts that this kernel lacks, if any.
+    pub missing: Option<String>,
+}
+
+/// Closes all files but these to the process.
+pub fn restrict(paths: &Paths) -> Result<Restriction, Error> {
     let failed = |error: landlock::RulesetError| failed("the process", error);
     let everything = AccessFs::from_all(NEWEST);
     let mut ruleset = Ruleset::default()
@@ -54,7 +62,7 @@ pub fn restrict(paths: &Paths) -> Result<Option<String>, Error> {
         }
     }
     let status = created.restrict_self().map_err(failed)?;
-    Ok(match status.ruleset {
+    let missing = match status.ruleset {
         RulesetStatus::FullyEnforced => None,
         RulesetStatus::PartiallyEnforced => Some(
             "some of Landlock (Linux 6.12 has all of it): files are confined, sockets and signals may not be"
@@ -63,6 +71,10 @@ pub fn restrict(paths: &Paths) -> Result<Option<String>, Error> {
         RulesetStatus::NotEnforced => {
             Some("Landlock (Linux 5.13, in the list of lsm=): files are not confined".to_owned())
         }
+    };
+    Ok(Restriction {
+        is_enforced: status.ruleset != RulesetStatus::NotEnforced,
+        missing,
     })
 }
 

@@ -8,8 +8,11 @@
 #![forbid(unsafe_code)]
 
 mod calls;
+mod denial;
 mod filter;
 mod folders;
+
+pub use denial::refusal;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -118,7 +121,11 @@ pub fn begin(mode: Mode, paths: &Paths) -> Result<&'static Report, Error> {
     }
     let mut missing = Vec::new();
     if mode == Mode::Enforce {
-        missing.extend(folders::restrict(paths)?);
+        let restriction = folders::restrict(paths)?;
+        if restriction.is_enforced {
+            denial::record(paths);
+        }
+        missing.extend(restriction.missing);
     }
     if mode != Mode::Off {
         match has_seccomp() {

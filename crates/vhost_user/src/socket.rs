@@ -35,7 +35,11 @@ impl std::fmt::Display for SocketError {
                 )
             }
             SocketError::Io(path, error) => {
-                write!(f, "cannot listen on socket {}: {error}", path.display())?;
+                write!(f, "cannot listen on socket {}: ", path.display())?;
+                if error.kind() == io::ErrorKind::PermissionDenied {
+                    return f.write_str(&no_access(path));
+                }
+                write!(f, "{error}")?;
                 match error.kind() {
                     io::ErrorKind::NotFound => f.write_str(" (does its directory exist?)"),
                     io::ErrorKind::InvalidInput => {
@@ -49,6 +53,17 @@ impl std::fmt::Display for SocketError {
 }
 
 impl std::error::Error for SocketError {}
+
+/// Explains "Permission denied": the sandbox or the permissions of the folder, each with its remedy.
+fn no_access(path: &Path) -> String {
+    sandbox::refusal(path, true).unwrap_or_else(|| {
+        let user = rustix::process::geteuid().as_raw();
+        format!(
+            "user {user} may not create it in its folder; hint: give that user write access to the folder and access to every directory \
+             above it (chmod, chown, setfacl), or choose another path for `socket`"
+        )
+    })
+}
 
 /// Sockets at which another process has listened, by their paths.
 #[derive(Debug, Default)]
@@ -170,6 +185,15 @@ mod tests {
         std::fs::write(&path, "data").unwrap();
         assert!(matches!(bind(&path), Err(SocketError::NotASocket(_))));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
+    }
+
+    #[test]
+    fn missing_permission_names_the_key() {
+        let denied = io::ErrorKind::PermissionDenied.into();
+        let error = SocketError::Io("/srv/d0.sock".into(), denied).to_string();
+        for part in ["/srv/d0.sock", "user ", "`socket`"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
     }
 
     #[test]

@@ -57,7 +57,7 @@ fn open_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), OpenError> {
     match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
         Ok(fd) => Ok((fd, false)),
         Err(Errno::NOENT) => create(options, flags),
-        Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(options.read_only))),
+        Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(path, options.read_only))),
         Err(Errno::ROFS) => Err(fail(
             path,
             "cannot open it for writing: its file system is read-only; hint: set read_only, or remount it writable",
@@ -70,19 +70,16 @@ fn open_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), OpenError> {
     }
 }
 
-fn no_access(read_only: bool) -> String {
+/// Explains "Permission denied": the sandbox or the permissions of the file or a folder, each with its remedy.
+fn no_access(path: &Path, read_only: bool) -> String {
     let user = rustix::process::geteuid().as_raw();
     let (what, hint) = if read_only {
         ("reading", "")
     } else {
         ("reading and writing", ", or set read_only")
     };
-    // Landlock gives no other reason than a mode of the file does.
-    let confined = sandbox::report().is_some_and(|report| report.mode == sandbox::Mode::Enforce);
-    if confined {
-        return format!(
-            "no permission to open it for {what} as user {user} in the sandbox; hint: add its folder to sandbox_paths and restart the daemon, or give that user access to it and to every directory above it (chmod, chown, setfacl){hint}"
-        );
+    if let Some(refusal) = sandbox::refusal(path, !read_only) {
+        return format!("cannot open it for {what}: {refusal}");
     }
     format!(
         "no permission to open it for {what} as user {user}; hint: give that user access to it and to every directory above it (chmod, chown, setfacl){hint}"
@@ -113,7 +110,7 @@ fn create(options: &FileOptions, flags: OFlags) -> Result<(OwnedFd, bool), OpenE
             let what = format!("cannot create it: the directory {parent} does not exist");
             Err(fail(path, format!("{what}; hint: mkdir -p {parent}")))
         }
-        Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(false))),
+        Err(Errno::ACCESS | Errno::PERM) => Err(fail(path, no_access(path, false))),
         Err(error) => Err(fail(path, format!("cannot create it: {error}"))),
     }
 }
@@ -429,7 +426,7 @@ mod tests {
 
     #[test]
     fn missing_permission_names_user_and_hint() {
-        let text = no_access(false);
+        let text = no_access(Path::new("d0.raw"), false);
         assert!(text.contains("as user ") && text.contains("read_only"));
     }
 }

@@ -36,7 +36,7 @@ pub enum BindError {
         path: PathBuf,
     },
     /// The folder or the socket could not be made.
-    #[error("cannot {what} {}: {source}", path.display())]
+    #[error("cannot {what} {}: {}", path.display(), reason(path, source))]
     System {
         /// What was tried.
         what: &'static str,
@@ -45,6 +45,20 @@ pub enum BindError {
         /// What came of it.
         source: io::Error,
     },
+}
+
+/// Explains "Permission denied": the sandbox or the permissions of the folder, each with its remedy.
+fn reason(path: &Path, error: &io::Error) -> String {
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return error.to_string();
+    }
+    sandbox::refusal(path, true).unwrap_or_else(|| {
+        let user = rustix::process::geteuid().as_raw();
+        format!(
+            "user {user} may not create it in its folder; hint: give that user write access to the folder and access to every directory \
+             above it (chmod, chown, setfacl), or choose another path for `control`"
+        )
+    })
 }
 
 /// A listening socket whose path goes away with it.
@@ -272,6 +286,19 @@ mod tests {
 
     fn bind_own(path: &Path) -> Result<Bound, BindError> {
         bind(path, Audience::Owner, None)
+    }
+
+    #[test]
+    fn missing_permission_names_the_key() {
+        let error = BindError::System {
+            what: "listen on",
+            path: "/srv/control.sock".into(),
+            source: io::ErrorKind::PermissionDenied.into(),
+        };
+        let error = error.to_string();
+        for part in ["/srv/control.sock", "user ", "`control`"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
     }
 
     #[test]

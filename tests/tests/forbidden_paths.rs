@@ -1,0 +1,99 @@
+//! Sockets, disks and targets of jobs that the sandbox or file permissions forbid: the error names the reason and the key. Needs: Landlock;
+//! root for the part about permissions. Takes: 2 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::{DaemonBuilder, Result, Scratch, ensure};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+#[test]
+fn sandbox_names_itself_and_its_key() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let outside = scratch.file("outside");
+    std::fs::create_dir(&outside)?;
+    std::fs::write(outside.join("there.raw"), [0; 1 << 16])?;
+    let outside = outside.display();
+    let inside = scratch.file("inside");
+    std::fs::create_dir(&inside)?;
+    let disk = format!("d=file:{}/d.raw,size=1M", inside.display());
+    // The state folder of the tests is beside the two folders.
+    let start = |paths: &[&str]| {
+        let daemon = DaemonBuilder::new(&scratch).disk(&disk);
+        let daemon = daemon.arguments(["--sandbox", "enforce"]);
+        daemon.arguments(paths.iter().copied()).start()
+    };
+    let socket = format!("d:{outside}/d.sock");
+    let created = format!("e=file:{outside}/e.raw,size=1M");
+    let there = format!("e=file:{outside}/there.raw");
+    let target = format!("file:{outside}/backup.raw");
+    let commands: [&[&str]; 4] = [
+        &["export", "add", "vhost-blk", &socket],
+        &["disk", "add", &created],
+        &["disk", "add", &there],
+        &["disk", "backup", "d", &target],
+    ];
+    let mut daemon = start(&[])?;
+    let status = daemon.lunette(&["status"])?;
+    ensure!(!status.contains("files are not confined"), "{status}");
+    for words in commands {
+        let output = daemon.ask(words)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(1), "{words:?}: {said}");
+        for part in [
+            "the sandbox does not allow",
+            &format!("add {outside} to sandbox_paths"),
+        ] {
+            ensure!(said.contains(part), "{words:?}: no {part:?} in {said}");
+        }
+    }
+    ensure!(daemon.stop(Duration::from_secs(30))?.success());
+    // The key helps.
+    let daemon = start(&["--sandbox-path", &outside.to_string()])?;
+    for words in commands.iter().enumerate().filter(|(at, _)| *at != 2) {
+        daemon.lunette(words.1)?;
+    }
+    Ok(())
+}
+
+/// Runs `lunette serve` as a user without rights in a folder.
+#[test]
+fn permissions_name_the_user_and_the_key() -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return Ok(());
+    }
+    let scratch = Scratch::new()?;
+    let place = scratch.sockets();
+    std::fs::set_permissions(place, std::fs::Permissions::from_mode(0o755))?;
+    let folder = place.join("closed");
+    std::fs::create_dir(&folder)?;
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755))?;
+    let own = place.join("own");
+    std::fs::create_dir(&own)?;
+    std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o777))?;
+    let (folder, own) = (folder.display(), own.display());
+    let closed = format!("{folder}/x.sock");
+    for (control, socket, key) in [
+        (format!("{own}/c.sock"), closed.clone(), "`socket`"),
+        (closed, format!("{own}/d.sock"), "`control`"),
+    ] {
+        let mut daemon = Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(vm::lunette_program(vm::Profile::Dev)?)
+            .args(["serve", "--disk", "d=ram:1M", "--control", &control])
+            .args(["--vhost-blk", &format!("d:{socket}"), "--state"])
+            .arg(format!("{own}/state"))
+            .stderr(Stdio::piped())
+            .spawn()?;
+        std::thread::sleep(Duration::from_millis(1500));
+        daemon.kill()?;
+        let said = daemon.wait_with_output()?.stderr;
+        let said = String::from_utf8_lossy(&said);
+        for part in ["x.sock", "user 65534", key] {
+            ensure!(said.contains(part), "{key}: no {part:?} in {said}");
+        }
+        ensure!(!said.contains("sandbox_paths"), "{said}");
+    }
+    Ok(())
+}
