@@ -182,10 +182,14 @@ const CLOCKS_AND_CALLS: [(&[&str], &str); 4] = [
 ];
 
 /// Files of these crates that run on threads of the control plane.
-const CONTROL_PLANE: [(&str, &str); 7] = [
+const CONTROL_PLANE: [(&str, &str); 8] = [
     (
         "crates/reactor/src/accepting.rs",
         "an accepting thread waits for clients",
+    ),
+    (
+        "crates/reactor/src/retry.rs",
+        "times the retries of listeners, on the control thread",
     ),
     (
         "crates/iscsi_target/src/portals.rs",

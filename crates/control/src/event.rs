@@ -12,13 +12,22 @@ pub struct Event {
     /// `disk.waiting` (an I/O has failed and waits), `disk.resumed` (none waits any more),
     /// `disk.snapshot`, `job.started`, `job.ready`, `job.done`, `job.failed`, `job.cancelled`,
     /// `export.added`, `export.removed`, `export.placed`, `export.access_state`, `export.removing`, `lun.added`, `lun.removed`, `lun.removing`, `disk.shrinking`,
-    /// `session.opened`, `session.closed`, `portal.opened` (a portal that waited is open), `state.reset`.
+    /// `session.opened`, `session.closed`, `portal.waiting` (a portal cannot be opened yet), `portal.opened` (it is open now),
+    /// `listener.waiting` and `listener.opened` (likewise a vhost-user socket, or the listener of the API or of metrics),
+    /// `state.reset`.
     pub event: String,
-    /// The disk, the export, the state file, or the export that the LUN, the session or the portal is of.
+    /// The disk, the export, the state file, or the export that the LUN, the session, the portal or the listener is of. `api` or `metrics` for a
+    /// listener without an export.
     pub name: String,
     /// Of a portal: its configured address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub portal: Option<String>,
+    /// Path of the listener's socket, or its configured address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listener: Option<String>,
+    /// Error of the last attempt to open the portal or the listener.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Of a LUN: its target.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<u8>,

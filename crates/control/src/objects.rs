@@ -1,6 +1,7 @@
 //! Objects as JSON, with the names of the configuration file. What GET gives may be PUT back.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -336,6 +337,9 @@ pub struct ExportState {
     /// Portal groups of a target, with their access states.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub port_groups: Vec<PortGroup>,
+    /// The socket of a vhost-user export, if it cannot be opened yet and is retried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_socket: Option<WaitingListener>,
     /// What clients use of it now, and which worker serves it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,
@@ -401,6 +405,40 @@ pub struct NewAccessState {
     /// The state.
     #[schema(pattern = "^(active/optimized|active/non-optimized|standby|unavailable)$")]
     pub state: String,
+}
+
+/// A listener that is configured and cannot be opened yet: a portal, a vhost-user socket, or the listener of the API or of metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct WaitingListener {
+    /// `vhost-user`, `iscsi`, `api` or `metrics`.
+    pub kind: String,
+    /// Export of the portal or of the socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<String>,
+    /// The configured address, or the path of the socket.
+    pub address: String,
+    /// The error of the last attempt.
+    pub reason: String,
+    /// Seconds until the next attempt.
+    pub next_try_seconds: u64,
+}
+
+impl WaitingListener {
+    /// Compares kind, export and address, but not the state of the retries.
+    pub fn is_same_listener(&self, other: &WaitingListener) -> bool {
+        (&self.kind, &self.export, &self.address) == (&other.kind, &other.export, &other.address)
+    }
+}
+
+impl fmt::Display for WaitingListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = &self.address;
+        match (self.kind.as_str(), &self.export) {
+            ("iscsi", Some(export)) => write!(f, "export {export}: portal {address}"),
+            (_, Some(export)) => write!(f, "export {export}: socket {address}"),
+            (kind, None) => write!(f, "{kind} listener {address}"),
+        }
+    }
 }
 
 /// A queue or a connection of an export, and the worker that serves it.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::objects::{PortGroup, Served, WaitingPortal};
+use crate::objects::{PortGroup, Served, WaitingListener, WaitingPortal};
 
 /// What a daemon serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -34,6 +34,9 @@ pub struct Status {
     /// Files of its state folder that cannot be used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub damaged_state: Vec<DamagedState>,
+    /// Listeners that cannot be opened yet and are retried.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waiting_listeners: Vec<WaitingListener>,
 }
 
 /// A file of the state folder that cannot be used.

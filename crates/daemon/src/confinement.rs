@@ -82,8 +82,14 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         fs::create_dir_all(&folder).ok();
         paths.write.push(folder);
     }
-    let sockets = config.exports().filter_map(ExportRef::socket);
-    paths.write.extend(sockets.map(|socket| folder_of(socket)));
+    for socket in config.exports().filter_map(ExportRef::socket) {
+        let folder = folder_of(socket);
+        match folder.exists() {
+            true => paths.write.push(folder),
+            // A rule needs a folder that exists. The socket of a folder that is made later is left behind at the end.
+            false => paths.make_sockets.extend(nearest_folder(&folder)),
+        }
+    }
     for disk in &config.disks {
         let list = match disk.read_only {
             true => &mut paths.read,
@@ -125,6 +131,13 @@ pub(crate) fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
+/// The nearest ancestor of a missing folder.
+fn nearest_folder(missing: &Path) -> Option<PathBuf> {
+    let missing = std::path::absolute(missing).ok()?;
+    let found = missing.ancestors().find(|folder| folder.is_dir());
+    found.map(Path::to_owned)
+}
+
 /// The folder that has the file, for a file may be replaced; of a device its node alone, for the folder has all others. A device
 /// that is not there yet has no node to name.
 fn place_of(path: &Path) -> PathBuf {
@@ -138,6 +151,14 @@ fn place_of(path: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missing_folder_of_a_socket_has_its_nearest_ancestor() {
+        let nearest = |path| nearest_folder(Path::new(path)).unwrap();
+        assert_eq!(nearest("/etc/none/such"), Path::new("/etc"));
+        assert_eq!(nearest("/none"), Path::new("/"));
+        assert_eq!(nearest("none"), std::env::current_dir().unwrap());
+    }
 
     #[test]
     fn device_is_allowed_alone_and_a_file_with_its_folder() {

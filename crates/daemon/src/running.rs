@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -27,7 +28,7 @@ use crate::objects::{
 };
 use crate::state_files::DamagedFiles;
 use crate::statistics;
-use crate::tcp_service::Place;
+use crate::tcp_service::{Place, TcpEntrance};
 use crate::uevents::Uevents;
 use crate::watchdog::Watchdog;
 use crate::writing_ahead::write_ahead;
@@ -152,21 +153,16 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         || options.passed_control.is_some()
         || access.api_listen.is_some();
     let control = bind_control(&config, &mut options, &mut reasons);
+    let inherited = options.sockets.api.take();
+    let api = open_entrance("api", access.api_listen, inherited, &mut reasons);
+    let inherited = options.sockets.metrics.take();
+    let metrics = open_entrance("metrics", config.metrics_listen, inherited, &mut reasons);
     all_well(&reasons)?;
-    let state_store = match state::changes_folder(&config).filter(|_| can_be_asked) {
-        Some(folder) => Some(StateStore::open(&folder)?),
-        None => None,
-    };
+    let folder = state::changes_folder(&config).filter(|_| can_be_asked);
+    let state_store = folder.map(|folder| StateStore::open(&folder)).transpose()?;
 
-    let pool = Pool::start(&worker_options(&config.workers)).map_err(|error| error.to_string())?;
-    pool.set_recording(!options.without_stamps);
     let damaged = DamagedFiles::default();
-    let units = exports::units(&config, &damaged)
-        .map_err(|error| format!("cannot start the thread that keeps state: {error}"))?;
-    let pool = Arc::new(pool);
-    units.run_on(&pool);
-    let limits = config.iscsi_limits.server();
-    let servers = Arc::new(Servers::start(pool, units, limits)?);
+    let servers = start_servers(&config, &damaged, options.without_stamps)?;
     let keeps = state_store.is_some();
     let (mut owner, inbox) = Owner::new(config, Arc::clone(&servers), state_store, damaged.clone());
     let overview = Arc::new(Overview {
@@ -202,17 +198,18 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         ending: options.ending,
         reload: options.reload.clone(),
     };
-    let api = serve_tcp(&access, tokens.as_ref(), &asked, options.sockets.api)?;
-    let control = match control {
-        Some(bound) => {
-            let server = control::Server::start(bound, asked, access)
-                .map_err(|error| format!("cannot serve the control socket: {error}"))?;
-            Some(server)
-        }
-        None => None,
-    };
-    let metrics = serve_metrics(&overview, tokens, options.sockets.metrics)?;
-    Ok(Running {
+    let api = api
+        .map(|entrance| serve_tcp(entrance, &access, tokens.as_ref(), &asked))
+        .transpose()?;
+    let control = control
+        .map(|bound| control::Server::start(bound, asked, access))
+        .transpose()
+        .map_err(|error| format!("cannot serve the control socket: {error}"))?;
+    let metrics = metrics
+        .map(|entrance| serve_metrics(entrance, &overview, tokens))
+        .transpose()?;
+    report_entrances(&manager)?;
+    let running = Running {
         control,
         api,
         metrics,
@@ -221,7 +218,35 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
         overview,
         ready: made.ready,
         reload: options.reload,
-    })
+    };
+    running.check_reachable()?;
+    Ok(running)
+}
+
+/// Starts the workers and the transports, with nothing to serve yet.
+fn start_servers(
+    config: &Config,
+    damaged: &DamagedFiles,
+    without_stamps: bool,
+) -> Result<Arc<Servers>, StartError> {
+    let pool = Pool::start(&worker_options(&config.workers)).map_err(|error| error.to_string())?;
+    pool.set_recording(!without_stamps);
+    let units = exports::units(config, damaged)
+        .map_err(|error| format!("cannot start the thread that keeps state: {error}"))?;
+    let pool = Arc::new(pool);
+    units.run_on(&pool);
+    let limits = config.iscsi_limits.server();
+    Ok(Arc::new(Servers::start(pool, units, limits)?))
+}
+
+/// Wakes the owner, which reports the waiting listeners of the API and of metrics and retries them from now on.
+fn report_entrances(manager: &ManagerThread) -> Result<(), StartError> {
+    let reported = manager.manager().call(|owner| {
+        owner.report_listeners();
+        Ok(())
+    });
+    let ended = |_| StartError::from("the objects' thread ended during the start".to_owned());
+    reported.map_err(ended)
 }
 
 /// Has front ends go on that the daemon before this one has handed over; those that cannot connect anew. All sockets are there by now.
@@ -242,53 +267,66 @@ fn resume(sessions: Vec<vhost_user::HandedOver>, overview: &Overview) {
     }
 }
 
-/// Serves the API over TCP where the configuration says so.
-fn serve_tcp(
-    access: &AccessConfig,
-    tokens: Option<&Tokens>,
-    asked: &Api,
+/// Opens the listener of the API or of metrics, if it is configured.
+fn open_entrance(
+    name: &'static str,
+    address: Option<SocketAddr>,
     inherited: Option<OwnedFd>,
-) -> Result<Option<control::TcpServer>, StartError> {
-    // Nobody is served over TCP whom no token tells apart: the configuration was checked for one.
-    match (access.api_listen, tokens) {
-        (Some(address), Some(tokens)) => {
-            let place = Place { address, inherited };
-            let server = control::TcpServer::start(
-                place,
-                asked.clone(),
-                tokens.clone(),
-                Names::new(&access.api_names),
-            );
-            let server =
-                server.map_err(|error| format!("cannot serve the API on {address}: {error}"))?;
-            tracing::info!(address = %server.address(), "API served over TCP, with tokens");
-            Ok(Some(server))
+    reasons: &mut Vec<String>,
+) -> Option<Arc<TcpEntrance>> {
+    let address = address?;
+    match TcpEntrance::open(name, Place { address, inherited }) {
+        Ok(entrance) => Some(entrance),
+        Err(error) => {
+            let served = match name {
+                "api" => "the API",
+                name => name,
+            };
+            reasons.push(format!("cannot serve {served} on {address}: {error}"));
+            None
         }
-        (Some(address), None) => Err(format!(
-            "the API on {address} needs a token; hint: token_file, or --token-file FILE"
-        )
-        .into()),
-        (None, _) => Ok(None),
     }
 }
 
-/// Serves metrics over TCP where the configuration says so.
+/// Serves the API over TCP, to clients with a token.
+fn serve_tcp(
+    entrance: Arc<TcpEntrance>,
+    access: &AccessConfig,
+    tokens: Option<&Tokens>,
+    asked: &Api,
+) -> Result<control::TcpServer, StartError> {
+    let address = entrance.address;
+    // The check of the configuration refuses an address without a token.
+    let Some(tokens) = tokens else {
+        let reason =
+            format!("the API on {address} needs a token; hint: token_file, or --token-file FILE");
+        return Err(reason.into());
+    };
+    if let Some(overview) = &asked.overview {
+        overview.servers.add_entrance(Arc::clone(&entrance));
+    }
+    let names = Names::new(&access.api_names);
+    let server = control::TcpServer::start(entrance, asked.clone(), tokens.clone(), names);
+    let server = server.map_err(|error| format!("cannot serve the API on {address}: {error}"))?;
+    if let Some(address) = server.address() {
+        tracing::info!(%address, "API served over TCP, with tokens");
+    }
+    Ok(server)
+}
+
+/// Serves metrics over TCP.
 fn serve_metrics(
+    entrance: Arc<TcpEntrance>,
     overview: &Arc<Overview>,
     tokens: Option<Tokens>,
-    inherited: Option<OwnedFd>,
-) -> Result<Option<metrics::Listener>, StartError> {
-    let address = overview.live().config.metrics_listen;
-    match address {
-        Some(address) => {
-            let view: Arc<dyn View> = Arc::clone(overview) as Arc<dyn View>;
-            let place = Place { address, inherited };
-            let listener = metrics::Listener::start(place, view, tokens)
-                .map_err(|error| format!("cannot serve metrics on {address}: {error}"))?;
-            Ok(Some(listener))
-        }
-        None => Ok(None),
-    }
+) -> Result<metrics::Listener, StartError> {
+    let address = entrance.address;
+    overview.servers.add_entrance(Arc::clone(&entrance));
+    let view: Arc<dyn View> = Arc::clone(overview) as Arc<dyn View>;
+    let listener = metrics::Listener::start(entrance, view, tokens);
+    let listener =
+        listener.map_err(|error| format!("cannot serve metrics on {address}: {error}"))?;
+    Ok(listener)
 }
 
 /// Without uevents nothing else is missing: sizes are followed when somebody looks.
@@ -364,7 +402,7 @@ fn worker_options(workers: &WorkersConfig) -> WorkerOptions {
 }
 
 impl Running {
-    /// The exports of the start, all of which can be connected to.
+    /// The exports of the start. Clients can connect to all of them except those that wait for a listener.
     pub fn ready(&self) -> &[ReadyExport] {
         &self.ready
     }
@@ -400,7 +438,35 @@ impl Running {
 
     /// Where metrics are served over TCP, if they are.
     pub fn metrics(&self) -> Option<std::net::SocketAddr> {
-        self.metrics.as_ref().map(metrics::Listener::address)
+        self.metrics.as_ref().and_then(metrics::Listener::address)
+    }
+
+    /// Calls `watcher` each time that a listener begins to wait or opens. The watcher must not change objects.
+    pub fn watch_listeners(&self, watcher: impl Fn() + Send + Sync + 'static) {
+        self.overview.servers.watch_listeners(watcher);
+    }
+
+    /// Refuses a start after which no client, not even of the control socket, could reach the daemon.
+    fn check_reachable(&self) -> Result<(), StartError> {
+        let waiting = self.overview.servers.waiting_listeners();
+        let api = self.api.as_ref().and_then(control::TcpServer::address);
+        let is_ready = |ready: &ReadyExport| ready.endpoint != Endpoint::Waiting;
+        if waiting.is_empty()
+            || self.control.is_some()
+            || api.is_some()
+            || self.metrics().is_some()
+            || self.ready.iter().any(is_ready)
+        {
+            return Ok(());
+        }
+        let reasons = waiting.iter();
+        let reasons = reasons.map(|one| format!("{one} cannot be opened: {}", one.reason));
+        let mut reasons: Vec<String> = reasons.collect();
+        reasons.push(
+            "there is no control socket, and every listener would wait; hint: --control PATH"
+                .to_owned(),
+        );
+        Err(StartError { reasons })
     }
 
     /// What every queue measured so far.
@@ -412,8 +478,8 @@ impl Running {
     /// disks.
     pub fn hand_over(&mut self, to: &Notifier, memory: Vec<Named>) {
         let control = self.control.take().and_then(control::Server::leave);
-        let api = self.api.take().map(control::TcpServer::leave);
-        let metrics = self.metrics.take().map(metrics::Listener::leave);
+        let api = self.api.take().and_then(control::TcpServer::leave);
+        let metrics = self.metrics.take().and_then(metrics::Listener::leave);
         self.overview.jobs.end();
         write_ahead(&self.overview.live());
         let transports = self.overview.servers.transports();
@@ -612,6 +678,7 @@ impl View for Overview {
                     .map(|(file, reason)| DamagedState { file, reason })
                     .collect()
             },
+            waiting_listeners: self.servers.waiting_listeners(),
         }
     }
 }
@@ -685,98 +752,5 @@ impl Overview {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-    use std::path::Path;
-
-    use super::*;
-    use config::{Flags, Surroundings, parse};
-
-    fn config(folder: &Path, disks: &[&str], exports: &[&str]) -> Config {
-        let at = |text: &&str| text.replace("@", &format!("{}/", folder.display()));
-        let flags = Flags {
-            disk: disks.iter().map(at).collect(),
-            vhost_blk: exports.iter().map(at).collect(),
-            ..Flags::default()
-        };
-        let flags = flags.with("workers", "1");
-        let flags = flags.with("control", &at(&"@control.sock"));
-        let config = parse(None, &flags, &Surroundings::of_this_process());
-        config.unwrap_or_else(|mistakes| panic!("{mistakes}"))
-    }
-
-    #[test]
-    fn what_is_ready_can_be_connected_to_and_goes_away_with_the_daemon() {
-        let folder = tempfile::tempdir().unwrap();
-        let config = config(folder.path(), &["d0=ram:1M"], &["d0:@d0.sock"]);
-        let running = start(config, StartOptions::default()).unwrap();
-        let socket = folder.path().join("d0.sock");
-        assert_eq!(
-            running.ready()[0].to_string(),
-            format!("ready vhost-blk d0 {}", socket.display())
-        );
-        UnixStream::connect(&socket).unwrap();
-        let control = running.control().unwrap().to_owned();
-        let status: Status = ::control::get(&control, "/v1/status").unwrap();
-        assert_eq!(status.disks[0].size, 1 << 20);
-        assert_eq!(status.exports[0].socket.as_ref(), Some(&socket));
-        drop(running);
-        assert!(!socket.exists() && !control.exists());
-    }
-
-    #[test]
-    fn a_start_that_fails_gives_all_reasons_and_leaves_nothing_behind() {
-        let folder = tempfile::tempdir().unwrap();
-        let exports = ["d0:@good.sock", "d1:@missing/1.sock", "d2:@missing/2.sock"];
-        let disks = ["d0=ram:1M", "d1=ram:1M", "d2=ram:1M"];
-        let config = config(folder.path(), &disks, &exports);
-        let Err(error) = start(config, StartOptions::default()) else {
-            panic!("started without its folder");
-        };
-        assert_eq!(error.reasons.len(), 2, "{error}");
-        assert!(error.reasons[0].starts_with("vhost-blk d1: "), "{error}");
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn an_inherited_connection_is_served_until_its_client_leaves() {
-        let folder = tempfile::tempdir().unwrap();
-        let config = config(folder.path(), &["d0=ram:1M"], &["d0:@d0.sock"]);
-        let (client, ours) = UnixStream::pair().unwrap();
-        let options = StartOptions {
-            control: None,
-            inherited: vec![Inherited {
-                export: "d0".to_owned(),
-                socket: ours.into(),
-            }],
-            ..StartOptions::default()
-        };
-        let running = start(config, options).unwrap();
-        assert_eq!(running.ready()[0].endpoint, Endpoint::Connection);
-        assert!(running.has_one_client() && !running.is_left());
-        assert!(!folder.path().join("d0.sock").exists());
-        drop(client);
-        while !running.is_left() {
-            std::thread::yield_now();
-        }
-    }
-
-    #[test]
-    fn default_control_socket_in_use_is_no_failure_a_chosen_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let usual = folder.path().join("control.sock");
-        let _other = control::bind(&usual, Audience::Owner, None).unwrap();
-        let chosen = config(folder.path(), &[], &[]);
-        let unchosen = Config {
-            control: None,
-            ..chosen.clone()
-        };
-        let options = StartOptions {
-            control: Some(usual.clone()),
-            ..StartOptions::default()
-        };
-        assert!(start(unchosen, options).unwrap().control().is_none());
-        assert!(start(chosen, StartOptions::default()).is_err());
-        assert!(usual.exists());
-    }
-}
+#[path = "running_tests.rs"]
+mod tests;

@@ -1,14 +1,19 @@
 //! A thread that accepts TCP connections and has each of them served, within the limits of [`ConnectionTable`]. The control socket has
 //! a thread of its own, and is not affected by clients of this one.
+//!
+//! A [`TcpEntrance`] waits while its address is not available. The owner of all objects retries it.
 
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use reactor::{Retry, address_can_heal};
 use rustix::net::sockopt;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 
 use crate::connection_table::{ConnectionGuard, ConnectionLimits, ConnectionTable};
 use crate::service_thread::{Accepted, Connections, ServiceThread};
@@ -52,23 +57,125 @@ impl Place {
     }
 }
 
+/// The listening socket of a service.
+#[derive(Debug)]
+enum Listening {
+    /// Clients are accepted.
+    Open(Arc<TcpListener>),
+    /// The address is not available yet and is retried.
+    Waiting(Retry),
+    /// The service has ended, or another process has the socket.
+    Closed,
+}
+
+/// A listener that the owner of all objects reports and retries while it waits.
+#[derive(Debug)]
+pub(crate) struct TcpEntrance {
+    /// Name of the service: `api` or `metrics`.
+    pub name: &'static str,
+    /// The configured address.
+    pub address: SocketAddr,
+    listening: Mutex<Listening>,
+    /// Sends the listener to the accepting thread.
+    opened: watch::Sender<Option<Arc<TcpListener>>>,
+}
+
+impl TcpEntrance {
+    /// Listens at `place`. The entrance waits if the address is not available yet.
+    ///
+    /// # Errors
+    /// When a later attempt cannot succeed either.
+    pub fn open(name: &'static str, place: Place) -> io::Result<Arc<TcpEntrance>> {
+        let address = place.address;
+        let listening = match place.listen() {
+            Ok(listener) => Listening::Open(Arc::new(listener)),
+            Err(error) if address_can_heal(&error) => {
+                Listening::Waiting(Retry::first(&error, Instant::now()))
+            }
+            Err(error) => return Err(error),
+        };
+        let listener = match &listening {
+            Listening::Open(listener) => Some(listener.clone()),
+            _ => None,
+        };
+        Ok(Arc::new(TcpEntrance {
+            name,
+            address,
+            listening: Mutex::new(listening),
+            opened: watch::Sender::new(listener),
+        }))
+    }
+
+    /// Retry state, if the entrance waits.
+    pub fn retry_state(&self) -> Option<Retry> {
+        match &*self.lock() {
+            Listening::Waiting(retry) => Some(retry.clone()),
+            Listening::Open(_) | Listening::Closed => None,
+        }
+    }
+
+    /// Retries a waiting entrance that is due. Returns true if it opened.
+    pub fn retry(&self, now: Instant) -> bool {
+        let mut listening = self.lock();
+        let Listening::Waiting(retry) = &mut *listening else {
+            return false;
+        };
+        if !retry.is_due(now) {
+            return false;
+        }
+        match Place::from(self.address).listen() {
+            Ok(listener) => {
+                let listener = Arc::new(listener);
+                *listening = Listening::Open(listener.clone());
+                self.opened.send_replace(Some(listener));
+                true
+            }
+            Err(error) => {
+                retry.again(&error, now);
+                false
+            }
+        }
+    }
+
+    /// The bound address of an open entrance.
+    fn bound(&self) -> Option<SocketAddr> {
+        match &*self.lock() {
+            Listening::Open(listener) => listener.local_addr().ok(),
+            Listening::Waiting(_) | Listening::Closed => None,
+        }
+    }
+
+    /// Ends the retries, and returns the listener of an open entrance.
+    fn close(&self) -> Option<Arc<TcpListener>> {
+        self.opened.send_replace(None);
+        match std::mem::replace(&mut *self.lock(), Listening::Closed) {
+            Listening::Open(listener) => Some(listener),
+            Listening::Waiting(_) | Listening::Closed => None,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Listening> {
+        self.listening
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Dropping it ends the service, and what it serves just then.
 #[derive(Debug)]
 pub(crate) struct TcpService {
-    address: SocketAddr,
-    listener: TcpListener,
+    entrance: Arc<TcpEntrance>,
     // Only to end.
     _thread: ServiceThread,
 }
 
 impl TcpService {
-    /// Has `serve` serve the connections to an address within `limits`. The thread and the log use `name`.
+    /// Has `serve` serve the connections to an entrance within `limits`. The thread and the log use the entrance's name.
     ///
     /// # Errors
-    /// When it cannot be listened on.
+    /// When there is no thread for it.
     pub fn start<Serve, Served>(
-        name: &'static str,
-        place: Place,
+        entrance: Arc<TcpEntrance>,
         limits: ConnectionLimits,
         serve: Serve,
     ) -> io::Result<TcpService>
@@ -76,27 +183,42 @@ impl TcpService {
         Serve: Fn(TcpStream, Accepted, ConnectionGuard) -> Served + Send + 'static,
         Served: Future<Output = ()> + Send + 'static,
     {
-        let listener = place.listen()?;
-        let address = listener.local_addr()?;
-        let accepting = listener.try_clone()?;
+        let name = entrance.name;
+        let mut opened = entrance.opened.subscribe();
         let thread = ServiceThread::start(name, async move |connections: &Connections| {
-            accept_all(name, accepting, limits, serve, connections).await
+            let listener = match opened.wait_for(Option::is_some).await {
+                Ok(listener) => listener.as_deref().map(TcpListener::try_clone),
+                // The entrance is gone.
+                Err(_) => None,
+            };
+            // The next process may have the address: no other descriptor may stay open here.
+            drop(opened);
+            match listener {
+                Some(listener) => accept_all(name, listener?, limits, serve, connections).await,
+                None => Ok(()),
+            }
         })?;
         Ok(TcpService {
-            address,
-            listener,
+            entrance,
             _thread: thread,
         })
     }
 
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// The bound address; `None` while the service waits for its address.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.entrance.bound()
     }
 
     /// Ends the service, but leaves the socket open for another process: nobody is refused.
-    pub fn leave(self) -> OwnedFd {
-        self.listener.into()
+    pub fn leave(self) -> Option<OwnedFd> {
+        let listener = self.entrance.close()?;
+        Some(listener.try_clone().ok()?.into())
+    }
+}
+
+impl Drop for TcpService {
+    fn drop(&mut self) {
+        self.entrance.close();
     }
 }
 
@@ -132,5 +254,55 @@ where
                 tokio::time::sleep(PAUSE).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: ConnectionLimits = ConnectionLimits {
+        unauthenticated: 4,
+        per_network: 4,
+        readers: 0,
+        administrators: 0,
+    };
+
+    #[test]
+    fn an_address_in_use_waits_and_its_service_accepts_once_it_is_free() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = other.local_addr().unwrap();
+        let entrance = TcpEntrance::open("test", address.into()).unwrap();
+        let (accepted, clients) = std::sync::mpsc::channel();
+        let service = TcpService::start(entrance.clone(), LIMITS, move |_, _, _| {
+            accepted.send(()).unwrap();
+            std::future::ready(())
+        });
+        let service = service.unwrap();
+        assert_eq!(service.address(), None);
+        let retry = entrance.retry_state().unwrap();
+        assert!(retry.reason.contains("in use"), "{}", retry.reason);
+        assert!(!entrance.retry(retry.next_try), "the port is still in use");
+        drop(other);
+        assert!(entrance.retry(entrance.retry_state().unwrap().next_try));
+        assert!(entrance.retry_state().is_none());
+        assert_eq!(service.address(), Some(address));
+        std::net::TcpStream::connect(address).unwrap();
+        clients.recv_timeout(Duration::from_secs(60)).unwrap();
+        // The next process inherits the socket and may listen there.
+        let left = service.leave();
+        assert!(left.is_some() && !entrance.retry(Instant::now() + Duration::from_secs(60)));
+        drop(left);
+        TcpListener::bind(address).unwrap();
+    }
+
+    #[test]
+    fn a_missing_address_waits_and_is_not_opened_after_the_end() {
+        let address: SocketAddr = "192.0.2.77:3710".parse().unwrap();
+        let entrance = TcpEntrance::open("test", address.into()).unwrap();
+        let service = TcpService::start(entrance.clone(), LIMITS, |_, _, _| std::future::ready(()));
+        assert!(entrance.retry_state().is_some());
+        assert!(service.unwrap().leave().is_none());
+        assert!(entrance.retry_state().is_none());
     }
 }

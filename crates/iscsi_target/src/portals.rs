@@ -9,8 +9,9 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use reactor::{Retry, address_can_heal};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
 
@@ -18,10 +19,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_w
 const BACKLOG: i32 = 128;
 /// How often a port is looked for that is free in both families.
 const PORT_TRIES: usize = 16;
-
-/// Delay before the first retry of a waiting socket. Each further delay doubles, up to `RETRY_MAX`.
-const RETRY_FIRST: Duration = Duration::from_secs(1);
-const RETRY_MAX: Duration = Duration::from_secs(10);
 
 /// A portal that is configured and not open yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,30 +31,6 @@ pub struct WaitingPortal {
     pub next_try: Instant,
 }
 
-/// Retry state of a socket that could not be bound.
-#[derive(Clone)]
-struct Wait {
-    reason: String,
-    delay: Duration,
-    next_try: Instant,
-}
-
-impl Wait {
-    fn first(error: &io::Error, now: Instant) -> Wait {
-        Wait {
-            reason: error.to_string(),
-            delay: RETRY_FIRST,
-            next_try: now + RETRY_FIRST,
-        }
-    }
-
-    fn again(&mut self, error: &io::Error, now: Instant) {
-        self.reason = error.to_string();
-        self.delay = (self.delay * 2).min(RETRY_MAX);
-        self.next_try = now + self.delay;
-    }
-}
-
 /// The sockets of all portals.
 #[derive(Default)]
 pub(crate) struct Portals {
@@ -67,10 +40,10 @@ pub(crate) struct Portals {
     /// Sockets at which another process has listened, for whichever portals need them.
     inherited: BTreeMap<SocketAddr, TcpListener>,
     /// Sockets that could not be bound and are retried.
-    waiting: BTreeMap<SocketAddr, Wait>,
+    waiting: BTreeMap<SocketAddr, Retry>,
     /// Sockets that were open or waiting before. They may wait again, so that a change of a target cannot lose it.
     known: BTreeSet<SocketAddr>,
-    /// Every socket may wait: the daemon starts.
+    /// Sockets that cannot be bound yet wait, also new ones.
     may_wait: bool,
     /// Another process listens now: nothing is opened here any more.
     has_left: bool,
@@ -120,11 +93,11 @@ impl Portals {
                 // `[::]` is what there is of a machine without IPv4.
                 Err(error) if is_no_family(&error) && address.is_ipv4() => continue,
                 Err(error)
-                    if can_heal(&error) && (self.may_wait || self.known.contains(&address)) =>
+                    if address_can_heal(&error)
+                        && (self.may_wait || self.known.contains(&address)) =>
                 {
-                    tracing::warn!(portal = %address, %error, "portal not open, retrying");
                     next.waiting
-                        .insert(address, Wait::first(&error, Instant::now()));
+                        .insert(address, Retry::first(&error, Instant::now()));
                     continue;
                 }
                 Err(error) => error,
@@ -136,7 +109,7 @@ impl Portals {
                     Ok(listener) => drop(self.open.insert(address, Arc::new(listener))),
                     Err(error) => {
                         tracing::error!(portal = %address, %error, "portal not open, retrying");
-                        let wait = Wait::first(&error, Instant::now());
+                        let wait = Retry::first(&error, Instant::now());
                         self.waiting.insert(address, wait);
                     }
                 }
@@ -181,7 +154,7 @@ impl Portals {
     /// Retries the waiting sockets that are due. Returns the portals that opened.
     pub fn retry(&mut self, now: Instant) -> Vec<SocketAddr> {
         let before = self.waiting();
-        let due = self.waiting.iter().filter(|(_, wait)| wait.next_try <= now);
+        let due = self.waiting.iter().filter(|(_, wait)| wait.is_due(now));
         let due: Vec<SocketAddr> = due.map(|(address, _)| *address).collect();
         for address in due {
             match open(address) {
@@ -220,7 +193,7 @@ impl Portals {
         waiting.collect()
     }
 
-    fn wait_of(&self, bound: SocketAddr) -> Option<&Wait> {
+    fn wait_of(&self, bound: SocketAddr) -> Option<&Retry> {
         let needed = sockets([&bound]).into_iter();
         let mut needed = needed.flat_map(|one| [one, wildcard(one.is_ipv4(), one.port())]);
         needed.find_map(|address| self.waiting.get(&address))
@@ -344,14 +317,6 @@ fn on_free_port(asked: SocketAddr) -> io::Result<(SocketAddr, Vec<Open>)> {
 
 fn is_no_family(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error())
-}
-
-/// Returns true if a later attempt may succeed without a change of the configuration.
-fn can_heal(error: &io::Error) -> bool {
-    let waits = [Errno::ADDRNOTAVAIL, Errno::ADDRINUSE, Errno::NODEV];
-    waits
-        .iter()
-        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 fn open(address: SocketAddr) -> io::Result<TcpListener> {
@@ -502,16 +467,9 @@ mod tests {
         assert!(is_heard("127.0.0.1", port));
         assert_eq!(portals.waiting()[0].address, busy);
         assert_eq!(portals.unreachable(), BTreeSet::from([busy]));
-        // Delays double from 1 s, up to 10 s.
-        let mut delays = Vec::new();
-        let mut now = portals.next_try().unwrap();
-        for _ in 0..5 {
-            assert!(portals.retry(now).is_empty());
-            let next = portals.next_try().unwrap();
-            delays.push((next - now).as_secs());
-            now = next;
-        }
-        assert_eq!(delays, [2, 4, 8, 10, 10]);
+        let now = portals.next_try().unwrap();
+        assert!(portals.retry(now).is_empty());
+        assert!(portals.next_try().unwrap() > now);
         // A waiting portal can be removed and added again while the port is in use.
         portals.set(&BTreeSet::new()).unwrap();
         assert!(portals.waiting().is_empty() && portals.next_try().is_none());

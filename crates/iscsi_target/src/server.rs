@@ -483,19 +483,19 @@ impl Server {
         placed.collect()
     }
 
-    /// Sockets at which the daemon before has listened, for the portals of targets that are about to come. Portals of these
-    /// targets that cannot be opened yet wait.
+    /// Sets whether new portals wait that cannot be opened yet. Otherwise [`Server::add_target`] fails. Initially they fail.
+    pub fn set_may_wait(&self, may_wait: bool) {
+        lock(&self.state.portals).set_may_wait(may_wait);
+    }
+
+    /// Sockets at which the daemon before has listened, for the portals of targets that are about to come.
     pub fn inherit_portals(&self, sockets: Vec<OwnedFd>) {
-        let mut portals = lock(&self.state.portals);
-        portals.inherit(sockets);
-        portals.set_may_wait(true);
+        lock(&self.state.portals).inherit(sockets);
     }
 
     /// All targets of the start are there.
     pub fn has_all_portals(&self) {
-        let mut portals = lock(&self.state.portals);
-        portals.forget_inherited();
-        portals.set_may_wait(false);
+        lock(&self.state.portals).forget_inherited();
     }
 
     /// Accepts nobody any more, and leaves its sockets to another process, where initiators wait meanwhile.

@@ -9,8 +9,8 @@ use config::{Config, Surroundings};
 use control::Status;
 use daemon::notify::{self, Notifier};
 use daemon::{
-    Ending, KeptMemory, LogHandle, RULE, Reload, Reloader, Running, Signal, Signals, Sockets,
-    StartOptions, reports,
+    Ending, Endpoint, KeptMemory, LogHandle, RULE, Reload, Reloader, Running, Signal, Signals,
+    Sockets, StartOptions, reports,
 };
 
 use crate::cli::ServeArguments;
@@ -20,6 +20,8 @@ use crate::{inherited_sockets, take_over};
 /// Sessions drain within milliseconds, a thousand of them on a busy machine within seconds; a disk that does not answer may not keep
 /// the daemon.
 const END_LIMIT: Duration = Duration::from_secs(10);
+/// Waiting listeners that the line for the service manager names.
+const LISTENERS_NAMED: usize = 4;
 /// How often an inherited connection is looked at: soon enough for people, and no load.
 const CLIENT_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -124,6 +126,8 @@ pub fn serve(
     }
     let mut watchdog = None;
     if let Some(notifier) = &notifier {
+        let (reloader, to) = (running.reloader(), notifier.clone());
+        running.watch_listeners(move || to.status(&status_line(&reloader.status())));
         notifier.ready(&status_line(&running.status()));
         // Connections have to end when front ends or this daemon end them.
         notifier.remove_stored(around.stored.iter().map(String::as_str));
@@ -163,12 +167,22 @@ fn heir(around: &Around) -> Option<Notifier> {
 
 /// What `systemctl status` shows.
 fn status_line(status: &Status) -> String {
-    format!(
+    let mut line = format!(
         "serving {} disks through {} exports, on {} workers",
         status.disks.len(),
         status.exports.len(),
         status.workers
-    )
+    );
+    let waiting = &status.waiting_listeners;
+    if !waiting.is_empty() {
+        let names = waiting.iter().take(LISTENERS_NAMED);
+        let names: Vec<String> = names.map(ToString::to_string).collect();
+        line.push_str(&format!("; waiting: {}", names.join(", ")));
+    }
+    if waiting.len() > LISTENERS_NAMED {
+        line.push_str(&format!(" and {} more", waiting.len() - LISTENERS_NAMED));
+    }
+    line
 }
 
 /// SIGHUP: a thread that reads the file anew each time that it is asked to, for a reload may wait for clients, and the daemon
@@ -230,7 +244,8 @@ fn next_signal(signals: &mut Signals, running: &Running) -> Signal {
 /// Says what can be connected to.
 pub fn announce(running: &Running) {
     let mut text = String::new();
-    for export in running.ready() {
+    let ready = running.ready().iter();
+    for export in ready.filter(|one| one.endpoint != Endpoint::Waiting) {
         text.push_str(&format!("{export}\n"));
     }
     let mut stdout = cli_common::stdout();

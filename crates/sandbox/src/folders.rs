@@ -45,6 +45,7 @@ pub fn restrict(paths: &Paths) -> Result<Restriction, Error> {
             AccessFs::from_read(NEWEST) & !AccessFs::Execute,
         ),
         (&paths.write, everything & !AccessFs::Execute),
+        (&paths.make_sockets, AccessFs::MakeSock.into()),
     ] {
         for path in list {
             // What is not there cannot be opened either.

@@ -78,6 +78,8 @@ pub struct Paths {
     pub read: Vec<PathBuf>,
     /// To read, write, make and remove.
     pub write: Vec<PathBuf>,
+    /// To make Unix sockets and nothing else.
+    pub make_sockets: Vec<PathBuf>,
     /// Abstract Unix sockets of other processes are reached as well.
     pub abstract_sockets: bool,
 }

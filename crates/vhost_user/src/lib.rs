@@ -20,6 +20,6 @@ mod socket;
 mod vring;
 mod whole_message;
 
-pub use listener::{ExportStatus, Server};
+pub use listener::{ExportStatus, Server, WaitingSocket};
 pub use record::HandedOver;
 pub use socket::{SocketError, bind, connect_at_once};

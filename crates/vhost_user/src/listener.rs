@@ -16,13 +16,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use reactor::{Accepting, Pool, RateLimit};
+use reactor::{Accepting, Pool, RateLimit, Retry};
 use rustix::net::{Shutdown, shutdown};
 use virtio_device::VirtioDevice;
 
 use crate::front_end::{self, Resumed, SessionHandle};
 use crate::record::HandedOver;
-use crate::socket::{InheritedSockets, SocketError};
+use crate::socket::{self, InheritedSockets, SocketError};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
@@ -51,10 +51,56 @@ pub struct ExportStatus {
     pub connected: bool,
 }
 
+/// The socket of an export that cannot be bound yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingSocket {
+    /// The export's name.
+    pub export: String,
+    /// The configured path.
+    pub path: PathBuf,
+    /// The error of the last attempt.
+    pub reason: String,
+    /// Time of the next attempt.
+    pub next_try: Instant,
+}
+
+/// The listening socket of an export.
+enum Listening {
+    /// Front ends are accepted.
+    Open(Arc<UnixListener>),
+    /// The socket could not be bound and is retried.
+    Waiting(Retry),
+    /// The export serves an inherited connection alone, or another process has the socket.
+    Absent,
+}
+
+impl Listening {
+    fn listener(&self) -> Option<&Arc<UnixListener>> {
+        match self {
+            Listening::Open(listener) => Some(listener),
+            Listening::Waiting(_) | Listening::Absent => None,
+        }
+    }
+
+    fn retry(&self) -> Option<&Retry> {
+        match self {
+            Listening::Waiting(retry) => Some(retry),
+            Listening::Open(_) | Listening::Absent => None,
+        }
+    }
+
+    /// Takes the listener of an open socket. A waiting socket is not retried any more.
+    fn take(&mut self) -> Option<Arc<UnixListener>> {
+        match std::mem::replace(self, Listening::Absent) {
+            Listening::Open(listener) => Some(listener),
+            Listening::Waiting(_) | Listening::Absent => None,
+        }
+    }
+}
+
 struct Export {
     device: Arc<dyn VirtioDevice>,
-    /// `None`: only the connection that was inherited is served.
-    listener: Option<Arc<UnixListener>>,
+    listening: Listening,
     path: Option<PathBuf>,
     /// Device and inode of the socket's file.
     file: Option<(u64, u64)>,
@@ -100,13 +146,17 @@ impl Drop for Refused {
 impl Export {
     /// Its socket, whose path stays.
     fn leave_socket(&mut self) -> Option<UnixListener> {
+        if self.listening.retry().is_some() {
+            self.listening = Listening::Absent;
+        }
         let path = self.path.as_deref()?;
         // Others may have their own there by now.
         if self.file.is_none() || file_at(path) != self.file {
             return None;
         }
-        let left = self.listener.as_ref()?.try_clone().ok()?;
-        (self.listener, self.path, self.file) = (None, None, None);
+        let left = self.listening.listener()?.try_clone().ok()?;
+        (self.path, self.file) = (None, None);
+        self.listening = Listening::Absent;
         Some(left)
     }
 
@@ -181,6 +231,8 @@ pub struct Server {
     state: Arc<State>,
     thread: Option<JoinHandle<()>>,
     inherited: Mutex<InheritedSockets>,
+    /// Sockets that cannot be bound yet wait.
+    may_wait: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -212,17 +264,85 @@ impl Server {
             state,
             thread: Some(thread),
             inherited: Mutex::default(),
+            may_wait: AtomicBool::new(false),
         })
     }
 
-    /// Serves a device on a socket path.
+    /// Serves a device on a socket path. A socket that cannot be bound yet waits if [`Server::set_may_wait`] allows it; the result
+    /// is false then.
     ///
     /// # Errors
     /// See [`bind`].
-    pub fn listen(&self, path: &Path, device: Arc<dyn VirtioDevice>) -> Result<(), SocketError> {
-        let listener = lock(&self.inherited).bind(path)?;
-        self.add(Some(listener), Some(path.to_owned()), device)
-            .map_err(|e| SocketError::Io(path.to_owned(), e))
+    pub fn listen(&self, path: &Path, device: Arc<dyn VirtioDevice>) -> Result<bool, SocketError> {
+        let listening = match lock(&self.inherited).bind(path) {
+            Ok(listener) => Listening::Open(Arc::new(listener)),
+            Err(error) if error.can_heal() && self.may_wait.load(Ordering::Relaxed) => {
+                Listening::Waiting(Retry::first(&error, Instant::now()))
+            }
+            Err(error) => return Err(error),
+        };
+        let is_open = listening.listener().is_some();
+        self.add(listening, Some(path.to_owned()), device)
+            .map_err(|e| SocketError::Io(path.to_owned(), e))?;
+        Ok(is_open)
+    }
+
+    /// Sets whether sockets wait that cannot be bound yet. Otherwise [`Server::listen`] fails. Initially it fails.
+    pub fn set_may_wait(&self, may_wait: bool) {
+        self.may_wait.store(may_wait, Ordering::Relaxed);
+    }
+
+    /// Retries the waiting sockets that are due. Returns the exports of the sockets that opened.
+    pub fn retry_sockets(&self, now: Instant) -> Vec<String> {
+        let mut opened = Vec::new();
+        for export in lock(&self.state.exports).iter_mut() {
+            let (Listening::Waiting(retry), Some(path)) = (&mut export.listening, &export.path)
+            else {
+                continue;
+            };
+            if !retry.is_due(now) {
+                continue;
+            }
+            let bound = socket::bind(path).and_then(|listener| {
+                let io_error = |error| SocketError::Io(path.clone(), error);
+                listener.set_nonblocking(true).map_err(io_error)?;
+                Ok(listener)
+            });
+            match bound {
+                Ok(listener) => {
+                    export.file = file_at(path);
+                    export.listening = Listening::Open(Arc::new(listener));
+                    opened.push(export.device.name().to_owned());
+                }
+                Err(error) => retry.again(&error, now),
+            }
+        }
+        if !opened.is_empty() {
+            self.state.accepting.wake();
+        }
+        opened
+    }
+
+    /// Time of the next retry of a waiting socket.
+    pub fn next_socket_try(&self) -> Option<Instant> {
+        let exports = lock(&self.state.exports);
+        let retries = exports.iter().filter_map(|one| one.listening.retry());
+        retries.map(|retry| retry.next_try).min()
+    }
+
+    /// Sockets that cannot be bound yet.
+    pub fn waiting_sockets(&self) -> Vec<WaitingSocket> {
+        let exports = lock(&self.state.exports);
+        let waiting = exports.iter().filter_map(|export| {
+            let retry = export.listening.retry()?;
+            Some(WaitingSocket {
+                export: export.device.name().to_owned(),
+                path: export.path.clone()?,
+                reason: retry.reason.clone(),
+                next_try: retry.next_try,
+            })
+        });
+        waiting.collect()
     }
 
     /// Serves a device on a listening socket that was inherited.
@@ -234,7 +354,7 @@ impl Server {
         listener: UnixListener,
         device: Arc<dyn VirtioDevice>,
     ) -> io::Result<()> {
-        self.add(Some(listener), None, device)
+        self.add(Listening::Open(Arc::new(listener)), None, device)
     }
 
     /// Serves a device on a connection that was inherited, and on nothing else: [`Server::status`] tells when its
@@ -244,7 +364,7 @@ impl Server {
     /// When the session cannot be set up.
     pub fn serve_on(&self, stream: UnixStream, device: Arc<dyn VirtioDevice>) -> io::Result<()> {
         let name = device.name().to_owned();
-        self.add(None, None, device)?;
+        self.add(Listening::Absent, None, device)?;
         let mut exports = lock(&self.state.exports);
         let export = exports
             .iter_mut()
@@ -311,18 +431,19 @@ impl Server {
 
     fn add(
         &self,
-        listener: Option<UnixListener>,
+        listening: Listening,
         path: Option<PathBuf>,
         device: Arc<dyn VirtioDevice>,
     ) -> io::Result<()> {
-        if let Some(listener) = &listener {
+        if let Some(listener) = listening.listener() {
             listener.set_nonblocking(true)?;
         }
         let session = Arc::new(Mutex::new(None));
-        let file = path.as_deref().and_then(file_at);
+        let own = path.as_deref().filter(|_| listening.listener().is_some());
+        let file = own.and_then(file_at);
         lock(&self.state.exports).push(Export {
             device,
-            listener: listener.map(Arc::new),
+            listening,
             path,
             file,
             session,
@@ -395,7 +516,7 @@ fn shut(export: &mut Export) {
     {
         std::fs::remove_file(path).ok();
     }
-    if let Some(listener) = export.listener.take() {
+    if let Some(listener) = export.listening.take() {
         let is_ours = export.path.is_some();
         close_aside((export.waiting.take(), Line { listener, is_ours }));
     }
@@ -452,7 +573,7 @@ fn accept_all(state: &Arc<State>) {
         let listeners: Vec<Arc<UnixListener>> = lock(&state.exports)
             .iter()
             .filter(|export| !export.is_refusing())
-            .filter_map(|export| export.listener.clone())
+            .filter_map(|export| export.listening.listener().cloned())
             .collect();
         state.accepting.wait(&listeners, None, "front ends");
         for export in lock(&state.exports).iter_mut() {
@@ -471,7 +592,8 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
             false => start_or_log(export, stream, state),
         }
     }
-    let Some(listener) = export.listener.as_ref().filter(|_| !export.is_refusing()) else {
+    let listener = export.listening.listener();
+    let Some(listener) = listener.filter(|_| !export.is_refusing()) else {
         return;
     };
     let stream = match listener.accept() {

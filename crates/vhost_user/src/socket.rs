@@ -65,6 +65,18 @@ fn no_access(path: &Path) -> String {
     })
 }
 
+impl SocketError {
+    /// Returns true if a later attempt may succeed without a change of the configuration: the folder is missing, or another
+    /// process serves the path.
+    pub(crate) fn can_heal(&self) -> bool {
+        match self {
+            SocketError::InUse(_) => true,
+            SocketError::NotASocket(_) => false,
+            SocketError::Io(_, error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+}
+
 /// Sockets at which another process has listened, by their paths.
 #[derive(Debug, Default)]
 pub(crate) struct InheritedSockets(Vec<(PathBuf, UnixListener)>);
@@ -194,6 +206,21 @@ mod tests {
         for part in ["/srv/d0.sock", "user ", "`socket`"] {
             assert!(error.contains(part), "{part}: {error}");
         }
+    }
+
+    #[test]
+    fn only_a_missing_folder_and_a_live_socket_can_heal() {
+        let dir = tempfile::tempdir().unwrap();
+        let can_heal = |path: &Path| bind(path).unwrap_err().can_heal();
+        assert!(can_heal(&dir.path().join("missing/s")));
+        let live = dir.path().join("live");
+        let _listener = bind(&live).unwrap();
+        assert!(can_heal(&live));
+        let file = dir.path().join("file");
+        std::fs::write(&file, "data").unwrap();
+        assert!(!can_heal(&file), "a regular file");
+        assert!(!can_heal(&file.join("s")), "a file in place of the folder");
+        assert!(!can_heal(&dir.path().join("n".repeat(200))), "too long");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use ::control::objects::{Export, ExportState, NewAccessState};
+use ::control::objects::{Export, ExportState, NewAccessState, WaitingListener};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -100,8 +100,11 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
         return HashMap::new();
     };
     let mut served = served(&overview.servers, &transports);
+    let listeners = overview.servers.waiting_listeners();
     let vhost = transports.vhost.status().into_iter().map(|export| {
+        let is_its = |one: &&WaitingListener| one.export.as_ref() == Some(&export.name);
         let state = ExportState {
+            waiting_socket: listeners.iter().find(is_its).cloned(),
             connected: export.connected,
             sessions: usize::from(export.connected),
             ..ExportState::default()

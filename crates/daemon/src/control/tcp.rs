@@ -6,6 +6,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header;
@@ -25,7 +26,7 @@ use super::server::HEAD_TIME;
 use super::token::Tokens;
 use crate::connection_table::{ConnectionGuard, ConnectionLimits, Standing};
 use crate::service_thread::http;
-use crate::tcp_service::{Place, TcpService};
+use crate::tcp_service::{TcpEntrance, TcpService};
 
 /// Connections at a time. Those of administrators may each bring a body of some megabytes.
 const LIMITS: ConnectionLimits = ConnectionLimits {
@@ -40,11 +41,16 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
 pub struct TcpServer(TcpService);
 
 impl TcpServer {
-    /// Serves the API on an address, to browsers by `names` only.
+    /// Serves the API at an entrance, to browsers by `names` only.
     ///
     /// # Errors
-    /// When it cannot be listened on.
-    pub fn start(place: Place, api: Api, tokens: Tokens, names: Names) -> io::Result<TcpServer> {
+    /// When there is no thread for it.
+    pub(crate) fn start(
+        entrance: Arc<TcpEntrance>,
+        api: Api,
+        tokens: Tokens,
+        names: Names,
+    ) -> io::Result<TcpServer> {
         // Whoever is not on this machine has no socket to take descriptors at.
         let api = Api {
             ending: None,
@@ -54,20 +60,20 @@ impl TcpServer {
             .layer(middleware::from_fn(check))
             .layer(middleware::from_fn_with_state(names, same_site))
             .layer(middleware::from_fn_with_state(tokens, recognise));
-        let service = TcpService::start("api", place, LIMITS, move |stream, accepted, guard| {
+        let service = TcpService::start(entrance, LIMITS, move |stream, accepted, guard| {
             let service = TowerToHyperService::new(routes.clone().layer(Extension(guard)));
             accepted.serve(http(HEAD_TIME), TokioIo::new(stream), service)
         })?;
         Ok(TcpServer(service))
     }
 
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
+    /// Where it listens; `None` while its address is not available.
+    pub fn address(&self) -> Option<SocketAddr> {
         self.0.address()
     }
 
     /// Ends, but leaves the socket open for another process.
-    pub fn leave(self) -> OwnedFd {
+    pub fn leave(self) -> Option<OwnedFd> {
         self.0.leave()
     }
 }

@@ -36,10 +36,11 @@ impl Openable for IscsiConfig {
         let portals = server.add_target(options, &luns);
         let portals = portals.map_err(|error| error.to_string())?;
         let name = self.name.clone();
-        Ok((
-            Arc::new(OpenTarget { name, server }),
-            Endpoint::Portals(portals),
-        ))
+        let endpoint = match portals.is_empty() && !self.portals.is_empty() {
+            true => Endpoint::Waiting,
+            false => Endpoint::Portals(portals),
+        };
+        Ok((Arc::new(OpenTarget { name, server }), endpoint))
     }
 }
 

@@ -47,8 +47,10 @@ pub enum Endpoint {
     Listening,
     /// A connection that was inherited: its client is the only one.
     Connection,
-    /// iSCSI portals.
+    /// Open iSCSI portals.
     Portals(Vec<SocketAddr>),
+    /// No listener of the export can be opened yet.
+    Waiting,
 }
 
 impl fmt::Display for ReadyExport {
@@ -59,6 +61,7 @@ impl fmt::Display for ReadyExport {
             Endpoint::Portals(portals) => {
                 portals.iter().try_for_each(|portal| write!(f, " {portal}"))
             }
+            Endpoint::Waiting => f.write_str(" once its listener is open"),
             Endpoint::Listening => f.write_str(" inherited socket"),
             Endpoint::Connection => f.write_str(" inherited connection"),
         }

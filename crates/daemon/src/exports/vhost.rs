@@ -18,7 +18,8 @@ pub(super) fn listen(
 ) -> Result<Endpoint, String> {
     match inherited {
         None => match server.listen(path, device) {
-            Ok(()) => Ok(Endpoint::Path(path.to_owned())),
+            Ok(true) => Ok(Endpoint::Path(path.to_owned())),
+            Ok(false) => Ok(Endpoint::Waiting),
             Err(error) => Err(error.to_string()),
         },
         Some(inherited) => serve_inherited(server, device, inherited.socket)

@@ -19,7 +19,7 @@ use hyper_util::rt::TokioIo;
 use crate::connection_table::ConnectionLimits;
 use crate::control::{Tokens, View, has_one_host};
 use crate::service_thread::http;
-use crate::tcp_service::{Place, TcpService};
+use crate::tcp_service::{TcpEntrance, TcpService};
 
 /// Each connection brings one request, so all of them count as unauthenticated.
 const LIMITS: ConnectionLimits = ConnectionLimits {
@@ -36,39 +36,38 @@ const CONNECTION_TIME: Duration = Duration::from_secs(10);
 pub struct Listener(TcpService);
 
 impl Listener {
-    /// Serves the metrics of `view` on an address.
+    /// Serves the metrics of `view` at an entrance.
     ///
     /// # Errors
-    /// When it cannot be listened on.
-    pub fn start(
-        place: Place,
+    /// When there is no thread for it.
+    pub(crate) fn start(
+        entrance: Arc<TcpEntrance>,
         view: Arc<dyn View>,
         tokens: Option<Tokens>,
     ) -> io::Result<Listener> {
-        let service =
-            TcpService::start("metrics", place, LIMITS, move |stream, accepted, guard| {
-                let (view, tokens) = (view.clone(), tokens.clone());
-                async move {
-                    let service = hyper::service::service_fn(move |request| {
-                        answer(request, view.clone(), tokens.clone())
-                    });
-                    let mut http = http(CONNECTION_TIME);
-                    http.keep_alive(false);
-                    let serving = accepted.serve(http, TokioIo::new(stream), service);
-                    let _late = tokio::time::timeout(CONNECTION_TIME, serving).await;
-                    drop(guard);
-                }
-            })?;
+        let service = TcpService::start(entrance, LIMITS, move |stream, accepted, guard| {
+            let (view, tokens) = (view.clone(), tokens.clone());
+            async move {
+                let service = hyper::service::service_fn(move |request| {
+                    answer(request, view.clone(), tokens.clone())
+                });
+                let mut http = http(CONNECTION_TIME);
+                http.keep_alive(false);
+                let serving = accepted.serve(http, TokioIo::new(stream), service);
+                let _late = tokio::time::timeout(CONNECTION_TIME, serving).await;
+                drop(guard);
+            }
+        })?;
         Ok(Listener(service))
     }
 
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
+    /// Where it listens; `None` while its address is not available.
+    pub fn address(&self) -> Option<SocketAddr> {
         self.0.address()
     }
 
     /// Ends, but leaves the socket open for another process.
-    pub fn leave(self) -> OwnedFd {
+    pub fn leave(self) -> Option<OwnedFd> {
         self.0.leave()
     }
 }

@@ -18,6 +18,8 @@ use latency::{Operation, OperationCounters, Snapshot, Span, SparseHistogram};
 use process::Process;
 use text::{Family, Kind, Page};
 
+use crate::objects::LISTENER_KINDS;
+
 pub use listener::Listener;
 pub use text::CONTENT_TYPE;
 
@@ -57,6 +59,7 @@ pub fn render(status: &Status, statistics: &Statistics) -> String {
     write_process(&mut page, &Process::this());
     write_workers(&mut page, statistics);
     write_disks(&mut page, status, statistics);
+    write_listeners(&mut page, status);
     write_jobs(&mut page, statistics);
     write_bitmaps(&mut page, statistics);
     write_exports(&mut page, status);
@@ -197,6 +200,16 @@ fn write_disks(page: &mut Page, status: &Status, statistics: &Statistics) {
     let mut in_flight = page.family("lunette_disk_io_in_flight", Kind::Gauge, help);
     for disk in &statistics.disks {
         in_flight.sample(&[("disk", &disk.name)], disk.in_flight);
+    }
+}
+
+fn write_listeners(page: &mut Page, status: &Status) {
+    let help = "Listeners that cannot be opened yet and are retried.";
+    let mut waiting = page.family("lunette_listeners_waiting", Kind::Gauge, help);
+    for kind in LISTENER_KINDS {
+        let listeners = status.waiting_listeners.iter();
+        let count = listeners.filter(|one| one.kind == kind).count();
+        waiting.sample(&[("kind", kind)], count);
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 
-use control::objects::{Bitmap, Job, JobState};
+use control::objects::{Bitmap, Job, JobState, WaitingListener};
 use control::statistics::{
     DiskStatistics, InitiatorStatistics, IoStatistics, LimitedStatistics, WorkerStatistics,
 };
@@ -14,7 +14,7 @@ use latency::{Clock, Labels, QueueTimeline, Stamp, Stamps};
 
 use super::*;
 use crate::control::View;
-use crate::tcp_service::Place;
+use crate::tcp_service::{Place, TcpEntrance};
 
 const DASHBOARD: &str = include_str!("../../../../contrib/grafana/lunette.json");
 const DOCUMENT: &str = include_str!("../../../../docs/operations.md");
@@ -70,6 +70,13 @@ fn status() -> Status {
                 lun: 0,
                 disk: "d\"0".to_owned(),
             }],
+        }],
+        waiting_listeners: vec![WaitingListener {
+            kind: "iscsi".to_owned(),
+            export: Some("iqn.2026-11.org.example:t".to_owned()),
+            address: "192.0.2.77:3260".to_owned(),
+            reason: "Cannot assign requested address (os error 99)".to_owned(),
+            next_try_seconds: 1,
         }],
         ..Status::default()
     }
@@ -353,11 +360,16 @@ fn collect(value: &serde_json::Value, key: &str, found: &mut Vec<String>) {
 }
 
 fn ask(listener: &Listener, request: &str) -> String {
-    let mut stream = TcpStream::connect(listener.address()).unwrap();
+    let mut stream = TcpStream::connect(listener.address().unwrap()).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
+}
+
+fn listener(place: Place, tokens: Option<crate::control::Tokens>) -> Listener {
+    let entrance = TcpEntrance::open("metrics", place).unwrap();
+    Listener::start(entrance, Arc::new(Fixed), tokens).unwrap()
 }
 
 fn any_port() -> Place {
@@ -366,31 +378,31 @@ fn any_port() -> Place {
 
 #[test]
 fn a_socket_that_is_left_is_the_next_ones() {
-    let first = Listener::start(any_port(), Arc::new(Fixed), None).unwrap();
-    let address = first.address();
-    let inherited = Some(first.leave());
+    let first = listener(any_port(), None);
+    let address = first.address().unwrap();
+    let inherited = first.leave();
     // Whoever comes meanwhile waits in the line.
     let _in_line = TcpStream::connect(address).unwrap();
     let place = Place {
         inherited,
         ..any_port()
     };
-    let next = Listener::start(place, Arc::new(Fixed), None).unwrap();
-    assert_eq!(next.address(), address);
+    let next = listener(place, None);
+    assert_eq!(next.address(), Some(address));
     assert!(ask(&next, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").contains(" 200 "));
     // At another address it is of no use.
     let place = Place {
         address: SocketAddr::from(([127, 0, 0, 2], 0)),
-        inherited: Some(next.leave()),
+        inherited: next.leave(),
     };
-    let other = Listener::start(place, Arc::new(Fixed), None).unwrap();
-    assert_ne!(other.address(), address);
+    let other = listener(place, None);
+    assert_ne!(other.address(), Some(address));
     TcpStream::connect(address).unwrap_err();
 }
 
 #[test]
 fn over_tcp_there_is_the_page_and_nothing_else() {
-    let listener = Listener::start(any_port(), Arc::new(Fixed), None).unwrap();
+    let listener = listener(any_port(), None);
     let page = ask(&listener, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     let (head, body) = page.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
@@ -410,16 +422,16 @@ fn over_tcp_there_is_the_page_and_nothing_else() {
             "{answer}"
         );
     }
-    let address = listener.address();
+    let address = listener.address().unwrap();
     drop(listener);
     assert!(TcpStream::connect(address).is_err());
 }
 
 #[test]
 fn clients_that_say_nothing_do_not_keep_others_out_for_ever() {
-    let listener = Listener::start(any_port(), Arc::new(Fixed), None).unwrap();
+    let listener = listener(any_port(), None);
     let silent: Vec<TcpStream> = (0..8)
-        .map(|_| TcpStream::connect(listener.address()).unwrap())
+        .map(|_| TcpStream::connect(listener.address().unwrap()).unwrap())
         .collect();
     let page = ask(&listener, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(page.starts_with("HTTP/1.1 200"));
@@ -439,7 +451,7 @@ fn where_there_are_tokens_the_page_is_for_those_who_show_one() {
         ..config::AccessConfig::default()
     };
     let tokens = crate::control::Tokens::of(&access).unwrap();
-    let listener = Listener::start(any_port(), Arc::new(Fixed), tokens).unwrap();
+    let listener = listener(any_port(), tokens);
     for (token, told) in [
         (None, "Bearer realm=\"lunette\"\r"),
         (Some("0123456789abcdeg"), "invalid_token"),

@@ -250,6 +250,8 @@ impl Owner {
         let grown = undo.resized.iter().map(|(disk, _)| disk.as_str());
         self.growing
             .retain(|growing| !grown.clone().any(|disk| disk == growing.disk));
+        // A socket that another program takes meanwhile must not lose its export.
+        transports.set_may_wait(true);
         for open in &undo.exports {
             exports::close(&open.name, &*open.device, &self.servers.pool);
         }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use control::Event;
+use control::objects::WaitingListener;
 use tokio::sync::broadcast;
 
 use super::owner::Owner;
@@ -57,12 +58,25 @@ impl EventBus {
         });
     }
 
-    /// Sends the event that a waiting portal of a target is open.
-    pub fn tell_portal(&self, export: &str, portal: &str) {
+    /// Sends the event that a listener begins to wait, or that a waiting one is open.
+    pub fn tell_listener(&self, listener: &WaitingListener, is_open: bool) {
+        let is_portal = listener.kind == "iscsi";
+        let event = match (is_portal, is_open) {
+            (true, false) => "portal.waiting",
+            (true, true) => "portal.opened",
+            (false, false) => "listener.waiting",
+            (false, true) => "listener.opened",
+        };
+        let address = Some(listener.address.clone());
         self.send(Event {
-            event: "portal.opened".to_owned(),
-            name: export.to_owned(),
-            portal: Some(portal.to_owned()),
+            event: event.to_owned(),
+            name: listener
+                .export
+                .clone()
+                .unwrap_or_else(|| listener.kind.clone()),
+            portal: address.clone().filter(|_| is_portal),
+            listener: address.filter(|_| !is_portal),
+            reason: Some(listener.reason.clone()).filter(|_| !is_open),
             ..Event::default()
         });
     }

@@ -18,6 +18,7 @@ mod failed_io;
 mod following;
 mod handed_over;
 mod identity;
+mod listeners;
 mod opening;
 mod overlay;
 mod owner;
@@ -39,6 +40,7 @@ use std::time::Instant;
 pub use changes::{Change, users, users_of_all};
 pub use draining::{Draining, Work};
 pub use events::EventBus;
+pub use listeners::LISTENER_KINDS;
 pub use overlay::{Overlay, lun_bodies};
 pub use owner::{How, Live, Made, Owner};
 pub use placing::served;
@@ -176,7 +178,7 @@ impl Manager {
     }
 }
 
-/// Returns the next message. Meanwhile retries waiting portals and disks, and announces draining objects.
+/// Returns the next message. Meanwhile retries waiting listeners and disks, and announces draining objects.
 fn next_message(inbox: &mpsc::Receiver<Message>, owner: &mut Owner) -> Option<Message> {
     loop {
         let due = [owner.next_try(), owner.drains.next_announcement()];
@@ -187,7 +189,7 @@ fn next_message(inbox: &mpsc::Receiver<Message>, owner: &mut Owner) -> Option<Me
             Ok(message) => return Some(message),
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 owner.announce_draining();
-                owner.try_waiting_portals();
+                owner.retry_listeners();
                 owner.try_waiting_disks();
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => return None,

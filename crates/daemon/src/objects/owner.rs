@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 
 use bdev::Disk;
+use control::objects::WaitingListener;
 
 use super::changes::Change;
 use super::draining::{Drained, Draining, Drains};
@@ -106,6 +107,8 @@ pub struct Owner {
     pub(super) handed: HashMap<PathBuf, OwnedFd>,
     /// Tells what has changed.
     pub(crate) event_bus: EventBus,
+    /// Listeners that were reported as waiting.
+    pub(super) reported_listeners: Vec<WaitingListener>,
     /// For what comes to this owner by itself.
     pub(super) messages: mpsc::Sender<Message>,
     /// While it starts: devices that were opened on threads of their own.
@@ -167,6 +170,7 @@ impl Owner {
             state_store,
             handed: HashMap::new(),
             event_bus,
+            reported_listeners: Vec::new(),
             messages,
             starting: None,
             helpers: HelperThreads::default(),
@@ -202,6 +206,7 @@ impl Owner {
         let finders = exports::discovery_users(&self.base).map_err(failed)?;
         if let Some(transports) = self.servers.transports() {
             transports.iscsi.set_discovery_users(finders);
+            transports.set_may_wait(true);
         }
         let mut next = self.base.clone();
         let mut changed = Vec::new();
@@ -250,7 +255,8 @@ impl Owner {
         }
     }
 
-    /// Makes a change, or refuses it with all reasons.
+    /// Makes a change, or refuses it with all reasons. A new listener that cannot be opened fails: the client that asked for it
+    /// gets the error. Listeners of the configuration file wait.
     ///
     /// # Errors
     /// Nothing has changed then.
@@ -264,7 +270,11 @@ impl Owner {
         if !faults.is_empty() {
             return Err(Refusal::Invalid(faults));
         }
-        let made = self.become_(next, how)?;
+        let transports = self.servers.transports().ok_or(Refusal::Ending)?;
+        transports.set_may_wait(false);
+        let made = self.become_(next, how);
+        transports.set_may_wait(true);
+        let made = made?;
         // The configuration may have the state already, while an initiator has set another one.
         if let Some((export, group, state)) = access_state
             && made.plan.access_states.is_empty()

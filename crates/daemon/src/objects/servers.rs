@@ -1,12 +1,13 @@
 //! The transports and workers that objects are carried out on. Shared with whoever looks on.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bdev::Disk;
 use reactor::Pool;
 use scsi_exec::Units;
 
 use super::events::EventBus;
+use crate::tcp_service::TcpEntrance;
 
 /// What names the session of a vhost-user export.
 pub fn vhost_session(export: &str) -> String {
@@ -25,6 +26,9 @@ pub struct Servers {
     /// The registry of disks that are logical units.
     pub units: Arc<Units>,
     transports: Mutex<Option<Transports>>,
+    /// Listeners of the API and of metrics.
+    entrances: Mutex<Vec<Arc<TcpEntrance>>>,
+    pub(super) listener_watcher: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// The transports, as long as the daemon does not end.
@@ -58,6 +62,8 @@ impl Servers {
             pool,
             units,
             transports: Mutex::new(Some(transports)),
+            entrances: Mutex::default(),
+            listener_watcher: OnceLock::new(),
         })
     }
 
@@ -97,6 +103,12 @@ impl Servers {
         let transports = self.lock().take();
         drop(transports);
         self.units.leave_others();
+    }
+
+    pub(super) fn lock_entrances(&self) -> MutexGuard<'_, Vec<Arc<TcpEntrance>>> {
+        self.entrances
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Transports>> {

@@ -224,6 +224,7 @@ impl Owner {
             Ok(_) => slow.iter().for_each(|disk| self.open_for_later(disk)),
             Err(_) => self.waiting = waiting,
         }
+        self.report_listeners();
         made
     }
 
@@ -245,22 +246,10 @@ impl Owner {
         now
     }
 
-    /// Time of the next attempt to open a waiting disk or portal.
+    /// Time of the next attempt to open a waiting disk or listener.
     pub(super) fn next_try(&self) -> Option<Instant> {
-        let transports = self.servers.transports();
-        let portal = transports.and_then(|transports| transports.iscsi.next_portal_try());
-        self.waiting.next_try().into_iter().chain(portal).min()
-    }
-
-    /// Retries the waiting portals that are due. Logs and reports those that opened.
-    pub(super) fn try_waiting_portals(&mut self) {
-        let Some(transports) = self.servers.transports() else {
-            return;
-        };
-        for (target, portal) in transports.iscsi.retry_portals(Instant::now()) {
-            tracing::info!(export = target, %portal, "portal opened");
-            self.event_bus.tell_portal(&target, &portal.to_string());
-        }
+        let listener = self.servers.next_listener_try();
+        self.waiting.next_try().into_iter().chain(listener).min()
     }
 
     /// Tries disks that are due. Disks that are not in memory are opened on helper threads.

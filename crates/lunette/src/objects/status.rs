@@ -135,13 +135,11 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
             "disk {name}: {waiting} I/Os have failed and wait: {reason}; hint: lunette disk resume {name}"
         ));
     }
-    for export in &status.exports {
-        for portal in &export.waiting_portals {
-            worries.push(format!(
-                "export {}: portal {} is not open: {}, next try in {} s",
-                export.name, portal.address, portal.reason, portal.next_try_seconds
-            ));
-        }
+    for listener in &status.waiting_listeners {
+        worries.push(format!(
+            "{listener} is not open: {}, next try in {} s",
+            listener.reason, listener.next_try_seconds
+        ));
     }
     for disk in &status.disks {
         if let Some(reason) = &disk.reservations_unknown {

@@ -74,6 +74,7 @@ fn look(seconds: u64) -> Look {
                 export("idle", "vhost-scsi", false),
                 export("d0", "vhost-blk", true),
             ],
+            waiting_listeners: Vec::new(),
         },
         statistics: Statistics {
             jobs: Vec::new(),

@@ -10,8 +10,17 @@ const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting;
 
 export function showHead({ status }: Moment): void {
   const wrong = status.disks.filter((disk) => !isWell(disk)).length;
-  $("state").textContent = wrong ? `${wrong} of ${status.disks.length} disks need attention` : "all is well";
-  $("state").className = wrong ? "bad" : "good";
+  const waiting = status.waiting_listeners?.length ?? 0;
+  const problems: string[] = [];
+  if (wrong) problems.push(`${wrong} of ${status.disks.length} disks need attention`);
+  if (waiting) problems.push(waiting === 1 ? "1 listener waits" : `${waiting} listeners wait`);
+  $("state").textContent = problems.join(", ") || "all is well";
+  $("state").className = problems.length ? "bad" : "good";
+  const reasons = (status.waiting_listeners ?? []).map((one) => {
+    const of = one.export ? `${one.kind} ${one.export}` : one.kind;
+    return `${of}, ${one.address}: ${one.reason}`;
+  });
+  $("state").title = reasons.join("\n");
   const up = status.uptime_seconds;
   const since = up >= 3600 ? `${(up / 3600).toFixed(1)} h` : `${up} s`;
   const workers = `${status.workers} ${status.workers === 1 ? "worker" : "workers"}`;
@@ -56,13 +65,17 @@ export function showDisks(
 
 export function showExports({ status }: Moment): void {
   const heads = [text("export"), text("kind"), text("connected"), text("disks"), text("socket")];
-  const rows = status.exports.map((one) => [
-    one.name,
-    one.kind,
-    one.connected ? "yes" : "no",
-    one.luns.map((lun) => lun.disk).join(", "),
-    one.socket ?? "-",
-  ]);
+  const rows = status.exports.map((one): Cell[] => {
+    const waiting = status.waiting_listeners?.filter((listener) => listener.export === one.name) ?? [];
+    const wait = waiting.map(({ address, reason }) => `${address} waits: ${reason}`).join("; ");
+    return [
+      one.name,
+      one.kind,
+      one.connected ? "yes" : "no",
+      one.luns.map((lun) => lun.disk).join(", "),
+      wait ? element("span", wait, "bad") : (one.socket ?? "-"),
+    ];
+  });
   table("exports", heads, rows, "no export");
 }
 

@@ -19,6 +19,14 @@ export interface Export {
   socket?: string;
 }
 
+/** A listener that cannot be opened yet. */
+export interface WaitingListener {
+  kind: string;
+  export?: string;
+  address: string;
+  reason: string;
+}
+
 export interface Status {
   version: string;
   uptime_seconds: number;
@@ -26,6 +34,7 @@ export interface Status {
   may_change: boolean;
   disks: Disk[];
   exports: Export[];
+  waiting_listeners?: WaitingListener[];
 }
 
 export interface Histogram {

@@ -1,0 +1,144 @@
+//! Listeners that are configured and cannot be opened yet: iSCSI portals, vhost-user sockets, and the listeners of the API and of
+//! metrics. The owner retries them, and reports each one that begins to wait or opens.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use control::objects::WaitingListener;
+
+use super::owner::Owner;
+use super::servers::{Servers, Transports};
+use crate::tcp_service::TcpEntrance;
+
+/// Kinds of listeners: the values of `kind` in the API and in metrics.
+pub const LISTENER_KINDS: [&str; 4] = ["vhost-user", "iscsi", "api", "metrics"];
+
+impl Transports {
+    /// Sets whether new listeners of exports wait that cannot be opened yet. Otherwise their exports fail.
+    pub(super) fn set_may_wait(&self, may_wait: bool) {
+        self.vhost.set_may_wait(may_wait);
+        self.iscsi.set_may_wait(may_wait);
+    }
+}
+
+impl Servers {
+    /// Adds a listener of the API or of metrics to those that are reported and retried.
+    pub(crate) fn add_entrance(&self, entrance: Arc<TcpEntrance>) {
+        self.lock_entrances().push(entrance);
+    }
+
+    /// Returns every listener that waits.
+    pub fn waiting_listeners(&self) -> Vec<WaitingListener> {
+        let seconds =
+            |next_try: Instant| next_try.saturating_duration_since(Instant::now()).as_secs();
+        let mut waiting = Vec::new();
+        if let Some(transports) = self.transports() {
+            let sockets = transports.vhost.waiting_sockets().into_iter();
+            waiting.extend(sockets.map(|socket| WaitingListener {
+                kind: "vhost-user".to_owned(),
+                export: Some(socket.export),
+                address: socket.path.display().to_string(),
+                reason: socket.reason,
+                next_try_seconds: seconds(socket.next_try),
+            }));
+            let portals = transports.iscsi.waiting_portals().into_iter();
+            waiting.extend(portals.map(|(target, portal)| WaitingListener {
+                kind: "iscsi".to_owned(),
+                export: Some(target),
+                address: portal.address.to_string(),
+                reason: portal.reason,
+                next_try_seconds: seconds(portal.next_try),
+            }));
+        }
+        for entrance in self.lock_entrances().iter() {
+            if let Some(retry) = entrance.retry_state() {
+                waiting.push(WaitingListener {
+                    kind: entrance.name.to_owned(),
+                    export: None,
+                    address: entrance.address.to_string(),
+                    reason: retry.reason,
+                    next_try_seconds: seconds(retry.next_try),
+                });
+            }
+        }
+        waiting
+    }
+
+    /// Returns the time of the next retry of a listener.
+    pub(super) fn next_listener_try(&self) -> Option<Instant> {
+        let transports = self.transports();
+        let of_exports = transports.iter().flat_map(|transports| {
+            let portal = transports.iscsi.next_portal_try();
+            [portal, transports.vhost.next_socket_try()]
+        });
+        let entrances = self.lock_entrances();
+        let retries = entrances.iter().filter_map(|one| one.retry_state());
+        let of_entrances = retries.map(|retry| retry.next_try);
+        of_exports.flatten().chain(of_entrances).min()
+    }
+
+    /// Calls `watcher` on the owner's thread each time that the set of waiting listeners changes. Only the first watcher counts.
+    pub fn watch_listeners(&self, watcher: impl Fn() + Send + Sync + 'static) {
+        self.listener_watcher.set(Box::new(watcher)).ok();
+    }
+
+    fn listeners_changed(&self) {
+        if let Some(watcher) = self.listener_watcher.get() {
+            watcher();
+        }
+    }
+}
+
+impl Owner {
+    /// Retries the listeners that are due. Logs each one that opened and sends an event.
+    pub(super) fn retry_listeners(&mut self) {
+        let now = Instant::now();
+        let (sockets, portals) = match self.servers.transports() {
+            Some(transports) => (
+                transports.vhost.retry_sockets(now),
+                transports.iscsi.retry_portals(now),
+            ),
+            None => Default::default(),
+        };
+        let entrances = self.servers.lock_entrances().clone().into_iter();
+        let entrances: Vec<_> = entrances.filter(|entrance| entrance.retry(now)).collect();
+        let has_opened = |one: &WaitingListener| match (one.kind.as_str(), &one.export) {
+            ("vhost-user", Some(export)) => sockets.contains(export),
+            ("iscsi", Some(export)) => portals
+                .iter()
+                .any(|(target, portal)| target == export && portal.to_string() == one.address),
+            (kind, _) => entrances.iter().any(|entrance| entrance.name == kind),
+        };
+        let opened: Vec<_> = self
+            .reported_listeners
+            .extract_if(.., |one| has_opened(one))
+            .collect();
+        for one in &opened {
+            let (kind, export, address) = (&one.kind, one.export.as_deref(), &one.address);
+            tracing::info!(kind, export, address, "listener opened");
+            self.event_bus.tell_listener(one, true);
+        }
+        if !opened.is_empty() {
+            self.servers.listeners_changed();
+        }
+    }
+
+    /// Logs each listener that has begun to wait since the last call, and sends an event.
+    pub(crate) fn report_listeners(&mut self) {
+        let now = self.servers.waiting_listeners();
+        let before = std::mem::replace(&mut self.reported_listeners, now);
+        let waiting = self.reported_listeners.iter();
+        let is_new = |one: &&WaitingListener| !before.iter().any(|old| old.is_same_listener(one));
+        for one in waiting.filter(is_new) {
+            let (kind, export, address) = (&one.kind, one.export.as_deref(), &one.address);
+            let reason = &one.reason;
+            tracing::warn!(kind, export, address, reason, "listener not open, retrying");
+            self.event_bus.tell_listener(one, false);
+        }
+        let is_same = before.len() == self.reported_listeners.len()
+            && self.reported_listeners.iter().all(|one| !is_new(&one));
+        if !is_same {
+            self.servers.listeners_changed();
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Daemons from start to end: sockets, inherited connections, listeners that wait.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use super::*;
+use config::{Flags, Surroundings, parse};
+
+fn config(folder: &Path, disks: &[&str], exports: &[&str]) -> Config {
+    let at = |text: &&str| text.replace("@", &format!("{}/", folder.display()));
+    let flags = Flags {
+        disk: disks.iter().map(at).collect(),
+        vhost_blk: exports.iter().map(at).collect(),
+        ..Flags::default()
+    };
+    let flags = flags.with("workers", "1");
+    let flags = flags.with("control", &at(&"@control.sock"));
+    let config = parse(None, &flags, &Surroundings::of_this_process());
+    config.unwrap_or_else(|mistakes| panic!("{mistakes}"))
+}
+
+#[test]
+fn what_is_ready_can_be_connected_to_and_goes_away_with_the_daemon() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path(), &["d0=ram:1M"], &["d0:@d0.sock"]);
+    let running = start(config, StartOptions::default()).unwrap();
+    let socket = folder.path().join("d0.sock");
+    assert_eq!(
+        running.ready()[0].to_string(),
+        format!("ready vhost-blk d0 {}", socket.display())
+    );
+    UnixStream::connect(&socket).unwrap();
+    let control = running.control().unwrap().to_owned();
+    let status: Status = ::control::get(&control, "/v1/status").unwrap();
+    assert_eq!(status.disks[0].size, 1 << 20);
+    assert_eq!(status.exports[0].socket.as_ref(), Some(&socket));
+    drop(running);
+    assert!(!socket.exists() && !control.exists());
+}
+
+#[test]
+fn a_start_that_fails_gives_all_reasons_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("file"), "data").unwrap();
+    let exports = [
+        "d0:@good.sock",
+        "d1:@file",
+        "d2:@file/2.sock",
+        "d3:@missing/3.sock",
+    ];
+    let disks = ["d0=ram:1M", "d1=ram:1M", "d2=ram:1M", "d3=ram:1M"];
+    let config = config(folder.path(), &disks, &exports);
+    let Err(error) = start(config, StartOptions::default()) else {
+        panic!("started with a file in place of a socket and of a folder");
+    };
+    assert_eq!(error.reasons.len(), 2, "{error}");
+    assert!(error.reasons[0].starts_with("vhost-blk d1: "), "{error}");
+    assert!(error.reasons[1].starts_with("vhost-blk d2: "), "{error}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_socket_in_a_folder_that_is_made_later_waits_and_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    let exports = ["d0:@good.sock", "d1:@later/1.sock"];
+    let config = config(folder.path(), &["d0=ram:1M", "d1=ram:1M"], &exports);
+    let running = start(config, StartOptions::default()).unwrap();
+    let (changed, changes) = std::sync::mpsc::channel();
+    running.watch_listeners(move || {
+        changed.send(()).ok();
+    });
+    UnixStream::connect(folder.path().join("good.sock")).unwrap();
+    let waiting = running.status().waiting_listeners;
+    assert_eq!(waiting.len(), 1, "{waiting:?}");
+    let socket = folder.path().join("later/1.sock");
+    assert_eq!(waiting[0].kind, "vhost-user");
+    assert_eq!(waiting[0].export.as_deref(), Some("d1"));
+    assert_eq!(waiting[0].address, socket.display().to_string());
+    assert!(waiting[0].reason.contains("No such file"), "{waiting:?}");
+    assert_eq!(running.ready()[1].endpoint, Endpoint::Waiting);
+    std::fs::create_dir(folder.path().join("later")).unwrap();
+    changes.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(running.status().waiting_listeners.is_empty());
+    UnixStream::connect(&socket).unwrap();
+    drop(running);
+    assert!(!socket.exists());
+}
+
+#[test]
+fn a_daemon_that_nobody_could_reach_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = Config {
+        control: None,
+        ..config(folder.path(), &["d0=ram:1M"], &["d0:@missing/0.sock"])
+    };
+    let Err(error) = start(config, StartOptions::default()) else {
+        panic!("started without a way in");
+    };
+    let said = error.to_string();
+    assert!(
+        said.contains("missing/0.sock") && said.contains("--control"),
+        "{said}"
+    );
+}
+
+#[test]
+fn an_inherited_connection_is_served_until_its_client_leaves() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path(), &["d0=ram:1M"], &["d0:@d0.sock"]);
+    let (client, ours) = UnixStream::pair().unwrap();
+    let options = StartOptions {
+        control: None,
+        inherited: vec![Inherited {
+            export: "d0".to_owned(),
+            socket: ours.into(),
+        }],
+        ..StartOptions::default()
+    };
+    let running = start(config, options).unwrap();
+    assert_eq!(running.ready()[0].endpoint, Endpoint::Connection);
+    assert!(running.has_one_client() && !running.is_left());
+    assert!(!folder.path().join("d0.sock").exists());
+    drop(client);
+    while !running.is_left() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn default_control_socket_in_use_is_no_failure_a_chosen_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let usual = folder.path().join("control.sock");
+    let _other = control::bind(&usual, Audience::Owner, None).unwrap();
+    let chosen = config(folder.path(), &[], &[]);
+    let unchosen = Config {
+        control: None,
+        ..chosen.clone()
+    };
+    let options = StartOptions {
+        control: Some(usual.clone()),
+        ..StartOptions::default()
+    };
+    assert!(start(unchosen, options).unwrap().control().is_none());
+    assert!(start(chosen, StartOptions::default()).is_err());
+    assert!(usual.exists());
+}

@@ -1,0 +1,181 @@
+//! Listeners that cannot be opened at the start: a port in use, a folder that is made later. They wait and open; mistakes refuse the
+//! start.
+#![forbid(unsafe_code)]
+
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use control::{Client, Status};
+use end_to_end::http::Events;
+use end_to_end::{IscsiSession, Result, Rig, Scratch, client, ensure};
+use serde_json::Value;
+
+const TARGET: &str = "iqn.2026-11.org.example:later";
+
+/// Reads events until all of `wanted` have come.
+fn hear_all(events: &mut Events, wanted: &[(&str, &str)]) -> Result<()> {
+    let mut missing = wanted.to_vec();
+    while !missing.is_empty() {
+        let (event, data) = events.hear()?;
+        let data: Value = serde_json::from_str(&data)?;
+        missing.retain(|(name, of)| *name != event || data["name"] != *of);
+    }
+    Ok(())
+}
+
+#[test]
+fn listeners_of_every_kind_wait_at_the_start_and_open_later() -> Result<()> {
+    let busy = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0"));
+    let [portal, api, metrics] = busy;
+    let (portal, api, metrics) = (portal?, api?, metrics?);
+    let at = [&portal, &api, &metrics].map(|listener| listener.local_addr());
+    let [portal_at, api_at, metrics_at] = at;
+    let (portal_at, api_at, metrics_at) = (portal_at?, api_at?, metrics_at?);
+    let mut socket = None;
+    let rig = Rig::prepared(|scratch, daemon| {
+        let token = scratch.file("token");
+        std::fs::write(&token, "a-token-of-more-than-16-bytes")?;
+        std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600))?;
+        let path = scratch.socket("later").join("d.sock");
+        let daemon = daemon
+            .disk("d=ram:1M")
+            .disk("e=ram:1M")
+            .vhost_blk("e")
+            .arguments(["--vhost-blk", &format!("d:{}", path.display())])
+            .arguments(["--iscsi", &format!("{TARGET}=d"), "--demo-mode", "rw"])
+            .arguments(["--portal", &portal_at.to_string()])
+            .arguments(["--api-listen", &api_at.to_string()])
+            .arguments(["--token-file", &token.display().to_string()])
+            .arguments(["--metrics-listen", &metrics_at.to_string()]);
+        socket = Some(path);
+        Ok(daemon)
+    })?;
+    let socket = socket.unwrap_or_default();
+
+    // What can be served is served, and the rest is shown.
+    client::Client::connect(&rig.socket("e"))?;
+    let api_client = Client::new(&rig.daemon.control());
+    let status: Status = api_client.get("/v1/status")?;
+    let mut kinds: Vec<&str> = status
+        .waiting_listeners
+        .iter()
+        .map(|one| one.kind.as_str())
+        .collect();
+    kinds.sort_unstable();
+    ensure!(
+        kinds == ["api", "iscsi", "metrics", "vhost-user"],
+        "{kinds:?}"
+    );
+    let shown = rig.daemon.ask(&["status"])?;
+    let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+    ensure!(!shown.status.success(), "all is well: {text}");
+    for line in [
+        format!("export d: socket {} is not open: ", socket.display()),
+        format!("export {TARGET}: portal {portal_at} is not open: "),
+        format!("api listener {api_at} is not open: "),
+        format!("metrics listener {metrics_at} is not open: "),
+    ] {
+        ensure!(text.contains(&line), "no line {line:?} in {text}");
+    }
+    let page = rig.daemon.lunette(&["export", "show", "d", "--json"])?;
+    let shown: Value = serde_json::from_str(&page)?;
+    ensure!(
+        shown[0]["status"]["waiting_socket"]["kind"] == "vhost-user",
+        "{shown}"
+    );
+
+    // A change leaves them as they are. A new listener that cannot be opened fails.
+    let mut events = Events::listen(&rig.daemon.control())?;
+    rig.daemon.lunette(&["disk", "add", "f=ram:1M"])?;
+    let missing = rig.scratch.file("missing/f.sock").display().to_string();
+    let refused = rig
+        .daemon
+        .ask(&["export", "add", "vhost-blk", &format!("f:{missing}")])?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(
+        !refused.status.success() && said.contains(&missing),
+        "{said}"
+    );
+
+    drop((portal, api, metrics));
+    std::fs::create_dir(rig.scratch.socket("later"))?;
+    hear_all(
+        &mut events,
+        &[
+            ("listener.opened", "d"),
+            ("portal.opened", TARGET),
+            ("listener.opened", "api"),
+            ("listener.opened", "metrics"),
+        ],
+    )?;
+    let status: Status = api_client.get("/v1/status")?;
+    ensure!(status.waiting_listeners.is_empty(), "{status:?}");
+    client::Client::connect(&socket)?.features()?;
+    IscsiSession::login(&portal_at.to_string(), TARGET, 0)?;
+    TcpStream::connect(api_at)?;
+    TcpStream::connect(metrics_at)?;
+    rig.daemon.lunette(&["status"])?;
+    Ok(())
+}
+
+#[test]
+fn mistakes_that_cannot_heal_refuse_the_start_with_all_reasons() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let file = scratch.file("file");
+    std::fs::write(&file, "data")?;
+    let below = file.join("e.sock");
+    let daemon = end_to_end::DaemonBuilder::new(&scratch)
+        .disk("d=ram:1M")
+        .disk("e=ram:1M")
+        .arguments(["--vhost-blk", &format!("d:{}", file.display())])
+        .arguments(["--vhost-blk", &format!("e:{}", below.display())]);
+    let (_, said) = daemon.start_refused()?;
+    for path in [&file, &below] {
+        ensure!(said.contains(&*path.to_string_lossy()), "{said}");
+    }
+    ensure!(std::fs::read(&file)? == b"data");
+    Ok(())
+}
+
+#[test]
+fn a_reload_lets_new_sockets_wait_and_leaves_waiting_ones() -> Result<()> {
+    let write = |scratch: &Scratch, disks: &[&str]| {
+        let folder = scratch.socket("later");
+        let sections = disks.iter().map(|disk| {
+            let socket = folder.join(format!("{disk}.sock"));
+            let socket = socket.display();
+            format!(
+                "[[disk]]\nname = \"{disk}\"\nbackend = \"ram\"\nsize = \"1M\"\n\
+                 [[vhost_blk]]\ndisk = \"{disk}\"\nsocket = \"{socket}\"\n"
+            )
+        });
+        let text = format!("workers = 1\n{}", sections.collect::<String>());
+        std::fs::write(scratch.file("lunette.toml"), text)
+    };
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        write(scratch, &["a"])?;
+        let file = scratch.file("lunette.toml").display().to_string();
+        Ok(daemon.arguments(["--config", &file]))
+    })?;
+    let waiting = |rig: &Rig| -> Result<Vec<String>> {
+        let status: Status = control::get(&rig.daemon.control(), "/v1/status")?;
+        let waiting = status.waiting_listeners.into_iter();
+        Ok(waiting.filter_map(|one| one.export).collect())
+    };
+    rig.daemon.lunette(&["reload"])?;
+    ensure!(waiting(&rig)? == ["a"]);
+    write(&rig.scratch, &["a", "b"])?;
+    rig.daemon.lunette(&["reload"])?;
+    ensure!(waiting(&rig)? == ["a", "b"]);
+    write(&rig.scratch, &["b"])?;
+    rig.daemon.lunette(&["reload"])?;
+    ensure!(waiting(&rig)? == ["b"]);
+    // A start with the folder opens the socket at once.
+    rig.daemon.stop(Duration::from_secs(60))?;
+    let folder = rig.scratch.socket("later");
+    std::fs::create_dir(&folder)?;
+    rig.daemon.start_again()?;
+    client::Client::connect(&folder.join("b.sock"))?.features()?;
+    Ok(())
+}
