@@ -1,9 +1,9 @@
 //! Listeners that cannot be opened at the start: a port in use, a folder that is made later. They wait and open; mistakes refuse the
-//! start.
+//! start. Mode, owner and group of vhost-user sockets.
 #![forbid(unsafe_code)]
 
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Duration;
 
 use control::{Client, Status};
@@ -177,5 +177,63 @@ fn a_reload_lets_new_sockets_wait_and_leaves_waiting_ones() -> Result<()> {
     std::fs::create_dir(&folder)?;
     rig.daemon.start_again()?;
     client::Client::connect(&folder.join("b.sock"))?.features()?;
+    Ok(())
+}
+
+#[test]
+fn a_reload_changes_mode_and_group_of_a_socket_under_a_client() -> Result<()> {
+    let write = |scratch: &Scratch, rights: &str| {
+        let socket = scratch.socket("d.sock").display().to_string();
+        let text = format!(
+            "workers = 1\nsandbox = \"enforce\"\nsandbox_paths = [\"{}\"]\n\
+             [[disk]]\nname = \"d\"\nbackend = \"ram\"\nsize = \"1M\"\n\
+             [[vhost_blk]]\ndisk = \"d\"\nsocket = \"{socket}\"\n{rights}",
+            scratch.files().display()
+        );
+        std::fs::write(scratch.file("lunette.toml"), text)
+    };
+    let own = rustix::process::getegid().as_raw();
+    let rights = |mode: &str| format!("socket_mode = \"{mode}\"\nsocket_group = \"{own}\"\n");
+    let rig = Rig::prepared(|scratch, daemon| {
+        write(scratch, &rights("0620"))?;
+        let file = scratch.file("lunette.toml").display().to_string();
+        Ok(daemon.arguments(["--config", &file]))
+    })?;
+    let socket = rig.socket("d");
+    let found = || -> Result<(u32, u32)> {
+        let found = std::fs::symlink_metadata(&socket)?;
+        Ok((found.permissions().mode() & 0o777, found.gid()))
+    };
+    ensure!(found()? == (0o620, own), "{:?}", found()?);
+    let mut front_end = client::Client::connect(&socket)?;
+    front_end.features()?;
+
+    write(&rig.scratch, &rights("0660"))?;
+    let said = rig.daemon.lunette(&["reload"])?;
+    ensure!(said.contains("1 sockets with changed rights"), "{said}");
+    ensure!(found()? == (0o660, own), "{:?}", found()?);
+    front_end.features()?;
+
+    // A key that is taken away needs a new socket, and the client would lose its disk.
+    write(&rig.scratch, "")?;
+    let refused = rig.daemon.lunette(&["reload"]).err();
+    let said = refused.map(|error| error.to_string()).unwrap_or_default();
+    ensure!(said.contains("has a client"), "{said}");
+
+    // A mistake names the key; run-time exports have the keys, too.
+    write(&rig.scratch, "socket_group = \"no-such-group\"\n")?;
+    let refused = rig.daemon.lunette(&["reload"]).err();
+    let said = refused.map(|error| error.to_string()).unwrap_or_default();
+    ensure!(
+        said.contains("socket_group") && said.contains("no-such-group"),
+        "{said}"
+    );
+    rig.daemon.lunette(&["disk", "add", "e=ram:1M"])?;
+    let other = rig.socket("e");
+    let added = format!("e:{},socket_mode=0606", other.display());
+    rig.daemon
+        .lunette(&["export", "add", "vhost-blk", &added])?;
+    let mode = std::fs::symlink_metadata(&other)?.permissions().mode();
+    ensure!(mode & 0o777 == 0o606, "{mode:o}");
     Ok(())
 }

@@ -10,6 +10,7 @@ use super::export_kinds::{ISCSI, VHOST_BLK, VHOST_SCSI};
 use super::iscsi::{AccessStates, ISCSI_KEYS, IscsiConfig};
 use super::key::{Key, Kind};
 use super::model::{Config, LunConfig, VhostBlkConfig, VhostScsiConfig};
+use super::socket_rights::SocketRights;
 use super::target_keys::TARGET_KEYS;
 use super::vhost_blk::VHOST_BLK_KEYS;
 use super::vhost_scsi::VHOST_SCSI_KEYS;
@@ -79,6 +80,16 @@ pub trait ExportObject {
         None
     }
 
+    /// Mode, owner and group of its socket; `None` for exports without a socket.
+    fn socket_rights(&self) -> Option<&SocketRights> {
+        None
+    }
+
+    /// Mode, owner and group of its socket, to change them.
+    fn socket_rights_mut(&mut self) -> Option<&mut SocketRights> {
+        None
+    }
+
     /// The target number of all logical units, where there is no choice.
     fn only_target(&self) -> Option<u8> {
         None
@@ -142,6 +153,14 @@ impl ExportObject for VhostBlkConfig {
         Some(&self.socket)
     }
 
+    fn socket_rights(&self) -> Option<&SocketRights> {
+        Some(&self.rights)
+    }
+
+    fn socket_rights_mut(&mut self) -> Option<&mut SocketRights> {
+        Some(&mut self.rights)
+    }
+
     fn path_mut(&mut self) -> Option<&mut PathBuf> {
         Some(&mut self.socket)
     }
@@ -178,6 +197,14 @@ impl ExportObject for VhostScsiConfig {
 
     fn socket(&self) -> Option<&PathBuf> {
         Some(&self.socket)
+    }
+
+    fn socket_rights(&self) -> Option<&SocketRights> {
+        Some(&self.rights)
+    }
+
+    fn socket_rights_mut(&mut self) -> Option<&mut SocketRights> {
+        Some(&mut self.rights)
     }
 
     fn path_mut(&mut self) -> Option<&mut PathBuf> {
@@ -388,6 +415,21 @@ impl<'a> ExportRef<'a> {
             export
         };
         bare(self) == bare(other)
+    }
+
+    /// Returns true if it can become the other one while its clients stay: the endpoint is the same but for the rights of the socket.
+    pub fn can_become(self, other: ExportRef<'_>) -> bool {
+        let mut changed = self.to_owned();
+        let object = changed.object_mut();
+        if let (Some(rights), Some(next)) =
+            (object.socket_rights_mut(), other.object().socket_rights())
+        {
+            if !next.covers(rights) {
+                return false;
+            }
+            rights.clone_from(next);
+        }
+        changed.as_ref().is_same_endpoint(other)
     }
 }
 

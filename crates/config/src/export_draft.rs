@@ -11,6 +11,7 @@ use super::lun::LunDraft;
 use super::place::At;
 use super::placement::{PlacementDraft, WORKERS_ALLOWED, read_workers, workers_value};
 use super::readers::{NAME_ALLOWED, SOCKET_ALLOWED, read_name, read_socket};
+use super::socket_rights::SocketRights;
 
 /// What is said of an export.
 pub trait ExportDraft {
@@ -47,6 +48,7 @@ pub trait ExportDraft {
 pub struct VhostDraft {
     pub name: Option<At<String>>,
     pub socket: Option<At<PathBuf>>,
+    pub rights: SocketRights,
     pub queues: Option<u16>,
 }
 

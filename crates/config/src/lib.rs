@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod access_list;
+mod accounts;
 mod chap_users;
 mod check;
 mod daemon_keys;
@@ -36,6 +37,7 @@ mod remote;
 mod render;
 mod secrets;
 mod size;
+mod socket_rights;
 mod target_keys;
 #[cfg(test)]
 mod tests;
@@ -47,6 +49,7 @@ mod vhost_scsi;
 use std::path::Path;
 
 pub use access_list::ACL_KEYS;
+pub use accounts::{account, group_id, user_id};
 pub use chap_users::read_chap_users;
 pub use check::Surroundings;
 pub use daemon_keys::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
@@ -80,6 +83,7 @@ pub use remote::{Digest, RemoteConfig};
 pub use render::render;
 pub use secrets::{EQUAL_SECRETS_HELP, equal_chap_secrets, equal_chap_secrets_of_new};
 pub use size::{SIZE_MAX, SizeError, parse_size, render_size};
+pub use socket_rights::SocketRights;
 pub use target_keys::{TARGET_KEYS, TargetKey};
 pub use vhost_blk::VHOST_BLK_KEYS;
 pub use vhost_scsi::VHOST_SCSI_KEYS;

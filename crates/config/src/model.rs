@@ -11,6 +11,7 @@ use reactor::ExportPlacement;
 use super::devices::BlockDeviceConfig;
 use super::iscsi::IscsiConfig;
 use super::iscsi_limits::IscsiLimits;
+use super::socket_rights::SocketRights;
 
 /// Most workers a daemon may have.
 pub const WORKERS_MAX: usize = 128;
@@ -237,6 +238,8 @@ pub struct VhostBlkConfig {
     pub disk: String,
     /// Path of the vhost-user socket.
     pub socket: PathBuf,
+    /// Mode, owner and group of the socket.
+    pub rights: SocketRights,
     /// Most request queues that a client may use.
     pub queues: u16,
     /// Which workers serve it.
@@ -250,6 +253,8 @@ pub struct VhostScsiConfig {
     pub name: String,
     /// Path of the vhost-user socket.
     pub socket: PathBuf,
+    /// Mode, owner and group of the socket.
+    pub rights: SocketRights,
     /// Most request queues that a client may use; control and event queue come on top.
     pub queues: u16,
     /// Which workers serve it.

@@ -682,6 +682,11 @@ fn config() -> impl Strategy<Value = Config> {
                             name: format!("blk{i}"),
                             disk: disk_name(disk),
                             socket: PathBuf::from(format!("/run/b{i}")),
+                            rights: SocketRights {
+                                mode: [None, Some(0o660)][i % 2],
+                                owner: None,
+                                group: [None, Some("0".to_owned())][i % 2].clone(),
+                            },
                             queues,
                             placement: ExportPlacement::Shared,
                         })
@@ -692,6 +697,7 @@ fn config() -> impl Strategy<Value = Config> {
                         .map(|(i, (queues, luns))| VhostScsiConfig {
                             name: format!("scsi{i}"),
                             socket: PathBuf::from(format!("/run/s{i}")),
+                            rights: SocketRights::default(),
                             queues,
                             placement: ExportPlacement::Dedicated,
                             luns: luns

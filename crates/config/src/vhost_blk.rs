@@ -14,6 +14,7 @@ use super::model::{BLK_QUEUES_MAX, VhostBlkConfig};
 use super::place::At;
 use super::placement::PlacementDraft;
 use super::readers::DISK_ALLOWED;
+use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
 
 /// What was said about a vhost-blk export.
@@ -38,6 +39,9 @@ pub static VHOST_BLK_KEYS: &[Key<VhostBlkDraft, VhostBlkConfig>] = &[
         get: |export| Some(json!(export.disk)),
     },
     socket(),
+    socket_mode(),
+    socket_owner(),
+    socket_group(),
     queues(
         BLK_QUEUES_MAX,
         "`256`",
@@ -97,6 +101,7 @@ impl ExportDraft for VhostBlkDraft {
             name: self.name()?.value.clone(),
             disk: self.disk()?.value.clone(),
             socket: self.socket()?.value.clone(),
+            rights: self.vhost.rights.clone(),
             queues: self.vhost.queues.unwrap_or(BLK_QUEUES_MAX),
             placement: self.placement.placement(),
         }))

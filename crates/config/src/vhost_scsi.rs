@@ -12,6 +12,7 @@ use super::lun::{LUN_COMMAND, LUN_KEYS, LunDraft, luns_value, read_lun};
 use super::model::{LunConfig, SCSI_QUEUES_MAX, VhostScsiConfig};
 use super::place::At;
 use super::placement::PlacementDraft;
+use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
 
 const LUN_EXAMPLE: &str = "tables such as { target = 0, lun = 0, disk = \"d0\" }";
@@ -28,6 +29,9 @@ pub struct VhostScsiDraft {
 pub static VHOST_SCSI_KEYS: &[Key<VhostScsiDraft, VhostScsiConfig>] = &[
     name(REQUIRED),
     socket(),
+    socket_mode(),
+    socket_owner(),
+    socket_group(),
     queues(
         SCSI_QUEUES_MAX,
         "`254`",
@@ -113,6 +117,7 @@ impl ExportDraft for VhostScsiDraft {
         Some(ExportConfig::VhostScsi(VhostScsiConfig {
             name: self.name()?.value.clone(),
             socket: self.socket()?.value.clone(),
+            rights: self.vhost.rights.clone(),
             queues: self.vhost.queues.unwrap_or(SCSI_QUEUES_MAX),
             placement: self.placement.placement(),
             luns: luns?,

@@ -57,6 +57,9 @@ pub struct Summary {
     /// Exports that other workers serve from now on.
     #[serde(default)]
     pub exports_placed: usize,
+    /// Exports with other mode, owner or group of their sockets.
+    #[serde(default)]
+    pub socket_rights_changed: usize,
     /// Portal groups of targets with another access state.
     #[serde(default)]
     pub access_states_changed: usize,

@@ -120,11 +120,12 @@ pub struct Configuration {
     /// on_error (report, stop, enospc), io_timeout (seconds), and limits in a second: iops, bandwidth (with iops_burst, bandwidth_burst)
     #[arg(long, value_name = "NAME=BACKEND:...")]
     pub disk: Vec<String>,
-    /// A disk as virtio-blk on a vhost-user socket; then ,name=NAME, ,queues=N, and ,workers=1+3 or ,dedicated: the
-    /// workers that serve it, or one of its own
+    /// A disk as virtio-blk on a vhost-user socket; then ,name=NAME, ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP,
+    /// and ,workers=1+3 or ,dedicated: the workers that serve it, or one of its own
     #[arg(long, value_name = "DISK:SOCKET")]
     pub vhost_blk: Vec<String>,
-    /// A virtio-scsi controller on a vhost-user socket; then ,queues=N, and ,workers=1+3 or ,dedicated
+    /// A virtio-scsi controller on a vhost-user socket; then ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP,
+    /// and ,workers=1+3 or ,dedicated
     #[arg(long, value_name = "NAME:SOCKET")]
     pub vhost_scsi: Vec<String>,
     /// A disk on a controller: target 0 to 255, LUN 0 to 16383

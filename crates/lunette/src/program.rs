@@ -9,7 +9,8 @@ use std::path::Path;
 use config::{
     AccessConfig, BLK_QUEUES_MAX, BlockDeviceConfig, CacheMode, Config, DiskConfig,
     ExportPlacement, IscsiLimits, LUNS_MAX, LimitsConfig, LunConfig, Placement, PollLimit,
-    SCSI_QUEUES_MAX, ShownConfig, VhostBlkConfig, VhostScsiConfig, WorkersConfig, nearest,
+    SCSI_QUEUES_MAX, ShownConfig, SocketRights, VhostBlkConfig, VhostScsiConfig, WorkersConfig,
+    nearest,
 };
 use daemon::{Inherited, Signals, StartOptions};
 use serde_json::{Value, json};
@@ -68,6 +69,7 @@ pub fn run_blk(arguments: BlkProgram) -> Outcome {
         name: "vhost-user-blk".to_owned(),
         disk: disk.name.clone(),
         socket: common.socket_path.clone().unwrap_or_default(),
+        rights: SocketRights::default(),
         queues: common.num_queues.unwrap_or(BLK_QUEUES_MAX),
         placement: ExportPlacement::Shared,
     };
@@ -97,6 +99,7 @@ pub fn run_scsi(arguments: ScsiProgram) -> Outcome {
     let export = VhostScsiConfig {
         name: "vhost-user-scsi".to_owned(),
         socket: common.socket_path.clone().unwrap_or_default(),
+        rights: SocketRights::default(),
         queues: queues(common)?,
         placement: ExportPlacement::Shared,
         luns,

@@ -22,4 +22,4 @@ mod whole_message;
 
 pub use listener::{ExportStatus, Server, WaitingSocket};
 pub use record::HandedOver;
-pub use socket::{SocketError, bind, connect_at_once};
+pub use socket::{Rights, SocketError, bind, connect_at_once};

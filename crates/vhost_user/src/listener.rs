@@ -22,7 +22,7 @@ use virtio_device::VirtioDevice;
 
 use crate::front_end::{self, Resumed, SessionHandle};
 use crate::record::HandedOver;
-use crate::socket::{self, InheritedSockets, SocketError};
+use crate::socket::{self, InheritedSockets, Rights, SocketError};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
@@ -101,6 +101,7 @@ impl Listening {
 struct Export {
     device: Arc<dyn VirtioDevice>,
     listening: Listening,
+    rights: Rights,
     path: Option<PathBuf>,
     /// Device and inode of the socket's file.
     file: Option<(u64, u64)>,
@@ -274,7 +275,20 @@ impl Server {
     /// # Errors
     /// See [`bind`].
     pub fn listen(&self, path: &Path, device: Arc<dyn VirtioDevice>) -> Result<bool, SocketError> {
-        let listening = match lock(&self.inherited).bind(path) {
+        self.listen_with(path, Rights::default(), device)
+    }
+
+    /// As [`Server::listen`], at a socket with these rights.
+    ///
+    /// # Errors
+    /// See [`bind`], or when the rights cannot be set.
+    pub fn listen_with(
+        &self,
+        path: &Path,
+        rights: Rights,
+        device: Arc<dyn VirtioDevice>,
+    ) -> Result<bool, SocketError> {
+        let listening = match lock(&self.inherited).bind(path, rights) {
             Ok(listener) => Listening::Open(Arc::new(listener)),
             Err(error) if error.can_heal() && self.may_wait.load(Ordering::Relaxed) => {
                 Listening::Waiting(Retry::first(&error, Instant::now()))
@@ -282,9 +296,33 @@ impl Server {
             Err(error) => return Err(error),
         };
         let is_open = listening.listener().is_some();
-        self.add(listening, Some(path.to_owned()), device)
+        self.add(listening, Some((path.to_owned(), rights)), device)
             .map_err(|e| SocketError::Io(path.to_owned(), e))?;
         Ok(is_open)
+    }
+
+    /// Sets mode, owner and group of an export's socket as far as they are given. Returns those that it had.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or another file is at the path.
+    pub fn set_rights(&self, export: &str, rights: Rights) -> Result<Rights, SocketError> {
+        let mut exports = lock(&self.state.exports);
+        let found = exports.iter_mut().find(|one| one.device.name() == export);
+        let Some(export) = found else {
+            return Ok(rights);
+        };
+        let before = match (&export.listening, &export.path) {
+            (Listening::Open(_), Some(path)) if file_at(path) == export.file => {
+                socket::set_rights(path, rights)?
+            }
+            (Listening::Open(_), Some(path)) => {
+                let replaced = io::Error::other("another file is at the path");
+                return Err(SocketError::Rights(path.clone(), replaced));
+            }
+            _ => export.rights,
+        };
+        export.rights = rights;
+        Ok(before)
     }
 
     /// Sets whether sockets wait that cannot be bound yet. Otherwise [`Server::listen`] fails. Initially it fails.
@@ -303,7 +341,7 @@ impl Server {
             if !retry.is_due(now) {
                 continue;
             }
-            let bound = socket::bind(path).and_then(|listener| {
+            let bound = socket::bind_with(path, export.rights).and_then(|listener| {
                 let io_error = |error| SocketError::Io(path.clone(), error);
                 listener.set_nonblocking(true).map_err(io_error)?;
                 Ok(listener)
@@ -432,9 +470,10 @@ impl Server {
     fn add(
         &self,
         listening: Listening,
-        path: Option<PathBuf>,
+        place: Option<(PathBuf, Rights)>,
         device: Arc<dyn VirtioDevice>,
     ) -> io::Result<()> {
+        let (path, rights) = place.unzip();
         if let Some(listener) = listening.listener() {
             listener.set_nonblocking(true)?;
         }
@@ -444,6 +483,7 @@ impl Server {
         lock(&self.state.exports).push(Export {
             device,
             listening,
+            rights: rights.unwrap_or_default(),
             path,
             file,
             session,

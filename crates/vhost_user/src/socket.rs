@@ -1,12 +1,16 @@
 //! The listening socket's file: a stale one is replaced, a live one never stolen.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+
+/// Connections that wait to be accepted: the limit of the system, as for sockets of the standard library.
+const BACKLOG: i32 = -1;
 
 /// Why a socket could not be listened on.
 #[derive(Debug)]
@@ -17,6 +21,19 @@ pub enum SocketError {
     NotASocket(PathBuf),
     /// The kernel refused.
     Io(PathBuf, io::Error),
+    /// Mode, owner or group could not be set.
+    Rights(PathBuf, io::Error),
+}
+
+/// Mode, owner and group of a socket. The kernel chooses those that are absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rights {
+    /// Permission bits.
+    pub mode: Option<u16>,
+    /// Number of the owner.
+    pub owner: Option<u32>,
+    /// Number of the group.
+    pub group: Option<u32>,
 }
 
 impl std::fmt::Display for SocketError {
@@ -33,6 +50,19 @@ impl std::fmt::Display for SocketError {
                     "{} exists and is not a socket; hint: choose another path, or remove it",
                     path.display()
                 )
+            }
+            SocketError::Rights(path, error) => {
+                write!(
+                    f,
+                    "cannot set mode, owner or group of socket {}: {error}",
+                    path.display()
+                )?;
+                match error.kind() {
+                    io::ErrorKind::PermissionDenied => f.write_str(
+                        "; hint: choose a group that the daemon's user is a member of, or give the daemon CAP_CHOWN and CAP_FOWNER",
+                    ),
+                    _ => Ok(()),
+                }
             }
             SocketError::Io(path, error) => {
                 write!(f, "cannot listen on socket {}: ", path.display())?;
@@ -71,7 +101,7 @@ impl SocketError {
     pub(crate) fn can_heal(&self) -> bool {
         match self {
             SocketError::InUse(_) => true,
-            SocketError::NotASocket(_) => false,
+            SocketError::NotASocket(_) | SocketError::Rights(..) => false,
             SocketError::Io(_, error) => error.kind() == io::ErrorKind::NotFound,
         }
     }
@@ -93,19 +123,20 @@ impl InheritedSockets {
     }
 
     /// What is inherited for a path, or a new socket.
-    pub fn bind(&mut self, path: &Path) -> Result<UnixListener, SocketError> {
+    pub fn bind(&mut self, path: &Path, rights: Rights) -> Result<UnixListener, SocketError> {
         if let Some(at) = self.0.iter().position(|(known, _)| known == path) {
             let (_, listener) = self.0.swap_remove(at);
             let is_there = std::fs::symlink_metadata(path);
             if is_there.is_ok_and(|found| found.file_type().is_socket()) {
+                set_rights(path, rights)?;
                 return Ok(listener);
             }
         }
-        match bind(path) {
+        match bind_with(path, rights) {
             // It may be one of these, by another name.
             Err(SocketError::InUse(_)) if !self.0.is_empty() => {
                 self.0.clear();
-                bind(path)
+                bind_with(path, rights)
             }
             bound => bound,
         }
@@ -128,6 +159,14 @@ impl InheritedSockets {
 /// # Errors
 /// When another process listens there, something else is in the way, or the kernel refuses.
 pub fn bind(path: &Path) -> Result<UnixListener, SocketError> {
+    bind_with(path, Rights::default())
+}
+
+/// Listens on a path, at a socket with these rights. No other process can connect before the socket has them.
+///
+/// # Errors
+/// As [`bind`], or when the rights cannot be set.
+pub(crate) fn bind_with(path: &Path, rights: Rights) -> Result<UnixListener, SocketError> {
     let io_error = |error| SocketError::Io(path.to_owned(), error);
     match std::fs::symlink_metadata(path) {
         Ok(meta) if !meta.file_type().is_socket() => {
@@ -148,11 +187,84 @@ pub fn bind(path: &Path) -> Result<UnixListener, SocketError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(io_error(error)),
     }
-    UnixListener::bind(path).map_err(|error| match error.kind() {
-        // Somebody was faster than us.
+    let bound = match rights == Rights::default() {
+        true => UnixListener::bind(path),
+        false => return listen_with(path, rights),
+    };
+    bound.map_err(|error| bind_error(path, error))
+}
+
+fn bind_error(path: &Path, error: io::Error) -> SocketError {
+    match error.kind() {
+        // Another process was faster.
         io::ErrorKind::AddrInUse => SocketError::InUse(path.to_owned()),
-        _ => io_error(error),
-    })
+        _ => SocketError::Io(path.to_owned(), error),
+    }
+}
+
+/// Makes a socket that does not listen yet, sets its rights, and then listens.
+fn listen_with(path: &Path, rights: Rights) -> Result<UnixListener, SocketError> {
+    let bound = || -> io::Result<OwnedFd> {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        if rights.mode.is_some() {
+            // Linux gives the socket file the mode of the socket, less the umask.
+            fchmod(&socket, Mode::empty())?;
+        }
+        rustix::net::bind(&socket, &address)?;
+        Ok(socket)
+    };
+    let socket = bound().map_err(|error| bind_error(path, error))?;
+    let listening = set_rights(path, rights).and_then(|_| {
+        let listened = rustix::net::listen(&socket, BACKLOG);
+        listened.map_err(|errno| SocketError::Io(path.to_owned(), errno.into()))
+    });
+    match listening {
+        Ok(()) => Ok(UnixListener::from(socket)),
+        Err(error) => {
+            std::fs::remove_file(path).ok();
+            Err(error)
+        }
+    }
+}
+
+/// Sets mode, owner and group of a socket's file as far as they are given. Returns those that it had.
+///
+/// # Errors
+/// When there is no socket at the path, or the kernel refuses.
+pub(crate) fn set_rights(path: &Path, rights: Rights) -> Result<Rights, SocketError> {
+    let set = || -> io::Result<Rights> {
+        // Another file at the path, or behind a symbolic link, must not get these rights.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        let found = rustix::fs::fstat(&file)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        if rights.owner.is_some() || rights.group.is_some() {
+            let (owner, group) = (
+                rights.owner.map(Uid::from_raw),
+                rights.group.map(Gid::from_raw),
+            );
+            rustix::fs::chownat(&file, "", owner, group, AtFlags::EMPTY_PATH)?;
+        }
+        if let Some(mode) = rights.mode {
+            // fchmod(2) refuses a descriptor of this kind, and chmod(2) by its name in /proc does not.
+            let by_descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
+            rustix::fs::chmod(by_descriptor, Mode::from_raw_mode(mode.into()))?;
+        }
+        Ok(Rights {
+            mode: Some((found.st_mode & 0o777) as u16),
+            owner: Some(found.st_uid),
+            group: Some(found.st_gid),
+        })
+    };
+    match rights == Rights::default() {
+        true => Ok(rights),
+        false => set().map_err(|error| SocketError::Rights(path.to_owned(), error)),
+    }
 }
 
 /// Tells whether anybody serves there, without waiting.
@@ -221,6 +333,69 @@ mod tests {
         assert!(!can_heal(&file), "a regular file");
         assert!(!can_heal(&file.join("s")), "a file in place of the folder");
         assert!(!can_heal(&dir.path().join("n".repeat(200))), "too long");
+    }
+
+    #[test]
+    fn a_socket_has_its_mode_whatever_the_umask_and_never_more() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let mode = || std::fs::symlink_metadata(&path).unwrap().mode() & 0o777;
+        let rights = |mode| Rights {
+            mode: Some(mode),
+            ..Rights::default()
+        };
+        // The file is polled from its first moment.
+        let seen = std::thread::scope(|scope| {
+            let watching = scope.spawn(|| {
+                let mut seen = std::collections::BTreeSet::new();
+                while !seen.contains(&0o640) {
+                    seen.extend(std::fs::symlink_metadata(&path).map(|found| found.mode() & 0o777));
+                }
+                seen
+            });
+            let _listener = bind_with(&path, rights(0o640)).unwrap();
+            watching.join().unwrap()
+        });
+        assert!(
+            seen.iter().all(|mode| [0, 0o640].contains(mode)),
+            "{seen:?}"
+        );
+        let _listener = bind_with(&path, rights(0o666)).unwrap();
+        assert_eq!(mode(), 0o666);
+        let before = set_rights(&path, rights(0o600)).unwrap();
+        assert_eq!((before.mode, mode()), (Some(0o666), 0o600));
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
+        // A link in place of the socket leads to nothing.
+        let other = dir.path().join("other");
+        std::fs::write(&other, "data").unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        let before = std::fs::metadata(&other).unwrap().mode();
+        assert!(set_rights(&path, rights(0o777)).is_err());
+        assert_eq!(std::fs::metadata(&other).unwrap().mode(), before);
+    }
+
+    #[test]
+    fn an_owner_that_the_daemon_may_not_set_is_an_error_with_a_hint() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let rights = Rights {
+            owner: Some(4711),
+            group: Some(4712),
+            ..Rights::default()
+        };
+        match bind_with(&path, rights) {
+            Ok(_) => {
+                use std::os::unix::fs::MetadataExt;
+                let found = std::fs::symlink_metadata(&path).unwrap();
+                assert_eq!((found.uid(), found.gid()), (4711, 4712));
+            }
+            Err(error) => {
+                assert!(error.to_string().contains("hint: "), "{error}");
+                assert!(!path.exists());
+            }
+        }
     }
 
     #[test]

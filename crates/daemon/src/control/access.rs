@@ -18,7 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::ErrorResponse;
-use config::AccessConfig;
+use config::{AccessConfig, account};
 
 /// Connections at a time; further ones wait. Each may bring a body of some megabytes.
 const CONNECTIONS_MAX: usize = 512;
@@ -42,23 +42,15 @@ pub(super) struct Peer {
     pub(super) right: Right,
 }
 
-/// A line of `/etc/passwd` or `/etc/group`, by its first field or its third.
-fn fields<'a>(text: &'a str, at: usize, wanted: &str) -> Option<Vec<&'a str>> {
-    let lines = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    lines
-        .filter(|fields| fields.len() > 3)
-        .find(|fields| fields.get(at) == Some(&wanted))
-}
-
 /// Is a user with this number and own group in the group of this name?
 fn is_member(users: &str, groups: &str, (uid, gid): (u32, u32), group: &str) -> bool {
-    let Some(group) = fields(groups, 0, group) else {
+    let Some(group) = account(groups, 0, group) else {
         return false;
     };
     if group[2] == gid.to_string() {
         return true;
     }
-    let Some(user) = fields(users, 2, &uid.to_string()) else {
+    let Some(user) = account(users, 2, &uid.to_string()) else {
         return false;
     };
     group[3].split(',').any(|member| member.trim() == user[0])
@@ -96,7 +88,7 @@ fn warn_of_unknown(access: &AccessConfig) {
     ];
     for (key, group) in named {
         if let Some(group) = group
-            && fields(&groups, 0, group).is_none()
+            && account(&groups, 0, group).is_none()
         {
             tracing::warn!("{key}: /etc/group has no group `{group}`: nobody is admitted by it");
         }

@@ -30,6 +30,7 @@ pub fn summary(plan: &Plan) -> Summary {
         chap_users_changed: plan.chap_users.len(),
         discovery_users_changed: plan.discovery_users.into(),
         exports_placed: plan.place_exports.len(),
+        socket_rights_changed: plan.socket_rights.len(),
         access_states_changed: plan.access_states.iter().map(|(_, s)| s.len()).sum(),
         luns_added: plan.add_luns.iter().map(|(_, luns)| luns.len()).sum(),
         luns_removed: plan.remove_luns.iter().map(|(_, luns)| luns.len()).sum(),

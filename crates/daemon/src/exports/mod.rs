@@ -18,6 +18,7 @@ use iscsi_target::{ChapUser, PortGroupStatus};
 use reactor::{ExportPlacement, Pool};
 use scsi::{MemoryStore, Store};
 use scsi_exec::{Hold, Units};
+use vhost_user::Rights;
 
 use crate::disks::Disks;
 use crate::objects::{Servers, Transports};
@@ -25,7 +26,7 @@ use crate::running::Inherited;
 use crate::state::{self, FolderStore};
 use crate::state_files::DamagedFiles;
 use crate::state_thread::StateThread;
-use config::{AccessStates, Config, ExportRef, LunConfig, read_chap_users};
+use config::{AccessStates, Config, ExportRef, LunConfig, SocketRights, read_chap_users};
 
 /// An export that can be connected to. Its text is the line that says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -277,6 +278,19 @@ pub(crate) fn port_groups(name: &str, transports: &Transports) -> Vec<PortGroup>
             .collect(),
     };
     groups.map(group).collect()
+}
+
+/// Sets mode, owner and group of an export's socket. Returns those that it had.
+///
+/// # Errors
+/// Why they cannot be set; nothing has changed then.
+pub(crate) fn set_socket_rights(
+    export: &str,
+    rights: &SocketRights,
+    transports: &Transports,
+) -> Result<Rights, String> {
+    let set = transports.vhost.set_rights(export, vhost::numbers(rights)?);
+    set.map_err(|error| error.to_string())
 }
 
 /// CHAP users by name.

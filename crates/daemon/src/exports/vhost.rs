@@ -5,6 +5,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 
+use config::{SocketRights, group_id, user_id};
+use vhost_user::Rights;
 use virtio_device::VirtioDevice;
 
 use super::Endpoint;
@@ -14,17 +16,41 @@ pub(super) fn listen(
     server: &vhost_user::Server,
     device: Arc<dyn VirtioDevice>,
     path: &Path,
+    rights: &SocketRights,
     inherited: Option<Inherited>,
 ) -> Result<Endpoint, String> {
     match inherited {
-        None => match server.listen(path, device) {
+        None => match server.listen_with(path, numbers(rights)?, device) {
             Ok(true) => Ok(Endpoint::Path(path.to_owned())),
             Ok(false) => Ok(Endpoint::Waiting),
             Err(error) => Err(error.to_string()),
         },
+        Some(_) if !rights.is_default() => Err(
+            "socket_mode, socket_owner and socket_group cannot be set on an inherited socket; \
+             hint: remove them, and use SocketMode=, SocketUser= and SocketGroup= of the socket unit"
+                .to_owned(),
+        ),
         Some(inherited) => serve_inherited(server, device, inherited.socket)
             .map_err(|error| format!("cannot serve the inherited descriptor: {error}")),
     }
+}
+
+/// Resolves names of users and groups.
+///
+/// # Errors
+/// That a name is unknown.
+pub(crate) fn numbers(rights: &SocketRights) -> Result<Rights, String> {
+    let owner = rights.owner.as_deref().map(|user| {
+        user_id(user).ok_or_else(|| format!("socket_owner: /etc/passwd has no user `{user}`"))
+    });
+    let group = rights.group.as_deref().map(|group| {
+        group_id(group).ok_or_else(|| format!("socket_group: /etc/group has no group `{group}`"))
+    });
+    Ok(Rights {
+        mode: rights.mode,
+        owner: owner.transpose()?,
+        group: group.transpose()?,
+    })
 }
 
 /// Programs that start back ends pass either kind of socket; the kernel tells which it is.

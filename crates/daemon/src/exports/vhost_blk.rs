@@ -15,7 +15,8 @@ impl Openable for VhostBlkConfig {
     fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String> {
         let device = blk_device(self, &opening)?;
         let server = Arc::clone(&opening.transports.vhost);
-        let endpoint = listen(&server, device.clone(), &self.socket, opening.inherited)?;
+        let (socket, rights) = (&self.socket, &self.rights);
+        let endpoint = listen(&server, device.clone(), socket, rights, opening.inherited)?;
         let name = self.name.clone();
         let open = OpenBlk {
             name,

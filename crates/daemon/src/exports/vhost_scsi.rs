@@ -30,7 +30,8 @@ impl Openable for VhostScsiConfig {
             server: Arc::clone(&server),
         };
         open.add_luns(&opening.luns(&self.luns)?)?;
-        let endpoint = listen(&server, device, &self.socket, opening.inherited)?;
+        let (socket, rights) = (&self.socket, &self.rights);
+        let endpoint = listen(&server, device, socket, rights, opening.inherited)?;
         Ok((Arc::new(open), endpoint))
     }
 }

@@ -24,6 +24,8 @@ struct Undo {
     replaced: Vec<ExportConfig>,
     /// Exports that other workers serve by now, with their placement before.
     placed: Vec<Placing>,
+    /// Exports with other rights of their sockets, and those before.
+    rights: Vec<(String, vhost_user::Rights)>,
     /// The CHAP users of these, whatever their files say now.
     chap_users: HashMap<String, Arc<ChapUsers>>,
     /// Disks with the size that they had.
@@ -191,6 +193,11 @@ impl Owner {
         }
         failed(&reasons)?;
         self.place_exports(plan, &mut undo.placed)?;
+        for (export, rights) in &plan.socket_rights {
+            let set = exports::set_socket_rights(export, rights, transports);
+            let before = set.map_err(|reason| refused(vec![format!("export {export}: {reason}")]));
+            undo.rights.push((export.clone(), before?));
+        }
         let size_of = |disk: &Disk| disk.info().geometry.capacity_bytes();
         let known = plan.resize.iter();
         let known =
@@ -256,6 +263,11 @@ impl Owner {
             exports::close(&open.name, &*open.device, &self.servers.pool);
         }
         self.replace_as_before(&undo.placed);
+        for (export, rights) in &undo.rights {
+            if let Err(error) = transports.vhost.set_rights(export, *rights) {
+                tracing::error!(export, "cannot roll back the rights of the socket: {error}");
+            }
+        }
         for (disk, shrinking) in undo.shrinking {
             disk.stay_large(shrinking);
         }

@@ -137,6 +137,7 @@ impl Draining {
                 .iter()
                 .map(|placing| placing.export.clone()),
         );
+        exports.extend(plan.socket_rights.iter().map(|(export, _)| export.clone()));
         exports.extend(of_luns(&plan.add_luns));
         exports.extend(of_luns(&plan.remove_luns));
         let mut disks: Vec<String> = plan.remove_disks.clone();

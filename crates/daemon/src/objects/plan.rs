@@ -8,7 +8,10 @@ use reactor::ExportPlacement;
 
 use super::refusal::Fault;
 use super::relations::absolute;
-use config::{AccessStates, Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig};
+use config::{
+    AccessStates, Config, DiskConfig, ExportConfig, ExportRef, LimitsConfig, LunConfig,
+    SocketRights,
+};
 
 /// Logical units of one export.
 pub type ExportLuns = (String, Vec<LunConfig>);
@@ -63,6 +66,8 @@ pub struct Plan {
     pub place_exports: Vec<Placing>,
     /// Access states of portal groups that change, of targets that stay.
     pub access_states: Vec<(String, AccessStates)>,
+    /// Exports that stay, with other mode, owner or group of their sockets.
+    pub socket_rights: Vec<(String, SocketRights)>,
     /// Logical units that come to exports that stay.
     pub add_luns: Vec<ExportLuns>,
     /// Logical units that go from exports that stay.
@@ -227,9 +232,10 @@ impl Plan {
             match before.get(export.name()) {
                 None => self.add_exports.push(export.to_owned()),
                 Some(known) if *known == export => {}
-                Some(known) if known.is_same_endpoint(export) => {
+                Some(known) if known.can_become(export) => {
                     self.luns(*known, export);
                     self.placing(*known, export);
+                    self.rights(*known, export);
                     self.access_states(*known, export);
                 }
                 Some(_) => self.replace_exports.push(export.to_owned()),
@@ -248,6 +254,14 @@ impl Plan {
                 export: next.name().to_owned(),
                 placement: next.placement().clone(),
             });
+        }
+    }
+
+    fn rights(&mut self, now: ExportRef<'_>, next: ExportRef<'_>) {
+        let rights = next.object().socket_rights();
+        if let Some(rights) = rights.filter(|rights| now.object().socket_rights() != Some(rights)) {
+            self.socket_rights
+                .push((next.name().to_owned(), rights.clone()));
         }
     }
 

@@ -357,13 +357,13 @@ pub enum ExportAction {
 pub enum NewExport {
     /// One disk as virtio-blk on a vhost-user socket
     VhostBlk {
-        /// Then ,name=NAME, ,queues=N, ,workers=1+3 or ,dedicated
+        /// Then ,name=NAME, ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP, ,workers=1+3 or ,dedicated
         #[arg(value_name = "DISK:SOCKET")]
         export: String,
     },
     /// A virtio-scsi controller on a vhost-user socket
     VhostScsi {
-        /// Then ,queues=N, ,workers=1+3 or ,dedicated
+        /// Then ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP, ,workers=1+3 or ,dedicated
         #[arg(value_name = "NAME:SOCKET")]
         export: String,
     },

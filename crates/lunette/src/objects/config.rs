@@ -61,6 +61,7 @@ pub fn reload(arguments: &ReloadArguments) -> Outcome {
         ("exports removed", summary.exports_removed),
         ("exports replaced", summary.exports_replaced),
         ("exports placed", summary.exports_placed),
+        ("sockets with changed rights", summary.socket_rights_changed),
         ("access states changed", summary.access_states_changed),
         (
             "targets with changed CHAP users",

@@ -1,0 +1,174 @@
+//! Mode, owner and group of a vhost-user socket, and their keys.
+
+use serde_json::json;
+
+use super::accounts::{group_id, user_id};
+use super::diagnostics::{Mistake, MistakeKind};
+use super::export::ExportObject;
+use super::export_draft::Vhost;
+use super::key::{Key, Kind, NONE, RunTime};
+use super::place::At;
+use super::value::Reader;
+
+const MODE_ALLOWED: &str = "an octal mode from \"0000\" to \"0777\", such as \"0660\"";
+const USER_ALLOWED: &str = "the name of a user in /etc/passwd, or a number";
+const GROUP_ALLOWED: &str = "the name of a group in /etc/group, or a number";
+
+/// Mode, owner and group of a socket. The kernel chooses those that are absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SocketRights {
+    /// Permission bits.
+    pub mode: Option<u16>,
+    /// Name or number of a user.
+    pub owner: Option<String>,
+    /// Name or number of a group.
+    pub group: Option<String>,
+}
+
+impl SocketRights {
+    /// Returns true if none is given.
+    pub fn is_default(&self) -> bool {
+        *self == SocketRights::default()
+    }
+
+    /// Returns true if each right of `before` is given here, too. Otherwise the socket must be made again.
+    pub(super) fn covers(&self, before: &SocketRights) -> bool {
+        (self.mode.is_some() || before.mode.is_none())
+            && (self.owner.is_some() || before.owner.is_none())
+            && (self.group.is_some() || before.group.is_none())
+    }
+}
+
+/// Permission bits of the socket.
+pub const fn socket_mode<D: Vhost, T: ExportObject>() -> Key<D, T> {
+    Key {
+        name: "socket_mode",
+        kind: Kind::Text("octal mode in quotes", MODE_ALLOWED),
+        default: "`0777` less the umask",
+        run_time: RunTime::Reload,
+        of: &[],
+        help: "permission bits of the socket, from its first moment. To connect, a front end needs the right to write",
+        read: |key, reader, draft| {
+            let Some(text) = key.text(reader) else {
+                return;
+            };
+            let is_octal = (3..=4).contains(&text.value.len())
+                && text.value.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
+            match u16::from_str_radix(&text.value, 8) {
+                Ok(mode) if is_octal && mode <= 0o777 => draft.vhost().rights.mode = Some(mode),
+                _ => key.refuse(reader, &text),
+            }
+        },
+        get: |export| {
+            let mode = export.socket_rights()?.mode?;
+            Some(json!(format!("{mode:04o}")))
+        },
+    }
+}
+
+/// Owner of the socket.
+pub const fn socket_owner<D: Vhost, T: ExportObject>() -> Key<D, T> {
+    Key {
+        name: "socket_owner",
+        kind: Kind::Text("user", USER_ALLOWED),
+        default: NONE,
+        run_time: RunTime::Reload,
+        of: &[],
+        help: "owner of the socket: a name of `/etc/passwd`, or a number. The daemon needs CAP_CHOWN for another user than its own",
+        read: |key, reader, draft| {
+            draft.vhost().rights.owner =
+                read_account(key, reader, user_id, "/etc/passwd has no user");
+        },
+        get: |export| Some(json!(export.socket_rights()?.owner.as_ref()?)),
+    }
+}
+
+/// Group of the socket.
+pub const fn socket_group<D: Vhost, T: ExportObject>() -> Key<D, T> {
+    Key {
+        name: "socket_group",
+        kind: Kind::Text("group", GROUP_ALLOWED),
+        default: NONE,
+        run_time: RunTime::Reload,
+        of: &[],
+        help: "group of the socket: a name of `/etc/group`, or a number. The daemon must be a member of it, or needs CAP_CHOWN",
+        read: |key, reader, draft| {
+            draft.vhost().rights.group =
+                read_account(key, reader, group_id, "/etc/group has no group");
+        },
+        get: |export| Some(json!(export.socket_rights()?.group.as_ref()?)),
+    }
+}
+
+/// Reads a user or a group. An unknown one is a mistake.
+fn read_account<D, T>(
+    key: &Key<D, T>,
+    reader: &mut Reader<'_, '_>,
+    id: fn(&str) -> Option<u32>,
+    unknown: &str,
+) -> Option<String> {
+    let At { value, place } = key.text(reader)?;
+    if id(&value).is_none() {
+        let message = format!("`{}`: {unknown} `{value}`", key.name);
+        let mistake = Mistake::new(MistakeKind::Value, &place, message);
+        reader
+            .diagnostics()
+            .push(mistake.allowed(key.kind.allowed()));
+        return None;
+    }
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Flags, Surroundings, parse, render};
+
+    fn read(option: &str) -> Result<super::super::Config, String> {
+        let flags = Flags {
+            disk: vec!["d=ram:1M".to_owned()],
+            vhost_blk: vec![format!("d:/run/d.sock{option}")],
+            ..Flags::default()
+        };
+        let read = parse(None, &flags, &Surroundings::of_this_process());
+        read.map_err(|mistakes| mistakes.to_string())
+    }
+
+    #[test]
+    fn rights_are_read_and_rendered_and_mistakes_name_the_key() {
+        let config = read(",socket_mode=0660,socket_owner=root,socket_group=0").unwrap();
+        let rights = &config.vhost_blk[0].rights;
+        assert_eq!(rights.mode, Some(0o660));
+        assert_eq!(rights.owner.as_deref(), Some("root"));
+        assert_eq!(rights.group.as_deref(), Some("0"));
+        let text = render(&config);
+        for line in [
+            "socket_mode = \"0660\"",
+            "socket_owner = \"root\"",
+            "socket_group = \"0\"",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        assert!(read("").unwrap().vhost_blk[0].rights.is_default());
+        for (option, named) in [
+            (",socket_mode=0680", "socket_mode"),
+            (",socket_mode=1777", "socket_mode"),
+            (",socket_mode=66", "socket_mode"),
+            (",socket_mode=rw", "socket_mode"),
+            (",socket_owner=no-such-user", "no user `no-such-user`"),
+            (",socket_group=no-such-group", "no group `no-such-group`"),
+        ] {
+            let said = read(option).unwrap_err();
+            assert!(said.contains(named), "{option}: {said}");
+        }
+    }
+
+    #[test]
+    fn rights_that_are_taken_away_need_a_new_socket() {
+        let with = read(",socket_mode=0660").unwrap();
+        let other = read(",socket_mode=0600,socket_group=0").unwrap();
+        let without = read("").unwrap();
+        let [with, other, without] = [&with, &other, &without].map(|c| c.export("d").unwrap());
+        assert!(with.can_become(other) && without.can_become(with));
+        assert!(!with.can_become(without) && !with.is_same_endpoint(other));
+    }
+}
