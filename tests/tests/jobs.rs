@@ -521,6 +521,63 @@ fn mirror_that_is_killed_or_cancelled_leaves_its_disk() -> Result<()> {
     is_at(&rig, "d0", "file:d0.raw")
 }
 
+/// The job of a truncated or replaced target fails, and the disk stays where it was.
+#[test]
+fn mirror_whose_target_is_changed_by_another_program_fails() -> Result<()> {
+    let rig = two_disks()?;
+    let ready = |path: &Path, speed: &str| -> Result<()> {
+        let target = format!("file:{},cache=writeback", path.display());
+        ask(&rig, &["disk", "mirror", "d0", &target, "--speed", speed]).map(drop)
+    };
+    let fails = |why: &[&str]| -> Result<()> {
+        let told = rig.daemon.ask(&["job", "wait", "d0"])?;
+        let stderr = text(&told.stderr);
+        let is_said = why.iter().all(|part| stderr.contains(part));
+        ensure!(!told.status.success() && is_said, "{why:?}: {told:?}");
+        is_at(&rig, "d0", "file:d0.raw")?;
+        stack_becomes(&rig, r#"["file"]"#)
+    };
+    mark(&rig, "d0", 0)?;
+    // While it is copied: the rest of the copy would make the file as long as before.
+    let path = rig.scratch.file("copying.raw");
+    driver(&rig, "d0", |queue| {
+        let written = queue.write(0, &vec![5; 1 << 20])?;
+        let again = queue.write(1 << 20, &vec![6; 1 << 20])?;
+        ensure!(written == status::OK && again == status::OK);
+        Ok(())
+    })?;
+    ready(&path, "256K")?;
+    let truncate = |path: &Path| {
+        let file = std::fs::File::options().write(true).open(path);
+        file.and_then(|file| file.set_len(4096))
+    };
+    truncate(&path)?;
+    // A write of a client or of the copy may come before the next check.
+    fails(&[&path.display().to_string(), "bytes instead of 67108864"])?;
+    // Complete, and waiting for the switch.
+    for is_replaced in [false, true] {
+        let path = rig.scratch.file(&format!("ready-{is_replaced}.raw"));
+        ready(&path, "0")?;
+        ask(&rig, &["job", "wait", "d0"])?;
+        match is_replaced {
+            false => truncate(&path)?,
+            true => {
+                std::fs::write(rig.scratch.file("other"), [0; 512])?;
+                std::fs::rename(rig.scratch.file("other"), &path)?;
+            }
+        }
+        // The job may have failed by then.
+        rig.daemon.ask(&["job", "switch", "d0"])?;
+        let size = if is_replaced {
+            "512 bytes"
+        } else {
+            "4096 bytes"
+        };
+        fails(&[&path.display().to_string(), size])?;
+    }
+    marks_are_there(&rig, "d0", 1)
+}
+
 /// The daemon ends in the middle: an orderly stop is as good as a kill.
 #[test]
 fn backup_holds_what_was_written_when_it_was_complete() -> Result<()> {

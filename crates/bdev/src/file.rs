@@ -34,6 +34,7 @@ use crate::{Attach, BlockDevice, IoChannel, OpenError};
 pub use container::Container;
 use durability::Durability;
 pub use format::ImageFormat;
+pub use open::sync_folder;
 use reopen::reopen;
 
 /// What stands between a client's write and the device.
@@ -152,6 +153,43 @@ struct Shared {
 impl Shared {
     fn claim(&self) -> MutexGuard<'_, Option<OwnedFd>> {
         self.claim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// See [`BlockDevice::check_file`].
+    fn check_file(&self) -> io::Result<()> {
+        let path = self.path.display();
+        let changed = |what: String| {
+            let hint = "another program has changed it; hint: keep other programs away from it, and start again";
+            io::Error::other(format!("{path}: {what}: {hint}"))
+        };
+        let found = match rustix::fs::stat(&self.path) {
+            Err(rustix::io::Errno::NOENT) => {
+                return Err(changed("the file does not exist any more".to_owned()));
+            }
+            found => found?,
+        };
+        let open = rustix::fs::fstat(&self.control)?;
+        if self.block_device {
+            return match found.st_rdev == open.st_rdev {
+                true => Ok(()),
+                false => Err(changed("it is another device now".to_owned())),
+            };
+        }
+        if (found.st_dev, found.st_ino) != (open.st_dev, open.st_ino) {
+            let bytes = found.st_size;
+            return Err(changed(format!(
+                "it is another file now, with {bytes} bytes"
+            )));
+        }
+        let (bytes, expected) = (open.st_size.unsigned_abs(), self.capacity.bytes());
+        // The last block of an image may be cut.
+        let unit = self.info.geometry.block_size().max(self.info.io_alignment);
+        match bytes.next_multiple_of(u64::from(unit)) >= expected {
+            true => Ok(()),
+            false => Err(changed(format!(
+                "it has {bytes} bytes instead of {expected}"
+            ))),
+        }
     }
 
     fn is(flag: &AtomicBool) -> bool {
@@ -298,6 +336,10 @@ impl BlockDevice for File {
             false => rustix::fs::fstat(&shared.control)?.st_size.unsigned_abs(),
         };
         Ok(Some(found))
+    }
+
+    fn check_file(&self) -> io::Result<()> {
+        self.shared.check_file()
     }
 
     fn give_up_writing(&self) -> io::Result<()> {

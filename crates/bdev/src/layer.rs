@@ -59,6 +59,10 @@ impl<L: Layer> BlockDevice for L {
         self.inner().forget()
     }
 
+    fn check_file(&self) -> io::Result<()> {
+        self.inner().check_file()
+    }
+
     fn give_up_writing(&self) -> io::Result<()> {
         self.inner().give_up_writing()
     }

@@ -63,7 +63,7 @@ pub use discard::DiscardMode;
 pub use disk_object::{Disk, DiskOptions, Shrinking};
 pub use error::{OpenError, ResizeError};
 pub use faulty::{Fault, FaultAction, FaultPlan, Faulty};
-pub use file::{CacheMode, Container, File, FileOptions, ImageFormat};
+pub use file::{CacheMode, Container, File, FileOptions, ImageFormat, sync_folder};
 #[cfg(feature = "simulated")]
 pub use image::stepped;
 pub use image::{
@@ -226,6 +226,14 @@ pub trait BlockDevice: Send + Sync {
     /// What the system says.
     fn found_size(&self) -> io::Result<Option<u64>> {
         Ok(None)
+    }
+
+    /// Checks that no other program has truncated, removed or replaced its files since they were opened. May block.
+    ///
+    /// # Errors
+    /// What has changed, with the path and the size of the file; or the system's.
+    fn check_file(&self) -> io::Result<()> {
+        Ok(())
     }
 
     /// Removes what was made for it when it was opened: there is to be no such disk after all, and it was never used.

@@ -43,6 +43,42 @@ fn file_with_a_size_is_created_sparse_and_private() {
     open(FileOptions::new(&path));
 }
 
+/// A copy that another program truncates, removes or replaces is no place for a disk.
+#[test]
+fn changes_of_a_file_by_other_programs_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, other) = (folder.path().join("disk"), folder.path().join("other"));
+    let image_path = folder.path().join("image");
+    let image_options = bdev::ImageOptions {
+        cache: CacheMode::Writeback,
+        ..bdev::ImageOptions::new(&image_path)
+    };
+    let image = bdev::Image::create(&image_options, 1 << 20).unwrap();
+    image.check_file().unwrap();
+    let held = fs::File::options().write(true).open(&image_path).unwrap();
+    held.set_len(65_536).unwrap();
+    let error = image.check_file().unwrap_err().to_string();
+    says(&error, &[image_path.to_str().unwrap(), "65536 bytes"]);
+    let file = open(FileOptions {
+        size: Some(1 << 20),
+        ..buffered(&path)
+    });
+    file.check_file().unwrap();
+    let by_other = fs::File::options().write(true).open(&path).unwrap();
+    by_other.set_len(512).unwrap();
+    let error = file.check_file().unwrap_err().to_string();
+    says(&error, &[path.to_str().unwrap(), "512 bytes", "1048576"]);
+    by_other.set_len(1 << 20).unwrap();
+    file.check_file().unwrap();
+    fs::write(&other, [0; 4096]).unwrap();
+    fs::rename(&other, &path).unwrap();
+    let error = file.check_file().unwrap_err().to_string();
+    says(&error, &["another file", "4096 bytes"]);
+    fs::remove_file(&path).unwrap();
+    let error = file.check_file().unwrap_err().to_string();
+    says(&error, &["does not exist any more"]);
+}
+
 #[test]
 fn missing_file_without_a_size_is_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -30,7 +30,12 @@ pub(super) fn open(options: FileOptions) -> Result<Shared, OpenError> {
     }
     let (control, created) = open_or_create(&options)?;
     let mut locked = false;
-    let opened = examine(&options, control, &mut locked);
+    let opened = examine(&options, control, &mut locked).and_then(|shared| {
+        if created {
+            make_durable(path, shared.control.as_fd())?;
+        }
+        Ok(shared)
+    });
     if opened.is_err() && created && locked {
         // Its error says what was wrong; an empty file left behind would only hide that next time.
         if let Err(error) = std::fs::remove_file(path) {
@@ -41,6 +46,33 @@ pub(super) fn open(options: FileOptions) -> Result<Shared, OpenError> {
         }
     }
     opened.map(|shared| Shared { created, ..shared })
+}
+
+/// Makes a new file durable: its size, and its name in the folder.
+fn make_durable(path: &Path, file: BorrowedFd<'_>) -> Result<(), OpenError> {
+    let synced = rustix::fs::fsync(file).map_err(std::io::Error::from);
+    let synced = synced.and_then(|()| sync_folder(path));
+    synced.map_err(|error| {
+        let folder = path.parent().unwrap_or(path).display();
+        let hint = format!("hint: check the storage of {folder}");
+        fail(
+            path,
+            format!("cannot make the new file durable: {error}; {hint}"),
+        )
+    })
+}
+
+/// Makes the name of a file durable.
+///
+/// # Errors
+/// The folder cannot be opened, or the system cannot sync it. A file system that has no such sync is no error.
+pub fn sync_folder(path: &Path) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    let folder = std::fs::File::open(folder.unwrap_or(Path::new(".")))?;
+    match folder.sync_all() {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        synced => synced,
+    }
 }
 
 fn fail(path: &Path, what: impl Display) -> OpenError {

@@ -323,6 +323,10 @@ impl BlockDevice for Image {
         self.change(|reply| Change::Resize(bytes, reply))
     }
 
+    fn check_file(&self) -> io::Result<()> {
+        self.shared.files().try_for_each(File::check_file)
+    }
+
     /// Its owner closes it, and reads tables from then on.
     fn give_up_writing(&self) -> io::Result<()> {
         self.change(Change::GiveUpWriting)?;

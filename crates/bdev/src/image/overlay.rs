@@ -105,11 +105,7 @@ fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), Ope
         backing: backing.map(|backing| (backing.name.clone(), backing.format.to_owned())),
         ..shape(size)
     };
-    qcow2::create(&container, &options).map_err(|error| open::fail(path, error))?;
-    let folder = path.parent().filter(|folder| *folder != Path::new(""));
-    let folder = std::fs::File::open(folder.unwrap_or(Path::new(".")));
-    let durable = folder.and_then(|folder| folder.sync_all());
-    durable.map_err(|error| open::fail(path, format!("cannot make it durable: {error}")))
+    qcow2::create(&container, &options).map_err(|error| open::fail(path, error))
 }
 
 /// Pieces of an image that one call of `copy_up` passes over: each may take a read of a table and a block status of the backing image.

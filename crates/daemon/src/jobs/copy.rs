@@ -341,10 +341,9 @@ impl Copying {
             self.context.event_bus.tell("job.ready", self.disk.name());
         }
         loop {
-            if !self
-                .job
-                .waits_for_switch(|| mirror.progress().error().is_none())
-            {
+            let is_well =
+                || mirror.progress().error().is_none() && self.target.check_file().is_ok();
+            if !self.job.waits_for_switch(is_well) {
                 return Err(self.early(mirror));
             }
             self.job.set_state(JobState::Finishing, None);
@@ -355,6 +354,7 @@ impl Copying {
                     return Ok(());
                 }
                 Err(refusal) => {
+                    self.check_target()?;
                     // It is as complete as it was: whoever wanted it to be used may want it again.
                     self.job.control().switches = false;
                     self.job
@@ -362,6 +362,12 @@ impl Copying {
                 }
             }
         }
+    }
+
+    /// Fails if another program has truncated, removed or replaced the target.
+    fn check_target(&self) -> Result<(), Early> {
+        let checked = self.target.check_file();
+        checked.map_err(|error| Early::Failed(format!("cannot use the target: {error}")))
     }
 
     fn is_commit(&self) -> bool {
@@ -444,6 +450,8 @@ impl Copying {
         }
         let target = Arc::clone(&self.target);
         self.change(target, Some(self.config.clone()), || {
+            let checked = self.target.check_file();
+            checked.map_err(|error| failed(name, &format!("cannot use the target: {error}")))?;
             match mirror.progress().error() {
                 Some(error) => Err(failed(
                     name,
@@ -459,6 +467,10 @@ impl Copying {
             Some(error) if !self.job.is_cancelled() => {
                 Early::Failed(format!("cannot write to the target: {error}"))
             }
+            _ if !self.job.is_cancelled() => match self.check_target() {
+                Err(early) => early,
+                Ok(()) => Early::Cancelled,
+            },
             _ => Early::Cancelled,
         }
     }
@@ -478,6 +490,8 @@ impl Copying {
             if mirror.progress().error().is_some() {
                 return Err(self.early(mirror));
             }
+            // A later write would make a truncated file as long as before.
+            self.check_target()?;
             let from = mirror.progress().copied();
             if from >= total {
                 return Ok(());
@@ -524,6 +538,7 @@ impl Copying {
         }
         // Nobody writes to it any more.
         flush.run().map_err(refused)?;
+        self.check_target()?;
         let Some(incremental) = &mut self.incremental else {
             return Ok(());
         };

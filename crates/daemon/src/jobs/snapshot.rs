@@ -73,6 +73,10 @@ fn change_over(context: &Context, made: &[Made]) -> Result<(), Refusal> {
     // Most of it is durable before the disks are held: clients wait for the second flush alone.
     flushes.iter_mut().try_for_each(Flush::run)?;
     exchange(&context.manager, &context.servers.pool, &changes, || {
+        for NewDevice { disk, device, .. } in &changes {
+            let checked = device.check_file();
+            checked.map_err(|error| failed(disk.name(), &error))?;
+        }
         flushes.iter_mut().try_for_each(Flush::run)
     })
 }
