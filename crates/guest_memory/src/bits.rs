@@ -1,7 +1,7 @@
 //! A bitmap in shared memory that several threads set bits in at once, and that another process may map later.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Mapping;
 
@@ -11,7 +11,14 @@ const WORD: u64 = 64;
 pub struct SharedBits {
     mapping: Arc<Mapping>,
     bits: u64,
+    /// Number of bits that are set, or [`UNCOUNTED`].
+    counted: AtomicU64,
+    /// Held by [`SharedBits::count`].
+    counting: Mutex<()>,
 }
+
+/// No call has counted the bits yet.
+const UNCOUNTED: u64 = u64::MAX;
 
 impl SharedBits {
     /// Bytes that this many bits take.
@@ -28,7 +35,12 @@ impl SharedBits {
             SharedBits::bytes(bits) <= mapping.len() as u64,
             "a mapping too short for its bits"
         );
-        SharedBits { mapping, bits }
+        SharedBits {
+            mapping,
+            bits,
+            counted: AtomicU64::new(UNCOUNTED),
+            counting: Mutex::default(),
+        }
     }
 
     /// How many there are.
@@ -66,7 +78,11 @@ impl SharedBits {
             let word = self.word(index);
             // Most have been set before, and a cache line that is only read is everybody's.
             if word.load(Ordering::Relaxed) & mask != mask {
-                word.fetch_or(mask, Ordering::Release);
+                let before = word.fetch_or(mask, Ordering::Release);
+                if self.counted.load(Ordering::Relaxed) != UNCOUNTED {
+                    let added = u64::from((mask & !before).count_ones());
+                    self.counted.fetch_add(added, Ordering::Relaxed);
+                }
             }
             at += count;
         }
@@ -99,12 +115,17 @@ impl SharedBits {
         self.bits
     }
 
-    /// How many are set.
+    /// Returns the number of bits that are set. The first call reads all bits. Bits that are set meanwhile may be counted twice, and bits that
+    /// another process sets later are not counted.
     pub fn count(&self) -> u64 {
-        let words = (0..self.bits.div_ceil(WORD)).map(|index| self.word(index));
-        words
-            .map(|word| u64::from(word.load(Ordering::Relaxed).count_ones()))
-            .sum()
+        let _counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.counted.load(Ordering::Relaxed) == UNCOUNTED {
+            self.counted.store(0, Ordering::Relaxed);
+            let words = (0..self.bits.div_ceil(WORD)).map(|index| self.word(index));
+            let ones = words.map(|word| u64::from(word.load(Ordering::Relaxed).count_ones()));
+            self.counted.fetch_add(ones.sum(), Ordering::Relaxed);
+        }
+        self.counted.load(Ordering::Relaxed).min(self.bits)
     }
 }
 
@@ -114,6 +135,19 @@ mod tests {
 
     fn bits(count: u64) -> SharedBits {
         SharedBits::new(Mapping::anonymous(4096).unwrap(), count)
+    }
+
+    #[test]
+    fn count_follows_later_bits_and_reads_the_words_once() {
+        let bits = bits(200);
+        bits.set(3, 70);
+        assert_eq!(bits.count(), 67);
+        bits.set(60, 80);
+        bits.set(199, 1000);
+        assert_eq!(bits.count(), 78);
+        // A word that changes without `set` is not read again.
+        bits.word(2).store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(bits.count(), 78);
     }
 
     #[test]

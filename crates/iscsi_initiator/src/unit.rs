@@ -228,13 +228,15 @@ impl Unit {
         }
     }
 
-    /// Makes blocks read as zeroes, by unmapping them: WRITE SAME (16) of zeroes with the UNMAP bit.
+    /// Zeroes blocks: WRITE SAME (16), with the UNMAP bit if `unmaps`.
     ///
     /// # Errors
     /// When the unit does not.
-    pub fn write_zeroes(&mut self, block: u64, blocks: u32) -> Result<()> {
+    pub fn write_zeroes(&mut self, block: u64, blocks: u32, unmaps: bool) -> Result<()> {
         let mut cdb = cdb16(0x93, block, blocks);
-        cdb[1] = 0x08;
+        if unmaps {
+            cdb[1] = 0x08;
+        }
         let zeroes = vec![0; self.info.block_size as usize];
         self.command_out("WRITE SAME(16)", &cdb, &zeroes)
     }

@@ -7,17 +7,21 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::Path;
 
 use cli_common::Failure;
 use iscsi_initiator::{CommandError, Extent, Unit, UnitAddress, UnitInfo};
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 use super::arguments::Transfer;
 use super::whole_blocks::WholeBlocks;
 use super::{because, open};
 
-/// Most blocks of one request that zeroes a hole: what every unit that can do it takes.
+/// Most blocks of one WRITE SAME to a unit that reports no limit.
 const ZEROES_MAX: u32 = 1 << 15;
+/// Most bytes of one WRITE SAME that deallocates, and of one that the unit carries out by writes.
+const UNMAPPED_BYTES_MAX: u64 = 1 << 30;
+const WRITTEN_BYTES_MAX: u64 = 32 << 20;
 
 /// What comes next.
 pub enum Piece {
@@ -258,6 +262,18 @@ fn request_blocks(unit: &Unit, transfer: &Transfer) -> Result<u32, Failure> {
     Ok(blocks.min(info.transfer_max.unwrap_or(u32::MAX)))
 }
 
+/// Returns the most blocks of one WRITE SAME.
+fn zeroes_max(info: &UnitInfo) -> u32 {
+    let limit = info.properties.write_same_max;
+    let bytes_max = match info.thin && info.zeroes {
+        true => UNMAPPED_BYTES_MAX,
+        false => WRITTEN_BYTES_MAX,
+    };
+    let blocks = bytes_max / u64::from(info.block_size.max(1));
+    let blocks = blocks.min(limit.unwrap_or(ZEROES_MAX.into()));
+    u32::try_from(blocks).unwrap_or(ZEROES_MAX).max(1)
+}
+
 /// Where pieces go.
 pub enum Destination {
     /// A file or a block device.
@@ -345,7 +361,12 @@ impl FileDestination {
         let failed = |error| Failure::because(format!("cannot write {text}: {error}"));
         let mut options = File::options();
         options.write(true).create(true).truncate(false);
-        let file = options.open(text).map_err(failed)?;
+        let path = Path::new(text);
+        let is_created = !path.exists();
+        let file = options.open(path).map_err(failed)?;
+        if is_created {
+            bdev::sync_folder(path).map_err(failed)?;
+        }
         let metadata = file.metadata().map_err(failed)?;
         let is_file = metadata.file_type().is_file();
         if is_file {
@@ -371,20 +392,7 @@ impl FileDestination {
         let written = match &piece {
             Piece::Data(data) => self.file.write_all_at(data, self.at),
             Piece::Hole(bytes) if self.is_new => self.file.set_len(self.at + bytes),
-            Piece::Hole(bytes) => {
-                let zeroes = vec![0; 1 << 20];
-                let mut left = *bytes;
-                let mut write = || {
-                    while left > 0 {
-                        let take = left.min(zeroes.len() as u64);
-                        let at = self.at + (bytes - left);
-                        self.file.write_all_at(&zeroes[..take as usize], at)?;
-                        left -= take;
-                    }
-                    Ok(())
-                };
-                write()
-            }
+            Piece::Hole(bytes) => zero(&self.file, self.at, *bytes),
         };
         written
             .map_err(|error| Failure::because(format!("cannot write {}: {error}", self.name)))?;
@@ -406,6 +414,24 @@ impl FileDestination {
     }
 }
 
+/// Zeroes a range of a device: by deallocation or by the device's own command where it has one, otherwise by writes.
+fn zero(file: &File, at: u64, bytes: u64) -> std::io::Result<()> {
+    let keep = FallocateFlags::KEEP_SIZE;
+    for flags in [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE] {
+        if fallocate(file, flags | keep, at, bytes).is_ok() {
+            return Ok(());
+        }
+    }
+    let zeroes = vec![0; 1 << 20];
+    let mut done = 0;
+    while done < bytes {
+        let take = (bytes - done).min(zeroes.len() as u64);
+        file.write_all_at(&zeroes[..take as usize], at + done)?;
+        done += take;
+    }
+    Ok(())
+}
+
 /// A logical unit that is written in order, several requests at a time.
 pub struct UnitDestination {
     unit: Unit,
@@ -413,8 +439,12 @@ pub struct UnitDestination {
     blocks: u32,
     at: u64,
     in_flight: usize,
-    /// It has refused to zero by unmapping.
+    /// The unit has refused WRITE SAME.
     writes_zeroes: bool,
+    /// WRITE SAME deallocates, and the blocks read as zeroes.
+    unmaps: bool,
+    /// Most blocks of one WRITE SAME.
+    zeroes_max: u32,
     whole: WholeBlocks,
 }
 
@@ -445,7 +475,9 @@ impl UnitDestination {
             blocks,
             at: transfer.from / block_size,
             in_flight: 0,
-            writes_zeroes: !info.thin || !info.zeroes,
+            writes_zeroes: false,
+            unmaps: info.thin && info.zeroes,
+            zeroes_max: zeroes_max(info),
             whole: WholeBlocks::new(info.block_size),
             unit,
         })
@@ -496,12 +528,12 @@ impl UnitDestination {
         let block_size = u64::from(self.unit.info().block_size);
         let mut left = bytes / block_size;
         while left > 0 && !self.writes_zeroes {
-            let blocks = left.min(ZEROES_MAX.into()) as u32;
+            let blocks = left.min(self.zeroes_max.into()) as u32;
             // One at a time: its answer decides about the next.
             while self.in_flight > 0 {
                 self.wait()?;
             }
-            match self.unit.write_zeroes(self.at, blocks) {
+            match self.unit.write_zeroes(self.at, blocks, self.unmaps) {
                 Ok(()) => {
                     self.at += u64::from(blocks);
                     left -= u64::from(blocks);
