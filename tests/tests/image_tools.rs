@@ -4,7 +4,7 @@
 
 use end_to_end::{Context, Result, Scratch, ensure};
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -83,58 +83,123 @@ fn map_has_the_extents_and_fields_of_qemu_img() -> Result<()> {
     Ok(())
 }
 
-fn keys(prefix: &str, value: &Value, all: &mut BTreeSet<String>) {
-    for (key, value) in value.as_object().into_iter().flatten() {
-        all.insert(format!("{prefix}{key}"));
-        keys(&format!("{prefix}{key}."), value, all);
+/// Images with snapshots, bitmaps, compressed clusters, leaks and subclusters, of both versions.
+fn make_variants(folder: &Path) -> Result<Vec<&'static str>> {
+    make_chain(folder)?;
+    let create = |options: &str, name: &str| {
+        let create = ["create", "-q", "-f", "qcow2", "-o", options, name, "4M"];
+        succeeds(folder, "qemu-img", &create)
+    };
+    create("compat=0.10", "old.qcow2")?;
+    create("extended_l2=on", "sub.qcow2")?;
+    create("data_file=data,data_file_raw=on", "external.qcow2")?;
+    create("refcount_bits=32", "bitmaps.qcow2")?;
+    let bitmap = |arguments: &[&str]| {
+        let command = [&["bitmap"], arguments].concat();
+        succeeds(folder, "qemu-img", &command)
+    };
+    bitmap(&["--add", "bitmaps.qcow2", "first"])?;
+    bitmap(&["--add", "-g", "32768", "bitmaps.qcow2", "second one"])?;
+    bitmap(&["--disable", "bitmaps.qcow2", "second one"])?;
+    // Each second cluster first: the clusters of the disk are not in order in the file.
+    create("cluster_size=64k", "fragmented.qcow2")?;
+    for first in [0, 64] {
+        let writes = (0..16).flat_map(|nth| {
+            let write = format!("write -q -P 7 {}k 64k", first + 128 * nth);
+            ["-c".to_owned(), write]
+        });
+        let writes: Vec<String> = writes.chain(["fragmented.qcow2".to_owned()]).collect();
+        let writes: Vec<&str> = writes.iter().map(String::as_str).collect();
+        succeeds(folder, "qemu-io", &writes)?;
     }
-    for value in value.as_array().into_iter().flatten() {
-        keys(prefix, value, all);
-    }
+    let compress = ["convert", "-q", "-c", "-O", "qcow2", "top.qcow2"];
+    let compressed = [&compress[..], &["compressed.qcow2"]].concat();
+    succeeds(folder, "qemu-img", &compressed)?;
+    Ok(vec![
+        "top.qcow2",
+        "middle.qcow2",
+        "old.qcow2",
+        "sub.qcow2",
+        "external.qcow2",
+        "bitmaps.qcow2",
+        "fragmented.qcow2",
+        "compressed.qcow2",
+    ])
 }
 
-/// Returns the fields that qemu-img has and Lunette has not.
-fn missing(ours: &Value, theirs: &str) -> Result<Vec<String>> {
-    let theirs: Value = serde_json::from_str(theirs)?;
-    let (mut have, mut wanted) = (BTreeSet::new(), BTreeSet::new());
-    keys("", ours, &mut have);
-    keys("", &theirs, &mut wanted);
-    Ok(wanted.difference(&have).cloned().collect())
+/// Returns the fields of qemu-img that Lunette lacks or has with another value.
+fn differences(prefix: &str, ours: &Value, theirs: &Value, all: &mut Vec<String>) {
+    match (ours, theirs) {
+        (Value::Object(_), Value::Object(fields)) => {
+            for (key, theirs) in fields {
+                differences(&format!("{prefix}.{key}"), &ours[key], theirs, all);
+            }
+        }
+        (Value::Array(our_items), Value::Array(items)) if our_items.len() == items.len() => {
+            for (ours, theirs) in our_items.iter().zip(items) {
+                differences(&format!("{prefix}[]"), ours, theirs, all);
+            }
+        }
+        _ if ours == theirs => {}
+        _ => all.push(format!("{prefix}: {ours} and {theirs}")),
+    }
 }
 
 #[test]
-fn info_and_check_have_the_fields_of_qemu_img() -> Result<()> {
+fn info_and_check_have_the_values_of_qemu_img() -> Result<()> {
+    let scratch = Scratch::new()?;
+    let folder = scratch.files();
+    let mut names = make_variants(folder)?;
+    for command in ["info", "check"] {
+        if command == "info" {
+            names.push("base.raw");
+        }
+        for name in &names {
+            let ours = json(&image(folder, &[command, "--output=json", name])?)?;
+            let theirs = succeeds(folder, "qemu-img", &[command, "--output=json", name])?;
+            let mut found = Vec::new();
+            differences(command, &ours, &serde_json::from_str(&theirs)?, &mut found);
+            ensure!(found.is_empty(), "{name}: {found:#?}");
+        }
+        names.retain(|name| *name != "base.raw");
+    }
+    let fragmented = json(&image(folder, &["check", "--json", "fragmented.qcow2"])?)?;
+    ensure!(fragmented["fragmented-clusters"] == 31, "{fragmented}");
+    let chain = ["info", "--backing-chain", "--json", "top.qcow2"];
+    let chain = json(&image(folder, &chain)?)?;
+    ensure!(chain.as_array().map(Vec::len) == Some(3), "{chain}");
+    let text = image(folder, &["info", "bitmaps.qcow2"])?;
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    ensure!(
+        text.contains("bitmap second one: 32768 bytes for each bit, disabled"),
+        "{text}"
+    );
+    Ok(())
+}
+
+#[test]
+fn output_formats_are_spelled_as_for_qemu_img() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     make_chain(folder)?;
-    let old = ["create", "-q", "-f", "qcow2", "-o", "compat=0.10"];
-    succeeds(
-        folder,
-        "qemu-img",
-        &[&old[..], &["old.qcow2", "1M"]].concat(),
-    )?;
-    for name in ["top.qcow2", "old.qcow2", "base.raw"] {
-        let ours = json(&image(folder, &["info", "--json", name])?)?;
-        let theirs = succeeds(folder, "qemu-img", &["info", "--output=json", name])?;
-        let missing = missing(&ours, &theirs)?;
-        ensure!(missing.is_empty(), "{name}: {missing:?}");
+    for command in ["info", "map", "check", "snapshot"] {
+        let print = |output: &[&str]| -> Result<Vec<u8>> {
+            let printed = image(folder, &[&[command, "top.qcow2"], output].concat())?;
+            ensure!(
+                printed.status.success(),
+                "{command} {output:?}: {printed:?}"
+            );
+            Ok(printed.stdout)
+        };
+        let json = print(&["--json"])?;
+        ensure!(print(&["--output=json"])? == json, "{command}");
+        ensure!(print(&["--output", "json"])? == json, "{command}");
+        ensure!(print(&["--output=human"])? == print(&[])?, "{command}");
+        ensure!(print(&["-f", "qcow2"])? == print(&[])?, "{command}");
+        ensure!(print(&["--json", "--output=human"]).is_err(), "{command}");
     }
-    let ours = json(&image(folder, &["check", "--json", "top.qcow2"])?)?;
-    let theirs = succeeds(
-        folder,
-        "qemu-img",
-        &["check", "--output=json", "middle.qcow2"],
-    )?;
-    let missing = missing(&ours, &theirs)?;
-    ensure!(
-        missing == [""; 0] || missing == ["fragmented-clusters"],
-        "{missing:?}"
-    );
-    let chain = json(&image(
-        folder,
-        &["info", "--backing-chain", "--json", "top.qcow2"],
-    )?)?;
-    ensure!(chain.as_array().map(Vec::len) == Some(3), "{chain}");
+    let raw = ["snapshot", "-f", "raw", "top.qcow2"];
+    ensure!(code(folder, &raw)? == Some(1));
     Ok(())
 }
 
@@ -295,17 +360,48 @@ fn convert_writes_over_existing_destinations() -> Result<()> {
     );
     std::fs::write(folder.join("large.raw"), vec![1; 17 << 20])?;
     let large = code(folder, &["convert", "large.raw", device, "-O", "raw"]);
-    let blocks = blocks_of_4096(folder);
+    let odd = blocks_of_4096(folder);
     let same = run(
         folder,
         "qemu-img",
         &["compare", "-F", "raw", "top.qcow2", device],
     );
+    // A hole over data that are there.
+    std::fs::write(folder.join("sparse.raw"), [9; 4096])?;
+    let sparse = std::fs::File::options()
+        .write(true)
+        .open(folder.join("sparse.raw"))?;
+    sparse.set_len(16 << 20)?;
+    succeeds(
+        folder,
+        "dd",
+        &[
+            "if=large.raw",
+            "bs=1M",
+            "count=16",
+            &format!("of={device}"),
+            "conv=fsync",
+            "status=none",
+        ],
+    )?;
+    let program = vm::lunette_program(vm::Profile::Dev)?.display().to_string();
+    let copied = run(folder, &program, &["iscsi", "copy", "sparse.raw", device]);
+    let copied = copied.map(|copied| copied.status.code());
+    let blocks = std::fs::metadata(folder.join("device"))?.blocks();
     succeeds(folder, "losetup", &["-d", device])?;
     ensure!(written? == Some(0) && large? == Some(1) && second? == Some(1));
+    ensure!(copied? == Some(0), "iscsi copy");
+    ensure!(
+        blocks < 2048,
+        "holes are written as zeroes: {blocks} sectors"
+    );
+    ensure!(
+        std::fs::read(folder.join("device"))?
+            == [vec![9; 4096], vec![0; (16 << 20) - 4096]].concat()
+    );
     let same = same?;
     ensure!(same.status.success(), "{same:?}");
-    blocks
+    odd
 }
 
 /// A disk that ends within a block of the destination: the rest of the block is unchanged.

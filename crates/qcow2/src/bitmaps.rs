@@ -1,5 +1,5 @@
-//! Persistent bitmaps ("Bitmaps extension" in QEMU's docs/interop/qcow2.txt): the places of their directory, tables and data. Their
-//! content is never read or written here.
+//! Persistent bitmaps ("Bitmaps extension" in QEMU's docs/interop/qcow2.txt): the list, and the places of their directory, tables and data.
+//! Their content is never read or written here.
 
 use std::ops::Range;
 
@@ -16,6 +16,9 @@ const DIRECTORY_BYTES_MAX: u64 = BITMAPS_MAX as u64 * (ENTRY_BYTES as u64 + 1023
 const TABLE_ENTRIES_MAX: u64 = 1 << 27;
 /// The fixed part of a directory entry.
 const ENTRY_BYTES: usize = 24;
+/// Flags of a directory entry.
+const IN_USE: u32 = 1;
+const AUTO: u32 = 2;
 /// The offset in an entry of a bitmap table.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 /// Bytes of a bitmap table that are read together.
@@ -30,12 +33,39 @@ pub struct Bitmaps {
     directory_bytes: u64,
 }
 
+/// An entry of the bitmap directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bitmap {
+    /// Name.
+    pub name: String,
+    /// Bytes of the disk for each bit.
+    pub granularity: u64,
+    /// The bitmap was not saved, and its content is invalid.
+    pub is_in_use: bool,
+    /// The bitmap records writes to the disk.
+    pub is_enabled: bool,
+}
+
 /// Byte ranges of the image that bitmaps occupy.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     pub directory: Range<u64>,
     /// One for each bitmap.
     pub tables: Vec<Range<u64>>,
+    pub bitmaps: Vec<Bitmap>,
+}
+
+impl Bitmap {
+    fn decode(entry: &[u8], name: Range<usize>) -> Bitmap {
+        let name = entry.get(name).unwrap_or_default();
+        let flags = be32(entry, 12);
+        Bitmap {
+            name: String::from_utf8_lossy(name).into_owned(),
+            granularity: 1_u64.checked_shl(entry[17].into()).unwrap_or(0),
+            is_in_use: flags & IN_USE != 0,
+            is_enabled: flags & AUTO != 0,
+        }
+    }
 }
 
 impl Bitmaps {
@@ -50,6 +80,14 @@ impl Bitmaps {
             directory_bytes: be64(extension, 8),
             directory_offset: be64(extension, 16),
         }
+    }
+
+    /// Reads the list of bitmaps.
+    ///
+    /// # Errors
+    /// The storage's, or the directory is damaged.
+    pub fn list(&self, storage: &impl Storage, header: &Header) -> Result<Vec<Bitmap>> {
+        Ok(self.places(storage, header)?.bitmaps)
     }
 
     /// Reads the directory.
@@ -84,14 +122,15 @@ impl Bitmaps {
         read.map_err(io("cannot read the bitmap directory"))?;
         let mut places = Places {
             directory,
-            tables: Vec::new(),
+            ..Places::default()
         };
         let (mut rest, mut all_entries) = (bytes.as_slice(), 0);
         for _ in 0..self.count {
             let short = |at: usize| (be32(rest, at) >> 16) as usize;
             let extra = be32(rest, 20) as usize;
-            let length = ENTRY_BYTES.saturating_add(extra).saturating_add(short(18));
-            let length = length.checked_next_multiple_of(8).unwrap_or(usize::MAX);
+            let name_at = ENTRY_BYTES.saturating_add(extra);
+            let name_end = name_at.saturating_add(short(18));
+            let length = name_end.checked_next_multiple_of(8).unwrap_or(usize::MAX);
             let Some((entry, others)) = rest.split_at_checked(length) else {
                 return corrupt("the bitmap directory is shorter than its entries");
             };
@@ -104,6 +143,9 @@ impl Bitmaps {
                 let table = range("bitmap table", be64(entry, 0), table_entries * 8)?;
                 places.tables.push(table);
             }
+            places
+                .bitmaps
+                .push(Bitmap::decode(entry, name_at..name_end));
             rest = others;
         }
         Ok(places)

@@ -33,6 +33,8 @@ pub struct CheckReport {
     pub allocated: u64,
     /// Of those, compressed ones.
     pub compressed: u64,
+    /// Of those, compressed ones and clusters that do not follow the one before in their L2 table, as `qemu-img check` counts them.
+    pub fragmented: u64,
     /// Clusters that are counted more often than they are used: they only take room.
     pub leaks: u64,
     /// Clusters that are used more often than they are counted, and entries that cannot be.
@@ -282,20 +284,22 @@ impl<S: Storage> Image<S> {
                 table.uses,
             );
             let words = self.header.entry_words();
+            let mut next = None;
             for (index, entry) in (0..).zip(self.read_l2(*host)?.chunks_exact(words)) {
                 let place = (
                     host + index * words as u64 * 8,
                     table.offset + (index << bits),
                 );
                 let entry = self.checked_entry(entry, place, size, check)?;
-                self.count_entry(entry, table, check);
+                self.count_entry(entry, table, &mut next, check);
             }
         }
         check.tables = tables;
         Ok(())
     }
 
-    fn count_entry(&self, entry: u64, table: &TableUse, check: &mut Check) {
+    /// Counts the clusters of an entry. `next` is the end of the last cluster of the table.
+    fn count_entry(&self, entry: u64, table: &TableUse, next: &mut Option<u64>, check: &mut Check) {
         let active = u64::from(table.is_active);
         match self.header.decode_entry(entry) {
             L2Entry::Unallocated | L2Entry::Zero { kept: None, .. } | L2Entry::Bad => {}
@@ -303,16 +307,21 @@ impl<S: Storage> Image<S> {
             | L2Entry::Zero {
                 kept: Some(host), ..
             } => {
+                let cluster = self.header.cluster_bytes();
                 if !self.header.has_data_file() {
-                    let cluster = self.header.cluster_bytes();
                     self.add(&mut check.uses, host, cluster, table.uses);
                 }
                 check.report.allocated += active;
+                if next.is_some_and(|next| next != host) {
+                    check.report.fragmented += active;
+                }
+                *next = Some(host.saturating_add(cluster));
             }
             L2Entry::Compressed { host, bytes } => {
                 self.add(&mut check.uses, host, bytes, table.uses);
                 check.report.allocated += active;
                 check.report.compressed += active;
+                check.report.fragmented += active;
             }
         }
     }

@@ -45,7 +45,7 @@ mod subclusters;
 
 use std::io;
 
-pub use bitmaps::Bitmaps;
+pub use bitmaps::{Bitmap, Bitmaps};
 pub use check::{CheckReport, Repair};
 pub use create::{CreateOptions, DataFileOptions, create};
 pub use header::{Compression, Header, is_qcow2};

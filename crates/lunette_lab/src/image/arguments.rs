@@ -52,9 +52,8 @@ pub enum Action {
         /// Repair clusters that nobody uses, or all that can be repaired
         #[arg(long, short = 'r', value_name = "WHAT")]
         repair: Option<RepairWhat>,
-        /// Print JSON, with the fields of qemu-img check
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        output: OutputArguments,
     },
     /// Give the disk in an image or a raw file another size
     Resize(ResizeArguments),
@@ -68,9 +67,8 @@ pub enum Action {
         format: Option<Format>,
         #[command(flatten)]
         named: NamedFilesArgument,
-        /// Print JSON, with the fields of qemu-img map
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        output: OutputArguments,
     },
     /// Copy a disk into a new file of another format, or over a disk that exists; holes and zeroes take no room
     Convert(ConvertArguments),
@@ -80,7 +78,7 @@ pub enum Action {
         #[arg(value_name = "PATH")]
         path: PathBuf,
         /// Its format: qcow2
-        #[arg(long, value_name = "FORMAT")]
+        #[arg(long, short = 'f', value_name = "FORMAT")]
         format: Option<Format>,
         #[command(flatten)]
         named: NamedFilesArgument,
@@ -111,6 +109,33 @@ fn named_files(word: &str) -> Result<NamedFiles, String> {
     found.ok_or_else(|| "any, folder or none is expected".to_owned())
 }
 
+/// The form in which a command prints its result.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct OutputArguments {
+    /// Print JSON, with the fields of qemu-img
+    #[arg(long)]
+    json: bool,
+    /// Print JSON or text: the option of qemu-img
+    #[arg(long, value_name = "FORMAT", conflicts_with = "json")]
+    output: Option<Output>,
+}
+
+impl OutputArguments {
+    /// Returns whether JSON is printed.
+    pub fn is_json(self) -> bool {
+        self.json || self.output == Some(Output::Json)
+    }
+}
+
+/// A form of results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// Text.
+    Human,
+    /// JSON.
+    Json,
+}
+
 /// `lunette image info`
 #[derive(Debug, Args)]
 pub struct InfoArguments {
@@ -125,9 +150,8 @@ pub struct InfoArguments {
     pub chain: bool,
     #[command(flatten)]
     pub named: NamedFilesArgument,
-    /// Print JSON, with the fields of qemu-img info
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: OutputArguments,
 }
 
 /// `lunette image resize`
@@ -210,7 +234,7 @@ pub struct CreateArguments {
 
 /// `lunette image snapshot`
 #[derive(Debug, Args)]
-#[command(group = clap::ArgGroup::new("change").args(["create", "apply", "delete"]))]
+#[command(group = clap::ArgGroup::new("change").args(["create", "apply", "delete"]).conflicts_with_all(["json", "output"]))]
 pub struct SnapshotArguments {
     /// The image
     #[arg(value_name = "PATH")]
@@ -224,9 +248,11 @@ pub struct SnapshotArguments {
     /// Remove this snapshot
     #[arg(long, value_name = "NAME")]
     pub delete: Option<String>,
-    /// Print JSON: the list, with the fields of qemu-img info
-    #[arg(long, conflicts_with = "change")]
-    pub json: bool,
+    /// Its format: qcow2
+    #[arg(long, short = 'f', value_name = "FORMAT")]
+    pub format: Option<Format>,
+    #[command(flatten)]
+    pub output: OutputArguments,
 }
 
 /// `lunette image rebase`
@@ -242,7 +268,7 @@ pub struct RebaseArguments {
     #[arg(long, value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
     /// Format of PATH: qcow2
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, short = 'f', value_name = "FORMAT")]
     pub format: Option<Format>,
     #[command(flatten)]
     pub named: NamedFilesArgument,

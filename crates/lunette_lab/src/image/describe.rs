@@ -4,7 +4,7 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use bdev::qcow2::{self, Compression, Header, Snapshot};
+use bdev::qcow2::{self, Bitmap, Compression, Header, Snapshot};
 use bdev::{ImageFormat, NamedFiles};
 use cli_common::{Failure, Outcome, printable};
 use serde_json::{Value, json};
@@ -14,9 +14,13 @@ use super::chain::below;
 use super::disks::{determine_format, open_disk, remote, signature};
 use super::{of, open_container};
 
+/// Names of the flags of a bitmap.
+const IN_USE: &str = "in-use";
+const AUTO: &str = "auto";
+
 /// What images are.
 pub fn info(arguments: &InfoArguments) -> Outcome {
-    let (chain, as_json) = (arguments.chain, arguments.json);
+    let (chain, as_json) = (arguments.chain, arguments.output.is_json());
     let format = match (arguments.format, chain) {
         (Some(format), _) => format,
         // Other files are opened only if name and content agree that this is an image.
@@ -80,6 +84,21 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
             writeln!(
                 stdout,
                 "marked as damaged; hint: lunette image check --repair all"
+            )?;
+        }
+        for bitmap in data["bitmaps"].as_array().into_iter().flatten() {
+            let name = bitmap["name"].as_str().unwrap_or_default();
+            let flags = bitmap["flags"].as_array().into_iter().flatten();
+            let flags: Vec<&str> = flags.filter_map(Value::as_str).collect();
+            let state = match () {
+                () if flags.contains(&IN_USE) => ", not saved, and invalid",
+                () if flags.contains(&AUTO) => "",
+                () => ", disabled",
+            };
+            writeln!(
+                stdout,
+                "bitmap {name}: {} bytes for each bit{state}",
+                bitmap["granularity"]
             )?;
         }
         for snapshot in value["snapshots"].as_array().into_iter().flatten() {
@@ -169,6 +188,12 @@ fn describe(path: &Path, format: Format) -> Result<(Value, Option<Header>), Fail
         data["data-file"] = json!(header.data_file);
         data["data-file-raw"] = json!(header.is_data_file_raw());
     }
+    if let Some(bitmaps) = header.bitmaps {
+        let listed = bitmaps.list(&container, &header);
+        let listed = listed.map_err(|error| of(path)(&error))?;
+        let listed: Vec<Value> = listed.iter().map(bitmap).collect();
+        value["format-specific"]["data"]["bitmaps"] = Value::from(listed);
+    }
     if let Some(name) = &header.backing_file {
         value["backing-filename"] = json!(name);
         // A name that is not served is shown as it is.
@@ -190,6 +215,14 @@ fn describe(path: &Path, format: Format) -> Result<(Value, Option<Header>), Fail
         }
     }
     Ok((value, Some(header)))
+}
+
+/// A persistent bitmap, with the fields of `qemu-img info`.
+fn bitmap(bitmap: &Bitmap) -> Value {
+    let flags = [(bitmap.is_in_use, IN_USE), (bitmap.is_enabled, AUTO)];
+    let flags = flags.into_iter().filter(|(is_set, _)| *is_set);
+    let flags: Vec<&str> = flags.map(|(_, name)| name).collect();
+    json!({"name": bitmap.name, "granularity": bitmap.granularity, "flags": flags})
 }
 
 /// Snapshots, with the fields of `qemu-img info`.

@@ -42,15 +42,15 @@ pub fn run(arguments: &ImageArguments) -> Outcome {
             path,
             format,
             repair,
-            json,
-        } => check(path, *format, *repair, *json),
+            output,
+        } => check(path, *format, *repair, output.is_json()),
         Action::Resize(resize) => self::resize(resize),
         Action::Map {
             path,
             format,
             named,
-            json,
-        } => map::map(path, *format, named.files, *json),
+            output,
+        } => map::map(path, *format, named.files, output.is_json()),
         Action::Convert(convert) => convert::convert(convert),
         Action::Commit {
             path,
@@ -174,6 +174,7 @@ fn check(
             "filename": path, "format": "qcow2", "check-errors": 0,
             "image-end-offset": report.end, "total-clusters": report.clusters,
             "allocated-clusters": report.allocated, "compressed-clusters": report.compressed,
+            "fragmented-clusters": report.fragmented,
             "leaks": report.leaks, "leaks-fixed": report.leaks_fixed,
             "corruptions": report.corruptions, "corruptions-fixed": report.corruptions_fixed,
         });

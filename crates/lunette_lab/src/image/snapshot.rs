@@ -8,12 +8,15 @@ use cli_common::{Outcome, printable};
 use serde_json::Value;
 
 use super::arguments::SnapshotArguments;
-use super::{describe, of, open_tables};
+use super::{describe, of, open_tables, require_qcow2};
 
 /// Lists or changes the snapshots inside an image.
 pub fn run(arguments: &SnapshotArguments) -> Outcome {
     let path = arguments.path.as_path();
     let failed = of(path);
+    if arguments.format.is_some() {
+        require_qcow2(path, arguments.format)?;
+    }
     let changes = [&arguments.create, &arguments.apply, &arguments.delete];
     let read_only = changes.iter().all(|change| change.is_none());
     let image = open_tables(path, read_only, NamedFiles::None)?;
@@ -33,7 +36,7 @@ pub fn run(arguments: &SnapshotArguments) -> Outcome {
         let deleted = image.delete_snapshot(which);
         deleted.map_err(|error| failed(&error))?;
         writeln!(stdout, "{shown}: snapshot {which} removed")?;
-    } else if arguments.json {
+    } else if arguments.output.is_json() {
         let list = Value::from(describe::snapshots(image.snapshots()));
         writeln!(stdout, "{list:#}")?;
     } else {
