@@ -1,6 +1,6 @@
-//! CHAP (RFC 1994, RFC 7143, 12.1): algorithms, responses, secrets, and the challenges of unfinished logins.
+//! CHAP (RFC 1994; RFC 7143, 12.1): algorithms, responses, secrets, and the challenges of unfinished logins.
 //!
-//! A [`Secret`] never shows itself; answers are compared in constant time.
+//! A [`Secret`] is never printed. Responses are compared in constant time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,25 +12,25 @@ use sha3::Sha3_256;
 use smallvec::SmallVec;
 use subtle::ConstantTimeEq;
 
-/// The longest name or challenge that is taken (RFC 7143, 12.1.3: up to 1,024 bytes).
+/// Maximum length of a name or challenge in bytes (RFC 7143, 12.1.3).
 pub const CHALLENGE_MAX: usize = 1024;
 
-/// A shared secret. `Debug` shows nothing of it, not even its length.
+/// A shared secret. `Debug` prints neither the secret nor its length.
 #[derive(Clone)]
 pub struct Secret(Vec<u8>);
 
 impl Secret {
-    /// A secret of these bytes.
+    /// Creates a secret from `bytes`.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
         Secret(bytes.into())
     }
 
-    /// Are two secrets the same? In constant time for equal lengths.
+    /// Returns true if both secrets are equal. Takes constant time for equal lengths.
     pub fn matches(&self, other: &Secret) -> bool {
         self.0.ct_eq(&other.0).into()
     }
 
-    /// Shorter than the 96 bits that RFC 7143, 9.2.1 asks for?
+    /// Returns true if the secret has less than 96 bits, the minimum of RFC 7143, 9.2.1.
     pub fn is_short(&self) -> bool {
         self.0.len() < 12
     }
@@ -67,7 +67,7 @@ impl Algorithm {
         Algorithm::Sha3,
     ];
 
-    /// Name in configurations and messages.
+    /// Returns the name for configurations and messages.
     pub const fn word(self) -> &'static str {
         match self {
             Algorithm::Md5 => "md5",
@@ -77,13 +77,13 @@ impl Algorithm {
         }
     }
 
-    /// All algorithms, strongest first.
+    /// Returns all algorithms, strongest first.
     pub fn strongest_first() -> Vec<Algorithm> {
         Algorithm::ALL.into_iter().rev().collect()
     }
 
-    /// Parses names, separated by blanks or commas, in order of preference. Case does not matter, and `sha-256` is `sha256`.
-    /// Returns `None` for an empty list, an unknown name and a repeated one.
+    /// Parses names in order of preference, separated by blanks or commas. Case is ignored, and `sha-256` is an alias of
+    /// `sha256`. Returns `None` for an empty list, an unknown name or a repeated name.
     pub fn parse_list(text: &str) -> Option<Vec<Algorithm>> {
         let mut algorithms = Vec::new();
         for name in text.split([' ', ',']).filter(|name| !name.is_empty()) {
@@ -103,13 +103,13 @@ impl Algorithm {
         (!algorithms.is_empty()).then_some(algorithms)
     }
 
-    /// Formats a list as [`Algorithm::parse_list`] reads it.
+    /// Formats a list in the syntax of [`Algorithm::parse_list`].
     pub fn list(algorithms: &[Algorithm]) -> String {
         let words: Vec<&str> = algorithms.iter().map(|one| one.word()).collect();
         words.join(" ")
     }
 
-    /// The registered number.
+    /// Returns the registered number.
     pub const fn number(self) -> u8 {
         match self {
             Algorithm::Md5 => 5,
@@ -119,14 +119,14 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm of a registered number.
+    /// Returns the algorithm with the registered number `number`.
     pub fn from_number(number: u64) -> Option<Self> {
         Algorithm::ALL
             .into_iter()
             .find(|algorithm| u64::from(algorithm.number()) == number)
     }
 
-    /// Bytes of a response, and of the challenges that we make.
+    /// Returns the length of a response, and of our challenges, in bytes.
     pub const fn length(self) -> usize {
         match self {
             Algorithm::Md5 => 16,
@@ -135,7 +135,7 @@ impl Algorithm {
         }
     }
 
-    /// The response to a challenge: the hash over identifier, secret and challenge.
+    /// Computes the response to a challenge: the hash over identifier, secret and challenge.
     pub fn respond(self, identifier: u8, secret: &Secret, challenge: &[u8]) -> Response {
         match self {
             Algorithm::Md5 => hash::<Md5>(identifier, secret, challenge),
@@ -145,7 +145,7 @@ impl Algorithm {
         }
     }
 
-    /// Is this the right response? In constant time.
+    /// Returns true if the response is correct. Takes constant time.
     pub fn verify(
         self,
         identifier: u8,
@@ -159,17 +159,17 @@ impl Algorithm {
     }
 }
 
-/// Challenges that this process has sent in one role, in logins that have not ended.
+/// Challenges that this process sent in one role, in logins that have not ended.
 ///
-/// A peer without the secret can have it applied to our own challenge only if it sends that challenge back, on the same connection
-/// or on another one (RFC 7143, 9.2.1). Initiator and target have a set each, because a daemon may log in
-/// to its own target.
+/// A peer without the secret can obtain a response to our challenge only by sending the same challenge back, on this
+/// connection or another one (RFC 7143, 9.2.1). Initiator and target have separate sets, because a daemon may log in to its
+/// own target.
 #[derive(Debug, Default)]
 pub struct OutstandingChallenges(Mutex<Option<HashMap<Vec<u8>, usize>>>);
 
-/// Challenges of the initiator's role.
+/// Challenges sent as initiator.
 pub static INITIATOR_CHALLENGES: OutstandingChallenges = OutstandingChallenges::new();
-/// Challenges of the target's role.
+/// Challenges sent as target.
 pub static TARGET_CHALLENGES: OutstandingChallenges = OutstandingChallenges::new();
 
 impl OutstandingChallenges {
@@ -178,13 +178,13 @@ impl OutstandingChallenges {
         OutstandingChallenges(Mutex::new(None))
     }
 
-    /// Adds a challenge until the returned value and its clones are dropped.
+    /// Adds a challenge. It is removed when the returned value and all its clones are dropped.
     pub fn add(&'static self, bytes: Vec<u8>) -> OutstandingChallenge {
         self.count(&bytes, |count| count + 1);
         OutstandingChallenge(Arc::new(Entry { set: self, bytes }))
     }
 
-    /// Returns true if a login that has not ended sent this challenge.
+    /// Returns true if an unfinished login sent this challenge.
     pub fn contains(&self, bytes: &[u8]) -> bool {
         let challenges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         challenges
@@ -215,12 +215,12 @@ impl Drop for Entry {
     }
 }
 
-/// A challenge of a login that has not ended.
+/// A challenge of an unfinished login.
 #[derive(Clone, Debug)]
 pub struct OutstandingChallenge(Arc<Entry>);
 
 impl OutstandingChallenge {
-    /// The bytes of the challenge.
+    /// Returns the bytes of the challenge.
     pub fn bytes(&self) -> &[u8] {
         &self.0.bytes
     }
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
     use crate::text::to_hex;
 
-    /// Values computed with Python's hashlib over the bytes 01 "secretsecret" 00..0f.
+    /// The expected values were computed with Python's hashlib over the bytes 01 "secretsecret" 00..0f.
     #[test]
     fn responses_are_hashes_over_identifier_secret_and_challenge() {
         let challenge: Vec<u8> = (0..16).collect();

@@ -1,9 +1,9 @@
-//! iSCSI (RFC 7143) without I/O: bytes in, steps and bytes out.
+//! iSCSI (RFC 7143) without I/O: bytes in, protocol steps and bytes out.
 //!
-//! Nothing here opens a socket, reads a clock or knows SCSI beyond the CDB's bytes. A transport feeds a [`target::Connection`]
-//! what it received, places command data where it likes, and sends what [`target::Outgoing`] lists. Every length, tag,
-//! offset and count of a peer is checked here, once; memory per connection is bounded by [`Limits`].
-//! Tests: at the end of each module, and `tests/` for our initiator against our target over a pipe.
+//! This crate opens no sockets, reads no clock, and treats the CDB as opaque bytes. A transport passes received bytes to a
+//! [`target::Connection`], chooses the buffers for command data, and sends the pieces listed in [`target::Outgoing`]. Every
+//! length, tag, offset and count from a peer is validated here. [`Limits`] bounds the memory per connection. Tests: at the
+//! end of each module; `tests/` runs our initiator against our target over a pipe.
 #![forbid(unsafe_code)]
 
 pub mod chap;

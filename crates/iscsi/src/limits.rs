@@ -1,29 +1,29 @@
-//! How much a peer may make us hold or do. One place, so that a reader can add it up.
+//! Limits on the resources that a peer can consume.
 
-/// Bounds on one connection or session; all are enforced where the bytes come in.
+/// Limits per connection or session, enforced on reception.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Bytes of additional header segments in one PDU; 1,020 is the most that the field can say.
+    /// Bytes of additional header segments in one PDU; the field allows at most 1,020.
     pub additional_header_bytes: usize,
-    /// Bytes of one text negotiation sequence, all its PDUs together (RFC 7143, 6.1 asks for at least 8,192).
+    /// Bytes of one text negotiation sequence over all its PDUs (RFC 7143, 6.1 requires at least 8,192).
     pub text_bytes: usize,
-    /// Login Requests on one connection before it must have reached the full feature phase.
+    /// Login Requests on one connection before the full feature phase.
     pub login_requests: u32,
-    /// Non-immediate commands that a session may have in progress: the window to give to [`crate::session::SessionTable::new`].
+    /// Non-immediate commands in progress per session; the window argument of [`crate::session::SessionTable::new`].
     pub commands_per_session: u32,
-    /// Immediate commands in progress on one connection, beside the window.
+    /// Immediate commands in progress on one connection, in addition to the window.
     pub immediate_commands: u32,
     /// Task management functions in progress on one connection.
     pub task_management_functions: usize,
-    /// Bytes held for requests that wait for their CmdSN on one connection, command data not counted.
+    /// Bytes of parked requests that wait for their CmdSN on one connection, without command data.
     pub parked_bytes: usize,
-    /// R2Ts outstanding for one task, whatever was negotiated.
+    /// Outstanding R2Ts per task, also if more were negotiated.
     pub outstanding_r2t: u32,
-    /// Pieces of one R2T that may be missing at a time when data PDUs come out of order.
+    /// Missing ranges of one R2T at a time when Data-Out PDUs arrive out of order.
     pub gaps_per_r2t: usize,
-    /// Bytes of read data that one connection keeps, from error recovery level 1 on, until the initiator acknowledges them.
+    /// Bytes of unacknowledged read data stored per connection for retransmission, at error recovery level 1 and above.
     pub kept_bytes: usize,
-    /// NOP-In pings without an answer.
+    /// Unanswered NOP-In pings.
     pub outstanding_pings: usize,
 }
 

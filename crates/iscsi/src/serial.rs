@@ -1,11 +1,11 @@
-//! Serial numbers of 32 bits that wrap (RFC 1982 arithmetic, RFC 7143, 4.2.2.1).
+//! Wrapping 32-bit serial numbers (RFC 1982; RFC 7143, 4.2.2.1).
 
-/// Is `a` before `b`?
+/// Returns true if `a` is before `b`.
 pub const fn before(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) < 0
 }
 
-/// Is `n` within `first..=last`? A range that is one short of `first` is empty.
+/// Returns true if `n` is in `first..=last`. The range is empty if `last` is one before `first`.
 pub const fn within(n: u32, first: u32, last: u32) -> bool {
     !before(n, first) && !before(last, n)
 }

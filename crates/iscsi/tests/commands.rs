@@ -1,4 +1,4 @@
-//! Commands and their data, PDU by PDU: what a target answers to what an initiator may, and may not, send.
+//! Commands and their data, PDU by PDU: the target's answers to valid and invalid requests.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn read_rides_its_status_on_the_last_data_in() {
     raw.disk[512..2048].copy_from_slice(&[7; 1536]);
     let header = raw.command(0x0102_0304, 0xc0, 1536, &read10(1, 3));
     let answers = raw.send(header.to_bhs(), &[], &[]);
-    // 512 and 1,024 bytes, for the target gives its data in two pieces
+    // 512 and 1,024 bytes, because the test target sends its data in two pieces.
     assert_eq!(
         answers
             .iter()
@@ -133,7 +133,7 @@ fn command_that_waits_for_its_turn_may_come_again() {
     let tags: Vec<u32> = answers.iter().map(|answer| answer.word(16)).collect();
     assert_eq!(tags, [1, 2]);
     assert_eq!(raw.messages.begun, [1, 2]);
-    // neither is new any more
+    // Both are duplicates now.
     assert_eq!(raw.send(second.to_bhs(), &[], &[1; 512]), []);
     raw.still_serves();
 }
@@ -184,7 +184,7 @@ fn data_out_for_unknown_tags_is_rejected() {
     raw.still_serves();
 }
 
-/// A write of 1,024 bytes that is asked for; gives the TTT.
+/// Starts a write of 1,024 bytes and returns the TTT of its R2T.
 fn asked_for(raw: &mut Raw) -> u32 {
     let header = raw.command(9, 0xa0, 1024, &write10(0, 2));
     let answers = raw.send(header.to_bhs(), &[], &[]);
@@ -205,7 +205,7 @@ fn assert_check_condition(answers: &[Answer], sense: [u8; 3]) {
 
 #[test]
 fn data_out_with_a_wrong_data_sn_fails_the_command() {
-    // the cases of libiscsi's iSCSIDataSn test
+    // The cases of libiscsi's iSCSIDataSn test.
     for numbers in [[0, 0].as_slice(), &[27], &[0xffff_ffff], &[1, 0]] {
         let mut raw = Raw::new(&CLOSED_BURSTS);
         let ttt = asked_for(&mut raw);
@@ -297,7 +297,7 @@ fn aborted_write_takes_late_data_off_the_stream() {
     );
 }
 
-/// An initiator answers every R2T of tasks that are being aborted (RFC 7143, 4.2.3.3), however many they are.
+/// An initiator answers all R2Ts of tasks that are being aborted (RFC 7143, 4.2.3.3), regardless of their number.
 #[test]
 fn writes_of_a_whole_window_can_be_aborted_before_their_data() {
     let mut raw = Raw::new(&CLOSED_BURSTS);
@@ -451,7 +451,7 @@ fn bidirectional_residuals_are_told_in_the_response() {
         .unwrap();
     let answers = raw.answers();
     assert_eq!((answers[0].opcode(), answers[0].bhs[1]), (0x25, 0x80));
-    // F, u, O; 412 bytes too few read, 3,072 too many written
+    // Flags F, u, O; 412 bytes too few read, 3,072 too many written.
     assert_eq!((answers[1].opcode(), answers[1].bhs[1]), (0x21, 0x8c));
     assert_eq!(
         (
@@ -523,7 +523,7 @@ fn write_is_not_complete_before_its_last_byte_is_in_place() {
         ("FirstBurstLength", "1024"),
         ("MaxConnections", "2"),
     ]);
-    // its turn comes while its unsolicited data does
+    // Its turn comes while its unsolicited data is being received.
     let write = {
         raw.cmd_sn = 2;
         raw.command(9, 0x20, 1024, &write10(0, 2))

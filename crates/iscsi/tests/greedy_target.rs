@@ -1,10 +1,10 @@
-//! A target that requests the same data again and again gets them once.
+//! A target that requests the same data repeatedly receives it once.
 #![forbid(unsafe_code)]
 
 use iscsi::initiator::{Initiator, InitiatorError, InitiatorSettings};
 use iscsi::negotiation::Offer;
 
-/// The answer that agrees to what a Login Request wants (RFC 7143, 11.12 and 11.13): its stages and its task tag.
+/// Builds the response that accepts a Login Request (RFC 7143, 11.12 and 11.13), with its stages and its task tag.
 fn login_response(request: &[u8], stat_sn: u8) -> [u8; 48] {
     let mut header = [0; 48];
     header[0] = 0x23;
@@ -18,7 +18,7 @@ fn login_response(request: &[u8], stat_sn: u8) -> [u8; 48] {
     header
 }
 
-/// A Ready To Transfer (11.8) for 512 bytes at `offset`.
+/// Builds a Ready To Transfer (11.8) for 512 bytes at `offset`.
 fn r2t(itt: u32, stat_sn: u8, number: u8, offset: u32) -> [u8; 48] {
     let mut header = [0; 48];
     (header[0], header[1]) = (0x31, 0x80);
@@ -51,7 +51,7 @@ fn r2ts_for_more_than_the_data_of_a_command_are_refused() {
         initiator.receive(cid, &answer).expect("a login");
         stat_sn += 1;
     }
-    // More than goes with the command and unsolicited by the defaults of section 13.
+    // More than the immediate and unsolicited data under the defaults of section 13.
     let request = Initiator::write(0, &[0x8a; 16], vec![1; 65_536 + 1024]);
     let itt = initiator.command(cid, request).expect("a session");
     let unsolicited = initiator.outgoing(cid).len();

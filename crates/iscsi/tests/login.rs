@@ -310,7 +310,7 @@ fn chap_policy(mutual: Option<(&str, &str)>) -> Policy {
     policy
         .users
         .insert("joe".to_owned(), user("twelve bytes and more", mutual));
-    // names that look like numbers are names (12.1.3)
+    // Names that look like numbers are valid (12.1.3).
     policy
         .users
         .insert("0x1234".to_owned(), user("another long secret", None));
@@ -427,7 +427,7 @@ fn who_need_not_authenticate_does_where_it_offers_nothing_but_chap() {
         Ok(())
     );
     assert!(log_in(optional(), discovery("not the secret")).is_err());
-    // Having begun, it cannot leave the proof out.
+    // Once CHAP has begun, the initiator cannot omit the response.
     let mut target_end = target_end(optional());
     let hello = [text(&NAMES), text(&[("AuthMethod", "CHAP")])].concat();
     ask(&mut target_end, &login_request(0x81, 0, 0, &hello));
@@ -488,7 +488,7 @@ fn chap_fails_with_a_wrong_secret_name_or_one_way_only() {
     );
 }
 
-/// Brings a login to where the challenge is out; gives it.
+/// Runs a login up to the challenge and returns it.
 fn challenged(target_end: &mut TargetEnd, algorithms: &str) -> Answer {
     let hello = [text(&NAMES), text(&[("AuthMethod", "CHAP,None")])].concat();
     let answer = ask(target_end, &login_request(0x81, 0, 0, &hello));
@@ -552,7 +552,7 @@ fn reflected_challenge_is_refused() {
     );
 }
 
-/// CHAP_I and CHAP_C of a challenge.
+/// Returns CHAP_I and CHAP_C of a challenge.
 fn challenge_of(answer: &Answer) -> (String, String) {
     let value = |key: &str| {
         let mut pairs = answer.text.split(';');
@@ -562,7 +562,7 @@ fn challenge_of(answer: &Answer) -> (String, String) {
     (value("CHAP_I"), value("CHAP_C"))
 }
 
-/// CHAP_N and CHAP_R of a user with `secret`, and further pairs.
+/// Builds CHAP_N and CHAP_R of a user with `secret`, and further pairs.
 fn md5_proof(answer: &Answer, name: &str, secret: &str, more: &[(&str, &str)]) -> Vec<u8> {
     let (identifier, challenge) = challenge_of(answer);
     let challenge = iscsi::text::parse_binary(&challenge, 1024).unwrap();
@@ -600,7 +600,7 @@ fn secret_of_the_target_proves_no_user_of_it() {
         let proof = md5_proof(&answer, "eve", secret, &[]);
         ask(&mut target_end, &login_request(0x81, 0, 0, &proof)).status
     };
-    // The target proves itself to joe with the secret that eve has.
+    // The target authenticates to joe with eve's secret.
     assert_eq!(proves("target's secret", None), 0);
     assert_eq!(
         proves("target's secret", Some(("target", "target's secret"))),

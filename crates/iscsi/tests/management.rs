@@ -1,4 +1,4 @@
-//! NOP, text, task management, logout, the command window; and PDUs that are hostile on purpose.
+//! NOP, text, task management, logout, the command window, and hostile PDUs.
 
 mod common;
 
@@ -81,7 +81,8 @@ fn send_targets_in_a_normal_session_tells_of_its_own_target() {
     }
 }
 
-/// No key is negotiated twice in a sequence (RFC 7143, 6.3); a request of 16 KiB would be told of all targets a thousand times.
+/// No key may be negotiated twice in a sequence (RFC 7143, 6.3). Otherwise a request of 16 KiB could list all targets a
+/// thousand times.
 #[test]
 fn send_targets_may_be_asked_once_in_a_request() {
     let mut raw = Raw::new(&[]);
@@ -95,7 +96,7 @@ fn send_targets_may_be_asked_once_in_a_request() {
 #[test]
 fn text_of_which_nothing_is_understood_is_rejected() {
     let mut raw = Raw::new(&[]);
-    // the cases of libiscsi's iSCSISendTargets test, and some of our own
+    // The cases of libiscsi's iSCSISendTargets test, and further ones.
     for text in [
         "SendTargetsPlease=All\0",
         "SendTargets=Alle\0",
@@ -160,7 +161,7 @@ fn function(code: u8, itt: u32, referenced: u32, cmd_sn: u32, ref_cmd_sn: u32) -
     header.to_bhs()
 }
 
-/// Sends a function; gives the response code.
+/// Sends a function and returns the response code.
 fn manage(raw: &mut Raw, header: Bhs) -> u8 {
     let answers = raw.send(header, &[], &[]);
     assert_eq!(
@@ -178,9 +179,9 @@ fn abort_task_finds_the_task_or_says_what_became_of_it() {
     assert_eq!(manage(&mut raw, function(1, 6, 5, 2, 1)), 0);
     assert_eq!(raw.messages.functions.len(), 1);
     assert_eq!(raw.target_end.connection.tasks().count(), 0);
-    // gone, and its number long past: it does not exist
+    // The task has ended and its CmdSN is long past: it does not exist.
     assert_eq!(manage(&mut raw, function(1, 7, 5, 2, 1)), 1);
-    // number 2 is on its way: counts as received, and is ignored when it comes
+    // CmdSN 2 is in transit: it counts as received, and is ignored on arrival.
     assert_eq!(manage(&mut raw, function(1, 8, 99, 3, 2)), 0);
     let late = raw.command(99, 0x80, 0, &[0; 6]);
     assert_eq!(raw.send(late.to_bhs(), &[], &[]), []);
@@ -314,7 +315,7 @@ fn connection_logs_out_itself_or_another_and_the_session_goes_on() {
         [third.target_end.connection.key().unwrap()]
     );
     first.still_serves();
-    // lost without a logout: at error recovery level 0 the session ends
+    // Lost without a logout: at error recovery level 0 the session ends.
     assert_eq!(
         third.target_end.connection.close().drop,
         [first.target_end.connection.key().unwrap()]
@@ -332,7 +333,7 @@ fn connection_that_logs_out_gives_its_commands_back_to_the_window() {
         let header = second.command(itt, 0x80, 0, &[0xff]);
         second.send(header.to_bhs(), &[], &[]);
     }
-    // one waits here for a turn that will never come, another there for the turn after it
+    // One command waits here for a turn that never comes, another one there for the turn after it.
     second.cmd_sn = 12;
     let header = second.command(11, 0x80, 0, &[0xff]);
     second.send(header.to_bhs(), &[], &[]);
@@ -413,7 +414,7 @@ fn held_commands_close_the_window_and_answers_open_it() {
     raw.still_serves();
 }
 
-/// What waits before it on its connection are commands of the window, not immediate ones.
+/// The commands before it on its connection belong to the window; they are not immediate.
 #[test]
 fn function_waits_behind_as_many_commands_as_the_window_holds() {
     let mut first = Raw::new(&[("MaxConnections", "2")]);
@@ -453,7 +454,7 @@ fn asynchronous_message_asks_for_logout() {
     assert_eq!(raw.answers()[0].word(24), answer.word(24) + 1);
 }
 
-/// Connections on four threads, as workers own them: what SCSI sees is in order all the same.
+/// Connections on four threads, like workers: SCSI receives the commands in order.
 #[test]
 fn commands_of_connections_on_four_threads_begin_in_order() {
     use std::sync::atomic::AtomicU32;
@@ -479,7 +480,7 @@ fn commands_of_connections_on_four_threads_begin_in_order() {
                 let wanted = left.len();
                 let mut patience = 0;
                 while answered < wanted {
-                    // within the window: the last number that may be out depends on all connections
+                    // Limited to the window: MaxCmdSN depends on all connections.
                     let window = &raw.target_end.connection.session().unwrap().window;
                     let next = left.last().copied().filter(|n| *n < window.max_cmd_sn());
                     let answers = match next {
@@ -525,7 +526,7 @@ proptest! {
         raw.target_end.feed(&bytes, &mut raw.disk, &mut raw.messages);
     }
 
-    /// PDUs with plausible headers and hostile fields; another connection of the target is not touched by any.
+    /// PDUs with plausible headers and hostile fields do not affect other connections of the target.
     #[test]
     fn hostile_pdus_never_panic_and_never_stop_another_session(
         pdus in prop::collection::vec(
@@ -545,12 +546,13 @@ proptest! {
         for (opcode, flags, itt, cmd_sn, ttt, data, ahs, word) in pdus {
             let mut header = ScsiCommand::blank();
             header.opcode = opcode;
-            // a logout would only end the test early
+            // A logout would end the test early.
             header.flags = if opcode == 0x46 { 0x87 } else { flags };
             header.itt = U32::new(itt);
             header.expected_length = U32::new(if opcode & 0x3f == 1 { word % 4096 } else { ttt });
             header.cmd_sn = U32::new(raw.cmd_sn.wrapping_add(cmd_sn).wrapping_sub(2));
-            // in a task management function: RefCmdSN; in a Data-Out: DataSN and offset; in a command: the CDB
+            // The field is RefCmdSN in a task management function, DataSN and offset in a Data-Out, and the CDB in a
+            // command.
             header.cdb = [0; 16];
             header.cdb[0] = [0xff, 0x28, 0x2a, 0x00][word as usize >> 4 & 3];
             header.cdb[4..12].copy_from_slice(&[0, 0, 0, 0, (word >> 8) as u8 & 3, 0, (word >> 16) as u8 & 7, 0]);
@@ -559,7 +561,7 @@ proptest! {
             raw.target_end.feed(&bytes, &mut raw.disk, &mut raw.messages);
             if raw.target_end.closed.is_some() { break; }
             if let Some(task) = raw.target_end.held.pop().filter(|_| word & 1 == 0) {
-                // whatever its data does, the answer is taken once
+                // The response is accepted once, regardless of the state of its data.
                 prop_assert!(raw.target_end.connection.respond(task, &Completion::default()).is_ok() || raw.target_end.abandoned > 0 );
             }
             raw.cmd_sn = raw.target_end.connection.session().unwrap().window.exp_cmd_sn();

@@ -1,6 +1,6 @@
-//! Error recovery levels 1 and 2 (RFC 7143, 7): both ends, over pipes that lose, delay and falsify what they carry, by a seed.
+//! Error recovery levels 1 and 2 (RFC 7143, 7): both ends over pipes that lose, delay and corrupt data, driven by a seed.
 //!
-//! The oracle counts how often each write reached the disk: once, whatever was lost, and no command ends otherwise than with its status.
+//! The model counts how often each write reaches the disk. It must be once, and every command must end with its status.
 
 mod common;
 
@@ -32,9 +32,9 @@ fn offer(level: u8) -> Offer {
     offer
 }
 
-/// A write whose I/O is under way.
+/// A write with running I/O.
 struct Running {
-    /// Which connection began it.
+    /// The connection that started it.
     end: u64,
     task: TaskId,
     session: Arc<Session>,
@@ -55,7 +55,7 @@ struct End {
 
 struct Target {
     disk: Vec<u8>,
-    /// How often each write reached the disk, by its first bytes.
+    /// Number of times that each write reached the disk, by its first bytes.
     applied: HashMap<u32, u32>,
     running: Vec<Running>,
 }
@@ -96,7 +96,7 @@ impl Target {
         }
     }
 
-    /// All data is there: the I/O begins.
+    /// Starts the I/O of a write with complete data.
     fn write(&mut self, end: &mut End, task: TaskId) {
         let command = end.connection.command(task).unwrap().clone();
         self.running.push(Running {
@@ -109,7 +109,7 @@ impl Target {
         });
     }
 
-    /// An I/O ends; its connection may be gone.
+    /// Completes an I/O; its connection may be closed.
     fn finish(&mut self, ends: &mut [&mut End], at: usize) {
         let done = self.running.swap_remove(at);
         self.apply(done.lba, &done.data);
@@ -187,9 +187,9 @@ impl End {
 struct Simulation {
     initiator: Initiator,
     policy: Arc<Policy>,
-    /// By CID.
+    /// Connections by CID.
     ends: Vec<End>,
-    /// The initiator has lost them, and the target does not know yet.
+    /// Connections that the initiator has lost and the target has not closed yet.
     dying: Vec<End>,
     to_target: Vec<Vec<u8>>,
     to_initiator: Vec<Vec<u8>>,
@@ -197,11 +197,11 @@ struct Simulation {
     random: u64,
     numbers: u64,
     level: u8,
-    /// Commands in flight, with what a read has to bring.
+    /// Commands in flight, with the expected data of reads.
     wanted: HashMap<u32, Option<Vec<u8>>>,
     done: usize,
     recovered: usize,
-    /// Connections whose tasks are being taken to another one.
+    /// Connections with tasks that are being reassigned.
     gone: HashSet<usize>,
 }
 
@@ -260,7 +260,7 @@ impl Simulation {
         }
     }
 
-    /// The target notices the end of a connection.
+    /// Closes connections at the target.
     fn close(&mut self, which: impl Fn(&End) -> bool) {
         let mut woken = Vec::new();
         for end in self.dying.iter_mut().chain(&mut self.ends) {
@@ -274,7 +274,7 @@ impl Simulation {
         }
     }
 
-    /// A target goes on only when nothing of the connections that have ended is in flight.
+    /// Closes a connection. The target continues only when no I/O of closed connections is in flight.
     fn close_and_drain(&mut self, key: Option<ConnectionKey>) {
         self.close(|end| key.is_some() && end.connection.key() == key);
         let all = self.dying.iter().chain(&self.ends);
@@ -346,7 +346,7 @@ impl Simulation {
         }
     }
 
-    /// The initiator loses a connection, and the target notices some time.
+    /// The initiator loses a connection; the target notices later.
     fn lose(&mut self, cid: usize) {
         let others: Vec<u16> = (0..self.ends.len() as u16)
             .filter(|other| usize::from(*other) != cid && self.initiator.is_ready(*other))
@@ -416,7 +416,7 @@ impl Simulation {
         }
     }
 
-    /// Changes a byte of a data segment.
+    /// Corrupts a byte of a data segment.
     fn falsify_data(&mut self, bytes: &mut [u8]) {
         let mut segments = Vec::new();
         let mut at = 0;
@@ -446,7 +446,7 @@ impl Simulation {
             }
             Event::Recovered { cid, .. } => {
                 self.recovered += 1;
-                // It was reassigned, and comes back without tasks.
+                // Its tasks were reassigned; it returns without tasks.
                 if !self.initiator.is_ready(cid) {
                     self.initiator.recover(cid);
                     self.open(usize::from(cid));
@@ -458,7 +458,7 @@ impl Simulation {
         }
     }
 
-    /// A command on blocks of its own, a read or the write with this number.
+    /// Starts a command on a range of its own: a read, or the write with this number.
     fn begin(&mut self, cid: u16, place: u32, number: u32, model: &mut [u8]) -> u32 {
         let (lba, blocks) = (place * 16, 1 + self.draw(15) as u16);
         let length = u32::from(blocks) * BLOCK;
@@ -477,7 +477,7 @@ impl Simulation {
         itt
     }
 
-    /// `commands` reads and writes, each on blocks of its own, with faults while `faults` last.
+    /// Runs `commands` reads and writes on disjoint ranges, with at most `faults` faults.
     fn run(&mut self, commands: u32, mut faults: u32) {
         let mut model = self.target.disk.clone();
         let mut begun = 0;
@@ -508,7 +508,7 @@ impl Simulation {
                 open
             });
             let cid = self.draw(self.ends.len());
-            // Also on one that is lost: it waits there.
+            // Lost connections are included: the command waits there.
             if begun < commands
                 && self.draw(3) == 0
                 && let Some(place) = free.pop_front()
@@ -539,7 +539,7 @@ impl Simulation {
         assert!(self.target.applied.values().all(|times| *times == 1));
         assert_eq!(self.initiator.waiting_len(), 0);
         let session = self.policy.table.sessions().remove(0);
-        // What is left was answered, and its acknowledgement was lost.
+        // The remaining tasks were answered, and their acknowledgement was lost.
         session.forget_reassignable(|_, _| true);
         assert!(session.reassignable.is_empty(), "nothing runs");
         let window = session

@@ -1,4 +1,4 @@
-//! SNACK Request and TASK REASSIGN on the wire (RFC 7143, 11.16 and 11.5): what a target answers, byte for byte.
+//! SNACK Request and TASK REASSIGN on the wire (RFC 7143, 11.16 and 11.5): the target's answers byte by byte.
 
 mod common;
 
@@ -55,7 +55,7 @@ fn command(raw: &mut Raw, itt: u32, cdb: &[u8], read: u32) -> Vec<Answer> {
     raw.send(header.to_bhs(), &[], &[])
 }
 
-/// DataSN, or StatSN, and the data.
+/// Returns opcode, ITT, DataSN or StatSN, and the data.
 fn told(answer: &Answer, at: usize) -> (u8, u32, u32, Vec<u8>) {
     let data = answer.data.clone();
     (answer.opcode(), answer.word(16), answer.word(at), data)
@@ -72,7 +72,7 @@ fn snack_brings_the_data_and_the_response_until_they_are_acknowledged() {
         "the status comes by itself"
     );
     let stat_sn = answers[5].word(24);
-    // One Data-In, and from one to the last.
+    // One Data-In PDU, then a run up to the last one.
     let again = raw.send_bytes(&snack(0, 7, stat_sn, 2, 1));
     assert_eq!(again.len(), 1);
     assert_eq!(told(&again[0], 36), told(&answers[2], 36));
@@ -82,7 +82,7 @@ fn snack_brings_the_data_and_the_response_until_they_are_acknowledged() {
     let again = raw.send_bytes(&snack(1, 0xffff_ffff, stat_sn, stat_sn, 1));
     assert_eq!(again.len(), 1);
     assert_eq!(told(&again[0], 24), told(&answers[5], 24));
-    // What was never sent; with the initiator's task tag in place of none; a DataACK that nobody requested.
+    // A PDU that was never sent; an ITT where the reserved tag is required; a DataACK that was not requested.
     for refused in [
         snack(0, 7, stat_sn, 5, 1),
         snack(0, 8, stat_sn, 0, 1),
@@ -93,7 +93,7 @@ fn snack_brings_the_data_and_the_response_until_they_are_acknowledged() {
         assert_eq!((answers[0].opcode(), answers[0].bhs[2]), (0x3f, 0x03));
         assert_eq!(answers[0].data, refused);
     }
-    // Acknowledged, it is gone.
+    // The response is dropped once acknowledged.
     let mut nop = NopOut::idle();
     nop.opcode |= 0x40;
     nop.exp_stat_sn = U32::new(stat_sn + 1);
@@ -103,7 +103,7 @@ fn snack_brings_the_data_and_the_response_until_they_are_acknowledged() {
     assert_eq!((answers[0].opcode(), answers[0].bhs[2]), (0x3f, 0x03));
 }
 
-/// Many SNACKs that are read at once bring back little more than what is kept.
+/// The output for many SNACKs received at once is limited to about the size of the store.
 #[test]
 fn snacks_that_come_at_once_have_bounded_answers() {
     let mut offer = small_offer();
@@ -132,7 +132,7 @@ fn nothing_is_sent_again_at_level_0() {
     assert_eq!((answers[0].opcode(), answers[0].bhs[2]), (0x3f, 0x03));
 }
 
-/// The response code of a task management function (11.6.1).
+/// Returns the response code of a task management function (11.6.1).
 fn response(answers: &[Answer]) -> u8 {
     assert_eq!(answers[0].opcode(), 0x22);
     answers[0].bhs[2]
@@ -172,7 +172,7 @@ fn task_reassign_is_answered_by_where_the_task_is() {
     assert_eq!(response(&elsewhere), 1, "of another logical unit");
     let taken = second.send_bytes(&reassign(6, 9, cmd_sn));
     assert_eq!(response(&taken), 0);
-    // RESERVATION CONFLICT, as it ended.
+    // RESERVATION CONFLICT, the original status.
     assert_eq!(
         (taken[1].opcode(), taken[1].word(16), taken[1].bhs[3]),
         (0x21, 9, 0x18)

@@ -1,5 +1,5 @@
-//! The initiator's security stage against targets that stay in it, and against targets that try to pass without their secret. The
-//! target's bytes are written by hand (RFC 7143, 11.13 and 12.1).
+//! The initiator's security stage against targets that stay in it, and targets that try to pass without the secret. The
+//! target's bytes are literals (RFC 7143, 11.13 and 12.1).
 #![forbid(unsafe_code)]
 
 use iscsi::chap::{Algorithm, Secret};
@@ -15,7 +15,7 @@ const TARGETS: &str = "secret of target";
 const STAYS: u8 = 0x00;
 const LEAVES: u8 = 0x81;
 
-/// A login of one connection, spoken to in bytes.
+/// A login of one connection, driven with raw bytes.
 struct Login {
     initiator: Initiator,
     stat_sn: u8,
@@ -65,7 +65,7 @@ impl Login {
         }
     }
 
-    /// Answers a request; gives the next one.
+    /// Answers a request and returns the next one.
     fn answer(&mut self, flags: u8, pairs: &[(&str, &str)]) -> Result<Request, InitiatorError> {
         let mut text = Vec::new();
         for (key, value) in pairs {
@@ -86,7 +86,7 @@ impl Login {
         Ok(self.request())
     }
 
-    /// The login with these credentials, after the target's challenge: what answers it.
+    /// Runs a login up to the target's challenge and returns the initiator's reaction.
     fn challenged(
         credentials: Credentials,
         challenge: &str,
@@ -115,7 +115,7 @@ fn login_error<T>(result: Result<T, InitiatorError>) -> Option<LoginError> {
     }
 }
 
-/// The proof of a target that knows `secret`, as text.
+/// Computes the response of a target that has `secret`, as text.
 fn proof(request: &Request, secret: &str) -> String {
     let identifier = request.value("CHAP_I").unwrap().parse().unwrap();
     let challenge = parse_binary(request.value("CHAP_C").unwrap(), 1024).unwrap();
@@ -150,7 +150,7 @@ fn target_may_stay_in_the_security_stage() {
 fn target_may_stay_in_the_security_stage_during_chap() {
     let (mut login, first) = Login::begin(Some(credentials(OWN, Some(TARGETS))));
     assert_eq!(first.flags, 0x00);
-    // Each answer comes with one empty response before it.
+    // An empty response precedes each answer.
     let empty = login
         .answer(STAYS, &[("TargetPortalGroupTag", "1")])
         .unwrap();
@@ -248,7 +248,7 @@ fn challenge_of_another_login_of_this_initiator_is_not_answered() {
     let (mut first, answer) = Login::challenged(credentials(OWN, Some(TARGETS)), "0x0102");
     let answer = answer.unwrap();
     let own = answer.value("CHAP_C").unwrap();
-    // Another secret, another spelling, and a user without mutual CHAP do not help.
+    // Each attempt fails: another secret, another spelling, a user without mutual CHAP.
     for (secret, mutual, challenge) in [
         (OWN, Some(TARGETS), own.to_owned()),
         (TARGETS, None, own.to_owned()),
@@ -261,7 +261,7 @@ fn challenge_of_another_login_of_this_initiator_is_not_answered() {
     let proved = proof(&answer, TARGETS);
     let left = first.answer(LEAVES, &[("CHAP_N", "target"), ("CHAP_R", &proved)]);
     assert_eq!(left.unwrap().flags, 0x87);
-    // The login of the challenge has ended: a response to it is of no use.
+    // The login of the challenge has ended, so a response to it is useless.
     let (_, answer) = Login::challenged(credentials(OWN, None), own);
     assert!(answer.is_ok());
 }

@@ -1,5 +1,5 @@
-//! Our initiator against our target over pipes that cut the streams anywhere: data in every combination of the keys that
-//! concern it, over one connection and several.
+//! Our initiator against our target over pipes that split the streams anywhere: data transfers with all combinations of the
+//! relevant keys, over one connection and several.
 
 mod common;
 
@@ -116,7 +116,7 @@ proptest! {
             prop_assert_eq!(&done.data[..], wanted[&done.itt]);
             prop_assert_eq!((done.status, done.residual), (0, 0));
         }
-        // commands began in the order of their numbers, whatever connection they came by
+        // Commands start in CmdSN order, regardless of their connection.
         let first = pipes.messages.begun[0];
         let order: Vec<u32> = pipes.messages.begun.iter().map(|n| n.wrapping_sub(first)).collect();
         prop_assert_eq!(order, (0..2 * sizes.len() as u32).collect::<Vec<_>>());
@@ -141,7 +141,7 @@ fn more_commands_than_the_window_wait_and_all_are_done() {
 #[test]
 fn residuals_tell_what_the_command_moves_against_what_was_expected() {
     let mut pipes = Pipes::ready(Policy::open(small_offer()), settings(small_offer()), 1, 3);
-    // the cases of libiscsi's residual tests: (blocks in the CDB, expected length, residual, bytes that come)
+    // The cases of libiscsi's residual tests: (blocks in the CDB, expected length, residual, received bytes).
     for (blocks, expected, residual, comes) in [
         (1, 0, 512, 0),
         (1, 10_000, -9488, 512),

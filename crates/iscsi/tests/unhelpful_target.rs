@@ -1,11 +1,11 @@
-//! Targets that agree to error recovery and then do not help: what an initiator sends for them is bounded, and no task that may still be
-//! done there is given back to be done again.
+//! Targets that agree to error recovery but do not support it: the initiator's output stays bounded, and a task that the
+//! target may still execute is never returned for repetition.
 #![forbid(unsafe_code)]
 
 use iscsi::initiator::{Event, Initiator, InitiatorError, InitiatorSettings};
 use iscsi::negotiation::Offer;
 
-/// A session of one connection, spoken to in bytes.
+/// A session of one connection, driven with raw bytes.
 struct Session {
     initiator: Initiator,
     stat_sn: u8,
@@ -36,13 +36,13 @@ impl Session {
         session
     }
 
-    /// Agrees to what the Login Requests want (RFC 7143, 11.13), until none comes.
+    /// Accepts all Login Requests (RFC 7143, 11.13) until none follows.
     fn log_in(&mut self, level: u8) {
         self.stat_sn = 0;
         loop {
             let request = std::mem::take(self.initiator.outgoing(0));
             if request.first().is_none_or(|opcode| opcode & 0x3f != 0x03) {
-                // What comes next on a connection that is back is a NOP-Out; see `nop`.
+                // The next PDU on a restored connection is a NOP-Out; see `nop`.
                 self.initiator.outgoing(0).extend(request);
                 return;
             }
@@ -64,7 +64,7 @@ impl Session {
         }
     }
 
-    /// A header of the target with its StatSN, and what is behind it.
+    /// Sends a target header with its StatSN, followed by data.
     fn answer(
         &mut self,
         opcode: u8,
@@ -95,7 +95,7 @@ fn command_that_is_rejected_without_end_is_sent_a_few_times() {
     let sent = std::mem::take(session.initiator.outgoing(0));
     assert_eq!(sent[16..20], itt.to_be_bytes());
     let mut times = 0;
-    // Data (payload) digest error, and ExpCmdSN says that the command is not there.
+    // Data (payload) digest error; ExpCmdSN shows that the command was not received.
     let result = loop {
         let reject = |answer: &mut [u8]| answer[2] = 0x02;
         let result = session.answer(0x3f, &[0xff; 4], 1, reject, &sent[..48]);
@@ -112,7 +112,7 @@ fn command_that_is_rejected_without_end_is_sent_a_few_times() {
     assert_eq!(session.initiator.outgoing(0).len(), 4 * sent.len());
 }
 
-/// Loses the connection with a command in flight that the target has, brings it back, and answers TASK REASSIGN.
+/// Loses the connection while the target executes a command, restores it, and answers TASK REASSIGN.
 fn reassigned_with(response: u8) -> Result<Vec<Event>, InitiatorError> {
     let mut session = Session::new(2);
     let write = Initiator::write(0, &[0x8a; 16], vec![1; 512]);

@@ -1,4 +1,4 @@
-//! PDUs and text as bytes: round trips over streams cut anywhere, and bytes that mean nothing.
+//! Round trips of PDUs and text over streams split anywhere, and meaningless bytes.
 
 use iscsi::pdu::{
     BHS_LENGTH, Bhs, Decoder, Digests, FormatError, Progress, ScsiCommand, additional_headers,
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use zerocopy::IntoBytes;
 use zerocopy::big_endian::U32;
 
-/// The READ(10) command of RFC 7143, appendix A, whose CRC the standard prints.
+/// The READ(10) command of RFC 7143, appendix A, whose CRC the standard lists.
 #[rustfmt::skip]
 const READ10: [u8; 48] = [
     0x01, 0xc0, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
@@ -137,7 +137,7 @@ fn as_bhs(bytes: [u8; 48]) -> Bhs {
     zerocopy::transmute!(bytes)
 }
 
-/// Decodes a stream that comes in pieces; gives what it held.
+/// Decodes a stream in pieces and returns its PDUs.
 fn decode(decoder: &mut Decoder, pieces: &[&[u8]]) -> Result<Vec<Pdu>, FormatError> {
     let mut pdus = Vec::new();
     let mut data = Vec::new();
@@ -174,7 +174,7 @@ fn decode(decoder: &mut Decoder, pieces: &[&[u8]]) -> Result<Vec<Pdu>, FormatErr
     Ok(pdus)
 }
 
-/// Is this one whole PDU with the right digests?
+/// Returns true if the stream is one complete PDU with correct digests.
 fn is_whole(stream: &[u8], digests: Digests) -> bool {
     let mut decoder = Decoder::new(1020, 8192);
     decoder.set_digests(digests);
@@ -217,7 +217,7 @@ proptest! {
         let pieces: Vec<&[u8]> = stream.chunks(cut).collect();
         let decoded = decode(&mut decoder, &pieces).unwrap();
         prop_assert!(decoder.is_idle() || pdus.last().unwrap().data.is_empty());
-        // the end of a PDU without trailer is only seen with the next push
+        // The end of a PDU without trailer is detected by the next push.
         let decoded = if decoded.len() < pdus.len() { [decoded, decode(&mut decoder, &[&[]]).unwrap()].concat() } else { decoded };
         prop_assert_eq!(decoded.len(), pdus.len());
         for (got, sent) in decoded.iter().zip(&pdus) {

@@ -1,9 +1,9 @@
-//! What an initiator tells its caller.
+//! Events that an initiator reports to its caller.
 
 use crate::login::{LoginError, LoginResult};
 use crate::pdu::{Bhs, FormatError};
 
-/// A command that has ended.
+/// A completed command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CommandDone {
     /// Initiator Task Tag.
@@ -14,72 +14,72 @@ pub struct CommandDone {
     pub status: u8,
     /// Sense data.
     pub sense: Vec<u8>,
-    /// What was read, up to the last byte that came.
+    /// Read data, up to the last byte received.
     pub data: Vec<u8>,
-    /// What was to be written, given back.
+    /// Write data, returned to the caller.
     pub written: Vec<u8>,
-    /// Residual count; negative: underflow, positive: overflow.
+    /// Residual count; negative for underflow, positive for overflow.
     pub residual: i64,
-    /// The same for the read of a bidirectional command.
+    /// Residual count of the read part of a bidirectional command.
     pub bidirectional_residual: i64,
 }
 
-/// What happened.
+/// An event of the session.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// The connection is in the full feature phase.
     LoggedIn(Box<LoginResult>),
-    /// A command has ended.
+    /// A command has completed.
     Command(CommandDone),
-    /// A task management function has ended, with the value of its response.
+    /// A task management function has completed.
     TaskManagement {
         /// Initiator Task Tag.
         itt: u32,
-        /// Response (11.6.1).
+        /// Response code (11.6.1).
         response: u8,
     },
     /// A text exchange has ended.
     Text {
         /// Initiator Task Tag.
         itt: u32,
-        /// All pairs of the target, as text.
+        /// All pairs sent by the target, as text.
         text: Vec<u8>,
     },
     /// A NOP-Out was answered.
     Nop {
         /// Initiator Task Tag.
         itt: u32,
-        /// What came back.
+        /// Echoed data.
         data: Vec<u8>,
     },
-    /// A logout was answered; the connections concerned are over.
+    /// A logout was answered; the connections in its scope are closed.
     LoggedOut {
         /// Initiator Task Tag.
         itt: u32,
-        /// Response (11.15.1).
+        /// Response code (11.15.1).
         response: u8,
     },
-    /// A request went with its connection: whether it was done is not known, and the target does not do it any more.
+    /// A request was lost with its connection. Its effect is unknown, and the target no longer executes it.
     Lost {
         /// Initiator Task Tag.
         itt: u32,
-        /// What a command was to write, given back.
+        /// Write data of the command, returned to the caller.
         written: Vec<u8>,
     },
-    /// The tasks of this connection, which was lost, go on, on it or on another one.
+    /// The tasks of a lost connection continue, on the same connection or another one.
     Recovered {
-        /// Its CID.
+        /// CID of the lost connection.
         cid: u16,
-        /// Where they go on.
+        /// CID of the connection that continues the tasks.
         to: u16,
     },
-    /// A PDU was rejected; a task that began with it is over.
+    /// A PDU was rejected; the task that it started has ended.
     Rejected {
         /// Reason (11.17.1).
         reason: u8,
-        /// The header that was rejected.
+        /// The rejected header.
         header: Option<Bhs>,
-        /// What the command that it began was to write, given back.
+        /// Write data of the command, returned to the caller.
         written: Vec<u8>,
     },
     /// An Asynchronous Message.
@@ -95,22 +95,23 @@ pub enum Event {
     },
 }
 
-/// The connection cannot go on.
+/// A fatal error of the connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InitiatorError {
-    /// The framing is lost.
+    /// Framing error.
     #[error(transparent)]
     Format(#[from] FormatError),
     /// Login failed.
     #[error(transparent)]
     Login(#[from] LoginError),
-    /// The target broke a rule.
+    /// The target violated the protocol.
     #[error("target breaks the protocol: {0}")]
     Protocol(&'static str),
-    /// A data digest does not match: at error recovery level 0 the session is over. At others the data does not come again.
+    /// Data digest mismatch that is not recoverable: at error recovery level 0, or if the data is not sent again at higher
+    /// levels.
     #[error("data digest does not match")]
     DataDigest,
-    /// There is no such connection.
+    /// The connection does not exist.
     #[error("no connection {0}")]
     NoConnection(u16),
 }

@@ -1,7 +1,7 @@
-//! The initiator's side: one [`Initiator`] is a session, with as many connections as were agreed to (RFC 7143, 4.2).
+//! The initiator's side: an [`Initiator`] is one session with all its connections (RFC 7143, 4.2).
 //!
-//! Sans-IO: the caller moves bytes between each connection's socket and [`Initiator::receive`] / [`Initiator::outgoing`].
-//! One owner for the whole session. What a target sends is checked as strictly as what an initiator sends.
+//! No I/O: the caller moves bytes between each socket and [`Initiator::receive`] / [`Initiator::outgoing`]. A session has
+//! one owner. Input from a target is checked as strictly as input from an initiator.
 
 mod events;
 mod receive;

@@ -1,4 +1,4 @@
-//! What comes from the target, checked against what was asked for.
+//! Processes PDUs from the target and checks them against the outstanding requests.
 
 use zerocopy::big_endian::U32;
 
@@ -16,30 +16,30 @@ use crate::serial::before;
 
 type Outcome = Result<Option<Event>, InitiatorError>;
 
-/// How often a byte may be requested at other error recovery levels than 0.
+/// Maximum number of R2T requests per byte at error recovery levels above 0.
 const REQUESTS_MAX: usize = 4;
 
 const UNKNOWN_TASK: InitiatorError = InitiatorError::Protocol("answer to no task");
 
 impl Initiator {
-    /// Takes bytes of a connection; gives what happened. After an error the connection is of no use.
+    /// Processes received bytes of a connection and returns the events. After an error the connection is unusable.
     pub fn receive(&mut self, cid: u16, input: &[u8]) -> Result<Vec<Event>, InitiatorError> {
         let mut events = Vec::new();
         self.receive_into(cid, input, &mut events)?;
         Ok(events)
     }
 
-    /// The same; what happened before an error is given too.
+    /// As `receive`, but also delivers the events before an error.
     ///
     /// # Errors
-    /// The connection is of no use any more.
+    /// The connection is unusable.
     pub fn receive_into(
         &mut self,
         cid: u16,
         mut input: &[u8],
         events: &mut Vec<Event>,
     ) -> Result<(), InitiatorError> {
-        // A data segment that has come as a whole: it is taken from where it lies.
+        // A data segment that is complete in the input; it is not copied.
         let mut whole: &[u8] = &[];
         loop {
             let link = self.link(cid)?;
@@ -58,7 +58,7 @@ impl Initiator {
                     match link.inline.is_empty() && piece.len() == left as usize {
                         true => whole = piece,
                         false => {
-                            // All at once, for it comes in many pieces; no longer than was agreed on.
+                            // Reserved once, because the segment arrives in pieces. The decoder has checked the length.
                             link.inline.reserve(left as usize);
                             link.inline.extend_from_slice(piece);
                         }
@@ -121,10 +121,10 @@ impl Initiator {
         Ok(())
     }
 
-    /// A PDU of the full feature phase, in its place.
+    /// Processes a PDU of the full feature phase in StatSN order.
     fn counted(&mut self, cid: u16, bhs: &Bhs, segment: &[u8], events: &mut Vec<Event>) -> Outcome {
         let kind = bhs.kind();
-        // StatSN, ExpCmdSN and MaxCmdSN are in the same place in every response
+        // StatSN, ExpCmdSN and MaxCmdSN have the same offsets in all responses.
         let numbers = NopIn::from_bhs(bhs);
         self.moved(numbers.exp_cmd_sn.get(), numbers.max_cmd_sn.get());
         let passes_over = self.is_out_of_place(cid, bhs);
@@ -186,7 +186,8 @@ impl Initiator {
         }
     }
 
-    /// StatSN goes up by one with every status (4.2.2.2); R2Ts, pings and Data-In without status only show it.
+    /// Counts StatSN, which increases by one with every status (4.2.2.2). R2Ts, pings and Data-In without status only show
+    /// it.
     fn count_status(
         &mut self,
         cid: u16,
@@ -212,7 +213,7 @@ impl Initiator {
         Ok(Counted::New)
     }
 
-    /// Is it read data that has come before, or comes before what is requested again?
+    /// Returns true for read data that is a duplicate or precedes data requested again.
     fn is_out_of_place(&mut self, cid: u16, bhs: &Bhs) -> bool {
         if !self.recovers_digests() || bhs.kind() != Some(Opcode::DataIn) {
             return false;
@@ -220,7 +221,7 @@ impl Initiator {
         let data_sn = DataIn::from_bhs(bhs).data_sn.get();
         match self.command_task(cid, bhs.itt.get()) {
             Ok(command) => command.snacks > 0 && data_sn != command.data_sn,
-            // Of a task that has ended, and was sent twice.
+            // A duplicate for a task that has ended.
             Err(_) => true,
         }
     }
@@ -330,7 +331,7 @@ impl Initiator {
     fn scsi_response(&mut self, cid: u16, header: &ScsiResponse, segment: &[u8]) -> Outcome {
         let itt = header.itt.get();
         let command = self.command_task(cid, itt)?;
-        // R2Ts are in the count of targets that go by RFC 3720, and not in that of others
+        // Targets that follow RFC 3720 include R2Ts in the count; others do not.
         if before(command.data_sn, header.exp_data_sn.get()) {
             return Err(InitiatorError::Protocol(
                 "data PDUs are missing before the response",
@@ -400,14 +401,14 @@ impl Initiator {
         let end = end.ok_or(InitiatorError::Protocol(
             "R2T beyond the data of the command",
         ))?;
-        // At error recovery level 0 no byte is requested twice; a target that does so could have any amount queued.
+        // At error recovery level 0 no byte is requested twice. Otherwise a target could queue unlimited data.
         command.sent = command.sent.saturating_add(length);
         if command.sent > command.write.len().saturating_mul(most) {
             return Err(InitiatorError::Protocol(
                 "R2Ts for more than the data of the command",
             ));
         }
-        // taken out for the call, for the link is borrowed beside it
+        // Moved out during the call, because `link` is borrowed at the same time.
         let write = std::mem::take(&mut command.write);
         let link = self.link(cid)?;
         send_data(
@@ -506,7 +507,7 @@ impl Initiator {
                 .get(usize::from(lost))
                 .is_some_and(|link| link.recovers)
         {
-            // Closed, or not known any more; else what it has under way may still be done there.
+            // Success or unknown CID. With any other response, tasks may still be running on the old connection.
             if header.response > LogoutResponseCode::CidNotFound.wire() {
                 return Err(InitiatorError::Protocol(
                     "a lost connection is not removed for recovery",
@@ -541,7 +542,7 @@ impl Initiator {
         {
             return Ok(None);
         }
-        // data PDUs and SNACKs do not begin a task; their command is answered by itself
+        // Data-Out and SNACK PDUs start no task; the command is answered separately.
         let begins =
             |bhs: &Bhs| !matches!(bhs.kind(), Some(Opcode::DataOut | Opcode::SnackRequest));
         let mut written = Vec::new();

@@ -1,9 +1,10 @@
-//! Connection recovery, error recovery level 2 (RFC 7143, 7.1.5 and 7.2.2): a connection was lost, and its tasks go on, on the same
-//! connection logged in anew, or on another one.
+//! Connection recovery, error recovery level 2 (RFC 7143, 7.1.5 and 7.2.2): the tasks of a lost connection continue on the
+//! same connection after a new login, or on another one.
 //!
-//! A NOP-Out is sent first: its answer says what ExpCmdSN is when the target has done with the old connection. A command from there on
-//! never came, and is sent again with its CmdSN; one before it is taken over with TASK REASSIGN. What the target then does not know
-//! was answered or refused, and ends as [`Event::Lost`]; what it knows and does not hand over ends the session.
+//! A NOP-Out is sent first. Its answer shows ExpCmdSN after the target has finished with the old connection. A command at
+//! or after ExpCmdSN was not received and is sent again with its CmdSN. An earlier one is taken over with TASK REASSIGN. If
+//! the target does not have the task, it was answered or refused, and it ends as [`Event::Lost`]. If the target has the
+//! task and refuses to reassign it, the session ends.
 
 use zerocopy::big_endian::{U16, U32};
 
@@ -21,17 +22,17 @@ const COMPLETE: u8 = 0;
 const NO_SUCH_TASK: u8 = 1;
 
 impl Initiator {
-    /// Does the session go on when a connection is lost?
+    /// Returns true if the session survives the loss of a connection.
     pub fn recovers(&self) -> bool {
         self.tsih != 0 && self.parameters.error_recovery_level == 2
     }
 
-    /// A connection was lost: nothing more is sent or taken there. Its tasks stay; [`Initiator::recover`] or
-    /// [`Initiator::reassign`] is to follow. Gives other connections that were lost, and whose tasks were about to go on on this one:
-    /// the same is to follow for them.
+    /// Stops all traffic on a lost connection. Its tasks stay; the caller must call [`Initiator::recover`] or
+    /// [`Initiator::reassign`]. Returns other lost connections with tasks that were moving to this one; the same applies to
+    /// them.
     ///
     /// # Panics
-    /// When there never was such a connection.
+    /// If the connection never existed.
     pub fn suspend(&mut self, cid: u16) -> Vec<u16> {
         let link = &mut self.links[usize::from(cid)];
         link.phase = Phase::Over;
@@ -60,21 +61,21 @@ impl Initiator {
         again
     }
 
-    /// Begins the login of a connection that was lost, with its CID; when it is through, its tasks go on there:
-    /// [`Event::Recovered`] tells.
+    /// Starts the login of a lost connection with its old CID. After the login its tasks continue there, reported as
+    /// [`Event::Recovered`].
     ///
     /// # Panics
-    /// When there never was such a connection.
+    /// If the connection never existed.
     pub fn recover(&mut self, cid: u16) {
         let mut link = self.login_link(cid);
         link.recovers = true;
         self.links[usize::from(cid)] = link;
     }
 
-    /// The tasks of a connection that was lost go on on another one: it is logged out there, for recovery.
+    /// Moves the tasks of a lost connection to another one, which sends a logout for recovery.
     ///
     /// # Errors
-    /// When the other one is not ready.
+    /// If the other connection is not ready.
     pub fn reassign(&mut self, lost: u16, to: u16) -> Result<(), NotReady> {
         if lost == to || !self.is_ready(to) {
             return Err(NotReady);
@@ -90,7 +91,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// Asks for ExpCmdSN.
+    /// Requests ExpCmdSN with a NOP-Out.
     pub(super) fn probe(&mut self, cid: u16, tasks_of: u16) {
         let itt = self.take_itt();
         let mut header = NopOut::idle();
@@ -105,7 +106,7 @@ impl Initiator {
         );
     }
 
-    /// ExpCmdSN is known: the tasks of a connection that was lost go on on `to`.
+    /// Continues the tasks of a lost connection on `to`, after ExpCmdSN is known.
     pub(super) fn go_on(
         &mut self,
         tasks_of: u16,
@@ -122,7 +123,7 @@ impl Initiator {
             task.cid == tasks_of && !asks && !waits.contains(itt)
         });
         let mut mine: Vec<(u32, u32)> = mine.map(|(itt, task)| (task.cmd_sn, *itt)).collect();
-        // In the order in which they were sent; the window is less than half of all numbers.
+        // Sorted in the order of sending; the window is less than half of the number space.
         let first = self.exp_cmd_sn.wrapping_sub(1 << 30);
         mine.sort_by_key(|(cmd_sn, _)| cmd_sn.wrapping_sub(first));
         for (cmd_sn, itt) in mine {
@@ -173,13 +174,13 @@ impl Initiator {
         header.lun = lun;
         header.itt = U32::new(itt);
         header.referenced_task_tag = U32::new(referenced);
-        // Reserved with any other function than ABORT TASK.
+        // Reserved, except with ABORT TASK.
         header.ref_cmd_sn = U32::new(0);
         let kind = Kind::Reassign { referenced };
         self.control(to, itt, kind, header.to_bhs(), Vec::new());
     }
 
-    /// A NOP-Out takes the place of a request that never came.
+    /// Replaces a request that was never received with a NOP-Out.
     fn fill(&mut self, cid: u16, cmd_sn: u32) {
         let Some(link) = self.links.get_mut(usize::from(cid)) else {
             return;
@@ -191,8 +192,8 @@ impl Initiator {
         encode(&mut link.out, header.to_bhs(), &[], &[], link.digests);
     }
 
-    /// TASK REASSIGN was answered. A task that the target still has, and does not hand over, could be done after one that repeats it: only
-    /// the end of the session ends it.
+    /// Handles the response to TASK REASSIGN. A task that the target has but does not hand over could be executed after its
+    /// repetition. Only the end of the session prevents that.
     pub(super) fn reassigned(
         &mut self,
         referenced: u32,
@@ -203,7 +204,7 @@ impl Initiator {
             NO_SUCH_TASK => {}
             _ => return Err(InitiatorError::Protocol("a task is not reassigned")),
         }
-        // It may have ended meanwhile.
+        // The task may have ended in the meantime.
         let Some(task) = self.tasks.remove(&referenced) else {
             return Ok(None);
         };

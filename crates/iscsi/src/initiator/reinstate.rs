@@ -1,5 +1,5 @@
-//! A connection that was lost comes back under its CID (RFC 7143, 6.3.4): its tasks are over, and the numbers that it
-//! took with it are used up, for the session's other commands wait for them.
+//! Connection reinstatement (RFC 7143, 6.3.4): a new login under the CID of a lost connection. Its tasks end. Their CmdSNs
+//! are consumed, because the session's other commands wait for them.
 
 use zerocopy::big_endian::U32;
 
@@ -10,11 +10,10 @@ use crate::pdu::{NopOut, encode};
 use crate::serial::before;
 
 impl Initiator {
-    /// Begins the login of a connection with a CID that was in use; the ITTs of its tasks are given, which are over
-    /// without an answer.
+    /// Starts a login with a CID that was in use. Returns the ITTs of the old tasks, which have ended without a response.
     ///
     /// # Panics
-    /// When there never was such a connection.
+    /// If the connection never existed.
     pub fn reinstate(&mut self, cid: u16) -> Vec<u32> {
         let mine = |task: &&Task| task.cid == cid && task.numbered;
         let gaps = self.tasks.values().filter(mine).map(|task| task.cmd_sn);
@@ -26,8 +25,8 @@ impl Initiator {
         lost
     }
 
-    /// Commands that the target does not acknowledge never came; a NOP-Out takes each of their places (4.2.2.1: the target
-    /// hands commands over without a gap).
+    /// Sends a NOP-Out for each CmdSN that the target does not acknowledge, because the target delivers commands without
+    /// gaps (4.2.2.1).
     pub(super) fn fill_gaps(&mut self, cid: u16) -> Result<(), InitiatorError> {
         let mut gaps = std::mem::take(&mut self.link(cid)?.gaps);
         gaps.retain(|number| !before(*number, self.exp_cmd_sn));

@@ -1,4 +1,4 @@
-//! Requests going out: commands with their data, task management, text, NOP, logout.
+//! Sends requests: commands with their data, task management, text, NOP, logout.
 
 use smallvec::SmallVec;
 use zerocopy::big_endian::{U16, U32};
@@ -9,7 +9,7 @@ use crate::pdu::{
     NO_TAG, NopOut, ScsiCommand, TaskFunction, TaskManagementRequest, TextRequest, encode,
 };
 
-/// A SCSI command to be sent.
+/// A SCSI command to send.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// Logical unit, as on the wire.
@@ -18,22 +18,22 @@ pub struct Request {
     pub cdb: Vec<u8>,
     /// Task attribute.
     pub attribute: u8,
-    /// For immediate delivery.
+    /// Immediate delivery.
     pub immediate: bool,
-    /// Data to be written.
+    /// Write data.
     pub write: Option<Vec<u8>>,
-    /// Bytes expected to be read.
+    /// Expected read length in bytes.
     pub read_length: Option<u32>,
 }
 
-/// A task management function to be sent.
+/// A task management function to send.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskManagementRequestFields {
-    /// What to do.
+    /// The function.
     pub function: TaskFunction,
     /// Logical unit, as on the wire.
     pub lun: [u8; 8],
-    /// The task concerned, with ABORT TASK and QUERY TASK.
+    /// ITT of the task for ABORT TASK and QUERY TASK.
     pub referenced: Option<u32>,
 }
 
@@ -44,48 +44,47 @@ pub(super) enum Kind {
         text: Vec<u8>,
     },
     Nop,
-    /// Asks what the target has received when a connection that was lost is back, or another one takes its tasks.
+    /// Requests the target's ExpCmdSN, after a lost connection was restored or before another one takes over its tasks.
     Probe {
         tasks_of: u16,
     },
-    /// TASK REASSIGN of this task.
+    /// TASK REASSIGN for this task.
     Reassign {
         referenced: u32,
     },
-    /// Of this connection, or of the whole session.
+    /// Logout of this connection, or of the whole session.
     Logout {
         closes: Option<u16>,
     },
 }
 
-/// A request in progress.
 pub(super) struct Task {
     pub cid: u16,
     pub kind: Kind,
-    /// As it was sent.
+    /// CmdSN as sent.
     pub cmd_sn: u32,
-    /// Sent, and not for immediate delivery: its CmdSN is its own.
+    /// The request was sent with a CmdSN of its own (not immediate).
     pub numbered: bool,
     pub lun: [u8; 8],
 }
 
 pub(super) struct CommandTask {
     pub write: Vec<u8>,
-    /// Bytes of `write` that were sent, or are queued.
+    /// Number of bytes of `write` that were sent or queued.
     pub sent: usize,
     pub data: Vec<u8>,
     pub read_length: u32,
-    /// Data-In and R2T PDUs so far.
+    /// Number of received Data-In and R2T PDUs.
     pub data_sn: u32,
-    /// At error recovery levels 1 and 2 as it was sent, to be sent again.
+    /// The request as sent, for retransmission at error recovery levels 1 and 2.
     pub request: Option<Box<Waiting>>,
-    /// It was reassigned: its R2Ts go on from a number that the target knows.
+    /// The task was reassigned: its R2TSNs continue from a number of the target.
     pub takes_any_r2t: bool,
-    /// At error recovery level 1 and 2: data is requested again from `data_sn` on, and how often that was so.
+    /// Number of requests for data from `data_sn` on, at error recovery levels 1 and 2.
     pub snacks: u32,
-    /// How often it was sent again on the same connection: the target may have had it.
+    /// Number of retransmissions on the same connection; the target may have received an earlier one.
     pub repeats: u32,
-    /// Its response, which came before its data was there.
+    /// Response that arrived before its data.
     pub held: Option<(Bhs, Vec<u8>)>,
 }
 
@@ -106,13 +105,13 @@ impl CommandTask {
     }
 }
 
-/// A request that has not been sent.
+/// A request that was not sent yet.
 #[derive(Clone)]
 pub(super) struct Waiting {
     pub cid: u16,
     pub header: Bhs,
     pub ahs: Vec<u8>,
-    /// Not of a command, whose data is with its task.
+    /// Empty for a command; its data is stored in the task.
     pub segment: Vec<u8>,
 }
 
@@ -125,7 +124,7 @@ impl Initiator {
         }
     }
 
-    /// Sends a command by a connection; gives its ITT. It waits for one that was lost and is about to come back.
+    /// Sends a command on a connection and returns its ITT. If the connection is being recovered, the command waits.
     pub fn command(&mut self, cid: u16, request: Request) -> Result<u32, NotReady> {
         let link = self.links.get(usize::from(cid));
         if !link.is_some_and(|link| link.recovers) {
@@ -174,7 +173,7 @@ impl Initiator {
         Ok(itt)
     }
 
-    /// Puts a request on its connection, with the next CmdSN, and the unsolicited data of a command behind it.
+    /// Queues a request with the next CmdSN, followed by the unsolicited data of a command.
     pub(super) fn send(&mut self, waiting: Waiting) {
         let is_immediate = waiting.header.is_immediate();
         self.send_as(waiting, self.cmd_sn);
@@ -183,7 +182,7 @@ impl Initiator {
         }
     }
 
-    /// The same with this CmdSN.
+    /// As `send`, with the given CmdSN.
     pub(super) fn send_as(&mut self, waiting: Waiting, cmd_sn: u32) {
         let again = self.recovers_digests().then(|| Box::new(waiting.clone()));
         let Waiting {
@@ -195,10 +194,10 @@ impl Initiator {
         let Some(link) = self.links.get_mut(usize::from(cid)) else {
             return;
         };
-        // CmdSN and ExpStatSN are in the same place in every request
+        // CmdSN and ExpStatSN have the same offsets in all requests.
         let mut fields = NopOut::from_bhs(&header);
         let itt = fields.itt.get();
-        // What goes with a command, and behind it unasked, the connection decides that takes it.
+        // The parameters of the sending connection determine the immediate and unsolicited data.
         let (mut immediate, mut burst) = (0, 0);
         if let Some(Kind::Command(command)) = self.tasks.get(&itt).map(|task| &task.kind) {
             let agreed = &self.parameters;
@@ -239,7 +238,7 @@ impl Initiator {
         }
     }
 
-    /// Sends a task management function, for immediate delivery.
+    /// Sends a task management function for immediate delivery.
     pub fn task_management(
         &mut self,
         cid: u16,
@@ -259,7 +258,7 @@ impl Initiator {
         Ok(itt)
     }
 
-    /// Sends text, for immediate delivery; cut over several PDUs where it is long.
+    /// Sends text for immediate delivery, split over several PDUs if necessary.
     pub fn text(&mut self, cid: u16, text: &[u8]) -> Result<u32, NotReady> {
         self.ready(cid)?;
         let itt = self.take_itt();
@@ -279,7 +278,7 @@ impl Initiator {
         Ok(itt)
     }
 
-    /// The next Text Request of an exchange, with the target's tag.
+    /// Sends the next Text Request of an exchange, with the target's tag.
     pub(super) fn continue_text(&mut self, cid: u16, itt: u32, ttt: u32) {
         let Some(link) = self.links.get(usize::from(cid)) else {
             return;
@@ -303,7 +302,7 @@ impl Initiator {
         });
     }
 
-    /// Sends a NOP-Out that wants its data back.
+    /// Sends a NOP-Out that requests an echo of its data.
     pub fn nop_out(&mut self, cid: u16, data: Vec<u8>, immediate: bool) -> Result<u32, NotReady> {
         self.ready(cid)?;
         let itt = self.take_itt();
@@ -365,12 +364,12 @@ impl Initiator {
         });
     }
 
-    /// A command that a task management function has ended is over without an answer.
+    /// Removes a command that a task management function ended without a response.
     pub fn forget(&mut self, itt: u32) {
         self.tasks.remove(&itt);
     }
 
-    /// The session is over: its commands without an answer, with what they were to write.
+    /// Removes all commands of an ended session and returns them with their write data.
     pub fn take_commands(&mut self) -> Vec<(u32, Vec<u8>)> {
         self.waiting.clear();
         let tasks = self.tasks.drain();
@@ -381,7 +380,7 @@ impl Initiator {
         commands.collect()
     }
 
-    /// The connection is gone: its tasks are over without an answer; their ITTs are given.
+    /// Marks a connection as closed. Returns the ITTs of its tasks, which have ended without a response.
     pub fn lost(&mut self, cid: u16) -> Vec<u32> {
         if let Some(link) = self.links.get_mut(usize::from(cid)) {
             link.phase = Phase::Over;

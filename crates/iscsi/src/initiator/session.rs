@@ -9,26 +9,26 @@ use crate::negotiation::{Offer, SessionParameters};
 use crate::pdu::{Decoder, Digests, IMMEDIATE, encode};
 use crate::serial::before;
 
-/// With what an initiator goes to a target.
+/// Settings of an initiator.
 #[derive(Clone, Debug)]
 pub struct InitiatorSettings {
     /// InitiatorName
     pub initiator_name: String,
-    /// TargetName; none: a discovery session.
+    /// TargetName; `None` for a discovery session.
     pub target_name: Option<String>,
     /// ISID
     pub isid: [u8; 6],
-    /// What is wished for.
+    /// Proposed operational parameters.
     pub offer: Offer,
-    /// For CHAP.
+    /// CHAP credentials.
     pub credentials: Option<Credentials>,
     /// CmdSN of the first command.
     pub first_cmd_sn: u32,
-    /// Bytes that a text exchange may bring.
+    /// Maximum length of a text response in bytes.
     pub text_limit: usize,
 }
 
-/// What was asked for cannot be done in this state.
+/// The request is not possible in the current state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("connection is not in the full feature phase")]
 pub struct NotReady;
@@ -49,17 +49,17 @@ pub(super) struct Link {
     pub exp_stat_sn: u32,
     pub max_send: usize,
     pub login_itt: u32,
-    /// CmdSNs that a lost connection with this CID may have taken with it.
+    /// CmdSNs that may have been lost with an earlier connection of this CID.
     pub gaps: Vec<u32>,
-    /// It was lost and comes back: the tasks that it had are not on it yet.
+    /// The connection was lost and is being restored; its tasks are not attached yet.
     pub recovers: bool,
-    /// StatSNs after `exp_stat_sn` that have come, while one before them is requested again.
+    /// Received StatSNs beyond `exp_stat_sn`, while an earlier response is requested again.
     pub ahead: BTreeSet<u32>,
-    /// Responses requested since one came.
+    /// Number of response requests since the last received response.
     pub responses_asked: u32,
 }
 
-/// A session as its initiator sees it.
+/// A session from the initiator's side.
 pub struct Initiator {
     pub(super) settings: InitiatorSettings,
     pub(super) links: Vec<Link>,
@@ -71,7 +71,7 @@ pub struct Initiator {
     pub(super) next_itt: u32,
     pub(super) tasks: HashMap<u32, Task>,
     pub(super) waiting: VecDeque<Waiting>,
-    /// Text requests that went out in part.
+    /// Unsent parts of text requests.
     pub(super) unsent_text: HashMap<u32, Vec<u8>>,
 }
 
@@ -86,7 +86,7 @@ impl std::fmt::Debug for Initiator {
 }
 
 impl Initiator {
-    /// A session without connections.
+    /// Creates a session without connections.
     pub fn new(settings: InitiatorSettings) -> Self {
         let first = settings.first_cmd_sn;
         Initiator {
@@ -104,7 +104,7 @@ impl Initiator {
         }
     }
 
-    /// Returns how far CHAP has come in the login of a connection.
+    /// Returns the progress of CHAP in the login of a connection.
     pub fn chap_progress(&self, cid: u16) -> ChapProgress {
         match self.links.get(usize::from(cid)).map(|link| &link.phase) {
             Some(Phase::Login(login)) => login.chap_progress(),
@@ -113,7 +113,7 @@ impl Initiator {
         }
     }
 
-    /// Begins the login of a further connection; its CID is given. The leading one has to be through before others begin.
+    /// Starts the login of a further connection and returns its CID. The leading connection must be logged in first.
     pub fn connect(&mut self) -> u16 {
         let cid = self.links.len() as u16;
         let link = self.login_link(cid);
@@ -121,7 +121,7 @@ impl Initiator {
         cid
     }
 
-    /// A connection that begins its login.
+    /// Creates a connection that starts its login.
     pub(super) fn login_link(&mut self, cid: u16) -> Link {
         let mut login = InitiatorLogin::new(LoginRequestSettings {
             initiator_name: self.settings.initiator_name.clone(),
@@ -154,37 +154,37 @@ impl Initiator {
         }
     }
 
-    /// Bytes to be sent on a connection; the caller takes them out.
+    /// Returns the output buffer of a connection, which the caller drains.
     ///
     /// # Panics
-    /// When there never was such a connection.
+    /// If the connection never existed.
     pub fn outgoing(&mut self, cid: u16) -> &mut Vec<u8> {
         &mut self.links[usize::from(cid)].out
     }
 
-    /// Is the connection in the full feature phase, with its tasks?
+    /// Returns true if the connection is in the full feature phase and has its tasks.
     pub fn is_ready(&self, cid: u16) -> bool {
         self.links
             .get(usize::from(cid))
             .is_some_and(|link| matches!(link.phase, Phase::Full) && !link.recovers)
     }
 
-    /// What was negotiated.
+    /// Returns the negotiated session parameters.
     pub fn parameters(&self) -> &SessionParameters {
         &self.parameters
     }
 
-    /// Tasks in progress.
+    /// Returns the number of tasks in progress.
     pub fn tasks_len(&self) -> usize {
         self.tasks.len()
     }
 
-    /// CmdSN of the next command.
+    /// Returns the CmdSN of the next command.
     pub fn cmd_sn(&self) -> u32 {
         self.cmd_sn
     }
 
-    /// The last CmdSN that the target allows.
+    /// Returns MaxCmdSN.
     pub fn max_cmd_sn(&self) -> u32 {
         self.max_cmd_sn
     }
@@ -230,7 +230,7 @@ impl Initiator {
         self.fill_gaps(cid)
     }
 
-    /// The target told its window (4.2.2.1): numbers only go up.
+    /// Updates the command window (4.2.2.1); both numbers only increase.
     pub(super) fn moved(&mut self, exp_cmd_sn: u32, max_cmd_sn: u32) {
         if before(max_cmd_sn, exp_cmd_sn.wrapping_sub(1)) {
             return;
@@ -244,7 +244,7 @@ impl Initiator {
         self.send_waiting();
     }
 
-    /// Sends what the window allows, by another connection where its own is lost.
+    /// Sends waiting requests as far as the window allows, on another connection if their own is lost.
     pub(super) fn send_waiting(&mut self) {
         while !before(self.max_cmd_sn, self.cmd_sn) {
             let Some(first) = self.waiting.front() else {
@@ -267,7 +267,7 @@ impl Initiator {
         }
     }
 
-    /// Sends a request now, or when the window allows.
+    /// Sends a request now, or queues it until the window allows it.
     pub(super) fn submit(&mut self, waiting: Waiting) {
         let immediate = waiting.header.opcode & IMMEDIATE != 0;
         let may = self.waiting.is_empty() && !before(self.max_cmd_sn, self.cmd_sn);
@@ -278,12 +278,12 @@ impl Initiator {
         }
     }
 
-    /// Requests that wait for the window.
+    /// Returns the number of requests that wait for the window.
     pub fn waiting_len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// A request as it would be sent, for [`Initiator::command`].
+    /// Builds a read request for [`Initiator::command`].
     pub fn read(lun: u64, cdb: &[u8], expected: u32) -> Request {
         Request {
             lun: lun.to_be_bytes(),
@@ -293,7 +293,7 @@ impl Initiator {
         }
     }
 
-    /// As [`Initiator::read`], with data to write.
+    /// As [`Initiator::read`], with write data.
     pub fn write(lun: u64, cdb: &[u8], data: Vec<u8>) -> Request {
         Request {
             lun: lun.to_be_bytes(),

@@ -1,8 +1,9 @@
-//! Recovery within a connection, error recovery level 1 (RFC 7143, 7.1.4 and 7.8): a data segment whose digest is wrong is requested
-//! again.
+//! Recovery within a connection, error recovery level 1 (RFC 7143, 7.1.4 and 7.8): data segments with a wrong digest are
+//! requested again.
 //!
-//! Read data is requested from the first PDU that is missing to the last that was sent; what comes before that PDU does is passed over. A
-//! response is requested by its StatSN, and held while data before it is missing. ExpStatSN stays before what is missing.
+//! Read data is requested from the first missing PDU to the last one sent. PDUs that arrive before the first missing one
+//! are ignored. A response is requested by its StatSN, and held until the preceding data has arrived. ExpStatSN does not
+//! advance past a missing response.
 
 use zerocopy::big_endian::U32;
 
@@ -12,18 +13,18 @@ use super::session::Initiator;
 use crate::pdu::{Bhs, DataIn, DataOut, NO_TAG, NopIn, Opcode, SnackRequest, SnackType, encode};
 use crate::serial::before;
 
-/// How often data of one command is requested, and how many responses may be ahead of one that is missing.
+/// Maximum number of SNACKs per command, and of responses received ahead of a missing one.
 const SNACKS_MAX: u32 = 64;
 const AHEAD_MAX: usize = 1024;
-/// How often a command is sent again because a target says that its data is not what was sent.
+/// Maximum number of retransmissions of a command after the target reported a data digest error.
 const REPEATS_MAX: u32 = 4;
 
-/// What a StatSN says of a PDU.
+/// Result of checking a StatSN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counted {
-    /// It has not come before.
+    /// First reception.
     New,
-    /// It has.
+    /// Duplicate.
     Again,
 }
 
@@ -32,7 +33,7 @@ impl Initiator {
         self.parameters.error_recovery_level > 0
     }
 
-    /// A PDU in the full feature phase has a good header, and data that are not what was sent.
+    /// Handles a full-feature PDU with a valid header and a wrong data digest.
     pub(super) fn digest_failed(&mut self, cid: u16, bhs: &Bhs) -> Result<(), InitiatorError> {
         let fields = NopIn::from_bhs(bhs);
         match bhs.kind() {
@@ -40,7 +41,7 @@ impl Initiator {
                 let data_sn = DataIn::from_bhs(bhs).data_sn.get();
                 let itt = bhs.itt.get();
                 let command = self.command_task(cid, itt)?;
-                // Others come again with the first one that is missing.
+                // Later PDUs are sent again together with the first missing one.
                 if data_sn != command.data_sn {
                     return Ok(());
                 }
@@ -51,7 +52,7 @@ impl Initiator {
                 let lun = self.tasks.get(&itt).map_or([0; 8], |task| task.lun);
                 self.send_snack(cid, SnackType::Data, itt, lun, data_sn, 0)
             }
-            // A ping's data nobody needs.
+            // The data of a ping is not used.
             Some(Opcode::NopIn) if fields.itt.get() == NO_TAG => Ok(()),
             _ => {
                 let link = self.link(cid)?;
@@ -87,7 +88,7 @@ impl Initiator {
         Ok(())
     }
 
-    /// Counts a StatSN that need not be the next one.
+    /// Counts a StatSN that may be out of order.
     pub(super) fn count_any(
         &mut self,
         cid: u16,
@@ -111,7 +112,7 @@ impl Initiator {
         }
     }
 
-    /// A response has come before the data that it counts: it is held until they are there.
+    /// Holds a response that arrived before all the data that it counts. Returns true if it is held.
     pub(super) fn holds_back(&mut self, cid: u16, bhs: &Bhs, segment: &[u8]) -> bool {
         let exp_data_sn = crate::pdu::ScsiResponse::from_bhs(bhs).exp_data_sn.get();
         let Ok(command) = self.command_task(cid, bhs.itt.get()) else {
@@ -124,7 +125,7 @@ impl Initiator {
         is_early
     }
 
-    /// The response that waited for the data of this task, if they are there now.
+    /// Returns the held response of a task if its data is complete.
     pub(super) fn release_held(&mut self, cid: u16, itt: u32) -> Option<(Bhs, Vec<u8>)> {
         let command = self.command_task(cid, itt).ok()?;
         let (bhs, _) = command.held.as_ref()?;
@@ -135,7 +136,7 @@ impl Initiator {
         }
     }
 
-    /// What a Reject means where data whose digests are wrong are recovered.
+    /// Interprets a Reject when digest errors are recovered.
     pub(super) fn judge_reject(
         &mut self,
         cid: u16,
@@ -152,13 +153,13 @@ impl Initiator {
             return Err(InitiatorError::DataDigest);
         }
         match (kind, reason) {
-            // The data is requested with an R2T, or the command fails by itself.
+            // The target requests the data with an R2T, or fails the command.
             (Some(Opcode::DataOut), DATA_DIGEST) => Ok(Rejection::Recovered),
             (Some(Opcode::ScsiCommand), DATA_DIGEST) => {
                 self.repeat_unless_received(cid, itt)?;
                 Ok(Rejection::Recovered)
             }
-            // Unsolicited data that came with a command for the second time; it may have ended by now.
+            // Unsolicited data of a repeated command, which may have ended in the meantime.
             (Some(Opcode::DataOut), PROTOCOL) if DataOut::from_bhs(bhs).ttt.get() == NO_TAG => {
                 match self.command_task(cid, itt) {
                     Ok(command) if command.repeats == 0 => Ok(Rejection::Final),
@@ -169,8 +170,8 @@ impl Initiator {
         }
     }
 
-    /// Some targets drop a command whose immediate data is not what was sent, others request the data. ExpCmdSN tells, and a command that
-    /// comes twice is ignored (4.2.2.1).
+    /// Repeats a command unless the target received it. Some targets drop a command with corrupt immediate data; others
+    /// request the data. ExpCmdSN shows which, and duplicates are ignored (4.2.2.1).
     fn repeat_unless_received(&mut self, cid: u16, itt: u32) -> Result<(), InitiatorError> {
         let exp_cmd_sn = self.exp_cmd_sn;
         let Some(task) = self.tasks.get_mut(&itt).filter(|task| task.cid == cid) else {
@@ -193,11 +194,10 @@ impl Initiator {
     }
 }
 
-/// What a Reject means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rejection {
-    /// The request is over.
+    /// The request has ended.
     Final,
-    /// It goes on.
+    /// The request continues.
     Recovered,
 }

@@ -8,21 +8,20 @@ use super::{Admission, ChapUser, TargetPolicy, Visitor};
 
 #[derive(Clone)]
 enum State {
-    /// AuthMethod has not been settled.
+    /// AuthMethod is not negotiated yet.
     Start,
-    /// CHAP it is; CHAP_A is to come.
+    /// CHAP was chosen; CHAP_A is expected.
     Method,
-    /// The challenge is out; CHAP_N and CHAP_R are to come.
+    /// The challenge was sent; CHAP_N and CHAP_R are expected.
     Challenged {
         algorithm: Algorithm,
         identifier: u8,
         challenge: OutstandingChallenge,
     },
-    /// Passed, or not asked for.
+    /// Authentication succeeded or is not required.
     Done,
 }
 
-/// Where a visitor stands with its proof.
 #[derive(Clone)]
 pub(super) struct Authentication {
     state: State,
@@ -44,17 +43,17 @@ impl Authentication {
         }
     }
 
-    /// Has everything been proved that is asked for?
+    /// Returns true if authentication succeeded or is not required.
     pub fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
     }
 
-    /// The CHAP user, once proved.
+    /// Returns the CHAP user after successful authentication.
     pub fn user(&self) -> Option<&str> {
         self.user.as_deref()
     }
 
-    /// Is this a key of the security stage?
+    /// Returns true if `key` belongs to the security stage.
     pub fn owns(key: &str) -> bool {
         matches!(
             key,
@@ -64,7 +63,7 @@ impl Authentication {
             || key.starts_with("SRP_")
     }
 
-    /// Nothing about authentication came and the initiator wants to go on.
+    /// Ends the security stage without authentication, unless `admission` requires it.
     pub fn pass_without(&mut self, admission: &Admission) -> Result<(), LoginStatus> {
         match self.state {
             State::Done => Ok(()),
@@ -76,7 +75,7 @@ impl Authentication {
         }
     }
 
-    /// Takes the security keys of one request, appends the answers.
+    /// Processes the security keys of one request and appends the answers to `out`.
     pub fn step(
         &mut self,
         pairs: &[Pair<'_>],
@@ -85,7 +84,7 @@ impl Authentication {
         visitor: &Visitor,
         out: &mut Vec<u8>,
     ) -> Result<(), LoginStatus> {
-        // any error below leaves a state from which nothing passes
+        // On any error below, the state stays one that cannot pass.
         match std::mem::replace(&mut self.state, State::Method) {
             State::Start => self.choose_method(pairs, admission, policy, out),
             State::Method => self.challenge(pairs, admission, policy, out),
@@ -110,8 +109,8 @@ impl Authentication {
                 }
                 let user = users.into_iter().find(|user| proves(&user.secret));
                 let user = user.ok_or(LoginStatus::AuthenticationFailure)?;
-                // A response that a target would give to the same challenge is an authentication failure, whether or not
-                // the target has to prove itself in this login (RFC 7143, 9.2.1).
+                // Authentication fails if the initiator's response equals the one that a target would send to the same
+                // challenge, even if this login does not authenticate the target (RFC 7143, 9.2.1).
                 if has_one_secret(&user) || policy.is_secret_of_target(&user.secret) {
                     return Err(LoginStatus::AuthenticationFailure);
                 }
@@ -126,8 +125,8 @@ impl Authentication {
                         else {
                             return Err(LoginStatus::AuthenticationFailure);
                         };
-                        // A challenge of this target, of this connection or of another one, must not come back
-                        // (RFC 7143, 9.2.1).
+                        // The initiator must not reuse a challenge of this target, from this connection or another one (RFC
+                        // 7143, 9.2.1).
                         if TARGET_CHALLENGES.contains(&theirs) {
                             return Err(LoginStatus::AuthenticationFailure);
                         }
@@ -157,7 +156,8 @@ impl Authentication {
     ) -> Result<(), LoginStatus> {
         let offered = value(pairs, "AuthMethod").ok_or(LoginStatus::AuthenticationFailure)?;
         let offered = parse_list(offered).ok_or(LoginStatus::AuthenticationFailure)?;
-        // Also where CHAP is offered first: initiators whose secret is another target's got in before there was a choice.
+        // Also if the initiator prefers CHAP: initiators that were configured with another target's secret could log in
+        // before CHAP was available.
         if !admission.must_authenticate && offered.contains(&"None") {
             push_pair(out, "AuthMethod", "None");
             self.state = State::Done;
@@ -205,14 +205,14 @@ impl Authentication {
     }
 }
 
-/// Returns true if initiator and target prove themselves with one secret.
+/// Returns true if initiator and target authenticate with the same secret.
 fn has_one_secret(user: &ChapUser) -> bool {
     user.mutual
         .as_ref()
         .is_some_and(|(_, secret)| secret.matches(&user.secret))
 }
 
-// holds challenges and a user's name: shows the state only
+// Prints only the state: challenges and the user name stay private.
 impl std::fmt::Debug for Authentication {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.state {

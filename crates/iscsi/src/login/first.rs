@@ -1,31 +1,31 @@
-//! Which target a connection is for, from the first bytes that came on it.
+//! Finds the target of a connection from its first bytes.
 //!
-//! The first Login request of a connection carries the target's name (RFC 7143, 13.4). It is only looked at, before any
-//! connection of the protocol exists: what is wrong with it is found when it is read.
+//! The first Login Request of a connection carries TargetName (RFC 7143, 13.4). This module only peeks at it, before the
+//! connection's protocol state exists. Errors in the request are reported later, when it is processed.
 
 use crate::pdu::{BHS_LENGTH, Opcode};
 use crate::text;
 
 /// The longest data segment before a negotiation (RFC 7143, 13.12).
 const DATA_MAX: usize = 8192;
-/// Where the opcode is; the rest are flags.
+/// Mask of the opcode in byte 0; the other bits are flags.
 const OPCODE_MASK: u8 = 0x3f;
 
-/// Most bytes that [`first_target`] looks at.
+/// Maximum number of bytes that [`first_target`] examines.
 pub const FIRST_BYTES_MAX: usize = BHS_LENGTH + 255 * 4 + DATA_MAX;
 
-/// What the first bytes of a connection say.
+/// Result of examining the first bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstTarget<'a> {
-    /// The request has not come as a whole.
+    /// The request is not complete yet.
     Incomplete,
-    /// The target's name, as the initiator spells it.
+    /// The target's name as the initiator spelled it.
     Named(&'a str),
-    /// They name no target: a discovery session, for instance, or no Login request at all.
+    /// No target is named: a discovery session, or not a Login Request.
     None,
 }
 
-/// Looks at the first bytes of a connection.
+/// Examines the first bytes of a connection.
 pub fn first_target(bytes: &[u8]) -> FirstTarget<'_> {
     match bytes.first() {
         None => return FirstTarget::Incomplete,

@@ -1,4 +1,4 @@
-//! The initiator's side of the login phase: a request, its response, the next request, until the full feature phase.
+//! The initiator's side of the login phase: requests and responses alternate until the full feature phase.
 
 use zerocopy::big_endian::{U16, U32};
 
@@ -7,25 +7,25 @@ use crate::negotiation::{ConnectionParameters, Offer, Originator, SessionParamet
 use crate::pdu::{CONTINUE, FINAL, IMMEDIATE, LoginRequest, LoginResponse, LoginStatus, Stage};
 use crate::text::{Collector, Pair, parse, parse_binary, parse_number, push_pair, to_hex};
 
-/// What an initiator knows for CHAP.
+/// CHAP credentials of an initiator.
 #[derive(Clone, Debug)]
 pub struct Credentials {
     /// CHAP_N
     pub name: String,
     /// The initiator's secret.
     pub secret: Secret,
-    /// The target's name and secret; when given, the target has to prove itself.
+    /// The target's name and secret; if set, the target must authenticate too.
     pub mutual: Option<(String, Secret)>,
-    /// Algorithms, best first.
+    /// Accepted algorithms, best first.
     pub algorithms: Vec<Algorithm>,
 }
 
-/// With what a connection logs in.
+/// Parameters of a login.
 #[derive(Clone, Debug)]
 pub struct LoginRequestSettings {
     /// InitiatorName
     pub initiator_name: String,
-    /// TargetName; none: a discovery session.
+    /// TargetName; `None` for a discovery session.
     pub target_name: Option<String>,
     /// ISID
     pub isid: [u8; 6],
@@ -33,15 +33,15 @@ pub struct LoginRequestSettings {
     pub tsih: u16,
     /// Connection identifier.
     pub cid: u16,
-    /// CmdSN of the session.
+    /// Current CmdSN of the session.
     pub cmd_sn: u32,
-    /// What is wished for.
+    /// Proposed operational parameters.
     pub offer: Offer,
-    /// For CHAP; none: `AuthMethod=None`.
+    /// CHAP credentials; `None` offers `AuthMethod=None`.
     pub credentials: Option<Credentials>,
 }
 
-/// A login that takes more responses is given up.
+/// Maximum number of responses in one login.
 const RESPONSES_MAX: u32 = 128;
 
 fn meaning(status: u16) -> String {
@@ -51,45 +51,45 @@ fn meaning(status: u16) -> String {
     }
 }
 
-/// Why a login failed.
+/// Reason for a failed login.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoginError {
-    /// The target refused.
+    /// The target refused the login.
     #[error("login refused: {}", meaning(*status))]
     Refused {
         /// Status-Class and Status-Detail.
         status: u16,
-        /// Where to go instead, when the target moved.
+        /// Target address of a redirection.
         address: Option<String>,
     },
-    /// The target broke a rule.
+    /// The target violated the protocol.
     #[error("login response breaks the protocol: {0}")]
     Protocol(&'static str),
-    /// The target did not prove itself.
+    /// The target's authentication failed.
     #[error("target failed to authenticate itself")]
     TargetNotAuthentic,
-    /// The target sent a challenge of this initiator back to it.
+    /// The target sent one of this initiator's challenges back.
     #[error("target sent this initiator's own CHAP challenge (RFC 7143, 9.2.1)")]
     ReflectedChallenge,
-    /// The credentials have one secret for both directions.
+    /// The credentials use the same secret in both directions.
     #[error("CHAP secrets of initiator and target are equal (RFC 7143, 9.2.1)")]
     EqualSecrets,
 }
 
-/// How far CHAP has come in a login.
+/// Progress of CHAP in a login.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChapProgress {
     /// No algorithm was offered.
     NotOffered,
-    /// Algorithms were offered, and the target has not chosen one.
+    /// Algorithms were offered; the target has not chosen yet.
     Offered,
     /// The challenge was answered with this algorithm.
     Answered(Algorithm),
-    /// The security stage has ended.
+    /// The security stage is complete.
     Passed,
 }
 
-/// What comes after a response.
+/// Next action after a response.
 #[derive(Debug)]
 pub enum LoginProgress {
     /// Send this request.
@@ -98,22 +98,22 @@ pub enum LoginProgress {
     Done(Box<LoginResult>),
 }
 
-/// What a login settled.
+/// Result of a successful login.
 #[derive(Clone, Debug)]
 pub struct LoginResult {
-    /// The session's handle.
+    /// TSIH of the session.
     pub tsih: u16,
-    /// Parameters of the session (of a leading connection).
+    /// Session parameters, negotiated on the leading connection.
     pub session: SessionParameters,
     /// Parameters of the connection.
     pub connection: ConnectionParameters,
-    /// StatSN expected next.
+    /// Next expected StatSN.
     pub exp_stat_sn: u32,
     /// ExpCmdSN of the target.
     pub exp_cmd_sn: u32,
     /// MaxCmdSN of the target.
     pub max_cmd_sn: u32,
-    /// TargetPortalGroupTag, if told.
+    /// TargetPortalGroupTag, if the target sent it.
     pub portal_group_tag: Option<u16>,
 }
 
@@ -123,18 +123,18 @@ enum Step {
     Method,
     /// CHAP_A was offered.
     Algorithm,
-    /// CHAP_R was sent; with the challenge that the target has to answer.
+    /// CHAP_R was sent; `expected` is the challenge that the target must answer.
     Proof {
         algorithm: Algorithm,
         expected: Option<(u8, OutstandingChallenge)>,
     },
-    /// All security keys are settled, and the target has not left the security stage.
+    /// All security keys are negotiated; the target has not left the security stage.
     Settled(ChapProgress),
     /// Operational keys were sent.
     Operational,
 }
 
-/// The state of a login phase.
+/// State of a login phase.
 pub struct InitiatorLogin {
     settings: LoginRequestSettings,
     step: Step,
@@ -160,7 +160,7 @@ fn system_random(bytes: &mut [u8]) {
 }
 
 impl InitiatorLogin {
-    /// Ready to make the first request.
+    /// Creates the state before the first request.
     pub fn new(settings: LoginRequestSettings) -> Self {
         InitiatorLogin {
             originator: Originator::new(settings.offer.clone()),
@@ -175,7 +175,7 @@ impl InitiatorLogin {
         }
     }
 
-    /// Returns how far CHAP has come.
+    /// Returns the progress of CHAP.
     pub fn chap_progress(&self) -> ChapProgress {
         match self.step {
             Step::Method => ChapProgress::NotOffered,
@@ -186,7 +186,7 @@ impl InitiatorLogin {
         }
     }
 
-    /// The first request.
+    /// Returns the first request.
     pub fn start(&mut self) -> (LoginRequest, Vec<u8>) {
         let mut text = Vec::new();
         push_pair(&mut text, "InitiatorName", &self.settings.initiator_name);
@@ -214,7 +214,7 @@ impl InitiatorLogin {
         header
     }
 
-    /// Takes a response with its data segment.
+    /// Processes a response and its data segment.
     pub fn handle(
         &mut self,
         response: &LoginResponse,
@@ -364,7 +364,7 @@ impl InitiatorLogin {
         moved: Option<u8>,
     ) -> Result<LoginProgress, LoginError> {
         if expected.is_some() && moved.is_none() && !has_any(pairs, &["CHAP_N", "CHAP_R"]) {
-            // The target answers with the next response. Without its proof the login does not leave the stage.
+            // The next response carries the target's CHAP_R. Without a correct one the login stays in the security stage.
             let next = self.request(Some(Stage::Operational));
             return Ok(LoginProgress::Send(next, Vec::new()));
         }
@@ -385,7 +385,8 @@ impl InitiatorLogin {
         self.leave_security(ChapProgress::Answered(algorithm), moved)
     }
 
-    /// Begins the operational stage, or asks for it again: a target may stay in a stage (RFC 7143, 6.3 and 11.13.4).
+    /// Starts the operational stage, or requests the transition again: a target may stay in a stage (RFC 7143, 6.3 and
+    /// 11.13.4).
     fn leave_security(
         &mut self,
         progress: ChapProgress,

@@ -1,4 +1,4 @@
-//! The login phase, both sides (RFC 7143, 6.3), and what a target's owner decides in it.
+//! The login phase of both sides (RFC 7143, 6.3), and the policy interface of a target.
 
 mod authenticate;
 mod first;

@@ -1,4 +1,4 @@
-//! What the owner of a target decides: who may log in, with what proof, and what there is to be found.
+//! The policy interface of a target: admission, authentication, discovery.
 
 use std::sync::Arc;
 
@@ -7,42 +7,42 @@ use crate::negotiation::Offer;
 use crate::pdu::LoginStatus;
 use crate::session::{Attachment, Claim, ConnectionKey, Leaving, Session};
 
-/// Who logs in.
+/// An initiator that logs in.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Visitor {
-    /// InitiatorName; checked for form only, until authenticated.
+    /// InitiatorName; before authentication only its syntax is checked.
     pub initiator_name: String,
-    /// TargetName; none for discovery.
+    /// TargetName; `None` for discovery.
     pub target_name: Option<String>,
-    /// The CHAP user, once proved.
+    /// The CHAP user, set after authentication.
     pub chap_user: Option<String>,
-    /// The initiator's address, as the caller wrote it.
+    /// The initiator's address, as passed by the caller.
     pub address: String,
-    /// The portal of ours that it came to, as the caller wrote it.
+    /// The local portal, as passed by the caller.
     pub portal: String,
 }
 
-/// A visitor may try to log in.
+/// Permission to attempt a login.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// CHAP algorithms with which it can authenticate, best first.
+    /// CHAP algorithms available to the initiator, best first.
     pub chap: Vec<Algorithm>,
-    /// It has to; else it does where it offers nothing but CHAP.
+    /// Authentication is required. If false, it still takes place when the initiator offers only CHAP.
     pub must_authenticate: bool,
     /// TargetPortalGroupTag
     pub portal_group_tag: u16,
     /// TargetAlias
     pub target_alias: Option<String>,
-    /// Bounds of the negotiation.
+    /// Limits of the negotiation.
     pub offer: Offer,
 }
 
-/// A visitor may not, or not here.
+/// Refusal of a login.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Why.
+    /// Login status to send.
     pub status: LoginStatus,
-    /// Where to go instead, with the moved statuses: `address[:port][,portal group]`.
+    /// Address for the "moved" statuses: `address[:port][,portal group]`.
     pub address: Option<String>,
 }
 
@@ -55,17 +55,17 @@ impl From<LoginStatus> for Refusal {
     }
 }
 
-/// A user of CHAP.
+/// A CHAP user.
 #[derive(Clone, Debug)]
 pub struct ChapUser {
-    /// What the initiator has to prove it knows.
+    /// The initiator's secret.
     pub secret: Secret,
-    /// Name and secret with which the target proves itself, where it can.
+    /// The target's name and secret for mutual CHAP, if configured.
     pub mutual: Option<(String, Secret)>,
 }
 
 impl ChapUser {
-    /// Do both know the same?
+    /// Returns true if both users have the same secrets.
     pub fn is(&self, other: &ChapUser) -> bool {
         let proofs = match (&self.mutual, &other.mutual) {
             (None, None) => true,
@@ -76,7 +76,7 @@ impl ChapUser {
     }
 }
 
-/// A target to be found.
+/// A target in a SendTargets response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetRecord {
     /// TargetName
@@ -85,44 +85,46 @@ pub struct TargetRecord {
     pub addresses: Vec<String>,
 }
 
-/// Which targets are asked for.
+/// The scope of a SendTargets request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendTargets<'a> {
-    /// All that the visitor may see.
+    /// All targets visible to the initiator.
     All,
-    /// One.
+    /// One named target.
     Named(&'a str),
 }
 
-/// The decisions. Called in the login phase and for text requests only; may lock, must not block for long.
+/// Policy decisions. Called in the login phase and for Text Requests only. Implementations may lock but must not block for
+/// long.
 pub trait TargetPolicy: Send + Sync {
-    /// May this visitor try? Target known, ACL, demo mode.
+    /// Decides whether the initiator may attempt a login (existence of the target, ACL, demo mode).
     fn admit(&self, visitor: &Visitor) -> Result<Admission, Refusal>;
 
-    /// The CHAP users of that name as which this visitor may log in; several where targets have users of one name.
+    /// Returns the CHAP users with this name that the initiator may use. The list has several entries if targets have users
+    /// of the same name.
     fn chap_users(&self, visitor: &Visitor, name: &str) -> Vec<ChapUser>;
 
-    /// Returns true if a target of this process proves itself with this secret, for any user. An initiator that answers with
-    /// such a secret fails (RFC 7143, 9.2.1).
+    /// Returns true if any target of this process authenticates with this secret. An initiator that answers with such a
+    /// secret is refused (RFC 7143, 9.2.1).
     fn is_secret_of_target(&self, _secret: &Secret) -> bool {
         false
     }
 
-    /// The session with this TSIH.
+    /// Returns the session with this TSIH.
     fn session(&self, tsih: u16) -> Option<Arc<Session>>;
 
-    /// Everything is settled: join or make the session. [`crate::session::SessionTable::attach`] does it.
+    /// Joins or creates the session at the end of a login; see [`crate::session::SessionTable::attach`].
     fn attach(&self, visitor: &Visitor, claim: Claim) -> Result<Attachment, LoginStatus>;
 
-    /// A connection is over: [`crate::session::SessionTable::detach`].
+    /// Removes a closed connection; see [`crate::session::SessionTable::detach`].
     fn detach(&self, connection: ConnectionKey, leaving: Leaving) -> Vec<ConnectionKey>;
 
-    /// The targets that this visitor may find.
+    /// Returns the targets that the initiator may discover.
     fn targets(&self, visitor: &Visitor, which: SendTargets<'_>) -> Vec<TargetRecord>;
 
-    /// Random bytes for challenges and tags.
+    /// Fills `bytes` with random data for challenges and tags.
     fn random(&self, bytes: &mut [u8]) {
-        // without random numbers there are no challenges: no login is better than a predictable one
+        // Panics rather than send predictable challenges.
         getrandom::fill(bytes).expect("the system gives random numbers");
     }
 }

@@ -1,7 +1,7 @@
-//! The target's side of the login phase: one request in, one response out, until the full feature phase or a refusal.
+//! The target's side of the login phase: one response per request, until the full feature phase or a refusal.
 //!
-//! Trusts nothing: requests and text are bounded, keys may come once, stages only go forward. Stage and status rules: RFC
-//! 7143, 6.3, 11.12, 11.13.
+//! Input is untrusted: requests and text are bounded, a key may occur once, stages only advance. Stage and status rules:
+//! RFC 7143, 6.3, 11.12, 11.13.
 
 use std::sync::Arc;
 
@@ -16,52 +16,52 @@ use crate::pdu::{CONTINUE, FINAL, LoginRequest, LoginResponse, LoginStatus, Stag
 use crate::session::{Claim, ConnectionKey, Session, SessionIdentity, SessionKind};
 use crate::text::{Collector, Pair, parse, push_pair};
 
-/// A connection that has reached the full feature phase.
+/// A connection in the full feature phase.
 #[derive(Clone, Debug)]
 pub struct LoggedIn {
-    /// Its session.
+    /// The session.
     pub session: Arc<Session>,
-    /// Itself in the session.
+    /// Key of this connection in the session.
     pub connection: ConnectionKey,
-    /// Connections that its login displaced: the caller drops them.
+    /// Connections displaced by this login; the caller drops them.
     pub displaced: Vec<ConnectionKey>,
-    /// What was negotiated for it.
+    /// Negotiated connection parameters.
     pub parameters: ConnectionParameters,
-    /// Who logged in.
+    /// The initiator.
     pub visitor: Visitor,
-    /// InitiatorAlias, if given.
+    /// InitiatorAlias, if sent.
     pub initiator_alias: Option<String>,
     /// StatSN of the first response after the login phase.
     pub stat_sn: u32,
     /// MaxRecvDataSegmentLength of the target.
     pub max_recv: u32,
-    /// The negotiation, which goes on in the full feature phase.
+    /// The negotiation state, which is also used in the full feature phase.
     pub(crate) responder: Responder,
 }
 
-/// How a request left the login phase.
+/// State of the login after a request.
 #[derive(Clone, Debug)]
 pub enum LoginOutcome {
-    /// It goes on.
+    /// More requests are expected.
     Continues,
-    /// It is over: full feature phase.
+    /// The full feature phase is reached.
     Done(Box<LoggedIn>),
-    /// It has failed; the connection is to be dropped once the response is sent.
+    /// The login failed; the connection must be dropped after the response is sent.
     Failed(LoginStatus),
 }
 
-/// A response to be sent.
+/// A response to send.
 #[derive(Debug)]
 pub struct LoginReply {
-    /// The header, lengths not yet set.
+    /// The header; its length fields are not set yet.
     pub header: LoginResponse,
     /// The data segment.
     pub text: Vec<u8>,
-    /// What comes next.
+    /// State of the login after this response.
     pub outcome: LoginOutcome,
 }
 
-/// What the first request fixed for the whole login phase.
+/// Fields of the first request that must not change during the login phase.
 struct Opening {
     isid: [u8; 6],
     tsih: u16,
@@ -70,7 +70,7 @@ struct Opening {
     cmd_sn: u32,
 }
 
-/// The state of a login phase.
+/// State of a login phase.
 pub struct TargetLogin {
     policy: Arc<dyn TargetPolicy>,
     visitor: Visitor,
@@ -100,7 +100,7 @@ impl std::fmt::Debug for TargetLogin {
 }
 
 impl TargetLogin {
-    /// For a new connection; of `visitor` only the addresses count.
+    /// Creates the state of a new connection. Only the addresses of `visitor` are used.
     pub fn new(policy: Arc<dyn TargetPolicy>, visitor: Visitor, limits: &Limits) -> Self {
         TargetLogin {
             policy,
@@ -126,12 +126,12 @@ impl TargetLogin {
         }
     }
 
-    /// Who is logging in, as far as is known.
+    /// Returns the initiator as identified so far.
     pub fn visitor(&self) -> &Visitor {
         &self.visitor
     }
 
-    /// Takes a request with its data segment.
+    /// Processes a request and its data segment.
     pub fn handle(&mut self, request: &LoginRequest, segment: &[u8]) -> LoginReply {
         let mut text = Vec::new();
         if self.opening.is_none() {
@@ -175,7 +175,7 @@ impl TargetLogin {
         }
     }
 
-    /// The stage to which the response moves, if it moves.
+    /// Processes the text and returns the next stage if the response changes the stage.
     fn step(
         &mut self,
         request: &LoginRequest,
@@ -240,7 +240,7 @@ impl TargetLogin {
         if request.flags & FINAL == 0 {
             return Ok(None);
         }
-        // more text follows and yet the stage is over: contradictory (11.12.2)
+        // The C bit together with the T bit is contradictory (11.12.2).
         if request.flags & CONTINUE != 0 {
             return Err(LoginStatus::InitiatorError);
         }
@@ -250,7 +250,7 @@ impl TargetLogin {
         }
     }
 
-    /// The first whole request says who comes, and to whom (6.3.1).
+    /// Processes the names in the first complete request (6.3.1).
     fn introduce(&mut self, pairs: &[Pair<'_>], out: &mut Vec<u8>) -> Result<(), Refusal> {
         let value = |key: &str| {
             pairs
@@ -259,7 +259,7 @@ impl TargetLogin {
                 .map(|pair| pair.value)
         };
         let name = value("InitiatorName").ok_or(LoginStatus::MissingParameter)?;
-        // The form in which names are compared is the key of everything that belongs to an initiator.
+        // All state of an initiator is indexed by the normalised name.
         let name = iscsi_name::normalised(name).ok_or(LoginStatus::InitiatorError)?;
         self.visitor.initiator_name = name.into_owned();
         self.alias = value("InitiatorAlias").map(str::to_owned);
@@ -270,7 +270,7 @@ impl TargetLogin {
         };
         self.visitor.target_name = match (self.kind, value("TargetName")) {
             (SessionKind::Normal, None) => return Err(LoginStatus::MissingParameter.into()),
-            // What is no name is the name of no target: the policy does not find it.
+            // An invalid name is passed unchanged; the policy finds no such target.
             (SessionKind::Normal, Some(name)) => Some(
                 iscsi_name::normalised(name).map_or_else(|| name.to_owned(), |n| n.into_owned()),
             ),
@@ -322,7 +322,7 @@ impl TargetLogin {
             if !security.is_empty() {
                 return Err(LoginStatus::InitiatorError.into());
             }
-            // the stage was begun without the security stage: only where nothing has to be proved (6.3.2)
+            // The initiator skipped the security stage, which is allowed only if authentication is not required (6.3.2).
             self.authentication.pass_without(&admission)?;
         } else if !security.is_empty() {
             if has_repeated(&security) {
@@ -356,7 +356,7 @@ impl TargetLogin {
             "SessionType",
         ];
         if let Some(name) = DECLARED.into_iter().find(|name| *name == pair.key) {
-            // common initiators say again in the next stage who they are: the same words are no new declaration
+            // Common initiators repeat their names in the next stage; identical values are accepted.
             match self.declared.iter().find(|(known, _)| *known == name) {
                 Some((_, value)) if value == pair.value => {}
                 Some((_, value))
@@ -366,7 +366,7 @@ impl TargetLogin {
             }
             return Ok(());
         }
-        // keys of ours, or of the full feature phase
+        // Keys reserved for the target or the full feature phase.
         if matches!(
             pair.key,
             "TargetAlias" | "TargetAddress" | "TargetPortalGroupTag" | "SendTargets"
@@ -433,7 +433,7 @@ fn has_repeated(pairs: &[Pair<'_>]) -> bool {
         .any(|(place, pair)| pairs[..place].iter().any(|other| other.key == pair.key))
 }
 
-/// A refusal says nothing but its status, and where to go when the target moved.
+/// Builds a refusal: the status, and the new address if the target moved.
 fn refuse(header: &mut LoginResponse, text: &mut Vec<u8>, refusal: Refusal) -> LoginOutcome {
     header.flags = 0;
     header.status = U16::new(refusal.status.wire());

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-/// Keys that the operational negotiation knows.
+/// Operational keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names are the standard's")]
@@ -29,18 +29,18 @@ pub enum Key {
     OfMarkInt,
 }
 
-/// How the result comes out of both sides' values.
+/// The result function of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Booleans: Yes when both say Yes.
+    /// Boolean AND.
     And,
-    /// Booleans: Yes when one says Yes.
+    /// Boolean OR.
     Or,
-    /// Numbers: the smaller one.
+    /// The smaller number.
     Minimum(RangeInclusive<u32>),
-    /// Numbers: the larger one.
+    /// The larger number.
     Maximum(RangeInclusive<u32>),
-    /// Lists: the first of the originator's that the responder takes.
+    /// The first value of the originator's list that the responder accepts.
     List,
     /// Declared, not negotiated.
     Declared(RangeInclusive<u32>),
@@ -50,7 +50,7 @@ pub enum Rule {
     ObsoleteNumber,
 }
 
-/// For how much a key speaks, and when.
+/// The scope of a key and the phase that allows its negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// One connection, in its login phase (IO).
@@ -59,13 +59,13 @@ pub enum Scope {
     ConnectionAnyTime,
     /// The session, in the login phase of its leading connection (LO).
     Session,
-    /// As `Session`, and irrelevant in discovery sessions.
+    /// As `Session`; irrelevant in discovery sessions.
     NormalSession,
 }
 
-/// One row.
+/// One row of the table.
 pub struct Row {
-    /// Which key.
+    /// The key.
     pub key: Key,
     /// Its name on the wire.
     pub name: &'static str,
@@ -84,7 +84,7 @@ const fn row(key: Key, name: &'static str, rule: Rule, scope: Scope) -> Row {
     }
 }
 
-/// All keys.
+/// All operational keys.
 pub static TABLE: [Row; 20] = [
     row(
         Key::HeaderDigest,
@@ -203,17 +203,17 @@ pub static TABLE: [Row; 20] = [
     ),
 ];
 
-/// The row of a key's name.
+/// Returns the row of the key with this name.
 pub fn find(name: &str) -> Option<&'static Row> {
     TABLE.iter().find(|row| row.name == name)
 }
 
-/// Which keys have been seen: a bit per key.
+/// Set of seen keys, one bit per key.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen(u32);
 
 impl Seen {
-    /// Marks a key; was it new?
+    /// Marks a key as seen. Returns true if it was not seen before.
     pub fn mark(&mut self, key: Key) -> bool {
         let bit = 1 << key as u32;
         let new = self.0 & bit == 0;
@@ -221,7 +221,7 @@ impl Seen {
         new
     }
 
-    /// Has the key been seen?
+    /// Returns true if the key was seen.
     pub fn has(self, key: Key) -> bool {
         self.0 & (1 << key as u32) != 0
     }

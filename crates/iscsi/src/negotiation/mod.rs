@@ -1,6 +1,6 @@
-//! Operational keys (RFC 7143, section 13): what they mean, how a responder answers, what an originator may conclude.
+//! Negotiation of operational keys (RFC 7143, section 13): key table, responder, originator.
 //!
-//! One table, `keys::TABLE`, holds key, range, result function and scope, so that a reader can hold it against the standard.
+//! The table `keys::TABLE` lists key, range, result function and scope in the order of the standard.
 
 mod keys;
 mod originator;
@@ -12,17 +12,17 @@ pub use responder::{Answer, Responder};
 
 use crate::pdu::Digests;
 
-/// The answer to a key that is not known.
+/// The answer to an unknown key.
 pub const NOT_UNDERSTOOD: &str = "NotUnderstood";
-/// The answer to a value that is not admissible.
+/// The answer to an inadmissible value.
 pub const REJECT: &str = "Reject";
-/// The answer to a key that means nothing in this session.
+/// The answer to a key that does not apply to this session.
 pub const IRRELEVANT: &str = "Irrelevant";
 
-/// Task reporting semantics (13.23), each going further than the one before.
+/// Task reporting semantics (13.23), in increasing strength.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TaskReporting {
-    /// As RFC 3720 says.
+    /// RFC 3720 semantics.
     Rfc3720,
     /// Response fence
     ResponseFence,
@@ -31,7 +31,7 @@ pub enum TaskReporting {
 }
 
 impl TaskReporting {
-    /// The value in text.
+    /// Returns the text value.
     pub const fn name(self) -> &'static str {
         match self {
             TaskReporting::Rfc3720 => "RFC3720",
@@ -41,7 +41,7 @@ impl TaskReporting {
     }
 }
 
-/// Which digest algorithms a side agrees to, best first.
+/// Digest algorithms that a side accepts, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DigestOffer {
     /// `None`
@@ -55,7 +55,7 @@ pub enum DigestOffer {
 }
 
 impl DigestOffer {
-    /// The list in text.
+    /// Returns the list as text.
     pub const fn list(self) -> &'static str {
         match self {
             DigestOffer::None => "None",
@@ -65,27 +65,27 @@ impl DigestOffer {
         }
     }
 
-    /// Is this value of the list?
+    /// Returns true if the list contains `value`.
     pub fn allows(self, value: &str) -> bool {
         self.list().split(',').any(|name| name == value)
     }
 }
 
-/// What one side brings into a negotiation; also the bounds within which it agrees.
+/// Proposed values of one side, which also limit its agreement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// HeaderDigest
     pub header_digest: DigestOffer,
     /// DataDigest
     pub data_digest: DigestOffer,
-    /// MaxRecvDataSegmentLength, of the side that offers.
+    /// MaxRecvDataSegmentLength of the offering side, in bytes.
     pub max_recv_data_segment_length: u32,
-    /// Parameters of the session, as wished.
+    /// Proposed session parameters.
     pub session: SessionParameters,
 }
 
 impl Default for Offer {
-    /// A target's: as much as it can take.
+    /// The target's defaults: the largest supported values.
     fn default() -> Self {
         Offer {
             header_digest: DigestOffer::PreferNone,
@@ -110,7 +110,7 @@ impl Default for Offer {
     }
 }
 
-/// Parameters that hold for a whole session.
+/// Session-wide parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionParameters {
     /// MaxConnections
@@ -142,7 +142,7 @@ pub struct SessionParameters {
 }
 
 impl Default for SessionParameters {
-    /// The defaults of section 13: what holds when nothing is said.
+    /// The defaults of section 13 for keys that are not negotiated.
     fn default() -> Self {
         SessionParameters {
             max_connections: 1,
@@ -187,7 +187,7 @@ impl SessionParameters {
         })
     }
 
-    /// The value has been checked against the key's range, so it fits.
+    /// Sets a numeric parameter. The caller has checked the value against the key's range, so the casts are lossless.
     pub(crate) fn set_number(&mut self, key: Key, value: u32) {
         match key {
             Key::MaxConnections => self.max_connections = value as u16,
@@ -206,9 +206,9 @@ impl SessionParameters {
 /// Parameters of one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionParameters {
-    /// Digests after the login phase.
+    /// Digests in the full feature phase.
     pub digests: Digests,
-    /// The longest data segment that the peer takes.
+    /// MaxRecvDataSegmentLength of the peer, in bytes.
     pub peer_max_recv: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The originating side: which pairs to send, and what the answers settle.
+//! The originating side: proposes key=value pairs and evaluates the answers.
 
 use super::keys::{Rule, Scope, Seen, TABLE, find};
 use super::{
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::text::{Pair, parse_boolean, parse_number, push_pair};
 
-/// An answer that the rules do not allow.
+/// An answer that violates the negotiation rules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("answer {key}={value} is not admissible")]
 pub struct OriginatorError {
@@ -16,19 +16,19 @@ pub struct OriginatorError {
     pub value: String,
 }
 
-/// The state of an originator over one login phase.
+/// State of an originator during one login phase.
 #[derive(Clone, Debug)]
 pub struct Originator {
     offer: Offer,
     answered: Seen,
-    /// What the session has so far.
+    /// Session parameters negotiated so far.
     pub session: SessionParameters,
-    /// What the connection has so far.
+    /// Connection parameters negotiated so far.
     pub connection: ConnectionParameters,
 }
 
 impl Originator {
-    /// With what is wished for.
+    /// Creates an originator that proposes `offer`.
     pub fn new(offer: Offer) -> Self {
         Originator {
             offer,
@@ -38,7 +38,8 @@ impl Originator {
         }
     }
 
-    /// The pairs to send; `leading`: with the keys of the session, `discovery`: without those that are irrelevant there.
+    /// Returns the pairs to send. `leading` includes the session-wide keys. `discovery` omits keys that are irrelevant in
+    /// discovery sessions.
     pub fn propose(&mut self, leading: bool, discovery: bool) -> Vec<u8> {
         let mut text = Vec::new();
         for row in &TABLE {
@@ -74,7 +75,7 @@ impl Originator {
         }
     }
 
-    /// Takes an answer or a declaration of the other side; `false` when it is about no key of this table.
+    /// Processes an answer or a declaration of the peer. Returns `false` if the key is not in the table.
     pub fn accept(&mut self, pair: Pair<'_>) -> Result<bool, OriginatorError> {
         let Some(row) = find(pair.key) else {
             return Ok(false);
@@ -84,7 +85,7 @@ impl Originator {
             value: pair.value.to_owned(),
         };
         if matches!(pair.value, NOT_UNDERSTOOD | REJECT | IRRELEVANT) {
-            // the default holds
+            // The default applies.
             return Ok(true);
         }
         if !self.answered.mark(row.key) {

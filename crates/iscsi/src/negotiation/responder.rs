@@ -1,4 +1,4 @@
-//! The responding side: for each pair that comes, the answer and what it settles (RFC 7143, 6.2).
+//! The responding side: answers each received pair and records the result (RFC 7143, 6.2).
 
 use super::keys::{Row, Rule, Scope, Seen, find};
 use super::{
@@ -7,27 +7,27 @@ use super::{
 };
 use crate::text::{Pair, parse_boolean, parse_list, parse_number};
 
-/// What a responder does with a pair.
+/// Response to a pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Send `key=value` back.
+    /// Send `key=value`.
     Say(String),
-    /// Nothing to say: a declaration, or an answer to a key of ours.
+    /// No answer is needed: the pair was a declaration, or an answer to our key.
     Nothing,
-    /// The key was negotiated before: the negotiation has failed (6.3).
+    /// The key was negotiated before, so the negotiation fails (6.3).
     Repeated,
 }
 
-/// The state of a responder over one login phase.
+/// State of a responder during one login phase.
 #[derive(Clone, Debug)]
 pub struct Responder {
     offer: Offer,
     seen: Seen,
     leading: bool,
     discovery: bool,
-    /// What the session has so far.
+    /// Session parameters negotiated so far.
     pub session: SessionParameters,
-    /// What the connection has so far.
+    /// Connection parameters negotiated so far.
     pub connection: ConnectionParameters,
 }
 
@@ -36,7 +36,7 @@ fn say(value: impl Into<String>) -> Answer {
 }
 
 impl Responder {
-    /// For a leading connection; `offer` bounds what is agreed to.
+    /// Creates the responder of a leading connection. `offer` limits its agreement.
     pub fn new(offer: Offer) -> Self {
         Responder {
             offer,
@@ -48,18 +48,18 @@ impl Responder {
         }
     }
 
-    /// From now on for a discovery session.
+    /// Switches to the rules of a discovery session.
     pub fn set_discovery(&mut self) {
         self.discovery = true;
     }
 
-    /// From now on for a further connection of a session with these parameters.
+    /// Switches to the rules of a further connection in a session with these parameters.
     pub fn set_joining(&mut self, session: SessionParameters) {
         self.leading = false;
         self.session = session;
     }
 
-    /// MaxRecvDataSegmentLength of this side.
+    /// Returns MaxRecvDataSegmentLength of this side, in bytes.
     pub fn max_recv_data_segment_length(&self) -> u32 {
         self.offer.max_recv_data_segment_length
     }
@@ -82,7 +82,7 @@ impl Responder {
         }
     }
 
-    /// Answers a pair of the full feature phase, where only MaxRecvDataSegmentLength may still change.
+    /// Answers a pair of the full feature phase, where only MaxRecvDataSegmentLength may change.
     pub fn answer_in_full_feature_phase(&mut self, pair: Pair<'_>) -> Answer {
         if matches!(pair.value, NOT_UNDERSTOOD | REJECT | IRRELEVANT) {
             return Answer::Nothing;

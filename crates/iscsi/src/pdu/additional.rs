@@ -1,14 +1,14 @@
-//! Additional header segments (RFC 7143, 11.2.2): the rest of a long CDB, the read length of a bidirectional command.
+//! Additional header segments (RFC 7143, 11.2.2): extended CDB and bidirectional read length.
 
 use smallvec::SmallVec;
 
-/// The longest CDB that SPC-5 knows is 260 bytes; a PDU's header leaves room for more.
+/// Length of the longest CDB in SPC-5, in bytes. The PDU format allows more.
 const CDB_MAX: usize = 260;
 
 const TYPE_EXTENDED_CDB: u8 = 1;
 const TYPE_BIDIRECTIONAL_READ_LENGTH: u8 = 2;
 
-/// What the additional header segments of a SCSI Command say.
+/// Contents of the additional header segments of a SCSI Command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdditionalHeaders {
     /// CDB bytes after the first 16; empty for short CDBs.
@@ -17,18 +17,18 @@ pub struct AdditionalHeaders {
     pub bidirectional_read_length: Option<u32>,
 }
 
-/// An additional header segment that cannot be taken apart.
+/// A malformed additional header segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AhsError {
-    /// It says more bytes than there are.
+    /// The declared length exceeds the remaining bytes.
     #[error("additional header segment of {length} bytes, {left} left")]
     TooLong {
-        /// Bytes that it says, with its head.
+        /// Declared length in bytes, including the header.
         length: usize,
-        /// Bytes there are.
+        /// Remaining bytes.
         left: usize,
     },
-    /// Length does not fit the type.
+    /// The length is invalid for the type.
     #[error("additional header segment of type {kind} with length {length}")]
     BadLength {
         /// AHSType.
@@ -36,18 +36,18 @@ pub enum AhsError {
         /// AHSLength.
         length: usize,
     },
-    /// A type twice, or one that nobody knows.
+    /// A repeated or unknown type.
     #[error("additional header segment of type {0} unknown or repeated")]
     BadType(u8),
 }
 
-/// Takes the segments apart; `bytes` is all of them, a multiple of four bytes.
+/// Parses all segments. The length of `bytes` is a multiple of four.
 pub fn additional_headers(mut bytes: &[u8]) -> Result<AdditionalHeaders, AhsError> {
     let mut found = AdditionalHeaders::default();
     while let Some((head, body)) = bytes.split_first_chunk::<4>() {
         let length = usize::from(u16::from_be_bytes([head[0], head[1]]));
         let kind = head[2] & 0x3f;
-        // AHSLength counts the byte after the type and what follows it: one of those is in `head`
+        // AHSLength counts the bytes after the type, including the one in `head`.
         let Some(follows) = length.checked_sub(1) else {
             return Err(AhsError::BadLength { kind, length });
         };
@@ -86,10 +86,10 @@ pub fn additional_headers(mut bytes: &[u8]) -> Result<AdditionalHeaders, AhsErro
 }
 
 impl AdditionalHeaders {
-    /// The segments as bytes, a multiple of four.
+    /// Encodes the segments; the result is a multiple of four bytes.
     ///
     /// # Panics
-    /// When the CDB is longer than SPC allows: CDBs that are sent are ours.
+    /// If the CDB is longer than SPC allows. Only locally built CDBs are encoded.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         if !self.extended_cdb.is_empty() {

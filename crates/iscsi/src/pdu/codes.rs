@@ -1,4 +1,4 @@
-//! Code points of the headers: opcodes, functions, reasons, statuses.
+//! Code points of PDU headers: opcodes, functions, reasons, statuses.
 
 macro_rules! codes {
     ($(#[$doc:meta])* $name:ident: $int:ty { $($(#[$item_doc:meta])* $item:ident = $value:expr,)+ }) => {
@@ -10,7 +10,7 @@ macro_rules! codes {
         }
 
         impl $name {
-            /// The meaning of a value on the wire, if it has one.
+            /// Converts a wire value; returns `None` for an undefined one.
             pub const fn from_wire(value: $int) -> Option<Self> {
                 match value {
                     $($value => Some($name::$item),)+
@@ -18,7 +18,7 @@ macro_rules! codes {
                 }
             }
 
-            /// The value on the wire.
+            /// Returns the wire value.
             pub const fn wire(self) -> $int {
                 self as $int
             }
@@ -27,7 +27,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// What a PDU is (11.2.1.2).
+    /// PDU opcodes (11.2.1.2).
     Opcode: u8 {
         /// NOP-Out
         NopOut = 0x00,
@@ -69,7 +69,7 @@ codes! {
 }
 
 codes! {
-    /// Why a PDU was rejected (11.17.1).
+    /// Reasons of a Reject PDU (11.17.1).
     RejectReason: u8 {
         /// Data (payload) digest error
         DataDigestError = 0x02,
@@ -127,7 +127,7 @@ codes! {
 }
 
 codes! {
-    /// The answer to a task management function (11.6.1; 7: RFC 7144).
+    /// Responses to a task management function (11.6.1; 7: RFC 7144).
     TaskFunctionResponse: u8 {
         /// Function complete
         Complete = 0,
@@ -167,7 +167,7 @@ codes! {
 }
 
 codes! {
-    /// Why an initiator logs out (11.14.1).
+    /// Reasons of a Logout Request (11.14.1).
     LogoutReason: u8 {
         /// Close the session
         CloseSession = 0,
@@ -179,7 +179,7 @@ codes! {
 }
 
 codes! {
-    /// The answer to a Logout Request (11.15.1).
+    /// Responses to a Logout Request (11.15.1).
     LogoutResponseCode: u8 {
         /// Connection or session closed successfully
         Success = 0,
@@ -267,7 +267,7 @@ codes! {
 }
 
 impl std::fmt::Display for LoginStatus {
-    /// For people: what it means, and its number for those who look it up.
+    /// Formats the meaning and the number.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let words = match self {
             LoginStatus::Success => "login proceeds",
@@ -294,7 +294,7 @@ impl std::fmt::Display for LoginStatus {
 }
 
 codes! {
-    /// What a SNACK Request asks for (11.16.1).
+    /// Types of a SNACK Request (11.16.1).
     SnackType: u8 {
         /// Data or R2T
         Data = 0,

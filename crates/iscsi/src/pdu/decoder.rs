@@ -1,7 +1,8 @@
-//! Cuts a byte stream into PDUs. Headers are collected here; data segments never are: the caller puts them where they
-//! belong and shows them for the digest. Bounded by construction: one header buffer, nothing else.
+//! Splits a byte stream into PDUs. The decoder buffers one header and nothing more. The caller places data segments and
+//! passes their bytes to the digest.
 //!
-//! `push` until [`Progress::Header`]; then `take_data` for each piece of the data segment; then `push` until [`Progress::End`].
+//! Call `push` until [`Progress::Header`], then `take_data` for each piece of the data segment, then `push` until
+//! [`Progress::End`].
 
 use zerocopy::FromBytes;
 
@@ -9,10 +10,10 @@ use super::{BHS_LENGTH, Bhs, Crc32c, Digests, crc32c, padding};
 
 const HEADER_MAX: usize = BHS_LENGTH + 1020 + 4;
 
-/// What makes the rest of a stream meaningless; the connection has to be dropped (RFC 7143, 7.6 and 7.7).
+/// A framing error. The rest of the stream is unusable, so the connection must be dropped (RFC 7143, 7.6 and 7.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// More additional header segments than are allowed.
+    /// The additional header segments exceed the limit.
     #[error("additional headers of {length} bytes > {limit} bytes")]
     AdditionalHeadersTooLong {
         /// Bytes in the PDU.
@@ -20,7 +21,7 @@ pub enum FormatError {
         /// Bytes allowed.
         limit: usize,
     },
-    /// A data segment longer than was declared acceptable.
+    /// The data segment exceeds the declared limit.
     #[error("data segment of {length} bytes > {limit} bytes")]
     DataSegmentTooLong {
         /// Bytes in the PDU.
@@ -28,28 +29,28 @@ pub enum FormatError {
         /// Bytes allowed.
         limit: u32,
     },
-    /// The header digest does not match: nothing in the header can be believed, lengths included.
+    /// Header digest mismatch: no header field is trustworthy, including the lengths.
     #[error("header digest {received:#010x}, computed {computed:#010x}")]
     HeaderDigest {
-        /// In the PDU.
+        /// Digest in the PDU.
         received: u32,
-        /// Over the header.
+        /// Digest computed over the header.
         computed: u32,
     },
 }
 
-/// How far a PDU has come.
+/// Progress in the current PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// All bytes taken; so many more are needed at least.
+    /// All input was consumed; at least this many more bytes are needed.
     NeedMore(usize),
-    /// The header is whole: see [`Decoder::bhs`]. The next bytes are the data segment, if it has one.
+    /// The header is complete; see [`Decoder::bhs`]. The data segment follows, if there is one.
     Header,
-    /// The data segment is being received: the next bytes are for [`Decoder::take_data`].
+    /// This many bytes of the data segment are pending for [`Decoder::take_data`].
     Data(u32),
-    /// The PDU is over.
+    /// The PDU is complete.
     End {
-        /// The data digest matches, or there is none.
+        /// The data digest matches or is disabled.
         digest_ok: bool,
     },
 }
@@ -61,7 +62,7 @@ enum Phase {
     Trailer,
 }
 
-/// The framing state of one direction of one connection.
+/// Framing state of one direction of a connection.
 #[derive(Debug)]
 pub struct Decoder {
     header: Box<[u8; HEADER_MAX]>,
@@ -77,7 +78,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Without digests; `ahs_limit` and `data_limit` are the bytes accepted of additional headers and of a data segment.
+    /// Creates a decoder without digests. `ahs_limit` and `data_limit` are the maximum lengths, in bytes, of the additional
+    /// header segments and the data segment.
     pub fn new(ahs_limit: usize, data_limit: u32) -> Self {
         Decoder {
             header: Box::new([0; HEADER_MAX]),
@@ -93,17 +95,17 @@ impl Decoder {
         }
     }
 
-    /// Turns digests on or off, from the next header on.
+    /// Enables or disables digests from the next header on.
     pub fn set_digests(&mut self, digests: Digests) {
         self.digests = digests;
     }
 
-    /// Sets the longest data segment accepted, from the next header on.
+    /// Sets the maximum length of a data segment from the next header on.
     pub fn set_data_limit(&mut self, bytes: u32) {
         self.data_limit = bytes;
     }
 
-    /// The current header; meaningful from [`Progress::Header`] to [`Progress::End`].
+    /// Returns the current header; valid from [`Progress::Header`] to [`Progress::End`].
     pub fn bhs(&self) -> Bhs {
         match Bhs::read_from_prefix(&self.header[..]) {
             Ok((bhs, _)) => bhs,
@@ -111,7 +113,7 @@ impl Decoder {
         }
     }
 
-    /// The current additional header segments.
+    /// Returns the current additional header segments.
     pub fn ahs(&self) -> &[u8] {
         let length = self.bhs().lengths.ahs();
         self.header
@@ -119,17 +121,17 @@ impl Decoder {
             .unwrap_or_default()
     }
 
-    /// Bytes of the data segment that have not been taken yet.
+    /// Returns the number of pending bytes of the data segment.
     pub fn data_left(&self) -> u32 {
         self.data_left
     }
 
-    /// Is the stream between two PDUs?
+    /// Returns true if the stream is between two PDUs.
     pub fn is_idle(&self) -> bool {
         self.phase == Phase::Header && self.filled == 0
     }
 
-    /// Takes bytes of the stream; says how many, and how far the PDU has come.
+    /// Consumes bytes of the stream. Returns the number of consumed bytes and the progress.
     pub fn push(&mut self, input: &[u8]) -> Result<(usize, Progress), FormatError> {
         match self.phase {
             Phase::Header => self.push_header(input),
@@ -143,10 +145,10 @@ impl Decoder {
         }
     }
 
-    /// Takes a piece of the data segment in; the caller keeps the bytes, here only the digest sees them.
+    /// Adds a piece of the data segment to the digest. The caller stores the bytes.
     ///
     /// # Panics
-    /// When the piece is longer than what is left of the segment: the caller's mistake, never the peer's.
+    /// If the piece is longer than the rest of the segment. That is a bug of the caller, never a fault of the peer.
     pub fn take_data(&mut self, piece: &[u8]) {
         if self.digests.data {
             self.crc.update(piece);
@@ -154,10 +156,10 @@ impl Decoder {
         self.take_unseen(piece.len());
     }
 
-    /// As [`Decoder::take_data`] where there is no data digest, for bytes that were received in place.
+    /// Skips `length` bytes that were received in place. Requires that the data digest is disabled.
     ///
     /// # Panics
-    /// When more is taken than is left.
+    /// If `length` exceeds the rest of the segment.
     pub fn take_unseen(&mut self, length: usize) {
         assert!(
             length <= self.data_left as usize,
@@ -194,7 +196,7 @@ impl Decoder {
                 return Err(FormatError::HeaderDigest { received, computed });
             }
         }
-        // after the digest, for without it the length may be the broken part
+        // Checked after the digest, because a corrupt header may have a corrupt length.
         if data > self.data_limit {
             return Err(FormatError::DataSegmentTooLong {
                 length: data,

@@ -1,28 +1,28 @@
-//! CRC32C, in one go or piece by piece (RFC 7143, 13.1). On the wire it is least significant byte first.
+//! CRC32C, one-shot or incremental (RFC 7143, 13.1). The wire order is least significant byte first.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// A CRC32C in progress.
+/// An incremental CRC32C.
 #[derive(Clone)]
 pub struct Crc32c(Digest);
 
 impl Crc32c {
-    /// Over no bytes yet.
+    /// Creates the state for an empty input.
     pub fn new() -> Self {
         Crc32c(Digest::new(CrcAlgorithm::Crc32Iscsi))
     }
 
-    /// Takes further bytes in.
+    /// Adds bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The value over all bytes so far.
+    /// Returns the CRC of all bytes so far.
     pub fn value(&self) -> u32 {
         self.0.finalize() as u32
     }
 
-    /// Starts over.
+    /// Resets to an empty input.
     pub fn reset(&mut self) {
         self.0.reset();
     }
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Crc32c {
     }
 }
 
-/// The CRC32C of `bytes`.
+/// Returns the CRC32C of `bytes`.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
@@ -49,7 +49,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// The examples of RFC 7143, appendix A: data, and the CRC's bytes in the order of the wire.
+    /// Examples of RFC 7143, appendix A: data and CRC bytes in wire order.
     #[test]
     fn crc32c_gives_the_examples_of_appendix_a() {
         let up: Vec<u8> = (0..32).collect();

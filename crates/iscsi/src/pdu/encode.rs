@@ -1,8 +1,8 @@
-//! Writing whole PDUs into a byte buffer.
+//! Encodes complete PDUs into a byte buffer.
 
 use super::{Bhs, crc32c};
 
-/// Which digests a connection carries.
+/// Enabled digests of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digests {
     /// A CRC32C after the header segments.
@@ -11,15 +11,15 @@ pub struct Digests {
     pub data: bool,
 }
 
-/// Bytes that fill a data segment up to a multiple of four.
+/// Returns the number of padding bytes after a data segment of `length` bytes.
 pub const fn padding(length: usize) -> usize {
     length.wrapping_neg() & 3
 }
 
-/// Appends a PDU. Sets both length fields of `header`; `ahs` must be a multiple of four bytes.
+/// Appends a PDU. Sets both length fields of `header`. The length of `ahs` must be a multiple of four.
 ///
 /// # Panics
-/// When `ahs` or `data` are longer than their fields can say: PDUs that are sent are ours.
+/// If `ahs` or `data` exceed the range of their length fields. Only locally built PDUs are encoded.
 pub fn encode(out: &mut Vec<u8>, mut header: Bhs, ahs: &[u8], data: &[u8], digests: Digests) {
     assert!(
         ahs.len().is_multiple_of(4) && ahs.len() <= 1020,
@@ -35,12 +35,12 @@ pub fn encode(out: &mut Vec<u8>, mut header: Bhs, ahs: &[u8], data: &[u8], diges
     }
 }
 
-/// Appends what follows a data segment of this length without a digest.
+/// Appends the padding of a data segment of this length, without a digest.
 pub(crate) fn encode_padding(out: &mut Vec<u8>, length: usize) {
     out.extend_from_slice(&[0; 3][..padding(length)]);
 }
 
-/// Appends a header whose lengths are set, and its digest.
+/// Appends a header (lengths already set) and its digest.
 pub(crate) fn encode_header(out: &mut Vec<u8>, header: &Bhs, ahs: &[u8], digests: Digests) {
     let start = out.len();
     out.extend_from_slice(header.bytes());
@@ -51,12 +51,12 @@ pub(crate) fn encode_header(out: &mut Vec<u8>, header: &Bhs, ahs: &[u8], digests
     }
 }
 
-/// Appends what follows a data segment: padding and digest.
+/// Appends the padding and the digest of a data segment.
 pub(crate) fn encode_trailer(out: &mut Vec<u8>, data: &[u8], digests: Digests) {
     let pad = &[0; 3][..padding(data.len())];
     out.extend_from_slice(pad);
     if digests.data {
-        // padding is covered by the digest (RFC 7143, 11.2.3)
+        // The digest covers the padding (RFC 7143, 11.2.3).
         let crc = if pad.is_empty() {
             crc32c(data)
         } else {

@@ -1,7 +1,8 @@
 //! PDUs on the wire (RFC 7143, section 11): headers as byte-exact structs, framing, digests.
 //!
-//! A PDU is a basic header segment of 48 bytes, additional header segments, a header digest, a data segment padded to four
-//! bytes, a data digest. [`Decoder`] cuts a byte stream into that without copying data; [`encode`] writes it.
+//! A PDU consists of a basic header segment of 48 bytes, additional header segments, a header digest, a data segment padded
+//! to four bytes, and a data digest. [`Decoder`] splits a byte stream into these parts without copying data. [`encode`]
+//! writes a PDU.
 
 mod additional;
 mod codes;
@@ -17,9 +18,9 @@ pub use digest::{Crc32c, crc32c};
 pub use encode::{Digests, encode, padding};
 pub use headers::*;
 
-/// Bytes of a basic header segment.
+/// Length of a basic header segment in bytes.
 pub const BHS_LENGTH: usize = 48;
-/// The tag that stands for none (RFC 7143, 11.2.1.8 and the TTT's sections).
+/// The reserved tag for "no task" (RFC 7143, 11.2.1.8 and the sections on the TTT).
 pub const NO_TAG: u32 = 0xffff_ffff;
-/// The largest data segment that the 24-bit field can say.
+/// Maximum length of a data segment, limited by the 24-bit field.
 pub const DATA_SEGMENT_MAX: u32 = 0x00ff_ffff;

@@ -1,7 +1,7 @@
-//! What the connections of a session share: identity, parameters, the command window, who is connected.
+//! Session state shared by its connections: identity, parameters, command window, list of connections.
 //!
-//! A [`Session`] is shared between workers; on the data path only its [`CommandWindow`] is touched. The [`SessionTable`] is
-//! control plane: it finds, makes, joins and reinstates sessions at login (RFC 7143, 6.3.5, 4.4.1).
+//! Workers share a [`Session`]. The data path uses only its [`CommandWindow`]. The [`SessionTable`] belongs to the control
+//! plane: it finds, creates, joins and reinstates sessions at login (RFC 7143, 6.3.5, 4.4.1).
 
 mod table;
 mod window;
@@ -15,45 +15,45 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::negotiation::SessionParameters;
 use crate::target::{Reassignable, ReassignableTasks};
 
-/// Initiator's part of the session identifier.
+/// The initiator's part of the session identifier.
 pub type Isid = [u8; 6];
 
-/// Normal or discovery.
+/// Session type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SessionKind {
-    /// With SCSI commands.
+    /// Normal session, for SCSI commands.
     Normal,
-    /// For SendTargets only.
+    /// Discovery session, for SendTargets only.
     Discovery,
 }
 
-/// What a session is known by.
+/// Identity of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SessionIdentity {
     /// InitiatorName
     pub initiator_name: String,
     /// ISID
     pub isid: Isid,
-    /// TargetName; none in discovery sessions.
+    /// TargetName; `None` in discovery sessions.
     pub target_name: Option<String>,
     /// TargetPortalGroupTag
     pub portal_group_tag: u16,
-    /// Normal or discovery.
+    /// Session type.
     pub kind: SessionKind,
 }
 
 /// A session.
 #[derive(Debug)]
 pub struct Session {
-    /// Who, with what target.
+    /// Initiator and target.
     pub identity: SessionIdentity,
     /// TSIH, never 0.
     pub tsih: u16,
-    /// What was negotiated by the leading connection.
+    /// Parameters negotiated on the leading connection.
     pub parameters: SessionParameters,
     /// Command numbering.
     pub window: CommandWindow,
-    /// Tasks whose connection was lost.
+    /// Tasks of lost connections.
     pub reassignable: ReassignableTasks,
     closed: AtomicBool,
     count: AtomicU32,
@@ -61,7 +61,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session without connections; commands are numbered from `first_cmd_sn`, `window` of them at a time.
+    /// Creates a session without connections. The first CmdSN is `first_cmd_sn`; at most `window` commands are in progress.
     pub fn new(
         identity: SessionIdentity,
         tsih: u16,
@@ -81,43 +81,44 @@ impl Session {
         }
     }
 
-    /// Has the session ended? Its connections then drop.
+    /// Returns true if the session has ended. Its connections must then be dropped.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// A task has lost its connection.
+    /// Adds a task of a lost connection.
     pub(crate) fn add_reassignable(&self, task: Reassignable) {
         if self.reassignable.add(task) {
             self.window.finished();
         }
     }
 
-    /// Ends tasks without a connection, picked by ITT and connection, without an answer; those that run end by themselves.
+    /// Removes selected tasks without a connection and sends no response. `is_meant` selects by ITT and connection. Running
+    /// tasks finish on their own.
     pub fn forget_reassignable(&self, is_meant: impl Fn(u32, ConnectionKey) -> bool) {
         for _ in 0..self.reassignable.forget(is_meant) {
             self.window.finished();
         }
     }
 
-    /// A task that went on without its connection ends without an answer.
+    /// Ends a task that kept running after its connection was lost. No response is sent.
     pub fn end_running(&self, itt: u32) {
         if self.reassignable.end_running(itt) {
             self.window.finished();
         }
     }
 
-    /// More than one connection?
+    /// Returns true if the session has more than one connection.
     pub fn is_shared(&self) -> bool {
         self.count.load(Ordering::Acquire) > 1
     }
 
-    /// The connections of the session.
+    /// Returns the connections of the session.
     pub fn connections(&self) -> Vec<ConnectionKey> {
         self.lock().clone()
     }
 
-    /// The connection with this CID.
+    /// Returns the connection with this CID.
     pub fn connection(&self, cid: u16) -> Option<ConnectionKey> {
         self.lock().iter().copied().find(|key| key.cid == cid)
     }
@@ -135,7 +136,7 @@ impl Session {
             .store(connections.len() as u32, Ordering::Release);
     }
 
-    /// Gives what is left.
+    /// Removes a connection and returns the number of remaining ones.
     fn remove(&self, key: ConnectionKey) -> usize {
         let mut connections = self.lock();
         connections.retain(|other| *other != key);

@@ -1,4 +1,4 @@
-//! All sessions of a target, or of a daemon: login joins, makes or reinstates one; a connection's end leaves it.
+//! All sessions of a target or a daemon. Login creates, joins or reinstates a session; the end of a connection leaves it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,53 +6,53 @@ use super::{Session, SessionIdentity};
 use crate::negotiation::SessionParameters;
 use crate::pdu::LoginStatus;
 
-/// One connection, told from every other that ever had its CID.
+/// Identifies one connection, distinct from earlier connections with the same CID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConnectionKey {
-    /// The session.
+    /// TSIH of the session.
     pub tsih: u16,
-    /// The connection in it.
+    /// CID in the session.
     pub cid: u16,
-    /// Counts logins.
+    /// Login counter.
     pub serial: u64,
 }
 
-/// What a login asks for when all else is settled.
+/// Request of a login for a session.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// Who, with what target.
+    /// Initiator and target.
     pub identity: SessionIdentity,
-    /// 0 for a new session, else the session to join.
+    /// TSIH of the session to join; 0 for a new session.
     pub tsih: u16,
     /// Connection identifier.
     pub cid: u16,
-    /// What was negotiated; counts for a new session only.
+    /// Negotiated parameters, used for a new session only.
     pub parameters: SessionParameters,
     /// CmdSN of the login.
     pub cmd_sn: u32,
-    /// Commands in progress at a time, where they are to be fewer than the table's sessions may have; counts for a new session only.
+    /// Maximum number of commands in progress if lower than the table's limit; used for a new session only.
     pub window: Option<u32>,
 }
 
-/// What a login got.
+/// Result of joining or creating a session.
 #[derive(Clone, Debug)]
 pub struct Attachment {
     /// The session.
     pub session: Arc<Session>,
-    /// This connection in it.
+    /// Key of this connection in the session.
     pub connection: ConnectionKey,
-    /// Connections that this login displaced, by reinstating a session or a CID: they have to be dropped.
+    /// Connections displaced by session or connection reinstatement; they must be dropped.
     pub displaced: Vec<ConnectionKey>,
 }
 
 /// How a connection leaves its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
-    /// In order: the session ends with its last one.
+    /// By logout: the session ends with its last connection.
     LoggedOut,
-    /// At error recovery level 0 and 1 a session does not outlive it.
+    /// Connection failure: at error recovery levels 0 and 1 the session ends too.
     Lost,
-    /// Its tasks are kept for another one, also where there is none any more.
+    /// For recovery: tasks wait for reassignment, even if no connection is left.
     ForRecovery,
 }
 
@@ -63,7 +63,7 @@ struct Inner {
     serial: u64,
 }
 
-/// The sessions, by TSIH and by identity.
+/// Sessions, by TSIH and by identity.
 #[derive(Debug)]
 pub struct SessionTable {
     inner: Mutex<Inner>,
@@ -72,7 +72,7 @@ pub struct SessionTable {
 }
 
 impl SessionTable {
-    /// Empty; `max_sessions` at a time, each with `window` commands.
+    /// Creates an empty table for at most `max_sessions` sessions with `window` commands each.
     pub fn new(max_sessions: usize, window: u32) -> Self {
         SessionTable {
             inner: Mutex::new(Inner::default()),
@@ -81,7 +81,7 @@ impl SessionTable {
         }
     }
 
-    /// The session with this TSIH.
+    /// Returns the session with this TSIH.
     pub fn session(&self, tsih: u16) -> Option<Arc<Session>> {
         self.lock()
             .sessions
@@ -90,12 +90,12 @@ impl SessionTable {
             .cloned()
     }
 
-    /// All sessions.
+    /// Returns all sessions.
     pub fn sessions(&self) -> Vec<Arc<Session>> {
         self.lock().sessions.clone()
     }
 
-    /// Joins, reinstates or makes a session.
+    /// Joins, reinstates or creates a session.
     pub fn attach(&self, claim: Claim) -> Result<Attachment, LoginStatus> {
         let mut inner = self.lock();
         inner.serial += 1;
@@ -107,7 +107,7 @@ impl SessionTable {
         }
     }
 
-    /// A connection is over; gives the connections that are to be dropped because the session ends with it.
+    /// Removes a connection. Returns the connections that must be dropped because the session ends.
     pub fn detach(&self, key: ConnectionKey, leaving: Leaving) -> Vec<ConnectionKey> {
         let mut inner = self.lock();
         let Some(place) = inner
@@ -134,7 +134,7 @@ impl SessionTable {
         Vec::new()
     }
 
-    /// Ends a session that has no connection; false where there is none such.
+    /// Ends a session that has no connection. Returns false if no such session exists.
     pub fn end_abandoned(&self, tsih: u16) -> bool {
         let mut inner = self.lock();
         let mut sessions = inner.sessions.iter();
@@ -153,7 +153,7 @@ impl SessionTable {
         claim: Claim,
         serial: u64,
     ) -> Result<Attachment, LoginStatus> {
-        // same initiator port and target port: the new session reinstates the old one (6.3.5)
+        // Same initiator port and target port: the new session reinstates the old one (6.3.5).
         let displaced = match inner
             .sessions
             .iter()
@@ -202,7 +202,7 @@ fn join(inner: &Inner, claim: Claim, serial: u64) -> Result<Attachment, LoginSta
     if session.identity != claim.identity {
         return Err(LoginStatus::CannotIncludeInSession);
     }
-    // the same CID again: connection reinstatement (6.3.4), the old one is dropped
+    // Same CID: connection reinstatement (6.3.4) drops the old connection.
     let displaced: Vec<ConnectionKey> = session.connection(claim.cid).into_iter().collect();
     let left = session.connections().len() - displaced.len();
     if left >= usize::from(session.parameters.max_connections) {

@@ -1,9 +1,9 @@
 //! Command numbering of a session over all its connections (RFC 7143, 4.2.2.1).
 //!
 //! ExpCmdSN is one atomic word. The connection that holds the expected command claims it with one compare-and-swap, hands
-//! it to SCSI, and releases it with one store; so n is handed over before n + 1 is claimed. Only a command that came early
-//! (from another connection, or after a gap) takes the lock, to leave word who waits for which number.
-//! MaxCmdSN grows by one per finished command, so the window bounds the commands in progress.
+//! the command to SCSI, and releases it with one store. Command n is therefore handed over before n + 1 is claimed. Only a
+//! command that arrives early (from another connection, or after a gap) takes the lock, to register as a waiter for its
+//! number. MaxCmdSN grows by one per finished command, so the window bounds the commands in progress.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,36 +16,36 @@ use crate::serial::{before, within};
 
 const CLAIMED: u64 = 1 << 32;
 
-/// What became of a try to take a command's turn.
+/// Result of [`CommandWindow::claim`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// It is this command's turn; [`CommandWindow::release`] must follow.
+    /// The command is next; [`CommandWindow::release`] must follow.
     Claimed,
-    /// Commands before it are missing: [`CommandWindow::park`] it.
+    /// Earlier commands are missing; call [`CommandWindow::park`].
     Early,
-    /// Its number has been used: ignore it silently.
+    /// The CmdSN was used before; ignore the command silently.
     Stale,
-    /// Its number is beyond MaxCmdSN: ignore it silently.
+    /// The CmdSN is beyond MaxCmdSN; ignore the command silently.
     Outside,
 }
 
-/// Connections, by CID, that have to look at their parked requests again.
+/// CIDs of the connections that must check their parked requests again.
 pub type Wake = SmallVec<[u16; 2]>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiter {
-    /// Its command has the number.
+    /// The connection that received the command with this number.
     Connection(ConnectionKey),
-    /// Something of it waits for all commands before the number.
+    /// A connection that waits until all commands before the number are handed over.
     Listener(ConnectionKey),
-    /// A command that never came and counts as received (ABORT TASK, 11.5.1).
+    /// A command that was never received and counts as received (ABORT TASK, 11.5.1).
     Skipped,
 }
 
-/// ExpCmdSN, MaxCmdSN and who waits.
+/// ExpCmdSN, MaxCmdSN and the waiters.
 #[derive(Debug)]
 pub struct CommandWindow {
-    /// ExpCmdSN in the low half, the claim above it.
+    /// ExpCmdSN in the low half, the claim flag above it.
     expected: AtomicU64,
     maximum: AtomicU32,
     size: u32,
@@ -54,7 +54,7 @@ pub struct CommandWindow {
 }
 
 impl CommandWindow {
-    /// A window of `size` commands from `first` on.
+    /// Creates a window of `size` commands that starts at `first`.
     pub fn new(first: u32, size: u32) -> Self {
         CommandWindow {
             expected: AtomicU64::new(first.into()),
@@ -65,28 +65,28 @@ impl CommandWindow {
         }
     }
 
-    /// ExpCmdSN: the number expected next. While a command is handed over it counts as received.
+    /// Returns ExpCmdSN, the next expected number. A command that is being handed over counts as received.
     pub fn exp_cmd_sn(&self) -> u32 {
         let word = self.expected.load(Ordering::Relaxed);
         (word as u32).wrapping_add((word >> 32) as u32)
     }
 
-    /// Commands that may be in progress at a time.
+    /// Returns the maximum number of commands in progress.
     pub fn size(&self) -> u32 {
         self.size
     }
 
-    /// The first number that has not been handed over to its end.
+    /// Returns the first number that is not completely handed over.
     pub fn next_turn(&self) -> u32 {
         self.expected.load(Ordering::SeqCst) as u32
     }
 
-    /// MaxCmdSN: the largest number allowed.
+    /// Returns MaxCmdSN, the largest allowed number.
     pub fn max_cmd_sn(&self) -> u32 {
         self.maximum.load(Ordering::Relaxed)
     }
 
-    /// Tries to take the turn of the command numbered `n`.
+    /// Claims the turn of command `n`.
     pub fn claim(&self, n: u32) -> Turn {
         loop {
             let word = self.expected.load(Ordering::SeqCst);
@@ -113,7 +113,7 @@ impl CommandWindow {
         }
     }
 
-    /// Ends the turn that was claimed. Gives the connections that wait for the next one.
+    /// Releases the claimed turn. Returns the connections that wait for the next number.
     pub fn release(&self) -> Wake {
         let word = self.expected.load(Ordering::SeqCst);
         assert!(word & CLAIMED != 0, "a turn that nobody holds is released");
@@ -125,8 +125,8 @@ impl CommandWindow {
         self.next_waiters(&mut self.lock())
     }
 
-    /// Leaves word that `connection` waits for the turn of `n`; then it must try [`CommandWindow::claim`] once more, for
-    /// the turn may have come meanwhile. `false`: somebody else has that number, so it is stale.
+    /// Registers `connection` as waiter for `n`. The caller must then call [`CommandWindow::claim`] again, because the turn
+    /// may have arrived in between. Returns `false` if the number is already registered and the command is stale.
     pub fn park(&self, n: u32, connection: ConnectionKey) -> bool {
         let mut waiters = self.lock();
         if is_taken(&waiters, n) {
@@ -137,26 +137,26 @@ impl CommandWindow {
         true
     }
 
-    /// Leaves word that `connection` wants to know when all commands before `n` have been handed over; then it must look
-    /// at [`CommandWindow::next_turn`] once more.
+    /// Registers `connection` to be woken when all commands before `n` are handed over. The caller must then check
+    /// [`CommandWindow::next_turn`] again.
     pub fn listen(&self, n: u32, connection: ConnectionKey) {
         let mut waiters = self.lock();
         waiters.push((n, Waiter::Listener(connection)));
         self.waiting.store(waiters.len() as u32, Ordering::SeqCst);
     }
 
-    /// Takes the word back, after a claim.
+    /// Removes the registration after a claim.
     pub fn unpark(&self, n: u32, connection: ConnectionKey) {
         self.retain(|number, waiter| !(number == n && waiter == Waiter::Connection(connection)));
     }
 
-    /// Forgets a connection that is gone.
+    /// Removes all registrations of a closed connection.
     pub fn forget(&self, connection: ConnectionKey) {
         let gone = [Waiter::Connection(connection), Waiter::Listener(connection)];
         self.retain(|_, waiter| !gone.contains(&waiter));
     }
 
-    /// Counts `n` as received though it never came. Gives the connections that wait for the next turn.
+    /// Counts `n` as received although it never arrived. Returns the connections that wait for the next number.
     pub fn skip(&self, n: u32) -> Wake {
         let mut waiters = self.lock();
         let word = self.expected.load(Ordering::SeqCst);
@@ -170,7 +170,7 @@ impl CommandWindow {
         self.next_waiters(&mut waiters)
     }
 
-    /// One command is finished: the window moves on.
+    /// Opens the window by one after a command has finished.
     pub fn finished(&self) {
         self.maximum.fetch_add(1, Ordering::SeqCst);
     }
@@ -181,7 +181,7 @@ impl CommandWindow {
         self.waiting.store(waiters.len() as u32, Ordering::SeqCst);
     }
 
-    /// Steps over skipped numbers; gives who waits for the number after them.
+    /// Advances over skipped numbers. Returns the waiters for the number after them.
     fn next_waiters(&self, waiters: &mut Vec<(u32, Waiter)>) -> Wake {
         let mut wake = Wake::new();
         loop {
@@ -216,14 +216,14 @@ impl CommandWindow {
                     wake.push(connection.cid);
                     return wake;
                 }
-                // whoever holds the claim looks here again when it releases
+                // The holder of the claim checks this again on release.
                 _ => return wake,
             }
         }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(u32, Waiter)>> {
-        // nothing that runs under the lock can panic half way through a change
+        // A poisoned lock is usable: no code under the lock can panic in the middle of a change.
         self.waiters
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -308,7 +308,7 @@ mod tests {
         }
     }
 
-    /// The oracle: a sorted list. Whatever the order of arrival, commands are handed over in the order of their numbers.
+    /// Model: a sorted list. For any order of arrival, commands are handed over in CmdSN order.
     fn hand_over(first: u32, arrivals: &[(u32, u16)]) -> Vec<u32> {
         let window = CommandWindow::new(first, 64);
         let mut parked: Vec<Vec<u32>> = vec![Vec::new(); 4];

@@ -1,4 +1,4 @@
-//! SCSI Command and Data-Out PDUs on their way in.
+//! Reception of SCSI Command and Data-Out PDUs.
 
 use smallvec::SmallVec;
 
@@ -11,7 +11,7 @@ use crate::serial::within;
 use crate::session::SessionKind;
 
 impl FullFeature {
-    /// Checks a command's header and makes a task of it.
+    /// Checks a command's header and creates its task.
     pub fn command_header(
         &mut self,
         io: &mut Io,
@@ -22,14 +22,14 @@ impl FullFeature {
         let nowhere = |verdict| (verdict, Destination::Discard);
         if !bhs.is_immediate() {
             let window = &self.session.window;
-            // outside the window, or seen before: ignored silently (4.2.2.1)
+            // Outside the window or a duplicate: ignored silently (4.2.2.1).
             if !within(cmd_sn(bhs), window.exp_cmd_sn(), window.max_cmd_sn()) {
                 return nowhere(Verdict::Ignore);
             }
         }
         let refusal = self.refuse_command(bhs);
         if self.kept.is_some() && !self.session.reassignable.is_empty() {
-            // The initiator uses the tag again, so it has the answer of the task that had it.
+            // The initiator reuses the tag, so it has received the response of the earlier task.
             let itt = bhs.itt.get();
             self.session.forget_reassignable(|of, _| of == itt);
         }
@@ -95,7 +95,7 @@ impl FullFeature {
         }
     }
 
-    /// Is it a command that has come before and waits for its turn?
+    /// Returns true if the command is a duplicate of one that waits for its turn.
     #[cold]
     fn waits_already(&self, bhs: &Bhs) -> bool {
         let task = self.tasks.find(bhs.itt.get());
@@ -107,9 +107,9 @@ impl FullFeature {
             })
     }
 
-    /// The command PDU is over, its immediate data in place.
+    /// Ends a command PDU after its immediate data is placed.
     pub fn command_end(&mut self, io: &mut Io, bhs: &Bhs, id: TaskId, digest_ok: bool) {
-        // aborted while its data came in
+        // The task was aborted during reception of its data.
         let Some(task) = self.tasks.get_mut(id) else {
             return self.count_as_received(io, bhs);
         };
@@ -117,7 +117,8 @@ impl FullFeature {
             let length = bhs.lengths.data();
             task.data.digest_failed(0, length, &self.rules);
         }
-        // At once, unless the task fails for it: the Reject then says by ExpCmdSN that the command is here.
+        // If the task fails, the Reject is sent first. Otherwise it follows the turn, so that its ExpCmdSN covers the
+        // command.
         let fails = task.data.fault().is_some();
         if !digest_ok && fails {
             self.reject(io, bhs, RejectReason::DataDigestError);
@@ -131,10 +132,10 @@ impl FullFeature {
         }
     }
 
-    /// It is the command's turn.
+    /// Delivers a command in its turn.
     pub fn deliver(&mut self, io: &mut Io, id: TaskId) {
         let Some(task) = self.tasks.get_mut(id) else {
-            // aborted while it waited for its turn: only its number is used up
+            // Aborted while it waited for its turn: only its CmdSN is consumed.
             return self.session.window.finished();
         };
         task.delivered = true;
@@ -145,7 +146,7 @@ impl FullFeature {
         io.steps.push_back(Step::Command(id));
     }
 
-    /// The command's number was used by another: as if it had never come.
+    /// Removes a command after another one used its CmdSN.
     pub fn forget_task(&mut self, io: &mut Io, id: TaskId) {
         if let Some(task) = self.tasks.remove(id) {
             self.immediate_commands -= u32::from(task.command.immediate);
@@ -155,7 +156,7 @@ impl FullFeature {
         }
     }
 
-    /// Checks a Data-Out header against what is open.
+    /// Checks a Data-Out header against the open sequences.
     pub fn data_out_header(&mut self, bhs: &Bhs, length: u32) -> (Verdict, Destination) {
         let nowhere = |verdict| (verdict, Destination::Discard);
         let header = DataOut::from_bhs(bhs);
@@ -165,7 +166,7 @@ impl FullFeature {
             .find(itt)
             .and_then(|id| self.tasks.get_mut(id).map(|task| (id, task)))
         else {
-            // under way when its task was aborted
+            // The data was sent before its task was aborted.
             let late = self.aborted.contains(&itt);
             return nowhere(if late {
                 Verdict::Ignore
@@ -183,7 +184,7 @@ impl FullFeature {
         match task.data.incoming(&fields, &self.rules) {
             Incoming::Unknown => nowhere(Verdict::Reject(RejectReason::ProtocolError)),
             Incoming::Discard => nowhere(Verdict::DataOut(id)),
-            // answered already: what still comes is not looked at
+            // The response is already determined, so further data is ignored.
             Incoming::Place if task.pending.is_some() => nowhere(Verdict::DataOut(id)),
             Incoming::Place => {
                 task.seen |= length > 0;
@@ -198,7 +199,7 @@ impl FullFeature {
         }
     }
 
-    /// A Data-Out is over, its data in place.
+    /// Ends a Data-Out PDU after its data is placed.
     pub fn data_out_end(&mut self, io: &mut Io, bhs: &Bhs, id: TaskId, digest_ok: bool) {
         if let Some(task) = self.tasks.get_mut(id) {
             task.data.received();
@@ -216,7 +217,7 @@ impl FullFeature {
         self.progress(io, id);
     }
 
-    /// The caller wants the data of a write.
+    /// Requests the data of a write for the caller.
     pub fn solicit(&mut self, io: &mut Io, id: TaskId, wanted: u32) -> Result<bool, NoSuchTask> {
         let task = self.tasks.get_mut(id).ok_or(NoSuchTask)?;
         task.data.want(wanted);
@@ -228,7 +229,7 @@ impl FullFeature {
         Ok(false)
     }
 
-    /// Asks for more data, tells of all data, or ends what has failed: whatever is next for a task's data.
+    /// Takes the next action for a task's data: requests more, reports completion, or ends a failed task.
     pub fn progress(&mut self, io: &mut Io, id: TaskId) {
         let Some(task) = self.tasks.get_mut(id) else {
             return;
@@ -257,7 +258,7 @@ impl FullFeature {
         }
     }
 
-    /// Ends a task without an answer.
+    /// Ends a task without a response.
     pub fn abort(&mut self, id: TaskId) -> Result<Task, NoSuchTask> {
         let task = self.tasks.get(id).ok_or(NoSuchTask)?;
         let (itt, delivered) = (task.command.itt, task.delivered);
@@ -277,7 +278,7 @@ impl FullFeature {
         Ok(task)
     }
 
-    /// A task has left the table after its turn.
+    /// Updates the counters after a delivered task has left the table.
     pub fn finished(&mut self, task: &Task) {
         if task.command.immediate {
             self.immediate_commands -= 1;

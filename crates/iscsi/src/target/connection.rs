@@ -1,6 +1,7 @@
-//! One connection: the stream is cut into PDUs here and handed to the login phase or to the full feature phase.
+//! One connection of a target: splits the stream into PDUs and passes them to the login phase or the full feature phase.
 //!
-//! Owned by one worker. Never blocks; holds at most one control PDU beside what the task table and [`Limits`] bound.
+//! Owned by one worker. Never blocks. Holds at most one control PDU in addition to the task table; [`Limits`] bounds all
+//! memory.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::pdu::{
 };
 use crate::session::{ConnectionKey, Leaving, Session};
 
-/// The data segment that is accepted before it could be negotiated (13.12).
+/// Maximum data segment before negotiation in bytes (13.12).
 const LOGIN_SEGMENT_MAX: u32 = 8192;
 
 enum Phase {
@@ -27,7 +28,7 @@ enum Phase {
     Full(Box<FullFeature>),
 }
 
-/// The target's end of one connection.
+/// The target's side of one connection.
 pub struct Connection {
     decoder: Decoder,
     phase: Phase,
@@ -53,7 +54,7 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// A connection that was just accepted. Of `visitor` the addresses count.
+    /// Creates the state of an accepted connection. Only the addresses of `visitor` are used.
     pub fn new(policy: Arc<dyn TargetPolicy>, visitor: Visitor, limits: Limits) -> Self {
         let login = TargetLogin::new(policy.clone(), visitor, &limits);
         Connection {
@@ -72,8 +73,8 @@ impl Connection {
         }
     }
 
-    /// Takes bytes of the stream up to the next step. Call it again, with what is left, until [`Step::More`]: a turn that
-    /// another connection of the session waits for is only given up by the next call.
+    /// Consumes bytes of the stream up to the next step. Call it again with the rest until [`Step::More`]: only the next
+    /// call releases a turn that another connection of the session waits for.
     pub fn receive(&mut self, input: &[u8]) -> Received {
         let mut used = 0;
         loop {
@@ -120,19 +121,20 @@ impl Connection {
         }
     }
 
-    /// A piece of write data is where [`Step::Data`] wanted it. With a data digest its bytes are looked at.
+    /// Reports a piece of write data stored at the place given by [`Step::Data`]. A data digest reads the bytes.
     ///
     /// # Panics
-    /// When more is placed than [`Step::Data`] offered.
+    /// If the piece is longer than the range of [`Step::Data`].
     pub fn placed(&mut self, piece: &[u8]) {
         self.decoder.take_data(piece);
         self.advance(piece.len());
     }
 
-    /// As [`Connection::placed`] for bytes that the kernel put in place; only when [`Connection::digests`] has no data digest.
+    /// As [`Connection::placed`], for bytes that the kernel stored in place. Requires that [`Connection::digests`] has no
+    /// data digest.
     ///
     /// # Panics
-    /// When there is a data digest, or when more is placed than [`Step::Data`] offered.
+    /// If there is a data digest, or if the length exceeds the range of [`Step::Data`].
     pub fn placed_unseen(&mut self, length: usize) {
         assert!(!self.digests().data, "a data digest needs to see the data");
         self.decoder.take_unseen(length);
@@ -145,7 +147,7 @@ impl Connection {
         }
     }
 
-    /// The digests of the full feature phase; none before it.
+    /// Returns the digests of the full feature phase; none before it.
     pub fn digests(&self) -> Digests {
         match &self.phase {
             Phase::Login(_) => Digests::default(),
@@ -153,38 +155,38 @@ impl Connection {
         }
     }
 
-    /// What is to be sent. Swap it for an empty one, or look and `clear` it.
+    /// Returns the output queue. Swap it for an empty one, or send it and call `clear`.
     pub fn outgoing(&mut self) -> &mut Outgoing {
         &mut self.io.out
     }
 
-    /// How many tasks there can be: [`TaskId::index`] is below it. 0 before the full feature phase.
+    /// Returns the number of task slots; [`TaskId::index`] is below it. 0 before the full feature phase.
     pub fn task_slots(&self) -> usize {
         self.full().map_or(0, |full| full.tasks.size())
     }
 
-    /// A task in progress.
+    /// Returns the command of a task in progress.
     pub fn command(&self, task: TaskId) -> Option<&Command> {
         self.full()?.tasks.get(task).map(|task| &task.command)
     }
 
-    /// Tasks that the caller has been told of and that are in progress.
+    /// Returns the tasks in progress that were reported to the caller.
     pub fn tasks(&self) -> impl Iterator<Item = TaskId> {
         let tasks = self.full().into_iter().flat_map(|full| full.tasks.iter());
         tasks.filter(|(_, task)| task.seen).map(|(id, _)| id)
     }
 
-    /// The session, once logged in.
+    /// Returns the session after login.
     pub fn session(&self) -> Option<&Arc<Session>> {
         self.full().map(|full| &full.session)
     }
 
-    /// This connection in its session, once logged in.
+    /// Returns the key of this connection after login.
     pub fn key(&self) -> Option<ConnectionKey> {
         self.full().map(|full| full.key)
     }
 
-    /// Who is, or wants to be, logged in.
+    /// Returns the initiator that is logged in or attempts a login.
     pub fn visitor(&self) -> &Visitor {
         match &self.phase {
             Phase::Login(login) => login.visitor(),
@@ -192,16 +194,16 @@ impl Connection {
         }
     }
 
-    /// A write wants the first `wanted` bytes of its data (no more than the initiator expects to send are asked for).
-    /// `true`: they are all there; else [`Step::DataComplete`] will say so.
+    /// Requests the first `wanted` bytes of a write, limited to the length announced by the initiator. Returns true if all
+    /// of them have arrived; otherwise [`Step::DataComplete`] follows.
     pub fn solicit(&mut self, task: TaskId, wanted: u32) -> Result<bool, NoSuchTask> {
         let (full, io) = self.full_mut()?;
         full.solicit(io, task, wanted)
     }
 
-    /// Queues read data: `data` is at `offset` of the command's data and of the caller's `buffer`, in which it has to stay
-    /// until sent. What the initiator does not expect is left out. With `Then::Status` the task is over. Pieces come in
-    /// order, and the last of them has data, for it carries the F bit.
+    /// Queues read data. `data` is at `offset` of both the command's data and the caller's `buffer`, which must stay valid
+    /// until the data is sent. Data beyond the expected length is omitted. `Then::Status` ends the task. Pieces must be
+    /// passed in order, and the last one must not be empty, because it carries the F bit.
     pub fn data_in(
         &mut self,
         task: TaskId,
@@ -214,10 +216,10 @@ impl Connection {
         full.data_in(io, task, Some(buffer), offset, Content::Seen(data), then)
     }
 
-    /// As [`Connection::data_in`] for data that need not be seen.
+    /// As [`Connection::data_in`], for data that need not be read.
     ///
     /// # Panics
-    /// When [`Connection::sees_data`].
+    /// If [`Connection::sees_data`] is true.
     pub fn data_in_unseen(
         &mut self,
         task: TaskId,
@@ -235,14 +237,14 @@ impl Connection {
         full.data_in(io, task, Some(buffer), offset, content, then)
     }
 
-    /// Ends a task with a SCSI Response; held back until the initiator has sent the data that it was asked for.
+    /// Ends a task with a SCSI Response. The response is delayed until the initiator has sent all requested data.
     pub fn respond(&mut self, task: TaskId, completion: &Completion<'_>) -> Result<(), NoSuchTask> {
         let (full, io) = self.full_mut()?;
         full.respond(io, task, completion)
     }
 
-    /// Ends a task without an answer: a task management function, or the loss of another nexus, aborted it. What is left
-    /// of a data segment that is being placed may still be told with `placed`, or is passed over by `receive`.
+    /// Ends a task without a response, after a task management function or the loss of another nexus aborted it. The rest
+    /// of a data segment in progress may still be reported with `placed`; otherwise `receive` discards it.
     pub fn abort(&mut self, task: TaskId) -> Result<(), NoSuchTask> {
         let (full, _) = self.full_mut()?;
         full.abort(task).map(|_| ())
@@ -258,31 +260,32 @@ impl Connection {
         full.task_management_response(io, tag, response)
     }
 
-    /// Answers a logout. Where it ends this connection, [`Step::Close`] follows.
+    /// Answers a logout. If it ends this connection, [`Step::Close`] follows.
     pub fn logout_response(&mut self, tag: u32) -> Result<(), NoSuchTask> {
         let (full, io) = self.full_mut()?;
         full.logout_response(io, tag)
     }
 
-    /// Requests a sign of life of the initiator, by a ping with this tag. `None`: too many are unanswered (or login is not over).
+    /// Pings the initiator and returns the tag of the ping. Returns `None` if too many pings are unanswered or login is not
+    /// complete.
     pub fn ping(&mut self) -> Option<u32> {
         let (full, io) = self.full_mut().ok()?;
         full.ping(io)
     }
 
-    /// Is a ping answered, and so the initiator has everything that was sent before it?
+    /// Returns true if the ping was answered, which means that the initiator received all earlier output.
     pub fn is_answered(&self, ping: u32) -> bool {
         self.full().is_none_or(|full| !full.pings.contains(&ping))
     }
 
-    /// Tells the initiator how far it may go on: for when commands have ended without an answer, which would say so.
+    /// Sends the current command window. Needed after commands ended without a response.
     pub fn tell_window(&mut self) {
         if let Ok((full, io)) = self.full_mut() {
             full.tell_window(io);
         }
     }
 
-    /// Pings without an answer.
+    /// Returns the number of unanswered pings.
     pub fn pings_outstanding(&self) -> usize {
         self.full().map_or(0, |full| full.pings.len())
     }
@@ -300,38 +303,39 @@ impl Connection {
         Ok(())
     }
 
-    /// Another connection of the session has logged this one out (RFC 7143, 11.14, "close the connection"): its end is not the
-    /// session's.
+    /// Marks the connection as logged out by another connection (RFC 7143, 11.14, "close the connection"). The session
+    /// continues.
     pub fn is_logged_out(&mut self) {
         self.closing.get_or_insert(CloseReason::LoggedOut {
             whole_session: false,
         });
     }
 
-    /// Does the session go on when the connection is lost now? Then every task in progress is to be left behind, before `close`.
+    /// Returns true if the session survives the loss of this connection now. Then every task in progress must be left
+    /// behind before `close`.
     pub fn recovers(&self) -> bool {
         recovers_from(self.closing) && self.full().is_some_and(FullFeature::recovers)
     }
 
-    /// The connection is lost, and the task with it: it waits for another connection. Gives its ITT; one that has not had its turn by
-    /// CmdSN is none any more.
+    /// Detaches a task from the lost connection until it is reassigned. Returns its ITT. A task whose CmdSN was not reached
+    /// is dropped.
     pub fn leave_behind(&mut self, task: TaskId, left: Left<'_>) -> Result<u32, NoSuchTask> {
         let (full, _) = self.full_mut()?;
         full.leave_behind(task, left)
     }
 
-    /// Has `data_in` to see the data? For digests, and to keep it for retransmission.
+    /// Returns true if `data_in` must read the data, for digests or retransmission.
     pub fn sees_data(&self) -> bool {
         self.digests().data || self.full().is_some_and(|full| full.kept.is_some())
     }
 
-    /// The target ends the session: what is lost with this connection is not recovered.
+    /// Marks the session as ended by the target. Nothing of this connection is recovered.
     pub fn is_dismissed(&mut self) {
         self.closing.get_or_insert(CloseReason::SessionGone);
     }
 
-    /// The connection is over, for whatever reason: leaves the session. Tasks that the caller was told of are its to give
-    /// up (see [`Connection::tasks`], before this). Must be called once the connection has logged in.
+    /// Closes the connection and leaves the session. The caller releases its tasks before this call (see
+    /// [`Connection::tasks`]). Mandatory after login.
     pub fn close(&mut self) -> Closed {
         let Phase::Full(full) = &mut self.phase else {
             return Closed::default();
@@ -398,7 +402,7 @@ impl Connection {
         self.destination = match &mut self.phase {
             Phase::Login(_) if bhs.kind() == Some(Opcode::LoginRequest) => Destination::Inline,
             Phase::Login(_) => {
-                // the first PDU must be a Login Request (6.3)
+                // The first PDU must be a Login Request (6.3).
                 self.closing = Some(CloseReason::NotLoggedIn);
                 Destination::Discard
             }
@@ -446,7 +450,7 @@ impl Connection {
             }
             Phase::Full(full) => {
                 full.end(&mut self.io, &bhs, &self.inline, digest_ok);
-                // a large ping must not keep its memory for ever
+                // Releases the memory of a large ping.
                 if self.inline.capacity() > 64 * 1024 {
                     self.inline = Vec::new();
                 }
@@ -455,12 +459,13 @@ impl Connection {
         self.destination = Destination::Discard;
     }
 
-    /// Asks the initiator to log out within so many seconds (11.9.1, event 1).
+    /// Asks the initiator to log out within `seconds` (11.9.1, event 1).
     pub fn request_logout(&mut self, seconds: u16) -> Result<(), NoSuchTask> {
         self.async_message(AsyncEvent::RequestLogout, [0; 8], [0, 0, seconds], &[])
     }
 
-    /// Says that all connections of the session will be dropped (11.9.1, event 3), and when it may come back.
+    /// Announces that all connections of the session will be dropped (11.9.1, event 3), with the time after which the
+    /// initiator may reconnect.
     pub fn announce_drop(&mut self) -> Result<(), NoSuchTask> {
         let wait = self
             .session()
@@ -468,7 +473,7 @@ impl Connection {
         self.async_message(AsyncEvent::DropSession, [0; 8], [0, wait, 0], &[])
     }
 
-    /// The reason of the logout that is being answered, for logs.
+    /// Returns the reason of the logout in progress, for logs.
     pub fn logout_reason(&self) -> Option<LogoutReason> {
         match self.closing? {
             CloseReason::LoggedOut {
@@ -482,7 +487,7 @@ impl Connection {
     }
 }
 
-/// Is a connection that closes for this reason one that was lost?
+/// Returns true if this close reason counts as the loss of the connection.
 fn recovers_from(closing: Option<CloseReason>) -> bool {
     matches!(
         closing,
@@ -491,7 +496,7 @@ fn recovers_from(closing: Option<CloseReason>) -> bool {
 }
 
 impl Drop for Connection {
-    /// A turn that nobody would give up stops the whole session, even where `close` was forgotten.
+    /// A turn that is never released would stop the whole session, even if `close` was not called.
     fn drop(&mut self) {
         if let Phase::Full(full) = &mut self.phase {
             full.leave();

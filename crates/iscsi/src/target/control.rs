@@ -1,4 +1,4 @@
-//! Requests that are no SCSI commands: NOP, task management, logout; Reject and Asynchronous Message going out.
+//! Requests other than SCSI commands: NOP, task management, logout. Also sends Reject and Asynchronous Message.
 
 use zerocopy::big_endian::{U16, U32};
 
@@ -13,7 +13,7 @@ use crate::serial::{before, within};
 use crate::session::SessionKind;
 
 impl FullFeature {
-    /// Acts on a control PDU in its turn.
+    /// Executes a control PDU in CmdSN order.
     pub fn control(&mut self, io: &mut Io, bhs: &Bhs, data: &[u8]) {
         match bhs.kind() {
             Some(Opcode::NopOut) => self.nop_out(io, &NopOut::from_bhs(bhs), data),
@@ -43,21 +43,21 @@ impl FullFeature {
         self.send_numbered(io, header.to_bhs(), data);
     }
 
-    /// One that has no StatSN of its own.
+    /// Queues a NOP-In without a StatSN of its own.
     fn send_nop_in(&self, io: &mut Io, mut header: NopIn) {
         (header.exp_cmd_sn, header.max_cmd_sn) = self.window();
         io.out
             .bytes(|out| encode(out, header.to_bhs(), &[], &[], self.digests()));
     }
 
-    /// Sends a NOP-In that wants an answer, with this TTT.
+    /// Sends a NOP-In that requests an answer and returns its TTT.
     pub fn ping(&mut self, io: &mut Io) -> Option<u32> {
         if self.pings.len() >= self.limits.outstanding_pings {
             return None;
         }
         let ttt = self.take_ttt();
         self.pings.push(ttt);
-        // StatSN is told, not used up, for the ITT is none (11.19.1)
+        // StatSN is not advanced, because the ITT is the reserved value (11.19.1).
         self.send_nop_in(
             io,
             NopIn {
@@ -70,7 +70,7 @@ impl FullFeature {
         Some(ttt)
     }
 
-    /// Sends a NOP-In that wants nothing: it carries ExpCmdSN and MaxCmdSN where nothing else does (11.4.10).
+    /// Sends a NOP-In that requests no answer, to transmit ExpCmdSN and MaxCmdSN (11.4.10).
     pub fn tell_window(&self, io: &mut Io) {
         let nobody = U32::new(NO_TAG);
         let header = NopIn {
@@ -103,7 +103,7 @@ impl FullFeature {
         }
         let answer = match TaskFunction::from_wire(request.flags & 0x7f) {
             None => Err(TaskFunctionResponse::NotSupported),
-            // the functions of RFC 7144 are for sessions that agreed on level 2
+            // The functions of RFC 7144 require iSCSIProtocolLevel 2.
             Some(function) if function.wire() > 8 && self.session.parameters.protocol_level < 2 => {
                 Err(TaskFunctionResponse::NotSupported)
             }
@@ -132,14 +132,14 @@ impl FullFeature {
                     cmd_sn: request.cmd_sn.get(),
                 }));
             }
-            // cannot fail: the tag was just noted
+            // Cannot fail: the tag was just recorded.
             Err(response) => self
                 .task_management_response(io, tag, response)
                 .unwrap_or_default(),
         }
     }
 
-    /// The task that is to be aborted or looked for; or the answer, when there is nothing for SCSI to do (11.5.1, 11.6.1).
+    /// Returns the task to abort or query, or the response if SCSI has nothing to do (11.5.1, 11.6.1).
     fn referenced(
         &mut self,
         io: &mut Io,
@@ -160,7 +160,7 @@ impl FullFeature {
             if !aborts {
                 return Err(TaskFunctionResponse::Succeeded);
             }
-            // received, but its turn has not come: it never will
+            // The command was received but not delivered, and never will be.
             let (seen, number) = (task.seen, task.command.cmd_sn);
             if self.unpark_task(id) {
                 self.skip(io, number);
@@ -180,7 +180,7 @@ impl FullFeature {
         let pending =
             within(number, window.exp_cmd_sn(), window.max_cmd_sn()) && before(number, own);
         if aborts && pending {
-            // not received yet: the target MUST consider the CmdSN received
+            // The command was not received: the target MUST consider the CmdSN received.
             self.skip(io, number);
             return Err(TaskFunctionResponse::Complete);
         }
@@ -252,7 +252,7 @@ impl FullFeature {
         }
     }
 
-    /// Another connection is to be closed, and its tasks kept (11.14, reason 2).
+    /// Handles a logout that closes another connection and leaves its tasks for reassignment (11.14, reason 2).
     fn remove_for_recovery(&self, cid: u16) -> Result<LogoutScope, LogoutResponseCode> {
         if !self.recovers() || cid == self.key.cid {
             return Err(LogoutResponseCode::RecoveryNotSupported);
@@ -264,7 +264,7 @@ impl FullFeature {
         }
     }
 
-    /// ABORT TASK of a task that has no connection.
+    /// Executes ABORT TASK for a task without a connection.
     fn abort_reassignable(&self, request: &TaskManagementRequest) -> bool {
         let itt = request.referenced_task_tag.get();
         let before = self.session.reassignable.len();
@@ -272,12 +272,12 @@ impl FullFeature {
         self.session.reassignable.len() < before
     }
 
-    /// Has this connection been logged out by itself? Then nothing that it is sent counts any more (11.14).
+    /// Returns true if this connection was logged out by its own request. Later PDUs are then ignored (11.14).
     pub fn is_leaving(&self) -> bool {
         self.logouts.iter().any(|logout| logout.scope.is_own())
     }
 
-    /// What a logout meant has been cleaned up.
+    /// Answers a logout after its cleanup.
     pub fn logout_response(&mut self, io: &mut Io, tag: u32) -> Result<(), NoSuchTask> {
         let mut logouts = self.logouts.iter();
         let place = logouts.position(|logout| logout.tag == tag);
@@ -306,7 +306,7 @@ impl FullFeature {
         self.send_numbered(io, header.to_bhs(), &[]);
     }
 
-    /// Queues a Reject with the header that is rejected.
+    /// Queues a Reject with the rejected header.
     pub fn reject(&mut self, io: &mut Io, bhs: &Bhs, reason: RejectReason) {
         let (exp_cmd_sn, max_cmd_sn) = self.window();
         let header = Reject {

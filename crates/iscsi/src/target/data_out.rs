@@ -1,13 +1,14 @@
-//! The way of a command's write data: immediate, unsolicited, asked for with R2Ts (RFC 7143, 4.2.5.2, 11.7, 11.8).
+//! Accounting for the write data of a command: immediate, unsolicited, and solicited with R2Ts (RFC 7143, 4.2.5.2, 11.7,
+//! 11.8).
 //!
-//! Pure accounting over offsets and numbers; every one of them comes from the initiator and is checked here. After a fault
-//! data is still taken off the stream, but nowhere put, until the initiator has sent what it was allowed to.
+//! All offsets and numbers come from the initiator and are checked here. After a fault, data is received and discarded
+//! until the initiator has sent everything it may send.
 
 use smallvec::SmallVec;
 
 use crate::pdu::NO_TAG;
 
-/// What was negotiated about write data.
+/// Negotiated parameters for write data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub initial_r2t: bool,
@@ -18,11 +19,11 @@ pub(crate) struct Rules {
     pub pdu_in_order: bool,
     pub sequence_in_order: bool,
     pub gaps: usize,
-    /// Data whose digest is wrong is requested again (7.8): from error recovery level 1 on.
+    /// Data with a wrong digest is requested again (7.8), at error recovery level 1 and above.
     pub asks_again: bool,
 }
 
-/// What is wrong with the data of a command (11.4.7.2).
+/// A fault in the data of a command (11.4.7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     UnexpectedUnsolicited,
@@ -31,7 +32,7 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// Fixed-format sense data, ABORTED COMMAND.
+    /// Returns fixed-format sense data, ABORTED COMMAND.
     pub fn sense(self) -> [u8; 18] {
         let (asc, ascq) = match self {
             Fault::UnexpectedUnsolicited => (0x0c, 0x0c),
@@ -44,18 +45,18 @@ impl Fault {
     }
 }
 
-/// Where the data of a Data-Out goes.
+/// Destination of the data of a Data-Out PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Incoming {
-    /// Into the command's buffer at its offset.
+    /// The command's buffer, at the PDU's offset.
     Place,
-    /// Nowhere.
+    /// None.
     Discard,
-    /// No such sequence is open: a protocol error.
+    /// No such sequence is open; protocol error.
     Unknown,
 }
 
-/// The fields of a Data-Out header that matter here.
+/// Relevant fields of a Data-Out header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DataOutFields {
     pub ttt: u32,
@@ -65,16 +66,16 @@ pub(crate) struct DataOutFields {
     pub is_final: bool,
 }
 
-/// A run of Data-Out PDUs: unsolicited, or for one R2T.
+/// A sequence of Data-Out PDUs: unsolicited, or for one R2T.
 #[derive(Clone, Debug)]
 struct Sequence {
     ttt: u32,
-    /// R2TSN; 0 of unsolicited data.
+    /// R2TSN; 0 for unsolicited data.
     r2t_sn: u32,
     start: u32,
     end: u32,
     data_sn: u32,
-    /// What has come, sorted, apart from each other.
+    /// Received ranges, sorted and disjoint.
     pieces: SmallVec<[(u32, u32); 2]>,
 }
 
@@ -90,7 +91,7 @@ impl Sequence {
         }
     }
 
-    /// All bytes from the start to here have come.
+    /// Returns the end of the contiguous data from the start.
     fn contiguous(&self) -> u32 {
         self.pieces
             .first()
@@ -99,7 +100,7 @@ impl Sequence {
     }
 
     fn take(&mut self, fields: &DataOutFields, rules: &Rules) -> Result<(), Fault> {
-        // a number left out is a PDU lost (7.8): at error recovery level 0 the task fails
+        // A gap in DataSN means a lost PDU (7.8). At error recovery level 0 the task fails.
         let expected = self.data_sn;
         self.data_sn = self.data_sn.wrapping_add(1);
         if fields.data_sn != expected {
@@ -128,7 +129,7 @@ impl Sequence {
             .checked_sub(1)
             .and_then(|place| self.pieces.get(place).copied());
         let after = self.pieces.get(place).copied();
-        // the same byte twice would overwrite data that a write may already be using
+        // Repeated bytes would overwrite data that a running write may be using.
         if before.is_some_and(|piece| piece.1 > from) || after.is_some_and(|piece| piece.0 < to) {
             return Err(Fault::IncorrectAmount);
         }
@@ -149,30 +150,30 @@ impl Sequence {
     }
 }
 
-/// The write data of one command.
+/// Write data of one command.
 #[derive(Clone, Debug)]
 pub(crate) struct WriteData {
     expected: u32,
     /// Open until the F bit.
     unsolicited: Option<Sequence>,
-    /// Bytes that came unasked.
+    /// Number of unsolicited bytes.
     prefix: u32,
     wanted: Option<u32>,
     asked: u32,
     outstanding: SmallVec<[Sequence; 1]>,
     fault: Option<Fault>,
-    /// A Data-Out whose data segment is still coming in.
+    /// The data segment of a Data-Out PDU is being received.
     receiving: bool,
-    /// From where to where data has to be requested again, and how often that was so.
+    /// Ranges to request again, and the number of such requests.
     again: Vec<(u32, u32)>,
     asked_again: u32,
 }
 
-/// How often data of a command may come with a wrong digest.
+/// Maximum number of repeated requests for the data of one command.
 const ASKED_AGAIN_MAX: u32 = 64;
 
 impl WriteData {
-    /// A command without write data.
+    /// Creates the state of a command without write data.
     pub fn none() -> Self {
         WriteData {
             expected: 0,
@@ -188,7 +189,8 @@ impl WriteData {
         }
     }
 
-    /// A command with `expected` bytes to write, `immediate` of them in its own PDU, which has the F bit or not.
+    /// Creates the state of a command with `expected` bytes of write data, `immediate` of them in its own PDU.
+    /// `is_final` is the F bit of that PDU.
     pub fn begin(expected: u32, immediate: u32, is_final: bool, rules: &Rules) -> Self {
         let limit = expected.min(rules.first_burst);
         let mut data = WriteData {
@@ -212,7 +214,7 @@ impl WriteData {
         data
     }
 
-    /// Takes a Data-Out header in; [`WriteData::received`] follows when its data segment is over.
+    /// Processes a Data-Out header; [`WriteData::received`] follows at the end of its data segment.
     pub fn incoming(&mut self, fields: &DataOutFields, rules: &Rules) -> Incoming {
         let result = if fields.ttt == NO_TAG {
             let Some(sequence) = &mut self.unsolicited else {
@@ -266,17 +268,17 @@ impl WriteData {
         }
     }
 
-    /// The data segment of the last Data-Out is over.
+    /// Ends the data segment of the last Data-Out PDU.
     pub fn received(&mut self) {
         self.receiving = false;
     }
 
-    /// The command wants its first `wanted` bytes.
+    /// Sets the wanted data to the first `wanted` bytes.
     pub fn want(&mut self, wanted: u32) {
         self.wanted = Some(wanted.min(self.expected));
     }
 
-    /// The next stretch to request with this tag and R2TSN: offset and length.
+    /// Returns offset and length of the next range to request with this tag and R2TSN.
     pub fn ask(&mut self, ttt: u32, r2t_sn: u32, rules: &Rules) -> Option<(u32, u32)> {
         let wanted = self.wanted?;
         if self.fault.is_some()
@@ -303,13 +305,13 @@ impl WriteData {
         Some((start, length))
     }
 
-    /// The R2Ts that are not fulfilled: R2TSN, tag, offset and length.
+    /// Returns the unfulfilled R2Ts: R2TSN, tag, offset and length.
     pub fn open_r2ts(&self) -> impl Iterator<Item = (u32, u32, u32, u32)> + '_ {
         let open = self.outstanding.iter();
         open.map(|one| (one.r2t_sn, one.ttt, one.start, one.end - one.start))
     }
 
-    /// The digest of a data segment is wrong: it is requested again, or the task fails.
+    /// Handles a wrong data digest: requests the range again, or fails the task.
     pub fn digest_failed(&mut self, from: u32, length: u32, rules: &Rules) {
         if length == 0 || self.fault.is_some() {
             return self.fail(Fault::Digest);
@@ -321,7 +323,7 @@ impl WriteData {
         }
     }
 
-    /// Everything that is wanted has come.
+    /// Returns true if all wanted data has arrived.
     pub fn is_complete(&self) -> bool {
         let reached = self.asked.max(self.prefix);
         self.fault.is_none()
@@ -330,17 +332,17 @@ impl WriteData {
             && self.wanted.is_some_and(|wanted| reached >= wanted)
     }
 
-    /// The initiator owes nothing more.
+    /// Returns true if no more data is expected from the initiator.
     pub fn is_drained(&self) -> bool {
         !self.receiving && self.unsolicited.is_none() && self.outstanding.is_empty()
     }
 
-    /// What went wrong first.
+    /// Returns the first fault.
     pub fn fault(&self) -> Option<Fault> {
         self.fault
     }
 
-    /// Something went wrong outside of the headers.
+    /// Records a fault found outside the headers.
     pub fn fail(&mut self, fault: Fault) {
         self.fault = self.fault.or(Some(fault));
     }
@@ -516,7 +518,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// The oracle is a bitmap: a well-behaved initiator fills every byte once, whatever the cut and the order.
+        /// Model: a bitmap. A conforming initiator fills every byte once, for any segmentation and order.
         #[test]
         fn every_wanted_byte_is_asked_for_and_placed_once(
             expected in 0u32..40_000,
@@ -570,7 +572,7 @@ mod tests {
                 prop_assert!(asked.len() <= outstanding);
                 if asked.is_empty() { break; }
                 let (ttt, from, to) = asked.remove(if last_r2t_first { asked.len() - 1 } else { 0 });
-                // more gaps than the bound are refused, so runs of tiny PDUs go forwards
+                // Limited gaps force runs of tiny PDUs to be sent in ascending order.
                 send(&mut data, ttt, from, to);
             }
             prop_assert!(data.is_complete());

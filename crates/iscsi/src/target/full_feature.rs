@@ -1,7 +1,7 @@
-//! The full feature phase: sorting PDUs by kind, and their turns by CmdSN.
+//! The full feature phase: dispatches PDUs by opcode and orders them by CmdSN.
 //!
-//! A request with a CmdSN is acted on in its turn. In order, on one connection, that costs one compare-and-swap; what comes
-//! early is parked here, bounded by the window and by [`Limits::parked_bytes`].
+//! A request with a CmdSN is executed in its turn. In-order requests on one connection cost one compare-and-swap. Early
+//! requests are parked here, bounded by the window and by [`Limits::parked_bytes`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,25 +21,25 @@ use crate::pdu::{Bhs, Digests, NopOut, Opcode, RejectReason, TaskFunction};
 use crate::serial::before;
 use crate::session::{ConnectionKey, Session, Turn, Wake};
 
-/// What a connection's parts write to.
+/// Output of a connection: PDUs and steps.
 #[derive(Debug)]
 pub(super) struct Io {
     pub out: Outgoing,
     pub steps: VecDeque<Step>,
 }
 
-/// Where the data segment of the current PDU goes.
+/// Destination of the data segment of the current PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Destination {
-    /// Into the write data of a task, from this offset on.
+    /// The write data of a task, from this offset on.
     Place { task: TaskId, offset: u32 },
-    /// Into the buffer for control PDUs.
+    /// The buffer for control PDUs.
     Inline,
-    /// Nowhere.
+    /// None.
     Discard,
 }
 
-/// What a header came to: what is to be done when the PDU is over.
+/// Result of a header: the action at the end of the PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Command(TaskId),
@@ -75,7 +75,7 @@ struct Parked {
     request: Request,
 }
 
-/// The state of a connection in the full feature phase.
+/// State of a connection in the full feature phase.
 pub(super) struct FullFeature {
     pub session: Arc<Session>,
     pub key: ConnectionKey,
@@ -89,14 +89,14 @@ pub(super) struct FullFeature {
     pub text: TextExchange,
     pub pings: Tags,
     pub functions: Tags,
-    /// Logouts that are not answered yet.
+    /// Unanswered logouts.
     pub logouts: SmallVec<[Logout; 1]>,
-    /// ITTs of the last tasks that were aborted, as many as there can be at a time: data for them may still come.
+    /// ITTs of the most recently aborted tasks, bounded by the maximum number of tasks. Data for them may still arrive.
     pub aborted: VecDeque<u32>,
     pub immediate_commands: u32,
     pub limits: Limits,
     pub closing: Option<CloseReason>,
-    /// From error recovery level 1 on: what may have to be sent again.
+    /// Retransmission store, at error recovery level 1 and above.
     pub kept: Option<Box<Kept>>,
     current: Verdict,
     holds_turn: bool,
@@ -135,7 +135,7 @@ impl FullFeature {
             asks_again: parameters.error_recovery_level > 0,
         };
         let keeps = parameters.error_recovery_level > 0;
-        // one more for a command whose number turns out to be taken
+        // One extra slot for a command with a used CmdSN.
         let window = logged_in.session.window.size();
         let slots = window as usize + limits.immediate_commands as usize + 1;
         FullFeature {
@@ -168,7 +168,7 @@ impl FullFeature {
         self.responder.connection.digests
     }
 
-    /// Bytes that the initiator takes in one data segment.
+    /// Returns the initiator's MaxRecvDataSegmentLength in bytes.
     pub fn max_send(&self) -> usize {
         self.responder.connection.peer_max_recv as usize
     }
@@ -177,7 +177,7 @@ impl FullFeature {
         self.closing.take()
     }
 
-    /// A header has come: decides where its data segment goes.
+    /// Processes a header and returns the destination of its data segment.
     pub fn header(&mut self, io: &mut Io, bhs: &Bhs, ahs: &[u8], length: u32) -> Destination {
         if self.kept.is_some() {
             self.acknowledged(bhs);
@@ -193,7 +193,7 @@ impl FullFeature {
                 | Opcode::LogoutRequest
                 | Opcode::SnackRequest,
             ) => (Verdict::Control, Destination::Inline),
-            // a target's own PDU, or a second login (11.12)
+            // A target opcode, or a second login (11.12).
             Some(_) => (
                 Verdict::Reject(RejectReason::ProtocolError),
                 Destination::Discard,
@@ -210,7 +210,7 @@ impl FullFeature {
         }
     }
 
-    /// The PDU is over.
+    /// Ends the current PDU.
     pub fn end(&mut self, io: &mut Io, bhs: &Bhs, data: &[u8], digest_ok: bool) {
         match std::mem::replace(&mut self.current, Verdict::Ignore) {
             Verdict::Command(task) => self.command_end(io, bhs, task, digest_ok),
@@ -232,7 +232,7 @@ impl FullFeature {
         }
         let cmd_sn = cmd_sn(bhs);
         if bhs.is_immediate() {
-            // a task management function concerns the commands before it: those may be under way on other connections
+            // A task management function applies to earlier commands, which may still be in transit on other connections.
             let early = before(self.session.window.next_turn(), cmd_sn);
             let waits = kind == Some(Opcode::TaskManagementRequest)
                 && early
@@ -273,7 +273,7 @@ impl FullFeature {
         }
     }
 
-    /// The command PDU is over: takes its turn, or waits for it.
+    /// Ends a command PDU: takes its turn, or parks it.
     pub fn take_turn(&mut self, io: &mut Io, task: TaskId, cmd_sn: u32) {
         match self.session.window.claim(cmd_sn) {
             Turn::Claimed => {
@@ -296,7 +296,7 @@ impl FullFeature {
         if request.is_immediate() {
             self.session.window.listen(cmd_sn, self.key);
         } else if !self.session.window.park(cmd_sn, self.key) {
-            // the number is taken: as if it had never come
+            // The CmdSN is already used; the command is dropped.
             if let Request::Command(task) = request {
                 self.forget_task(io, task);
             }
@@ -307,10 +307,11 @@ impl FullFeature {
             .parked
             .partition_point(|other| before(other.cmd_sn, cmd_sn));
         self.parked.insert(place, Parked { cmd_sn, request });
-        // the turn may have come between the look and the word: `end_turn` looks again before anything else happens
+        // The turn may have arrived between the check and the registration. `end_turn` checks again before any other
+        // action.
     }
 
-    /// Gives up the turn held, and takes the next one if the request for it waits here.
+    /// Releases the turn, and takes the next one if its request is parked here.
     pub fn end_turn(&mut self, io: &mut Io) {
         self.release(io);
         while let Some(first) = self.parked.front() {
@@ -364,13 +365,13 @@ impl FullFeature {
     }
 
     pub fn wake(&mut self, io: &mut Io, connections: Wake) {
-        // what waits here is looked at by `end_turn` anyway
+        // Requests parked here are checked by `end_turn`.
         let others = connections.into_iter().filter(|cid| *cid != self.key.cid);
         io.steps.extend(others.map(Step::Wake));
     }
 
-    /// The connection goes: nobody may wait for a turn that it holds, or for a command that it will never begin, and the
-    /// window gets its commands back. Gives who has to look at its parked requests again.
+    /// Leaves the session: releases a held turn, skips commands that will never be delivered, and returns their window
+    /// slots. Returns the connections that must check their parked requests.
     pub fn leave(&mut self) -> Wake {
         let mut wake = Wake::new();
         if std::mem::take(&mut self.holds_turn) {
@@ -389,8 +390,8 @@ impl FullFeature {
         wake
     }
 
-    /// As [`FullFeature::leave`] where the session goes on without the connection: its tasks wait for another one, and what has not
-    /// had its turn comes again, so its numbers are not passed over.
+    /// As [`FullFeature::leave`] for a session that survives the connection: delivered tasks wait for reassignment. The
+    /// initiator sends undelivered commands again, so their numbers are not skipped.
     pub fn leave_for_recovery(&mut self) -> Wake {
         let mut wake = Wake::new();
         if std::mem::take(&mut self.holds_turn) {
@@ -403,7 +404,7 @@ impl FullFeature {
         wake
     }
 
-    /// What waits for its turn never takes it: its numbers are passed over. Gives who has to look again.
+    /// Drops the parked requests and skips their numbers. Returns the connections that must check their parked requests.
     pub fn abandon_parked(&mut self) -> Wake {
         let window = &self.session.window;
         window.forget(self.key);
@@ -417,20 +418,20 @@ impl FullFeature {
         wake
     }
 
-    /// A request that was refused still uses its number up; else every later one would wait for it.
+    /// Consumes the CmdSN of a refused request; otherwise all later requests would wait for it.
     pub fn count_as_received(&mut self, io: &mut Io, bhs: &Bhs) {
         if !bhs.is_immediate() {
             self.skip(io, cmd_sn(bhs));
         }
     }
 
-    /// As [`FullFeature::count_as_received`] for a command that never came.
+    /// As [`FullFeature::count_as_received`], for a command that was never received.
     pub fn skip(&mut self, io: &mut Io, cmd_sn: u32) {
         let wake = self.session.window.skip(cmd_sn);
         self.wake(io, wake);
     }
 
-    /// The parked command with this tag is taken back: it has not begun.
+    /// Removes a parked command. Returns true if it was parked.
     pub fn unpark_task(&mut self, task: TaskId) -> bool {
         let place = self
             .parked
@@ -444,12 +445,12 @@ impl FullFeature {
     }
 }
 
-/// It concerns one task, which has had its turn.
+/// Returns true for TASK REASSIGN, which concerns one delivered task.
 fn is_reassign(bhs: &Bhs) -> bool {
     bhs.flags & 0x7f == TaskFunction::TaskReassign.wire()
 }
 
-/// CmdSN is in the same place in every request that has one.
+/// CmdSN has the same offset in all requests that have one.
 pub(super) fn cmd_sn(bhs: &Bhs) -> u32 {
     NopOut::from_bhs(bhs).cmd_sn.get()
 }

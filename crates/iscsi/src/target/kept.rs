@@ -1,8 +1,9 @@
-//! What is kept for retransmission at error recovery levels 1 and 2 (RFC 7143, 7.1.4 and 11.16): every response until the initiator
-//! acknowledges its StatSN, and read data with it.
+//! Retransmission buffer for error recovery levels 1 and 2 (RFC 7143, 7.1.4 and 11.16): unacknowledged responses and the
+//! read data that belongs to them.
 //!
-//! Bounded: so many responses, none with much data of its own; read data beyond [`crate::Limits::kept_bytes`] is not kept, and a SNACK for
-//! it is rejected. The initiator then ends the task, or requests it on another connection.
+//! The buffer is bounded: the number of responses is limited, and so is the data of each. Read data beyond
+//! [`crate::Limits::kept_bytes`] is not stored, and a SNACK for it is rejected. The initiator then ends the task or
+//! reassigns it to another connection.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,37 +18,38 @@ use crate::pdu::{
 };
 use crate::serial::before;
 
-/// Data of a response that is kept: more than sense data has. An initiator decides how much a ping or a text brings back.
+/// Maximum stored data segment of a response in bytes, larger than any sense data. The initiator controls the size of ping
+/// and text responses.
 const SEGMENT_BYTES_MAX: usize = 4096;
 
-/// The read data of a command, as it was sent.
+/// Read data of a command, as sent.
 #[derive(Debug, Default)]
 pub(crate) struct KeptData {
     bytes: Vec<u8>,
-    /// By DataSN.
+    /// Data-In PDUs by DataSN.
     pdus: Vec<(Bhs, Range<usize>)>,
-    /// Too much to be kept: what is here is not all.
+    /// The data exceeded the limit and is incomplete.
     is_cut: bool,
 }
 
 impl KeptData {
-    /// The data, where all of it is here.
+    /// Returns the data if it is complete.
     pub fn whole(&self) -> Option<&[u8]> {
         (!self.is_cut).then_some(&self.bytes)
     }
 }
 
-/// A response that has not been acknowledged.
+/// An unacknowledged response.
 #[derive(Debug)]
 struct KeptResponse {
     stat_sn: u32,
     header: Bhs,
     segment: Box<[u8]>,
-    /// Of a SCSI command.
+    /// Set for a SCSI command.
     command: Option<Box<KeptCommand>>,
 }
 
-/// A command that was answered.
+/// A command with a sent response.
 #[derive(Debug)]
 pub(crate) struct KeptCommand {
     pub command: Command,
@@ -55,7 +57,7 @@ pub(crate) struct KeptCommand {
     pub data: Option<Box<KeptData>>,
 }
 
-/// What a connection keeps.
+/// Stored responses and data of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     responses: VecDeque<KeptResponse>,
@@ -63,7 +65,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// The initiator has everything before this StatSN.
+    /// Drops all responses before `exp_stat_sn`.
     fn acknowledge(&mut self, exp_stat_sn: u32) {
         while let Some(first) = self.responses.front()
             && before(first.stat_sn, exp_stat_sn)
@@ -92,7 +94,7 @@ impl Kept {
         found.data.as_deref()
     }
 
-    /// The commands that were answered and not acknowledged.
+    /// Removes all responses and returns their commands.
     fn take_commands(&mut self) -> impl Iterator<Item = KeptCommand> + '_ {
         self.bytes = 0;
         let responses = self.responses.drain(..);
@@ -100,20 +102,20 @@ impl Kept {
     }
 }
 
-/// Takes the header of a response with the window as it is now: in all of them it is in the same place.
+/// Returns the header with the current command window. ExpCmdSN and MaxCmdSN have the same offset in all responses.
 fn with_window(header: &Bhs, (exp_cmd_sn, max_cmd_sn): (U32, U32)) -> Bhs {
     let mut fields = NopIn::from_bhs(header);
     (fields.exp_cmd_sn, fields.max_cmd_sn) = (exp_cmd_sn, max_cmd_sn);
     fields.to_bhs()
 }
 
-/// Is `number` one of a run? A run of length 0 has no end.
+/// Returns true if `number` is in the run. A run of length 0 is unbounded.
 fn is_in_run(number: u32, begin: u32, length: u32) -> bool {
     !before(number, begin) && (length == 0 || before(number, begin.wrapping_add(length)))
 }
 
 impl FullFeature {
-    /// Queues a response that has a StatSN of its own.
+    /// Queues a response that consumes a StatSN.
     pub fn send_numbered(&mut self, io: &mut Io, header: Bhs, segment: &[u8]) {
         let digests = self.digests();
         io.out
@@ -121,9 +123,9 @@ impl FullFeature {
         self.keep(header, segment, None);
     }
 
-    /// Keeps a response that was queued, where it may have to be sent again.
+    /// Stores a queued response for retransmission.
     pub fn keep(&mut self, header: Bhs, segment: &[u8], command: Option<KeptCommand>) {
-        // An initiator acknowledges with every PDU: who has this many open does not.
+        // An initiator acknowledges with every PDU. At this limit it does not acknowledge, and responses are dropped.
         let most = 4 * self.tasks.size();
         let Some(kept) = self
             .kept
@@ -141,7 +143,7 @@ impl FullFeature {
         kept.push(response, most);
     }
 
-    /// Keeps a Data-In PDU of a task; `piece`: its data.
+    /// Stores a Data-In PDU of a task; `piece` is its data.
     pub fn keep_data(&mut self, data: &mut KeptData, header: Bhs, piece: &[u8]) {
         let Some(kept) = &mut self.kept else {
             return;
@@ -157,35 +159,35 @@ impl FullFeature {
         }
     }
 
-    /// Data of a task that ends without a response is not kept any more.
+    /// Releases the space of `data` when a task ends without a response.
     pub fn unkeep(&mut self, data: Option<Box<KeptData>>) {
         if let (Some(kept), Some(data)) = (&mut self.kept, data) {
             kept.bytes -= data.bytes.len();
         }
     }
 
-    /// A request has come: what it acknowledges is let go of (4.2.2.2).
+    /// Drops the responses that a request acknowledges (4.2.2.2).
     pub fn acknowledged(&mut self, bhs: &Bhs) {
         if let Some(kept) = &mut self.kept {
-            // ExpStatSN is in the same place in every request.
+            // ExpStatSN has the same offset in all requests.
             let exp_stat_sn = SnackRequest::from_bhs(bhs).exp_stat_sn.get();
-            // What was never sent cannot be acknowledged.
+            // Ignores an ExpStatSN beyond the last one sent.
             if !before(self.stat_sn, exp_stat_sn) {
                 kept.acknowledge(exp_stat_sn);
             }
         }
     }
 
-    /// A SNACK Request (11.16).
+    /// Handles a SNACK Request (11.16).
     pub fn snack(&mut self, io: &mut Io, bhs: &Bhs) {
         let request = SnackRequest::from_bhs(bhs);
         let is_served = match SnackType::from_wire(request.flags & SnackRequest::TYPE) {
             _ if self.kept.is_none() => false,
-            // A SNACK is short and what it brings back is not: no more is queued than may be kept.
+            // A short SNACK can request much data, so the output queue is limited to the size of the store.
             _ if io.out.len() > self.limits.kept_bytes as u64 => false,
             Some(SnackType::Data) => self.send_data_again(io, &request),
             Some(SnackType::Status) => self.send_responses_again(io, &request),
-            // No Data-In asks for a DataACK, and MaxRecvDataSegmentLength stays as it is.
+            // The target requests no DataACK, and MaxRecvDataSegmentLength does not change.
             Some(SnackType::DataAck | SnackType::ResegmentedData) | None => false,
         };
         if !is_served {
@@ -193,7 +195,7 @@ impl FullFeature {
         }
     }
 
-    /// Read data, or R2Ts that are not fulfilled.
+    /// Sends read data or unfulfilled R2Ts again. Returns false if that is not possible.
     fn send_data_again(&mut self, io: &mut Io, request: &SnackRequest) -> bool {
         let (itt, begin, length) = (
             request.itt.get(),
@@ -211,7 +213,7 @@ impl FullFeature {
                     io.out.bytes(|out| encode(out, header, &[], &[], digests));
                 }
             }
-            // What was requested and has come needs no R2T.
+            // Fulfilled R2Ts are not repeated.
             return true;
         }
         let kept = self.kept.as_ref();
@@ -244,7 +246,7 @@ impl FullFeature {
         let digests = self.digests();
         let mut left = length;
         for response in self.kept.iter().flat_map(|kept| &kept.responses) {
-            // "BegRun 0, RunLength 0": everything that is not acknowledged.
+            // BegRun 0 with RunLength 0 requests all unacknowledged responses.
             if (begin, length) == (0, 0) || is_in_run(response.stat_sn, begin, length) {
                 left = left.saturating_sub(1);
                 let header = with_window(&response.header, window);
@@ -255,7 +257,7 @@ impl FullFeature {
         left == 0
     }
 
-    /// What was answered on this connection and not acknowledged may be requested on another one.
+    /// Makes the commands with unacknowledged responses available for reassignment to another connection.
     pub fn keep_for_reassignment(&mut self) {
         let Some(kept) = &mut self.kept else {
             return;
@@ -267,10 +269,10 @@ impl FullFeature {
                 Some(data) => data.whole().map(<[u8]>::to_vec),
             };
             let state = match data.filter(|data| data.len() <= SEGMENT_BYTES_MAX) {
-                // What lies on the medium is read again, so that nobody has much kept here by losing connections.
+                // Medium reads are repeated, so an initiator cannot accumulate stored data by losing connections.
                 _ if kept.command.is_media_read() => State::Restart,
                 Some(data) => State::Ended(kept.outcome, data),
-                // There is no getting at what it told.
+                // The response data is no longer available.
                 None => continue,
             };
             session.add_reassignable(Reassignable {
@@ -283,7 +285,7 @@ impl FullFeature {
     }
 }
 
-/// An R2T; the window is not in it yet.
+/// Builds an R2T without ExpCmdSN and MaxCmdSN.
 pub(super) fn r2t(
     command: &Command,
     ttt: u32,

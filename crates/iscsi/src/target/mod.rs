@@ -1,12 +1,12 @@
-//! The target's side of a connection (RFC 7143): a [`Connection`] per TCP connection, owned by one worker.
+//! The target's side of a connection (RFC 7143): one [`Connection`] per TCP connection, owned by one worker.
 //!
 //! ```text
-//! bytes -> receive() -> Step::Data        caller places write data, tells it with placed()
-//!                       Step::Command     caller begins it: solicit(), data_in(), respond()
+//! bytes -> receive() -> Step::Data        caller stores write data, then placed()
+//!                       Step::Command     caller starts it: solicit(), data_in(), respond()
 //!                       Step::...
-//!          outgoing() <- what all of these queued
+//!          outgoing() <- output queued by these calls
 //! ```
-//! Nothing blocks; the data path takes no lock (see [`crate::session::CommandWindow`]) and allocates only while it warms up.
+//! Never blocks. The data path takes no lock (see [`crate::session::CommandWindow`]) and allocates only during warm-up.
 
 mod commands;
 mod connection;

@@ -1,17 +1,17 @@
-//! What a connection wants sent: headers and small data as bytes, command data as references into the caller's buffers.
+//! Output queue of a connection: headers and small data as bytes, command data as references into the caller's buffers.
 
-/// One piece, in order of the stream.
+/// One piece of output, in stream order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// These bytes.
+    /// Literal bytes.
     Bytes(&'a [u8]),
-    /// Bytes of a buffer that the caller named in `data_in`; it has to stay until they are sent.
+    /// Bytes of a buffer passed to `data_in`, which must stay valid until they are sent.
     Data {
-        /// The caller's name for the buffer.
+        /// The caller's identifier of the buffer.
         buffer: u64,
-        /// First byte in it.
+        /// Offset of the first byte.
         offset: u32,
-        /// Bytes.
+        /// Length in bytes.
         length: u32,
     },
 }
@@ -29,8 +29,8 @@ enum Entry {
     },
 }
 
-/// A queue of pieces. Swap it for an empty one to send it while the connection goes on; [`Outgoing::clear`] keeps its
-/// memory for the next use.
+/// A queue of pieces. Swap it for an empty one to send it while the connection continues. [`Outgoing::clear`] retains the
+/// memory.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     bytes: Vec<u8>,
@@ -39,22 +39,22 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Nothing to send?
+    /// Returns true if the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Bytes to send in all.
+    /// Returns the total number of bytes.
     pub fn len(&self) -> u64 {
         self.length
     }
 
-    /// Number of pieces.
+    /// Returns the number of pieces.
     pub fn pieces_len(&self) -> usize {
         self.entries.len()
     }
 
-    /// The pieces in order.
+    /// Returns the pieces in order.
     pub fn pieces(&self) -> impl Iterator<Item = Piece<'_>> {
         self.entries.iter().map(|entry| match *entry {
             Entry::Bytes { start, end } => Piece::Bytes(&self.bytes[start..end]),
@@ -70,14 +70,14 @@ impl Outgoing {
         })
     }
 
-    /// Forgets all pieces.
+    /// Removes all pieces.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.entries.clear();
         self.length = 0;
     }
 
-    /// Appends what `write` appends to the bytes it is given.
+    /// Appends the bytes that `write` appends to its argument.
     pub(crate) fn bytes(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.bytes.len();
         write(&mut self.bytes);

@@ -1,12 +1,14 @@
-//! Tasks whose connection was lost, until the initiator takes them to another one (RFC 7143, 7.2.2; error recovery level 2).
+//! Tasks of lost connections, until the initiator reassigns them to another one (RFC 7143, 7.2.2; error recovery
+//! level 2).
 //!
-//! Each is done once, whatever is lost:
+//! Each task is executed once:
 //!
-//! - What has not begun, or only reads the medium, begins anew on the other connection ([`State::Restart`]).
-//! - What has reached a disk goes on, and its answer is kept for the other connection ([`State::Running`], [`State::Ended`]).
-//! - What was answered and is not acknowledged is answered again, from what [`super::kept`] has.
+//! - A task that has not started, or only reads the medium, restarts on the other connection ([`State::Restart`]).
+//! - A task with submitted I/O continues, and its response is stored for the other connection ([`State::Running`],
+//!   [`State::Ended`]).
+//! - An unacknowledged response is sent again, from the store of [`super::kept`].
 //!
-//! A command that is not in its turn by CmdSN is forgotten instead: ExpCmdSN tells the initiator so, and it sends it again.
+//! An undelivered command is dropped. ExpCmdSN shows that to the initiator, which sends the command again.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,56 +21,56 @@ use super::tasks::{Command, Pending, Task, TaskId};
 use crate::pdu::{TaskFunctionResponse, TaskManagementRequest};
 use crate::session::ConnectionKey;
 
-/// Tasks of one session that wait: more than a window, and what was answered on a few connections.
+/// Maximum number of waiting tasks per session: more than a window and the unacknowledged responses of a few connections.
 const TASKS_MAX: usize = 4096;
 
 /// READ (6), (10), (12), (16).
 const MEDIA_READS: [u8; 4] = [0x08, 0x28, 0xa8, 0x88];
 
 impl Command {
-    /// Does it read the medium and do nothing else? Then it may be done twice.
+    /// Returns true if the command only reads the medium, so that it may be executed twice.
     pub fn is_media_read(&self) -> bool {
         let opcode = self.cdb.first();
         self.read && !self.write && opcode.is_some_and(|opcode| MEDIA_READS.contains(opcode))
     }
 }
 
-/// How far a task has come.
+/// Progress of a task.
 #[derive(Debug)]
 pub(crate) enum State {
     Restart,
     Running,
-    /// With what it read.
+    /// Outcome and read data.
     Ended(Pending, Vec<u8>),
 }
 
 /// A task without a connection.
 #[derive(Debug)]
 pub(crate) struct Reassignable {
-    /// Whose it was.
+    /// The lost connection.
     pub connection: ConnectionKey,
     pub command: Command,
-    /// MaxCmdSN has not moved on for it.
+    /// MaxCmdSN was not advanced for this task yet.
     pub holds_window: bool,
     pub state: State,
 }
 
-/// The tasks of a session that have no connection; control plane: touched when a connection is lost, and after that.
+/// Tasks of a session without a connection. Control plane: used only after a connection was lost.
 #[derive(Debug, Default)]
 pub struct ReassignableTasks {
     tasks: Mutex<Vec<Reassignable>>,
-    /// Their number, to be read without the lock.
+    /// Number of tasks, readable without the lock.
     count: AtomicUsize,
 }
 
-/// What becomes of a task when its connection is lost.
+/// State of a task at the loss of its connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Left<'a> {
-    /// Nothing was done that counts: it begins anew.
+    /// The task had no effect yet and restarts.
     ToRestart,
-    /// It goes on; [`ReassignableTasks::ended`] follows.
+    /// The task continues; [`ReassignableTasks::ended`] follows.
     Running,
-    /// It is over.
+    /// The task has ended.
     Ended(&'a Completion<'a>),
 }
 
@@ -77,7 +79,7 @@ impl ReassignableTasks {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a task in; true: one that was there before has gone for it, for which the window has to move on.
+    /// Adds a task. Returns true if it evicted another task and the window must advance.
     #[must_use]
     pub(crate) fn add(&self, task: Reassignable) -> bool {
         let mut tasks = self.lock();
@@ -93,7 +95,7 @@ impl ReassignableTasks {
         window
     }
 
-    /// A task that went on has ended; `data`: what it tells beside its status.
+    /// Records the end of a running task. `data` is its read data.
     pub fn ended(&self, itt: u32, completion: &Completion<'_>, data: Vec<u8>) {
         let mut tasks = self.lock();
         let mut running = tasks.iter_mut();
@@ -105,7 +107,7 @@ impl ReassignableTasks {
         }
     }
 
-    /// Is there a task of a connection with this CID?
+    /// Returns true if any task belongs to a connection with this CID.
     pub fn has_any_of(&self, cid: u16) -> bool {
         self.lock().iter().any(|task| task.connection.cid == cid)
     }
@@ -115,13 +117,13 @@ impl ReassignableTasks {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Is there none?
+    /// Returns true if there are no tasks.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Ends the tasks that `is_meant` picks by ITT and connection, without an answer, but for those that run: they end by
-    /// themselves. Gives how far the window has to move on for them.
+    /// Removes the tasks that `is_meant` selects by ITT and connection and sends no response. Running tasks are skipped,
+    /// because they end on their own. Returns the required advance of the window.
     pub(crate) fn forget(&self, is_meant: impl Fn(u32, ConnectionKey) -> bool) -> usize {
         let mut window = 0;
         let mut tasks = self.lock();
@@ -135,7 +137,7 @@ impl ReassignableTasks {
         window
     }
 
-    /// A task that goes on ends without an answer; true: the window has to move on for it.
+    /// Removes a running task and sends no response. Returns true if the window must advance for it.
     pub(crate) fn end_running(&self, itt: u32) -> bool {
         let mut tasks = self.lock();
         let mut all = tasks.iter();
@@ -149,14 +151,14 @@ impl ReassignableTasks {
         task.holds_window
     }
 
-    /// The task is taken to another connection, or the answer why not.
+    /// Removes and returns the task for reassignment, or returns the response code that explains the refusal.
     fn take(&self, itt: u32, lun: [u8; 8]) -> Result<Reassignable, TaskFunctionResponse> {
         let mut tasks = self.lock();
         let mut all = tasks.iter();
         let at = all.position(|task| task.command.itt == itt && task.command.lun == lun);
         let at = at.ok_or(TaskFunctionResponse::TaskDoesNotExist)?;
         match tasks[at].state {
-            // Its connection has not come to its end.
+            // Its old connection has not ended.
             State::Running => Err(TaskFunctionResponse::TaskStillAllegiant),
             State::Restart | State::Ended(..) => {
                 let task = tasks.swap_remove(at);
@@ -168,13 +170,13 @@ impl ReassignableTasks {
 }
 
 impl FullFeature {
-    /// Are the tasks kept when the connection is lost?
+    /// Returns true if tasks survive the loss of the connection.
     pub fn recovers(&self) -> bool {
         let agreed = &self.session.parameters;
         agreed.error_recovery_level == 2 && agreed.time_to_retain > 0 && !self.session.is_closed()
     }
 
-    /// The connection is lost, and the task with it. What has not had its turn is forgotten.
+    /// Detaches a task from the lost connection. An undelivered task is dropped.
     pub fn leave_behind(&mut self, id: TaskId, left: Left<'_>) -> Result<u32, NoSuchTask> {
         let task = self.tasks.remove(id).filter(|task| task.delivered);
         let task = task.ok_or(NoSuchTask)?;
@@ -198,8 +200,8 @@ impl FullFeature {
         });
     }
 
-    /// What is left of the connection's tasks, and what it has answered, waits for another one. What has not had its turn is
-    /// forgotten.
+    /// Makes the remaining tasks and the unacknowledged responses of the connection available for reassignment. Tasks whose
+    /// CmdSN was not reached are dropped.
     pub fn leave_all_behind(&mut self) {
         let open: Vec<TaskId> = self.tasks.iter().map(|(id, _)| id).collect();
         for id in open {
@@ -207,7 +209,7 @@ impl FullFeature {
                 continue;
             };
             let state = match task.pending.take() {
-                // Its answer waits for data that will not come any more.
+                // The response was waiting for data that can no longer arrive.
                 Some(pending) => State::Ended(*pending, Vec::new()),
                 None => State::Restart,
             };
@@ -216,7 +218,7 @@ impl FullFeature {
         self.keep_for_reassignment();
     }
 
-    /// TASK REASSIGN (11.5.1): the task goes on here, behind the answer to the function.
+    /// Handles TASK REASSIGN (11.5.1): sends the function response, then continues the task on this connection.
     pub fn reassign(&mut self, io: &mut Io, tag: u32, request: &TaskManagementRequest) {
         let taken = match self.session.parameters.error_recovery_level {
             2 => {
@@ -238,7 +240,7 @@ impl FullFeature {
         });
         let answer = taken.as_ref().err().copied();
         let answer = answer.unwrap_or(TaskFunctionResponse::Complete);
-        // Cannot fail: the tag was just noted.
+        // Cannot fail: the tag was just recorded.
         self.task_management_response(io, tag, answer)
             .unwrap_or_default();
         if let Ok(task) = taken {
@@ -246,10 +248,11 @@ impl FullFeature {
         }
     }
 
-    /// `exp_data_sn`: of a read the initiator has everything before this DataSN, counted as this connection would send it.
+    /// Continues a task on this connection. For a read, the initiator has all Data-In PDUs before `exp_data_sn`, as
+    /// numbered by this connection.
     fn take_over(&mut self, io: &mut Io, lost: Reassignable, exp_data_sn: u32) {
         let mut command = lost.command;
-        // What the window has moved on for counts beside it.
+        // A command that no longer occupies the window counts as immediate.
         command.immediate |= !lost.holds_window;
         self.immediate_commands += u32::from(command.immediate);
         let data = match &lost.state {
@@ -264,7 +267,7 @@ impl FullFeature {
         };
         match lost.state {
             State::Ended(outcome, data) if !data.is_empty() => {
-                // From a buffer of its own, which is copied.
+                // Copied, because the data has no caller buffer.
                 let content = Content::Seen(&data);
                 self.data_in_copied(io, id, content);
                 self.send_pending(io, id, &outcome);
@@ -275,7 +278,7 @@ impl FullFeature {
     }
 
     fn data_in_copied(&mut self, io: &mut Io, id: TaskId, content: Content<'_>) {
-        // Cannot fail: the task was just made.
+        // Cannot fail: the task was just created.
         self.data_in(io, id, None, 0, content, Then::Response)
             .unwrap_or_default();
     }

@@ -1,4 +1,4 @@
-//! What goes out for a task: R2T, Data-In, SCSI Response.
+//! Sends R2T, Data-In and SCSI Response PDUs.
 
 use zerocopy::big_endian::U32;
 
@@ -12,12 +12,12 @@ use crate::pdu::{Bhs, DataIn, Digests, FINAL, NO_TAG, ReadyToTransfer, ScsiRespo
 
 const CHECK_CONDITION: u8 = 0x02;
 
-/// Read data, as far as it has to be seen.
+/// Read data to send.
 #[derive(Clone, Copy)]
 pub(super) enum Content<'a> {
-    /// It is here.
+    /// Available bytes.
     Seen(&'a [u8]),
-    /// So many bytes are in the caller's buffer; there is no digest that would have to be made of them.
+    /// Length of data that stays in the caller's buffer, because no digest is needed.
     Unseen(usize),
 }
 
@@ -38,7 +38,7 @@ impl<'a> Content<'a> {
 }
 
 impl FullFeature {
-    /// ExpCmdSN and MaxCmdSN for a header that is about to be queued.
+    /// Returns ExpCmdSN and MaxCmdSN for a header.
     pub fn window(&self) -> (U32, U32) {
         (
             U32::new(self.session.window.exp_cmd_sn()),
@@ -46,14 +46,14 @@ impl FullFeature {
         )
     }
 
-    /// The StatSN of a response that is about to be queued.
+    /// Allocates the StatSN of the next response.
     pub fn take_stat_sn(&mut self) -> U32 {
         let stat_sn = self.stat_sn;
         self.stat_sn = stat_sn.wrapping_add(1);
         U32::new(stat_sn)
     }
 
-    /// A tag that is in use nowhere near.
+    /// Allocates a Target Transfer Tag.
     pub fn take_ttt(&mut self) -> u32 {
         let ttt = self.next_ttt;
         self.next_ttt = match ttt.wrapping_add(1) {
@@ -63,7 +63,7 @@ impl FullFeature {
         ttt
     }
 
-    /// Queues the R2Ts that may be out.
+    /// Queues R2Ts up to the limit.
     pub fn send_r2ts(&mut self, io: &mut Io, id: TaskId) {
         let (exp_cmd_sn, max_cmd_sn) = self.window();
         let digests = self.digests();
@@ -95,7 +95,7 @@ impl FullFeature {
         }
     }
 
-    /// Queues read data, cut by MaxRecvDataSegmentLength and MaxBurstLength. Without a buffer to send it from it is copied.
+    /// Queues read data, split by MaxRecvDataSegmentLength and MaxBurstLength. Copies the data if `buffer` is `None`.
     pub fn data_in(
         &mut self,
         io: &mut Io,
@@ -116,7 +116,7 @@ impl FullFeature {
         let (expected, skip) = (task.command.read_length(), task.skip_data);
         let room = expected.saturating_sub(offset) as usize;
         let length = content.len().min(room);
-        // the status may ride on the last PDU when it is all there is to say (11.7.3)
+        // The last Data-In PDU may carry the status if there is no sense data (11.7.3).
         let rides = match then {
             Then::Status { status, transfer }
                 if !task.command.write && length > 0 && self.kept.is_none() =>
@@ -185,7 +185,7 @@ impl FullFeature {
         }
     }
 
-    /// Where data of the task is kept, if it is.
+    /// Takes the retransmission store of the task, if retransmission is enabled.
     fn take_kept(&mut self, id: TaskId) -> Option<Box<KeptData>> {
         self.kept.as_ref()?;
         let task = self.tasks.get_mut(id)?;
@@ -200,7 +200,7 @@ impl FullFeature {
         }
     }
 
-    /// Puts the status of a task into its last Data-In PDU, and ends the task (11.7.3).
+    /// Puts the status into the last Data-In PDU and ends the task (11.7.3).
     #[inline]
     fn ride(&mut self, header: &mut DataIn, id: TaskId, status: u8, residual: (u32, bool, bool)) {
         let (count, over, under) = residual;
@@ -215,7 +215,7 @@ impl FullFeature {
         }
     }
 
-    /// Ends a task, now or when the initiator has sent what it was asked for.
+    /// Ends a task, now or after the initiator has sent the requested data.
     pub fn respond(
         &mut self,
         io: &mut Io,
@@ -234,13 +234,13 @@ impl FullFeature {
         if task.data.is_drained() {
             self.send_pending(io, id, &pending);
         } else {
-            // MUST wait for the last Data-Out PDUs with the F bit (11.4.2, 11.17.1)
+            // MUST wait for the last Data-Out PDUs with the F bit (11.4.2, 11.17.1).
             task.pending = Some(Box::new(pending));
         }
         Ok(())
     }
 
-    /// Queues the SCSI Response and lets the task go.
+    /// Queues the SCSI Response and removes the task.
     pub fn send_pending(&mut self, io: &mut Io, id: TaskId, pending: &Pending) {
         let Some(task) = self.tasks.remove(id) else {
             return;
@@ -251,14 +251,14 @@ impl FullFeature {
             status: pending.status,
             itt: U32::new(task.command.itt),
             stat_sn: self.take_stat_sn(),
-            // of Data-In alone: R2Ts, which share their numbers, do not count where nothing is read (11.4.8)
+            // Counts Data-In PDUs only: R2Ts share the counter but do not count if nothing is read (11.4.8).
             exp_data_sn: U32::new(if task.command.read { task.data_sn } else { 0 }),
             ..ScsiResponse::blank()
         };
         set_residuals(&mut header, &task.command, pending.transfer);
         (header.exp_cmd_sn, header.max_cmd_sn) = self.window();
         let mut segment: smallvec::SmallVec<[u8; 64]> = smallvec::SmallVec::new();
-        // SenseLength is 16 bits, and the segment must fit the initiator
+        // SenseLength has 16 bits, and the segment must not exceed the initiator's limit.
         let room = self.max_send().saturating_sub(2).min(usize::from(u16::MAX));
         let sense = &pending.sense[..pending.sense.len().min(room)];
         if !sense.is_empty() {
@@ -279,7 +279,7 @@ impl FullFeature {
         }
     }
 
-    /// Ends a task whose data was faulty with the sense data that section 11.4.7.2 gives.
+    /// Ends a task with faulty data, with the sense data of 11.4.7.2.
     pub fn fail(&mut self, io: &mut Io, id: TaskId, fault: Fault) {
         let seen = self.tasks.get(id).is_some_and(|task| task.seen);
         let sense = fault.sense();
@@ -295,7 +295,7 @@ impl FullFeature {
     }
 }
 
-/// One Data-In PDU, with these bytes of the buffer (offset and length), or a copy of the piece.
+/// Queues one Data-In PDU with a range of the buffer (offset and length), or with a copy of the piece.
 #[inline]
 fn queue_data_in(
     io: &mut Io,
@@ -318,7 +318,7 @@ fn queue_data_in(
     });
 }
 
-/// Residual counts (11.4.5): what the command moves against what the initiator expects.
+/// Sets the residual counts (11.4.5): bytes of the command compared with the initiator's expectation.
 fn set_residuals(header: &mut ScsiResponse, command: &Command, transfer: Transfer) {
     let flag = |header: &mut ScsiResponse, set: bool, bit: u8| {
         if set {

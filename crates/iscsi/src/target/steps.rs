@@ -1,4 +1,4 @@
-//! What a connection tells its caller, and what the caller tells it back.
+//! Interface types between a connection and its caller.
 
 use smallvec::SmallVec;
 
@@ -7,140 +7,141 @@ use crate::login::LoggedIn;
 use crate::pdu::{FormatError, LoginStatus, TaskFunction};
 use crate::session::ConnectionKey;
 
-/// Where the next bytes of the stream belong.
+/// Destination of the next bytes of the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// The task whose write data they are.
+    /// The task that receives the write data.
     pub task: TaskId,
     /// Offset in the command's data buffer.
     pub offset: u32,
-    /// Bytes left of the data segment, never 0.
+    /// Remaining bytes of the data segment, never 0.
     pub length: u32,
 }
 
-/// A task management function to be carried out.
+/// A task management function to execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskManagement {
-    /// Names the request in [`crate::target::Connection::task_management_response`].
+    /// Identifies the request in [`crate::target::Connection::task_management_response`].
     pub tag: u32,
-    /// What to do.
+    /// The function.
     pub function: TaskFunction,
     /// Logical unit, as on the wire.
     pub lun: [u8; 8],
-    /// The task of ABORT TASK and QUERY TASK; it is in progress on this connection.
+    /// The task of ABORT TASK and QUERY TASK, in progress on this connection.
     pub referenced: Option<TaskId>,
-    /// Its tag. An ABORT TASK without a task means one that has ended as far as is known here: it is answered
-    /// [`TaskFunctionResponse::TaskDoesNotExist`], but for one that was aborted and is still at work.
+    /// The referenced task tag. An ABORT TASK without `referenced` means a task that has ended on this connection. The
+    /// answer is [`TaskFunctionResponse::TaskDoesNotExist`], unless the task was aborted and its I/O is still running.
     pub referenced_tag: u32,
-    /// The request's CmdSN: of its session's tasks the older ones are meant (4.2.2.3.4).
+    /// The request's CmdSN: only older tasks of the session are affected (4.2.2.3.4).
     pub cmd_sn: u32,
 }
 
-/// What an initiator logs out (RFC 7143, 11.14.1).
+/// Scope of a logout (RFC 7143, 11.14.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogoutScope {
     /// The session with all its connections.
     Session,
-    /// The connection by which the request came.
+    /// The connection that carried the request.
     Connection,
     /// Another connection of the session.
     Other(ConnectionKey),
-    /// Another connection, whose tasks are kept for reassignment; `None`: it has ended by itself.
+    /// Another connection; its tasks wait for reassignment; `None` if it has already ended.
     ForRecovery(Option<ConnectionKey>),
 }
 
 impl LogoutScope {
-    /// Is it the end of the connection by which the request came?
+    /// Returns true if the logout ends the connection that carried the request.
     pub(super) fn is_own(self) -> bool {
         matches!(self, LogoutScope::Session | LogoutScope::Connection)
     }
 }
 
-/// A logout to be carried out.
+/// A logout to execute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Logout {
-    /// Names the request in [`crate::target::Connection::logout_response`].
+    /// Identifies the request in [`crate::target::Connection::logout_response`].
     pub tag: u32,
-    /// What ends.
+    /// The scope of the logout.
     pub scope: LogoutScope,
 }
 
-/// Why a connection has to be dropped.
+/// Reason for dropping a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// The initiator logged out; `whole_session`: with all connections.
+    /// The initiator logged out.
     LoggedOut {
-        /// The session ends too.
+        /// All connections of the session end.
         whole_session: bool,
     },
     /// Login was refused.
     LoginFailed(LoginStatus),
-    /// A PDU other than Login came before login.
+    /// The first PDU was not a Login Request.
     NotLoggedIn,
-    /// The framing is lost.
+    /// Framing error.
     Format(FormatError),
-    /// The session was reinstated, closed or dropped elsewhere.
+    /// The session was reinstated, closed or dropped by another connection.
     SessionGone,
-    /// The peer made us hold more than the limits allow.
+    /// The peer exceeded a resource limit.
     LimitExceeded(&'static str),
 }
 
-/// What came of the bytes received. Act on it before the next call.
+/// Result of the received bytes. The caller acts on it before the next call.
 #[derive(Debug)]
 pub enum Step {
-    /// All bytes are taken; receive more.
+    /// All bytes are consumed; receive more.
     More,
-    /// The next bytes of the stream are write data: put them there and call `placed`, in as many pieces as they come.
+    /// The next bytes of the stream are write data. Store them there and call `placed`, once per received piece.
     Data(Placement),
     /// The full feature phase has begun.
     LoggedIn(Box<LoggedIn>),
-    /// A command, in the order of CmdSN, its immediate data already placed: begin it, before the next call.
+    /// Start this command before the next call. Commands arrive in CmdSN order with their immediate data already placed.
     Command(TaskId),
-    /// All data that `solicit` asked for has been placed.
+    /// All data requested with `solicit` is placed.
     DataComplete(TaskId),
-    /// The task is gone without the caller's doing (its data was faulty, the response is queued): give up what it holds.
+    /// The connection ended the task (faulty data; the response is queued). Release its resources.
     Abandoned(TaskId),
-    /// A task management function; begin it, before the next call.
+    /// Start this task management function before the next call.
     TaskManagement(TaskManagement),
-    /// The command whose turn it is waits on another connection of the session: have that one's owner call `receive(&[])`.
+    /// The next command by CmdSN waits on another connection of the session. The owner of that connection must call
+    /// `receive(&[])`.
     Wake(u16),
-    /// The task with this ITT, which has lost its connection, was aborted: nobody has to wait for it any more.
+    /// The detached task with this ITT was aborted; stop waiting for it.
     Forgotten(u32),
-    /// The initiator logs out: give up the commands of what ends, drop what of it is another connection, and answer when none of
-    /// these commands can do anything any more (11.15).
+    /// Logout: abort the commands in the scope, drop the other connections in the scope, and answer when none of these
+    /// commands can have an effect any more (11.15).
     Logout(Logout),
-    /// Send what is queued, then drop the connection and call `close`.
+    /// Send the queued output, then drop the connection and call `close`.
     Close(CloseReason),
 }
 
-/// How far [`crate::target::Connection::receive`] came.
+/// Result of [`crate::target::Connection::receive`].
 #[derive(Debug)]
 pub struct Received {
-    /// Bytes taken from the input.
+    /// Number of consumed input bytes.
     pub used: usize,
-    /// What to do now.
+    /// The next action.
     pub step: Step,
 }
 
-/// What the end of a connection means for others of its session.
+/// Consequences of a closed connection for the rest of its session.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Closed {
-    /// To be dropped with it: at error recovery level 0 a session does not outlive a connection that was not logged out.
+    /// Connections to drop too: at error recovery level 0 the session ends with a connection that was not logged out.
     pub drop: Vec<ConnectionKey>,
-    /// CIDs that may have waited for it: have their owners call `receive(&[])`, as for [`Step::Wake`].
+    /// CIDs that may have waited for this connection. Their owners must call `receive(&[])`, as for [`Step::Wake`].
     pub wake: Vec<u16>,
 }
 
-/// Bytes that the command as given by its CDB moves, whatever the initiator expects: the residual counts come from it.
+/// Bytes that the CDB transfers, independent of the initiator's expectation. The residual counts are computed from them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transfer {
-    /// To the initiator.
+    /// Bytes to the initiator.
     pub data_in: u64,
-    /// From the initiator.
+    /// Bytes from the initiator.
     pub data_out: u64,
 }
 
-/// How a command ended.
+/// Outcome of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion<'a> {
     /// iSCSI service response: 0 command completed at target, 1 target failure.
@@ -149,32 +150,32 @@ pub struct Completion<'a> {
     pub status: u8,
     /// Sense data.
     pub sense: &'a [u8],
-    /// What the command moves.
+    /// Bytes transferred by the CDB.
     pub transfer: Transfer,
 }
 
-/// What follows a piece of read data.
+/// Continuation after a piece of read data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     /// More data of the same command.
     More,
-    /// Nothing: a `respond` ends the command.
+    /// `respond` ends the command.
     Response,
-    /// The command is over with a status without sense data; it rides on the last Data-In PDU where it may.
+    /// The command ends with a status without sense data. The status is sent in the last Data-In PDU if possible.
     Status {
         /// SCSI status.
         status: u8,
-        /// What the command moves.
+        /// Bytes transferred by the CDB.
         transfer: Transfer,
     },
 }
 
-/// An answer for a task that is not (or no longer) in progress.
+/// The task does not exist or has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such task in progress on this connection")]
 pub struct NoSuchTask;
 
-/// The residual count and its flags: (count, overflow, underflow).
+/// Returns the residual count and its flags: (count, overflow, underflow).
 pub(crate) fn residual(expected: u32, moves: u64) -> (u32, bool, bool) {
     let expected = u64::from(expected);
     if moves > expected {
@@ -190,5 +191,5 @@ pub(crate) fn residual(expected: u32, moves: u64) -> (u32, bool, bool) {
     }
 }
 
-/// Tags of requests that are being answered.
+/// Tags of unanswered requests.
 pub(crate) type Tags = SmallVec<[u32; 4]>;

@@ -1,4 +1,4 @@
-//! The tasks of one connection: a slot each, found by ITT or by [`TaskId`], made at the start and never grown.
+//! Task table of one connection: a fixed number of slots, found by ITT or by [`TaskId`].
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
@@ -9,7 +9,7 @@ use super::data_out::WriteData;
 use super::kept::KeptData;
 use super::steps::{Completion, Transfer};
 
-/// Names a task; a slot's number and how often it was used, so that a stale name finds nothing.
+/// Task identifier: slot number and generation, so that a stale identifier finds no task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId(u32);
 
@@ -18,7 +18,7 @@ impl TaskId {
         TaskId(u32::from(generation) << 16 | (index as u32 & 0xffff))
     }
 
-    /// The slot: below [`crate::target::Connection::task_slots`], for a table of the caller's own.
+    /// Returns the slot number, below [`crate::target::Connection::task_slots`].
     pub fn index(self) -> usize {
         (self.0 & 0xffff) as usize
     }
@@ -33,33 +33,33 @@ impl TaskId {
 pub struct Command {
     /// Logical unit, as on the wire.
     pub lun: [u8; 8],
-    /// The CDB: 16 bytes, more with an extended CDB.
+    /// The CDB: 16 bytes, or more with an extended CDB.
     pub cdb: SmallVec<[u8; 32]>,
     /// Initiator Task Tag.
     pub itt: u32,
     /// CmdSN.
     pub cmd_sn: u32,
-    /// The attribute field: see [`crate::pdu::TaskAttribute`].
+    /// The attribute field; see [`crate::pdu::TaskAttribute`].
     pub attribute: u8,
-    /// R: data in is expected.
+    /// R: the command reads data.
     pub read: bool,
-    /// W: data out is expected.
+    /// W: the command writes data.
     pub write: bool,
     /// Sent for immediate delivery.
     pub immediate: bool,
-    /// Expected Data Transfer Length in bytes; of the write, when both.
+    /// Expected Data Transfer Length in bytes; of the write part if both directions are used.
     pub expected_length: u32,
     /// Expected bidirectional read data length in bytes.
     pub bidirectional_read_length: Option<u32>,
 }
 
 impl Command {
-    /// Bytes that may be written to the target.
+    /// Returns the maximum number of bytes from the initiator.
     pub fn write_length(&self) -> u32 {
         if self.write { self.expected_length } else { 0 }
     }
 
-    /// Bytes that may be read from the target.
+    /// Returns the maximum number of bytes to the initiator.
     pub fn read_length(&self) -> u32 {
         match (self.read, self.write) {
             (true, false) => self.expected_length,
@@ -69,7 +69,7 @@ impl Command {
     }
 }
 
-/// A response that waits for the initiator to send what it still may.
+/// A response delayed until the initiator has sent all outstanding data.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
     pub response: u8,
@@ -94,25 +94,25 @@ impl Pending {
 pub(crate) struct Task {
     pub command: Command,
     pub data: WriteData,
-    /// The caller was told of it.
+    /// The task was reported to the caller.
     pub seen: bool,
-    /// Its turn came: it is the caller's to answer.
+    /// The command was delivered; the caller must answer it.
     pub delivered: bool,
-    /// The caller was told that its data is complete.
+    /// `Step::DataComplete` was reported.
     pub told_complete: bool,
     pub pending: Option<Box<Pending>>,
-    /// Data-In and R2T PDUs sent: DataSN and R2TSN count together (11.7.5, 11.8).
+    /// Number of Data-In and R2T PDUs sent: DataSN and R2TSN share a counter (11.7.5, 11.8).
     pub data_sn: u32,
-    /// Bytes left of the current Data-In sequence.
+    /// Remaining bytes of the current Data-In sequence.
     pub burst_left: u32,
-    /// The initiator has the Data-In PDUs before this DataSN, from a connection that was lost.
+    /// The initiator received the Data-In PDUs before this DataSN on a lost connection.
     pub skip_data: u32,
-    /// What was read, where it may have to be sent again.
+    /// Read data for retransmission.
     pub kept: Option<Box<KeptData>>,
 }
 
 impl Task {
-    /// A command whose PDU has come; nobody was told of it.
+    /// Creates a task for a received command that was not reported to the caller yet.
     pub fn new(command: Command, data: WriteData, max_burst: u32) -> Task {
         Task {
             command,
@@ -134,7 +134,7 @@ struct Slot {
     task: Option<Task>,
 }
 
-/// Hashes a tag with a key that the peer does not know.
+/// Hashes a tag with a secret key, so that the peer cannot provoke collisions.
 #[derive(Clone, Copy)]
 struct TagHash(u64);
 
@@ -163,7 +163,6 @@ impl Hasher for TagHash {
     }
 }
 
-/// The table.
 pub(crate) struct TaskTable {
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -182,7 +181,7 @@ impl std::fmt::Debug for TaskTable {
 }
 
 impl TaskTable {
-    /// `size` slots; `key` is random.
+    /// Creates `size` slots; `key` is random.
     pub fn new(size: usize, key: u64) -> Self {
         let size = size.min(usize::from(u16::MAX));
         TaskTable {
@@ -201,7 +200,7 @@ impl TaskTable {
         self.slots.len()
     }
 
-    /// Is a slot free?
+    /// Returns true if a slot is free.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
@@ -227,7 +226,7 @@ impl TaskTable {
             .filter(|_| slot.generation == id.generation())
     }
 
-    /// `None`: no slot is free. The ITT must not be in use.
+    /// Adds a task; its ITT must be unused. Returns `None` if no slot is free.
     pub fn insert(&mut self, task: Task) -> Option<TaskId> {
         let index = self.free.pop()?;
         let slot = self.slots.get_mut(usize::from(index))?;
@@ -248,7 +247,7 @@ impl TaskTable {
         Some(task)
     }
 
-    /// Takes all tasks out.
+    /// Removes all tasks.
     pub fn clear(&mut self) {
         for index in 0..self.slots.len() {
             let id = TaskId::new(index, self.slots[index].generation);

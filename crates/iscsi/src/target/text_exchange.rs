@@ -1,7 +1,8 @@
-//! Text in the full feature phase (RFC 7143, 11.10, 11.11, appendix C): SendTargets, and what may still be declared.
+//! Text in the full feature phase (RFC 7143, 11.10, 11.11, appendix C): SendTargets, and declarations that are still
+//! allowed.
 //!
-//! One exchange at a time; requests and the answer that is being sent are bounded by [`crate::Limits::text_bytes`] and by the
-//! number of targets.
+//! One exchange at a time. Requests are bounded by [`crate::Limits::text_bytes`], and the response by the number of
+//! targets.
 
 use zerocopy::big_endian::U32;
 
@@ -39,11 +40,11 @@ impl TextExchange {
     }
 }
 
-/// A request that is refused as a whole.
+/// A request that is rejected as a whole.
 struct Refused(RejectReason);
 
 impl FullFeature {
-    /// Takes a Text Request.
+    /// Processes a Text Request.
     pub fn text_request(&mut self, io: &mut Io, request: &TextRequest, segment: &[u8]) {
         if let Err(Refused(reason)) = self.text_step(io, request, segment) {
             self.text.reset();
@@ -64,7 +65,7 @@ impl FullFeature {
             return Err(Refused(RejectReason::InvalidPduField));
         }
         if ttt == NO_TAG {
-            // a new exchange ends the old one (11.10.4)
+            // A new exchange ends the old one (11.10.4).
             self.text.reset();
         } else if self.text.tags != Some((itt, ttt)) {
             return Err(Refused(RejectReason::ProtocolError));
@@ -98,7 +99,7 @@ impl FullFeature {
         let mut told_targets = false;
         for pair in pairs {
             if pair.key == "SendTargets" {
-                // the answer is bounded by the number of targets, not by how often it can be asked for
+                // SendTargets is answered once per request, so that the response stays bounded by the number of targets.
                 if std::mem::replace(&mut told_targets, true) {
                     return Err(Refused(RejectReason::ProtocolError));
                 }
@@ -106,14 +107,14 @@ impl FullFeature {
                 understood = true;
                 continue;
             }
-            // may be declared at any time (13.7), and changes nothing
+            // May be declared at any time (13.7); has no effect.
             if pair.key == "InitiatorAlias" {
                 understood = true;
                 continue;
             }
             match self.responder.answer_in_full_feature_phase(*pair) {
                 Answer::Say(value) => {
-                    // private keys may be tried on anybody
+                    // Private keys are valid even if they are not understood.
                     understood |= value != NOT_UNDERSTOOD
                         || pair.key.starts_with("X-")
                         || pair.key.starts_with("X#");
@@ -122,7 +123,7 @@ impl FullFeature {
                 Answer::Nothing | Answer::Repeated => understood = true,
             }
         }
-        // a request of which no word was understood is no negotiation
+        // A request without any known key is a protocol error.
         if understood {
             Ok(out)
         } else {
@@ -134,7 +135,7 @@ impl FullFeature {
         let own = self.session.identity.target_name.as_deref();
         let which = match (self.session.identity.kind, value) {
             (SessionKind::Discovery, "All") => SendTargets::All,
-            // in a normal session only its own target is told of, though initiators ask for all (appendix C)
+            // A normal session lists only its own target, even if the initiator asks for all (appendix C).
             (SessionKind::Normal, "All" | "") => SendTargets::Named(own.unwrap_or_default()),
             (_, name) if is_iscsi_name(name) => SendTargets::Named(name),
             _ => return Err(Refused(RejectReason::ProtocolError)),
@@ -148,7 +149,7 @@ impl FullFeature {
         Ok(())
     }
 
-    /// Sends what fits of the answer; `is_final`: the initiator has nothing more to ask.
+    /// Sends the next part of the answer. `is_final` means that the initiator has no further text.
     fn send_text(&mut self, io: &mut Io, itt: u32, is_final: bool) {
         let left = self.text.answer.len() - self.text.sent;
         let take = left.min(self.max_send());

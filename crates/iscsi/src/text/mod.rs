@@ -1,6 +1,6 @@
-//! Text keys (RFC 7143, section 6.1): `key=value` pairs ended by a NUL, over several PDUs with the C bit.
+//! Text keys (RFC 7143, 6.1): `key=value` pairs terminated by NUL, spread over several PDUs with the C bit.
 //!
-//! Parsing borrows from the collected bytes; nothing grows beyond the limit of the [`Collector`].
+//! Parsing borrows from the collected bytes. The [`Collector`] bounds the memory.
 
 mod values;
 
@@ -9,30 +9,30 @@ pub use values::{
     to_base64, to_hex,
 };
 
-/// The longest key name (6.1).
+/// Maximum length of a key name in bytes (6.1).
 pub const KEY_MAX: usize = 63;
 
-/// Text that breaks the format rules.
+/// A violation of the text format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// A pair without an equals sign.
     #[error("text pair without an equals sign")]
     NoEquals,
-    /// A key that is empty, too long or has characters that keys do not have.
+    /// A key that is empty, too long or has invalid characters.
     #[error("malformed key name of {0} bytes")]
     BadKey(usize),
-    /// Value with bytes that are not text.
+    /// A value with invalid characters.
     #[error("value with a byte that is no text")]
     BadValue,
-    /// The sequence is longer than the limit.
+    /// The sequence exceeds the limit.
     #[error("negotiation sequence of more than {0} bytes")]
     TooLong(usize),
 }
 
-/// One pair.
+/// One key=value pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair<'a> {
-    /// Key name; case matters.
+    /// Key name, case-sensitive.
     pub key: &'a str,
     /// Value, possibly empty.
     pub value: &'a str,
@@ -43,7 +43,7 @@ fn is_key(name: &[u8]) -> bool {
     (1..=KEY_MAX).contains(&name.len()) && name[0].is_ascii_alphabetic() && name.iter().all(allowed)
 }
 
-/// Takes text apart. Empty pairs (stray NULs) are passed over; a last pair without NUL is taken.
+/// Parses text. Skips empty pairs (stray NULs) and accepts a last pair without NUL.
 pub fn parse(bytes: &[u8]) -> Result<Vec<Pair<'_>>, TextError> {
     let mut pairs = Vec::new();
     for entry in bytes.split(|b| *b == 0).filter(|entry| !entry.is_empty()) {
@@ -68,7 +68,7 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Pair<'_>>, TextError> {
 /// Appends a pair.
 ///
 /// # Panics
-/// When key or value hold a NUL: what is sent is ours.
+/// If key or value contain a NUL. Only local text is sent.
 pub fn push_pair(out: &mut Vec<u8>, key: &str, value: &str) {
     assert!(
         !key.contains('\0') && !value.contains('\0'),
@@ -80,7 +80,7 @@ pub fn push_pair(out: &mut Vec<u8>, key: &str, value: &str) {
     out.push(0);
 }
 
-/// Collects the data segments of a sequence until one comes without the C bit.
+/// Collects the data segments of a sequence until one has no C bit.
 #[derive(Clone)]
 pub struct Collector {
     bytes: Vec<u8>,
@@ -88,7 +88,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Empty; `limit` bounds one sequence.
+    /// Creates an empty collector; `limit` is the maximum length of one sequence in bytes.
     pub fn new(limit: usize) -> Self {
         Collector {
             bytes: Vec::new(),
@@ -105,18 +105,18 @@ impl Collector {
         Ok(())
     }
 
-    /// Anything collected?
+    /// Returns true if no data was collected.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The whole text; the collector is empty afterwards.
+    /// Returns the whole text and empties the collector.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
 }
 
-// may hold CHAP answers: no content
+// The content is not printed, because it may hold CHAP responses.
 impl std::fmt::Debug for Collector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Collector({} bytes of {})", self.bytes.len(), self.limit)

@@ -1,8 +1,8 @@
-//! The types of values (RFC 7143, 6.1): booleans, numbers, ranges, lists, binary in hex or base64.
+//! Value types (RFC 7143, 6.1): booleans, numbers, ranges, lists, binary values in hex or base64.
 
 use smallvec::SmallVec;
 
-/// A decoded binary value; long enough inline for every CHAP value of this crate.
+/// A decoded binary value; every CHAP value of this crate fits inline.
 pub type Binary = SmallVec<[u8; 64]>;
 
 /// An inclusive range, written `low~high`.
@@ -14,7 +14,7 @@ pub struct NumericRange {
     pub high: u64,
 }
 
-/// `Yes` or `No`.
+/// Parses `Yes` or `No`.
 pub fn parse_boolean(value: &str) -> Option<bool> {
     match value {
         "Yes" => Some(true),
@@ -23,7 +23,7 @@ pub fn parse_boolean(value: &str) -> Option<bool> {
     }
 }
 
-/// A decimal or hexadecimal number of up to 64 bits.
+/// Parses a decimal or hexadecimal number of up to 64 bits.
 pub fn parse_number(value: &str) -> Option<u64> {
     let (digits, radix) = match value
         .strip_prefix("0x")
@@ -32,14 +32,14 @@ pub fn parse_number(value: &str) -> Option<u64> {
         Some(hex) => (hex, 16),
         None => (value, 10),
     };
-    // from_str_radix would take a sign
+    // `from_str_radix` would accept a sign.
     if digits.is_empty() || !digits.chars().all(|c| c.is_digit(radix)) {
         return None;
     }
     u64::from_str_radix(digits, radix).ok()
 }
 
-/// `low~high` with low not above high.
+/// Parses `low~high`, where low must not exceed high.
 pub fn parse_range(value: &str) -> Option<NumericRange> {
     let (low, high) = value.split_once('~')?;
     let range = NumericRange {
@@ -49,13 +49,13 @@ pub fn parse_range(value: &str) -> Option<NumericRange> {
     (range.low <= range.high).then_some(range)
 }
 
-/// A comma-separated list of non-empty names.
+/// Parses a comma-separated list of non-empty names.
 pub fn parse_list(value: &str) -> Option<SmallVec<[&str; 8]>> {
     let names: SmallVec<[&str; 8]> = value.split(',').collect();
     names.iter().all(|name| !name.is_empty()).then_some(names)
 }
 
-/// A binary value of at most `limit` bytes: `0x` and hex digits, or `0b` and base64.
+/// Parses a binary value of at most `limit` bytes: `0x` and hex digits, or `0b` and base64.
 pub fn parse_binary(value: &str, limit: usize) -> Option<Binary> {
     let bytes = value.as_bytes();
     let decoded = match bytes.split_first_chunk::<2>()? {
@@ -72,7 +72,7 @@ fn parse_hex(digits: &[u8], limit: usize) -> Option<Binary> {
     }
     let nibble = |digit: u8| (digit as char).to_digit(16).map(|n| n as u8);
     let mut out = Binary::new();
-    // an odd number of digits stands for a leading zero
+    // An odd number of digits implies a leading zero.
     let (first, rest) = digits.split_at(digits.len() % 2);
     if let Some(&digit) = first.first() {
         out.push(nibble(digit)?);
@@ -112,7 +112,7 @@ fn parse_base64(digits: &[u8], limit: usize) -> Option<Binary> {
         }
         bits <<= 6 * fill;
         let [_, bytes @ ..] = bits.to_be_bytes();
-        // bits that fill up must be zero, else two texts would mean one value
+        // Unused bits must be zero, so that each value has one encoding.
         if bytes[3 - fill..].iter().any(|b| *b != 0) {
             return None;
         }
@@ -121,7 +121,7 @@ fn parse_base64(digits: &[u8], limit: usize) -> Option<Binary> {
     Some(out)
 }
 
-/// `0x` and hex digits.
+/// Formats as `0x` and hex digits.
 pub fn to_hex(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(2 + 2 * bytes.len());
     text.push_str("0x");
@@ -133,7 +133,7 @@ pub fn to_hex(bytes: &[u8]) -> String {
     text
 }
 
-/// `0b` and base64.
+/// Formats as `0b` and base64.
 pub fn to_base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::from("0b");
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(parse_list("None,,CRC32C"), None);
     }
 
-    /// The test vectors of RFC 4648, section 10.
+    /// Test vectors of RFC 4648, section 10.
     #[test]
     fn base64_gives_the_vectors_of_rfc_4648() {
         for (plain, text) in [

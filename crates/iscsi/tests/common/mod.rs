@@ -1,4 +1,4 @@
-//! A target without sockets: our target's connections over a RAM disk, our initiator, and a pipe that cuts streams anywhere.
+//! A test bench without sockets: our target over a RAM disk, our initiator, and a pipe that splits streams anywhere.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 pub mod raw;
@@ -29,7 +29,7 @@ pub struct Policy {
     pub table: SessionTable,
     pub offer: Offer,
     pub chap: Vec<Algorithm>,
-    /// Who offers nothing but CHAP may authenticate, and nobody has to.
+    /// CHAP is optional: used only if the initiator offers nothing else.
     pub chap_is_optional: bool,
     pub users: HashMap<String, ChapUser>,
     pub targets: Vec<TargetRecord>,
@@ -117,7 +117,7 @@ pub fn user(secret: &str, mutual: Option<(&str, &str)>) -> ChapUser {
     }
 }
 
-/// What the tests negotiate with.
+/// Returns the offer of the tests.
 pub fn small_offer() -> Offer {
     let mut offer = Offer {
         max_recv_data_segment_length: 1024,
@@ -158,29 +158,29 @@ pub fn write10(lba: u32, blocks: u16) -> Vec<u8> {
     cdb10(0x2a, lba, blocks)
 }
 
-/// One connection at the target, with what a target keeps for it.
+/// The target's side of one connection, with the state that its caller holds.
 pub struct TargetEnd {
     pub connection: Connection,
     pub buffers: HashMap<TaskId, Vec<u8>>,
-    /// Read data by the name given to `data_in`.
+    /// Read data by the buffer identifier passed to `data_in`.
     pub sending: HashMap<u64, Vec<u8>>,
     pub closed: Option<CloseReason>,
     pub abandoned: usize,
-    /// Commands that are kept unanswered: opcode 0xff.
+    /// Commands that stay unanswered: opcode 0xff.
     pub held: Vec<TaskId>,
-    /// Logouts are answered at once.
+    /// Answers logouts at once.
     pub answers_logouts: bool,
     next_buffer: u64,
 }
 
-/// What a target leaves for its neighbours.
+/// Messages of a connection to the others of its session.
 #[derive(Default)]
 pub struct Messages {
     pub wake: Vec<u16>,
     pub drop: Vec<ConnectionKey>,
-    /// CmdSN of the commands begun, in order.
+    /// CmdSNs of the started commands, in order.
     pub begun: Vec<u32>,
-    /// CmdSN of the last command begun on any thread.
+    /// CmdSN of the last command started on any thread.
     pub last_begun: Option<Arc<AtomicU32>>,
     pub functions: Vec<TaskManagement>,
 }
@@ -307,7 +307,7 @@ impl TargetEnd {
                 };
                 let buffer = self.next_buffer;
                 self.next_buffer += 1;
-                // in two pieces, cut at an odd place, so that bursts and pieces do not fall together
+                // Two pieces with an odd boundary, so that bursts and pieces do not align.
                 let cut = (data.len() / 3).min(command.read_length() as usize);
                 let status = Then::Status {
                     status: 0,
@@ -370,7 +370,7 @@ impl TargetEnd {
             .unwrap();
     }
 
-    /// What the target wants sent, as bytes.
+    /// Returns the queued output as bytes.
     pub fn take_bytes(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for piece in self.connection.outgoing().pieces() {
@@ -405,7 +405,7 @@ pub struct Pipes {
     to_target: Vec<Vec<u8>>,
     to_initiator: Vec<Vec<u8>>,
     random: u64,
-    /// Largest piece that a pipe carries at a time.
+    /// Maximum number of bytes that a pipe moves at a time.
     pub piece: usize,
 }
 
@@ -463,7 +463,7 @@ impl Pipes {
         pipes
     }
 
-    /// Moves bytes in random pieces over random connections until nothing moves.
+    /// Moves random pieces over random connections until all pipes are idle.
     pub fn run(&mut self) {
         loop {
             let mut moved = false;

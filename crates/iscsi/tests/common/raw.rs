@@ -1,4 +1,4 @@
-//! A logged-in connection that is spoken to in bytes, and its answers as bytes.
+//! A logged-in connection driven with raw bytes.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use zerocopy::big_endian::U32;
 
 use super::{INITIATOR, Messages, Policy, TARGET, TargetEnd, small_offer};
 
-/// A logged-in connection that is spoken to in bytes.
+/// A logged-in connection driven with raw bytes.
 pub struct Raw {
     pub target_end: TargetEnd,
     pub disk: Vec<u8>,
@@ -81,12 +81,12 @@ impl Raw {
         self.digests = self.target_end.connection.digests();
     }
 
-    /// A further connection of the same session.
+    /// Adds a connection to the same session.
     pub fn join(&self, cid: u16) -> Raw {
         self.join_session(self.target_end.connection.key().unwrap().tsih, cid)
     }
 
-    /// The same of the session with this TSIH.
+    /// Adds a connection to the session with this TSIH.
     pub fn join_session(&self, tsih: u16, cid: u16) -> Raw {
         let mut raw = Raw {
             target_end: TargetEnd::new(self.policy.clone(), Limits::default()),
@@ -156,7 +156,7 @@ impl Raw {
         self.send(header.to_bhs(), &[], &[])
     }
 
-    /// The connection serves on.
+    /// Asserts that the connection still serves requests.
     pub fn still_serves(&mut self) {
         let answers = self.test_unit_ready(0xabcd);
         assert_eq!(answers.len(), 1, "{:?}", self.target_end.closed);
@@ -181,7 +181,7 @@ pub fn assert_rejected(answers: &[Answer], reason: u8, header: &Bhs) {
         (0x3f, 0x80, reason)
     );
     assert_eq!(answers[0].word(16), 0xffff_ffff);
-    // the lengths of what was sent are set by the encoder
+    // The encoder sets the length fields of the sent header.
     assert_eq!(answers[0].data[..4], header.bytes()[..4]);
     assert_eq!(answers[0].data[8..48], header.bytes()[8..48]);
 }

@@ -13,11 +13,11 @@ header! {
         reserved_2: [u8; 2],
         /// Lengths of the segments.
         lengths: Lengths,
-        /// Logical unit, copied from the NOP-In that is answered.
+        /// Logical unit, copied from the answered NOP-In.
         lun: [u8; 8],
-        /// Initiator Task Tag, [`NO_TAG`] when no answer is wanted.
+        /// Initiator Task Tag; [`NO_TAG`] requests no answer.
         itt: U32,
-        /// Target Transfer Tag of the NOP-In that is answered, else [`NO_TAG`].
+        /// Target Transfer Tag of the answered NOP-In, or [`NO_TAG`].
         ttt: U32,
         /// CmdSN.
         cmd_sn: U32,
@@ -29,7 +29,7 @@ header! {
 }
 
 impl NopOut {
-    /// A NOP-Out that answers nothing and wants no answer.
+    /// Creates a NOP-Out that neither answers a NOP-In nor requests an answer.
     pub fn idle() -> Self {
         NopOut {
             itt: U32::new(NO_TAG),
@@ -50,7 +50,7 @@ header! {
         lun: [u8; 8],
         /// Initiator Task Tag.
         itt: U32,
-        /// Expected Data Transfer Length in bytes: of the write when the command is bidirectional.
+        /// Expected Data Transfer Length in bytes; the write length of a bidirectional command.
         expected_length: U32,
         /// CmdSN.
         cmd_sn: U32,
@@ -62,11 +62,11 @@ header! {
 }
 
 impl ScsiCommand {
-    /// R: the command expects data in.
+    /// R: the command reads data.
     pub const READ: u8 = 0x40;
-    /// W: the command expects data out.
+    /// W: the command writes data.
     pub const WRITE: u8 = 0x20;
-    /// Where the task attribute is.
+    /// Mask of the task attribute.
     pub const ATTRIBUTE: u8 = 0x07;
 }
 
@@ -131,11 +131,11 @@ header! {
         reserved_2: [u8; 2],
         /// Lengths of the segments.
         lengths: Lengths,
-        /// Logical unit, copied from the Text Response that is continued.
+        /// Logical unit, copied from the continued Text Response.
         lun: [u8; 8],
         /// Initiator Task Tag.
         itt: U32,
-        /// Target Transfer Tag, [`NO_TAG`] in the first of a sequence.
+        /// Target Transfer Tag; [`NO_TAG`] in the first request of a sequence.
         ttt: U32,
         /// CmdSN.
         cmd_sn: U32,
@@ -175,12 +175,12 @@ header! {
 }
 
 impl LoginRequest {
-    /// The raw CSG field.
+    /// Returns the raw CSG field.
     pub fn current_stage(&self) -> u8 {
         (self.flags >> 2) & 3
     }
 
-    /// The raw NSG field.
+    /// Returns the raw NSG field.
     pub fn next_stage(&self) -> u8 {
         self.flags & 3
     }
@@ -237,6 +237,6 @@ header! {
 }
 
 impl SnackRequest {
-    /// The Type field.
+    /// Mask of the Type field.
     pub const TYPE: u8 = 0x0f;
 }

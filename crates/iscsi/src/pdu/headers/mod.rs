@@ -1,6 +1,6 @@
-//! The basic header segments, field by field (RFC 7143, 11.2 to 11.19).
+//! Basic header segments (RFC 7143, 11.2 to 11.19).
 //!
-//! Every struct is 48 bytes, unaligned and without padding, so any 48 bytes are one and a struct is its bytes.
+//! Every struct has 48 bytes, alignment 1 and no padding, so any 48 bytes are a valid value.
 
 use zerocopy::big_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -30,10 +30,10 @@ macro_rules! header {
         const _: () = assert!(size_of::<$name>() == BHS_LENGTH);
 
         impl $name {
-            /// The opcode that this header carries.
+            /// The opcode of this header.
             pub const OPCODE: Opcode = $opcode;
 
-            /// All zero but the opcode and the final bit.
+            /// Returns a header with the opcode and the final bit set; all other fields are zero.
             pub fn blank() -> Self {
                 let mut header: Self = zerocopy::FromZeros::new_zeroed();
                 header.opcode = $opcode.wire();
@@ -41,12 +41,12 @@ macro_rules! header {
                 header
             }
 
-            /// The header that these bytes are; the opcode is the caller's to check.
+            /// Converts from the common form. The caller checks the opcode.
             pub fn from_bhs(bhs: &Bhs) -> Self {
                 zerocopy::transmute!(*bhs)
             }
 
-            /// The header as the common form.
+            /// Converts to the common form.
             pub fn to_bhs(&self) -> Bhs {
                 zerocopy::transmute!(*self)
             }
@@ -60,7 +60,7 @@ mod target;
 pub use initiator::*;
 pub use target::*;
 
-/// The common form of every header (11.2.1).
+/// Common form of all headers (11.2.1).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -70,38 +70,38 @@ pub struct Bhs {
     pub opcode: u8,
     /// Final bit and flags.
     pub flags: u8,
-    /// By opcode.
+    /// Opcode-specific.
     pub specific: [u8; 2],
     /// TotalAHSLength in words of four bytes, DataSegmentLength in bytes.
     pub lengths: Lengths,
-    /// LUN or by opcode.
+    /// LUN, or opcode-specific.
     pub lun: [u8; 8],
     /// Initiator Task Tag.
     pub itt: U32,
-    /// By opcode.
+    /// Opcode-specific.
     pub rest: [u8; 28],
 }
 
 const _: () = assert!(size_of::<Bhs>() == BHS_LENGTH);
 
 impl Bhs {
-    /// What kind of PDU; `None` for a code that the standard does not give.
+    /// Returns the opcode; `None` if it is undefined.
     pub fn kind(&self) -> Option<Opcode> {
-        // bit 7 is reserved: ignored on receipt
+        // Bit 7 is reserved and ignored on receipt.
         Opcode::from_wire(self.opcode & 0x3f)
     }
 
-    /// Is the immediate delivery bit set?
+    /// Returns true if the immediate delivery bit is set.
     pub fn is_immediate(&self) -> bool {
         self.opcode & IMMEDIATE != 0
     }
 
-    /// Is the final bit set?
+    /// Returns true if the final bit is set.
     pub fn is_final(&self) -> bool {
         self.flags & FINAL != 0
     }
 
-    /// The bytes of the header.
+    /// Returns the header as bytes.
     pub fn bytes(&self) -> &[u8; BHS_LENGTH] {
         zerocopy::transmute_ref!(self)
     }
@@ -123,19 +123,19 @@ impl Bhs {
 )]
 #[repr(C)]
 pub struct Lengths {
-    /// Length of all additional header segments in words of four bytes.
+    /// TotalAHSLength in words of four bytes.
     pub ahs_words: u8,
-    /// Length of the data segment in bytes, 24 bits.
+    /// DataSegmentLength in bytes, 24 bits.
     pub data: [u8; 3],
 }
 
 impl Lengths {
-    /// Bytes of additional header segments.
+    /// Returns the length of the additional header segments in bytes.
     pub fn ahs(&self) -> usize {
         usize::from(self.ahs_words) * 4
     }
 
-    /// Bytes of the data segment, without padding.
+    /// Returns the length of the data segment in bytes, without padding.
     pub fn data(&self) -> u32 {
         u32::from_be_bytes([0, self.data[0], self.data[1], self.data[2]])
     }
@@ -143,7 +143,7 @@ impl Lengths {
     /// Sets the length of the data segment.
     ///
     /// # Panics
-    /// When it needs more than 24 bits: whoever builds a PDU has split the data.
+    /// If the length exceeds 24 bits. The builder of a PDU must split the data.
     pub fn set_data(&mut self, length: usize) {
         assert!(
             length <= super::DATA_SEGMENT_MAX as usize,

@@ -15,9 +15,9 @@ header! {
         lengths: Lengths,
         /// Logical unit, for a ping from the target.
         lun: [u8; 8],
-        /// Initiator Task Tag of the NOP-Out that is answered, else [`crate::pdu::NO_TAG`].
+        /// Initiator Task Tag of the answered NOP-Out, or [`crate::pdu::NO_TAG`].
         itt: U32,
-        /// Target Transfer Tag when an answer is wanted, else [`crate::pdu::NO_TAG`].
+        /// Target Transfer Tag if an answer is requested, or [`crate::pdu::NO_TAG`].
         ttt: U32,
         /// StatSN.
         stat_sn: U32,
@@ -51,9 +51,9 @@ header! {
         exp_cmd_sn: U32,
         /// MaxCmdSN.
         max_cmd_sn: U32,
-        /// Data-In and R2T PDUs that were sent for the command.
+        /// Number of Data-In and R2T PDUs sent for the command.
         exp_data_sn: U32,
-        /// Residual count of the read of a bidirectional command.
+        /// Residual count of the read part of a bidirectional command.
         bidirectional_residual: U32,
         /// Residual count.
         residual: U32,
@@ -61,9 +61,9 @@ header! {
 }
 
 impl ScsiResponse {
-    /// o: the read of a bidirectional command overflowed.
+    /// o: the read part of a bidirectional command overflowed.
     pub const BIDIRECTIONAL_OVERFLOW: u8 = 0x10;
-    /// u: the read of a bidirectional command underflowed.
+    /// u: the read part of a bidirectional command underflowed.
     pub const BIDIRECTIONAL_UNDERFLOW: u8 = 0x08;
     /// O: overflow.
     pub const OVERFLOW: u8 = 0x04;
@@ -211,7 +211,7 @@ header! {
         lun: [u8; 8],
         /// Initiator Task Tag.
         itt: U32,
-        /// Target Transfer Tag, [`crate::pdu::NO_TAG`] in the last of a sequence.
+        /// Target Transfer Tag; [`crate::pdu::NO_TAG`] in the last response of a sequence.
         ttt: U32,
         /// StatSN.
         stat_sn: U32,
@@ -235,7 +235,7 @@ header! {
         lengths: Lengths,
         /// ISID, copied from the request.
         isid: [u8; 6],
-        /// TSIH: the session's, in the last response.
+        /// TSIH of the session, set in the last response.
         tsih: U16,
         /// Initiator Task Tag.
         itt: U32,
