@@ -1,6 +1,7 @@
-//! What a transport's accepting thread waits for: that somebody comes to one of its listeners, or that they have changed.
+//! Wait loop of a transport's accepting thread: waits for a connection on one of its listeners, or for a change of the
+//! listeners.
 //!
-//! Shared by that thread and whoever changes its listeners. Accepting itself is the transport's.
+//! Shared by that thread and the threads that change its listeners. The transport itself accepts connections.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,10 +18,10 @@ pub struct Accepting {
 }
 
 impl Accepting {
-    /// For one accepting thread.
+    /// Creates the state of one accepting thread.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// If no file descriptor is available.
     pub fn new() -> std::io::Result<Accepting> {
         Ok(Accepting {
             changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -28,29 +29,30 @@ impl Accepting {
         })
     }
 
-    /// Has the thread look at everything anew.
+    /// Wakes the thread to check its state again.
     pub fn wake(&self) {
-        // A full counter wakes it too.
+        // A full counter also wakes the thread.
         rustix::io::write(&self.changed, &1u64.to_ne_bytes()).ok();
     }
 
-    /// Has the thread end.
+    /// Ends the thread.
     pub fn end(&self) {
         self.ending.store(true, Ordering::SeqCst);
         self.wake();
     }
 
-    /// Shall the thread go on?
+    /// Returns true until [`Accepting::end`] is called.
     pub fn goes_on(&self) -> bool {
         !self.ending.load(Ordering::SeqCst)
     }
 
-    /// Sleeps until somebody comes to a listener, the thread is woken, or the time is up. `waits_for` is for the log.
+    /// Sleeps until a listener has a connection, the thread is woken, or the timeout expires. `waits_for` is used in log
+    /// messages.
     pub fn wait<L: AsFd>(&self, listeners: &[Arc<L>], timeout: Option<Duration>, waits_for: &str) {
         self.wait_with(listeners, &[], timeout, waits_for);
     }
 
-    /// The same, and something that has come on one of `others` ends the sleep, too.
+    /// As `wait`; input on one of `others` also ends the sleep.
     pub fn wait_with<L: AsFd>(
         &self,
         listeners: &[Arc<L>],

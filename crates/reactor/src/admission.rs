@@ -1,10 +1,10 @@
-//! Whether an I/O may start on a disk: closed? range locked? limits? then it is recorded, if its disk has a dirty bitmap, and goes to
-//! the channel.
+//! Admission of an I/O on a disk: checks that the disk is open, then range locks, then limits. An admitted I/O is recorded
+//! if the disk has a dirty bitmap, and is submitted to the channel.
 //!
-//! One load of the disk's [`bdev::Conditions`] answers all of it while they are clear, as they nearly always are. Otherwise
-//! [`OpenDisk::admit`] asks, from top to bottom; an I/O that has to wait is deferred, and is asked about again from the top when
-//! what it waited for has changed. An I/O pays for the limits once. Owned by the worker. Tests: `tests/held_ranges.rs`,
-//! `pacing.rs`, and `drain.rs`, which counts what is in flight meanwhile.
+//! One load of the disk's [`bdev::Conditions`] covers the common case, where all of them are clear. Otherwise
+//! [`OpenDisk::admit`] runs the checks from top to bottom. An I/O that has to wait is deferred, and all checks are repeated
+//! when the condition has changed. An I/O is charged to the limits once. Owned by the worker. Tests:
+//! `tests/held_ranges.rs`, `pacing.rs`, and `drain.rs`, which counts the I/Os in flight meanwhile.
 
 use bdev::{Admission, Condition, Finished, Submission, Tag};
 use block::{IoErrorKind, IoFlags, IoRequest};
@@ -13,26 +13,26 @@ use uring::Ring;
 
 use crate::disks::{OpenDisk, PACE, Tag as Owned};
 
-/// An I/O that waits to be admitted.
+/// An I/O that waits for admission.
 pub(crate) struct Deferred {
     pub request: IoRequest,
     pub buffer: IoBuffer,
     pub tag: Tag,
-    /// It has paid for the limits.
+    /// The I/O was charged to the limits.
     pub is_paid: bool,
 }
 
-/// What [`OpenDisk::admit`] says.
+/// Result of [`OpenDisk::admit`].
 enum Verdict {
     Start,
-    /// When a range is released, or the disk opens to it.
+    /// Until a range is released, or the disk opens.
     WaitForLock,
     WaitForLimits,
     Fail(IoErrorKind),
 }
 
 impl OpenDisk {
-    /// Submits an I/O, or defers it: then it is pending, too.
+    /// Submits an I/O, or defers it. A deferred I/O also counts as pending.
     #[inline(always)]
     pub fn submit(
         &mut self,
@@ -82,7 +82,7 @@ impl OpenDisk {
             Verdict::Fail(kind) => return Submission::Done(Err(kind.into())),
             Verdict::WaitForLock => self.deferred.push(deferred(is_paid)),
             Verdict::WaitForLimits => {
-                // It pays while it waits in its source's line.
+                // It is charged while it waits in its source's line.
                 let source = Owned::unpack(tag).source.0;
                 self.pacing.wait(source, deferred(true));
                 self.arm(ring, handle);
@@ -116,7 +116,7 @@ impl OpenDisk {
         Verdict::Start
     }
 
-    /// Asks again about an I/O that was deferred.
+    /// Repeats the admission of a deferred I/O.
     pub fn resume(
         &mut self,
         ring: &mut Ring,
@@ -152,7 +152,7 @@ impl OpenDisk {
         }
     }
 
-    /// Submits a step of a read-modify-write: the limits were paid for by the whole.
+    /// Submits a step of a read-modify-write, which was charged to the limits as a whole.
     pub(crate) fn submit_part(
         &mut self,
         ring: &mut Ring,
@@ -167,7 +167,6 @@ impl OpenDisk {
         }
     }
 
-    /// Gives an I/O to the channel.
     #[inline]
     fn start(
         &mut self,
@@ -182,7 +181,8 @@ impl OpenDisk {
         }
     }
 
-    /// Gives an I/O to the channel while the disk's conditions are not clear: acquirers of ranges may have to wait for it.
+    /// Submits an I/O to the channel while the disk's conditions are not clear, so that acquirers of ranges can wait for
+    /// it.
     fn start_counted(
         &mut self,
         ring: &mut Ring,
@@ -201,7 +201,7 @@ impl OpenDisk {
         submitted
     }
 
-    /// A flush, or a block status, is in nobody's way: it is told apart from what acquirers of a range wait for.
+    /// Submits a flush or a block status request, which acquirers of a range do not wait for; its tag is marked separately.
     fn start_beside(
         &mut self,
         ring: &mut Ring,

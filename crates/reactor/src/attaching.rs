@@ -1,4 +1,4 @@
-//! A disk whose device could not be attached to: its I/O fails, and the worker tries again by itself, less and less often.
+//! A disk with a device that cannot be attached: its I/O fails, and the worker retries with exponential backoff.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use block::{IoErrorKind, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Completion, Owner, Ring};
 
-/// The first wait; each later one is twice as long, up to the longest.
+/// First and longest wait. Each wait is twice as long as the one before.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
 const WAIT_LONGEST: Duration = Duration::from_secs(30);
 
-/// Stands where the channel would be.
+/// Placeholder for the channel.
 pub(crate) struct Absent;
 
 impl IoChannel for Absent {
@@ -33,7 +33,7 @@ pub(crate) struct Retry {
 }
 
 impl Retry {
-    /// After the first attempt.
+    /// Starts the wait after the first attempt.
     pub fn begin(ring: &mut Ring, owner: Owner) -> Retry {
         let retry = Retry {
             owner,
@@ -43,18 +43,18 @@ impl Retry {
         retry
     }
 
-    /// After another one, once the timer has fired.
+    /// Starts the wait after another failed attempt, when the timer has fired.
     pub fn again(&mut self, ring: &mut Ring) {
         self.wait = (self.wait * 2).min(WAIT_LONGEST);
         ring.timer(self.owner, 0, self.wait);
     }
 
-    /// Has the timer fire at once.
+    /// Makes the timer fire at once.
     pub fn cancel(&self, ring: &mut Ring) {
         ring.cancel(self.owner, 0);
     }
 
-    /// How long the present wait is.
+    /// Returns the current wait.
     pub fn wait(&self) -> Duration {
         self.wait
     }

@@ -1,28 +1,28 @@
-//! How long disks keep a worker waiting that has nothing else to do.
+//! Estimates how long an otherwise idle worker waits for a disk.
 //!
-//! By it a worker decides whether to poll through such a wait or to sleep. What is expected follows the shorter ones of the
-//! waits seen, whatever ended them: where work comes quickly a worker goes on polling. Figures: `docs/performance.md`.
+//! The worker uses the estimate to choose between polling and sleeping. The estimate follows the shorter waits, whatever
+//! ended them, so that a worker keeps polling where work arrives quickly. Measurements: `docs/performance.md`.
 
 use std::time::Duration;
 
 use latency::{Clock, Stamp};
 
-/// By so much a wait that was longer than expected changes what is expected, in nanoseconds.
+/// Minimum adjustment of the estimate after a longer wait, in nanoseconds.
 const STEP_MIN_NS: u64 = 40;
-/// If it was far longer the step is this part of the difference...
+/// For a wait far from the estimate, the adjustment is the difference divided by this...
 const STEP_PART: u64 = 32;
-/// ...but at most so much: one wait of seconds says little of the next.
+/// ...but at most this many nanoseconds, because one wait of seconds does not predict the next one.
 const STEP_MAX_NS: u64 = 1_000;
 
-/// A wait that was shorter counts so much more: one in four is.
+/// Weight of a shorter wait; the estimate settles where one wait in four is shorter.
 const SHORTER_COUNTS: u64 = 3;
 
 pub(crate) struct DiskWaits {
     step_min: u64,
     step_max: u64,
-    /// How long a wait lasts that is shorter than three out of four, in ticks.
+    /// First quartile of the waits, in ticks.
     expected: u64,
-    /// The wait that goes on, if there is one.
+    /// Start of the current wait.
     began: Option<Stamp>,
 }
 
@@ -37,19 +37,19 @@ impl DiskWaits {
         }
     }
 
-    /// How long a wait lasts, as far as is known, in ticks.
+    /// Returns the estimated duration of a wait, in ticks.
     #[inline]
     pub(crate) fn expected(&self) -> u64 {
         self.expected
     }
 
-    /// There is nothing to do but to wait for a disk: for how long has there been nothing else, in ticks?
+    /// Records that the worker only waits for a disk. Returns the duration of this wait so far, in ticks.
     #[inline]
     pub(crate) fn waited(&mut self, now: Stamp) -> u64 {
         now.since(*self.began.get_or_insert(now))
     }
 
-    /// There is work: a wait, if there was one, is over.
+    /// Records that there is work, which ends a wait.
     #[inline]
     pub(crate) fn worked(&mut self, now: Stamp) {
         if let Some(began) = self.began.take() {
@@ -81,7 +81,7 @@ mod tests {
         DiskWaits::new(&clock)
     }
 
-    /// A wait of so many nanoseconds.
+    /// Simulates a wait of `ns` nanoseconds.
     fn wait(waits: &mut DiskWaits, ns: u64) {
         assert_eq!(waits.waited(Stamp(1_000)), 0);
         waits.worked(Stamp(1_000 + ns));
@@ -91,7 +91,7 @@ mod tests {
     fn what_is_expected_follows_the_shorter_ones_of_the_waits_seen() {
         let mut waits = waits();
         for round in 0..4_000 {
-            // Every fifth takes 16 us, the others up to twice as long.
+            // One wait in five takes 16 us, the others up to twice as long.
             wait(&mut waits, 16_000 + round % 5 * 4_000);
         }
         assert!(
@@ -118,7 +118,7 @@ mod tests {
         (0..1_000).for_each(|_| wait(&mut waits, 40_000));
         (0..320).for_each(|_| wait(&mut waits, 500));
         assert!(waits.expected() < 3_000, "{}", waits.expected());
-        // Work without a wait before it says nothing.
+        // Work without a preceding wait does not change the estimate.
         let before = waits.expected();
         waits.worked(Stamp(9_000_000));
         assert_eq!(waits.expected(), before);

@@ -1,4 +1,4 @@
-//! A worker's own handle on each disk that its sources use, and the context in which sources run.
+//! A worker's handles on the disks of its sources, and the context of running sources.
 
 mod error_policy;
 mod replacing;
@@ -26,12 +26,12 @@ use crate::{SourceId, WorkerHandle};
 use replacing::Others;
 use unaligned::Unaligned;
 
-/// A disk as one worker sees it: an index into its open handles.
+/// A disk of one worker: an index into its open handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskHandle(u32);
 
 impl DiskHandle {
-    /// No disk: its I/O is refused.
+    /// No disk; its I/O is refused.
     pub const NONE: DiskHandle = DiskHandle(u32::MAX);
 }
 
@@ -41,12 +41,12 @@ impl Default for DiskHandle {
     }
 }
 
-/// Who an I/O belongs to: a slot of a source.
+/// Owner of an I/O: a slot of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag {
     /// The source that submitted it.
     pub source: SourceId,
-    /// The source's own slot.
+    /// Slot number of that source.
     pub slot: u32,
 }
 
@@ -63,46 +63,46 @@ impl Tag {
     }
 }
 
-/// Who hears of a completion.
+/// Receiver of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listener {
-    /// Nobody: the number may be given out again.
+    /// None; the number is free.
     Free,
-    /// The worker itself: a message has come.
+    /// The worker's mailbox.
     Mailbox,
-    /// A source's client kicked it.
+    /// A source's kick descriptor.
     Kick(SourceId),
-    /// A disk handle's I/O.
+    /// An I/O of a disk handle.
     Disk(u32),
-    /// The wait for the next attempt to attach to a disk.
+    /// The retry timer for attaching to a disk.
     Retry(u32),
     /// A source's own operations on the ring.
     Source(SourceId),
-    /// I/Os that wait for a disk's limits; the token is the timer's number and the disk's handle.
+    /// The limits timer; the token holds the timer's number and the disk's handle.
     Pace,
-    /// I/Os that take too long; the token is the disk's handle.
+    /// The I/O timeout timer; the token is the disk's handle.
     Late,
 }
 
-/// The owner of all timers for limits: see [`Io::new`].
+/// Owner of all limits timers; see [`Io::new`].
 pub(crate) const PACE: Owner = Owner(1);
-/// The owner of all timers for I/Os that take too long.
+/// Owner of all I/O timeout timers.
 pub(crate) const LATE: Owner = Owner(2);
 
-/// A disk that sources of the worker use. What becomes of an I/O on it: `admission.rs`.
+/// A disk in use by sources of the worker. The path of an I/O: `admission.rs`.
 pub(crate) struct OpenDisk {
     pub disk: Arc<Disk>,
     pub channel: Box<dyn IoChannel>,
-    /// Of the channel's layers, each its own.
+    /// Ring owners of the channel's layers.
     owners: Vec<Owner>,
-    /// Of the disk's device that the channel is of: see [`Disk::device_and_generation`].
+    /// Generation of the disk's device; see [`Disk::device_and_generation`].
     generation: u64,
-    /// Channels of devices that it had before, or is about to have: see `replacing.rs`.
+    /// Channels of earlier devices and of the prepared next one; see `replacing.rs`.
     others: Others,
-    /// While there is none.
+    /// Set while the device is not attached.
     retry: Option<Retry>,
     users: usize,
-    /// It has no users any more, and ends what it has on the ring.
+    /// The last user has closed the handle; operations on the ring are still ending.
     closing: bool,
     pub drain: Drain,
     pub record: Arc<DiskRecord>,
@@ -110,18 +110,18 @@ pub(crate) struct OpenDisk {
     pub throttle: Arc<Throttle>,
     pub recorder: RecorderView,
     pub pacing: Pacing,
-    /// I/Os that wait for a range to be released, or for the disk to open to them.
+    /// I/Os that wait for a range to be released, or for the disk to open.
     pub deferred: Vec<Deferred>,
     waiting: Waiting,
     pub unaligned: Unaligned,
-    /// A timer for I/Os that take too long is running.
+    /// The I/O timeout timer is running.
     late_timer: bool,
-    /// Of the worker.
+    /// Number of the worker.
     worker: u32,
 }
 
 impl OpenDisk {
-    /// Has nobody a use for it, and is no I/O of it in flight?
+    /// Returns true if the handle has no users and no I/O.
     #[inline]
     fn is_unused(&self) -> bool {
         self.users == 0
@@ -133,7 +133,7 @@ impl OpenDisk {
     }
 }
 
-/// Enters a listener; its number is the owner of what it hears of.
+/// Registers a listener and returns its number as the owner of operations.
 fn listen(listeners: &mut Vec<Listener>, listener: Listener) -> Owner {
     let free = listeners.iter().position(|l| *l == Listener::Free);
     let index = free.unwrap_or_else(|| {
@@ -144,7 +144,8 @@ fn listen(listeners: &mut Vec<Listener>, listener: Listener) -> Owner {
     Owner(u32::try_from(index).expect("fewer listeners than descriptors"))
 }
 
-/// Attaches to a device for the handle with this index. The owners that it was given have to be taken back from it, also when that fails.
+/// Attaches to a device for the handle with this index. The caller must release the returned owners, even if attaching
+/// fails.
 fn attach_to(
     device: &dyn BlockDevice,
     ring: &mut Ring,
@@ -161,19 +162,19 @@ fn attach_to(
     (attached, owners)
 }
 
-/// The context in which sources run: the worker's ring, disks and clock.
+/// Context of running sources: the worker's ring, disks and clock.
 pub struct Io {
     pub(crate) ring: Ring,
     pub(crate) clock: Clock,
     pub(crate) listeners: Vec<Listener>,
-    /// Sources record what their requests' stages take.
+    /// Sources record the stages of their requests.
     pub(crate) recording: bool,
-    /// I/Os that disks have taken and that are not finished.
+    /// I/Os accepted by disks and not finished.
     pub(crate) pending: usize,
     disks: Vec<Option<OpenDisk>>,
-    /// How many of them want to know what comes next.
+    /// Number of disks that use prefetch hints.
     prefetching: usize,
-    /// An acquirer of a range waits for what is sent from a disk's memory.
+    /// An acquirer of a range waits for data that is being sent from a disk's memory.
     takes_back: bool,
     worker: WorkerHandle,
     ledger: Arc<Ledger>,
@@ -195,38 +196,38 @@ impl Io {
         }
     }
 
-    /// The time, in ticks.
+    /// Returns the time in ticks.
     #[inline]
     pub fn now(&self) -> Stamp {
         self.clock.now()
     }
 
-    /// Do sources record what their requests' stages take?
+    /// Returns true if sources record the stages of their requests.
     pub fn is_recording(&self) -> bool {
         self.recording
     }
 
-    /// The worker's clock.
+    /// Returns the worker's clock.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// Makes a source's measurements known, when they begin later than the source.
+    /// Registers a source's measurements that start after the source.
     pub fn register(&self, record: Arc<QueueRecord>) {
         self.ledger.register(record);
     }
 
-    /// The worker's ring, for a source's own operations.
+    /// Returns the worker's ring, for a source's own operations.
     pub fn ring(&mut self) -> &mut Ring {
         &mut self.ring
     }
 
-    /// An owner for a source's own operations: their completions go to [`crate::Source::completed`].
+    /// Allocates an owner for a source's own operations; their completions are passed to [`crate::Source::completed`].
     pub fn own(&mut self, source: SourceId) -> Owner {
         self.listen(Listener::Source(source))
     }
 
-    /// Gives back what [`Io::own`] gave, once none of its operations is in flight.
+    /// Releases an owner from [`Io::own`]. None of its operations may be in flight.
     pub fn disown(&mut self, owner: Owner) {
         self.unlisten(owner);
     }
@@ -239,8 +240,8 @@ impl Io {
         self.listeners[owner.0 as usize] = Listener::Free;
     }
 
-    /// This worker's handle on a disk, attached at the first use. Each call is matched by one of [`Io::close`]. When the device
-    /// cannot be attached to, I/O fails until it can: see [`Disk::state`].
+    /// Opens this worker's handle on a disk, which is attached at the first use. Each call needs one call of [`Io::close`].
+    /// If the device cannot be attached, I/O fails until it can; see [`Disk::state`].
     pub fn open(&mut self, disk: &Arc<Disk>) -> DiskHandle {
         let same = |open: &Option<OpenDisk>| {
             let open = open.as_ref();
@@ -281,7 +282,7 @@ impl Io {
         DiskHandle(index as u32)
     }
 
-    /// Attaches to a disk's device, or tries again later.
+    /// Attaches to a disk's device, or schedules a retry.
     fn attach(&mut self, index: usize) {
         let Some(open) = self.disks[index].as_mut() else {
             return;
@@ -335,7 +336,7 @@ impl Io {
         state.failed(worker, error.to_string(), retry.wait());
     }
 
-    /// The wait for the next attempt to attach to a disk has ended. What waits for the device goes on when it is there.
+    /// Retries to attach to a disk. On success, I/Os that wait for the device continue.
     #[cold]
     pub(crate) fn attach_again(&mut self, disk: u32, finished: &mut Vec<Finished>) {
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
@@ -358,7 +359,7 @@ impl Io {
 
     fn unlisten_all(&mut self, owners: &[Owner]) {
         for &owner in owners {
-            // Else a completion that comes late would be taken for one of whoever has the number next.
+            // Otherwise a late completion would be attributed to the next user of the number.
             assert!(
                 self.ring.is_done_with(owner),
                 "a channel of a disk has closed with operations in flight"
@@ -367,7 +368,7 @@ impl Io {
         }
     }
 
-    /// Lets go of a handle that [`Io::open`] gave. It is closed with its last user, once its I/O has finished.
+    /// Releases a handle from [`Io::open`]. The last release closes it after its I/O has finished.
     pub fn close(&mut self, handle: DiskHandle) {
         if let Some(Some(open)) = self.disks.get_mut(handle.0 as usize) {
             open.users -= 1;
@@ -375,12 +376,12 @@ impl Io {
         }
     }
 
-    /// Is any handle open, or not closed yet?
+    /// Returns true if any handle is not completely closed.
     pub(crate) fn has_disks(&self) -> bool {
         self.disks.iter().any(Option::is_some)
     }
 
-    /// Is this a handle on that disk?
+    /// Returns true if `handle` belongs to `disk`.
     pub fn is_of(&self, handle: DiskHandle, disk: &Arc<Disk>) -> bool {
         let open = self.disks.get(handle.0 as usize).and_then(Option::as_ref);
         open.is_some_and(|open| Arc::ptr_eq(&open.disk, disk))
@@ -414,13 +415,13 @@ impl Io {
         }
     }
 
-    /// Is there a disk that wants to know what comes next?
+    /// Returns true if a disk uses prefetch hints.
     #[inline(always)]
     pub fn wants_prefetch(&self) -> bool {
         self.prefetching > 0
     }
 
-    /// This I/O is submitted soon, as a rule: see [`IoChannel::expect`].
+    /// Announces an I/O that is usually submitted soon; see [`IoChannel::prefetch`].
     #[inline]
     pub fn prefetch(&self, handle: DiskHandle, request: &IoRequest, soon: Prefetch) {
         if let Some(Some(open)) = self.disks.get(handle.0 as usize) {
@@ -428,8 +429,8 @@ impl Io {
         }
     }
 
-    /// Gives an I/O to a disk. The buffer's window is what is read or written; it is taken when the I/O is pending
-    /// and comes back through [`crate::Source::finish`].
+    /// Submits an I/O to a disk. The buffer's window is the range to read or write. If the I/O is pending, the buffer is
+    /// taken and returned through [`crate::Source::finish`].
     #[inline(always)]
     pub fn submit(
         &mut self,
@@ -453,8 +454,8 @@ impl Io {
         submitted
     }
 
-    /// Points the buffer at what a read would bring, where the disk's content lies in memory: see [`IoChannel::borrow`]. It has to
-    /// be given back when [`crate::Source::give_back`] says so.
+    /// Points the buffer at the data of a read if the disk's content is in memory; see [`IoChannel::borrow`]. The data must
+    /// be returned on [`crate::Source::give_back`].
     #[inline]
     pub fn borrow(
         &mut self,
@@ -463,7 +464,8 @@ impl Io {
         buffer: &mut IoBuffer,
     ) -> bool {
         match self.disks.get_mut(handle.0 as usize) {
-            // What has limits waits for its turn, and is read; what is closed refuses; while a range is held all is copied.
+            // Only while the conditions are clear. Disks with limits queue their reads, closed disks refuse them, and held
+            // ranges require copies.
             Some(Some(open)) if open.conditions.is_clear() => {
                 let seen = open.channel.borrow(request, buffer);
                 if seen {
@@ -507,7 +509,7 @@ impl Io {
         }
     }
 
-    /// A timer for a disk's limits has fired: what may start now does. `token` is what it was set with.
+    /// Starts the I/Os that the limits admit after a limits timer has fired. `token` is the timer's token.
     pub(crate) fn pace(&mut self, token: u64, finished: &mut Vec<Finished>) {
         let (disk, number) = (token as u32, (token >> 32) as u32);
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
@@ -528,7 +530,8 @@ impl Io {
         }
     }
 
-    /// A source is about to end: what it has waiting for limits goes at once, and what has failed and waits fails.
+    /// Prepares a source for its end: its I/Os that wait for limits start at once, and its failed I/Os that wait are
+    /// reported.
     pub(crate) fn leave(&mut self, source: SourceId, finished: &mut Vec<Finished>) {
         for disk in 0..self.disks.len() {
             let Some(open) = &mut self.disks[disk] else {
@@ -547,13 +550,13 @@ impl Io {
         }
     }
 
-    /// A source has ended.
+    /// Removes the state of a source that has ended.
     pub(crate) fn left(&mut self, source: SourceId) {
         let open = self.disks.iter_mut().flatten();
         open.for_each(|open| open.pacing.left(source.0));
     }
 
-    /// A range of a disk is being acquired.
+    /// Starts draining a disk for an acquirer of a range.
     pub(crate) fn begin_drain(&mut self, disk: u32, barrier: Barrier) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
             let (in_flight, borrowed) = (open.in_flight(), open.channel.is_borrowed());
@@ -562,13 +565,13 @@ impl Io {
         }
     }
 
-    /// Does an acquirer of a range wait for what sources send from a disk's memory?
+    /// Returns true if an acquirer of a range waits for data that sources send from a disk's memory.
     #[inline]
     pub(crate) fn takes_back(&self) -> bool {
         self.takes_back
     }
 
-    /// Where the held ranges lie in the memory of disks whose acquirers wait for what is sent from there.
+    /// Returns the memory of held ranges with acquirers that wait for borrowed data.
     pub(crate) fn held_memory(&self) -> Vec<Range<usize>> {
         let mut held = Vec::new();
         let waiting = self
@@ -587,7 +590,7 @@ impl Io {
             for range in open.disk.range_locks().held() {
                 let end = range.end.min(geometry.capacity_bytes());
                 if !find(range.start, end) {
-                    // The memory of a disk that has grown is not one piece.
+                    // The memory of a grown disk is not contiguous.
                     let step = geometry.block_size();
                     for from in (range.start..end).step_by(step as usize) {
                         find(from, from + u64::from(step));
@@ -598,7 +601,7 @@ impl Io {
         held
     }
 
-    /// Nothing of [`Io::held_memory`] is sent any more, unless it is `still`: acquirers hear of it.
+    /// Reports the result of taking borrowed data back. If nothing is `still` borrowed, the acquirers continue.
     pub(crate) fn gave_back(&mut self, still: bool) {
         self.takes_back = still;
         if !still {
@@ -608,7 +611,7 @@ impl Io {
         }
     }
 
-    /// A range of a disk was released, or it has opened: what was deferred is submitted anew.
+    /// Repeats the admission of deferred I/Os after a range was released or the disk was opened.
     pub(crate) fn resume_deferred(&mut self, disk: u32, finished: &mut Vec<Finished>) {
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
             return;
@@ -616,7 +619,7 @@ impl Io {
         for deferred in std::mem::take(&mut open.deferred) {
             open.resume(&mut self.ring, deferred, disk, finished);
         }
-        // What a closed disk refuses does not wait for it to be open again.
+        // Failed I/Os do not wait for a closed disk to open again; it refuses them.
         if open.conditions.has(Condition::Closed) && !open.waiting.is_empty() {
             open.resume_waiting(&mut self.ring, disk, finished);
         }

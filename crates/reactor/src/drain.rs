@@ -1,10 +1,10 @@
-//! One worker's I/Os on one disk that are in flight, as the disk's range locks need to know them.
+//! Counts one worker's in-flight I/Os on a disk for the disk's range locks.
 //!
-//! When a range is acquired, all that is in flight has to end: a read that goes on would see half of what is written. Nothing is
-//! counted for that while no range is held. What was submitted then is what the block device has in flight, less what is counted: I/Os
-//! that are submitted while a range is held (or the disk has limits) are counted under the present epoch, which their tags say,
-//! and flushes, for which nobody has to wait. An acquirer begins a new epoch, and hears when the old one has come to nothing. What
-//! is sent from the disk's memory has to be given back first.
+//! Before a range is granted, all I/Os in flight must end, because a running read could see a partial write. Without held
+//! ranges nothing is counted here: the uncounted I/Os are those of the block device minus the counted ones. I/Os submitted
+//! while a range is held (or the disk has limits) are counted under the current epoch, which is stored in their tags.
+//! Flushes are counted separately, because acquirers do not wait for them. An acquirer starts a new epoch and is granted
+//! the range when the old epoch has no I/Os left. Data that is being sent from the disk's memory must be returned first.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,12 +13,11 @@ use bdev::{Barrier, Membership, Participant, RangeLocks, Tag};
 
 use crate::WorkerHandle;
 
-/// How many of a tag's highest bits are marks: no id of a source reaches there.
+/// Number of highest tag bits reserved for marks; source ids do not use them.
 pub(crate) const MARKS: u32 = 2;
-/// It is counted under the first epoch, or with the other mark under the second.
+/// Marks of an I/O counted under the first epoch; with `SECOND`, under the second one.
 const COUNTED: u64 = 1 << 63;
 const SECOND: u64 = 1 << 62;
-/// It is a flush.
 const FLUSH: u64 = SECOND;
 
 pub(crate) struct Drain {
@@ -28,13 +27,13 @@ pub(crate) struct Drain {
     epoch: usize,
     /// Flushes in flight.
     flushes: u32,
-    /// I/Os that acquirers wait for and that are not counted: 0 where nobody waits.
+    /// Uncounted I/Os that acquirers wait for; 0 without acquirers.
     uncounted: usize,
-    /// Acquirers wait for what is sent from the disk's memory.
+    /// Acquirers wait for data that is being sent from the disk's memory.
     borrowed: bool,
-    /// Acquirers that wait for the epoch before the present one to end.
+    /// Acquirers that wait for the end of the previous epoch.
     barrier: Vec<Barrier>,
-    /// Those that came meanwhile.
+    /// Acquirers that arrived in the meantime.
     next: VecDeque<Barrier>,
 }
 
@@ -73,37 +72,37 @@ impl Drain {
         }
     }
 
-    /// The tag of an I/O that is counted when it is pending.
+    /// Returns the tag of an I/O to count under the current epoch.
     pub fn counted_tag(&self, tag: Tag) -> Tag {
         debug_assert_eq!(tag.0 & (COUNTED | SECOND), 0, "marks in a source's tag");
         Tag(tag.0 | COUNTED | if self.epoch == 1 { SECOND } else { 0 })
     }
 
-    /// An I/O with such a tag is pending.
+    /// Counts a pending I/O with such a tag.
     pub fn pended(&mut self) {
         self.counted[self.epoch] += 1;
     }
 
-    /// The tag of a flush.
+    /// Returns the tag of a flush.
     #[inline]
     pub fn flush_tag(&self, tag: Tag) -> Tag {
         debug_assert_eq!(tag.0 & (COUNTED | SECOND), 0, "marks in a source's tag");
         Tag(tag.0 | FLUSH)
     }
 
-    /// A flush with such a tag is pending.
+    /// Counts a pending flush with such a tag.
     #[inline]
     pub fn flush_pended(&mut self) {
         self.flushes += 1;
     }
 
-    /// A tag without the marks.
+    /// Returns the tag without marks.
     #[inline]
     pub fn unmarked(tag: Tag) -> Tag {
         Tag(tag.0 & !(COUNTED | SECOND))
     }
 
-    /// An I/O has finished: its tag without the marks.
+    /// Removes a finished I/O from the counts. Returns its tag without marks.
     #[inline]
     pub fn finished(&mut self, tag: Tag) -> Tag {
         if tag.0 & (COUNTED | SECOND) != 0 || self.uncounted > 0 {
@@ -121,11 +120,12 @@ impl Drain {
         self.check();
     }
 
-    /// Lets go of `barrier` when all that is in flight now has ended. `in_flight` is what the block device has, `borrowed` whether
-    /// anything is sent from the disk's memory: then [`Drain::returned`] has to be told when nothing is any more.
+    /// Holds `barrier` until all I/Os now in flight have ended. `in_flight` is the count of the block device. `borrowed`
+    /// means that data is being sent from the disk's memory; the caller must then call [`Drain::returned`] when that has
+    /// ended.
     pub fn begin(&mut self, barrier: Barrier, in_flight: usize, borrowed: bool) {
         let counted = self.counted[0] + self.counted[1] + self.flushes;
-        // All of them: while an acquirer waits none is submitted that is not counted.
+        // Exact: while an acquirer waits, every submitted I/O is counted.
         self.uncounted = in_flight.saturating_sub(counted as usize);
         if self.uncounted == 0 && self.counted == [0, 0] && !borrowed {
             return;
@@ -137,13 +137,13 @@ impl Drain {
         }
     }
 
-    /// Nothing is sent from the disk's memory any more.
+    /// Records that no data is being sent from the disk's memory any more.
     pub fn returned(&mut self) {
         self.borrowed = false;
         self.check();
     }
 
-    /// Does an acquirer wait for what is sent from the disk's memory?
+    /// Returns true if an acquirer waits for data that is being sent from the disk's memory.
     pub fn waits_for_borrowed(&self) -> bool {
         self.borrowed
     }
@@ -154,7 +154,7 @@ impl Drain {
         self.check();
     }
 
-    /// Has what acquirers wait for come to nothing?
+    /// Releases the barrier if everything it waits for has ended.
     fn check(&mut self) {
         let ended = self.uncounted == 0 && !self.borrowed && self.counted[1 - self.epoch] == 0;
         if ended && !self.barrier.is_empty() {
@@ -187,7 +187,7 @@ mod tests {
         (pool, drain)
     }
 
-    /// A barrier of which we hear when it is let go.
+    /// Returns a barrier with an observable release.
     fn barrier() -> (Barrier, Arc<Mutex<Option<RangeLock>>>) {
         struct Catch(Mutex<Option<Barrier>>);
         impl Participant for Catch {
@@ -252,7 +252,7 @@ mod tests {
         let (only_flushes, granted) = barrier();
         drain.begin(only_flushes, 1, false);
         assert!(granted.lock().unwrap().is_some());
-        // Two reads are in flight that nobody has counted.
+        // Two uncounted reads are in flight.
         let (first, granted) = barrier();
         drain.begin(first, 3, true);
         assert_eq!(drain.finished(Tag(2)), Tag(2));

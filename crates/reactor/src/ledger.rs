@@ -1,7 +1,7 @@
-//! What a worker counts, where others read it: its iterations, its queues, its disks.
+//! A worker's counters for other threads: iterations, queues, disks.
 //!
-//! The worker writes words of its own ([`latency::Word`]); whoever looks on reads them and neither wakes nor stops it.
-//! The lock is taken when a queue or a disk comes or goes, and by readers to learn which there are, never per request.
+//! The worker writes its own words ([`latency::Word`]). Readers load them without waking or stopping the worker. The lock
+//! is taken when a queue or a disk is added or removed, and by readers to list them, never per request.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,7 +13,6 @@ use latency::{Clock, Labels, QueueRecord, QueueSnapshot, Stamp, Word};
 
 use crate::{RateLimit, WorkerCounters};
 
-/// The worker's own counters.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct IterationCounters {
@@ -29,10 +28,10 @@ struct KindWords {
     bytes: Word,
 }
 
-/// A disk that is broken fails everything: how often each worker tells of it.
+/// Minimum interval between log lines about I/O errors of a disk, per worker.
 const FAILURE_LOG: Duration = Duration::from_secs(1);
 
-/// What one worker asked of one disk.
+/// Counters of one worker for one disk.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct DiskRecord {
@@ -43,7 +42,7 @@ pub(crate) struct DiskRecord {
     limited: Word,
     limited_ns: Word,
     failures: RateLimit,
-    /// Gone: the disk was removed, and with it what was counted of it.
+    /// Dead after the disk was removed, and its counters with it.
     disk: Weak<Disk>,
 }
 
@@ -84,7 +83,7 @@ impl DiskRecord {
     fn failed(&self, error: IoError) {
         use IoErrorKind::*;
         self.errors[error.kind as usize].add(1);
-        // What the store says is for whoever runs it; what a client may not ask is the client's affair.
+        // Only errors of the storage are logged; invalid requests of clients are not.
         if let NoSpace | ReadMedium | WriteMedium | Offline | TimedOut = error.kind
             && let Some(disk) = self.disk.upgrade()
             && let Some(suppressed) = self.failures.pass()
@@ -93,7 +92,7 @@ impl DiskRecord {
         }
     }
 
-    /// An I/O has failed and waits, which is no error of the disk's for its clients.
+    /// Logs a failed I/O that is held. It does not count as an error, because the client does not see one.
     pub fn held(&self, error: IoError) {
         if let Some(disk) = self.disk.upgrade()
             && let Some(suppressed) = self.failures.pass()
@@ -107,7 +106,7 @@ impl DiskRecord {
         }
     }
 
-    /// Logs how many I/Os take longer than the disk allows.
+    /// Logs the number of I/Os beyond the disk's timeout.
     pub fn late(&self, count: usize, timeout: Duration) {
         if let Some(disk) = self.disk.upgrade()
             && let Some(suppressed) = self.failures.pass()
@@ -122,14 +121,14 @@ impl DiskRecord {
         }
     }
 
-    /// What was pending has ended.
+    /// Counts the end of a pending I/O.
     #[inline]
     pub fn finished(&self, outcome: &IoOutcome) {
         self.finished.add(1);
         self.ended(outcome);
     }
 
-    /// An I/O has waited so long for the disk's limits and goes on.
+    /// Counts an I/O that was delayed by the disk's limits.
     pub fn limited(&self, waited: Duration) {
         self.limited.add(1);
         self.limited_ns
@@ -141,7 +140,7 @@ impl DiskRecord {
             sum.requests += words.requests.get();
             sum.bytes += words.bytes.get();
         }
-        // In this order, so that what ends meanwhile makes it smaller and never negative.
+        // Read in this order, so that a concurrent completion reduces the result but never makes it negative.
         let finished = self.finished.get();
         counters.in_flight += self.pended.get().saturating_sub(finished);
         for (sum, word) in counters.errors.iter_mut().zip(&self.errors) {
@@ -155,29 +154,29 @@ impl DiskRecord {
 /// I/Os of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KindCounters {
-    /// I/Os asked for.
+    /// Number of I/Os.
     pub requests: u64,
-    /// Bytes that they are about.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
-/// What was asked of a disk, through all transports.
+/// I/O counters of a disk over all transports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskCounters {
     /// By kind, in the order of [`IoKind::ALL`].
     pub kinds: [KindCounters; IoKind::COUNT],
-    /// I/Os that the block device has and has not given back.
+    /// I/Os that the block device has not completed.
     pub in_flight: u64,
     /// I/Os that failed, by class, in the order of [`IoErrorKind::ALL`].
     pub errors: [u64; IoErrorKind::COUNT],
-    /// I/Os that had to wait for the disk's limits and have gone on.
+    /// I/Os that were delayed by the disk's limits.
     pub limited: u64,
-    /// How long they have waited, in nanoseconds in all.
+    /// Total delay of these I/Os in nanoseconds.
     pub limited_ns: u64,
 }
 
 impl DiskCounters {
-    /// The counters of one kind.
+    /// Returns the counters of one kind.
     pub fn of(&self, kind: IoKind) -> KindCounters {
         self.kinds[kind as usize]
     }
@@ -186,12 +185,11 @@ impl DiskCounters {
 #[derive(Debug, Default)]
 struct Known {
     live: Vec<Arc<QueueRecord>>,
-    /// What queues that are gone have measured, and when that was last added to.
+    /// Measurements of removed queues, with the time of the last addition.
     retired: Arc<BTreeMap<Labels, (QueueSnapshot, Stamp)>>,
     disks: Vec<Arc<DiskRecord>>,
 }
 
-/// One worker's ledger.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     pub iterations: IterationCounters,
@@ -208,22 +206,22 @@ impl Ledger {
         })
     }
 
-    /// The clock of whatever is written here.
+    /// Returns the clock of all entries.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Nothing is left half done in it.
+        // A poisoned lock is usable: no change is left incomplete.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A queue has come.
+    /// Adds a queue.
     pub fn register(&self, record: Arc<QueueRecord>) {
         self.known().live.push(record);
     }
 
-    /// A queue has gone. What it measured stays: its client may come back, and its user may ask afterwards.
+    /// Removes a queue. Its measurements are retained, because its client may reconnect and its user may read them later.
     pub fn retire(&self, record: &Arc<QueueRecord>) {
         let last = record.snapshot(&self.clock);
         let mut known = self.known();
@@ -241,7 +239,7 @@ impl Ledger {
         (sum.in_flight, *since) = (0, now);
     }
 
-    /// The queues that are there now, with their requests in flight.
+    /// Returns the current queues with their requests in flight.
     pub fn live(&self) -> Vec<(Labels, u64)> {
         let known = self.known();
         let live = known.live.iter();
@@ -249,12 +247,12 @@ impl Ledger {
             .collect()
     }
 
-    /// Forgets what queues of an export that is gone have measured.
+    /// Drops the measurements of a removed export's queues.
     pub fn forget(&self, export: &str) {
         Arc::make_mut(&mut self.known().retired).retain(|labels, _| labels.export != export);
     }
 
-    /// Where this worker counts what it asks of a disk.
+    /// Returns this worker's counters for a disk.
     pub fn disk(&self, disk: &Arc<Disk>) -> Arc<DiskRecord> {
         let mut known = self.known();
         known.disks.retain(|one| one.disk.strong_count() > 0);
@@ -267,7 +265,7 @@ impl Ledger {
         record
     }
 
-    /// Latencies and counters of every queue, those that are gone included.
+    /// Returns latencies and counters of every queue, including removed ones.
     pub fn snapshots(&self) -> Vec<QueueSnapshot> {
         let (live, retired) = {
             let known = self.known();
@@ -290,7 +288,7 @@ impl Ledger {
         all.into_values().collect()
     }
 
-    /// Adds what was asked of each disk to `sums`, by name.
+    /// Adds the counters of each disk to `sums`, by name.
     pub fn add_disks(&self, sums: &mut BTreeMap<String, DiskCounters>) {
         let records = self.known().disks.clone();
         for record in records {
@@ -300,7 +298,7 @@ impl Ledger {
         }
     }
 
-    /// The worker's own counters.
+    /// Returns the worker's own counters.
     pub fn counters(&self) -> WorkerCounters {
         WorkerCounters {
             busy_iterations: self.iterations.busy_iterations.get(),
@@ -342,7 +340,7 @@ mod tests {
         assert_eq!(ledger.snapshots(), []);
     }
 
-    /// Its client may come a thousand times a second, and each time that it goes its worker adds to what is kept.
+    /// A client may reconnect a thousand times a second, and each disconnect adds to the retained measurements.
     #[test]
     fn queue_that_comes_and_goes_keeps_no_more_slow_requests() {
         let (clock, time) = Clock::simulated();

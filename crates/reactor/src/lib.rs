@@ -1,9 +1,8 @@
-//! One worker's iteration: sources in, drain, submit, reap, notify.
+//! One worker's iteration: collect from sources, drain, submit, reap, notify.
 //!
-//! A [`Worker`] is a thread with one io_uring that owns [`Source`]s (virtqueues, later connections), their slots and
-//! its own handle on every disk that they use. Nothing is shared per request: configuration arrives as messages
-//! between iterations, through a [`WorkerHandle`]. The worker waits as the load asks ([`PollLimit`]).
-//! Tests: in each module, and the transports' own.
+//! A [`Worker`] is a thread with one io_uring. It owns [`Source`]s (virtqueues or connections), their slots, and its own
+//! handle on every disk in use. No state is shared per request: configuration arrives as messages between iterations,
+//! through a [`WorkerHandle`]. [`PollLimit`] selects how the worker waits. Tests: in each module, and the transports' own.
 
 #![forbid(unsafe_code)]
 

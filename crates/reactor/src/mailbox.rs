@@ -1,4 +1,4 @@
-//! Messages to a worker, run between its iterations: the only way in from other threads.
+//! Messages to a worker, executed between its iterations: the only access from other threads.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -13,7 +13,7 @@ pub(crate) struct Mailbox {
     messages: Mutex<Vec<Message>>,
     closed: AtomicBool,
     bell: Event,
-    /// Sources that the worker has, for whoever places the next one.
+    /// Number of the worker's sources, for placement.
     pub(crate) sources: AtomicUsize,
 }
 
@@ -32,7 +32,7 @@ impl Mailbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Message>> {
-        // A message that panics ends the process, so a poisoned lock is never seen by a running worker.
+        // A panicking message ends the process, so a running worker never sees a poisoned lock.
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -40,19 +40,18 @@ impl Mailbox {
         std::mem::take(&mut *self.lock())
     }
 
-    /// Has the worker ended?
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// No message is accepted any more; those that wait are dropped, and their senders told.
+    /// Rejects further messages and drops the waiting ones; their senders receive an error.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         drop(self.take());
     }
 }
 
-/// The worker has ended, or ended before it came to the message.
+/// The worker ended before it executed the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerGone;
 
@@ -72,17 +71,17 @@ pub struct WorkerHandle {
 }
 
 impl WorkerHandle {
-    /// The worker's number, from 0.
+    /// Returns the worker's number, from 0.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Has the worker ended?
+    /// Returns true if the worker has ended.
     pub fn has_ended(&self) -> bool {
         self.mailbox.is_closed()
     }
 
-    /// Has `message` run between two iterations, and does not wait for it.
+    /// Queues `message` for execution between two iterations and returns at once.
     pub fn send(&self, message: impl FnOnce(&mut Worker) + Send + 'static) {
         let mut messages = self.mailbox.lock();
         if self.mailbox.closed.load(Ordering::SeqCst) {
@@ -96,17 +95,17 @@ impl WorkerHandle {
         }
     }
 
-    /// Has `message` run between two iterations and waits for what it returns.
+    /// Executes `message` between two iterations and returns its result.
     ///
     /// # Errors
-    /// [`WorkerGone`] when the worker ends first.
+    /// [`WorkerGone`] if the worker ends first.
     pub fn call<T: Send + 'static>(
         &self,
         message: impl FnOnce(&mut Worker) -> T + Send + 'static,
     ) -> Result<T, WorkerGone> {
         let (reply, answer) = mpsc::sync_channel(1);
         self.send(move |worker| {
-            // The caller waits for it, or is gone.
+            // Fails only if the caller no longer waits.
             drop(reply.send(message(worker)));
         });
         answer.recv().map_err(|_| WorkerGone)

@@ -1,8 +1,8 @@
-//! One worker's share of a disk's limits: which I/Os wait, and when each goes on.
+//! One worker's share of a disk's limits: decides when each I/O may start.
 //!
-//! Each source has a line of its own, and only the head of a line has reserved its start with the disk's
-//! [`Throttle`]: so the sources of all workers take turns, however deep their queues are. Owned by the worker's handle on
-//! the disk; nothing here is touched while the disk has no limits.
+//! Each source has a line, and only the head of a line reserves its start with the disk's [`Throttle`]. The sources of all
+//! workers therefore take turns, independent of their queue depths. Owned by the worker's handle on the disk; unused while
+//! the disk has no limits.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,32 +13,32 @@ use latency::Clock;
 
 use crate::admission::Deferred;
 
-/// A line looks again at least so often, for limits may have changed.
+/// Maximum interval between checks of a line, because limits may change.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 struct Line {
     source: u32,
-    /// When its head may start, by the setting with this number.
+    /// Start time of the head, computed with the limits of this setting number.
     start: Moment,
     setting: u32,
-    /// With the moment from which on each waits.
+    /// Waiting I/Os with the time of their arrival.
     waiting: VecDeque<(Moment, Deferred)>,
 }
 
-/// Lines before one disk.
+/// The lines of one disk.
 pub(crate) struct Pacing {
     clock: Clock,
     lines: Vec<Line>,
     /// Sources that are about to end.
     leaving: Vec<u32>,
-    /// A timer will fire then: the one that was set last.
+    /// Expiry of the timer that was set last.
     armed: Option<Moment>,
-    /// Timers that were set.
+    /// Number of timers set so far.
     timers: u32,
 }
 
 impl Pacing {
-    /// By a worker's clock.
+    /// Creates an empty set of lines on the worker's clock.
     pub fn new(clock: &Clock) -> Pacing {
         Pacing {
             clock: clock.clone(),
@@ -49,7 +49,7 @@ impl Pacing {
         }
     }
 
-    /// The worker's.
+    /// Returns the worker's clock.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
@@ -58,10 +58,10 @@ impl Pacing {
         Moment::now(&self.clock)
     }
 
-    /// May this I/O of a source start now? If not it has to be given to [`Pacing::wait`].
+    /// Returns true if this I/O may start now; otherwise the caller must pass it to [`Pacing::wait`].
     pub fn may_start(&mut self, throttle: &Throttle, source: u32, request: &IoRequest) -> bool {
         if request.kind == IoKind::Flush {
-            // It makes durable what was answered; nothing that waits was.
+            // A flush persists completed writes only; none of those waits.
             return true;
         }
         if self.is_leaving(source) {
@@ -84,7 +84,7 @@ impl Pacing {
         false
     }
 
-    /// Puts an I/O at the end of its source's line.
+    /// Appends an I/O to its source's line.
     pub fn wait(&mut self, source: u32, deferred: Deferred) {
         let now = self.now();
         if let Some(line) = self.lines.iter_mut().find(|line| line.source == source) {
@@ -92,7 +92,7 @@ impl Pacing {
         }
     }
 
-    /// The next I/O whose time has come, if there is one, and how long it has waited.
+    /// Returns the next I/O that may start, and the time that it has waited.
     pub fn next(&mut self, throttle: &Throttle) -> Option<(Duration, Deferred)> {
         let (setting, now) = (throttle.setting(), self.now());
         for line in &mut self.lines {
@@ -125,8 +125,8 @@ impl Pacing {
         first.map(|(since, deferred)| (now.since(since), deferred))
     }
 
-    /// All that a source has waiting, limits or not: it is about to end, and what it still has to do does not wait, either. What
-    /// its head has reserved stays taken.
+    /// Removes and returns all waiting I/Os of a source that is about to end, regardless of limits. Its later I/Os do not
+    /// wait either. The reservation of its head is not returned.
     pub fn leave(&mut self, source: u32) -> impl Iterator<Item = (Duration, Deferred)> + use<> {
         self.leaving.push(source);
         let at = self.lines.iter().position(|line| line.source == source);
@@ -137,23 +137,23 @@ impl Pacing {
             .map(move |(since, deferred)| (now.since(since), deferred))
     }
 
-    /// Is this source about to end?
+    /// Returns true if the source is about to end.
     pub fn is_leaving(&self, source: u32) -> bool {
         self.leaving.contains(&source)
     }
 
-    /// A source has ended.
+    /// Removes the state of a source that has ended.
     pub fn left(&mut self, source: u32) {
         self.leaving.retain(|leaving| *leaving != source);
     }
 
-    /// Nothing waits?
+    /// Returns true if no I/O waits.
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// How long from now a timer has to be set, if one is needed that is not there yet, and its number. One whose time has come
-    /// is there until it has fired.
+    /// Returns delay and number of a timer to set, unless a sufficient one is running. An expired timer counts as running
+    /// until it has fired.
     pub fn timer(&mut self) -> Option<(Duration, u32)> {
         let now = self.now();
         let start = self.lines.iter().map(|line| line.start).min()?;
@@ -167,8 +167,8 @@ impl Pacing {
         Some((after, self.timers))
     }
 
-    /// The timer of this number has fired. One that an earlier one took the place of changes nothing: else each would beget
-    /// another for as long as anything waits.
+    /// Handles the timer with this number. A replaced timer is ignored; otherwise each would start another one as long as
+    /// I/Os wait.
     pub fn fired(&mut self, number: u32) {
         if number == self.timers {
             self.armed = None;
@@ -215,7 +215,7 @@ mod tests {
         assert!(pacing.next(&throttle).is_none());
         assert!(pacing.timer().is_some_and(|(after, _)| after <= LOOK_AGAIN));
         assert!(pacing.timer().is_none(), "one is enough");
-        // A high rate: heads reserve one after the other.
+        // At a high rate, heads reserve their starts one after the other.
         throttle.set(RateLimits {
             iops: 1_000_000,
             iops_burst: 1,
@@ -248,7 +248,7 @@ mod tests {
             pacing.wait(1, deferred(number));
         }
         let (after, first) = pacing.timer().unwrap();
-        // The kernel counts from later on than we do.
+        // The kernel's timer starts later than our clock.
         time.advance(after.as_nanos() as u64 + 1_000_000);
         assert!(pacing.timer().is_none(), "the first is still to fire");
         pacing.fired(first);

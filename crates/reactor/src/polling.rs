@@ -1,24 +1,24 @@
-//! How long a worker that ran out of work looks for more before it sleeps.
+//! Decides how long an idle worker polls before it sleeps.
 //!
-//! The window tunes itself: work that polling met late in it, or would have met within the limit, doubles it; a sleep that was
-//! longer than the limit halves it, and closes it in the end. So a busy client pays neither kicks nor wake-ups, though it may
-//! be late now and then, and an idle one costs nothing.
+//! The window adapts: it doubles after work that arrived late in the window, or during a sleep shorter than the limit. It
+//! halves, and finally closes, after a longer sleep. A busy client avoids kicks and wake-ups, with an occasional delay, and
+//! an idle one costs nothing.
 
 use latency::{Clock, Stamp};
 
-/// The bound on polling.
+/// Limit on polling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollLimit {
-    /// Sleep as soon as there is nothing to do.
+    /// Sleep as soon as there is no work.
     Never,
-    /// Poll for at most so many microseconds, fewer when that does not pay.
+    /// Poll for at most this many microseconds, or less if polling does not pay.
     Micros(u32),
-    /// Never sleep: one CPU per worker, always.
+    /// Never sleep; each worker occupies one CPU.
     Always,
 }
 
 impl PollLimit {
-    /// The bound in ticks, where there is one.
+    /// Returns the limit in ticks; 0 if it is not a time.
     fn ticks(self, clock: &Clock) -> u64 {
         match self {
             PollLimit::Micros(us) => clock.ticks(std::time::Duration::from_micros(u64::from(us))),
@@ -27,20 +27,20 @@ impl PollLimit {
     }
 }
 
-/// The bounds of a worker, by who may bring work next.
+/// Limits of a worker, by the next expected source of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollLimits {
-    /// While it serves rings in a guest's memory: seeing work there spares the guest's kick, and two wake-ups.
+    /// While the worker serves rings in guest memory: polling avoids the guest's kick and two wake-ups.
     pub rings: PollLimit,
-    /// While all its clients are connections, whose work the kernel brings anyway: polling spares a wake-up only, and
-    /// a network's round trip is long beside that.
+    /// While all clients are connections, whose data arrives through the kernel: polling avoids only a wake-up, which is
+    /// short compared with a network round trip.
     pub network: PollLimit,
-    /// While a disk owes it an answer and there is nothing else to do.
+    /// While only disk I/O is outstanding.
     pub disk: PollLimit,
 }
 
 impl From<PollLimit> for PollLimits {
-    /// The same for all.
+    /// Uses the same limit for all.
     fn from(limit: PollLimit) -> PollLimits {
         PollLimits {
             rings: limit,
@@ -50,18 +50,18 @@ impl From<PollLimit> for PollLimits {
     }
 }
 
-/// First window after polling was off, in nanoseconds: about what a wake-up costs.
+/// First window after polling was off, in nanoseconds: about the cost of a wake-up.
 const FIRST_NS: u64 = 4_000;
 
-/// So long requests are looked for before a worker sleeps for a disk, in nanoseconds: a client that was answered, or is
-/// sending several requests, sends the next within less.
+/// Polling time before the worker sleeps for a disk, in nanoseconds. A client that received a response, or is sending
+/// several requests, sends the next one within this time.
 const LOOK_NS: u64 = 2_000;
 
-/// What sleeping costs, in nanoseconds. With several I/Os under way it makes none of them later than the others make it, so
-/// that polling for longer gains nothing.
+/// Cost of a sleep, in nanoseconds. With several I/Os in flight the sleep delays none of them beyond the others, so longer
+/// polling gains nothing.
 const SLEEP_NS: u64 = 5_000;
 
-/// How long to look for work, in ticks.
+/// The polling window, in ticks.
 struct Window {
     first: u64,
     max: u64,
@@ -79,7 +79,6 @@ impl Window {
         }
     }
 
-    /// The worker was idle for so long.
     fn learn(&mut self, idle: u64) {
         self.now = if idle > self.max {
             match self.now / 2 {
@@ -101,7 +100,7 @@ pub(crate) struct Polling {
     disk_max: u64,
     rings: Window,
     network: Window,
-    /// Are rings served, as far as is known since [`Polling::serves`]?
+    /// The worker serves rings, as set by [`Polling::serves`].
     serves_rings: bool,
     idle_since: Option<Stamp>,
     slept_at: Option<Stamp>,
@@ -134,7 +133,7 @@ impl Polling {
         }
     }
 
-    /// Whose bound counts from now on.
+    /// Selects the limit for rings or for connections.
     #[inline]
     pub(crate) fn serves(&mut self, rings: bool) {
         self.serves_rings = rings;
@@ -158,7 +157,6 @@ impl Polling {
         }
     }
 
-    /// There was work in this iteration.
     #[inline]
     pub(crate) fn worked(&mut self, noticed: Stamp) {
         if let Some(since) = self.idle_since.take() {
@@ -166,14 +164,14 @@ impl Polling {
         }
     }
 
-    /// After work, is there polling at all?
+    /// Returns true if the worker polls after work.
     pub(crate) fn is_on(&self) -> bool {
         self.always || self.window().now > 0
     }
 
-    /// There was none, but disks owe `pending` answers, of which the next is expected to take so long in all: poll or sleep, after
-    /// so long? A wait within the bound is polled through; before a longer one requests are looked for for a moment. The
-    /// window is for clients, and neither counts nor learns here.
+    /// Chooses between polling and sleeping when disks owe `pending` completions. The next one is expected to take
+    /// `expected` in total; `waited` of that has passed. A wait within the limit is polled; before a longer one the worker
+    /// polls briefly for requests. The client window is neither used as the limit nor adapted.
     #[inline]
     pub(crate) fn waits_for_disk(&self, pending: usize, expected: u64, waited: u64) -> Idle {
         let max = match pending {
@@ -192,7 +190,7 @@ impl Polling {
         }
     }
 
-    /// There was none: go on polling, or sleep?
+    /// Chooses between polling and sleeping after an iteration without work.
     pub(crate) fn idle(&mut self, now: Stamp) -> Idle {
         if self.always {
             return Idle::Poll;
@@ -209,17 +207,16 @@ impl Polling {
         }
     }
 
-    /// The worker goes to sleep.
     pub(crate) fn sleeping(&mut self, now: Stamp) {
         self.slept_at = Some(self.idle_since.take().unwrap_or(now));
     }
 
-    /// Is the worker about to wake from a sleep?
+    /// Returns true if the worker is waking from a sleep.
     pub(crate) fn slept(&self) -> bool {
         self.slept_at.is_some()
     }
 
-    /// The worker woke up: was the idle time one that polling would have covered?
+    /// Records a wake-up and adapts the window to the idle time.
     pub(crate) fn woke(&mut self, now: Stamp) {
         let Some(slept_at) = self.slept_at.take() else {
             return;

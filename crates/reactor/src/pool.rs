@@ -1,8 +1,8 @@
-//! The workers of a process: those that exports share, started together and pinned where asked, and those that are
-//! dedicated to one export each, which start and end with it.
+//! The workers of a process: shared workers, started together and optionally pinned, and dedicated workers, each of which
+//! starts and ends with one export.
 //!
-//! The lock is for the control plane: whoever places a queue or a connection, starts or ends a worker, or reads what all
-//! of them count. No worker takes it.
+//! The lock serves the control plane: placing queues and connections, starting and ending workers, reading counters.
+//! Workers never take it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,41 +17,41 @@ use crate::ledger::Ledger;
 use crate::mailbox::{Mailbox, WorkerHandle};
 use crate::{DiskCounters, PollLimits, Worker, WorkerCounters};
 
-/// How workers are started.
+/// Start options of the shared workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerOptions {
-    /// How many.
+    /// Number of workers.
     pub count: u32,
-    /// CPU of each worker, from the first on; workers beyond the list run where the kernel puts them.
+    /// CPU of each worker, in order; workers beyond the list are placed by the kernel.
     pub cpus: Vec<u32>,
-    /// How long each may poll.
+    /// Polling limits of each worker.
     pub poll: PollLimits,
 }
 
-/// Why workers could not be started.
+/// A failure to start or assign workers.
 #[derive(Debug)]
 pub enum PoolError {
-    /// A worker's thread or io_uring could not be made.
+    /// A worker's thread or io_uring could not be created.
     Start {
         /// The worker's number.
         worker: u32,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: std::io::Error,
     },
     /// An export names a worker that does not exist.
     Unknown {
-        /// The number that it names.
+        /// The number in the configuration.
         worker: u32,
-        /// How many workers exports share.
+        /// Number of shared workers.
         shared: u32,
     },
-    /// A worker could not be put on its CPU.
+    /// A worker could not be pinned to its CPU.
     Pin {
         /// The worker's number.
         worker: u32,
-        /// The CPU asked for.
+        /// The requested CPU.
         cpu: u32,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: std::io::Error,
     },
 }
@@ -94,30 +94,30 @@ impl std::error::Error for PoolError {
     }
 }
 
-/// Submission queue entries per worker; more are submitted in several goes.
+/// Submission queue entries per worker; larger batches are submitted in parts.
 const RING_ENTRIES: u32 = 1024;
 
-/// Which workers serve the queues and connections of an export.
+/// Workers for the queues and connections of an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExportPlacement {
-    /// Any of those that exports share.
+    /// Any shared worker.
     #[default]
     Shared,
-    /// These of them.
+    /// These shared workers.
     Workers(Vec<u32>),
-    /// One of its own, which ends when the export is removed.
+    /// A dedicated worker, which ends when the export is removed.
     Dedicated,
 }
 
-/// The placement of an export that has one.
+/// The placement of an export that is not shared.
 #[derive(Clone, Debug)]
 enum Placed {
     Workers(Vec<u32>),
-    /// The number of the dedicated worker.
+    /// Number of the dedicated worker.
     Dedicated(u32),
 }
 
-/// A queue, and the worker that owns it.
+/// A queue and its worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedQueue {
     /// The export's name.
@@ -126,14 +126,14 @@ pub struct OwnedQueue {
     pub queue: u32,
     /// The worker's number.
     pub worker: u32,
-    /// Requests taken and not yet answered.
+    /// Requests in progress.
     pub in_flight: u64,
 }
 
 struct Slot {
     handle: WorkerHandle,
     thread: Option<JoinHandle<()>>,
-    /// Outlives the worker: the next one with this number counts on.
+    /// Outlives the worker: the next worker with this number continues its counters.
     ledger: Arc<Ledger>,
 }
 
@@ -145,13 +145,13 @@ impl Slot {
 
 #[derive(Default)]
 struct State {
-    /// By the workers' numbers: first those that exports share, then dedicated ones, some of which may have ended.
+    /// By worker number: shared workers first, then dedicated ones, which may have ended.
     slots: Vec<Slot>,
-    /// By the export's name. An export that is absent is shared.
+    /// By export name. Exports without an entry are shared.
     placed: HashMap<String, Placed>,
 }
 
-/// The running workers. Dropping it ends them: sources that are still there are dropped with their worker.
+/// The running workers. Dropping the pool ends them and drops their remaining sources.
 pub struct Pool {
     state: Mutex<State>,
     shared: usize,
@@ -162,10 +162,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts the workers that exports share; returns when each has its io_uring and its CPU.
+    /// Starts the shared workers. Returns when each has its io_uring and its CPU.
     ///
     /// # Errors
-    /// When one cannot be started or pinned; those that started are ended.
+    /// If a worker cannot be started or pinned; the started ones are ended.
     pub fn start(options: &WorkerOptions) -> Result<Pool, PoolError> {
         let pool = Pool {
             state: Mutex::default(),
@@ -188,25 +188,25 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The workers that run, by their numbers.
+    /// Returns the running workers in the order of their numbers.
     pub fn workers(&self) -> Vec<WorkerHandle> {
         let state = self.lock();
         let running = state.slots.iter().filter(|slot| slot.runs());
         running.map(|slot| slot.handle.clone()).collect()
     }
 
-    /// How many workers run, dedicated ones included.
+    /// Returns the number of running workers, including dedicated ones.
     pub fn count(&self) -> usize {
         self.lock().slots.iter().filter(|slot| slot.runs()).count()
     }
 
-    /// The worker for a new source of no particular export: of those that exports share the one with the fewest; among
-    /// equals each in its turn.
+    /// Selects the worker for a new source without an export: the shared worker with the fewest sources, in rotation among
+    /// equals.
     pub fn place(&self) -> WorkerHandle {
         self.emptiest(&self.lock().slots[..self.shared])
     }
 
-    /// The worker for a new queue or connection of an export.
+    /// Selects the worker for a new queue or connection of an export.
     pub fn place_for(&self, export: &str) -> WorkerHandle {
         let state = self.lock();
         match state.placed.get(export) {
@@ -219,7 +219,7 @@ impl Pool {
         }
     }
 
-    /// The worker for the queues of an export that carry no data.
+    /// Selects the worker for the queues of an export that carry no data.
     pub fn control_for(&self, export: &str) -> WorkerHandle {
         let state = self.lock();
         let worker = match state.placed.get(export) {
@@ -240,16 +240,16 @@ impl Pool {
         slots[fewest(&counts, turn)].handle.clone()
     }
 
-    /// Is any export placed? Else nobody need ask whose a new connection is.
+    /// Returns true if any export has a placement. Otherwise the export of a new connection is irrelevant for placement.
     pub fn has_placements(&self) -> bool {
         !self.lock().placed.is_empty()
     }
 
-    /// Places what comes to an export from now on; what is there stays where it is. A worker that was dedicated to the
-    /// export and is not any more ends with its last queue or connection.
+    /// Sets the placement of an export's new queues and connections; existing ones stay. A worker that is no longer
+    /// dedicated to the export ends with its last queue or connection.
     ///
     /// # Errors
-    /// When there is no such worker, or a dedicated one cannot be started; the placement stays as it was.
+    /// If the worker does not exist, or a dedicated one cannot be started; the placement then stays unchanged.
     pub fn assign(&self, export: &str, placement: &ExportPlacement) -> Result<(), PoolError> {
         let mut state = self.lock();
         let placed = match placement {
@@ -259,7 +259,7 @@ impl Pool {
                 if let Some(&worker) = workers.iter().find(|worker| **worker >= shared) {
                     return Err(PoolError::Unknown { worker, shared });
                 }
-                // Of no worker at all none could be chosen.
+                // An empty list offers no choice and means shared.
                 (!workers.is_empty()).then(|| Placed::Workers(workers.clone()))
             }
             ExportPlacement::Dedicated => match state.placed.get(export) {
@@ -282,14 +282,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Starts a worker with the first number that is free.
+    /// Starts a worker with the first free number.
     fn start_dedicated(&self, state: &mut State) -> Result<u32, PoolError> {
         let dedicated = state.slots.iter_mut().enumerate().skip(self.shared);
         let ended = { dedicated }.find(|(_, slot)| !slot.runs());
         let (index, ledger) = match ended {
             Some((index, slot)) => {
                 if let Some(thread) = slot.thread.take() {
-                    // It has closed its mailbox, which is the last but one thing that it does.
+                    // The thread has closed its mailbox and is about to end.
                     drop(thread.join());
                 }
                 (index, slot.ledger.clone())
@@ -308,8 +308,8 @@ impl Pool {
         Ok(worker)
     }
 
-    /// Whether sources from now on record what their requests' stages take; they do unless told. Without is what the
-    /// cost of stamps is measured against.
+    /// Sets whether sources record the stages of their requests; the default is true. False serves to measure the cost of
+    /// stamps.
     pub fn set_recording(&self, recording: bool) {
         self.recording.store(recording, Ordering::Relaxed);
         for worker in self.workers() {
@@ -322,14 +322,14 @@ impl Pool {
         state.slots.iter().map(|slot| slot.ledger.clone()).collect()
     }
 
-    /// Latencies and counters of every source of every worker. Like all that looks on, it only reads: no worker is
-    /// woken or waited for, and a stuck one can be seen.
+    /// Returns latencies and counters of every source of every worker. Only reads memory: it neither wakes workers nor
+    /// waits for them, so it also works with a stuck worker.
     pub fn snapshots(&self) -> Vec<QueueSnapshot> {
         let ledgers = self.ledgers();
         ledgers.iter().flat_map(|one| one.snapshots()).collect()
     }
 
-    /// The queues that are served now, each with its worker.
+    /// Returns the current queues with their workers.
     pub fn queues(&self) -> Vec<OwnedQueue> {
         let ledgers = self.ledgers();
         let live = ledgers.iter().flat_map(|ledger| ledger.live());
@@ -342,7 +342,7 @@ impl Pool {
         .collect()
     }
 
-    /// The counters of each worker that runs, with its number.
+    /// Returns the counters of each running worker, with its number.
     pub fn counters(&self) -> Vec<(u32, WorkerCounters)> {
         let state = self.lock();
         let running = state.slots.iter().filter(|slot| slot.runs());
@@ -351,7 +351,7 @@ impl Pool {
             .collect()
     }
 
-    /// The export that each dedicated worker is for.
+    /// Returns the export of each dedicated worker.
     pub fn dedicated(&self) -> BTreeMap<u32, String> {
         let state = self.lock();
         let placed = state.placed.iter();
@@ -362,17 +362,17 @@ impl Pool {
         dedicated.collect()
     }
 
-    /// Forgets what queues of an export that is gone have measured.
+    /// Drops the measurements of a removed export's queues.
     pub fn forget(&self, export: &str) {
         for slot in &self.lock().slots {
             slot.ledger.forget(export);
-            // A queue that is still ending adds to it.
+            // Repeated by the worker, because a queue that is still ending adds measurements.
             let name = export.to_owned();
             slot.handle.send(move |worker| worker.forget(&name));
         }
     }
 
-    /// What was asked of each disk by all workers, by the disk's name. One that was never used is absent.
+    /// Returns the I/O counters of each disk over all workers, by the disk's name. Unused disks are absent.
     pub fn disks(&self) -> BTreeMap<String, DiskCounters> {
         let mut sums = BTreeMap::new();
         for ledger in self.ledgers() {
@@ -390,14 +390,14 @@ impl Drop for Pool {
         }
         for slot in &mut state.slots {
             if let Some(thread) = slot.thread.take() {
-                // A worker that panicked has ended the process already.
+                // A panic of a worker has already ended the process.
                 drop(thread.join());
             }
         }
     }
 }
 
-/// Ends the process when a worker panics: its clients could neither go on nor notice.
+/// Ends the process when a worker panics, because its clients could neither continue nor notice.
 struct EndProcessOnPanic(u32);
 
 impl Drop for EndProcessOnPanic {
@@ -446,10 +446,10 @@ fn start_worker(
                     return;
                 }
             }
-            // The ring belongs to the thread that makes it.
+            // A ring must be created on the thread that uses it.
             let ring = Ring::new(RING_ENTRIES);
             let worker = ring.and_then(|ring| Worker::new(mailbox, index, poll, ring, ledger));
-            // From here on it needs nothing that has a name.
+            // From here on the thread opens no paths.
             let confined = worker.and_then(|worker| {
                 sandbox::confine(sandbox::Thread::Worker)?;
                 Ok(worker)
@@ -480,7 +480,7 @@ fn start_worker(
     }
 }
 
-/// Which of these counts is the least; of equal ones the next from `turn` on, round the circle.
+/// Returns the index of the smallest count; among equal ones the next from `turn` on, cyclically.
 fn fewest(counts: &[usize], turn: usize) -> usize {
     let workers = counts.len().max(1);
     let first = turn % workers;
@@ -508,7 +508,7 @@ mod tests {
             assert_eq!(fewest(&[2, 1, 2], turn), 1);
             assert_eq!(fewest(&[7], turn), 0);
         }
-        // Every second one ends at once, as where a driver asks a disk before it uses it.
+        // Every second source ends at once, as when a driver probes a disk before use.
         let mut counts = [0; 2];
         for turn in (0..16).step_by(2) {
             counts[fewest(&counts, turn + 1)] += 1;
@@ -604,7 +604,7 @@ mod tests {
         assert_eq!(pool.place_for("e").index(), 0);
         let numbers: Vec<u32> = pool.counters().iter().map(|(number, _)| *number).collect();
         assert_eq!(numbers, [0, 2]);
-        // The next one has the number that is free, and counts on.
+        // The next worker reuses the free number and continues its counters.
         pool.assign("g", &ExportPlacement::Dedicated).unwrap();
         assert_eq!(pool.place_for("g").index(), 1);
     }

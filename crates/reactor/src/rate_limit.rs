@@ -1,34 +1,34 @@
-//! One log line per interval, or a few at once, however often a peer misbehaves; the rest are counted.
+//! Limits log lines about events that a peer can cause: one per interval or a short burst; further ones are counted.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use latency::Clock;
 
-/// Decides which of many like events are logged.
+/// Selects the events to log.
 #[derive(Debug)]
 pub struct RateLimit {
     interval: Duration,
-    /// So many pass at once after a pause.
+    /// Number of events that pass at once after a pause.
     burst: u32,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Of those that may pass at once, so many have not; at `since`.
+    /// Remaining events of the burst, as of `since`.
     left: u32,
     since: Option<Duration>,
     suppressed: u64,
 }
 
 impl RateLimit {
-    /// At most one line per `interval`.
+    /// Allows one event per `interval`.
     pub const fn new(interval: Duration) -> RateLimit {
         RateLimit::with_burst(interval, 1)
     }
 
-    /// One line per `interval`, and those that were not needed for a while, up to `burst`, at once.
+    /// Allows one event per `interval`; unused ones accumulate up to `burst`.
     pub const fn with_burst(interval: Duration, burst: u32) -> RateLimit {
         RateLimit {
             interval,
@@ -41,7 +41,7 @@ impl RateLimit {
         }
     }
 
-    /// Counts an event; `Some(n)`: log it, and say that `n` before it were not.
+    /// Counts an event. Returns `Some(n)` if it is to be logged, where `n` is the number of suppressed events before it.
     pub fn pass(&self) -> Option<u64> {
         let mut state = self
             .state

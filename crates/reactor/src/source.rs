@@ -1,9 +1,9 @@
-//! What a worker serves.
+//! The interface of a worker's sources.
 //!
 //! ```text
 //!   kick or poll -> ready? -> drain -> (submit)            finish <- reaped
 //!                               |                             |
-//!                               +---------> publish <---------+      arm, when there is nothing to do
+//!                               +---------> publish <---------+      arm, when idle
 //! ```
 
 use std::any::Any;
@@ -18,8 +18,8 @@ use uring::RingFd;
 
 use crate::Io;
 
-/// A source of a worker: its place there, which another source may have had before and may have afterwards, and which of these
-/// it is. A message that comes when the source is gone so finds nobody, and not whoever has its place by then.
+/// Identifies a source of a worker by its place and a generation, because places are reused. A message to a removed source
+/// therefore never reaches a later source in the same place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceId(pub(crate) u32);
 
@@ -27,7 +27,7 @@ impl SourceId {
     const PLACE_BITS: u32 = 20;
     const NTH_BITS: u32 = u32::BITS - SourceId::PLACE_BITS - crate::drain::MARKS;
 
-    /// The `nth` source that a worker ever took on, counted modulo 1,024, at this place.
+    /// Creates the id of the `nth` source that the worker added, modulo 1,024, at this place.
     pub(crate) fn new(place: usize, nth: u32) -> SourceId {
         assert!(
             place < 1 << SourceId::PLACE_BITS,
@@ -37,23 +37,23 @@ impl SourceId {
         SourceId(place as u32 | nth << SourceId::PLACE_BITS)
     }
 
-    /// Its place in its worker: no two sources have the same one at the same time.
+    /// Returns the place in the worker, unique among current sources.
     #[inline(always)]
     pub fn place(self) -> u32 {
         self.0 & ((1 << SourceId::PLACE_BITS) - 1)
     }
 }
 
-/// A queue or connection, owned by one worker. All methods run on the worker's thread; none may block.
+/// A queue or connection, owned by one worker. All methods run on the worker's thread and must not block.
 pub trait Source: Any {
-    /// Is there something to take, without being told? A load or two; called on every iteration while polling, whose time it is `now`.
+    /// Returns true if there is work without a notification. Costs a load or two, because it is called in every polling
+    /// iteration, with the time `now`.
     fn ready(&mut self, now: Stamp) -> bool;
 
-    /// Takes what is there up to a bound, parses it and submits it, hop by hop. Whatever is left makes
-    /// [`Source::ready`] true.
+    /// Takes a bounded number of requests, parses them and submits them, hop by hop. The rest makes [`Source::ready`] true.
     fn drain(&mut self, io: &mut Io, noticed: Stamp);
 
-    /// An I/O that was pending has finished; `slot` is the one it was submitted with.
+    /// Handles the end of a pending I/O; `slot` is the slot of its submission.
     fn finish(
         &mut self,
         io: &mut Io,
@@ -63,65 +63,65 @@ pub trait Source: Any {
         reaped: Stamp,
     );
 
-    /// An operation of its own has completed: see [`Io::own`].
+    /// Handles the completion of one of the source's own operations; see [`Io::own`].
     fn completed(&mut self, io: &mut Io, completion: uring::Completion, noticed: Stamp) {
         let _ = (io, completion, noticed);
     }
 
-    /// Answers everything that is done and notifies the client once. Called at the end of each iteration in which
-    /// the source was drained or finished.
+    /// Publishes all completed requests and notifies the client once. Called at the end of each iteration that drained the
+    /// source or finished one of its I/Os.
     fn publish(&mut self, io: &mut Io);
 
-    /// Does at once what [`Source::publish`] has left for later: the worker is about to sleep, or to let go of the source.
+    /// Executes the notifications that [`Source::publish`] deferred. Called before the worker sleeps or removes the source.
     fn flush_notifications(&mut self) {}
 
-    /// Asks the client for a notification; true when work came meanwhile and the worker must not sleep.
+    /// Requests a notification from the client. Returns true if work arrived in the meantime and the worker must not sleep.
     fn arm(&mut self) -> bool;
 
-    /// Tells the client that notifications are not needed while the worker polls.
+    /// Suppresses the client's notifications while the worker polls.
     fn disarm(&mut self);
 
-    /// Its kick descriptor became readable.
+    /// Handles a readable kick descriptor.
     fn kicked(&mut self) {}
 
-    /// Requests taken and not yet answered.
+    /// Returns the number of unanswered requests.
     fn in_flight(&self) -> usize;
 
-    /// The descriptor that becomes readable when the client wants attention; `None`: the source is always polled
-    /// when it is hot, and never wakes its worker.
+    /// Returns the descriptor that becomes readable when the client needs attention. `None`: the source is always polled
+    /// while hot, and never wakes its worker.
     fn kick(&self) -> Option<RingFd>;
 
-    /// The kick descriptor has hung up, or is none that can be waited for; it is not watched any more.
+    /// Handles a kick descriptor that has hung up or cannot be polled; it is no longer watched.
     fn kick_lost(&mut self) {}
 
-    /// Some client's memory was found truncated; a source whose own it is ends itself.
+    /// Handles the truncation of a client's memory. A source that uses this memory ends itself.
     fn memory_lost(&mut self) {}
 
-    /// Somebody acquires a range of a disk, and must not write to what is still being sent from where [`Io::borrow`] has pointed. A
-    /// copy takes the place of all that lies in one of these ranges of addresses. True: that could not be done yet, and is asked
-    /// again in the next iteration.
+    /// Copies borrowed data for an acquirer of a range, which must not write to memory that is still being sent after
+    /// [`Io::borrow`]. All data in one of the address ranges is replaced by a copy. Returns true if that was not possible
+    /// yet; the call is repeated in the next iteration.
     fn give_back(&mut self, io: &mut Io, held: &[Range<usize>]) -> bool {
         let _ = (io, held);
         false
     }
 
-    /// A disk is being taken out of the process: close the handle on it, if there is one.
+    /// Closes the handle on a disk that is being removed from the process.
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
         let _ = (io, disk);
     }
 
-    /// No new requests from now on: the source drains and is then taken out.
+    /// Stops accepting requests. The source drains and is then removed.
     fn stop(&mut self);
 
-    /// The source has stopped and nothing is in flight: last chance to let go of disks.
+    /// Releases disks after the source has stopped and has no I/O in flight.
     fn closed(&mut self, io: &mut Io);
 
-    /// Are times to be recorded? Said once, before its first iteration.
+    /// Enables or disables the recording of times. Called once, before the first iteration.
     fn set_recording(&mut self, recording: bool) {
         let _ = recording;
     }
 
-    /// Where it writes its latencies and counters. One that has it later than at its start gives it to
+    /// Returns the record of latencies and counters. A source that creates it after its start passes it to
     /// [`Io::register`].
     fn record(&self) -> Option<Arc<QueueRecord>>;
 }

@@ -1,16 +1,16 @@
-//! What the owner of a request does next for it: the same for a virtqueue and for a connection.
+//! The next action for a request, common to virtqueues and connections.
 
 use block::IoRequest;
 use guest_memory::IoBuffer;
 
 use crate::DiskHandle;
 
-/// An I/O and the disk that is to do it.
+/// An I/O and its disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// Which disk.
+    /// Handle of the disk.
     pub disk: DiskHandle,
-    /// What.
+    /// The I/O.
     pub io: IoRequest,
 }
 
@@ -23,19 +23,19 @@ impl Default for Job {
     }
 }
 
-/// What to do next for a request.
+/// The next action for a request.
 #[derive(Debug)]
 pub enum Step {
-    /// Submit the request's job on the request's own buffer.
+    /// Submit the job with the request's own buffer.
     Data,
-    /// Submit the request's job on this memory, which is given back with the outcome.
+    /// Submit the job with this buffer, which is returned with the outcome.
     Scratch(Box<IoBuffer>),
-    /// Nothing to do on a disk any more: write the answer.
+    /// No further disk I/O: write the response.
     Answer,
-    /// Write the answer now, and go on without the client.
+    /// Write the response now and continue without the client.
     AnswerAndGoOn,
-    /// A request that was answered before has ended.
+    /// A detached request, answered earlier, has ended.
     Over,
-    /// Nothing, until what the request waits for is there.
+    /// Wait for an external event.
     Wait,
 }

@@ -1,9 +1,9 @@
-//! One worker's I/Os on a disk with an error policy ([`bdev::ErrorPolicy`]): those in flight are remembered, so that one that takes
-//! too long can be cancelled, and those that have failed wait here, with their buffers, until the disk is resumed, the device is
-//! back, or their source has no use for them.
+//! One worker's I/Os on a disk with an error policy ([`bdev::ErrorPolicy`]). I/Os in flight are recorded, so that one
+//! beyond the timeout can be cancelled. Failed I/Os wait here with their buffers until the disk is resumed, the device
+//! returns, or their source drops them.
 //!
-//! A waiting I/O is not in flight: acquirers of a range do not wait for it, and it passes admission again when it goes on.
-//! Owned by the worker's handle on the disk; nothing here is touched while the disk reports its errors.
+//! A waiting I/O is not in flight: acquirers of a range do not wait for it, and it passes admission again when it
+//! continues. Owned by the worker's handle on the disk; unused while the disk reports its errors.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,42 +14,41 @@ use guest_memory::IoBuffer;
 
 use crate::admission::Deferred;
 
-/// An I/O that has failed, and how.
 struct Waiter {
     deferred: Deferred,
     error: IoError,
 }
 
-/// An I/O that the device has.
+/// An I/O that the device is processing.
 struct InFlight {
     request: IoRequest,
-    /// By which the channel knows it.
+    /// Tag used by the channel.
     channel_tag: Tag,
-    /// On the worker's clock.
+    /// Start time on the worker's clock.
     since: Duration,
-    /// It took too long, and the device was asked to cancel it.
+    /// The I/O exceeded the timeout, and the device was asked to cancel it.
     is_late: bool,
 }
 
-/// What an I/O was that has ended.
+/// Record of an I/O that has ended.
 pub(crate) struct Remembered {
     pub request: IoRequest,
-    /// It took too long: that it was cancelled means this.
+    /// The I/O exceeded the timeout, so a cancellation is reported as a timeout.
     pub is_late: bool,
 }
 
-/// The I/Os of one disk.
+/// The recorded I/Os of one disk.
 #[derive(Default)]
 pub(crate) struct Waiting {
     /// In flight, by tag.
     in_flight: HashMap<Tag, InFlight>,
     waiters: Vec<Waiter>,
-    /// Those that do not wait any more: their sources hear of it in the next iteration.
+    /// Cancelled I/Os, reported to their sources in the next iteration.
     ended: Vec<Finished>,
 }
 
 impl Waiting {
-    /// Remembers an I/O that is pending, and that the channel knows by another tag.
+    /// Records a pending I/O and its channel tag.
     pub fn pended(&mut self, tag: Tag, channel_tag: Tag, request: &IoRequest, now: Duration) {
         let in_flight = InFlight {
             request: *request,
@@ -60,7 +59,7 @@ impl Waiting {
         self.in_flight.insert(tag, in_flight);
     }
 
-    /// Hands out those that have taken `timeout`, each once, by the channel's tags. Returns how long the next one has, if any.
+    /// Passes each I/O beyond `timeout` to `late` once, by its channel tag. Returns the remaining time of the next one.
     pub fn late(
         &mut self,
         now: Duration,
@@ -79,13 +78,13 @@ impl Waiting {
         left.min()
     }
 
-    /// Are any I/Os in flight remembered?
+    /// Returns true if any I/O in flight is recorded.
     #[inline]
     pub fn has_in_flight(&self) -> bool {
         !self.in_flight.is_empty()
     }
 
-    /// An I/O has ended: what it was, if it was remembered.
+    /// Removes and returns the record of an I/O that has ended.
     pub fn finished(&mut self, tag: Tag) -> Option<Remembered> {
         let InFlight {
             request, is_late, ..
@@ -93,7 +92,7 @@ impl Waiting {
         Some(Remembered { request, is_late })
     }
 
-    /// An I/O that has failed begins to wait.
+    /// Adds a failed I/O to the waiting ones.
     pub fn wait(&mut self, request: &IoRequest, buffer: &mut IoBuffer, tag: Tag, error: IoError) {
         let deferred = Deferred {
             request: *request,
@@ -104,18 +103,19 @@ impl Waiting {
         self.waiters.push(Waiter { deferred, error });
     }
 
-    /// All that wait, to be submitted again.
+    /// Removes all waiting I/Os, to submit them again.
     pub fn take(&mut self) -> impl Iterator<Item = Deferred> + use<> {
         let waiters = std::mem::take(&mut self.waiters);
         waiters.into_iter().map(|waiter| waiter.deferred)
     }
 
-    /// Ends the wait of those that are meant, with the errors that they have met.
+    /// Ends the wait of the selected I/Os with their original errors.
     pub fn fail(&mut self, is_meant: impl FnMut(Tag) -> bool) -> Vec<Finished> {
         self.end(is_meant, |error| error)
     }
 
-    /// Ends the wait of those that are meant as cancelled; [`Waiting::take_ended`] gives them. False: there are none.
+    /// Ends the wait of the selected I/Os as cancelled; [`Waiting::take_ended`] returns them. Returns false if there are
+    /// none.
     pub fn cancel(&mut self, is_meant: impl FnMut(Tag) -> bool) -> bool {
         let ended = self.end(is_meant, |_| IoErrorKind::Cancelled.into());
         let any = !ended.is_empty();
@@ -139,18 +139,18 @@ impl Waiting {
         ended.collect()
     }
 
-    /// What [`Waiting::cancel`] has ended.
+    /// Returns the I/Os that [`Waiting::cancel`] ended.
     pub fn take_ended(&mut self) -> Vec<Finished> {
         std::mem::take(&mut self.ended)
     }
 
-    /// Does nothing wait, nor anybody have to hear that it does not any more?
+    /// Returns true if no I/O waits or is to be reported.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.waiters.is_empty() && self.ended.is_empty()
     }
 
-    /// Shows on the disk how many of worker `who`'s I/Os wait.
+    /// Publishes the number of waiting I/Os of worker `who` in the disk's state.
     pub fn show(&self, disk: &Disk, who: u32) {
         let last = self.waiters.last().map(|waiter| waiter.error);
         let error = last.unwrap_or(IoErrorKind::Cancelled.into());

@@ -1,8 +1,8 @@
-//! A worker: the loop, the iteration, and what messages may do to it.
+//! A worker: the loop, the iteration, and the operations available to messages.
 //!
-//! One iteration: submit what the last one queued and reap (one io_uring_enter at most), hear of kicks and messages,
-//! give finished I/Os to their sources, drain every hot source, publish every touched one. A source is *hot*
-//! while it is polled; a worker without work arms its hot sources and sleeps in io_uring.
+//! One iteration: submit the queued operations and reap (at most one io_uring_enter), process kicks and messages, pass
+//! finished I/Os to their sources, drain every hot source, publish every touched one. A source is *hot* while it is polled.
+//! A worker without work arms its hot sources and sleeps in io_uring.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,16 +18,16 @@ use crate::mailbox::{Mailbox, WorkerHandle};
 use crate::polling::{Idle, PollLimit, PollLimits, Polling};
 use crate::source::{Source, SourceId};
 
-/// What a worker counted since it started.
+/// Per-worker counters since start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerCounters {
-    /// Iterations in which there was work.
+    /// Iterations with work.
     pub busy_iterations: u64,
-    /// Iterations in which polling found nothing.
+    /// Polling iterations without work.
     pub empty_iterations: u64,
-    /// Times it slept.
+    /// Number of sleeps.
     pub sleeps: u64,
-    /// Messages it ran.
+    /// Number of executed messages.
     pub messages: u64,
 }
 
@@ -42,37 +42,37 @@ struct Place {
     stopped: Option<Stopped>,
 }
 
-/// A worker, as messages see it.
+/// A worker, as visible to messages.
 pub struct Worker {
     handle: WorkerHandle,
     io: Io,
     places: Vec<Option<Place>>,
-    /// Sources it ever took on.
+    /// Total number of sources added.
     added: u32,
     hot: Vec<SourceId>,
     touched: Vec<SourceId>,
     stopping: Vec<SourceId>,
     polling: Polling,
     disk_waits: DiskWaits,
-    /// It sleeps for a disk: hot sources' clients notify, and are to stop it.
+    /// The worker sleeps for a disk: hot sources have notifications enabled, which must be disabled again.
     sleeps_hot: bool,
     ledger: Arc<Ledger>,
     completions: Vec<Completion>,
     finished: Vec<Finished>,
     sigbus_hits: u32,
     bell_rang: bool,
-    /// It ends when it serves nothing any more.
+    /// The worker ends when it has no sources and no disks.
     retiring: bool,
     ending: bool,
 }
 
-/// A source that messages name: it may be gone.
+/// Returns the place of a source, unless it was removed.
 fn find(places: &mut [Option<Place>], id: SourceId) -> Option<&mut Place> {
     let place = places.get_mut(id.place() as usize)?.as_mut()?;
     (place.id == id).then_some(place)
 }
 
-/// Completions and I/Os of one iteration for which there is room from the start.
+/// Initial capacity for the completions and I/Os of one iteration.
 const BATCH: usize = 1024;
 
 impl Worker {
@@ -90,7 +90,7 @@ impl Worker {
         uring::guard::guard_this_thread()?;
         let clock = ledger.clock().clone();
         let mut io = Io::new(ring, handle.clone(), ledger.clone());
-        // Listener 0 is the mailbox: see `Io::new`.
+        // Listener 0 is the mailbox; see `Io::new`.
         io.ring.watch_event(Owner(0), 0, mailbox.bell())?;
         Ok(Worker {
             handle,
@@ -113,11 +113,11 @@ impl Worker {
         })
     }
 
-    /// A worker on the calling thread, with a ring that was made on it, whose turns the caller takes with
-    /// [`Worker::iterate_once`]: for benchmarks and tests that measure or order iterations.
+    /// Creates a worker on the calling thread, which must also have created the ring. The caller runs its iterations with
+    /// [`Worker::iterate_once`]. For benchmarks and tests that measure or order iterations.
     ///
     /// # Errors
-    /// When there is no descriptor left for its mailbox.
+    /// If no file descriptor is available for the mailbox.
     pub fn standalone(ring: Ring, clock: Clock) -> std::io::Result<Worker> {
         let mailbox = Mailbox::new(ring.event()?);
         Worker::new(
@@ -129,53 +129,53 @@ impl Worker {
         )
     }
 
-    /// Whether sources that are added from now on record what their requests' stages take; they do unless told. Without
-    /// that is what stamps are measured against.
+    /// Sets whether sources added from now on record the stages of their requests; the default is true. False serves to
+    /// measure the cost of stamps.
     pub fn set_recording(&mut self, recording: bool) {
         self.io.recording = recording;
     }
 
-    /// One iteration without waiting; true when there was work in it.
+    /// Runs one iteration without waiting. Returns true if there was work.
     pub fn iterate_once(&mut self) -> bool {
         self.iterate(Wait::No).0
     }
 
-    /// The worker's own address.
+    /// Returns the worker's own handle.
     pub fn handle(&self) -> &WorkerHandle {
         &self.handle
     }
 
-    /// The context in which its sources run.
+    /// Returns the context of its sources.
     pub fn io(&mut self) -> &mut Io {
         &mut self.io
     }
 
-    /// A range of a disk was released: the I/Os that were set aside go on.
+    /// Continues deferred I/Os after a range of a disk was released.
     pub(crate) fn resume_deferred(&mut self, disk: u32) {
         self.io.resume_deferred(disk, &mut self.finished);
     }
 
-    /// Starts a read-modify-write whose range lock was granted.
+    /// Starts a read-modify-write after its range lock was granted.
     pub(crate) fn unaligned_granted(&mut self, disk: u32, number: u64, lock: bdev::RangeLock) {
         self.io
             .unaligned_granted(disk, number, lock, &mut self.finished);
     }
 
-    /// What it counted.
+    /// Returns the worker's counters.
     pub fn counters(&self) -> WorkerCounters {
         self.ledger.counters()
     }
 
-    /// How many sources it owns.
+    /// Returns the number of sources.
     pub fn source_count(&self) -> usize {
         self.places.iter().flatten().count()
     }
 
-    /// Takes a source on. `make` is given the place that the source will have; the source is looked at in the
-    /// next iteration, kick or no kick.
+    /// Adds a source. `make` receives the id of the new source. The source is polled in the next iteration even without a
+    /// kick.
     ///
     /// # Errors
-    /// What `make` returns.
+    /// Errors of `make`.
     pub fn add<E>(
         &mut self,
         make: impl FnOnce(&mut Io, SourceId) -> Result<Box<dyn Source>, E>,
@@ -206,13 +206,13 @@ impl Worker {
         Ok(id)
     }
 
-    /// A source that this worker owns, if it is still there.
+    /// Returns a source of this worker, unless it was removed.
     pub fn source(&mut self, id: SourceId) -> Option<(&mut dyn Source, &mut Io)> {
         let place = find(&mut self.places, id)?;
         Some((&mut *place.source, &mut self.io))
     }
 
-    /// Looks at a source in this iteration, as if it had been kicked, and publishes it.
+    /// Polls a source in this iteration as if it had been kicked, and publishes it.
     pub fn wake(&mut self, id: SourceId) {
         if find(&mut self.places, id).is_some() {
             self.heat(id);
@@ -220,7 +220,7 @@ impl Worker {
         }
     }
 
-    /// Watches a source's kick descriptor anew, after it has changed.
+    /// Watches a source's kick descriptor again after it has changed.
     pub fn rewatch(&mut self, id: SourceId) {
         let Some(place) = find(&mut self.places, id) else {
             return;
@@ -236,7 +236,7 @@ impl Worker {
         }
     }
 
-    /// Stops a source: it takes no new request, and when those in flight are answered it is handed to `stopped`.
+    /// Stops a source: it accepts no new requests, and is passed to `stopped` when those in flight are answered.
     pub fn stop(&mut self, id: SourceId, stopped: impl FnOnce(Box<dyn Source>, &mut Io) + 'static) {
         let Some(place) = find(&mut self.places, id) else {
             return;
@@ -251,7 +251,7 @@ impl Worker {
         self.touch(id);
     }
 
-    /// Has every source close its handle on a disk that is being taken out of the process.
+    /// Makes every source close its handle on a disk that is being removed from the process.
     pub fn let_go(&mut self, disk: &Arc<Disk>) {
         for place in self.places.iter_mut().flatten() {
             place.source.let_go(&mut self.io, disk);
@@ -259,12 +259,12 @@ impl Worker {
         self.io.fail_waiting(disk, &mut self.finished);
     }
 
-    /// Submits again the I/Os on a disk that have failed and wait.
+    /// Submits the failed and waiting I/Os of a disk again.
     pub fn resume_disk(&mut self, disk: &Arc<Disk>) {
         self.io.resume_disk(disk, &mut self.finished);
     }
 
-    /// Forgets what sources of an export that is gone have measured.
+    /// Drops the measurements of a removed export's sources.
     pub fn forget(&self, export: &str) {
         self.ledger.forget(export);
     }
@@ -273,12 +273,11 @@ impl Worker {
         self.ending = true;
     }
 
-    /// Ends the worker once it has no source and no disk any more.
+    /// Ends the worker once it has no sources and no disks.
     pub(crate) fn retire(&mut self) {
         self.retiring = true;
     }
 
-    /// Iterations until told to end.
     pub(crate) fn run(mut self) {
         let mut wait = Wait::No;
         while !self.ending {
@@ -291,11 +290,11 @@ impl Worker {
         self.handle.mailbox.close();
     }
 
-    /// One iteration: whether there was work in it, and when it began.
+    /// Runs one iteration. Returns whether there was work, and the start time.
     fn iterate(&mut self, wait: Wait) -> (bool, Stamp) {
         let mut completions = std::mem::take(&mut self.completions);
         if let Err(error) = self.io.ring.enter(wait, &mut completions) {
-            // Nothing that a peer does can cause this; without its ring a worker can serve nobody.
+            // A peer cannot cause this, and a worker without its ring cannot serve anything.
             panic!("io_uring_enter failed: {error}");
         }
         let noticed = self.io.now();
@@ -360,7 +359,7 @@ impl Worker {
         }
     }
 
-    /// A kick that has hung up, or cannot be waited for, would ring without end if it were watched again.
+    /// Unwatches a kick descriptor that has hung up or cannot be polled; a watch would fire continuously.
     fn kick_lost(&mut self, id: SourceId) {
         if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
             if let Some((watch, owner)) = place.watch.take() {
@@ -373,7 +372,8 @@ impl Worker {
     }
 
     fn run_messages(&mut self) {
-        // The bell need not be read: its watch hears every ring, and one that comes now is heard next iteration.
+        // The event need not be read: the watch reports every signal, and one that arrives now is processed in the next
+        // iteration.
         for message in self.handle.mailbox.take() {
             message(self);
             self.ledger.iterations.messages.add(1);
@@ -436,7 +436,7 @@ impl Worker {
             if let Some(Some(place)) = self.places.get_mut(id.place() as usize) {
                 place.touched = false;
                 place.source.publish(&mut self.io);
-                // It may have had no room for what came while it was full, and nobody kicks for that again.
+                // The source may have lacked room for requests while it was full, and no further kick announces them.
                 if !place.hot {
                     place.source.flush_notifications();
                     if place.source.ready(noticed) {
@@ -448,7 +448,7 @@ impl Worker {
         self.touched.clear();
     }
 
-    /// Has sources give back what they send from disks' memory: most has left by now.
+    /// Makes sources return the data that they send from disks' memory; most of it has been sent by now.
     #[cold]
     fn take_back_borrowed(&mut self) {
         let held = self.io.held_memory();
@@ -528,7 +528,7 @@ impl Worker {
             self.ending = true;
             return Wait::No;
         }
-        // An empty iteration took no time to speak of.
+        // The duration of an empty iteration is negligible.
         let now = if worked { self.io.now() } else { noticed };
         if self.io.pending > 0 {
             return self.wait_for_disk(now);
@@ -538,7 +538,7 @@ impl Worker {
             return Wait::No;
         }
         if self.arm_hot() {
-            // They stay hot and armed: a kick too many costs less than a look too few.
+            // The sources stay hot and armed: an extra kick is cheaper than a missed check.
             return Wait::No;
         }
         for id in self.hot.drain(..) {
@@ -551,7 +551,7 @@ impl Worker {
         Wait::Until(None)
     }
 
-    /// Sources that are hot stay so: their clients are looked for again when the disk has completed, without a kick.
+    /// Chooses the wait for a disk. Hot sources stay hot: they are polled without a kick when the disk has completed.
     #[inline]
     fn wait_for_disk(&mut self, now: Stamp) -> Wait {
         let waited = self.disk_waits.waited(now);
@@ -572,7 +572,7 @@ impl Worker {
         Wait::Until(None)
     }
 
-    /// Asks hot sources' clients for notifications; true when work came meanwhile.
+    /// Enables notifications of hot sources. Returns true if work arrived in the meantime.
     fn arm_hot(&mut self) -> bool {
         let mut raced = false;
         for id in &self.hot {

@@ -1,4 +1,4 @@
-//! A device that cannot be attached to is tried again by the worker, not by each I/O.
+//! A device that cannot be attached is retried by the worker, not by each I/O.
 
 use std::io;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Layer for Shy {
     }
 
     fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
-        // An owner that was taken for nothing goes back.
+        // An owner allocated for a failed attempt is released.
         attach.owner();
         match self.attempts.fetch_add(1, Ordering::Relaxed) {
             nth if nth < self.refusals => Err(io::Error::other("not now")),
@@ -78,7 +78,7 @@ fn failed_attach_is_tried_again_with_back_off_and_not_for_each_io() {
     };
     assert_eq!(reason, "not now");
     assert!(next_try <= Duration::from_millis(100));
-    // Other workers' handles and later users of this one share nothing of it.
+    // Other workers' handles and later users of this one are not affected.
     assert_eq!(worker.io().open(&disk), handle);
     let patience = Instant::now() + Duration::from_secs(60);
     while read(&mut worker, handle) == offline {

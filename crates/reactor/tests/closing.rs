@@ -1,4 +1,4 @@
-//! A handle on a disk closes when nothing of it is left on the ring; its owner numbers go to others only then.
+//! A handle on a disk closes when it has no operations on the ring; only then are its owner numbers reused.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
 use rustix::event::{EventfdFlags, eventfd};
 use uring::{Completion, Owner, Ring, RingFd, WatchId};
 
-/// Counts what of [`Late`] there is.
+/// Counts the events of [`Late`].
 #[derive(Default)]
 struct Count {
     attached: AtomicUsize,
@@ -24,7 +24,7 @@ struct Count {
     heard: AtomicUsize,
 }
 
-/// A device that watches a descriptor, and takes one more iteration of the ring to close.
+/// A device that watches a descriptor and needs one more iteration of the ring to close.
 struct Late {
     inner: Arc<dyn BlockDevice>,
     count: Arc<Count>,
@@ -58,7 +58,7 @@ struct LateBackend {
     inner: Box<dyn IoChannel>,
     owner: Owner,
     watch: WatchId,
-    /// While it closes: has the last completion been read?
+    /// Set while closing: the last completion was read.
     last: Option<bool>,
     count: Arc<Count>,
 }
@@ -110,7 +110,7 @@ impl Drop for LateBackend {
     }
 }
 
-/// Reads for as long as it may; each read is of a block that says where it lies.
+/// Reads up to a limit; each block contains its own number.
 struct Reader {
     id: SourceId,
     disk: DiskHandle,

@@ -1,5 +1,5 @@
-//! What a worker and a session can do once they are confined: a probe runs inside the thread, in a process of its own, for a violation
-//! ends the process.
+//! Permissions of confined worker and session threads. Each probe runs inside the thread, in a process of its own, because
+//! a violation ends the process.
 #![forbid(unsafe_code)]
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -11,11 +11,11 @@ use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Pid, Signal};
 use sandbox::{Mode, Paths, Thread};
 
-/// Which probe this process runs; absent: it is the test.
+/// Environment variable with the name of the probe; absent in the test itself.
 const PROBE: &str = "LUNETTE_TEST_PROBE";
-/// What a probe says when its call went through.
+/// Exit status of a probe with a successful call.
 const DONE: i32 = 20;
-/// What a probe says when the kernel refused its call.
+/// Exit status of a probe with a refused call.
 const REFUSED: i32 = 21;
 /// Linux, signal(7).
 const SIGSYS: i32 = 31;
@@ -27,7 +27,7 @@ fn outcome<T, E>(result: Result<T, E>) -> i32 {
     }
 }
 
-/// Makes the call that is named, and says what came of it.
+/// Makes the named call and returns the exit status.
 fn probe(name: &str) -> i32 {
     match name {
         "nothing" => DONE,
@@ -38,7 +38,7 @@ fn probe(name: &str) -> i32 {
             let parent = rustix::process::getppid().unwrap_or(Pid::INIT);
             outcome(rustix::process::kill_process(parent, Signal::CONT))
         }
-        // The program takes this one's place, and says that it runs.
+        // The program replaces this process and exits with the status.
         "execute" => {
             let script = format!("exit {DONE}");
             outcome(Err::<(), _>(
@@ -81,7 +81,7 @@ fn run_in_session(name: String) -> i32 {
     thread.join().expect("the session's word")
 }
 
-/// Not a test of its own: what the others start in a process each.
+/// Helper process of the other tests; not a test of its own.
 #[test]
 fn probe_process() {
     let Ok(words) = std::env::var(PROBE) else {
@@ -90,7 +90,7 @@ fn probe_process() {
     let mut words = words.split(' ').map(str::to_owned);
     let [mode, thread, name] = std::array::from_fn(|_| words.next().expect("three words"));
     let mode = Mode::WORDS.into_iter().find(|(word, _)| *word == mode);
-    // The process as a whole may read /etc, so that it is the thread that may not.
+    // The process may read /etc, so that a refusal comes from the thread's confinement.
     let paths = Paths {
         read: vec!["/etc".into(), "/proc".into()],
         ..Paths::default()
@@ -119,8 +119,8 @@ fn run(mode: &str, thread: &str, name: &str) -> ExitStatus {
         .expect("a process")
 }
 
-/// The main thread of the test program is not the thread that runs the test, so `process` probes run on that one, which is the one
-/// that was confined.
+/// Names the result. The main thread of the test program does not run the test, so `process` probes run on the confined
+/// thread.
 fn came_to(status: ExitStatus) -> &'static str {
     match (status.code(), status.signal()) {
         (Some(DONE), None) => "done",

@@ -1,4 +1,4 @@
-//! No read, on whatever worker, sees half of what the holder of a range writes.
+//! No read on any worker sees part of a write by the holder of a range.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use reactor::WorkerOptions;
 use reactor::{DiskHandle, Io, PollLimit, Pool, Source, SourceId, Tag, Worker, WorkerHandle};
 use uring::RingFd;
 
-/// What is read and written: large enough that a copy of it takes longer than it takes another worker to look.
+/// I/O size in bytes: copying it takes longer than another worker needs to start a read.
 const LENGTH: usize = 256 << 10;
-/// At least so many writes.
+/// Minimum number of writes.
 const WRITES: u64 = 200;
 
-/// What both workers tell the test.
+/// Results of both workers.
 #[derive(Default)]
 struct Seen {
     reads: AtomicU64,
@@ -32,7 +32,7 @@ struct Seen {
 
 enum Job {
     Read,
-    /// With the flags of each write, and the range while it is held.
+    /// Flags of each write, and the range while it is held.
     Write(IoFlags, Option<RangeLock>),
 }
 
@@ -154,7 +154,7 @@ impl Source for Client {
     }
 }
 
-/// One worker writes, holding the range each time; the other one reads it all the time.
+/// One worker writes and holds the range for each write; the other one reads it continuously.
 fn no_read_is_torn(device: Arc<dyn BlockDevice>, flags: IoFlags, limits: RateLimits) {
     let disk = Arc::new(Disk::new("d", None, device).unwrap());
     disk.set_limits(limits);
@@ -237,7 +237,7 @@ fn page_cache_read_sees_all_of_a_holders_write_or_nothing() {
     );
 }
 
-/// What is pending for long was begun before the range was held, and what waits for limits comes after.
+/// Slow I/Os started before the range was held; I/Os that wait for limits start later.
 #[test]
 fn slow_limited_read_sees_all_of_an_atomic_write_or_nothing() {
     let time = Duration::from_micros(200);

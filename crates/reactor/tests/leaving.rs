@@ -1,4 +1,4 @@
-//! A source that stops does not wait for its disk's limits, however many steps it still has to do.
+//! A stopping source does not wait for its disk's limits, regardless of its remaining steps.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use latency::{Clock, QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
 use uring::{Ring, RingFd};
 
-/// One request of several I/Os, as UNMAP, WRITE SAME and EXTENDED COPY are.
+/// One request with several I/Os, like UNMAP, WRITE SAME and EXTENDED COPY.
 struct Steps {
     id: SourceId,
     disk: DiskHandle,
@@ -108,7 +108,7 @@ fn source_that_stops_does_not_wait_for_limits() {
     assert_eq!(done.get(), 1, "the burst");
     let told = stopped.clone();
     worker.stop(added.unwrap(), move |_, _| told.set(true));
-    // Far too few for a second to pass.
+    // Too few iterations for a second to pass.
     for _ in 0..100 {
         worker.iterate_once();
     }

@@ -1,4 +1,4 @@
-//! A disk that gets other devices while two workers write, flush and read: nobody finds anything but what was written last.
+//! The device of a disk is replaced while two workers write, flush and read: every read returns the last write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -34,7 +34,7 @@ enum Step {
     Read,
 }
 
-/// Writes a number to each block of its half in turn, flushes, and reads the block that it wrote longest ago.
+/// Writes a number to each block of its half in turn, flushes, and reads the oldest written block.
 struct Client {
     id: SourceId,
     number: usize,
@@ -147,7 +147,7 @@ fn new_device(nth: usize, folder: &std::path::Path) -> Arc<dyn BlockDevice> {
     };
     match nth % 3 {
         0 => ram(),
-        // Its flushes are in flight long after the disk has changed over.
+        // Its flushes are in flight long after the replacement.
         1 => Arc::new(Delay::new(ram(), Duration::from_millis(3))),
         _ => Arc::new(
             File::open(FileOptions {
@@ -220,7 +220,7 @@ fn nobody_finds_anything_but_what_was_written_last() {
         workers
             .iter()
             .for_each(|worker| prepare(worker, &disk, &new));
-        // One that is prepared and comes to nothing is in nobody's way.
+        // A device that is prepared and dropped has no effect.
         if nth % 5 == 0 {
             for worker in &workers {
                 let dropped = disk.clone();
@@ -239,7 +239,7 @@ fn nobody_finds_anything_but_what_was_written_last() {
         }
         drop(held);
         old.push(new);
-        // Both go on, on the new device.
+        // Both clients continue on the new device.
         for (number, before) in before.iter().enumerate() {
             let start = std::time::Instant::now();
             while seen.rounds[number].load(Ordering::Relaxed) < before + 3 {
@@ -249,7 +249,7 @@ fn nobody_finds_anything_but_what_was_written_last() {
         }
     }
     assert_eq!(seen.wrong.load(Ordering::Relaxed), 0);
-    // What was replaced is not used any more, and its channels are closed.
+    // Replaced devices are unused, and their channels are closed.
     old.pop();
     let start = std::time::Instant::now();
     while old.iter().any(|device| Arc::strong_count(device) > 1) {

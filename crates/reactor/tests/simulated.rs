@@ -1,8 +1,8 @@
-//! Two workers and one RAM disk without a kernel and by simulated time: I/O, range locks, limits, errors, closing and opening in the
-//! order that a seed gives. Each I/O ends once; none reaches the device while its range is locked, nor before the limits admit it;
-//! reads find what was written. A failure names its seed.
+//! Two workers and one RAM disk without a kernel, in simulated time: I/O, range locks, limits, errors, closing and opening
+//! in an order chosen by a seed. Each I/O ends once. None reaches the device while its range is locked, or before the
+//! limits admit it. Reads return written data. A failure names its seed.
 //!
-//! `LUNETTE_SEEDS=1000000` tries more seeds, `LUNETTE_SEED=7` that one.
+//! `LUNETTE_SEEDS=1000000` tries more seeds; `LUNETTE_SEED=7` tries that one.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -57,15 +57,15 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// What the device sees, and what it is to hold against it.
+/// State of the device and the checks applied to it.
 struct Seen {
     random: Random,
     clock: Clock,
     in_flight: Vec<Range<u64>>,
     locked: Vec<Range<u64>>,
-    /// Writes that are to fail.
+    /// Number of writes that must fail.
     failing: u64,
-    /// I/Os that [`LIMITS`] have admitted since the beginning, where they hold all the time.
+    /// I/Os admitted by [`LIMITS`] since the start, if they are always set.
     limited: Option<u64>,
 }
 
@@ -99,7 +99,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap()
 }
 
-/// A RAM disk whose I/Os take any time, and whose writes may fail.
+/// A RAM disk with random latencies and failing writes.
 struct Device {
     ram: Ram,
     seen: Arc<Mutex<Seen>>,
@@ -232,7 +232,7 @@ struct Seat {
     ended: Ended,
 }
 
-/// Ranges that are locked, to be released.
+/// Locked ranges to be released.
 type Locked = Arc<Mutex<Vec<(Range<u64>, RangeLock)>>>;
 
 struct World {
@@ -241,10 +241,10 @@ struct World {
     disk: Arc<Disk>,
     seen: Arc<Mutex<Seen>>,
     seats: [Seat; 2],
-    /// I/Os that have not ended, by seat and slot.
+    /// Unfinished I/Os, by seat and slot.
     pending: HashMap<(usize, u32), IoRequest>,
     slots: u32,
-    /// By block, what was written to it: all that a read may find there.
+    /// Values written to each block: the possible results of a read.
     written: Vec<Vec<u32>>,
     locked: Locked,
     asked: usize,
@@ -391,7 +391,7 @@ impl World {
         let index = self.random.below(locked.len() as u64) as usize;
         let (range, granted) = locked.swap_remove(index);
         drop(locked);
-        // Its holder's own I/O ends first, as every holder sees to.
+        // The holder's own I/O ends first, as required of every holder.
         if self.pending.values().any(|io| {
             io.flags.has(IoFlags::HOLDER) && overlap(&(io.offset..io.offset + io.length), &range)
         }) {
@@ -444,7 +444,7 @@ impl World {
         }
     }
 
-    /// Takes away all that I/O may wait for.
+    /// Removes all obstacles to I/O.
     fn make_way(&mut self) {
         self.disk.reopen();
         self.set_errors(OnError::Report, 0);
@@ -491,7 +491,7 @@ fn anything(seed: u64) {
     world.settle();
 }
 
-/// Under limits that hold from the beginning, and with nothing else in the way, no more is admitted than they say.
+/// With limits set from the start and no other obstacles, no more I/Os are admitted than allowed.
 fn limits(seed: u64) {
     let mut world = World::new(seed, memory());
     world.disk.set_limits(LIMITS);
@@ -500,7 +500,7 @@ fn limits(seed: u64) {
         match world.random.below(8) {
             0..=2 => world.submit(),
             3 => world.time.advance(world.random.below(2_000_000)),
-            // Opens a disk that is open: no reason for another burst.
+            // Opening an open disk does not grant another burst.
             4 => world.disk.reopen(),
             _ => {
                 let seat = world.random.below(2) as usize;

@@ -1,4 +1,4 @@
-//! An I/O that takes longer than its disk allows is cancelled by the device, and has failed; what the device cannot cancel goes on.
+//! An I/O beyond its disk's timeout is cancelled by the device and fails; an I/O that cannot be cancelled continues.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use latency::{Clock, QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
 use uring::{Completion, Owner, Ring, RingFd};
 
-/// What became of each I/O, by slot.
+/// Outcomes of the I/Os, by slot.
 type Ended = Rc<RefCell<Vec<(u32, IoOutcome)>>>;
 
 struct Client {
@@ -54,7 +54,7 @@ impl Source for Client {
     }
 }
 
-/// A device that ends nothing by itself; reads can be aborted, writes are over after [`WRITES_TAKE`].
+/// A device that completes nothing on its own: reads can be aborted, writes end after [`WRITES_TAKE`].
 struct Stuck(Ram);
 
 const WRITES_TAKE: Duration = Duration::from_millis(2500);
@@ -186,7 +186,7 @@ fn io_is_cancelled_at_its_timeout_if_it_can_be() {
     rig.submit(&IoRequest::flush(), 2);
     rig.until(|rig| rig.ended.borrow().len() == 3);
     let mut ended = rig.ended.take();
-    // The write ends last, and as the device says.
+    // The write ends last, with the device's outcome.
     assert_eq!(ended.pop(), Some((0, Ok(()))));
     ended.sort_unstable_by_key(|(slot, _)| *slot);
     let late = Err(IoErrorKind::TimedOut.into());
@@ -201,7 +201,7 @@ fn an_io_that_takes_too_long_waits_where_the_disk_holds_errors() {
     let waiting = rig.disk.state().waiting().unwrap();
     let late = IoErrorKind::TimedOut;
     assert_eq!((waiting.count, waiting.error.kind), (1, late));
-    // Resumed, it takes too long once more, and is reported now.
+    // After resuming, it times out again and is now reported.
     rig.disk.set_error_policy(ErrorPolicy {
         on_error: OnError::Report,
         io_timeout: 1,

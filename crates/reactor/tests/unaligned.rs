@@ -1,4 +1,4 @@
-//! I/O that covers parts of the device's blocks, on disks of 512-byte blocks over a device that takes multiples of 4096 bytes alone.
+//! I/O on parts of the device's blocks: disks of 512-byte blocks over a device that accepts only multiples of 4096 bytes.
 
 use std::cell::RefCell;
 use std::io;
@@ -20,7 +20,7 @@ use uring::{Completion, Ring, RingFd};
 
 const SIZE: u64 = 64 << 10;
 
-/// A device that takes multiples of `alignment` bytes alone, and notes what it is asked.
+/// A device that accepts only multiples of `alignment` bytes and records its requests.
 struct Coarse {
     inner: Arc<dyn BlockDevice>,
     alignment: u32,
@@ -93,7 +93,7 @@ fn coarse(inner: Arc<dyn BlockDevice>) -> Coarse {
     }
 }
 
-/// What became of the I/Os that were pending, by slot.
+/// Outcomes of pending I/Os, by slot.
 type Ended = Rc<RefCell<Vec<(u32, IoOutcome, IoBuffer)>>>;
 
 struct Client {
@@ -158,7 +158,7 @@ impl Rig {
         }
     }
 
-    /// Submits an I/O; one that ends at once is in `ended` as well.
+    /// Submits an I/O; one that ends synchronously is also added to `ended`.
     fn submit(&mut self, slot: u32, request: &IoRequest, data: &[u8]) {
         let mut buffer = IoBuffer::owned(request.buffer_length() as usize);
         buffer.write_at(0, data);
@@ -181,7 +181,7 @@ impl Rig {
         }
     }
 
-    /// Carries out one I/O; gives its buffer.
+    /// Executes one I/O and returns its buffer.
     fn run(&mut self, request: IoRequest, data: &[u8]) -> Result<Vec<u8>, IoErrorKind> {
         self.submit(0, &request, data);
         self.iterate_until("the end of an I/O", |rig| !rig.ended.borrow().is_empty());
@@ -206,7 +206,7 @@ fn requests() -> impl Strategy<Value = Vec<(u8, u64, u64, u8)>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// One after the other, on devices that answer at once or later: as on an array of bytes.
+    /// Sequential I/Os on synchronous and asynchronous devices behave like a byte array.
     #[test]
     fn disk_holds_what_a_model_holds(
         requests in requests(),
@@ -240,7 +240,7 @@ proptest! {
                     prop_assert!(rig.run(IoRequest::discard(from, length), &[]).is_ok());
                     let unit = u64::from(alignment);
                     let whole = (from.next_multiple_of(unit), (from + length) / unit * unit);
-                    // The RAM disk zeroes what it is told to discard.
+                    // The RAM disk zeroes discarded blocks.
                     match (discard_zeroes, whole.0 < whole.1) {
                         (true, _) => model[range].fill(0),
                         (false, true) => model[whole.0 as usize..whole.1 as usize].fill(0),
@@ -254,7 +254,7 @@ proptest! {
         prop_assert!(rig.disk.range_locks().is_open());
     }
 
-    /// All at once, each on sectors of its own: a write of a neighbour is never lost, whatever the order of the answers.
+    /// Concurrent writes to different sectors: no neighbour's write is lost, for any order of completions.
     #[test]
     fn neighbours_in_flight_keep_what_they_wrote(shuffle: u64, sectors in 2..64u32) {
         let faulty = Faulty::new(ram(), FaultPlan { shuffle: Some(shuffle), ..FaultPlan::default() });
@@ -292,7 +292,7 @@ fn aligned_io_goes_to_the_device_as_it_is() {
     assert_eq!(*seen.lock().unwrap(), requests);
 }
 
-/// The blocks at the edges are read, and one write carries the flags: what was durable stays so, what is to be durable becomes so.
+/// The edge blocks are read, and one write carries the flags, so durable data stays durable and FUA is honoured.
 #[test]
 fn write_reads_the_edges_and_writes_whole_blocks_with_its_flags() {
     let device = Arc::new(coarse(ram()));
@@ -309,7 +309,7 @@ fn write_reads_the_edges_and_writes_whole_blocks_with_its_flags() {
     assert_eq!(*seen.lock().unwrap(), expected);
 }
 
-/// It has locked sectors of a block, and so all of the block: COMPARE AND WRITE of 512 bytes works like this.
+/// The holder locked sectors of a block, and therefore the whole block, like COMPARE AND WRITE of 512 bytes.
 #[test]
 fn holder_of_a_part_of_a_block_writes_it_and_others_wait() {
     let mut rig = Rig::new(Arc::new(coarse(ram())));
@@ -353,7 +353,7 @@ fn io_beyond_the_end_and_compare_and_write_of_the_device_are_refused() {
     assert!(rig.disk.range_locks().is_open());
 }
 
-/// The first blocks of the range stay as they were, and a discard that would change nothing is refused too.
+/// The first blocks of the range stay unchanged, and a discard without effect is refused too.
 #[test]
 fn io_that_ends_beyond_the_disk_changes_nothing() {
     let device = Coarse {
@@ -378,7 +378,7 @@ fn io_that_ends_beyond_the_disk_changes_nothing() {
     assert!(rig.disk.range_locks().is_open());
 }
 
-/// A step that fails makes the whole wait, without the lock; the disk is resumed and it is done from the start.
+/// A failed step makes the whole I/O wait without the lock; after the disk is resumed it restarts from the beginning.
 #[test]
 fn failed_write_waits_as_a_whole_and_holds_no_lock() {
     for kind in [IoKind::Read, IoKind::Write] {
@@ -410,13 +410,13 @@ fn failed_write_waits_as_a_whole_and_holds_no_lock() {
     }
 }
 
-/// A client on a worker of its own that writes its ranges of one block by turns and reads them back.
+/// A client on its own worker that writes its ranges of one block in turn and reads them back.
 struct Writer {
     id: SourceId,
     handle: DiskHandle,
     offset: u64,
     length: usize,
-    /// The bytes that it checks: of a whole block that another client changes a part of, the rest.
+    /// The bytes to check: a range that no other client changes.
     checked: std::ops::Range<usize>,
     round: u8,
     reads: bool,
@@ -503,7 +503,7 @@ impl Source for Writer {
     }
 }
 
-/// Two workers write ranges of one block: neither loses what the other one wrote.
+/// Two workers write ranges of one block, and no write is lost.
 fn nothing_is_lost(ranges: [(u64, usize, std::ops::Range<usize>); 2]) {
     let device = coarse(Arc::new(Delay::new(ram(), Duration::from_micros(20))));
     let disk = Arc::new(Disk::new("d", None, Arc::new(device)).unwrap());
@@ -565,7 +565,7 @@ fn whole_block_of_one_worker_is_not_undone_by_a_sector_of_another() {
     nothing_is_lost([(0, 512, 0..0), (0, 4096, 512..4096)]);
 }
 
-/// The disk gets a device with larger blocks, as when it is mirrored to such a device, and its own again.
+/// The disk's device is replaced by one with larger blocks, as for a mirror, and then by the original one.
 #[test]
 fn device_that_is_replaced_brings_its_own_alignment() {
     let (small, large) = (ram(), Arc::new(coarse(ram())));

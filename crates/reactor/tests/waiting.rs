@@ -1,4 +1,4 @@
-//! I/Os that fail on a disk whose errors are held wait with their data, and go on, fail or are cancelled when they should.
+//! Failed I/Os on a disk that holds errors wait with their data, and continue, fail or are cancelled as required.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use latency::{Clock, QueueRecord, Stamp};
 use reactor::{DiskHandle, Io, Source, SourceId, Tag, Worker};
 use uring::{Ring, RingFd};
 
-/// What became of each I/O that was pending, by slot, with its buffer.
+/// Outcomes and buffers of pending I/Os, by slot.
 type Ended = Rc<RefCell<Vec<(u32, IoOutcome, IoBuffer)>>>;
 
 struct Client {
@@ -56,7 +56,7 @@ impl Source for Client {
     }
 }
 
-/// A worker with a client and a disk, all of whose writes fail until [`Rig::heal`].
+/// A worker with a client and a disk on which all writes fail until [`Rig::heal`].
 struct Rig {
     worker: Worker,
     disk: Arc<Disk>,
@@ -73,7 +73,7 @@ fn policy(on_error: OnError) -> ErrorPolicy {
     }
 }
 
-/// A device that fails until it is healed; `absent`: it cannot be attached to either.
+/// A device that fails until it is healed; `absent` also makes attaching fail.
 struct Sick {
     inner: Faulty,
     absent: AtomicBool,
@@ -165,7 +165,7 @@ impl Rig {
         self.iterate();
     }
 
-    /// Enough iterations for whatever ends without a device to end.
+    /// Runs enough iterations for everything that needs no device to end.
     fn iterate(&mut self) {
         for _ in 0..64 {
             self.worker.iterate_once();
@@ -189,7 +189,7 @@ impl Rig {
         outcomes
     }
 
-    /// What lies there, read without the client.
+    /// Returns the byte on the disk, read without the client.
     fn byte(&mut self, slot: u32) -> u8 {
         let before = self.ended.borrow().len();
         let request = IoRequest::read(u64::from(slot) * 4096, 4096);
@@ -205,14 +205,14 @@ impl Rig {
 
 #[test]
 fn failed_io_waits_with_its_data_and_is_resumed() {
-    // Once it ends at once, and once through the ring.
+    // Once with synchronous completion, once through the ring.
     for shuffle in [None, Some(7)] {
         let mut rig = Rig::new(sick(5, full(), shuffle), OnError::Stop);
         (0..3).for_each(|slot| rig.write(slot));
         assert_eq!((rig.waiting(), rig.outcomes()), (3, Vec::new()));
         let waiting = rig.disk.state().waiting().unwrap();
         assert_eq!(waiting.error, full());
-        // The device fails two of them once more.
+        // The device fails two of them again.
         let disk = rig.disk.clone();
         rig.worker.resume_disk(&disk);
         rig.iterate();
@@ -277,7 +277,7 @@ fn waiting_io_of_an_aborted_task_is_cancelled_and_others_wait_on() {
 fn stopped_source_gets_its_waiting_ios_back_with_errors() {
     let mut rig = Rig::new(sick(9, full(), Some(3)), OnError::Stop);
     rig.write(0);
-    // One more is in flight when the source stops, and fails then.
+    // Another one is in flight when the source stops, and fails then.
     let request = IoRequest::write(4096, 4096);
     assert_eq!(rig.submit(&request, 1, 2), Submission::Pending);
     let stopped = Rc::new(RefCell::new(false));
@@ -343,7 +343,7 @@ fn io_waits_for_a_device_until_it_can_be_attached() {
     let waiting = rig.disk.state().waiting().unwrap();
     assert_eq!(waiting.error.kind, IoErrorKind::Offline);
     device.absent.store(false, Ordering::Release);
-    // The worker tries again by itself; a client would wait for as long as that takes.
+    // The worker retries on its own; a client would wait that long.
     while rig.outcomes().is_empty() {
         rig.iterate();
     }

@@ -1,5 +1,5 @@
-//! I/Os of disks with an error policy: when one has failed and begins to wait, when it goes on or ends, and when one takes too long.
-//! What is remembered of them: [`crate::waiting`]. Tests: `tests/waiting.rs`.
+//! I/Os of disks with an error policy: when a failed one waits, continues or ends, and when one exceeds the timeout. Their
+//! records: [`crate::waiting`]. Tests: `tests/waiting.rs`.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::SourceId;
 use crate::drain::Drain;
 
 impl OpenDisk {
-    /// Remembers an I/O that is pending; one that has failed waits, where the disk's policy is so.
+    /// Records a pending I/O. A failed one waits if the disk's policy requires it.
     #[cold]
     pub(crate) fn track(
         &mut self,
@@ -46,8 +46,8 @@ impl OpenDisk {
         submitted
     }
 
-    /// Returns true if an I/O that has failed with this error waits. It does not wait if its source, or every source, is about to end. A
-    /// step of a read-modify-write does not wait: the whole read-modify-write does.
+    /// Returns true if an I/O that failed with this error waits. It does not wait if its source, or every source, is about
+    /// to end. A step of a read-modify-write does not wait; the whole read-modify-write does.
     pub(super) fn holds(&self, error: IoError, tag: bdev::Tag) -> bool {
         self.users > 0
             && self.disk.on_error().holds(error)
@@ -67,7 +67,7 @@ impl OpenDisk {
         self.waiting.show(&self.disk, self.worker);
     }
 
-    /// Takes out of `finished`, from `from` on, what has failed and waits.
+    /// Moves failed I/Os that must wait out of `finished`, from index `from` on.
     #[cold]
     pub(super) fn hold_failed(&mut self, finished: &mut Vec<Finished>, from: usize) {
         let mut index = from;
@@ -91,7 +91,7 @@ impl OpenDisk {
         }
     }
 
-    /// Has the device cancel the I/Os that take longer than the disk allows. What it cannot cancel goes on.
+    /// Asks the device to cancel the I/Os beyond the disk's timeout. I/Os that cannot be cancelled continue.
     #[cold]
     fn cancel_late(&mut self, ring: &mut Ring, handle: u32) {
         self.late_timer = false;
@@ -115,7 +115,7 @@ impl OpenDisk {
         }
     }
 
-    /// Submits again all that has failed and waits.
+    /// Submits all failed and waiting I/Os again.
     #[cold]
     pub(super) fn resume_waiting(
         &mut self,
@@ -129,7 +129,7 @@ impl OpenDisk {
         self.waiting.show(&self.disk, self.worker);
     }
 
-    /// Ends the wait of the I/Os that are meant: they fail with the errors that they have met.
+    /// Ends the wait of the selected I/Os; they fail with their original errors.
     #[cold]
     pub(super) fn fail_waiting(
         &mut self,
@@ -146,7 +146,7 @@ impl OpenDisk {
 }
 
 impl Io {
-    /// Submits again what has failed on a disk and waits; a device that could not be attached to is tried again at once.
+    /// Submits the failed and waiting I/Os of a disk again. An unattached device is retried at once.
     #[cold]
     pub(crate) fn resume_disk(&mut self, disk: &Arc<Disk>, finished: &mut Vec<Finished>) {
         for (index, open) in self.disks.iter_mut().enumerate() {
@@ -163,7 +163,7 @@ impl Io {
         }
     }
 
-    /// The timer for a disk's I/Os that take too long has fired. A disk that has the handle by now looks in vain.
+    /// Handles the I/O timeout timer. If the handle now belongs to another disk, the check has no effect.
     #[cold]
     pub(crate) fn cancel_late(&mut self, disk: u64) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
@@ -171,7 +171,7 @@ impl Io {
         }
     }
 
-    /// Ends the wait of all I/Os on a disk that have failed and wait: it is being taken out of the process.
+    /// Ends the wait of all failed I/Os on a disk that is being removed from the process.
     #[cold]
     pub(crate) fn fail_waiting(&mut self, disk: &Arc<Disk>, finished: &mut Vec<Finished>) {
         for index in 0..self.disks.len() {
@@ -186,8 +186,8 @@ impl Io {
         }
     }
 
-    /// Ends the wait of a source's I/Os in these slots that have failed and wait: their tasks were aborted. The source hears of
-    /// it by [`crate::Source::finish`], in the next iteration. An I/O that a device has is left to the device. False: none waits.
+    /// Ends the wait of a source's failed I/Os in these slots, whose tasks were aborted. [`crate::Source::finish`] reports
+    /// them in the next iteration. I/Os in the device are not affected. Returns false if none waits.
     #[cold]
     pub fn cancel_waiting(
         &mut self,
@@ -204,7 +204,7 @@ impl Io {
             any |= cancelled;
             if cancelled {
                 open.waiting.show(&open.disk, open.worker);
-                // No timer has this number: it only has the disk looked at.
+                // No timer has this number; the operation only triggers a check of the disk.
                 self.ring.nop(PACE, index as u64);
             }
         }

@@ -1,6 +1,7 @@
-//! Another device under a disk that is in use. A worker first attaches to the new one, which may fail and changes nothing; then, while the
-//! whole disk is held and has no read or change in flight, it changes over, which cannot fail. What the old channel still has in
-//! flight (flushes, block status) ends there; then it is closed. Tests: `tests/replaced_devices.rs`.
+//! Replaces the device under a disk in use, in two steps. First a worker attaches to the new device, which may fail without
+//! consequences. Then, while the whole disk is held and has no read or change in flight, it switches over, which cannot
+//! fail. Operations still in flight on the old channel (flushes, block status) end there; then the channel is closed.
+//! Tests: `tests/replaced_devices.rs`.
 
 use std::io;
 use std::sync::Arc;
@@ -10,18 +11,18 @@ use uring::{Completion, Owner, Ring};
 
 use super::{Io, OpenDisk, attach_to};
 
-/// A channel that is not the one that I/O goes to.
+/// A channel that receives no new I/O.
 struct Other {
     channel: Box<dyn IoChannel>,
     owners: Vec<Owner>,
 }
 
-/// The channels of a handle that I/O does not go to.
+/// The channels of a handle that receive no new I/O.
 #[derive(Default)]
 pub(crate) struct Others {
-    /// Of the device that the disk is about to have.
+    /// Channel of the next device.
     prepared: Option<Other>,
-    /// Of devices that it had.
+    /// Channels of earlier devices.
     retired: Vec<Other>,
 }
 
@@ -45,7 +46,7 @@ impl Others {
         retired.for_each(|other| other.channel.abort(ring, tag));
     }
 
-    /// The handle is closed: so are they.
+    /// Closes all channels when the handle closes.
     pub fn close(&mut self, ring: &mut Ring) {
         self.drop_prepared(ring);
         for other in &mut self.retired {
@@ -60,7 +61,7 @@ impl Others {
         }
     }
 
-    /// Takes out what has closed: the owners that it had.
+    /// Removes closed channels and returns their owners.
     pub fn take_closed(&mut self) -> Vec<Vec<Owner>> {
         let is_closed = |other: &mut Other| other.channel.is_closed();
         let closed = self.retired.extract_if(.., is_closed);
@@ -69,7 +70,7 @@ impl Others {
 }
 
 impl Other {
-    /// Closes it if nothing is in flight.
+    /// Closes the channel if nothing is in flight.
     fn close_idle(&mut self, ring: &mut Ring) {
         if self.channel.in_flight() == 0 {
             self.channel.close(ring);
@@ -78,12 +79,12 @@ impl Other {
 }
 
 impl OpenDisk {
-    /// I/Os that its devices have.
+    /// Returns the number of I/Os in all devices.
     pub(super) fn in_flight(&self) -> usize {
         self.channel.in_flight() + self.others.in_flight()
     }
 
-    /// A completion of a handle that has several channels.
+    /// Dispatches a completion of a handle with several channels.
     #[cold]
     pub(super) fn complete_by_owner(
         &mut self,
@@ -96,7 +97,7 @@ impl OpenDisk {
             Some(other) => {
                 let before = other.channel.in_flight();
                 other.channel.complete(ring, completion, finished);
-                // The last one: only now may it close.
+                // The channel may close only after its last operation.
                 if before > 0 {
                     other.close_idle(ring);
                 }
@@ -107,10 +108,10 @@ impl OpenDisk {
 }
 
 impl Io {
-    /// Attaches to the device that a disk is about to have. Nothing goes there before [`Io::change_device`].
+    /// Attaches to the next device of a disk. It receives no I/O before [`Io::change_device`].
     ///
     /// # Errors
-    /// What the device says.
+    /// Errors of the device.
     pub fn prepare_device(
         &mut self,
         disk: &Arc<Disk>,
@@ -133,7 +134,7 @@ impl Io {
         Ok(())
     }
 
-    /// The disk is not given the device that [`Io::prepare_device`] has attached to.
+    /// Drops the channel of [`Io::prepare_device`] without using it.
     pub fn drop_prepared(&mut self, disk: &Arc<Disk>) {
         for index in self.handles_on(disk) {
             if let Some(Some(open)) = self.disks.get_mut(index) {
@@ -143,7 +144,7 @@ impl Io {
         }
     }
 
-    /// The disk has another device ([`Disk::replace_device`]): its I/O goes there from now on. No read and no change is in flight.
+    /// Directs I/O to the disk's new device ([`Disk::replace_device`]). No read and no change may be in flight.
     pub fn change_device(&mut self, disk: &Arc<Disk>) {
         let (_, generation) = disk.device_and_generation();
         for index in self.handles_on(disk) {
@@ -151,19 +152,19 @@ impl Io {
                 continue;
             };
             if open.generation == generation {
-                // It was opened after the disk had got its device.
+                // The handle was opened after the replacement.
                 open.others.drop_prepared(&mut self.ring);
                 self.take_closed(index as u32);
                 continue;
             }
             if open.retry.is_some() {
-                // Whatever it waits for, it attaches to what the disk has then.
+                // The handle has no channel; its next attempt attaches to the current device.
                 open.others.drop_prepared(&mut self.ring);
                 self.take_closed(index as u32);
                 continue;
             }
             let Some(new) = open.others.prepared.take() else {
-                // Opened between the two steps: it has no I/O in flight.
+                // The handle was opened between the two steps and has no I/O in flight.
                 self.retire_channel(index, None, generation);
                 continue;
             };
@@ -205,7 +206,6 @@ impl Io {
         ours.map(|(index, _)| index).collect()
     }
 
-    /// Takes back the owners of channels that have closed.
     #[cold]
     pub(super) fn take_closed(&mut self, disk: u32) {
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {

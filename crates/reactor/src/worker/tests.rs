@@ -1,4 +1,4 @@
-//! When a worker sleeps, whom it asks before, and what its messages may do to sources that come and go.
+//! When a worker sleeps, which sources it arms first, and how messages affect sources that are added and removed.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,14 +12,14 @@ use uring::RingFd;
 
 use super::*;
 
-/// What was asked of a source.
+/// Calls to a source.
 #[derive(Default)]
 struct Seen {
     flushed: usize,
     armed: usize,
     disarmed: usize,
     kicked: usize,
-    /// Work comes while it is armed.
+    /// Work arrives while the source is armed.
     races: bool,
 }
 
@@ -58,7 +58,7 @@ impl Source for Client {
     }
 }
 
-/// A worker that polls, has a client, and knows that its disk takes about 60 microseconds.
+/// Creates a polling worker with a client; its disk has an expected latency of about 60 microseconds.
 fn worker_that_waits() -> (Worker, Rc<RefCell<Seen>>) {
     worker_with(None)
 }
@@ -95,7 +95,7 @@ fn worker_sleeps_for_a_slow_disk_with_notifications_on() {
     assert_eq!(worker.next_wait(false, Stamp(8_000)), Wait::Until(None));
     let before = seen.borrow().disarmed;
     assert_eq!(seen.borrow().armed, 1);
-    // The disk completes; the client is looked for again without a kick.
+    // The disk completes; the client is polled again without a kick.
     worker.io.pending = 0;
     worker.iterate(Wait::No);
     assert_eq!(seen.borrow().disarmed, before + 1);
@@ -107,14 +107,14 @@ fn worker_sleeps_for_a_slow_disk_with_notifications_on() {
 #[test]
 fn deferred_work_of_a_source_is_done_before_sleep_and_end() {
     let flushed = |seen: &Rc<RefCell<Seen>>| std::mem::take(&mut seen.borrow_mut().flushed);
-    // It sleeps until a disk has completed.
+    // The worker sleeps until a disk has completed.
     let (mut worker, seen) = worker_that_waits();
     worker.io.pending = 1;
     worker.next_wait(false, Stamp(5_000));
     assert_eq!(flushed(&seen), 0, "it looks first");
     assert_eq!(worker.next_wait(false, Stamp(8_000)), Wait::Until(None));
     assert_eq!(flushed(&seen), 1);
-    // It sleeps until anything comes, and publishes a source that is not polled.
+    // The worker sleeps until any event, and publishes a source that is not polled.
     worker.io.pending = 0;
     worker.next_wait(true, Stamp(900_000));
     worker.next_wait(false, Stamp(949_000));
@@ -125,11 +125,11 @@ fn deferred_work_of_a_source_is_done_before_sleep_and_end() {
     worker.touch(id);
     worker.iterate_once();
     assert_eq!(flushed(&seen), 1);
-    // It ends.
+    // The worker ends.
     worker.end();
     worker.run();
     assert_eq!(flushed(&seen), 1);
-    // It lets go of the source.
+    // The worker removes the source.
     let (mut worker, seen) = worker_that_waits();
     let id = worker.places[0].as_ref().map(|place| place.id).unwrap();
     worker.stop(id, |_, _| ());
@@ -212,8 +212,8 @@ fn stale_source_id_finds_nobody_though_its_slot_is_reused() {
     assert!(worker.source(other).is_some());
 }
 
-/// A tag says in its highest bits whether its I/O is counted. A worker takes on a source for each queue that
-/// starts and each connection that is made: there is no end to their number.
+/// The highest bits of a tag mark counted I/Os. Source ids must not reach them, although a worker adds an unlimited number
+/// of sources, one for each started queue and each connection.
 #[test]
 fn range_is_granted_when_all_earlier_ios_have_ended() {
     let slow = Delay::new(
