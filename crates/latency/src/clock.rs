@@ -1,72 +1,72 @@
-//! The clock that stamps come from: the processor's time stamp counter where it is invariant, else CLOCK_MONOTONIC.
+//! The clock for stamps: the processor's time stamp counter if it is invariant, otherwise CLOCK_MONOTONIC.
 //!
-//! [`Clock::now`] gives raw ticks and converts nothing; nanoseconds are made at report time. Clones of one
-//! clock, and all real clocks of a process, share one calibration, so their stamps can be compared.
+//! [`Clock::now`] returns raw ticks without conversion; reports convert to nanoseconds. Clones of a clock, and all real
+//! clocks of a process, share one calibration, so their stamps are comparable.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// A moment in raw ticks of a [`Clock`].
+/// A point in time in raw ticks of a [`Clock`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp(pub u64);
 
 impl Stamp {
-    /// Ticks from `earlier` to this stamp; 0 when the counters of two processors disagree about the order.
+    /// Returns the ticks from `earlier` to this stamp; 0 if the counters of two processors disagree about the order.
     #[inline]
     pub const fn since(self, earlier: Stamp) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
 }
 
-/// Gives stamps, and turns ticks into nanoseconds.
+/// Creates stamps and converts ticks to nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Clock {
     source: quanta::Clock,
 }
 
 impl Clock {
-    /// The machine's fastest clock. The first call in a process calibrates it, for up to about 200 ms:
-    /// make it at start, on no queue's way.
+    /// Creates the fastest available clock. The first call in a process calibrates for up to about 200 ms and therefore
+    /// belongs to start-up, outside any queue.
     pub fn new() -> Self {
         Clock {
             source: quanta::Clock::new(),
         }
     }
 
-    /// A clock that only its [`SimulatedTime`] moves; one tick is one nanosecond. Starts at 0.
+    /// Creates a clock that starts at 0 and is moved only by its [`SimulatedTime`]; one tick is one nanosecond.
     pub fn simulated() -> (Self, SimulatedTime) {
         let (source, hand) = quanta::Clock::mock();
         (Clock { source }, SimulatedTime { hand })
     }
 
-    /// A clock that always says 0: what stamps cost is measured by running without them.
+    /// Creates a clock that always returns 0, to measure the cost of stamps by comparison.
     pub fn stopped() -> Self {
         Clock::simulated().0
     }
 
-    /// Now, in raw ticks. About 10 ns on bare metal; no system call where the counter is invariant.
+    /// Returns the current time in raw ticks. Costs about 10 ns on bare metal; no system call if the counter is invariant.
     #[inline]
     pub fn now(&self) -> Stamp {
         Stamp(self.source.raw())
     }
 
-    /// The process' real clock, for what is on no request's way: log limits, and times that are shown to people.
+    /// Returns the process-wide real clock, for uses off the request path: log limits, displayed times.
     pub fn shared() -> &'static Clock {
         static SHARED: OnceLock<Clock> = OnceLock::new();
         SHARED.get_or_init(Clock::new)
     }
 
-    /// Time since the clock's zero, which all real clocks of a process share.
+    /// Returns the time since the clock's zero, which all real clocks of a process share.
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.nanos(self.now().0))
     }
 
-    /// Ticks in nanoseconds, for reports.
+    /// Converts ticks to nanoseconds, for reports.
     pub fn nanos(&self, ticks: u64) -> u64 {
         self.source.delta_as_nanos(0, ticks)
     }
 
-    /// A duration in ticks, for time-outs that are compared with stamps.
+    /// Converts a duration to ticks, for time-outs compared with stamps.
     pub fn ticks(&self, duration: Duration) -> u64 {
         const PROBE_TICKS: u64 = 1 << 40;
         let probe_ns = u128::from(self.nanos(PROBE_TICKS)).max(1);
@@ -81,14 +81,14 @@ impl Default for Clock {
     }
 }
 
-/// The hand that moves a simulated [`Clock`] and all its clones.
+/// Moves a simulated [`Clock`] and all its clones.
 #[derive(Clone, Debug)]
 pub struct SimulatedTime {
     hand: Arc<quanta::Mock>,
 }
 
 impl SimulatedTime {
-    /// Moves time on by `nanos`.
+    /// Advances the time by `nanos`.
     pub fn advance(&self, nanos: u64) {
         self.hand.increment(nanos);
     }
@@ -102,7 +102,7 @@ impl SimulatedTime {
         }
     }
 
-    /// The time it is.
+    /// Returns the current time in nanoseconds.
     pub fn nanos(&self) -> u64 {
         self.hand.value()
     }

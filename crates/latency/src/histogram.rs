@@ -1,45 +1,44 @@
 //! A log-linear histogram of clock ticks with a fixed number of buckets.
 //!
-//! Written by one thread, and readable from any ([`Word`]); recording is a few instructions and cannot fail, allocate
-//! or overflow. Values below 64 have a bucket each; above, every octave has 32 buckets, and a bucket is reported as
-//! its middle, so the relative error is at most 1/64 (1.6 %). Values from 2^42 ticks (24 minutes at 3 GHz) on share the
+//! Written by one thread and readable from any ([`Word`]). Recording takes a few instructions and cannot fail, allocate or
+//! overflow. Values below 64 have a bucket each. Above, every octave has 32 buckets, and a bucket is reported as its
+//! middle, so the relative error is at most 1/64 (1.6 %). Values of 2^42 ticks (24 minutes at 3 GHz) and more share the
 //! last bucket.
 
 use crate::Word;
 
 /// log2 of the buckets per octave.
 const SUB_BITS: u32 = 5;
-/// Buckets per octave.
 const SUB_BUCKETS: usize = 1 << SUB_BITS;
-/// Values are taken as at most 2^VALUE_BITS - 1 for the choice of their bucket.
+/// Values are limited to 2^VALUE_BITS - 1 for bucket selection.
 const VALUE_BITS: u32 = 42;
-/// The largest value that has a bucket of its own kind.
+/// The largest value outside the shared last bucket.
 const VALUE_MAX: u64 = (1 << VALUE_BITS) - 1;
-/// The linear part has the width of two octaves' worth of buckets.
+/// The linear part has as many buckets as two octaves.
 const BUCKETS: usize = (VALUE_BITS - SUB_BITS + 1) as usize * SUB_BUCKETS;
 
-/// Counts of values by bucket, with their exact sum and maximum. One thread writes.
+/// Counts per bucket, with the exact sum and maximum. Written by one thread.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Histogram {
-    /// The sum's lower and upper half: the upper one is touched once in months.
+    /// Lower and upper half of the sum; the upper half changes once in months.
     sum_low: Word,
     sum_high: Word,
     max: Word,
     buckets: [Word; BUCKETS],
 }
 
-/// The bucket of a value, below [`BUCKETS`] for every value.
+/// Returns the bucket of a value, below [`BUCKETS`] for every value.
 #[inline(always)]
 const fn bucket_of(value: u64) -> usize {
     if value > VALUE_MAX {
         return BUCKETS - 1;
     }
-    // For a value below 2 * SUB_BUCKETS the shift is 0 and the bucket is the value itself.
+    // For a value below 2 * SUB_BUCKETS the shift is 0 and the bucket equals the value.
     let shift = (63 - (value | SUB_BUCKETS as u64).leading_zeros()) - SUB_BITS;
     shift as usize * SUB_BUCKETS + (value >> shift) as usize
 }
 
-/// Adds to a count, which stays at its largest value.
+/// Adds to a count with saturation.
 #[inline]
 fn add(count: &Word, weight: u64) {
     match count.get().checked_add(weight) {
@@ -48,7 +47,7 @@ fn add(count: &Word, weight: u64) {
     }
 }
 
-/// The middle of a bucket: within 1/64 of each of its values.
+/// Returns the middle of a bucket, within 1/64 of each of its values.
 const fn middle_of(bucket: usize) -> u64 {
     if bucket < 2 * SUB_BUCKETS {
         return bucket as u64;
@@ -59,10 +58,10 @@ const fn middle_of(bucket: usize) -> u64 {
 }
 
 impl Histogram {
-    /// An upper bound of the relative error of [`Histogram::quantile`].
+    /// Upper bound of the relative error of [`Histogram::quantile`].
     pub const RELATIVE_ERROR: f64 = 1.0 / 64.0;
 
-    /// An empty histogram.
+    /// Creates an empty histogram.
     pub const fn new() -> Self {
         Histogram {
             sum_low: Word::new(0),
@@ -72,18 +71,18 @@ impl Histogram {
         }
     }
 
-    /// Counts `weight` requests that each took `ticks`.
+    /// Records `weight` requests that took `ticks` each.
     #[inline(always)]
     pub fn record(&self, ticks: u64, weight: u64) {
         if ticks == 0 {
-            // A span without work in it, such as a notification that was not wanted: neither sum nor maximum changes.
+            // A span without work, such as a suppressed notification, changes neither sum nor maximum.
             return add(&self.buckets[0], weight);
         }
-        // `bucket_of` is in range; the pattern spares a panic path that could never be taken.
+        // `bucket_of` is in range; the pattern avoids an unreachable panic path.
         if let Some(bucket) = self.buckets.get(bucket_of(ticks)) {
             add(bucket, weight);
         }
-        // Branches that are as good as never taken cost less than the arithmetic without them.
+        // Branches that are almost never taken cost less than branch-free arithmetic.
         match ticks
             .checked_mul(weight)
             .and_then(|product| self.sum_low.get().checked_add(product))
@@ -103,7 +102,7 @@ impl Histogram {
         self.sum_high.set((sum >> 64) as u64);
     }
 
-    /// Adds all that `other` counted.
+    /// Adds all counts of `other`.
     pub fn merge(&self, other: &Histogram) {
         for (mine, theirs) in self.buckets.iter().zip(&other.buckets) {
             mine.set(mine.get().saturating_add(theirs.get()));
@@ -112,7 +111,7 @@ impl Histogram {
         self.max.set(self.max.get().max(other.max.get()));
     }
 
-    /// Forgets everything.
+    /// Resets the histogram.
     pub fn clear(&self) {
         for word in self.buckets.iter() {
             word.set(0);
@@ -122,23 +121,23 @@ impl Histogram {
         }
     }
 
-    /// How many values were counted.
+    /// Returns the number of recorded values.
     pub fn count(&self) -> u64 {
         self.used_buckets()
             .fold(0, |sum: u64, (_, count)| sum.saturating_add(count))
     }
 
-    /// The largest value, exactly.
+    /// Returns the exact maximum.
     pub fn max(&self) -> u64 {
         self.max.get()
     }
 
-    /// The sum of the values, exactly.
+    /// Returns the exact sum.
     pub fn sum(&self) -> u128 {
         u128::from(self.sum_high.get()) << 64 | u128::from(self.sum_low.get())
     }
 
-    /// The mean of the values; 0 when there are none.
+    /// Returns the mean; 0 if empty.
     pub fn mean(&self) -> f64 {
         match self.count() {
             0 => 0.0,
@@ -146,7 +145,7 @@ impl Histogram {
         }
     }
 
-    /// The value at quantile `q` from 0 to 1 by nearest rank, within [`Histogram::RELATIVE_ERROR`]; 0 when empty.
+    /// Returns the value at quantile `q` (0 to 1) by nearest rank, within [`Histogram::RELATIVE_ERROR`]; 0 if empty.
     pub fn quantile(&self, q: f64) -> u64 {
         let rank = rank_of(q, self.count());
         let mut seen = 0u64;
@@ -159,11 +158,11 @@ impl Histogram {
         self.max()
     }
 
-    /// The used buckets in order: middle (never above the maximum), count.
+    /// Returns the used buckets in ascending order: middle (at most the maximum) and count.
     pub fn used_buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        // Read once, so that the values ascend also while the owner goes on.
+        // Read once, so that the values ascend even while the owner writes.
         let max = self.max();
-        // Most octaves are empty, and a whole one is seen to be so in a few instructions.
+        // Most octaves are empty, which takes a few instructions to detect.
         let octaves = self.buckets.chunks_exact(SUB_BUCKETS).enumerate();
         let used = octaves
             .filter(|(_, counts)| counts.iter().fold(0, |any, count| any | count.get()) != 0);
@@ -175,7 +174,6 @@ impl Histogram {
     }
 }
 
-/// What a bucket's values are reported as.
 fn value_of(bucket: usize, max: u64) -> u64 {
     if bucket == BUCKETS - 1 {
         max
@@ -184,9 +182,9 @@ fn value_of(bucket: usize, max: u64) -> u64 {
     }
 }
 
-/// The nearest rank, from 1 to `count`, of quantile `q`.
+/// Returns the nearest rank, from 1 to `count`, of quantile `q`.
 pub(crate) fn rank_of(q: f64, count: u64) -> u64 {
-    // A float that is too large, negative or not a number is clamped by the cast, then by `clamp`.
+    // A float that is too large, negative or NaN is clamped by the cast, then by `clamp`.
     ((q * count as f64).ceil() as u64).clamp(1, count.max(1))
 }
 
@@ -210,7 +208,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Values as latencies are: any order of magnitude.
+    /// Values with the distribution of latencies: any order of magnitude.
     fn values() -> impl Strategy<Value = Vec<u64>> {
         prop::collection::vec(
             (0u32..41, any::<u64>()).prop_map(|(bits, noise)| noise & ((2 << bits) - 1)),

@@ -1,10 +1,9 @@
-//! Stage stamps and latency histograms: where a request's time went.
+//! Stage stamps and latency histograms: the time that requests spend in each stage.
 //!
-//! Each queue has one [`QueueTimeline`], written only by the worker that owns the queue: no locked instruction, no lock,
-//! and no allocation per request. A stamp is read once per batch and hop; histograms take weighted records, in
-//! clock ticks. Whoever looks on reads its [`QueueRecord`] and gets a [`QueueSnapshot`] in nanoseconds, which can be
-//! merged, subtracted and sent as JSON; [`Report`] and [`table`] turn it into what people and programs read. No I/O.
-//! Tests: at the end of each module.
+//! Each queue has one [`QueueTimeline`], written only by the worker that owns the queue: no locked instruction, no lock, no
+//! allocation per request. A stamp is read once per batch and hop; histograms take weighted records in clock ticks.
+//! Observers read the queue's [`QueueRecord`] and get a [`QueueSnapshot`] in nanoseconds, which can be merged, subtracted
+//! and sent as JSON. [`Report`] and [`table`] format it for programs and people. No I/O. Tests: at the end of each module.
 
 #![forbid(unsafe_code)]
 

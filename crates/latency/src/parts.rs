@@ -1,9 +1,9 @@
-//! A queue that serves several disks: what is measured of each of them.
+//! Separate measurements per disk for a queue that serves several disks.
 //!
-//! A disk gets a part, a record of its own, with its first I/O on the queue; every request is then recorded in one part
-//! only, and the queue's measurements are the sum. So while requests are of one disk, telling disks apart costs them a comparison.
-//! Parts are bounded per process, for each operation's histograms take 86 KiB: what finds no room is recorded with the
-//! queue's own, and that is told.
+//! A disk gets a part, which is a record of its own, with its first I/O on the queue. Every request is recorded in exactly
+//! one part, and the queue's measurements are the sum. While all requests are for one disk, the separation costs a
+//! comparison per request. The number of parts per process is limited, because the histograms of each operation take 86
+//! KiB. Disks beyond the limit are recorded in the queue's own record, and the snapshot lists them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,28 +12,28 @@ use crate::record::QueueRecord;
 use crate::snapshot::Labels;
 use crate::{Operation, QueueTimeline};
 
-/// Most parts of all queues of the process.
+/// Limit on the parts of all queues of the process.
 static PROCESS: Room = Room::new(1024);
 
-/// Which part of a queue's measurements a request belongs to.
+/// The part of a queue's measurements to which a request belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part(u16);
 
 impl Part {
-    /// Of no disk, or of one that has no part.
+    /// The queue's own record: requests without a disk, or for a disk without a part.
     pub const REST: Part = Part(0);
 }
 
-/// A disk's number, which is never that of another disk.
+/// A disk number, unique in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DiskNumber(pub u32);
 
 impl DiskNumber {
-    /// A request is for no disk.
+    /// The request has no disk.
     pub const NONE: DiskNumber = DiskNumber(u32::MAX);
 }
 
-/// How many parts there may be.
+/// Limit on the number of parts.
 #[derive(Debug)]
 struct Room {
     taken: AtomicUsize,
@@ -57,7 +57,7 @@ impl Room {
     }
 }
 
-/// A part's place in the room, as long as it is there.
+/// Reserves room for one part until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Place(&'static Room);
 
@@ -67,13 +67,13 @@ impl Drop for Place {
     }
 }
 
-/// The parts of one queue, as its owner has them.
+/// The parts of one queue, on the owner's side.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    /// The queue's own record first. Missing is the one that is written to now.
+    /// Records by part, the queue's own first. The entry of the current part is empty.
     all: Vec<Option<Arc<QueueRecord>>>,
     written: Part,
-    /// Sorted: disks that have been seen, and their parts.
+    /// Known disks and their parts, sorted.
     numbers: Vec<(DiskNumber, Part)>,
     last: (DiskNumber, Part),
     room: &'static Room,
@@ -95,7 +95,7 @@ impl Parts {
         self.written
     }
 
-    /// Puts the record that was written to back and gives the one of `part`.
+    /// Puts the current record back and takes the one of `part`.
     fn exchange(&mut self, record: &mut Arc<QueueRecord>, part: Part) {
         let wanted = self.all.get_mut(usize::from(part.0)).and_then(Option::take);
         let Some(wanted) = wanted else { return };
@@ -118,7 +118,7 @@ impl Parts {
         }
         let part = match self.numbers.binary_search_by_key(&disk, |known| known.0) {
             Ok(at) => self.numbers.get(at).map_or(Part::REST, |known| known.1),
-            // Whoever scans a bus asks every disk what it is: that is no reason for a part.
+            // Bus scans identify every disk; that does not justify a part.
             Err(_) if operation == Operation::Other => return Part::REST,
             Err(at) => {
                 let Some(name) = name() else {
@@ -135,7 +135,7 @@ impl Parts {
 
     #[cold]
     fn make(&mut self, own: &QueueRecord, name: String) -> Part {
-        // A disk that has gone and come again is another, of the same name.
+        // A disk that was removed and added again has a new number and the same name.
         if let Some(at) = own.part_named(&name) {
             return Part(at);
         }
@@ -156,7 +156,7 @@ impl Parts {
 }
 
 impl QueueTimeline {
-    /// The part of a request for this disk. The first I/O for a disk makes it one, for which its name is asked.
+    /// Returns the part of a request for this disk. The disk's first I/O creates the part, for which `name` is called.
     #[inline(always)]
     pub fn part_of(
         &mut self,
@@ -170,7 +170,7 @@ impl QueueTimeline {
         self.parts.find(&self.record, disk, operation, name)
     }
 
-    /// What is recorded from now on belongs to this part.
+    /// Directs all further records to this part.
     #[inline(always)]
     pub fn select(&mut self, part: Part) {
         if part != self.parts.written {
@@ -179,23 +179,23 @@ impl QueueTimeline {
     }
 }
 
-/// Requests of one batch and one part.
+/// Request counts of one batch and one part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartCounts {
-    /// Which part.
+    /// The part.
     pub part: Part,
-    /// Those that have ended at once, by operation.
+    /// Synchronously completed requests, by operation.
     pub at_once: [u32; Operation::COUNT],
-    /// Those that are pending, by operation.
+    /// Pending requests, by operation.
     pub pending: [u32; Operation::COUNT],
 }
 
-/// Requests of one batch by part, where they are of several. Its memory is kept from batch to batch.
+/// Request counts of one batch with several parts. The memory is reused between batches.
 #[derive(Debug, Default)]
 pub struct MixedBatch(Vec<PartCounts>);
 
 impl MixedBatch {
-    /// Adds requests of a part.
+    /// Adds the counts of a part.
     #[cold]
     pub fn add(&mut self, more: &PartCounts) {
         let Some(counts) = self.0.iter_mut().find(|known| known.part == more.part) else {
@@ -207,7 +207,7 @@ impl MixedBatch {
         }
     }
 
-    /// What follows is of another part than what was counted so far.
+    /// Stores `counts` and starts new ones for `part`.
     #[inline(never)]
     pub fn turn_to(&mut self, counts: &mut PartCounts, part: Part) {
         let next = PartCounts {
@@ -217,13 +217,13 @@ impl MixedBatch {
         self.add(&std::mem::replace(counts, next));
     }
 
-    /// All of one part so far?
+    /// Returns true if the batch had only one part so far.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Takes what was added, part by part.
+    /// Removes and returns the counts of each part.
     pub fn drain(&mut self) -> impl Iterator<Item = PartCounts> {
         self.0.drain(..)
     }

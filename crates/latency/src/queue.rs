@@ -1,10 +1,10 @@
-//! One queue's timeline: what its owner writes on a request's way.
+//! Measurements of one queue along the path of its requests.
 //!
-//! Owned by the worker that owns the queue; what it writes is its [`QueueRecord`], which others may read meanwhile.
-//! Nothing here locks, and nothing allocates per request: the histograms of an operation (68 KiB) are allocated once,
-//! at its first use or by [`QueueTimeline::prepare`]. Arrivals are recorded
-//! when their batch is submitted, departures when theirs is notified; both with one update per batch and step. Records
-//! take stamps, not the time: call them when the client no longer waits, after the submission and the notification.
+//! Owned by the worker that owns the queue. The data is in a [`QueueRecord`], which other threads may read at any time. No
+//! locks, and no allocation per request: the histograms of an operation (86 KiB) are allocated at its first use or by
+//! [`QueueTimeline::prepare`]. Arrivals are recorded when their batch is submitted, departures when their batch is
+//! notified, with one update per batch and step. Recording takes stamps instead of reading the time, so call it when the
+//! client no longer waits: after the submission and the notification.
 
 use std::sync::Arc;
 
@@ -14,29 +14,29 @@ use crate::snapshot::{Labels, QueueSnapshot};
 use crate::{Clock, Histogram, Operation, SlowRequest, Span, Stage, Stamp};
 use serde::{Deserialize, Serialize};
 
-/// The stamps of one whole request, or of one iteration whose requests share them. A stage without a stamp of its
-/// own has that of the stage before it.
+/// Stamps of one request, or of an iteration with shared stamps. A stage without a stamp of its own has the stamp of the
+/// stage before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamps([Stamp; Stage::COUNT]);
 
 impl Stamps {
-    /// A way that has just begun: every stage has the stamp of the first.
+    /// Returns stamps with `at` for every stage.
     #[inline]
     pub const fn noticed(at: Stamp) -> Self {
         Stamps([at; Stage::COUNT])
     }
 
-    /// Stamps in the order of [`Stage::ALL`].
+    /// Creates stamps in the order of [`Stage::ALL`].
     pub const fn from_array(stamps: [Stamp; Stage::COUNT]) -> Self {
         Stamps(stamps)
     }
 
-    /// Stamps in the order of [`Stage::ALL`].
+    /// Returns the stamps in the order of [`Stage::ALL`].
     pub const fn as_array(&self) -> &[Stamp; Stage::COUNT] {
         &self.0
     }
 
-    /// Sets the stamp of a stage, and of the later ones until they get their own.
+    /// Sets the stamp of a stage and of all later ones.
     #[inline(always)]
     pub fn mark(&mut self, stage: Stage, at: Stamp) {
         for stamp in self.0.iter_mut().skip(stage as usize) {
@@ -44,35 +44,35 @@ impl Stamps {
         }
     }
 
-    /// The stamp of a stage.
+    /// Returns the stamp of a stage.
     #[inline]
     pub const fn at(&self, stage: Stage) -> Stamp {
         self.0[stage as usize]
     }
 
-    /// Ticks of a span.
+    /// Returns the duration of a span in ticks.
     #[inline(always)]
     pub const fn span(&self, span: Span) -> u64 {
         self.at(span.to()).since(self.at(span.from()))
     }
 }
 
-/// What one operation's requests were.
+/// Counters of one operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperationCounters {
     /// Requests answered, with success or with an error.
     pub requests: u64,
-    /// Bytes of data that they moved.
+    /// Bytes of data transferred.
     pub bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
-    /// Sum of the stamps at which requests were noticed, in ticks of the machine's clock, modulo 2^64: with it somebody with
-    /// the same clock and the same requests knows how long before that they began.
+    /// Sum of the stamps at which requests were noticed, in ticks of the machine's clock, modulo 2^64. A client with the
+    /// same clock can compute the mean delay before that from its own start times.
     #[serde(default)]
     pub noticed_ticks: u64,
 }
 
-/// What a queue counted since it started.
+/// Counters of a queue since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Counters {
@@ -82,54 +82,54 @@ pub struct Counters {
     pub kicks: u64,
     /// Notifications sent.
     pub notifications: u64,
-    /// Iterations in which polling looked for work.
+    /// Iterations of polling for work.
     pub polls: u64,
-    /// Times that the queue was armed for a kick and its worker slept.
+    /// Number of times that the queue was armed for a kick and its worker slept.
     pub sleeps: u64,
     /// Malformed requests, which have no operation.
     pub malformed: u64,
 }
 
 impl Counters {
-    /// An operation's counters.
+    /// Returns an operation's counters.
     #[inline]
     pub const fn of(&self, operation: Operation) -> &OperationCounters {
         &self.operations[operation as usize]
     }
 
-    /// An operation's counters, to count.
+    /// Returns an operation's counters for updates.
     #[inline]
     pub const fn of_mut(&mut self, operation: Operation) -> &mut OperationCounters {
         &mut self.operations[operation as usize]
     }
 
-    /// Requests of all operations.
+    /// Returns the requests of all operations.
     pub fn requests(&self) -> u64 {
         self.operations
             .iter()
             .fold(0, |sum: u64, one| sum.saturating_add(one.requests))
     }
 
-    /// Bytes of all operations.
+    /// Returns the bytes of all operations.
     pub fn bytes(&self) -> u64 {
         self.operations
             .iter()
             .fold(0, |sum: u64, one| sum.saturating_add(one.bytes))
     }
 
-    /// Errors of all operations.
+    /// Returns the errors of all operations.
     pub fn errors(&self) -> u64 {
         self.operations
             .iter()
             .fold(0, |sum: u64, one| sum.saturating_add(one.errors))
     }
 
-    /// Adds all that `other` counted.
+    /// Adds all counts of `other`.
     pub fn merge(&mut self, other: &Counters) {
         *self = self.combine(other, u64::saturating_add, u64::wrapping_add);
     }
 
-    /// What was counted after `earlier`.
+    /// Returns the difference to `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Counters) -> Counters {
         self.combine(earlier, u64::saturating_sub, u64::wrapping_sub)
@@ -170,31 +170,31 @@ struct Run {
     answered: Stamp,
 }
 
-/// How many of the latest runs a reaped request is compared with: batches are reaped roughly in order, and
-/// operations of one batch mix.
+/// Number of latest runs compared with a reaped request: batches are reaped roughly in order, and the operations of one
+/// batch mix.
 const RUNS_COMPARED: usize = 4;
 
-/// The histograms and counters of one queue, as their owner has them.
+/// Histograms and counters of one queue, on the owner's side.
 #[derive(Debug)]
 pub struct QueueTimeline {
-    /// The queue's own.
+    /// The queue's own record.
     pub(crate) record: Arc<QueueRecord>,
-    /// What is recorded of requests goes here: the queue's own, or a disk's part of it.
+    /// The record for requests: the queue's own, or the part of a disk.
     pub(crate) current: Arc<QueueRecord>,
     pub(crate) parts: Parts,
     recording: bool,
-    /// A request that has just been recorded is worth keeping whole.
+    /// A slow request was recorded since the last check.
     slow_seen: bool,
-    /// The record's log's, on a line that every iteration touches anyway.
+    /// Copy of the slow log's threshold, in a cache line that every iteration uses.
     slow_threshold: u64,
     slow_due: Stamp,
-    /// Reaped in this iteration and not yet notified; the ones from `unanswered` on are not yet answered.
+    /// Requests reaped in this iteration and not notified yet; from `unanswered` on they are also unanswered.
     runs: Vec<Run>,
     unanswered: usize,
 }
 
 impl QueueTimeline {
-    /// A timeline for a queue with up to `depth` requests in flight.
+    /// Creates a timeline for a queue with up to `depth` requests in flight.
     pub fn new(labels: Labels, depth: usize) -> Self {
         let record = Arc::new(QueueRecord::new(labels));
         QueueTimeline {
@@ -210,56 +210,56 @@ impl QueueTimeline {
         }
     }
 
-    /// What others may read.
+    /// Returns the record that other threads may read.
     pub fn record(&self) -> &Arc<QueueRecord> {
         &self.record
     }
 
-    /// Which queue this is.
+    /// Returns the labels of the queue.
     pub fn labels(&self) -> &Labels {
         self.record.labels()
     }
 
-    /// What the owner counts of the queue as a whole.
+    /// Returns the counters of the queue as a whole.
     #[inline]
     pub fn counters(&self) -> &CounterWords {
         self.record.words()
     }
 
-    /// Counts a request that was answered, whether it has stamps or not.
+    /// Counts an answered request, with or without stamps.
     #[inline(always)]
     pub fn count(&self, operation: Operation, bytes: u64, good: bool) {
         self.current.words().count(operation, bytes, good);
     }
 
-    /// Switches the histograms on or off (they start on); counters count on. With [`Clock::stopped`] it is the
-    /// other half of measuring what stamps cost.
+    /// Enables or disables the histograms (enabled at the start); counters are not affected. Together with
+    /// [`Clock::stopped`] this serves to measure the cost of stamps.
     pub fn set_recording(&mut self, recording: bool) {
         self.recording = recording;
         self.runs.clear();
         self.unanswered = 0;
     }
 
-    /// Are times recorded? Else nobody need look at the clock.
+    /// Returns true if times are recorded. Otherwise the clock need not be read.
     #[inline]
     pub const fn is_recording(&self) -> bool {
         self.recording
     }
 
-    /// Was a request that was recorded since the last call slow? Then its owner describes those that it has just
-    /// answered to [`QueueTimeline::keep_slow`], which takes the slow ones.
+    /// Returns true if a slow request was recorded since the last call. The owner then passes the requests that it has just
+    /// answered to [`QueueTimeline::keep_slow`], which selects the slow ones.
     #[inline]
     pub fn take_slow_seen(&mut self) -> bool {
         std::mem::take(&mut self.slow_seen)
     }
 
-    /// A request of this age so far may be among the slowest.
+    /// Returns true if a request of this age may be among the slowest.
     #[inline]
     pub const fn may_be_slow(&self, ticks: u64) -> bool {
         self.recording && ticks > self.slow_threshold
     }
 
-    /// Keeps a request whole if it is one of the slowest of these ten seconds.
+    /// Stores a request if it is one of the slowest of the current ten seconds.
     #[cold]
     pub fn keep_slow(&mut self, clock: &Clock, request: SlowRequest) {
         if let Some(limits) = self.record.keep_slow(clock, request) {
@@ -267,19 +267,19 @@ impl QueueTimeline {
         }
     }
 
-    /// One comparison with the threshold, and one with the time at which that is out of date.
+    /// Compares with the threshold, and with the time at which the threshold expires.
     #[inline]
     fn look_for_slow(&mut self, noticed: Stamp, notified: Stamp) {
         self.slow_seen |=
             notified.since(noticed) > self.slow_threshold || notified >= self.slow_due;
     }
 
-    /// Allocates an operation's histograms now, so that its first request need not.
+    /// Allocates an operation's histograms before its first request.
     pub fn prepare(&mut self, operation: Operation) {
         self.record.spans(operation);
     }
 
-    /// Counts one span of a batch: `weight` requests that each took `ticks`.
+    /// Records one span of a batch: `weight` requests that took `ticks` each.
     #[inline]
     pub fn record_batch(&mut self, operation: Operation, span: Span, ticks: u64, weight: u32) {
         if self.recording {
@@ -287,13 +287,13 @@ impl QueueTimeline {
         }
     }
 
-    /// Counts one whole request: every span.
+    /// Records all spans of one request.
     pub fn record_request(&mut self, operation: Operation, stamps: &Stamps) {
         self.record_whole(operation, stamps, 1);
     }
 
-    /// Counts an iteration whose requests share every stamp, as with a backend that completes at once. `counts` is by
-    /// operation, in the order of [`Operation::ALL`].
+    /// Records an iteration with shared stamps, as with a synchronous backend. `counts` is by operation, in the order of
+    /// [`Operation::ALL`].
     pub fn record_iteration(&mut self, counts: &[u32; Operation::COUNT], stamps: &Stamps) {
         for (operation, weight) in with_counts(counts) {
             self.record_whole(operation, stamps, weight);
@@ -301,8 +301,8 @@ impl QueueTimeline {
         self.look_for_slow(stamps.at(Stage::Noticed), stamps.at(Stage::Notified));
     }
 
-    /// Counts a batch's way in, noticed to submitted, once it has been submitted. `counts` is by operation, in the
-    /// order of [`Operation::ALL`].
+    /// Records the spans from noticed to submitted of a submitted batch. `counts` is by operation, in the order of
+    /// [`Operation::ALL`].
     pub fn record_arrivals(&mut self, counts: &[u32; Operation::COUNT], stamps: &Stamps) {
         if !self.recording {
             return;
@@ -315,7 +315,7 @@ impl QueueTimeline {
         }
     }
 
-    /// Counts one request's way in, its client's data included.
+    /// Records the spans from noticed to submitted of one request, including the reception of its data.
     pub fn record_arrival(&mut self, operation: Operation, stamps: &Stamps) {
         if !self.recording {
             return;
@@ -332,8 +332,8 @@ impl QueueTimeline {
         }
     }
 
-    /// Notes a request that has been reaped; `noticed` and `submitted` are its batch's. Requests of the same batch
-    /// become one record.
+    /// Adds a reaped request; `noticed` and `submitted` are the stamps of its batch. Requests of the same batch are
+    /// combined.
     #[inline]
     pub fn note_reaped(&mut self, operation: Operation, noticed: Stamp, submitted: Stamp) {
         if !self.recording {
@@ -358,8 +358,8 @@ impl QueueTimeline {
         });
     }
 
-    /// Counts service and answering of all requests noted since the last call. An iteration may reap and answer more
-    /// than once.
+    /// Records service and answering of all requests reaped since the last call. An iteration may reap and answer more than
+    /// once.
     #[inline]
     pub fn record_answered(&mut self, reaped: Stamp, answered: Stamp) {
         if !self.runs.is_empty() {
@@ -383,7 +383,7 @@ impl QueueTimeline {
         self.unanswered = self.runs.len();
     }
 
-    /// Counts notification and the whole way of all answered requests, and forgets them.
+    /// Records notification and total time of all answered requests and removes them.
     #[inline]
     pub fn record_notified(&mut self, notified: Stamp) {
         if !self.runs.is_empty() {
@@ -413,17 +413,17 @@ impl QueueTimeline {
         self.unanswered = 0;
     }
 
-    /// A histogram in ticks; `None` when the operation has not been used.
+    /// Returns a histogram in ticks; `None` if the operation was never used.
     pub fn histogram(&self, operation: Operation, span: Span) -> Option<&Histogram> {
         self.record.histogram(operation, span)
     }
 
-    /// Everything so far, in nanoseconds.
+    /// Returns all measurements so far, in nanoseconds.
     pub fn snapshot(&self, clock: &Clock) -> QueueSnapshot {
         self.record.snapshot(clock)
     }
 
-    /// Forgets all histograms and counters; what is in flight is counted when it ends.
+    /// Resets all histograms and counters; requests in flight are counted when they end.
     pub fn reset(&mut self) {
         self.record.reset();
         (self.slow_threshold, self.slow_due) = (0, Stamp(u64::MAX));
@@ -436,7 +436,7 @@ impl QueueTimeline {
         let words = self.current.words();
         words.noticed(operation, stamps.at(Stage::Noticed), weight);
         let histograms = self.current.spans(operation);
-        // [`Span::COMMON`], one by one: each then knows its two stamps and its histogram.
+        // [`Span::COMMON`], unrolled, so that stamps and histogram of each span are constants.
         record_span::<{ Span::Popped as usize }>(histograms, stamps, weight);
         record_span::<{ Span::Parsed as usize }>(histograms, stamps, weight);
         record_span::<{ Span::Submitted as usize }>(histograms, stamps, weight);
@@ -454,7 +454,7 @@ fn record_span<const SPAN: usize>(histograms: &SpanHistograms, stamps: &Stamps, 
     histograms[SPAN].record(ticks, u64::from(weight));
 }
 
-/// The operations of a batch that are in it.
+/// Returns the operations that occur in a batch, with their counts.
 fn with_counts(counts: &[u32; Operation::COUNT]) -> impl Iterator<Item = (Operation, u32)> {
     Operation::ALL
         .into_iter()
@@ -617,7 +617,7 @@ mod tests {
             (slow.len(), slow[0].total_ns, slow[0].age_ns),
             (16, 1100, 800)
         );
-        // Ten seconds later less is slow again.
+        // Ten seconds later, a lower latency is slow again.
         let later = BATCH
             .as_array()
             .map(|stamp| Stamp(stamp.0 + 11_000_000_000));

@@ -1,8 +1,8 @@
-//! What one queue measured, where others can read it while its owner goes on writing.
+//! The measurements of one queue, readable while their owner writes.
 //!
-//! Every word has one writer, the queue's owner, so a request costs no locked instruction; a reader costs the owner no
-//! more than the cache lines that it reads. What is read may be a few requests apart. Aligned, so that no two queues
-//! share a line.
+//! Every word has one writer, the queue's owner, so a request needs no locked instruction. A reader costs the owner only
+//! the shared cache lines. Values that are read together may be a few requests apart. Aligned, so that no two queues share
+//! a cache line.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,7 +14,6 @@ use crate::{
     SparseHistogram, Stamp, Word,
 };
 
-/// The histograms of one operation.
 pub(crate) type SpanHistograms = [Histogram; Span::COUNT];
 
 #[derive(Debug, Default)]
@@ -25,7 +24,7 @@ struct OperationWords {
     noticed_ticks: Word,
 }
 
-/// [`Counters`], as their owner writes them.
+/// [`Counters`], as written by their owner.
 #[derive(Debug, Default)]
 pub struct CounterWords {
     operations: [OperationWords; Operation::COUNT],
@@ -33,18 +32,18 @@ pub struct CounterWords {
     pub kicks: Word,
     /// Notifications sent.
     pub notifications: Word,
-    /// Looks that found nothing.
+    /// Polls without work.
     pub polls: Word,
-    /// Times that the queue was armed for a kick and its worker slept.
+    /// Number of times that the queue was armed for a kick and its worker slept.
     pub sleeps: Word,
     /// Malformed requests, which have no operation.
     pub malformed: Word,
-    /// Requests taken and not yet answered, as of the last iteration.
+    /// Unanswered requests, as of the last iteration.
     pub in_flight: Word,
 }
 
 impl CounterWords {
-    /// Counts a request that was answered.
+    /// Counts an answered request.
     #[inline]
     pub fn count(&self, operation: Operation, bytes: u64, good: bool) {
         let words = &self.operations[operation as usize];
@@ -55,7 +54,7 @@ impl CounterWords {
         }
     }
 
-    /// Adds the stamps of so many requests that were noticed together.
+    /// Adds the stamp of `weight` requests that were noticed together.
     #[inline]
     pub(crate) fn noticed(&self, operation: Operation, at: Stamp, weight: u32) {
         let words = &self.operations[operation as usize];
@@ -63,7 +62,7 @@ impl CounterWords {
         words.noticed_ticks.add(ticks);
     }
 
-    /// What was counted.
+    /// Returns the counters.
     pub fn get(&self) -> Counters {
         Counters {
             operations: self.operations.each_ref().map(|words| OperationCounters {
@@ -95,18 +94,18 @@ impl CounterWords {
     }
 }
 
-/// The histograms and counters of one queue.
+/// Histograms and counters of one queue.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct QueueRecord {
     counters: CounterWords,
     operations: [OnceLock<Box<SpanHistograms>>; Operation::COUNT],
-    /// Made with the first request that it keeps. Slow requests alone need the lock, and their owner never waits for it.
+    /// Created with the first slow request. Only slow requests need the lock, and their owner never waits for it.
     slow: Mutex<Option<Box<SlowLog>>>,
     labels: Labels,
-    /// Of single disks, where there are several. The owner adds to it, and reads it never.
+    /// Parts of single disks, if there are several. The owner adds entries and never reads them.
     parts: Mutex<PartRecords>,
-    /// This is such a part.
+    /// Set if this record is such a part.
     _place: Option<Place>,
 }
 
@@ -136,7 +135,7 @@ impl QueueRecord {
     }
 
     fn parts(&self) -> MutexGuard<'_, PartRecords> {
-        // Nothing is left half done in it.
+        // A poisoned lock is usable: no change is left incomplete.
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -144,7 +143,7 @@ impl QueueRecord {
         self.parts().records.push(part);
     }
 
-    /// The number of this disk's part; they count from 1.
+    /// Returns the number of this disk's part, from 1.
     pub(crate) fn part_named(&self, disk: &str) -> Option<u16> {
         let parts = self.parts();
         let at = parts.records.iter().position(|p| p.labels.disk == disk)?;
@@ -155,17 +154,17 @@ impl QueueRecord {
         self.parts().untold.insert(disk);
     }
 
-    /// Requests taken and not yet answered, as of the last iteration.
+    /// Returns the number of unanswered requests, as of the last iteration.
     pub fn in_flight(&self) -> u64 {
         self.counters.in_flight.get()
     }
 
-    /// Which queue this is.
+    /// Returns the labels of the queue.
     pub fn labels(&self) -> &Labels {
         &self.labels
     }
 
-    /// What was counted, its parts included.
+    /// Returns the counters, including the parts.
     pub fn counters(&self) -> Counters {
         let mut sum = self.counters.get();
         for part in &self.parts().records {
@@ -179,20 +178,20 @@ impl QueueRecord {
         &self.counters
     }
 
-    /// A histogram in ticks; `None` when the operation has not been used.
+    /// Returns a histogram in ticks; `None` if the operation was never used.
     pub fn histogram(&self, operation: Operation, span: Span) -> Option<&Histogram> {
         let spans = self.operations[operation as usize].get()?;
         Some(&spans[span as usize])
     }
 
-    /// An operation's histograms, for the owner.
+    /// Returns an operation's histograms, for the owner.
     #[inline]
     pub(crate) fn spans(&self, operation: Operation) -> &SpanHistograms {
         self.operations[operation as usize].get_or_init(empty_histograms)
     }
 
-    /// Keeps a request whole if it is slow enough; gives the ticks that the next one must exceed, and until when. While
-    /// somebody reads the log nothing is kept.
+    /// Stores a request if it is slow enough. Returns the new threshold in ticks and its expiry. Stores nothing while
+    /// another thread reads the log.
     pub(crate) fn keep_slow(&self, clock: &Clock, request: SlowRequest) -> Option<(u64, Stamp)> {
         let mut slow = self.slow.try_lock().ok()?;
         let log = slow.get_or_insert_with(|| Box::new(SlowLog::new(clock, crate::slow::KEPT)));
@@ -201,11 +200,11 @@ impl QueueRecord {
     }
 
     fn slow(&self) -> MutexGuard<'_, Option<Box<SlowLog>>> {
-        // Nothing is left half done in it.
+        // A poisoned lock is usable: no change is left incomplete.
         self.slow.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Everything so far, in nanoseconds. Takes some tens of microseconds for each part, of the caller's time.
+    /// Returns all measurements so far, in nanoseconds. Takes some tens of microseconds of the caller's time per part.
     pub fn snapshot(&self, clock: &Clock) -> QueueSnapshot {
         let (parts, untold) = {
             let parts = self.parts();
@@ -231,7 +230,7 @@ impl QueueRecord {
         snapshot
     }
 
-    /// Its own, parts not included.
+    /// Returns the own measurements, without parts.
     fn latencies(&self, clock: &Clock) -> Latencies {
         let mut latencies = Latencies {
             counters: self.counters.get(),
@@ -267,7 +266,7 @@ impl QueueRecord {
     }
 }
 
-/// Once per queue and operation.
+/// Allocates histograms, once per queue and operation.
 #[cold]
 fn empty_histograms() -> Box<SpanHistograms> {
     Box::new([const { Histogram::new() }; Span::COUNT])

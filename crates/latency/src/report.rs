@@ -1,22 +1,22 @@
-//! The latency table as data: per operation one row per layer, for JSON and for [`crate::table`].
+//! The latency table as data: one row per layer and operation, for JSON and for [`crate::table`].
 //!
-//! A layer is usually a span of ours, but a report can be made of any named layers, so that a driver may put its
-//! own before and after ours.
+//! A layer is usually one of our spans. A report can also have other layers, so that a driver can add its own before and
+//! after ours.
 
 use crate::{Latencies, Operation, OperationLatencies, Share, Span, SparseHistogram};
 use serde::{Deserialize, Serialize};
 
-/// One step of the way and its measurements, from which a row is made.
+/// One step of the path with its measurements, the source of a row.
 #[derive(Clone, Debug)]
 pub struct Layer<'a> {
-    /// What the row is called.
+    /// Name of the row.
     pub name: &'a str,
-    /// What its time was spent on.
+    /// Kind of time spent in the layer.
     pub share: Share,
-    /// Its measurements.
+    /// Measurements of the layer.
     pub histogram: &'a SparseHistogram,
-    /// Some requests have nothing to do there. Means and shares are of all requests all the same, so that they add up;
-    /// percentiles are of those that have.
+    /// Some requests skip the layer. Means and shares still refer to all requests, so that they add up; percentiles refer
+    /// to the requests in the layer.
     pub optional: bool,
 }
 
@@ -29,62 +29,62 @@ impl Layer<'_> {
     }
 }
 
-/// One layer's row.
+/// The row of one layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The layer: for ours, the stage in which it ends.
+    /// Name of the layer; for ours, the stage at its end.
     pub name: String,
-    /// Queueing or service; absent for the whole.
+    /// Queueing or service; absent for the total.
     pub share: Option<Share>,
-    /// Requests measured.
+    /// Number of measured requests.
     pub count: u64,
-    /// Mean time since the beginning of the first layer, at the end of this one.
+    /// Mean time from the start of the first layer to the end of this one.
     pub elapsed_ns: f64,
     /// Mean time in this layer.
     pub mean_ns: f64,
-    /// Nothing but the mean is known.
+    /// Only the mean is available.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mean_only: bool,
-    /// Part of the whole, from 0 to 1.
+    /// Fraction of the total, from 0 to 1.
     pub fraction: f64,
     /// Median.
     pub p50_ns: u64,
-    /// 99 of 100 took at most this.
+    /// 99th percentile.
     pub p99_ns: u64,
-    /// 999 of 1000 took at most this.
+    /// 99.9th percentile.
     pub p999_ns: u64,
-    /// The longest.
+    /// Maximum.
     pub max_ns: u64,
 }
 
-/// One operation's table.
+/// Table of one operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OperationReport {
-    /// What was asked.
+    /// The operation.
     pub operation: Operation,
-    /// Requests that went the whole way.
+    /// Number of complete requests.
     pub requests: u64,
-    /// Mean time around the backend.
+    /// Mean time outside the backend.
     pub queueing_ns: f64,
     /// Mean time in the backend.
     pub service_ns: f64,
-    /// In the order of the way.
+    /// Rows in path order.
     pub rows: Vec<Row>,
-    /// The whole way.
+    /// The total.
     pub total: Row,
 }
 
 /// All tables of a disk, an export, a queue or a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// What was measured.
+    /// Title of the report.
     pub title: String,
-    /// In the order of [`Operation::ALL`], without those that did not occur.
+    /// In the order of [`Operation::ALL`], without unused operations.
     pub operations: Vec<OperationReport>,
 }
 
 impl Report {
-    /// The tables of what one or more queues measured.
+    /// Creates the tables of the measurements of one or more queues.
     pub fn new(title: impl Into<String>, latencies: &Latencies) -> Self {
         let operations = latencies.operations.iter();
         let operations =
@@ -96,25 +96,25 @@ impl Report {
     }
 }
 
-/// What a driver on the same clock saw of the same requests.
+/// Measurements of the same requests by a driver on the same clock.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ends {
-    /// Requests.
+    /// Number of requests.
     pub count: u64,
     /// Mean time from published to noticed.
     pub noticed_ns: f64,
-    /// Mean time from notified to seen. Below nothing where a driver looks at the ring while the device still notifies.
+    /// Mean time from notified to seen. Negative if a driver reads the ring while the device still notifies.
     pub seen_ns: f64,
 }
 
 impl OperationReport {
-    /// The table of our own stages.
+    /// Creates the table of our stages.
     pub fn new(operation: Operation, latencies: &OperationLatencies) -> Self {
         Self::of_stages(operation, latencies, None)
     }
 
-    /// The same from one end to the other: it begins where the driver published and ends where it saw the answer, and its
-    /// total is the driver's.
+    /// Creates the end-to-end table, from publication by the driver to the driver's view of the response. The total is the
+    /// driver's.
     pub fn between(
         operation: Operation,
         latencies: &OperationLatencies,
@@ -168,7 +168,7 @@ impl OperationReport {
         Self::from_layers(operation, &layers, total)
     }
 
-    /// The table of any layers, in the order of the way, and of the whole.
+    /// Creates the table of any layers, in path order, and the total.
     pub fn from_layers(
         operation: Operation,
         layers: &[Layer<'_>],

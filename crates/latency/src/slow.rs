@@ -1,51 +1,51 @@
-//! The slowest requests of the last minute, whole: what was asked, and every stamp.
+//! Log of the slowest requests of the last minute, with request and stamps.
 //!
-//! Part of one queue's record. A batch whose requests are not slow costs one comparison with the threshold; only when one
-//! is slow is it described and kept. Nothing allocates after the start. The minute is seven windows of ten seconds, each
-//! with its own slowest, so that an old slow request cannot hide a later one for longer.
+//! Part of a queue's record. A batch without slow requests costs one comparison with the threshold; only a slow request is
+//! described and stored. Nothing allocates after the start. The minute consists of seven windows of ten seconds with
+//! separate logs, so that an old slow request hides a later one for at most one window.
 
 use crate::{Clock, Operation, Stage, Stamp, Stamps};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Ten seconds, so that what falls out at once is a small part of the minute.
+/// Length of a window: ten seconds, so that expiry removes only a small part of the minute.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Six whole windows are a minute; the seventh is being filled.
+/// Six complete windows are a minute; the seventh is being filled.
 const WINDOWS: usize = 7;
 
-/// Slow requests kept for each queue and window.
+/// Slow requests per queue and window.
 pub(crate) const KEPT: usize = 16;
-/// Of all windows of a queue.
+/// Slow requests per queue.
 pub(crate) const HELD: usize = KEPT * WINDOWS;
 
-/// Which of an export's logical units.
+/// A logical unit of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnitAddress {
-    /// Target; 0 where there is but one.
+    /// Target; 0 if there is only one.
     pub target: u8,
     /// Logical unit number.
     pub lun: u16,
 }
 
-/// One request, as it was.
+/// One slow request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlowRequest {
-    /// What it was.
+    /// The operation.
     pub operation: Operation,
     /// Descriptor head or initiator task tag.
     pub tag: u64,
-    /// Which unit it was for, where the export may have several.
+    /// Logical unit, if the export may have several.
     pub unit: Option<UnitAddress>,
     /// First byte on the disk.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Its stamps, the last one included.
+    /// All stamps of the request.
     pub stamps: Stamps,
 }
 
 impl SlowRequest {
-    /// From noticed to notified.
+    /// Returns the time from noticed to notified, in ticks.
     pub const fn ticks(&self) -> u64 {
         self.notified().since(self.stamps.at(Stage::Noticed))
     }
@@ -55,37 +55,37 @@ impl SlowRequest {
     }
 }
 
-/// One request in nanoseconds, ready to be sent and printed.
+/// One slow request in nanoseconds, ready to send and print.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlowRequestSnapshot {
-    /// What it was.
+    /// The operation.
     pub operation: Operation,
     /// Descriptor head or initiator task tag.
     pub tag: u64,
-    /// Which unit it was for, where the export may have several.
+    /// Logical unit, if the export may have several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<UnitAddress>,
-    /// The disk there, where whoever hands this out knows it.
+    /// Name of the disk, if the sender can resolve it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub disk: String,
     /// First byte on the disk.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// How long ago it was notified.
+    /// Time since the notification.
     pub age_ns: u64,
-    /// From noticed to notified.
+    /// Time from noticed to notified.
     pub total_ns: u64,
-    /// Each stage's time since noticed, in the order of [`Stage::ALL`].
+    /// Time from noticed to each stage, in the order of [`Stage::ALL`].
     pub stages_ns: [u64; Stage::COUNT],
 }
 
 impl SlowRequestSnapshot {
-    /// How old a request may be to be shown.
+    /// Maximum age of a displayed request.
     pub const AGE_NS_MAX: u64 = 60_000_000_000;
 }
 
-/// Keeps the slowest requests of the last minute.
+/// Stores the slowest requests of the last minute.
 #[derive(Clone, Debug)]
 pub struct SlowLog {
     keep: usize,
@@ -98,7 +98,7 @@ pub struct SlowLog {
 }
 
 impl SlowLog {
-    /// A log of the `keep` slowest requests.
+    /// Creates a log of the `keep` slowest requests.
     pub fn new(clock: &Clock, keep: usize) -> Self {
         let window_ticks = clock.ticks(WINDOW);
         SlowLog {
@@ -111,19 +111,19 @@ impl SlowLog {
         }
     }
 
-    /// Ticks that a request must exceed to be kept.
+    /// Returns the ticks that a request must exceed to be stored.
     #[inline]
     pub const fn threshold(&self) -> u64 {
         self.threshold
     }
 
-    /// When the threshold is out of date.
+    /// Returns the expiry of the threshold.
     #[inline]
     pub const fn due(&self) -> Stamp {
         self.current_ends
     }
 
-    /// Keeps a request if it is slow enough.
+    /// Stores a request if it is slow enough.
     #[cold]
     pub fn offer(&mut self, request: SlowRequest) {
         self.rotate(request.notified());
@@ -142,7 +142,7 @@ impl SlowLog {
         }
     }
 
-    /// The slowest requests of the last minute, slowest first.
+    /// Returns the slowest requests of the last minute, slowest first.
     pub fn snapshot(&self, clock: &Clock) -> Vec<SlowRequestSnapshot> {
         let now = clock.now();
         let minute = self.window_ticks.saturating_mul(WINDOWS as u64 - 1);
@@ -168,7 +168,7 @@ impl SlowLog {
         slow.into_iter().map(in_nanos).collect()
     }
 
-    /// Begins the window that `now` belongs to and empties those in between.
+    /// Starts the window of `now` and empties the windows in between.
     fn rotate(&mut self, now: Stamp) {
         if now < self.current_ends || self.keep == 0 {
             return;
@@ -190,7 +190,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Requests of these total times that are all notified at `at`.
+    /// Offers requests with these total times, all notified at `at`.
     fn offer(log: &mut SlowLog, time: &crate::SimulatedTime, at: u64, totals: &[u64]) {
         for total in totals {
             let mut stamps = Stamps::noticed(Stamp(at - total));

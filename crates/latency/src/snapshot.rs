@@ -1,31 +1,30 @@
-//! What a queue's owner hands out between iterations: plain data in nanoseconds that can be merged, subtracted, stored
-//! and sent as JSON.
+//! Snapshots of measurements: plain data in nanoseconds that can be merged, subtracted, stored and sent as JSON.
 
 use crate::{Counters, Operation, SlowRequestSnapshot, Span, SparseHistogram};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Which queue a timeline is of.
+/// Identity of a queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Labels {
     /// The export's name.
     pub export: String,
-    /// The disk's name; empty when the queue serves several.
+    /// The disk's name; empty if the queue serves several.
     pub disk: String,
     /// The queue's index in its device, or the connection's number.
     pub queue: u32,
-    /// The worker that owns it.
+    /// Number of the worker that owns the queue.
     pub worker: u32,
 }
 
 impl Labels {
-    /// Is this queue meant by `EXPORT`, `DISK` or `EXPORT/QUEUE`?
+    /// Returns true if `EXPORT`, `DISK` or `EXPORT/QUEUE` selects this queue.
     pub fn matches(&self, selector: &str) -> bool {
         self.is_of(selector) || (!self.disk.is_empty() && selector == self.disk)
     }
 
-    /// Is this queue meant by `EXPORT` or `EXPORT/QUEUE`?
+    /// Returns true if `EXPORT` or `EXPORT/QUEUE` selects this queue.
     pub fn is_of(&self, selector: &str) -> bool {
         let queue = selector
             .strip_prefix(self.export.as_str())
@@ -44,23 +43,23 @@ impl fmt::Display for Labels {
     }
 }
 
-/// The histograms of one operation; a span that was never recorded is absent.
+/// Histograms of one operation; unused spans are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OperationLatencies {
-    /// By span.
+    /// Histograms by span.
     pub spans: BTreeMap<Span, SparseHistogram>,
 }
 
 impl OperationLatencies {
-    /// Adds all that `other` counted.
+    /// Adds all counts of `other`.
     pub fn merge(&mut self, other: &OperationLatencies) {
         for (span, histogram) in &other.spans {
             self.spans.entry(*span).or_default().merge(histogram);
         }
     }
 
-    /// What was counted after `earlier`.
+    /// Returns the difference to `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &OperationLatencies) -> OperationLatencies {
         let grown = self
@@ -78,17 +77,17 @@ impl OperationLatencies {
     }
 }
 
-/// Counters and histograms, of one queue or of several together.
+/// Counters and histograms of one queue or several together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latencies {
-    /// What was counted.
+    /// Counters.
     pub counters: Counters,
-    /// By operation; one that was never used is absent.
+    /// Histograms by operation; unused operations are absent.
     pub operations: BTreeMap<Operation, OperationLatencies>,
 }
 
 impl Latencies {
-    /// Adds all that `other` counted.
+    /// Adds all counts of `other`.
     pub fn merge(&mut self, other: &Latencies) {
         self.counters.merge(&other.counters);
         for (operation, latencies) in &other.operations {
@@ -99,7 +98,7 @@ impl Latencies {
         }
     }
 
-    /// What was counted after `earlier`: two snapshots of the same queues make an interval.
+    /// Returns the difference to `earlier`: two snapshots of the same queues make an interval.
     #[must_use]
     pub fn since(&self, earlier: &Latencies) -> Latencies {
         let grown = self.operations.iter().map(|(operation, latencies)| {
@@ -117,39 +116,39 @@ impl Latencies {
     }
 }
 
-/// One queue's labels, counters and histograms.
+/// Labels, counters and histograms of one queue.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QueueSnapshot {
-    /// Which queue.
+    /// Identity of the queue.
     pub labels: Labels,
-    /// Requests taken and not yet answered, now.
+    /// Current unanswered requests.
     #[serde(default)]
     pub in_flight: u64,
-    /// What it measured since it started.
+    /// Measurements since the start.
     pub latencies: Latencies,
     /// The slowest requests of the last minute, slowest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slow: Vec<SlowRequestSnapshot>,
-    /// What of that was measured of single disks, where the queue may serve several.
+    /// The part of the measurements that belongs to each disk, if the queue may serve several.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub disks: BTreeMap<String, Latencies>,
-    /// Disks that it served and cannot tell apart, for there are too many.
+    /// Disks that are not measured separately, because there are too many.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub untold: BTreeSet<String>,
-    /// The queue serves other disks too, and what is counted of the queue as a whole is missing here.
+    /// The queue also serves other disks; counters of the queue as a whole are not included here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
 }
 
 impl QueueSnapshot {
-    /// Adds what another queue, or the same one in another life, measured.
+    /// Adds the measurements of another queue, or of an earlier instance of the same one.
     pub fn merge(&mut self, other: &QueueSnapshot) {
         self.latencies.merge(&other.latencies);
         self.in_flight = self.in_flight.saturating_add(other.in_flight);
         self.slow.extend_from_slice(&other.slow);
         let by_total = |slow: &SlowRequestSnapshot| std::cmp::Reverse(slow.total_ns);
         self.slow.sort_by_key(by_total);
-        // As many as one log holds: a queue that has had many lives is no more than a queue.
+        // Limited to the size of one log, however many instances of a queue are merged.
         self.slow.truncate(crate::slow::HELD);
         for (disk, latencies) in &other.disks {
             let mine = self.disks.entry(disk.clone()).or_default();
@@ -158,7 +157,7 @@ impl QueueSnapshot {
         self.untold.extend(other.untold.iter().cloned());
     }
 
-    /// What was measured of one disk; `None` when this queue did not serve it.
+    /// Returns the measurements of one disk; `None` if this queue did not serve it.
     #[must_use]
     pub fn of_disk(&self, disk: &str) -> Option<QueueSnapshot> {
         if self.disks.is_empty() && self.labels.disk == disk {
@@ -192,12 +191,12 @@ impl QueueSnapshot {
         })
     }
 
-    /// Lets go of what is told of single disks; the whole stays.
+    /// Removes the measurements of single disks; the total stays.
     pub fn forget_disks(&mut self) {
         self.disks.clear();
     }
 
-    /// So much time has passed: what is too old to be shown goes.
+    /// Adds `nanos` to the age of all slow requests and removes those that are too old.
     pub fn age(&mut self, nanos: u64) {
         for slow in &mut self.slow {
             slow.age_ns = slow.age_ns.saturating_add(nanos);
@@ -207,7 +206,7 @@ impl QueueSnapshot {
     }
 }
 
-/// Several queues, each by itself.
+/// Snapshots of several queues.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// In no particular order.
@@ -215,12 +214,13 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// All queues together.
+    /// Returns the sum of all queues.
     pub fn merged(&self) -> Latencies {
         self.merged_by(|_| true)
     }
 
-    /// What is meant by `EXPORT`, `EXPORT/QUEUE` or `DISK`: whole queues, or what queues measured of one disk.
+    /// Returns the part selected by `EXPORT`, `EXPORT/QUEUE` or `DISK`: whole queues, or the queues' measurements of one
+    /// disk.
     #[must_use]
     pub fn select(self, selector: &str) -> Snapshot {
         let meant = self.queues.into_iter().filter_map(|mut queue| {
@@ -235,7 +235,7 @@ impl Snapshot {
         }
     }
 
-    /// The slowest requests of all queues, slowest first, each with its queue.
+    /// Returns the slowest requests of all queues, slowest first, each with its queue.
     pub fn slowest(&self, count: usize) -> Vec<(&Labels, &SlowRequestSnapshot)> {
         let each = self.queues.iter();
         let mut all: Vec<_> = each
@@ -246,7 +246,7 @@ impl Snapshot {
         all
     }
 
-    /// The queues with certain labels together.
+    /// Returns the sum of the queues with selected labels.
     pub fn merged_by(&self, wanted: impl Fn(&Labels) -> bool) -> Latencies {
         let mut merged = Latencies::default();
         for queue in self.queues.iter().filter(|queue| wanted(&queue.labels)) {
@@ -255,8 +255,8 @@ impl Snapshot {
         merged
     }
 
-    /// What each queue counted after `earlier`. A queue that has restarted in between is told by counters that fell,
-    /// and counts in full, as does one on a worker that it was not on before: what it measured on others stays with those.
+    /// Returns the difference of each queue to `earlier`. A queue with decreased counters has restarted and counts in full.
+    /// A queue on a new worker also counts in full; its earlier measurements stay with the earlier worker.
     #[must_use]
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
         let queues = self.queues.iter().map(|now| {
@@ -429,7 +429,7 @@ mod tests {
         assert_eq!(long.since(&short).merged().counters.kicks, 7);
     }
 
-    /// What it measured on the worker before is still told: the two are not one.
+    /// Measurements on the earlier worker are still reported; the two are separate.
     #[test]
     fn a_queue_that_moved_to_another_worker_counts_on_each_by_itself() {
         let on = |worker: u32, requests: u32| {

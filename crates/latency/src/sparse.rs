@@ -1,4 +1,4 @@
-//! A histogram in nanoseconds that holds only its used buckets: what travels, is merged and is reported.
+//! A histogram in nanoseconds with only its used buckets, for transport, merging and reports.
 
 use crate::histogram::rank_of;
 use crate::{Clock, Histogram};
@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 /// Values in nanoseconds with their counts, ascending. Quantiles are within 1.6 % or half a nanosecond.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SparseHistogram {
-    /// How many values were counted.
+    /// Number of values.
     pub count: u64,
-    /// Their sum: exact up to 2^53 ns (104 days), rounded above.
+    /// Sum of the values: exact up to 2^53 ns (104 days), rounded above.
     pub sum_ns: f64,
-    /// The largest value.
+    /// Maximum.
     pub max_ns: u64,
     /// Pairs of value and count, ascending by value.
     pub buckets: Vec<(u64, u64)>,
 }
 
 impl SparseHistogram {
-    /// The histogram of ticks of this clock, in nanoseconds.
+    /// Converts a histogram of this clock's ticks to nanoseconds.
     pub fn from_ticks(histogram: &Histogram, clock: &Clock) -> Self {
-        // One long conversion gives the ratio far more exactly than the rounded single ones would.
+        // One long conversion gives a more exact ratio than rounded single ones.
         let ns_per_tick = clock.nanos(1 << 40) as f64 / (1u64 << 40) as f64;
         let mut sparse = SparseHistogram {
             count: 0,
@@ -35,7 +35,7 @@ impl SparseHistogram {
         sparse
     }
 
-    /// A histogram of exact values in nanoseconds, for drivers that keep their own samples.
+    /// Creates a histogram of exact values in nanoseconds, for drivers with samples of their own.
     pub fn from_nanos(values: impl IntoIterator<Item = u64>) -> Self {
         let mut values: Vec<u64> = values.into_iter().collect();
         values.sort_unstable();
@@ -49,12 +49,12 @@ impl SparseHistogram {
         sparse
     }
 
-    /// Nothing was counted.
+    /// Returns true if there are no values.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The mean in nanoseconds; 0 when empty.
+    /// Returns the mean in nanoseconds; 0 if empty.
     pub fn mean_ns(&self) -> f64 {
         if self.count == 0 {
             0.0
@@ -63,7 +63,7 @@ impl SparseHistogram {
         }
     }
 
-    /// The value at quantile `q` from 0 to 1 by nearest rank; 0 when empty.
+    /// Returns the value at quantile `q` (0 to 1) by nearest rank; 0 if empty.
     pub fn quantile_ns(&self, q: f64) -> u64 {
         let rank = rank_of(q, self.count);
         let mut seen = 0u64;
@@ -76,13 +76,13 @@ impl SparseHistogram {
         self.max_ns
     }
 
-    /// How many values are at most `nanos`: the cumulative buckets of a metrics page.
+    /// Returns the number of values up to `nanos`, as for the cumulative buckets of a metrics page.
     pub fn count_at_most(&self, nanos: u64) -> u64 {
         let below = self.buckets.iter().take_while(|(value, _)| *value <= nanos);
         below.fold(0, |sum: u64, (_, count)| sum.saturating_add(*count))
     }
 
-    /// Adds all that `other` counted.
+    /// Adds all counts of `other`.
     pub fn merge(&mut self, other: &SparseHistogram) {
         self.count = self.count.saturating_add(other.count);
         self.sum_ns += other.sum_ns;
@@ -98,8 +98,8 @@ impl SparseHistogram {
         }
     }
 
-    /// What was counted after `earlier`, a histogram of the same source. The maximum is exact only when it was
-    /// reached since then, else it is that of the highest bucket that grew.
+    /// Returns the difference to `earlier`, a histogram of the same source. The maximum is exact only if it was reached
+    /// since then; otherwise it is that of the highest bucket that grew.
     #[must_use]
     pub fn since(&self, earlier: &SparseHistogram) -> SparseHistogram {
         let mut old = earlier.buckets.iter().peekable();
@@ -107,8 +107,9 @@ impl SparseHistogram {
             sum_ns: (self.sum_ns - earlier.sum_ns).max(0.0),
             ..Default::default()
         };
-        // The highest bucket is shown as the maximum, which may have grown within it: then it had a smaller value before. What several
-        // histograms had there may be found again one value later.
+        // The highest bucket is reported as the maximum. The maximum may have grown within the bucket, so the earlier
+        // histogram may have the bucket at a smaller value. In merged histograms such a bucket may be found one value
+        // later.
         let mut before = 0u64;
         for (value, count) in &self.buckets {
             while let Some((_, count)) = old.next_if(|(before, _)| before <= value) {

@@ -1,38 +1,38 @@
-//! Names: the stages of a request's way, the spans between them, and the kinds of operation.
+//! Names: the stages of a request, the spans between them, and the operations.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A named point in a request's way; each leaves a stamp. In the order of the way.
+/// A named point on the path of a request, in path order. Each leaves a stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Stage {
-    /// The worker saw that there is work: by a kick, or by polling.
+    /// The worker detected work, by a kick or by polling.
     Noticed,
-    /// The descriptor chain was taken from the ring (or the PDU from the connection).
+    /// The descriptor chain was taken from the ring, or the PDU from the connection.
     Popped,
-    /// The request was read and checked.
+    /// The request was read and validated.
     Parsed,
-    /// The first of the write data that the client had to be asked for is there (iSCSI: R2T); elsewhere as parsed.
+    /// The first solicited write data has arrived (iSCSI: R2T); otherwise as parsed.
     Awaited,
-    /// The last of it is there; elsewhere as parsed.
+    /// The last solicited write data has arrived; otherwise as parsed.
     Received,
-    /// The backend was given the I/O.
+    /// The I/O was submitted to the backend.
     Submitted,
-    /// The backend gave it back.
+    /// The backend completed the I/O.
     Reaped,
     /// The status was written and the chain put into the used ring.
     Answered,
-    /// The client was told, or it was decided that it need not be.
+    /// The client was notified, or the notification was suppressed.
     Notified,
 }
 
 impl Stage {
-    /// How many stages there are.
+    /// Number of stages.
     pub const COUNT: usize = 9;
 
-    /// Every stage, in order.
+    /// All stages, in order.
     pub const ALL: [Stage; Stage::COUNT] = [
         Stage::Noticed,
         Stage::Popped,
@@ -45,7 +45,7 @@ impl Stage {
         Stage::Notified,
     ];
 
-    /// The name that documents, tables and JSON use.
+    /// Returns the name for documents, tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Stage::Noticed => "noticed",
@@ -67,8 +67,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// The time between two stages that is kept in a histogram: one span per step, named after the stage in
-/// which it ends, and the whole way.
+/// A time between two stages with a histogram: one span per step, named after its final stage, and the total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
@@ -77,9 +76,9 @@ pub enum Span {
     Popped,
     /// Popped to parsed.
     Parsed,
-    /// Parsed to awaited: waiting for the client to begin with data that it was asked for. Only of requests that did.
+    /// Parsed to awaited: waiting for the first solicited data. Only for requests with solicited data.
     Awaited,
-    /// Awaited to received: that data on its way. Only of requests that waited for it.
+    /// Awaited to received: transfer of the solicited data. Only for requests that waited for it.
     Received,
     /// Parsed, or received, to submitted.
     Submitted,
@@ -94,10 +93,10 @@ pub enum Span {
 }
 
 impl Span {
-    /// How many spans there are.
+    /// Number of spans.
     pub const COUNT: usize = 9;
 
-    /// Every span: the steps in order, then the whole.
+    /// All spans: the steps in order, then the total.
     pub const ALL: [Span; Span::COUNT] = [
         Span::Popped,
         Span::Parsed,
@@ -110,7 +109,7 @@ impl Span {
         Span::Total,
     ];
 
-    /// The spans that every request has.
+    /// The spans of every request.
     pub const COMMON: [Span; Span::COUNT - 2] = [
         Span::Popped,
         Span::Parsed,
@@ -133,7 +132,7 @@ impl Span {
         Span::Notified,
     ];
 
-    /// Where it begins.
+    /// Returns the first stage.
     pub const fn from(self) -> Stage {
         match self {
             Span::Popped | Span::Total => Stage::Noticed,
@@ -147,12 +146,12 @@ impl Span {
         }
     }
 
-    /// Do only those requests have it whose data had to be asked for?
+    /// Returns true if only requests with solicited data have this span.
     pub const fn is_optional(self) -> bool {
         matches!(self, Span::Awaited | Span::Received)
     }
 
-    /// Where it ends.
+    /// Returns the last stage.
     pub const fn to(self) -> Stage {
         match self {
             Span::Popped => Stage::Popped,
@@ -166,7 +165,7 @@ impl Span {
         }
     }
 
-    /// The name that tables and JSON use.
+    /// Returns the name for tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Span::Total => "total",
@@ -174,7 +173,7 @@ impl Span {
         }
     }
 
-    /// Whether a step is time in the backend or time around it. The whole is both: it has none.
+    /// Returns whether a step is time in the backend or outside it; `None` for the total, which is both.
     pub const fn share(self) -> Option<Share> {
         match self {
             Span::Total => None,
@@ -190,38 +189,38 @@ impl fmt::Display for Span {
     }
 }
 
-/// What a step's time was spent on.
+/// Kind of time spent in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Share {
-    /// All else: waiting in or passing through this daemon, and waiting for the client's data.
+    /// Outside the backend: waiting in or passing through this daemon, and waiting for the client's data.
     Queueing,
-    /// Being served by the backend.
+    /// In the backend.
     Service,
 }
 
-/// The kind of a request, as far as latency is concerned.
+/// The kind of a request for latency measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Operation {
-    /// Data from the disk.
+    /// Read.
     Read,
-    /// Data to the disk.
+    /// Write.
     Write,
-    /// Make durable.
+    /// Flush.
     Flush,
     /// Discard and write-zeroes.
     Discard,
-    /// All else: identification, mode pages, reservations.
+    /// Other commands: identification, mode pages, reservations.
     Other,
 }
 
 impl Operation {
-    /// How many operations there are.
+    /// Number of operations.
     pub const COUNT: usize = 5;
 
-    /// Every operation, in the order of tables and of counts per operation.
+    /// All operations, in the order of tables and of counts per operation.
     pub const ALL: [Operation; Operation::COUNT] = [
         Operation::Read,
         Operation::Write,
@@ -230,7 +229,7 @@ impl Operation {
         Operation::Other,
     ];
 
-    /// The name that tables and JSON use.
+    /// Returns the name for tables and JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Operation::Read => "read",

@@ -1,16 +1,16 @@
-//! The latency table for people: plain text in 80 columns, in the manner of the classic virtio-blk latency study.
+//! The latency table as plain text in 80 columns, in the style of the classic virtio-blk latency study.
 //!
-//! One table per operation, one line per stage: mean time since noticed, the mean step (as queueing, or as
-//! service when it is the backend's), its share of the whole, and percentiles of the step.
+//! One table per operation, one line per stage: mean time since noticed, mean time of the step (as queueing, or as service
+//! for the backend), its share of the total, and percentiles of the step.
 
 use crate::{OperationReport, Report, Row, Share};
 use std::fmt;
 
-/// A report, ready to be printed.
+/// A report, ready to print.
 #[derive(Clone, Copy, Debug)]
 pub struct Table<'a>(pub &'a Report);
 
-/// The tables as text.
+/// Returns the tables as text.
 pub fn render(report: &Report) -> String {
     Table(report).to_string()
 }
@@ -85,7 +85,7 @@ fn write_row(
     queueing: String,
     service: String,
 ) -> fmt::Result {
-    // A longer name, of a layer that is not ours, is cut so that the columns stay.
+    // Longer names of foreign layers are cut, so that the columns stay aligned.
     write!(f, "{:10.10}{:>9}", row.name, time(row.elapsed_ns))?;
     let [p50, p99, p999, max] =
         [row.p50_ns, row.p99_ns, row.p999_ns, row.max_ns].map(|ns| match row.mean_only {
@@ -114,10 +114,10 @@ fn write_columns(f: &mut fmt::Formatter<'_>, columns: [String; 7]) -> fmt::Resul
     writeln!(f)
 }
 
-/// A time with three significant digits and the unit that suits it: `7 ns`, `1.25 us`, `430 ms`, `75.0 s`.
+/// Formats a time with three significant digits and a suitable unit: `7 ns`, `1.25 us`, `430 ms`, `75.0 s`.
 pub fn time(ns: f64) -> String {
     const UNITS: [(f64, &str); 4] = [(1.0, "ns"), (1e3, "us"), (1e6, "ms"), (1e9, "s")];
-    // 999.5 would be printed as 1000: that is 1.00 of the next unit.
+    // 999.5 would be printed as 1000, which is 1.00 of the next unit.
     let fits = |(unit, _): &&(f64, &str)| ns.abs() / unit < 999.5;
     let (unit, name) = UNITS.iter().find(fits).unwrap_or(&UNITS[3]);
     let value = ns / unit;
@@ -134,7 +134,7 @@ fn percent(fraction: f64) -> String {
     format!("{:.1} %", fraction * 100.0)
 }
 
-/// Digits in groups of three.
+/// Formats a number with digits in groups of three.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut grouped = String::with_capacity(digits.len() * 4 / 3);
@@ -254,7 +254,7 @@ flush: 1 request
     fn json_round_trip_gives_the_same_report() {
         let report = report();
         let json = serde_json::to_string(&report).unwrap();
-        // A float may come back different in its last bit.
+        // JSON may change the last bit of a float.
         let back: Report = serde_json::from_str(&json).unwrap();
         assert_eq!(render(&back), render(&report));
         assert_eq!(back.operations[1], report.operations[1]);

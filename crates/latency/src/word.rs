@@ -1,33 +1,33 @@
-//! A counter that one thread writes and any thread may read.
+//! A counter with one writer and any number of readers.
 //!
-//! The owner loads, adds and stores: plain moves, no locked instruction. A reader gets a value that the word had, and
-//! takes nothing but a shared copy of its cache line. Words that are read together may be of different moments.
+//! The owner loads, adds and stores with plain moves, without locked instructions. A reader gets a past value of the word,
+//! at the cost of a shared copy of its cache line. Words that are read together may be from different moments.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One word. Only its owner may write it: a second writer loses counts, no more.
+/// One word. Only its owner may write it; a second writer would lose counts, but is memory-safe.
 #[derive(Default)]
 pub struct Word(AtomicU64);
 
 impl Word {
-    /// A word with a value.
+    /// Creates a word.
     pub const fn new(value: u64) -> Self {
         Word(AtomicU64::new(value))
     }
 
-    /// Its value, for anybody.
+    /// Returns the value, on any thread.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Sets it, for its owner.
+    /// Sets the value; owner only.
     #[inline]
     pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Adds to it, for its owner.
+    /// Adds to the value; owner only.
     #[inline]
     pub fn add(&self, more: u64) {
         self.set(self.get().wrapping_add(more));
