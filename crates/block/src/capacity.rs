@@ -1,24 +1,24 @@
-//! How large a disk is now: one word that all who use the disk share.
+//! The current size of a disk: one word shared by all its users.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of a disk. Read with every I/O, written when the disk grows or shrinks.
+/// Size of a disk in bytes. Read for every I/O, written when the disk grows or shrinks.
 #[derive(Debug)]
 pub struct Capacity(AtomicU64);
 
 impl Capacity {
-    /// So many bytes.
+    /// Creates a capacity of `bytes`.
     pub const fn new(bytes: u64) -> Capacity {
         Capacity(AtomicU64::new(bytes))
     }
 
-    /// Bytes now. Whoever sees a larger disk sees what was made ready for it.
+    /// Returns the current size in bytes. A reader of a larger size also sees everything prepared for it (acquire).
     #[inline]
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// From now on so many bytes.
+    /// Sets the size in bytes.
     pub fn set(&self, bytes: u64) {
         self.0.store(bytes, Ordering::Release);
     }

@@ -1,44 +1,44 @@
-//! How an I/O fails. Callers match the few kinds; the errno survives to the log.
+//! I/O errors. Callers match a few kinds; the errno is preserved for the log.
 
 use std::fmt;
 
-/// What became of an I/O.
+/// Outcome of an I/O.
 pub type IoOutcome = Result<(), IoError>;
 
-/// The few classes of failure that a transport tells apart on the wire.
+/// Classes of failure that a transport distinguishes on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoErrorKind {
-    /// The range lies (partly) beyond the end of the disk.
+    /// The range is partly or completely beyond the end of the disk.
     OutOfRange,
     /// A write to a read-only disk.
     ReadOnly,
-    /// The disk cannot do this kind of I/O at all.
+    /// The disk does not support this kind of I/O.
     Unsupported,
-    /// The store below the disk is full (`ENOSPC`, `EDQUOT`).
+    /// The underlying storage is full (`ENOSPC`, `EDQUOT`).
     NoSpace,
-    /// The store could not read the data.
+    /// The storage could not read the data.
     ReadMedium,
-    /// The store could not write, or could not make durable what was written.
+    /// The storage could not write data or make it durable.
     WriteMedium,
-    /// The client's memory went away under the I/O (`EFAULT`).
+    /// The client's memory disappeared during the I/O (`EFAULT`).
     ClientMemory,
-    /// The disk is gone or cannot be reached.
+    /// The disk is removed or unreachable.
     Offline,
-    /// The disk is there, but closed to all but an operation on the whole of it.
+    /// The disk is closed to all I/O except that of an operation on the whole disk.
     Closed,
-    /// The I/O was cancelled. A write may have been done in part.
+    /// The I/O was cancelled. A write may be partly done.
     Cancelled,
-    /// A compare and write found other data, and wrote nothing.
+    /// A compare and write found other data and wrote nothing.
     Miscompare,
-    /// It took longer than the disk allows, and was cancelled. A write may have been done in part.
+    /// The I/O exceeded the disk's timeout and was cancelled. A write may be partly done.
     TimedOut,
 }
 
 impl IoErrorKind {
-    /// How many there are.
+    /// Number of kinds.
     pub const COUNT: usize = 12;
 
-    /// All, in order.
+    /// All kinds, in order.
     pub const ALL: [IoErrorKind; IoErrorKind::COUNT] = [
         IoErrorKind::OutOfRange,
         IoErrorKind::ReadOnly,
@@ -54,7 +54,7 @@ impl IoErrorKind {
         IoErrorKind::TimedOut,
     ];
 
-    /// One word, for programs that read it.
+    /// Returns a machine-readable word.
     pub const fn word(self) -> &'static str {
         match self {
             IoErrorKind::OutOfRange => "out_of_range",
@@ -73,27 +73,27 @@ impl IoErrorKind {
     }
 }
 
-/// Why a SCSI device failed an I/O: sense key, additional sense code and its qualifier (SPC-5, 4.4).
+/// Sense of a failed I/O of a SCSI device: sense key, additional sense code and qualifier (SPC-5, 4.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSense {
     /// The sense key.
     pub key: u8,
     /// The additional sense code.
     pub code: u8,
-    /// Its qualifier.
+    /// The additional sense code qualifier.
     pub qualifier: u8,
 }
 
-/// A failed I/O: its class, the errno where the kernel gave one, the sense where the device is a SCSI device.
+/// A failed I/O: class, errno if the kernel returned one, sense if the device is a SCSI device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoError {
-    /// The class that decides the answer on the wire, where no sense does.
+    /// Class that selects the wire status if there is no sense.
     pub kind: IoErrorKind,
-    /// What the device says, for SCSI transports to pass on.
+    /// Sense of the device, passed on by SCSI transports.
     pub sense: Option<DeviceSense>,
-    /// The errno behind it, 0 where there was none.
+    /// Underlying errno; 0 if there is none.
     pub errno: i32,
-    /// Bytes from the start that are known to have been transferred: the device's residual is what is missing to the length.
+    /// Bytes from the start that were transferred; the device's residual is the rest of the length.
     pub transferred: u32,
 }
 
@@ -101,12 +101,12 @@ pub struct IoError {
 const _: () = assert!(size_of::<IoOutcome>() <= 16);
 
 impl IoError {
-    /// A failure that no errno stands behind.
+    /// Creates an error without an errno.
     pub const fn new(kind: IoErrorKind) -> Self {
         IoError::with_errno(kind, 0)
     }
 
-    /// A failure with the errno behind it.
+    /// Creates an error with an errno.
     pub const fn with_errno(kind: IoErrorKind, errno: i32) -> Self {
         IoError {
             kind,
@@ -116,7 +116,7 @@ impl IoError {
         }
     }
 
-    /// A failure that a SCSI device reports, after so many bytes.
+    /// Creates an error reported by a SCSI device after `transferred` bytes.
     pub const fn with_sense(kind: IoErrorKind, sense: DeviceSense, transferred: u32) -> Self {
         IoError {
             sense: Some(sense),

@@ -1,32 +1,32 @@
-//! What stands behind a part of a disk.
+//! Allocation state of a range of a disk.
 
 use std::ops::Range;
 
-/// Whether bytes have space behind them, and whether anything was written there.
+/// Allocation state of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
-    /// No space: reads as zeroes, and a write must find some first.
+    /// Not allocated: reads as zeroes; a write must allocate space.
     Hole,
-    /// Space that nothing was written into: reads as zeroes, and a write finds its space.
+    /// Allocated without data: reads as zeroes; a write has its space.
     Reserved,
-    /// Space that may hold something other than zeroes.
+    /// Allocated, may contain data other than zeroes.
     Data,
 }
 
-/// Bytes of one allocation, from an offset that was asked for to an end.
+/// A range with one allocation state, from a requested offset to `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// What they have behind them.
+    /// Allocation state.
     pub allocation: Allocation,
-    /// The first byte after them, beyond the offset. More of the same may follow.
+    /// End of the range (exclusive), beyond the offset. The next extent may have the same state.
     pub end: u64,
 }
 
 impl Extent {
-    /// What is true of every disk: there may be data everywhere.
+    /// The extent that is correct for every disk: data up to the end.
     pub const UNKNOWN: Extent = Extent::data(u64::MAX);
 
-    /// No space up to `end`.
+    /// Creates an unallocated extent up to `end`.
     pub const fn hole(end: u64) -> Extent {
         Extent {
             allocation: Allocation::Hole,
@@ -34,7 +34,7 @@ impl Extent {
         }
     }
 
-    /// Space without data up to `end`.
+    /// Creates an allocated extent without data up to `end`.
     pub const fn reserved(end: u64) -> Extent {
         Extent {
             allocation: Allocation::Reserved,
@@ -42,7 +42,7 @@ impl Extent {
         }
     }
 
-    /// Perhaps data up to `end`.
+    /// Creates an extent of possible data up to `end`.
     pub const fn data(end: u64) -> Extent {
         Extent {
             allocation: Allocation::Data,
@@ -51,17 +51,18 @@ impl Extent {
     }
 }
 
-/// Bytes of the buffer of a block status I/O.
+/// Buffer size of a block status I/O in bytes.
 pub const STATUS_BYTES: usize = 4096;
 
-/// Bytes of an extent in it: its end, and a number for its allocation, in little endian.
+/// Bytes of an encoded extent: its end and the number of its state, little-endian.
 const EXTENT_BYTES: usize = 16;
 
-/// Most extents of one block status I/O.
+/// Maximum number of extents in one block status I/O.
 pub const EXTENTS_MAX: usize = STATUS_BYTES / EXTENT_BYTES;
 
-/// The extents of a range, from its first byte on, as a block status I/O puts them into its buffer. `extent_at` tells what lies from a
-/// byte on. It is asked [`EXTENTS_MAX`] times. Neighbours of one allocation are one extent; zeroes follow the last one.
+/// Encodes the extents of a range from its first byte, in the buffer format of a block status I/O. `extent_at` returns the
+/// extent at a byte and is called at most [`EXTENTS_MAX`] times. Adjacent extents of the same state are merged; zeroes
+/// follow the last one.
 pub fn encode_extents(range: Range<u64>, mut extent_at: impl FnMut(u64) -> Extent) -> Vec<u8> {
     let mut extents: Vec<Extent> = Vec::new();
     let mut at = range.start;
@@ -82,7 +83,7 @@ pub fn encode_extents(range: Range<u64>, mut extent_at: impl FnMut(u64) -> Exten
     bytes
 }
 
-/// What [`encode_extents`] has made of extents. What is none of them ends them.
+/// Decodes the output of [`encode_extents`], up to the first invalid entry.
 pub fn decode_extents(bytes: &[u8]) -> impl Iterator<Item = Extent> {
     bytes.chunks_exact(EXTENT_BYTES).map_while(Extent::decode)
 }
@@ -156,7 +157,7 @@ mod tests {
         assert_eq!(decode_extents(&bytes).last(), Some(Extent::data(256)));
     }
 
-    /// A device that has no end for an extent would be asked about the same byte for ever.
+    /// A device that reports an empty extent would otherwise be queried for the same byte endlessly.
     #[test]
     fn an_extent_that_ends_where_it_begins_is_one_byte() {
         let bytes = encode_extents(0..3, Extent::data);

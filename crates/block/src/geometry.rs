@@ -1,42 +1,42 @@
-//! A disk's shape, and the one range check that every transport uses. Plain SCSI commands have a short way of it, which only says yes
-//! or no; a test holds that the two agree.
+//! A disk's geometry, and the range check of all transports. Plain SCSI commands use a faster yes/no version; a test checks
+//! that both agree.
 
 use std::fmt;
 
 use crate::{Identity, SECTOR_BYTES};
 
-/// A logical block address: counts the disk's own logical blocks (SBC-4, 3.1.59).
+/// A logical block address, in the disk's logical blocks (SBC-4, 3.1.59).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lba(pub u64);
 
-/// A number of the disk's logical blocks.
+/// A number of logical blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Blocks(pub u64);
 
-/// Logical block size and capacity: all that a range check needs.
+/// Logical block size and capacity, the inputs of a range check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     block_shift: u8,
     capacity: Blocks,
 }
 
-/// A range that the disk does not have.
+/// A range outside the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeError {
-    /// Start or end lies beyond the last block.
+    /// Start or end is beyond the last block.
     Beyond {
-        /// First block asked for.
+        /// First requested block.
         lba: Lba,
-        /// Blocks asked for.
+        /// Number of requested blocks.
         blocks: Blocks,
-        /// Blocks there are.
+        /// Number of blocks of the disk.
         capacity: Blocks,
     },
     /// Offset or length is not a multiple of the block size.
     Unaligned {
-        /// First byte asked for.
+        /// First requested byte.
         offset: u64,
-        /// Bytes asked for.
+        /// Number of requested bytes.
         length: u64,
         /// The disk's block size in bytes.
         block_size: u32,
@@ -70,10 +70,10 @@ impl fmt::Display for RangeError {
 impl std::error::Error for RangeError {}
 
 impl Geometry {
-    /// A geometry of `capacity_bytes`, rounded down to whole blocks of `block_size` bytes.
+    /// Creates a geometry of `capacity_bytes`, rounded down to whole blocks of `block_size` bytes.
     ///
     /// # Panics
-    /// When `block_size` is not a power of two between 512 and 65,536: configuration is checked before.
+    /// If `block_size` is not a power of two between 512 and 65,536. The configuration is checked before.
     pub fn new(block_size: u32, capacity_bytes: u64) -> Self {
         assert!(
             block_size.is_power_of_two() && (512..=65536).contains(&block_size),
@@ -86,7 +86,7 @@ impl Geometry {
         }
     }
 
-    /// The same blocks, with another capacity: rounded down to whole blocks.
+    /// Returns the geometry with another capacity, rounded down to whole blocks.
     #[must_use]
     pub const fn resized(self, capacity_bytes: u64) -> Self {
         Geometry {
@@ -95,27 +95,27 @@ impl Geometry {
         }
     }
 
-    /// Bytes per logical block.
+    /// Returns the logical block size in bytes.
     pub const fn block_size(&self) -> u32 {
         1 << self.block_shift
     }
 
-    /// log2 of the bytes per logical block.
+    /// Returns log2 of the logical block size in bytes.
     pub const fn block_shift(&self) -> u32 {
         self.block_shift as u32
     }
 
-    /// Logical blocks on the disk.
+    /// Returns the number of logical blocks.
     pub const fn capacity(&self) -> Blocks {
         self.capacity
     }
 
-    /// Bytes on the disk; cannot overflow, for it was made from bytes.
+    /// Returns the size in bytes; cannot overflow, because it was computed from bytes.
     pub const fn capacity_bytes(&self) -> u64 {
         self.capacity.0 << self.block_shift
     }
 
-    /// Checks a range of blocks and gives it in bytes. By subtraction, so that nothing can overflow.
+    /// Checks a range of blocks and converts it to bytes. Checks by subtraction, so that nothing overflows.
     pub const fn check(&self, lba: Lba, blocks: Blocks) -> Result<(u64, u64), RangeError> {
         let capacity = self.capacity;
         if blocks.0 > capacity.0 || lba.0 > capacity.0 - blocks.0 {
@@ -128,8 +128,8 @@ impl Geometry {
         Ok((lba.0 << self.block_shift, blocks.0 << self.block_shift))
     }
 
-    /// Checks a range of 512-byte sectors and gives it in bytes. Sectors are the unit of virtio-blk for every block
-    /// size of the disk (virtio 1.3, 5.2.4).
+    /// Checks a range of 512-byte sectors and converts it to bytes. Sectors are the unit of virtio-blk for every block size
+    /// of the disk (virtio 1.3, 5.2.4).
     pub const fn check_sectors(&self, sector: u64, length: u64) -> Result<(u64, u64), RangeError> {
         let capacity_sectors = self.capacity.0 << (self.block_shift - 9);
         let block_size = self.block_size();
@@ -152,17 +152,17 @@ impl Geometry {
     }
 }
 
-/// Writes that are seen, and that survive an error and a loss of power, as a whole or not at all.
+/// Atomic writes: visible as a whole or not at all, including after an error or a power failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtomicWrites {
-    /// Bytes of the longest one.
+    /// Maximum length in bytes.
     pub bytes_max: u32,
-    /// Offset and length in bytes are multiples of this: at least a logical block.
+    /// Offset and length in bytes must be multiples of this; at least a logical block.
     pub unit: u32,
 }
 
 impl AtomicWrites {
-    /// Can a write of `length` bytes at `offset` be atomic?
+    /// Returns true if a write of `length` bytes at `offset` can be atomic.
     pub const fn allow(&self, offset: u64, length: u64) -> bool {
         let unit = self.unit as u64;
         length <= self.bytes_max as u64
@@ -171,20 +171,21 @@ impl AtomicWrites {
     }
 }
 
-/// Who carries out a compare and write.
+/// The component that executes compare and write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompareAndWrite {
-    /// Whoever uses the device: reads, compares and writes while it holds the range's lock. Nobody else writes to the device.
+    /// The user of the device, which reads, compares and writes under the range's lock. Requires that nothing but this
+    /// daemon writes to the device.
     Emulated,
-    /// The device, atomically for all hosts that share it, where the range crosses no multiple of `boundary` bytes.
+    /// The device, atomically for all hosts that share it, if the range crosses no multiple of `boundary` bytes.
     Device {
-        /// Bytes.
+        /// Boundary in bytes.
         boundary: u64,
     },
 }
 
 impl CompareAndWrite {
-    /// Does the device carry out one of `length` bytes at `offset`?
+    /// Returns true if the device executes a compare and write of `length` bytes at `offset`.
     pub const fn is_done_by_device(&self, offset: u64, length: u64) -> bool {
         match self {
             CompareAndWrite::Emulated => false,
@@ -193,76 +194,76 @@ impl CompareAndWrite {
     }
 }
 
-/// Reservations of a SCSI device that many clients use through one I_T nexus.
+/// Reservations on a SCSI device that many clients use through one I_T nexus.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PassedReservations {
-    /// None: their commands are refused.
+    /// Reservation commands are refused.
     #[default]
     Refuse,
-    /// They hold between clients of this daemon; the device and other hosts know nothing of them.
+    /// Reservations hold between clients of this daemon; the device and other hosts do not see them.
     Emulate,
-    /// The device's: they hold between hosts. All clients of this daemon are one registrant.
+    /// Reservations of the device, which hold between hosts. All clients of this daemon are one registrant.
     Forward,
 }
 
-/// A SCSI device whose own commands clients may use.
+/// A SCSI device that accepts commands from clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passthrough {
     /// Peripheral device type (SPC-5, 6.7.2).
     pub device_type: u8,
-    /// What becomes of commands for reservations.
+    /// Handling of reservation commands.
     pub reservations: PassedReservations,
-    /// Clients get to no command that may change medium or settings, whatever the device allows.
+    /// Commands that may change medium or settings are refused to clients, even if the device allows them.
     pub read_only: bool,
 }
 
-/// All that a transport tells its client about a disk.
+/// Properties of a disk that transports report to their clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskInfo {
     /// Logical block size and capacity.
     pub geometry: Geometry,
-    /// Physical block size in bytes: writes of this size and alignment need no read-modify-write.
+    /// Physical block size in bytes; aligned writes of this size need no read-modify-write.
     pub physical_block_size: u32,
-    /// Offset and length of every I/O that the device takes are multiples of this many bytes, a power of two. It is more than a logical
-    /// block if the device has larger blocks than the disk. It is less if the device takes parts of a logical block. Workers carry out
-    /// other I/Os by read-modify-write.
+    /// Required alignment of offset and length of every I/O to the device, in bytes, a power of two. It exceeds a logical
+    /// block if the device has larger blocks than the disk. It is smaller if the device accepts parts of a logical block.
+    /// Workers execute other I/Os by read-modify-write.
     pub io_alignment: u32,
-    /// Best I/O size in bytes, 0 when the backend has no opinion.
+    /// Optimal I/O size in bytes; 0 if unspecified.
     pub optimal_io_size: u32,
-    /// Nothing may be written.
+    /// Writes are refused.
     pub read_only: bool,
-    /// Written data may sit in a volatile cache until a flush.
+    /// Written data may be in a volatile cache until a flush.
     pub write_cache: bool,
-    /// Discard gives space back, in multiples of this many bytes; `None`: the backend refuses discard.
+    /// Granularity of the space freed by discard, in bytes; `None` if the backend does not support discard.
     pub discard_granularity: Option<u32>,
     /// Discarded ranges read as zeroes.
     pub discard_zeroes: bool,
-    /// The backend can write zeroes without being sent them.
+    /// The backend can write zeroes without a data transfer.
     pub write_zeroes: bool,
-    /// Zeroes written without [`IoFlags::UNMAP`](crate::IoFlags::UNMAP) take space that later writes find, and the backend
-    /// tells such space from holes for good (SBC-4, 4.7.4: anchored LBAs).
+    /// Zeroes written without [`IoFlags::UNMAP`](crate::IoFlags::UNMAP) allocate space for later writes, and the backend
+    /// permanently distinguishes such space from holes (SBC-4, 4.7.4: anchored LBAs).
     pub anchors: bool,
-    /// Writes with [`IoFlags::ATOMIC`](crate::IoFlags::ATOMIC) that the device promises to keep whole; `None`: none.
+    /// Supported writes with [`IoFlags::ATOMIC`](crate::IoFlags::ATOMIC); `None` if unsupported.
     pub atomic_writes: Option<AtomicWrites>,
-    /// Who carries out a compare and write; `None`: nobody can, for others write to the device.
+    /// Executor of compare and write; `None` if it is impossible because other hosts write to the device.
     pub compare_and_write: Option<CompareAndWrite>,
-    /// Other hosts write the medium too, past this daemon: reservations and range locks of this daemon do not hold for them.
+    /// Other hosts write to the medium without this daemon; its reservations and range locks do not apply to them.
     pub shared: bool,
-    /// Spins: seeks cost more than transfers.
+    /// Rotational medium: seeks cost more than transfers.
     pub rotational: bool,
-    /// It is a SCSI device that takes commands as they are: [`IoKind::ScsiCommand`](crate::IoKind::ScsiCommand).
+    /// The device is a SCSI device that accepts [`IoKind::ScsiCommand`](crate::IoKind::ScsiCommand).
     pub passthrough: Option<Passthrough>,
-    /// Which disk it is, whatever its name: state that survives a restart is kept under it.
+    /// Identity, independent of the name; the key of state that survives a restart.
     pub identity: Identity,
-    /// What `GET_ID` and the unit serial number page say; at most 20 bytes of ASCII. Need not be unique.
+    /// Value of `GET_ID` and the unit serial number page: at most 20 bytes of ASCII, not necessarily unique.
     pub serial: String,
-    /// NAA identifier of 64 bits (SPC-5, 7.7.6.6): same value for every export of the disk.
+    /// NAA identifier of 64 bits (SPC-5, 7.7.6.6), the same for every export of the disk.
     pub naa: u64,
 }
 
 impl DiskInfo {
-    /// What a T10 vendor ID designator says after the vendor: tells the disk from all others, as the NAA identifier does. Where
-    /// the configuration gives an identifier, both say that one, so that two daemons can show one disk.
+    /// Returns the vendor-specific part of a T10 vendor ID designator. It identifies the disk uniquely, like the NAA
+    /// identifier. If the configuration sets an identifier, both use it, so that two daemons can export one disk.
     pub fn vendor_specific_identifier(&self) -> String {
         if self.naa == self.identity.naa() {
             self.identity.digits()

@@ -1,5 +1,5 @@
-//! A disk's identity: 128 random bits, made once and kept with the disk. Everything by which clients tell disks apart
-//! derives from it, never from a name.
+//! A disk's identity: 128 random bits, created once and stored with the disk. All identifiers that clients see derive from
+//! it, never from a name.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,46 +8,46 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity(u128);
 
-/// The form `xxxxxxxx-xxxx-4xxx-yxxx-xxxxxxxxxxxx`: where its hyphens are.
+/// Positions of the hyphens in `xxxxxxxx-xxxx-4xxx-yxxx-xxxxxxxxxxxx`.
 const HYPHENS: [usize; 4] = [8, 13, 18, 23];
 const TEXT_BYTES: usize = 36;
 
 impl Identity {
-    /// What a block device says, which knows of none.
+    /// Identity of a block device that has none.
     pub const UNSET: Identity = Identity::from_random_bits(0);
 
-    /// A new one, which no other disk has.
+    /// Creates a random identity.
     ///
     /// # Panics
-    /// When the system has no random numbers.
+    /// If the system has no random numbers.
     pub fn random() -> Identity {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).expect("the system gives random numbers");
         Identity::from_random_bits(u128::from_be_bytes(bytes))
     }
 
-    /// The identity of these bits, six of which say that it is a random UUID.
+    /// Creates an identity from `bits`; six bits are replaced by the version and variant of a random UUID.
     pub const fn from_random_bits(bits: u128) -> Identity {
         let version = (bits & !(0xf << 76)) | (0x4 << 76);
         Identity((version & !(0x3 << 62)) | (0x2 << 62))
     }
 
-    /// Its first 20 hexadecimal digits: as many as virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
+    /// Returns the first 20 hexadecimal digits, the length of virtio-blk's `GET_ID` (virtio 1.3, 5.2.6).
     pub fn serial(self) -> String {
         format!("{:020x}", self.0 >> 48)
     }
 
-    /// NAA 3h, locally assigned (SPC-5, 7.7.6.6.4): its last 15 hexadecimal digits, all of which are random.
+    /// Returns NAA 3h, locally assigned (SPC-5, 7.7.6.6.4), with the last 15 hexadecimal digits, which are all random.
     pub const fn naa(self) -> u64 {
         (3 << 60) | (self.0 as u64 & ((1 << 60) - 1))
     }
 
-    /// Its bits.
+    /// Returns the bits.
     pub const fn bits(self) -> u128 {
         self.0
     }
 
-    /// All its 32 hexadecimal digits, without hyphens.
+    /// Returns all 32 hexadecimal digits, without hyphens.
     pub fn digits(self) -> String {
         format!("{:032x}", self.0)
     }
@@ -74,14 +74,15 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// A text that is no identity.
+/// The text is not an identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoIdentity;
 
 impl FromStr for Identity {
     type Err = NoIdentity;
 
-    /// Takes what [`Identity`] prints, in either case. Zeroes and other UUIDs that are not random are refused.
+    /// Parses the `Display` form of [`Identity`] in upper or lower case. Refuses zeroes and other UUIDs that are not
+    /// random.
     fn from_str(text: &str) -> Result<Identity, NoIdentity> {
         if text.len() != TEXT_BYTES {
             return Err(NoIdentity);

@@ -1,8 +1,8 @@
-//! Words of the block layer: what a disk is, what may be asked of it, how it answers.
+//! Common types of the block layer: disk properties, I/O requests, errors.
 //!
-//! Every other crate speaks these words. No I/O, no unsafe, no allocation on a request's way.
-//! Offsets and lengths of an [`IoRequest`] are bytes; whoever builds one has checked them once, at the
-//! edge, with [`Geometry::check`]. Tests: at the end of each module.
+//! Used by all other crates. No I/O, no unsafe code, no allocation on the request path. Offsets and lengths of an
+//! [`IoRequest`] are in bytes. The transport that builds a request has checked them once with [`Geometry::check`]. Tests:
+//! at the end of each module.
 
 #![forbid(unsafe_code)]
 
@@ -14,7 +14,7 @@ mod identity;
 mod request;
 mod scsi_command;
 
-/// Bytes of a sector: the smallest logical block, and the unit of virtio-blk (virtio 1.3, 5.2.4).
+/// Sector size in bytes: the smallest logical block, and the unit of virtio-blk (virtio 1.3, 5.2.4).
 pub const SECTOR_BYTES: u32 = 512;
 
 pub use capacity::Capacity;

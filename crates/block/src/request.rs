@@ -1,41 +1,42 @@
-//! One I/O, as a backend sees it: kind, byte range, flags. Who asked is not in it.
+//! One I/O for a backend: kind, byte range, flags. The originator is not included.
 
 use crate::{STATUS_BYTES, ScsiCommand};
 
-/// What is asked of a disk. Those that change nothing come first.
+/// Kind of an I/O. Kinds that change nothing come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum IoKind {
-    /// Fill the buffer from the disk.
+    /// Reads the range into the buffer.
     Read,
-    /// Everything answered before this was submitted is durable when this is answered. No range.
+    /// Makes everything durable that completed before the submission of the flush. No range.
     Flush,
-    /// Put the extents of the range into the buffer, as many as are known and fit: see [`encode_extents`](crate::encode_extents).
+    /// Writes the known extents of the range into the buffer, as far as they fit; see
+    /// [`encode_extents`](crate::encode_extents).
     BlockStatus,
-    /// Put the buffer onto the disk; with [`IoFlags::FUA`] it is durable before it is answered.
+    /// Writes the buffer to the range; with [`IoFlags::FUA`] it is durable on completion.
     Write,
-    /// The range's content is no longer needed; reads of it may return anything that is consistent.
+    /// Discards the range; later reads may return any consistent data.
     Discard,
-    /// Reads of the range return zeroes; with [`IoFlags::UNMAP`] its space may be given back.
+    /// Zeroes the range; with [`IoFlags::UNMAP`] its space may be freed.
     WriteZeroes,
-    /// Put the second half of the buffer onto the disk if the range holds the first half, as one atomic operation; else it fails
-    /// with [`IoErrorKind::Miscompare`](crate::IoErrorKind). Only for devices that do it: see
+    /// Writes the second half of the buffer if the range equals the first half, as one atomic operation; otherwise fails
+    /// with [`IoErrorKind::Miscompare`](crate::IoErrorKind). Only for devices that execute it; see
     /// [`CompareAndWrite`](crate::CompareAndWrite).
     CompareAndWrite,
-    /// Replace the state that the device keeps for all daemons that serve its content, if it is of the version that the buffer begins
-    /// with; else it fails with [`IoErrorKind::Miscompare`](crate::IoErrorKind). No range; `length` is that of the buffer. Only for
-    /// devices that keep such a state.
+    /// Replaces the state that the device stores for all daemons that serve its content, if its version equals the version
+    /// at the start of the buffer; otherwise fails with [`IoErrorKind::Miscompare`](crate::IoErrorKind). No range; `length`
+    /// is the length of the buffer. Only for devices with such a state.
     ReplaceState,
-    /// Carry out a SCSI command as it is: see [`ScsiCommand`](crate::ScsiCommand). No range; `length` is that of the buffer. Whether
-    /// it changes anything is known to whoever issues it. Only for devices with [`Passthrough`](crate::Passthrough).
+    /// Executes a SCSI command; see [`ScsiCommand`](crate::ScsiCommand). No range; `length` is the length of the buffer.
+    /// Only the issuer can determine whether it changes data. Only for devices with [`Passthrough`](crate::Passthrough).
     ScsiCommand,
 }
 
 impl IoKind {
-    /// How many there are.
+    /// Number of kinds.
     pub const COUNT: usize = 9;
 
-    /// All, in order.
+    /// All kinds, in order.
     pub const ALL: [IoKind; IoKind::COUNT] = [
         IoKind::Read,
         IoKind::Flush,
@@ -48,7 +49,7 @@ impl IoKind {
         IoKind::ScsiCommand,
     ];
 
-    /// One word, for programs that read it.
+    /// Returns a machine-readable word.
     pub const fn word(self) -> &'static str {
         match self {
             IoKind::Read => "read",
@@ -64,52 +65,51 @@ impl IoKind {
     }
 }
 
-/// Flags of an I/O. A hand-made bit set, for it has to be `const` and one byte.
+/// Flags of an I/O. A hand-written bit set, because it must be `const` and one byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoFlags(u8);
 
 impl IoFlags {
     /// No flag.
     pub const NONE: IoFlags = IoFlags(0);
-    /// Force unit access: durable before it is answered.
+    /// Force unit access: durable on completion.
     pub const FUA: IoFlags = IoFlags(1);
-    /// The space of zeroed blocks may be given back.
+    /// The space of zeroed blocks may be freed.
     pub const UNMAP: IoFlags = IoFlags(2);
-    /// Issued by whoever holds the range against all others.
+    /// Issued by the holder of the range's lock.
     pub const HOLDER: IoFlags = IoFlags(4);
-    /// Issued by what the disk is closed for to all others.
+    /// Issued by the operation that closed the disk.
     pub const CLOSER: IoFlags = IoFlags(8);
-    /// A write that is done as a whole or not at all, within what [`AtomicWrites`](crate::AtomicWrites) allows. Whoever issues it
-    /// holds the range.
+    /// Atomic write, within the limits of [`AtomicWrites`](crate::AtomicWrites). The issuer holds the range.
     pub const ATOMIC: IoFlags = IoFlags(16);
 
-    /// Both sets of flags.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn with(self, other: IoFlags) -> IoFlags {
         IoFlags(self.0 | other.0)
     }
 
-    /// Are all flags of `other` set here?
+    /// Returns true if all flags of `other` are set.
     pub const fn has(self, other: IoFlags) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// One I/O. The range has been checked against the disk by whoever built it.
+/// One I/O. Its builder has checked the range against the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoRequest {
-    /// What to do.
+    /// The kind.
     pub kind: IoKind,
     /// FUA, UNMAP.
     pub flags: IoFlags,
     /// First byte, a multiple of the disk's block size.
     pub offset: u64,
-    /// Bytes, a multiple of the disk's block size; 0 for a flush.
+    /// Length in bytes, a multiple of the disk's block size; 0 for a flush.
     pub length: u64,
 }
 
 impl IoRequest {
-    /// A read of `length` bytes at `offset`.
+    /// Creates a read of `length` bytes at `offset`.
     pub const fn read(offset: u64, length: u64) -> Self {
         IoRequest {
             kind: IoKind::Read,
@@ -119,7 +119,7 @@ impl IoRequest {
         }
     }
 
-    /// A write of `length` bytes at `offset`.
+    /// Creates a write of `length` bytes at `offset`.
     pub const fn write(offset: u64, length: u64) -> Self {
         IoRequest {
             kind: IoKind::Write,
@@ -129,7 +129,7 @@ impl IoRequest {
         }
     }
 
-    /// A flush of the whole disk.
+    /// Creates a flush of the whole disk.
     pub const fn flush() -> Self {
         IoRequest {
             kind: IoKind::Flush,
@@ -139,7 +139,7 @@ impl IoRequest {
         }
     }
 
-    /// A discard of `length` bytes at `offset`.
+    /// Creates a discard of `length` bytes at `offset`.
     pub const fn discard(offset: u64, length: u64) -> Self {
         IoRequest {
             kind: IoKind::Discard,
@@ -149,7 +149,7 @@ impl IoRequest {
         }
     }
 
-    /// A write of zeroes of `length` bytes at `offset`.
+    /// Creates a write of zeroes of `length` bytes at `offset`.
     pub const fn write_zeroes(offset: u64, length: u64) -> Self {
         IoRequest {
             kind: IoKind::WriteZeroes,
@@ -159,7 +159,7 @@ impl IoRequest {
         }
     }
 
-    /// A compare and write of `length` bytes at `offset`: the buffer holds twice as many.
+    /// Creates a compare and write of `length` bytes at `offset`; the buffer is twice as long.
     pub const fn compare_and_write(offset: u64, length: u64) -> Self {
         IoRequest {
             kind: IoKind::CompareAndWrite,
@@ -169,7 +169,7 @@ impl IoRequest {
         }
     }
 
-    /// The block status of `length` bytes at `offset`: the buffer holds [`STATUS_BYTES`].
+    /// Creates a block status request for `length` bytes at `offset`; the buffer has [`STATUS_BYTES`] bytes.
     pub const fn block_status(offset: u64, length: u64) -> Self {
         IoRequest {
             kind: IoKind::BlockStatus,
@@ -179,7 +179,7 @@ impl IoRequest {
         }
     }
 
-    /// A SCSI command, which the buffer holds with its data.
+    /// Creates a SCSI command request; the buffer holds the command and its data.
     pub const fn scsi_command(command: &ScsiCommand) -> Self {
         IoRequest {
             kind: IoKind::ScsiCommand,
@@ -189,7 +189,7 @@ impl IoRequest {
         }
     }
 
-    /// A replacement of the state that the device keeps: version and state are `length` bytes.
+    /// Creates a replacement of the device's state; version and state have `length` bytes.
     pub const fn replace_state(length: u64) -> Self {
         IoRequest {
             kind: IoKind::ReplaceState,
@@ -199,7 +199,7 @@ impl IoRequest {
         }
     }
 
-    /// The same I/O with more flags.
+    /// Returns the same I/O with additional flags.
     #[must_use]
     pub const fn flagged(self, flags: IoFlags) -> Self {
         IoRequest {
@@ -208,19 +208,19 @@ impl IoRequest {
         }
     }
 
-    /// Does it change the disk? A SCSI command may.
+    /// Returns true if the I/O may change the disk; always true for a SCSI command.
     #[inline(always)]
     pub const fn modifies(&self) -> bool {
-        // Asked twice for each I/O, and so one test.
+        // One comparison, because it runs twice per I/O.
         self.kind as u8 > IoKind::BlockStatus as u8
     }
 
-    /// Does it fill a buffer of its length from the disk, or put one onto it?
+    /// Returns true if the I/O transfers a buffer of its length from or to the disk.
     pub const fn moves_data(&self) -> bool {
         matches!(self.kind, IoKind::Read | IoKind::Write)
     }
 
-    /// Does it read or change what the disk holds, at a range that is known here?
+    /// Returns true if the I/O reads or changes disk content in a known range.
     #[inline(always)]
     pub const fn touches_data(&self) -> bool {
         !matches!(
@@ -229,7 +229,7 @@ impl IoRequest {
         )
     }
 
-    /// Bytes of the buffer that it reads or fills.
+    /// Returns the length of the buffer in bytes.
     pub const fn buffer_length(&self) -> u64 {
         match self.kind {
             IoKind::Read | IoKind::Write | IoKind::ScsiCommand | IoKind::ReplaceState => {

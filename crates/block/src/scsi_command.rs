@@ -1,40 +1,40 @@
-//! A SCSI command for a device to carry out itself, and its answer, in the buffer of an [`IoKind::ScsiCommand`](crate::IoKind).
+//! Buffer format of an [`IoKind::ScsiCommand`](crate::IoKind): a SCSI command for the device, and its response.
 //!
 //! ```text
 //!   0         32          64                316       512
 //!   | command | answer    | sense data      | nothing | data: data-out, replaced by data-in |
 //! ```
 //!
-//! Both sides are of this process; the numbers are in its own byte order.
+//! Both sides are in this process; numbers have native byte order.
 
 /// Bytes of the buffer before the data.
 pub const COMMAND_HEADER: usize = 512;
-/// Most bytes of sense data (SPC-5, 4.4.1: 252).
+/// Maximum length of sense data in bytes (SPC-5, 4.4.1: 252).
 pub const SENSE_MAX: usize = 252;
 
 const ANSWER_AT: usize = 32;
 const SENSE_AT: usize = 64;
 
-/// A command that moves data one way or not at all.
+/// A command with at most one direction of data transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScsiCommand {
     /// The CDB, padded with zeroes.
     pub cdb: [u8; 16],
-    /// Bytes of it.
+    /// Length of the CDB in bytes.
     pub cdb_length: u8,
-    /// Bytes of data-out.
+    /// Length of data-out in bytes.
     pub data_out: u32,
-    /// Most bytes of data-in.
+    /// Maximum length of data-in in bytes.
     pub data_in: u32,
 }
 
 impl ScsiCommand {
-    /// Bytes of its buffer.
+    /// Returns the length of the buffer in bytes.
     pub const fn buffer_length(&self) -> usize {
         COMMAND_HEADER + self.data_out as usize + self.data_in as usize
     }
 
-    /// What its buffer begins with.
+    /// Returns the start of the buffer.
     pub fn encode(&self) -> [u8; ANSWER_AT] {
         let mut bytes = [0; ANSWER_AT];
         bytes[..16].copy_from_slice(&self.cdb);
@@ -44,7 +44,7 @@ impl ScsiCommand {
         bytes
     }
 
-    /// The command of a buffer that begins with these bytes, if its data fit into the buffer.
+    /// Decodes the command at the start of a buffer; `None` if its data exceed the buffer.
     pub fn decode(header: &[u8; ANSWER_AT], buffer_length: u64) -> Option<ScsiCommand> {
         let mut cdb = [0; 16];
         cdb.copy_from_slice(&header[..16]);
@@ -62,28 +62,28 @@ impl ScsiCommand {
         is_one.then_some(command)
     }
 
-    /// Bytes that [`ScsiCommand::decode`] needs.
+    /// Length of the encoded command in bytes.
     pub const ENCODED: usize = ANSWER_AT;
 }
 
-/// How a device has answered a command.
+/// Response of a device to a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScsiAnswer {
     /// SCSI status.
     pub status: u8,
-    /// Bytes of data-in that have come: the buffer has them after its header.
+    /// Length of the received data-in in bytes, stored after the header.
     pub data_in: u32,
-    /// Residual: negative for an underflow, positive for an overflow.
+    /// Residual; negative for an underflow, positive for an overflow.
     pub residual: i64,
     /// Sense data, at most [`SENSE_MAX`] bytes.
     pub sense: Vec<u8>,
 }
 
 impl ScsiAnswer {
-    /// Where in the buffer [`ScsiAnswer::encode`] belongs.
+    /// Offset of the encoded response in the buffer.
     pub const OFFSET: usize = ANSWER_AT;
 
-    /// What its buffer holds from [`ScsiAnswer::OFFSET`] on.
+    /// Returns the contents of the buffer from [`ScsiAnswer::OFFSET`] on.
     pub fn encode(&self) -> Vec<u8> {
         let sense = &self.sense[..self.sense.len().min(SENSE_MAX)];
         let mut bytes = vec![0; SENSE_AT - ANSWER_AT];
@@ -94,7 +94,7 @@ impl ScsiAnswer {
         bytes
     }
 
-    /// The answer in a buffer; `None`: it is too short, or its data are longer than what there was room for.
+    /// Decodes the response in a buffer; `None` if the buffer is too short or the data exceed it.
     pub fn decode(buffer: &[u8]) -> Option<ScsiAnswer> {
         let header: &[u8; COMMAND_HEADER] = buffer.first_chunk()?;
         let bytes = &header[ANSWER_AT..];
