@@ -23,31 +23,32 @@ pub const F_DISCARD: u64 = 1 << 13;
 /// Device can support write zeroes command.
 pub const F_WRITE_ZEROES: u64 = 1 << 14;
 
-/// Data segments of one request, as drivers are told: with header and status they fit into the smallest usual queue of 128.
-/// A driver that sends more is served: some look at no limit (viostor, UEFI), and some have not agreed to it.
+/// Advertised data segments of one request: with header and status they fit into the smallest common queue of 128. Longer
+/// requests are served too, because some drivers ignore the limit (viostor, UEFI) or did not accept the feature.
 pub const SEG_MAX: u32 = 126;
-/// Bytes of one data segment.
+/// Maximum length of a data segment in bytes.
 pub const SIZE_MAX: u32 = 256 << 10;
-/// Most bytes of data that move in one I/O: as much as a SCSI command may. What a driver asks for beyond that moves in
-/// pieces, for `size_max` and `seg_max` bind only a driver that has agreed to them: UEFI's reads a whole file at once.
+/// Maximum transfer of one I/O in bytes, the same as for a SCSI command. Longer requests are split, because `size_max` and
+/// `seg_max` bind only drivers that accepted them; UEFI reads a whole file at once.
 pub const TRANSFER_MAX: u32 = 32 << 20;
 const _: () = assert!(SEG_MAX * SIZE_MAX <= TRANSFER_MAX);
-/// Bytes of such a piece: what a RAM disk copies in about a millisecond, so that other requests do not wait for the whole.
+/// Length of such a piece in bytes: a RAM disk copies it in about a millisecond, so that other requests do not wait for the
+/// whole transfer.
 pub const PIECE: u32 = 4 << 20;
-/// Segments of one discard or write-zeroes request.
+/// Maximum number of segments in one discard or write-zeroes request.
 pub const MAX_RANGES: u32 = 32;
-/// 512-byte sectors of one discard range: 4 GiB.
+/// Maximum discard range in 512-byte sectors: 4 GiB.
 pub const MAX_DISCARD_SECTORS: u32 = 1 << 23;
-/// 512-byte sectors of one write-zeroes range: 1 GiB.
+/// Maximum write-zeroes range in 512-byte sectors: 1 GiB.
 pub const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 21;
 
-/// Offset of the one field that a driver may write.
+/// Offset of the only driver-writable field.
 pub const WRITEBACK_OFFSET: u32 = 32;
 
-/// Most queues of a device.
+/// Maximum number of queues of a device.
 pub const QUEUES_MAX: u16 = 256;
 
-/// Every feature bit that [`features`] offers for some disk.
+/// All feature bits that [`features`] can offer.
 pub const KNOWN_FEATURES: u64 = F_SIZE_MAX
     | F_SEG_MAX
     | F_RO
@@ -59,7 +60,7 @@ pub const KNOWN_FEATURES: u64 = F_SIZE_MAX
     | F_DISCARD
     | F_WRITE_ZEROES;
 
-/// Feature bits of a disk.
+/// Returns the feature bits of a disk.
 pub fn features(info: &DiskInfo, queues: u16) -> u64 {
     let mut features = F_SIZE_MAX | F_SEG_MAX | F_BLK_SIZE | F_TOPOLOGY | F_FLUSH;
     let mut offer = |yes: bool, bit: u64| features |= if yes { bit } else { 0 };
@@ -74,7 +75,7 @@ pub fn features(info: &DiskInfo, queues: u16) -> u64 {
     features
 }
 
-/// The configuration space, up to and with `write_zeroes_may_unmap`.
+/// Returns the configuration space up to and including `write_zeroes_may_unmap`.
 pub fn space(info: &DiskInfo, queues: u16, writeback: bool) -> Vec<u8> {
     let block_size = info.geometry.block_size();
     let physical = info.physical_block_size.max(block_size);

@@ -1,4 +1,4 @@
-//! One disk's export, as a front end configures it.
+//! A virtio-blk export of one disk, as configured by a front end.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -12,38 +12,38 @@ use virtio_device::{ConfigError, Queue, QueueMaker, QueueSetup, VirtioDevice};
 use crate::config;
 use crate::queue::BlkQueue;
 
-/// How a disk is exported.
+/// Options of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlkOptions {
     /// The export's name, for logs and statistics.
     pub name: String,
-    /// Queues offered: 1 to 256.
+    /// Number of offered queues, 1 to 256.
     pub queues: u16,
 }
 
-/// A disk, served as virtio-blk.
+/// A disk exported as virtio-blk.
 pub struct BlkDevice {
     name: String,
     queues: u16,
     disk: Arc<Disk>,
-    /// The driver's choice in the `writeback` field.
+    /// The driver's value of the `writeback` field.
     writeback: AtomicBool,
-    /// The driver has not agreed to VIRTIO_BLK_F_FLUSH.
+    /// The driver did not accept VIRTIO_BLK_F_FLUSH.
     cannot_flush: AtomicBool,
-    /// What queues obey: no write-back, or a driver that cannot flush.
+    /// Effective mode of the queues: write-back is off, or the driver cannot flush.
     writethrough: Arc<AtomicBool>,
-    /// Is told when the driver turns write-back off, and when that does not hold any more.
+    /// Callback that stores a change of the driver's write-back setting.
     keep: Option<KeepChoice>,
-    /// The disk that a driver started with last.
+    /// The disk of the last driver start.
     last_disk: Option<LastDisk>,
     _held: Option<Box<dyn Any + Send + Sync>>,
-    /// Where its queues run.
+    /// Workers and sources of the queues.
     places: Mutex<Places>,
 }
 
-/// The disk that drivers of an export know, by its identity.
+/// Identity of the disk last used by drivers of an export.
 struct LastDisk {
-    /// What was known when the export was opened.
+    /// Identity at the time the export was opened.
     before: Option<String>,
     known: Mutex<Option<String>>,
     persist: Box<dyn Fn(&str) + Send + Sync>,
@@ -69,7 +69,7 @@ type KeepChoice = Box<dyn Fn(bool) + Send + Sync>;
 type Places = BTreeMap<u16, (WorkerHandle, SourceId)>;
 
 impl BlkDevice {
-    /// An export of `disk`.
+    /// Creates an export of `disk`.
     pub fn new(disk: Arc<Disk>, options: BlkOptions) -> BlkDevice {
         BlkDevice {
             name: options.name,
@@ -85,7 +85,7 @@ impl BlkDevice {
         }
     }
 
-    /// Keeps `held` as long as the device exists: what keeps a removable medium in its place, say.
+    /// Holds `held` for the lifetime of the device, for example a guard that locks a removable medium.
     #[must_use]
     pub fn holding(self, held: impl Any + Send + Sync) -> BlkDevice {
         BlkDevice {
@@ -94,15 +94,15 @@ impl BlkDevice {
         }
     }
 
-    /// The disk has another size: its queues are told. The driver is told by whoever has its channel.
+    /// Informs the queues of a new disk size. The owner of the configuration channel notifies the driver.
     pub fn resized(&self) {
         for (worker, source) in self.places().values() {
             self.tell(worker, *source);
         }
     }
 
-    /// With what a driver chose before this process: `writeback` as it was kept last by `keep`, which is called with each change
-    /// and may block.
+    /// Restores a driver's choice from an earlier process: `writeback` as last stored by `keep`. `keep` is called for each
+    /// change and may block.
     pub fn with_choice(
         mut self,
         writeback: bool,
@@ -114,8 +114,8 @@ impl BlkDevice {
         self
     }
 
-    /// With the identity of the disk that a driver of this export started with last. `persist` is called with each change and
-    /// may block.
+    /// Restores the identity of the disk at the last driver start. `persist` is called for each
+    /// change and may block.
     #[must_use]
     pub fn with_last_disk(
         self,
@@ -166,7 +166,7 @@ impl BlkDevice {
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The disk that is served.
+    /// Returns the exported disk.
     pub fn disk(&self) -> &Arc<Disk> {
         &self.disk
     }
@@ -189,7 +189,8 @@ impl VirtioDevice for BlkDevice {
         self.queues
     }
 
-    /// A driver that accepted VIRTIO_BLK_F_MQ has several queues, also if only one is offered now.
+    /// Returns the maximum number of queues. A driver that accepted VIRTIO_BLK_F_MQ has several queues, even if only one is
+    /// offered now.
     fn queue_limit(&self, features: u64) -> u16 {
         let is_lost = self.queues == 1 && features & config::F_MQ != 0;
         if is_lost {
@@ -253,7 +254,7 @@ impl VirtioDevice for BlkDevice {
     }
 
     fn queue(&self, mut setup: QueueSetup, _worker: &WorkerHandle) -> QueueMaker {
-        // 5.2.6.2: without VIRTIO_BLK_F_FLUSH a driver cannot ask for durability, so every write has it.
+        // 5.2.6.2: without VIRTIO_BLK_F_FLUSH a driver cannot request durability, so every write is durable.
         let cannot_flush = setup.features & config::F_FLUSH == 0;
         self.cannot_flush.store(cannot_flush, Ordering::Relaxed);
         self.choose_mode();
@@ -280,7 +281,7 @@ impl VirtioDevice for BlkDevice {
 
     fn queue_placed(&self, index: u16, worker: &WorkerHandle, source: SourceId) {
         self.places().insert(index, (worker.clone(), source));
-        // It was made when the disk may have been another size.
+        // The disk may have been resized since the queue was created.
         self.tell(worker, source);
     }
 }

@@ -1,7 +1,7 @@
 //! virtio-blk (virtio 1.3, 5.2): one disk per socket.
 //!
-//! `request` reads and checks a request, pure; `queue` takes it through its I/Os and writes its status; `config` is the
-//! configuration space; [`BlkDevice`] is what a front end configures.
+//! `request` reads and checks a request without side effects. `queue` executes its I/Os and writes its status. `config` is
+//! the configuration space. [`BlkDevice`] is configured by a front end.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! A request's way through its I/Os to its status.
+//! Executes the I/Os of a request and writes its status.
 //!
-//! Owned by one worker. The cache mode is one relaxed load per write: a driver that turns write-back off, or that
-//! cannot flush, gets every write durable before it is answered (virtio 1.3, 5.2.6.2).
+//! Owned by one worker. The cache mode costs one relaxed load per write: if the driver has turned write-back off, or cannot
+//! flush, every write is durable before it is answered (virtio 1.3, 5.2.6.2).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use crate::request::{
     self, HEADER_SIZE, ID_SIZE, Limits, RANGE_SIZE, RangeKind, S_IOERR, S_OK, S_UNSUPP, Transfer,
 };
 
-/// Virtio-blk's half of a queue.
+/// The virtio-blk part of a queue.
 pub(crate) struct BlkQueue {
     disk: DiskHandle,
     info: Arc<DiskInfo>,
@@ -26,23 +26,23 @@ pub(crate) struct BlkQueue {
     writethrough: Arc<AtomicBool>,
 }
 
-/// What a request remembers until it is answered.
+/// State of a request until it is answered.
 #[derive(Default)]
 pub(crate) struct Pending {
     status: u8,
-    /// Bytes of data written to the driver's memory when it ends well.
+    /// Bytes of data written to the driver's memory on success.
     data_in: u32,
-    /// I/Os that follow the one under way.
+    /// I/Os after the current one.
     rest: Option<Rest>,
 }
 
-/// What of a request is not yet done.
+/// Remaining work of a request.
 #[derive(Clone, Copy)]
 enum Rest {
     /// Discard and write-zeroes.
     Ranges(Ranges),
-    /// A transfer too long for one I/O: bytes behind the piece that is under way. One is at a time, so that an error ends it
-    /// when nothing of it is in flight.
+    /// Bytes after the current piece of a transfer too long for one I/O. One piece runs at a time, so that an error ends
+    /// the transfer with nothing in flight.
     Pieces(u32),
 }
 
@@ -51,11 +51,11 @@ struct Ranges {
     kind: RangeKind,
     next: u32,
     count: u32,
-    /// In write-through mode a flush ends the request; has it been asked for?
+    /// The final flush of the request in write-through mode was submitted.
     flushed: bool,
 }
 
-/// It lies in the third cache line of a request's place.
+/// Stored in the third cache line of a request slot.
 const _: () = assert!(size_of::<Pending>() <= 20);
 
 impl BlkQueue {
@@ -72,7 +72,7 @@ impl BlkQueue {
         }
     }
 
-    /// The disk's shape from now on.
+    /// Sets the disk's properties.
     pub(crate) fn set_info(&mut self, info: Arc<DiskInfo>) {
         self.limits = Limits::of(&info);
         self.info = info;
@@ -83,7 +83,7 @@ impl BlkQueue {
         self.writethrough.load(Ordering::Relaxed)
     }
 
-    /// What follows an I/O of a request that has several.
+    /// Returns the next step of a request with several I/Os.
     #[inline(never)]
     fn next_io(&self, request: &mut Request<Pending>) -> Step {
         match request.state.rest {
@@ -93,12 +93,12 @@ impl BlkQueue {
         }
     }
 
-    /// The next range of a discard or write-zeroes request, or its end.
+    /// Returns the next step of a discard or write-zeroes request.
     fn next_range(&self, request: &mut Request<Pending>, mut ranges: Ranges) -> Step {
         let pending = &mut request.state;
         while ranges.next < ranges.count {
             let mut bytes = [0; RANGE_SIZE];
-            // Read once, checked, used: the driver may change it meanwhile.
+            // Read once, checked, used: the driver may change it in the meantime.
             let at = HEADER_SIZE + ranges.next as usize * RANGE_SIZE;
             request.chain.buffer.read_whole(at, &mut bytes);
             ranges.next += 1;
@@ -158,8 +158,8 @@ impl BlkQueue {
         }
     }
 
-    /// What is not plainly a read or a write of data, or has its header in pieces. That is read anew, and only this time
-    /// counts.
+    /// Starts a request that is not a plain read or write, or has a fragmented header. The header is read again, and only
+    /// this copy is used.
     #[inline(never)]
     fn begin_unusual(
         &mut self,
@@ -211,10 +211,10 @@ impl BlkQueue {
         }
     }
 
-    /// A transfer of more bytes than one I/O moves: it begins with a piece.
+    /// Starts a transfer that exceeds one I/O with its first piece.
     #[cold]
     fn begin_long(&self, request: &mut Request<Pending>, io: IoRequest) -> Start {
-        // No longer than its chain, whose bytes are a u32.
+        // At most the length of the chain, which is a u32.
         let length = io.length as u32;
         let piece = length.min(PIECE);
         let way = match io.kind {
@@ -246,13 +246,13 @@ impl BlkQueue {
     }
 }
 
-/// The next piece of a long transfer, or its end.
+/// Returns the next step of a long transfer.
 fn next_piece(request: &mut Request<Pending>, rest: u32) -> Step {
     if rest == 0 {
         return Step::Answer;
     }
     let Request { job, chain, state } = request;
-    // The rest is what the data ends with: before the status, or where the chain's readable half ends.
+    // The rest is at the end of the data: before the status, or at the end of the chain's readable part.
     let end = match job.io.kind {
         IoKind::Read => chain.buffer.total_len() - 1,
         _ => chain.readable as usize,
@@ -283,7 +283,7 @@ fn operation(request: &request::Request) -> Operation {
     }
 }
 
-/// The one place where a failed I/O becomes a status.
+/// The only mapping from a failed I/O to a status.
 fn status_of(outcome: IoOutcome) -> u8 {
     match outcome {
         Ok(()) => S_OK,
@@ -361,7 +361,7 @@ impl Protocol for BlkQueue {
 
     #[inline(always)]
     fn answer(&mut self, request: &mut Request<Pending>) -> Answer {
-        // The status is the last byte of the whole chain, wherever its descriptors end.
+        // The status is the last byte of the chain, independent of descriptor boundaries.
         let Pending {
             status, data_in, ..
         } = request.state;

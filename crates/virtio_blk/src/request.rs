@@ -1,15 +1,15 @@
-//! One request (virtio 1.3, 5.2.6): read from its chain and checked against the disk. Pure: no I/O, no state.
+//! Reads one request (virtio 1.3, 5.2.6) from its chain and checks it against the disk. No I/O, no state.
 //!
-//! The device trusts nothing but byte counts that the ring has checked: a header is the first 16 readable bytes and
-//! the status the last writable one, however the driver cut its descriptors (2.7.4).
+//! Only the byte counts checked by the ring are trusted. A header is the first 16 readable bytes and the status the last
+//! writable byte, independent of the driver's descriptor layout (2.7.4).
 
 use block::{DiskInfo, IoFlags, IoRequest};
 
-/// Bytes of a request's header.
+/// Length of a request's header in bytes.
 pub const HEADER_SIZE: usize = 16;
-/// Bytes of one range of a discard or write-zeroes request.
+/// Length of one range of a discard or write-zeroes request in bytes.
 pub const RANGE_SIZE: usize = 16;
-/// Bytes of the serial number that `GET_ID` answers.
+/// Length of the serial number for `GET_ID` in bytes.
 pub const ID_SIZE: usize = 20;
 
 /// VIRTIO_BLK_S_OK.
@@ -26,37 +26,37 @@ const T_GET_ID: u32 = 8;
 const T_DISCARD: u32 = 11;
 const T_WRITE_ZEROES: u32 = 13;
 
-/// Flag of a write-zeroes range: its space may be given back.
+/// Flag of a write-zeroes range: its space may be freed.
 const RANGE_UNMAP: u32 = 1;
 
-/// A request that has been read.
+/// A parsed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// One I/O on the data.
+    /// One I/O with data, or a flush.
     Io(IoRequest),
-    /// Nothing to do: a transfer of no bytes.
+    /// A transfer of 0 bytes.
     Nothing(Transfer),
-    /// Every range is an I/O of its own.
+    /// One I/O per range.
     Ranges {
-        /// Discard or write zeroes?
+        /// Discard or write-zeroes.
         kind: RangeKind,
-        /// How many.
+        /// Number of ranges.
         count: u32,
     },
-    /// Answer the serial number.
+    /// Return the serial number.
     GetId,
 }
 
-/// Which way the data of a request goes.
+/// Direction of a request's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
     /// To the driver.
     In,
-    /// From the driver, or none.
+    /// From the driver, or no data.
     Out,
 }
 
-/// What is done to a range.
+/// Operation on a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeKind {
     /// VIRTIO_BLK_T_DISCARD.
@@ -65,7 +65,7 @@ pub enum RangeKind {
     WriteZeroes,
 }
 
-/// The part of a disk's info that a read or a write is checked against, flat.
+/// Limits for checking reads and writes, copied from the disk's info.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     sectors: u64,
@@ -73,7 +73,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits of a disk.
+    /// Returns the limits of a disk.
     pub fn of(info: &DiskInfo) -> Limits {
         Limits {
             sectors: info.geometry.capacity_bytes() >> 9,
@@ -82,8 +82,8 @@ impl Limits {
     }
 }
 
-/// A transfer of which nothing is remarkable, its length neither: its way, offset and bytes. The short way of [`parse`], which reads all
-/// others and refuses what has to be refused; a test holds that the two agree.
+/// Parses a plain transfer of common length into direction, offset and length. Fast path of [`parse`], which handles and
+/// refuses all other requests; a test checks that both agree.
 #[inline(always)]
 pub fn parse_plain(
     header: &[u8; HEADER_SIZE],
@@ -99,7 +99,8 @@ pub fn parse_plain(
         _ => return None,
     };
     let bytes = u64::from(length);
-    // By subtraction, so that nothing can overflow; a disk's bytes fit into 64 bits. What has no bytes is beyond the most, too.
+    // Checks by subtraction, so that nothing overflows; a disk's size in bytes fits into 64 bits. A length of 0 wraps and
+    // exceeds the maximum.
     if length.wrapping_sub(1) >= crate::config::TRANSFER_MAX
         || sector > limits.sectors
         || bytes > (limits.sectors - sector) << 9
@@ -109,11 +110,11 @@ pub fn parse_plain(
     (length & (block::SECTOR_BYTES - 1) == 0).then_some((way, sector << 9, length))
 }
 
-/// Reads a request. `readable` and `writable` are the bytes of data: those behind the header and before the status.
+/// Parses a request. `readable` and `writable` are bytes of data, without header and status.
 ///
 /// # Errors
-/// The status that the driver gets instead: IOERR for a range that the disk does not have or a write to a read-only
-/// disk (5.2.6.2), UNSUPP for what the device does not know.
+/// The status for the driver: IOERR for a range outside the disk or a write to a read-only disk (5.2.6.2), UNSUPP for an
+/// unknown request type.
 #[inline]
 pub fn parse(
     header: &[u8; HEADER_SIZE],
@@ -170,10 +171,10 @@ fn ranges(kind: RangeKind, offered: bool, length: u32, info: &DiskInfo) -> Resul
     Ok(Request::Ranges { kind, count })
 }
 
-/// Reads one range of a discard or write-zeroes request; `None`: it has no sectors.
+/// Parses one range of a discard or write-zeroes request; `None` if it has no sectors.
 ///
 /// # Errors
-/// UNSUPP for a flag that is not for this kind (5.2.6.2), IOERR for a range that the disk does not have.
+/// UNSUPP for a flag that is invalid for this kind (5.2.6.2), IOERR for a range outside the disk.
 pub fn parse_range(
     kind: RangeKind,
     range: &[u8; RANGE_SIZE],
@@ -412,7 +413,7 @@ mod tests {
         ) {
             let mut info = DiskInfo { read_only, ..info(if big { 4096 } else { 512 }) };
             if long {
-                // Longer than what one request may move.
+                // Longer than the maximum transfer of one request.
                 info.geometry = block::Geometry::new(info.geometry.block_size(), 1 << 40);
             }
             let bytes = header(kind, sector);
