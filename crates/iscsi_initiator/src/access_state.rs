@@ -1,20 +1,20 @@
-//! Asymmetric access: in which state the port that a session goes by gives access to a unit (SPC-5, 5.16 and 6.36).
+//! Asymmetric access: the access state of a session's target port for a unit (SPC-5, 5.16 and 6.36).
 //!
-//! Pure: pages come as the unit sent them, and are as short or as wrong as it likes.
+//! Pure functions. Pages come from the unit and may be short or wrong.
 
 use crate::unit_identity::designators;
 
-/// Of a target port group, the better the smaller.
+/// Access state of a target port group; a smaller value is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum AccessState {
-    /// Or the unit knows no difference.
+    /// Active/optimized, or the unit has no asymmetric access.
     Optimized,
     NonOptimized,
-    /// Standby, unavailable, offline, or on the way from one state to another.
+    /// Standby, unavailable, offline, or in transition.
     None,
 }
 
-/// The port's state, and the best one that another group has.
+/// The port's state, and the best state of any other group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
     pub own: AccessState,
@@ -22,7 +22,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// Of a unit that knows no difference, or does not tell.
+    /// For a unit without asymmetric access, or without a report.
     pub const EQUAL: Access = Access {
         own: AccessState::Optimized,
         best: AccessState::Optimized,
@@ -33,12 +33,12 @@ impl Access {
     }
 }
 
-/// Does standard INQUIRY data say that ports differ (TPGS)?
+/// Returns true if standard INQUIRY data reports asymmetric access (TPGS).
 pub(crate) fn ports_differ(inquiry: &[u8]) -> bool {
     inquiry.get(5).is_some_and(|byte| byte & 0x30 != 0)
 }
 
-/// The target port group in the designators of VPD page 83h.
+/// Returns the target port group from the designators of VPD page 83h.
 pub(crate) fn port_group(page: &[u8]) -> Option<u16> {
     designators(page).find_map(|one| match (one.association, one.kind, one.bytes) {
         (1, 5, [_, _, high, low]) => Some(u16::from_be_bytes([*high, *low])),
@@ -46,7 +46,7 @@ pub(crate) fn port_group(page: &[u8]) -> Option<u16> {
     })
 }
 
-/// What REPORT TARGET PORT GROUPS says, for a port of this group.
+/// Parses REPORT TARGET PORT GROUPS data for a port of this group.
 pub(crate) fn access(data: &[u8], group: u16) -> Option<Access> {
     let mut rest = data.get(4..)?;
     let (mut own, mut best) = (None, AccessState::None);
@@ -69,7 +69,7 @@ pub(crate) fn access(data: &[u8], group: u16) -> Option<Access> {
 mod tests {
     use super::*;
 
-    /// Two groups with one port each, as SPC-5, table 312 has them.
+    /// Two groups with one port each, as in SPC-5, table 312.
     fn groups(first: u8, second: u8) -> Vec<u8> {
         let mut data = vec![0, 0, 0, 24];
         data.extend([first, 0x8f, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1]);

@@ -1,18 +1,18 @@
-//! Where a logical unit is: `iscsi://[USER@]HOST[:PORT]/TARGET/LUN`, as other initiators write it.
+//! Address of a logical unit: `iscsi://[USER@]HOST[:PORT]/TARGET/LUN`, the form of other initiators.
 
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-/// The port of iSCSI (RFC 7143, 4.2.7.1).
+/// The iSCSI port (RFC 7143, 4.2.7.1).
 const PORT: u16 = 3260;
 /// Flat space addressing has 14 bits (SAM-5, 4.7.7.3).
 const LUN_MAX: u16 = 16_383;
 /// Address method of flat space addressing, in the first two bytes of a LUN field.
 const FLAT_SPACE: u16 = 0x4000;
 
-/// A network portal: a host, by name or address, and a TCP port.
+/// A network portal: host name or address, and TCP port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Portal {
     host: String,
@@ -20,10 +20,10 @@ pub struct Portal {
 }
 
 impl Portal {
-    /// Its addresses.
+    /// Resolves the host to its addresses.
     ///
     /// # Errors
-    /// When the name has none, or cannot be looked up.
+    /// If the name has no address or cannot be resolved.
     pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         let found: Vec<SocketAddr> = (self.host.as_str(), self.port).to_socket_addrs()?.collect();
         if found.is_empty() {
@@ -39,7 +39,7 @@ impl Portal {
 impl FromStr for Portal {
     type Err = String;
 
-    /// `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`; what a target announces may have `,GROUP` behind it.
+    /// Parses `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`. Targets may append `,GROUP`.
     fn from_str(text: &str) -> Result<Portal, String> {
         let malformed = || format!("{text:?} is not HOST[:PORT], such as 192.0.2.1:3260 or [::1]");
         let place = text.split(',').next().unwrap_or_default();
@@ -83,9 +83,9 @@ impl fmt::Display for Portal {
 /// A logical unit of a target at a portal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitAddress {
-    /// For CHAP.
+    /// CHAP user.
     pub user: Option<String>,
-    /// Where.
+    /// The portal.
     pub portal: Portal,
     /// The target's iSCSI name.
     pub target: String,
@@ -93,20 +93,21 @@ pub struct UnitAddress {
     pub lun: Lun,
 }
 
-/// A logical unit number, as an address names it.
+/// A logical unit number in an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lun {
-    /// A number, in the format in which the target reports it.
+    /// A number, encoded in the format that the target reports.
     Number(u16),
-    /// The eight bytes of the LUN field, for units whose format has no number.
+    /// The eight bytes of the LUN field, for units with a format without a number.
     Field(u64),
 }
 
 impl Lun {
-    /// Hexadecimal digits of a LUN field.
+    /// Number of hexadecimal digits of a LUN field.
     const FIELD_DIGITS: usize = 16;
 
-    /// The field of a number by SAM-5, 4.7.7.2 and 4.7.7.3: peripheral device addressing below 256, flat space addressing above.
+    /// Returns the field of a number by SAM-5, 4.7.7.2 and 4.7.7.3: peripheral device addressing below 256, flat space
+    /// addressing above.
     pub fn standard_field(self) -> u64 {
         match self {
             Lun::Number(number) if number < 256 => u64::from(number) << 48,
@@ -115,15 +116,15 @@ impl Lun {
         }
     }
 
-    /// The number in a field of one level: of flat space addressing, or of peripheral device addressing. LIO puts numbers of up to 14
-    /// bits into the latter.
+    /// Returns the number in a single-level field with flat space addressing or peripheral device addressing. LIO uses the
+    /// latter for numbers of up to 14 bits.
     pub(crate) fn number_of(field: u64) -> Option<u16> {
         let first = (field >> 48) as u16;
         let is_numbered = matches!(first & 0xc000, 0 | FLAT_SPACE);
         (field << 16 == 0 && is_numbered).then_some(first & LUN_MAX)
     }
 
-    /// Chooses the field of this unit among the fields that a target reports. Without one it is the standard field.
+    /// Selects the field of this unit from the fields that a target reports; the default is the standard field.
     pub(crate) fn field_among(self, reported: &[u64]) -> u64 {
         let standard = self.standard_field();
         let Lun::Number(number) = self else {
@@ -165,10 +166,11 @@ impl FromStr for Lun {
 }
 
 impl UnitAddress {
-    /// Another way to the same unit: `HOST[:PORT]` with this one's target and LUN, or a whole address, of the same user.
+    /// Parses another path to the same unit: `HOST[:PORT]` with this address's target and LUN, or a whole address with the
+    /// same user.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// The problem with the text.
     pub fn path(&self, text: &str) -> Result<UnitAddress, String> {
         if !UnitAddress::looks_like_one(text) {
             let portal = text.parse()?;
@@ -185,18 +187,18 @@ impl UnitAddress {
         Ok(path)
     }
 
-    /// How it is written.
+    /// Syntax of an address.
     pub const FORM: &'static str = "iscsi://[USER@]HOST[:PORT]/TARGET/LUN";
 
-    /// Is this how one begins?
+    /// Returns true if the text has the prefix of an address.
     pub fn looks_like_one(text: &str) -> bool {
         text.starts_with("iscsi://")
     }
 
-    /// The target without a logical unit: `iscsi://[USER@]HOST[:PORT]/TARGET`.
+    /// Parses a target without a logical unit: `iscsi://[USER@]HOST[:PORT]/TARGET`.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// The problem with the text.
     pub fn target(text: &str) -> Result<(Option<String>, Portal, String), String> {
         let malformed = || format!("{text:?} is not {}", UnitAddress::FORM);
         let rest = text.strip_prefix("iscsi://").ok_or_else(malformed)?;
@@ -211,7 +213,7 @@ impl UnitAddress {
         Ok((user, portal.parse()?, target.to_owned()))
     }
 
-    /// Do both addresses name the same target? Names of targets are world wide unique (RFC 7143, 4.2.7.1).
+    /// Returns true if both addresses name the same target. Target names are unique worldwide (RFC 7143, 4.2.7.1).
     pub fn has_same_target(&self, other: &UnitAddress) -> bool {
         self.target.eq_ignore_ascii_case(&other.target)
     }

@@ -1,5 +1,5 @@
-//! A session that a thread attends to: it sends and receives for many commands, pings connections that are silent, and is woken by
-//! others.
+//! A session served by a thread: sends and receives for many commands, pings silent connections, and can be woken by other
+//! threads.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -9,16 +9,16 @@ use iscsi::pdu::TaskFunction;
 
 use crate::session::{Session, SessionError};
 
-/// A connection that is silent for so long is pinged, and is lost when it is silent for as long again.
+/// Silence after which a connection is pinged; after the same time again it counts as lost.
 pub(crate) const PING_AFTER: Duration = Duration::from_secs(5);
 
 type Result<T> = std::result::Result<T, SessionError>;
 
 impl Session {
-    /// Sends and receives until something comes, `wake` can be read, or `limit` is over.
+    /// Sends and receives until data arrives, `wake` is readable, or `limit` has passed.
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub(crate) fn attend(&mut self, wake: BorrowedFd<'_>, limit: Duration) -> Result<()> {
         let next = self.keep_alive()?;
         self.move_bytes_until(Some(wake), limit.min(next))?;
@@ -27,7 +27,7 @@ impl Session {
         Ok(())
     }
 
-    /// Pings connections that are silent; gives the time after which this is to be done again.
+    /// Pings silent connections. Returns the time until the next check.
     fn keep_alive(&mut self) -> Result<Duration> {
         let mut next = PING_AFTER;
         for cid in 0..self.links.len() {
@@ -35,7 +35,7 @@ impl Session {
             let silent = link.heard.elapsed();
             let since_ping = link.pinged.map(|at| at.elapsed());
             let left = match since_ping {
-                // What is lost, or comes back, has a time of its own.
+                // Lost and recovering connections have timeouts of their own.
                 _ if !self.initiator.is_ready(cid as u16) => PING_AFTER,
                 Some(waited) if waited >= PING_AFTER => {
                     let silent = SessionError::Silent {
@@ -58,28 +58,28 @@ impl Session {
         Ok(next)
     }
 
-    /// Takes a command that has ended.
+    /// Returns a completed command.
     pub(crate) fn take_done(&mut self) -> Option<CommandDone> {
         self.done.pop_front()
     }
 
-    /// Starts a command without sending it yet: see [`Session::send_queued`].
+    /// Queues a command without sending it; see [`Session::send_queued`].
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub fn queue(&mut self, request: Request) -> Result<u32> {
         Ok(self.enqueue(request)?.0)
     }
 
-    /// Sends what was queued, as much as the sockets take.
+    /// Sends queued commands as far as the sockets accept them.
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub fn send_queued(&mut self) -> Result<()> {
         (0..self.links.len() as u16).try_for_each(|cid| self.send(cid))
     }
 
-    /// Queues ABORT TASK for a command, on the command's connection.
+    /// Queues ABORT TASK for a command on the command's connection.
     pub(crate) fn abort(&mut self, itt: u32, lun: u64) -> Result<u32> {
         let cid = self.in_flight.get(&itt).copied().unwrap_or(0);
         let fields = TaskManagementRequestFields {
@@ -90,7 +90,7 @@ impl Session {
         Ok(self.initiator.task_management(cid, fields)?)
     }
 
-    /// Takes the answer to a task management function: its ITT and response.
+    /// Returns ITT and response of a completed task management function.
     pub(crate) fn take_managed(&mut self) -> Option<(u32, u8)> {
         match self.other.pop_front()? {
             Event::TaskManagement { itt, response } => Some((itt, response)),
@@ -98,7 +98,7 @@ impl Session {
         }
     }
 
-    /// A command that the target has aborted is over without an answer.
+    /// Removes a command that the target aborted without a response.
     pub(crate) fn forget(&mut self, itt: u32) {
         self.initiator.forget(itt);
         if let Some(cid) = self.in_flight.remove(&itt)
@@ -108,7 +108,7 @@ impl Session {
         }
     }
 
-    /// The session is over: its commands that were not answered, with what they were to write.
+    /// Removes the unanswered commands of an ended session and returns them with their write data.
     pub(crate) fn take_commands(&mut self) -> Vec<(u32, Vec<u8>)> {
         self.in_flight.clear();
         self.recovery.lost.clear();

@@ -1,7 +1,8 @@
-//! Logins with fewer CHAP algorithms, for targets that look at the first of a list only, or choose one that they cannot compute.
+//! Login retries with fewer CHAP algorithms, for targets that read only the first of a list, or choose one that they cannot
+//! compute.
 //!
-//! Each try is a connection of its own, because a refused login ends it (RFC 7143, 11.13.5). Only algorithms of the administrator's
-//! list are offered. The list that a target took is offered first at the next login.
+//! Each attempt is a new connection, because a refused login ends it (RFC 7143, 11.13.5). Only algorithms of the
+//! administrator's list are offered. A list that a target accepted is offered first at the next login.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +17,7 @@ use crate::session::SessionError;
 /// Portal and target of a session.
 type Key = (String, Option<String>);
 
-/// Lists of CHAP algorithms that targets took after they refused a longer one.
+/// CHAP algorithm lists that targets accepted after refusing a longer one.
 #[derive(Clone, Debug, Default)]
 pub struct ChapMemory(Arc<Mutex<HashMap<Key, Vec<Algorithm>>>>);
 
@@ -30,11 +31,11 @@ impl ChapMemory {
     }
 }
 
-/// Statuses of a target that cannot use what was offered: initiator error, authentication failure, missing parameter, invalid during
-/// login, and target error (RFC 7143, 11.13.5).
+/// Login statuses that may result from the offered algorithms: initiator error, authentication failure, missing parameter,
+/// invalid during login, and target error (RFC 7143, 11.13.5).
 const OF_ALGORITHM: [u16; 5] = [0x0200, 0x0201, 0x0207, 0x020b, 0x0300];
 
-/// Calls `log_in` with a list of algorithms, and with shorter ones as long as it fails for a reason that may lie in the list.
+/// Calls `log_in` with a list of algorithms, and with shorter ones while it fails for a reason that may be the list.
 ///
 /// # Errors
 /// The first error, which belongs to the longest list.
@@ -77,7 +78,7 @@ pub(crate) fn log_in_with<T>(
     }
 }
 
-/// Returns the algorithms that are left to be offered, or `None` if the failure has another reason or nothing is left.
+/// Returns the remaining algorithms to offer, or `None` if the failure has another reason or none remains.
 fn shorter(
     offered: &[Algorithm],
     error: &SessionError,
@@ -98,9 +99,9 @@ fn shorter(
         return None;
     }
     let rest: Vec<Algorithm> = match progress {
-        // The target may have looked at the first one only.
+        // The target may have read only the first one.
         ChapProgress::Offered => offered.iter().skip(1).copied().collect(),
-        // The target may have no room for responses of this length.
+        // The target may not support responses of this length.
         ChapProgress::Answered(used) => {
             let after = offered.iter().skip_while(|one| **one != used);
             let has_other_length = |one: &&Algorithm| one.length() != used.length();
@@ -138,7 +139,7 @@ mod tests {
         }
     }
 
-    /// Logs in to a target; gives the lists that were offered by their registered numbers, and whether it succeeded.
+    /// Logs in to a target. Returns the offered lists by registered numbers, and whether the login succeeded.
     fn offers(
         allowed: &[Algorithm],
         memory: &ChapMemory,
@@ -155,7 +156,7 @@ mod tests {
         (offers, result.is_ok())
     }
 
-    /// Looks at the first algorithm only.
+    /// A target that reads only the first algorithm.
     fn takes_md5_alone(offered: &[u8]) -> Result<(), (SessionError, ChapProgress)> {
         match offered {
             [5, ..] => Ok(()),
@@ -169,10 +170,10 @@ mod tests {
         let (offered, success) = offers(&all, &memory, takes_md5_alone);
         assert_eq!(offered, ["8,7,6,5", "7,6,5", "6,5", "5"]);
         assert!(success);
-        // Clones of the options share what was learned.
+        // Clones of the options share the memory.
         let again = offers(&all, &memory.clone(), takes_md5_alone);
         assert_eq!(again, (vec!["5".to_owned()], true));
-        // The target was replaced: the list that it took before fails, and the next login offers all again.
+        // The target was replaced: its remembered list fails, and the next login offers all again.
         let sha_alone = |offered: &[u8]| match offered {
             [8, ..] => Ok(()),
             _ => Err((refused(0x0201), ChapProgress::Offered)),
@@ -206,7 +207,7 @@ mod tests {
             assert_eq!(offered, ["8,7,6,5", "6,5", "5"]);
             assert!(success);
         }
-        // A wrong secret: nothing is left in the end.
+        // A wrong secret: all lists are tried.
         let wrong = |offered: &[u8]| {
             let used = Algorithm::from_number(offered[0].into()).unwrap();
             Err((refused(0x0201), ChapProgress::Answered(used)))

@@ -1,5 +1,5 @@
-//! CHAP credentials of an initiator, from a file of the form that the target reads: a line each,
-//! `NAME SECRET [TARGET_NAME TARGET_SECRET]`.
+//! CHAP credentials of an initiator, from a file in the target's format: one line each, `NAME SECRET [TARGET_NAME
+//! TARGET_SECRET]`.
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -8,10 +8,11 @@ use std::path::Path;
 use iscsi::chap::{Algorithm, Secret};
 use iscsi::login::Credentials;
 
-/// The line of `user` in the file at `path`. With a target's name and secret in it, the target has to prove itself too.
+/// Reads the line of `user` from the file at `path`. A target name and secret in the line require the target to
+/// authenticate too.
 ///
 /// # Errors
-/// What is wrong with the file, without a word of its secrets.
+/// The problem with the file, without secrets.
 pub fn read_credentials(path: &Path, user: &str) -> Result<Credentials, String> {
     let shown = path.display();
     let text = read_private(path, "CHAP credentials")?;
@@ -41,18 +42,18 @@ pub fn read_credentials(path: &Path, user: &str) -> Result<Credentials, String> 
     Err(format!("{shown} has no line for the CHAP user {user}"))
 }
 
-/// The secrets of a line of a file, each used in one direction.
+/// The secrets of a line, each used in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LineSecrets<'a> {
     /// Number of the line, from 1.
     pub line: usize,
-    /// The secret that the initiator proves.
+    /// The initiator's secret.
     pub initiator: &'a str,
-    /// The secret that the target proves.
+    /// The target's secret.
     pub target: Option<&'a str>,
 }
 
-/// Returns the secrets of all lines `NAME SECRET [TARGET_NAME TARGET_SECRET]`; other lines are passed over.
+/// Returns the secrets of all lines `NAME SECRET [TARGET_NAME TARGET_SECRET]`; other lines are skipped.
 pub fn secrets_of(text: &str) -> Vec<LineSecrets<'_>> {
     let lines = text.lines().enumerate();
     let secrets = lines.filter_map(|(at, line)| {
@@ -72,8 +73,8 @@ pub fn secrets_of(text: &str) -> Vec<LineSecrets<'_>> {
     secrets.collect()
 }
 
-/// Returns the line number and an error message if a target's secret of the file is an initiator's secret too. With one secret for
-/// both directions each side can prove itself with the answers of the other (RFC 7143, 9.2.1).
+/// Returns line number and error message if a target's secret in the file is also an initiator's secret. With the same
+/// secret in both directions each side could use the responses of the other (RFC 7143, 9.2.1).
 pub fn equal_secrets(text: &str) -> Option<String> {
     let lines = secrets_of(text);
     lines.iter().find_map(|one| {
@@ -87,10 +88,10 @@ pub fn equal_secrets(text: &str) -> Option<String> {
     })
 }
 
-/// The text of a file with secrets, `what`, which nobody else may read or change.
+/// Reads a file with secrets, described by `what`. Other users must have no access to it.
 ///
 /// # Errors
-/// That it cannot be read, or that others may.
+/// If the file cannot be read, or other users have access.
 pub fn read_private(path: &Path, what: &str) -> Result<String, String> {
     let shown = path.display();
     let failed = |error| format!("cannot read {what} from {shown}: {error}");

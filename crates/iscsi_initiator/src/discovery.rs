@@ -1,22 +1,22 @@
-//! Which targets a portal knows: SendTargets (RFC 7143, appendix C).
+//! Discovery of targets with SendTargets (RFC 7143, appendix C).
 
 use crate::address::Portal;
 use crate::session::{Session, SessionError, SessionOptions};
 use crate::unit::printable;
 
-/// A target, and where it is found.
+/// A discovered target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundTarget {
     /// Its iSCSI name.
     pub name: String,
-    /// Its addresses, `HOST:PORT,GROUP`, as the target gives them; none: where it was asked.
+    /// Addresses `HOST:PORT,GROUP` from the target; empty means the queried portal.
     pub addresses: Vec<String>,
 }
 
-/// Asks a portal for all targets that this initiator may log in to.
+/// Queries a portal for all targets that this initiator may log in to.
 ///
 /// # Errors
-/// Why there is no answer.
+/// The reason for a missing answer.
 pub fn discover(
     portal: &Portal,
     options: &SessionOptions,

@@ -1,10 +1,11 @@
 //! Identity of this installation as an iSCSI initiator: its name, and the seed of its ISIDs.
 //!
-//! Both are random, made once, and stored in the state folder, so that two hosts never share an initiator port and a restarted daemon
-//! has the port of the one before. The file's name depends on the machine ID: a clone of a disk image that has another machine ID
-//! makes an identity of its own.
+//! Both are random, created once, and stored in the state folder. Two hosts therefore never share an initiator port, and a
+//! restarted daemon uses the port of its predecessor. The file name depends on the machine ID, so a clone of a disk image
+//! with another machine ID creates its own identity.
 //!
-//! An ISID in use is locked. Two daemons that share a state folder, and serve one unit under one disk name, get different ISIDs.
+//! An ISID in use is locked. Two daemons that share a state folder, and serve one unit under one disk name, get different
+//! ISIDs.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -19,13 +20,13 @@ use sha2::{Digest, Sha256};
 
 use crate::session::random_bytes;
 
-/// The name that open-iscsi made for this host.
+/// The initiator name created by open-iscsi for this host.
 const OPEN_ISCSI_NAME: &str = "/etc/iscsi/initiatorname.iscsi";
 const MACHINE_ID: &str = "/etc/machine-id";
-/// A daemon that ends holds its ISIDs until its sessions have ended; the next one waits this long.
+/// A daemon holds its ISIDs until its sessions have ended; its successor waits this long for them.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 const LOCK_POLL: Duration = Duration::from_millis(20);
-/// Daemons of one state folder that serve one unit under one disk name.
+/// Maximum number of daemons of one state folder that serve one unit under one disk name.
 const ISIDS_MAX: u32 = 64;
 
 /// Initiator name and ISID seed of an installation.
@@ -34,11 +35,11 @@ pub struct Installation {
     /// InitiatorName.
     pub name: String,
     seed: [u8; 16],
-    /// Folder of the stored identity and of the locks; `None`: the identity could not be stored.
+    /// Folder of the stored identity and the locks; `None` if the identity could not be stored.
     folder: Option<PathBuf>,
 }
 
-/// An ISID that no other process uses, as far as it shares the state folder.
+/// An ISID that no other process with the same state folder uses.
 #[derive(Clone, Debug)]
 pub struct ReservedIsid {
     isid: [u8; 6],
@@ -46,14 +47,14 @@ pub struct ReservedIsid {
 }
 
 impl ReservedIsid {
-    /// The ISID, in the random format (RFC 7143, 11.12.5).
+    /// Returns the ISID, in the random format (RFC 7143, 11.12.5).
     pub fn isid(&self) -> [u8; 6] {
         self.isid
     }
 }
 
-/// Returns the default state folder: what systemd gave, else `/var/lib/lunette` for root and the user's own state folder for others.
-/// Returns `None` if there is none.
+/// Returns the default state folder: the one set by systemd, otherwise `/var/lib/lunette` for root and the user's state
+/// folder for other users. Returns `None` if there is none.
 pub fn default_state_folder() -> Option<PathBuf> {
     let given = |name: &str| {
         std::env::var_os(name)
@@ -83,10 +84,10 @@ pub fn set_state_folder(folder: Option<PathBuf>) {
     *lock(&STATE_FOLDER) = folder;
 }
 
-/// Returns the identity of this installation; makes and stores it if there is none.
+/// Returns the identity of this installation; creates and stores it if it does not exist.
 ///
 /// # Errors
-/// When the stored identity is damaged or cannot be read.
+/// If the stored identity is damaged or cannot be read.
 pub fn installation() -> Result<Arc<Installation>, String> {
     let folder = lock(&STATE_FOLDER).clone().or_else(default_state_folder);
     let mut known = lock(&KNOWN);
@@ -108,14 +109,14 @@ fn read(path: &str) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
-/// Returns a machine ID if it is one: an empty file, and `uninitialized`, stand for none (machine-id(5)).
+/// Validates a machine ID; an empty file and `uninitialized` mean none (machine-id(5)).
 fn machine_id(text: Option<&str>) -> Option<&str> {
     let id = text?.trim();
     let is_id = id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
     (is_id && id.bytes().any(|byte| byte != b'0')).then_some(id)
 }
 
-/// Returns the name in the text of open-iscsi's file.
+/// Parses open-iscsi's file and returns the name.
 fn open_iscsi_name(text: &str) -> Option<String> {
     let mut lines = text.lines().map(str::trim);
     let name = lines.find_map(|line| line.strip_prefix("InitiatorName="))?;
@@ -126,7 +127,7 @@ fn open_iscsi_name(text: &str) -> Option<String> {
 fn digest(parts: &[&[u8]]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {
-        // Lengths keep ("a", "bc") and ("ab", "c") apart.
+        // The length prefix distinguishes ("a", "bc") from ("ab", "c").
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part);
     }
@@ -137,7 +138,6 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A stored identity.
 struct Stored {
     name: String,
     seed: [u8; 16],
@@ -159,7 +159,7 @@ impl Stored {
         stored
     }
 
-    /// An identity that a machine ID determines, for hosts whose state folder cannot be written.
+    /// Derives an identity from a machine ID, for hosts without a writable state folder.
     fn of_machine(id: &str) -> Stored {
         let digest = digest(&[b"lunette initiator", id.as_bytes()]);
         let mut bytes = [0; 22];
@@ -257,24 +257,24 @@ impl Installation {
         })
     }
 
-    /// Returns true if the identity is the same in every process of this installation.
+    /// Returns true if the identity is the same in all processes of this installation.
     pub fn is_stored(&self) -> bool {
         self.folder.is_some()
     }
 
-    /// Returns the ISID of a use of this installation, such as a disk and its unit. It is the same in every process.
+    /// Returns the ISID for a use, such as a disk and its unit. It is the same in every process.
     pub fn isid(&self, of: &[&str]) -> [u8; 6] {
         let parts: Vec<&[u8]> = std::iter::once(&self.seed[..])
             .chain(of.iter().map(|part| part.as_bytes()))
             .collect();
-        // The random format (RFC 7143, 11.12.5): T is 10b, and 24 bits are the qualifier's and the random number's.
+        // The random format (RFC 7143, 11.12.5): T is 10b; qualifier and random number have 24 bits.
         let mut isid = [0x80; 6];
         isid[1..].copy_from_slice(&digest(&parts)[..5]);
         isid
     }
 
-    /// Reserves the ISID of a use until the returned value is dropped. If another process has reserved it and does not release it in
-    /// time, the next one of a fixed sequence is reserved. May wait.
+    /// Reserves the ISID of a use until the returned value is dropped. If another process holds it and does not release it
+    /// in time, reserves the next one of a fixed sequence. May wait.
     pub fn reserve_isid(&self, of: &[&str]) -> ReservedIsid {
         self.reserve_isid_within(of, LOCK_PATIENCE)
     }
@@ -318,11 +318,11 @@ impl Installation {
     }
 }
 
-/// Locks a file, which it makes; a lock that this process has is shared. Returns `None` if another process has locked the file.
+/// Creates and locks a file; a lock held by this process is shared. Returns `None` if another process holds the lock.
 fn lock_file(path: &Path, patience: Duration) -> io::Result<Option<Arc<File>>> {
     let begun = Instant::now();
     loop {
-        // Not held while this thread sleeps: other disks open meanwhile.
+        // Released while this thread sleeps, so that other disks can open.
         let mut guard = lock(&LOCKS);
         let locks = guard.get_or_insert_default();
         if let Some(file) = locks.get(path).and_then(Weak::upgrade) {
@@ -345,17 +345,17 @@ fn lock_file(path: &Path, patience: Duration) -> io::Result<Option<Arc<File>>> {
     }
 }
 
-/// An identity for this process where none can be stored.
+/// Creates an identity for this process if none can be stored.
 fn unstored(machine: Option<&str>) -> Result<Stored, String> {
     let random = || Stored::random().ok_or_else(|| "the system gives no random numbers".to_owned());
     machine.map_or_else(random, |id| Ok(Stored::of_machine(id)))
 }
 
-/// Why there is no stored identity.
+/// Reason for a missing stored identity.
 enum Failure {
-    /// The file is there and cannot be used.
+    /// The file exists and is unusable.
     Damaged(String),
-    /// The file cannot be made.
+    /// The file cannot be created.
     NotStored(io::Error),
 }
 
@@ -390,12 +390,12 @@ fn load_or_make(path: &Path) -> Result<Stored, Failure> {
         return Ok(stored);
     }
     make(path).map_err(Failure::NotStored)?;
-    // Another process may have been faster.
+    // Another process may have created it first.
     let missing = || Failure::NotStored(io::ErrorKind::NotFound.into());
     load(path)?.ok_or_else(missing)
 }
 
-/// Stores a new identity durably, unless one is there by then.
+/// Stores a new identity durably, unless another process has stored one.
 fn make(path: &Path) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
@@ -405,7 +405,7 @@ fn make(path: &Path) -> io::Result<()> {
         let mut file = private().truncate(true).create(true).open(&beside)?;
         file.write_all(stored.text().as_bytes())?;
         file.sync_all()?;
-        // Unlike a rename, a link does not replace the file of another process.
+        // A link, unlike a rename, never replaces the file of another process.
         match fs::hard_link(&beside, path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => File::open(folder)?.sync_all(),
@@ -432,7 +432,7 @@ mod tests {
         Installation::open(Some(folder), machine, None).unwrap()
     }
 
-    /// An initiator port has a name and an ISID.
+    /// Returns name and ISID, which identify an initiator port.
     fn port(installation: &Installation) -> (String, [u8; 6]) {
         (
             installation.name.clone(),
@@ -443,7 +443,7 @@ mod tests {
     #[test]
     fn identity_is_made_once_and_differs_between_installations() {
         let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-        // Containers of one image: an empty machine-id, or none, or one for all of them.
+        // Containers of one image: with an empty machine-id, without one, or with the same one.
         for machine in [Some(""), None, Some("uninitialized\n"), Some(MACHINE)] {
             let [one, other] = folders
                 .each_ref()
@@ -559,7 +559,7 @@ mod tests {
         let of = ["d0", "unit"];
         let reserve = || installation.reserve_isid_within(&of, Duration::ZERO);
         let first = installation.isid(&of);
-        // As another process has it: another open file description.
+        // Simulates another process with another open file description.
         let path = folder.path().join(format!("isid-{}.lock", hex(&first)));
         let other = File::create(&path).unwrap();
         flock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();

@@ -1,9 +1,10 @@
-//! An iSCSI initiator for programs that wait for their commands: discovery, sessions with one to sixteen connections (MC/S),
-//! and logical units with the commands of SPC and SBC that disks need.
+//! A synchronous iSCSI initiator: discovery, sessions with one to sixteen connections (MC/S), and logical units with the
+//! SPC and SBC commands for disks.
 //!
-//! [`Session`] moves bytes between sockets and the sans-IO session of crate `iscsi`, which checks what a target sends. A command goes by the
-//! connection that has the fewest commands in flight. Nothing waits longer than [`SessionOptions::timeout`] for a target that is silent.
-//! Error recovery level 0: a connection that is lost ends the session. [`ReconnectingUnit`] logs in again, for programs that serve a unit on.
+//! [`Session`] moves bytes between sockets and the I/O-free session of crate `iscsi`, which validates all input from a
+//! target. A command uses the connection with the fewest commands in flight. Waiting for a silent target is limited by
+//! [`SessionOptions::timeout`]. At error recovery level 0 a lost connection ends the session. [`ReconnectingUnit`] logs in
+//! again, for programs that serve a unit continuously.
 #![forbid(unsafe_code)]
 
 mod access_state;

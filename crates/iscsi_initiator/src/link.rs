@@ -1,4 +1,4 @@
-//! One TCP connection of a session: a socket that never blocks, and what it has not taken yet.
+//! One TCP connection of a session: a non-blocking socket and its unsent data.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -6,28 +6,28 @@ use std::time::{Duration, Instant};
 
 use crate::address::Portal;
 
-/// What is received at a time.
+/// Size of the receive buffer in bytes.
 pub const RECEIVE_BYTES: usize = 256 << 10;
 
-/// Above what the commands of most sessions have in flight.
+/// Limit on unsent bytes, above the data in flight of most sessions.
 const UNSENT_MAX: usize = 64 << 20;
 
 pub struct Link {
     pub stream: TcpStream,
-    /// When bytes last came.
+    /// Time of the last received bytes.
     pub heard: Instant,
-    /// When a ping was sent that nothing has come after.
+    /// Time of a ping without any later reception.
     pub pinged: Option<Instant>,
-    /// Commands in flight on it.
+    /// Number of commands in flight.
     pub commands: usize,
-    /// It is lost, and nothing moves on it.
+    /// The connection is lost and unused.
     pub is_lost: bool,
     out: Vec<u8>,
     sent: usize,
 }
 
 impl Link {
-    /// Connects to the first address of the portal that answers.
+    /// Connects to the first address of the portal that accepts.
     pub fn connect(portal: &Portal, timeout: Duration) -> io::Result<Link> {
         let mut last = None;
         for address in portal.addresses()? {
@@ -51,7 +51,7 @@ impl Link {
         Err(last.unwrap_or_else(|| ErrorKind::NotFound.into()))
     }
 
-    /// Takes over what is to be sent, and sends as much as the socket takes.
+    /// Takes the data to send, and sends as much as the socket accepts.
     pub fn send(&mut self, more: &mut Vec<u8>) -> io::Result<()> {
         if self.out.is_empty() {
             std::mem::swap(&mut self.out, more);
@@ -72,17 +72,17 @@ impl Link {
         Ok(())
     }
 
-    /// Has the socket not taken everything?
+    /// Returns true if unsent data is left.
     pub fn is_sending(&self) -> bool {
         self.sent < self.out.len()
     }
 
-    /// Is so much unsent that a target has to read before it is read from? What it sends may ask for more to be sent.
+    /// Returns true if reception must pause, because too much data is unsent and received PDUs may request more.
     pub fn is_full(&self) -> bool {
         self.out.len() - self.sent > UNSENT_MAX
     }
 
-    /// Receives what is there: bytes, 0 at the end of the connection, `None` where nothing is there.
+    /// Receives available bytes: their number, 0 at the end of the connection, `None` if none are available.
     pub fn receive(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         match (&self.stream).read(into) {
             Ok(bytes) => {

@@ -1,37 +1,38 @@
-//! What a disk says of itself in vital product data and mode pages, as far as it decides how it is used (SBC-4, 6.6 and 6.5).
+//! Properties of a disk from vital product data and mode pages (SBC-4, 6.6 and 6.5).
 //!
-//! Pure: pages come as the unit sent them, and are as short or as wrong as it likes.
+//! Pure functions. Pages come from the unit and may be short or wrong.
 
-/// Properties of a disk behind SCSI.
+/// Properties of a SCSI disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnitProperties {
-    /// Written data may sit in a volatile cache until SYNCHRONIZE CACHE; `None`: the unit does not say.
+    /// Written data may be in a volatile cache until SYNCHRONIZE CACHE; `None` if not reported.
     pub write_cache: Option<bool>,
-    /// It takes the FUA bit (DPOFUA).
+    /// The unit supports the FUA bit (DPOFUA).
     pub fua: bool,
-    /// log2 of the logical blocks of a physical one.
+    /// log2 of the number of logical blocks per physical block.
     pub physical_exponent: u8,
-    /// It spins.
+    /// Rotational medium.
     pub rotational: bool,
-    /// Unmapped blocks do not read as zeroes but, for example, as a provisioning initialization pattern (LBPRZ of page B2h).
+    /// Unmapped blocks do not read as zeroes but, for example, as a provisioning initialization pattern (LBPRZ of page
+    /// B2h).
     pub unmapped_pattern: bool,
-    /// It unmaps by UNMAP (LBPU).
+    /// The unit supports UNMAP (LBPU).
     pub unmap: bool,
-    /// It unmaps by WRITE SAME (16) with the UNMAP bit (LBPWS).
+    /// The unit supports WRITE SAME (16) with the UNMAP bit (LBPWS).
     pub unmap_by_write_same: bool,
-    /// Most blocks of one UNMAP; `None`: not said.
+    /// Maximum number of blocks of one UNMAP; `None` if not reported.
     pub unmap_max: Option<u32>,
-    /// Blocks that are best unmapped together.
+    /// Optimal unmap granularity in blocks.
     pub unmap_granularity: u32,
-    /// Most blocks of one WRITE SAME; `None`: not said.
+    /// Maximum number of blocks of one WRITE SAME; `None` if not reported.
     pub write_same_max: Option<u64>,
-    /// Most blocks of COMPARE AND WRITE; 0: there is none.
+    /// Maximum number of blocks of COMPARE AND WRITE; 0 if unsupported.
     pub compare_and_write_max: u8,
-    /// Best blocks of one transfer; 0: not said.
+    /// Optimal transfer length in blocks; 0 if not reported.
     pub optimal_transfer: u32,
 }
 
-/// The number in `bytes` bytes at `at`; 0 where the page ends before.
+/// Returns the number in `bytes` bytes at `at`; 0 if the page is too short.
 fn number(page: &[u8], at: usize, bytes: usize) -> u64 {
     let field = page.get(at..at + bytes).unwrap_or_default();
     field
@@ -44,7 +45,7 @@ fn said<T: TryFrom<u64>>(number: u64) -> Option<T> {
 }
 
 impl UnitProperties {
-    /// Block limits (page B0h).
+    /// Parses the block limits page (B0h).
     pub(crate) fn take_block_limits(&mut self, page: &[u8]) {
         self.compare_and_write_max = number(page, 5, 1) as u8;
         self.optimal_transfer = number(page, 12, 4) as u32;
@@ -53,12 +54,12 @@ impl UnitProperties {
         self.write_same_max = said(number(page, 36, 8));
     }
 
-    /// Block device characteristics (page B1h): 0 is not said, 1 does not rotate.
+    /// Parses the block device characteristics page (B1h): 0 is not reported, 1 is non-rotating.
     pub(crate) fn take_characteristics(&mut self, page: &[u8]) {
         self.rotational = number(page, 4, 2) > 1;
     }
 
-    /// Logical block provisioning (page B2h).
+    /// Parses the logical block provisioning page (B2h).
     pub(crate) fn take_provisioning(&mut self, page: &[u8]) {
         let flags = number(page, 5, 1);
         self.unmap = flags & 0x80 != 0;
@@ -68,7 +69,7 @@ impl UnitProperties {
         self.unmapped_pattern = zeroes != 0 && zeroes & 1 == 0;
     }
 
-    /// All mode pages, as MODE SENSE (6) gives them.
+    /// Parses all mode pages in MODE SENSE (6) data.
     pub(crate) fn take_mode(&mut self, data: &[u8]) {
         self.fua = number(data, 2, 1) & 0x10 != 0;
         let mut rest = data
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_caching_page_is_found_behind_others_and_may_not_be_there() {
-        // Header with DPOFUA, read-write error recovery, then caching with and without WCE.
+        // Header with DPOFUA, read-write error recovery page, then the caching page with and without WCE.
         let mode = |flags| {
             let mut data = vec![0, 0, 0x10, 0, 0x01, 0x0a];
             data.extend([0; 10]);
@@ -152,7 +153,7 @@ mod tests {
         for cut in 0..mode(0).len() {
             taken(&mode(0)[..cut]);
         }
-        // A page that says to be longer than all, and a block descriptor that does.
+        // A page length beyond the data, and a block descriptor length beyond the data.
         assert_eq!(taken(&[9, 0, 0, 0, 0x01, 0xff, 0]).0, None);
         assert_eq!(taken(&[9, 0, 0, 0xff, 0x08, 0x12, 0]).0, None);
     }

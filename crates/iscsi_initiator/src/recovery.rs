@@ -1,8 +1,8 @@
-//! Connections that are lost and come back while the session goes on: error recovery level 2 (RFC 7143, 7.1.5).
+//! Recovery of lost connections within a session: error recovery level 2 (RFC 7143, 7.1.5).
 //!
-//! Where another connection is there, the commands of the one that was lost are taken over by that one at once, and the lost one is opened
-//! anew without them. Else it is opened anew, and its commands go on there. What cannot be recovered in time ends the session, whose commands
-//! are then repeated in a new one where they may be.
+//! If another connection exists, it takes over the commands of the lost one at once, and the lost one is reopened without
+//! them. Otherwise it is reopened, and its commands continue there. If recovery takes too long, the session ends, and its
+//! repeatable commands are sent again in a new one.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -12,52 +12,51 @@ use iscsi::initiator::InitiatorError;
 use crate::link::Link;
 use crate::session::{Session, SessionError};
 
-/// A portal gets so long to answer while other connections wait, and while none does.
+/// Connect timeout while other connections wait, and while none does.
 const CONNECT_BESIDE: Duration = Duration::from_millis(250);
 const CONNECT_ALONE: Duration = Duration::from_secs(2);
-/// The pause before the second try to connect; it doubles.
+/// Pause before the second connection attempt; it doubles.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// So many losses in a row in which no command has ended are not accidents.
+/// Maximum number of consecutive losses without a completed command.
 const FRUITLESS_MAX: u32 = 64;
 
 type Result<T> = std::result::Result<T, SessionError>;
 
-/// How far a connection that was lost has come.
+/// Recovery state of a lost connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Its commands are being taken over by another one.
+    /// Another connection is taking over its commands.
     TakenOver,
-    /// It is to be opened.
+    /// A new connection is to be opened.
     Connect,
-    /// It logs in, and its commands, if it has any, are taken over.
+    /// The connection logs in, and takes over its commands, if any.
     LogsIn,
 }
 
-/// A connection that was lost.
 #[derive(Debug)]
 struct Lost {
     cid: u16,
     since: Instant,
     step: Step,
-    /// When it is opened, or was.
+    /// Time of the next or last connection attempt.
     next_try: Instant,
     tries: u32,
 }
 
-/// Connections that were lost, and what was lost with them.
+/// Lost connections and their lost commands.
 #[derive(Debug, Default)]
 pub(crate) struct Recovery {
     connections: Vec<Lost>,
-    /// Commands that the target does not know any more, with what they were to write.
+    /// Commands that the target no longer has, with their write data.
     pub lost: Vec<(u32, Vec<u8>)>,
-    /// Losses since this was last asked for.
+    /// Losses since the last query.
     pub losses: u32,
     fruitless: u32,
 }
 
 impl Recovery {
-    /// A command has ended.
+    /// Records a completed command.
     pub fn is_fruitful(&mut self) {
         self.fruitless = 0;
     }
@@ -67,7 +66,7 @@ impl Recovery {
     }
 }
 
-/// Is it the end of one connection, and not of the session?
+/// Returns true if the error ends one connection and not the session.
 fn is_of_connection(error: &SessionError) -> bool {
     matches!(
         error,
@@ -81,7 +80,7 @@ fn is_of_connection(error: &SessionError) -> bool {
 }
 
 impl Session {
-    /// After an error of one connection the session goes on where it can.
+    /// Handles a connection's error: starts recovery if possible, otherwise returns the error.
     pub(crate) fn or_recover(&mut self, cid: u16, result: Result<()>) -> Result<()> {
         let Err(error) = result else { return Ok(()) };
         if !self.initiator.recovers() || !is_of_connection(&error) {
@@ -103,12 +102,12 @@ impl Session {
             return;
         };
         link.is_lost = true;
-        // What the target sends yet must not be believed, and it is to notice.
+        // Further data from the target is not trustworthy, and the target must detect the end.
         link.stream.shutdown(std::net::Shutdown::Both).ok();
         let now = Instant::now();
         let wait = Duration::from_secs(self.initiator.parameters().time_to_wait.into());
         match self.recovery.of(cid) {
-            // It was about to come back: the time goes on.
+            // It was already recovering: its time limit continues.
             Some(lost) => {
                 lost.step = Step::Connect;
                 lost.next_try = now + wait + pause(lost.tries);
@@ -124,31 +123,31 @@ impl Session {
         }
     }
 
-    /// Do commands wait for this connection? Then it has to come back in time.
+    /// Returns true if commands wait for this connection, which limits its recovery time.
     fn has_commands(&self, cid: u16) -> bool {
         let link = self.links.get(usize::from(cid));
         link.is_some_and(|link| link.commands > 0)
     }
 
-    /// Do commands wait for a connection that was lost?
+    /// Returns true if commands wait for a lost connection.
     pub(crate) fn is_recovering(&self) -> bool {
         let mut lost = self.recovery.connections.iter();
         lost.any(|lost| self.has_commands(lost.cid))
     }
 
-    /// The time until something is to be done for a connection that was lost.
+    /// Returns the time until the next recovery step.
     pub(crate) fn next_recovery(&self) -> Duration {
         let now = Instant::now();
         let lost = self.recovery.connections.iter();
         let next = lost.map(|lost| match lost.step {
             Step::Connect => lost.next_try.saturating_duration_since(now),
-            // Looked at for its time.
+            // Checked periodically for its time limit.
             Step::TakenOver | Step::LogsIn => Duration::from_millis(250),
         });
         next.min().unwrap_or(Duration::MAX)
     }
 
-    /// Takes the next step for every connection that was lost, if it is time.
+    /// Takes all recovery steps that are due.
     pub(crate) fn recover(&mut self) -> Result<()> {
         if self.recovery.connections.is_empty() {
             return Ok(());
@@ -178,7 +177,7 @@ impl Session {
         Ok(())
     }
 
-    /// Has another connection take the commands over, or opens the lost one anew.
+    /// Moves the commands to another connection, or reopens the lost one.
     fn begin_again(&mut self, at: usize) {
         let lost = &self.recovery.connections[at];
         let cid = lost.cid;
@@ -213,7 +212,7 @@ impl Session {
         }
     }
 
-    /// The commands of a connection that was lost go on.
+    /// Completes the recovery of a connection's commands.
     pub(crate) fn is_recovered(&mut self, cid: u16, to: u16) {
         if cid == to {
             return self.recovery.connections.retain(|lost| lost.cid != cid);
@@ -233,7 +232,7 @@ impl Session {
         }
     }
 
-    /// Takes the commands that could not be recovered.
+    /// Returns the commands that could not be recovered.
     pub(crate) fn take_lost(&mut self) -> Vec<(u32, Vec<u8>)> {
         let lost = std::mem::take(&mut self.recovery.lost);
         for (itt, _) in &lost {
@@ -242,12 +241,12 @@ impl Session {
         lost
     }
 
-    /// Connections that were lost since this was last asked for.
+    /// Returns the number of connections lost since the last query.
     pub(crate) fn take_losses(&mut self) -> u32 {
         std::mem::take(&mut self.recovery.losses)
     }
 
-    /// For those who do not repeat commands.
+    /// Returns an error if commands were lost; for callers that do not repeat commands.
     pub(crate) fn all_recovered(&self) -> Result<()> {
         match self.recovery.lost.is_empty() {
             true => Ok(()),

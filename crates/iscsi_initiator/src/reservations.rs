@@ -8,28 +8,28 @@ type Result<T> = std::result::Result<T, CommandError>;
 
 const IN: &str = "PERSISTENT RESERVE IN";
 const OUT: &str = "PERSISTENT RESERVE OUT";
-/// Room for a thousand keys.
+/// Allocation length for a thousand keys.
 const LENGTH: u16 = 8 + 8 * 1024;
 
-/// Who may do what while a unit is reserved.
+/// Type of a persistent reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReservationKind {
-    /// Only the holder writes.
+    /// Only the holder may write.
     WriteExclusive,
-    /// Only the holder reads and writes.
+    /// Only the holder may read and write.
     ExclusiveAccess,
-    /// Only registrants write.
+    /// Only registrants may write.
     WriteExclusiveRegistrants,
-    /// Only registrants read and write.
+    /// Only registrants may read and write.
     ExclusiveAccessRegistrants,
-    /// As write exclusive for registrants, held by all of them.
+    /// Only registrants may write; all of them are holders.
     WriteExclusiveAll,
-    /// As exclusive access for registrants, held by all of them.
+    /// Only registrants may read and write; all of them are holders.
     ExclusiveAccessAll,
 }
 
 impl ReservationKind {
-    /// All kinds, with their words and the values of their types (SPC-4, table 203).
+    /// All types, with their names and values (SPC-4, table 203).
     pub const WORDS: [(&'static str, ReservationKind, u8); 6] = [
         ("write-exclusive", ReservationKind::WriteExclusive, 1),
         ("exclusive-access", ReservationKind::ExclusiveAccess, 3),
@@ -81,15 +81,15 @@ pub struct ReservationStatus {
     pub generation: u32,
     /// Reservation keys of all registrations.
     pub keys: Vec<u64>,
-    /// The reservation: its key and kind.
+    /// Key and type of the reservation.
     pub reservation: Option<(u64, Option<ReservationKind>)>,
 }
 
 impl Unit {
-    /// READ KEYS and READ RESERVATION.
+    /// Runs READ KEYS and READ RESERVATION.
     ///
     /// # Errors
-    /// When the unit does not.
+    /// If the unit refuses.
     pub fn reservations(&mut self) -> Result<ReservationStatus> {
         let (generation, list) = self.reserve_in(0)?;
         let keys = list.chunks_exact(8).filter_map(|key| key.try_into().ok());
@@ -106,7 +106,7 @@ impl Unit {
         })
     }
 
-    /// PRGENERATION, and what follows the list's length.
+    /// Returns PRGENERATION and the list.
     fn reserve_in(&mut self, action: u8) -> Result<(u32, Vec<u8>)> {
         let [high, low] = LENGTH.to_be_bytes();
         let cdb = [0x5e, action, 0, 0, 0, 0, 0, high, low, 0];
@@ -120,42 +120,43 @@ impl Unit {
         Ok((number(0), list[..length].to_vec()))
     }
 
-    /// REGISTER AND IGNORE EXISTING KEY; key 0 takes the registration back. `persists`: through a loss of power (APTPL).
+    /// Runs REGISTER AND IGNORE EXISTING KEY; key 0 removes the registration. `persists` sets APTPL: the registration
+    /// survives a power loss.
     ///
     /// # Errors
-    /// When the unit does not.
+    /// If the unit refuses.
     pub fn register(&mut self, key: u64, persists: bool) -> Result<()> {
         self.reserve_out(6, 0, 0, key, persists)
     }
 
-    /// RESERVE, with the key of this initiator's registration.
+    /// Runs RESERVE with the key of this initiator's registration.
     ///
     /// # Errors
-    /// When the unit does not.
+    /// If the unit refuses.
     pub fn reserve(&mut self, key: u64, kind: ReservationKind) -> Result<()> {
         self.reserve_out(1, kind.wire(), key, 0, false)
     }
 
-    /// RELEASE.
+    /// Runs RELEASE.
     ///
     /// # Errors
-    /// When the unit does not.
+    /// If the unit refuses.
     pub fn release(&mut self, key: u64, kind: ReservationKind) -> Result<()> {
         self.reserve_out(2, kind.wire(), key, 0, false)
     }
 
-    /// CLEAR: takes back the reservation and all registrations.
+    /// Runs CLEAR, which removes the reservation and all registrations.
     ///
     /// # Errors
-    /// When the unit does not.
+    /// If the unit refuses.
     pub fn clear_reservations(&mut self, key: u64) -> Result<()> {
         self.reserve_out(3, 0, key, 0, false)
     }
 
-    /// PREEMPT, or PREEMPT AND ABORT: takes the registrations of `other` and its reservation.
+    /// Runs PREEMPT or PREEMPT AND ABORT, which removes the registrations of `other` and its reservation.
     ///
     /// # Errors
-    /// When the unit does not.
+    /// If the unit refuses.
     pub fn preempt(
         &mut self,
         key: u64,
@@ -179,7 +180,7 @@ impl Unit {
     }
 }
 
-/// The basic parameter list (SPC-4, table 215).
+/// Returns the basic parameter list (SPC-4, table 215).
 fn parameters(key: u64, service_key: u64, persists: bool) -> [u8; 24] {
     let mut list = [0; 24];
     list[..8].copy_from_slice(&key.to_be_bytes());

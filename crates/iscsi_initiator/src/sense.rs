@@ -1,15 +1,15 @@
-//! Sense data, as words (SPC-4, 4.5).
+//! Sense data as text (SPC-4, 4.5).
 
 use std::fmt;
 
-/// Sense key, additional sense code and its qualifier.
+/// Sense key, additional sense code and qualifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sense {
     /// Sense key.
     pub key: u8,
     /// Additional sense code.
     pub code: u8,
-    /// Its qualifier.
+    /// Additional sense code qualifier.
     pub qualifier: u8,
 }
 
@@ -33,7 +33,7 @@ const KEYS: [&str; 16] = [
     "COMPLETED",
 ];
 
-/// The codes that disks answer with (SPC-4, annex F).
+/// Additional sense codes of disks (SPC-4, annex F).
 const CODES: [(u8, u8, &str); 26] = [
     (0x04, 0x01, "becoming ready"),
     (0x04, 0x02, "initializing command required"),
@@ -67,7 +67,7 @@ impl Sense {
     /// UNIT ATTENTION.
     pub const UNIT_ATTENTION: u8 = 6;
 
-    /// Reads fixed and descriptor format.
+    /// Parses fixed and descriptor format.
     pub fn parse(data: &[u8]) -> Option<Sense> {
         let at = |index: usize| data.get(index).copied().unwrap_or(0);
         let (key, code, qualifier) = match data.first()? & 0x7f {

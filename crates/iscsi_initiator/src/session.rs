@@ -1,4 +1,4 @@
-//! A session over sockets: login with redirection, commands over its connections, answers in whatever order they come.
+//! A session over sockets: login with redirection, commands on several connections, responses in any order.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -20,37 +20,38 @@ use crate::installation::installation;
 use crate::link::{Link, RECEIVE_BYTES};
 use crate::recovery::Recovery;
 
-/// How often a target may send us elsewhere before a login is given up.
+/// Maximum number of redirections in a login.
 const REDIRECTIONS_MAX: usize = 4;
-/// Target moved, for now or for good (RFC 7143, 11.13.5).
+/// Target moved temporarily or permanently (RFC 7143, 11.13.5).
 const MOVED: [u16; 2] = [0x0101, 0x0102];
-/// What the text of a target may have, before it is too much: some thousand targets.
+/// Maximum length of a text response in bytes, enough for some thousand targets.
 const TEXT_MAX: usize = 1 << 20;
-/// Events of Asynchronous Messages (11.9.1): the target wants a logout, drops this connection, or all of them.
+/// Events of Asynchronous Messages (11.9.1): the target requests a logout, drops this connection, or all of them.
 const ASYNC_LOGOUT: u8 = 1;
 const ASYNC_DROPS: [u8; 2] = [2, 3];
 
-/// As whom, and how, an initiator logs in.
+/// Options of a login.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
-    /// InitiatorName; `None`: the name of this installation.
+    /// InitiatorName; `None` uses the name of this installation.
     pub initiator_name: Option<String>,
-    /// The session's part of the initiator port's name (10.4.1); `None`: random, so that sessions do not displace each other.
+    /// The session's part of the initiator port name (10.4.1); `None` uses a random one, so that sessions do not displace
+    /// each other.
     pub isid: Option<[u8; 6]>,
-    /// For CHAP.
+    /// CHAP credentials.
     pub credentials: Option<Credentials>,
-    /// CHAP algorithms that targets took, shared by all clones.
+    /// CHAP algorithms that targets accepted, shared by all clones.
     pub chap_memory: ChapMemory,
-    /// Connections of the session, 1 to 16; a target that allows fewer gets as many as it allows.
+    /// Number of connections, 1 to 16, reduced to the target's limit.
     pub connections: u16,
-    /// What is wished for.
+    /// Proposed operational parameters.
     pub offer: Offer,
-    /// How long a target may be silent while something is asked of it, and a connection may take to come about.
+    /// Maximum silence of a target while a request is outstanding, and time limit for a connection attempt.
     pub timeout: Duration,
 }
 
 impl Default for SessionOptions {
-    /// The name of this installation, one connection, and data with commands as common initiators send it.
+    /// The name of this installation, one connection, and common values for immediate and unsolicited data.
     fn default() -> Self {
         SessionOptions {
             initiator_name: None,
@@ -74,7 +75,7 @@ impl Default for SessionOptions {
     }
 }
 
-/// Fills a buffer with random bytes; false: the system gives none.
+/// Fills a buffer with random bytes. Returns false if the system provides none.
 pub(crate) fn random_bytes(bytes: &mut [u8]) -> bool {
     getrandom::fill(bytes).is_ok()
 }
@@ -82,7 +83,7 @@ pub(crate) fn random_bytes(bytes: &mut [u8]) -> bool {
 /// Returns a random ISID, in the random format (RFC 7143, 11.12.5).
 pub fn random_isid() -> [u8; 6] {
     let mut isid = [0; 6];
-    // Without entropy the process and the time tell sessions apart.
+    // Fallback without entropy: process ID and time.
     if !random_bytes(&mut isid) {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let nanos = now.map_or(0, |time| time.subsec_nanos());
@@ -92,107 +93,107 @@ pub fn random_isid() -> [u8; 6] {
     isid
 }
 
-/// Why a session does not come about, or is over.
+/// Reason for a failed or ended session.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// No address of the portal answers.
+    /// No address of the portal accepts a connection.
     #[error("cannot connect to {portal}: {error}")]
     Connect {
         /// The portal.
         portal: Portal,
-        /// What the system says.
+        /// Error of the system.
         error: io::Error,
     },
-    /// The target does not let us in.
+    /// The login failed.
     #[error("cannot log in to {target} at {portal}: {error}")]
     Login {
-        /// The target; `discovery` for a session that asks for targets.
+        /// The target; `discovery` for a discovery session.
         target: String,
         /// The portal.
         portal: Portal,
-        /// Why not.
+        /// Reason.
         error: InitiatorError,
     },
     /// The connection is lost.
     #[error("connection {cid} to {portal} is lost: {error}")]
     Lost {
-        /// Its CID.
+        /// CID of the connection.
         cid: u16,
         /// The portal.
         portal: Portal,
-        /// What the system says.
+        /// Error of the system.
         error: io::Error,
     },
-    /// The target breaks a rule.
+    /// The target violated the protocol.
     #[error("{portal}: {error}")]
     Broken {
         /// The portal.
         portal: Portal,
-        /// Which.
+        /// The violation.
         error: InitiatorError,
     },
-    /// Nothing has come for too long.
+    /// The target was silent for too long.
     #[error("{portal} has not answered for {} s", waited.as_secs())]
     Silent {
         /// The portal.
         portal: Portal,
-        /// For how long.
+        /// Duration of the silence.
         waited: Duration,
     },
-    /// The target has refused a PDU.
+    /// The target rejected a PDU.
     #[error("{portal} rejects what was sent (reason {reason:#04x} of RFC 7143, 11.17.1)")]
     Rejected {
         /// The portal.
         portal: Portal,
-        /// The reason.
+        /// Reason code.
         reason: u8,
     },
-    /// The target wants the session to end.
+    /// The target requested the end of the session.
     #[error("{portal} asks to log out, or drops the connection")]
     Dismissed {
         /// The portal.
         portal: Portal,
     },
-    /// A connection was lost, and the target does not know a command of it.
+    /// A connection was lost, and the target no longer has one of its commands.
     #[error("a command went with a connection to {portal}: whether it was done is not known")]
     NotRecovered {
         /// The portal.
         portal: Portal,
     },
-    /// This installation has no name.
+    /// This installation has no initiator name.
     #[error("{0}")]
     Identity(String),
-    /// The session is over.
+    /// The session has ended.
     #[error(transparent)]
     NotReady(#[from] NotReady),
 }
 
 type Result<T> = std::result::Result<T, SessionError>;
 
-/// A session that is logged in.
+/// A session after login.
 pub struct Session {
     pub(crate) initiator: Initiator,
     pub(crate) links: Vec<Link>,
     pub(crate) portal: Portal,
     target: Option<String>,
     pub(crate) timeout: Duration,
-    /// When bytes last came, or the first of the requests in flight was sent.
+    /// Time of the last received bytes, or of the first request in flight.
     heard: Instant,
-    /// Commands in flight, with the connection of each.
+    /// Commands in flight by ITT, with the CID of each.
     pub(crate) in_flight: HashMap<u32, u16>,
     pub(crate) done: VecDeque<CommandDone>,
     pub(crate) other: VecDeque<Event>,
     pub(crate) recovery: Recovery,
-    /// The command that the target has rejected, with what it was to write.
+    /// The rejected command, with its write data.
     pub(crate) rejected: Option<(u32, Vec<u8>)>,
     buffer: Box<[u8]>,
 }
 
 impl Session {
-    /// Logs in to `target` at `portal`, or where it is redirected to, with all connections.
+    /// Logs in to `target` at `portal`, follows redirections, and opens all connections.
     ///
     /// # Errors
-    /// Why there is no session.
+    /// The reason for the failure.
     pub fn login(portal: &Portal, target: &str, options: &SessionOptions) -> Result<Session> {
         let mut session = Session::leading(portal, Some(target), options)?;
         let allowed = session.initiator.parameters().max_connections;
@@ -202,10 +203,10 @@ impl Session {
         Ok(session)
     }
 
-    /// A discovery session (RFC 7143, 4.3), which asks for targets only.
+    /// Opens a discovery session (RFC 7143, 4.3).
     ///
     /// # Errors
-    /// Why there is no session.
+    /// The reason for the failure.
     pub fn discovery(portal: &Portal, options: &SessionOptions) -> Result<Session> {
         Session::leading(portal, None, options)
     }
@@ -249,7 +250,7 @@ impl Session {
         })
     }
 
-    /// Makes one try to log in; with an error comes how far CHAP was.
+    /// Makes one login attempt. An error includes the progress of CHAP.
     fn leading_with(
         portal: &Portal,
         target: Option<&str>,
@@ -267,10 +268,10 @@ impl Session {
             }
         };
         let mut offer = options.offer.clone();
-        // At error recovery level 2 some targets count a connection that was lost until it is back.
+        // At error recovery level 2 some targets count a lost connection until it is restored.
         let spare = u16::from(offer.session.error_recovery_level == 2);
         offer.session.max_connections = options.connections.max(1) + spare;
-        // The larger one counts (13.15), so the target says how long it has to be left alone after a loss.
+        // The larger value applies (13.15), so 0 lets the target choose the delay after a loss.
         offer.session.time_to_wait = 0;
         let mut session = Session {
             initiator: Initiator::new(InitiatorSettings {
@@ -312,7 +313,7 @@ impl Session {
         self.heard = begun;
         while !self.initiator.is_ready(cid) {
             self.move_bytes().map_err(|error| self.of_login(error))?;
-            // A target that sends a byte now and then does not keep a login open.
+            // A target that sends a byte occasionally cannot extend a login.
             if begun.elapsed() > self.timeout && !self.initiator.is_ready(cid) {
                 return Err(SessionError::Silent {
                     portal: self.portal.clone(),
@@ -337,37 +338,37 @@ impl Session {
         }
     }
 
-    /// Connections that it has.
+    /// Returns the number of connections.
     pub fn connections(&self) -> usize {
         self.links.len()
     }
 
-    /// Where it is.
+    /// Returns the portal.
     pub fn portal(&self) -> &Portal {
         &self.portal
     }
 
-    /// What was negotiated.
+    /// Returns the negotiated parameters.
     pub fn parameters(&self) -> &SessionParameters {
         self.initiator.parameters()
     }
 
-    /// Commands in flight.
+    /// Returns the number of commands in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Starts a command, by the connection with the fewest in flight; its ITT is that of its [`CommandDone`].
+    /// Starts a command on the connection with the fewest in flight. Returns its ITT, which identifies its [`CommandDone`].
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub fn submit(&mut self, request: Request) -> Result<u32> {
         let (itt, cid) = self.enqueue(request)?;
         self.send(cid)?;
         Ok(itt)
     }
 
-    /// The same, without a byte sent yet.
+    /// As `submit`, without sending.
     pub(crate) fn enqueue(&mut self, request: Request) -> Result<(u32, u16)> {
         let links = (0u16..).zip(&self.links);
         let cid = links.min_by_key(|(cid, link)| (!self.initiator.is_ready(*cid), link.commands));
@@ -383,10 +384,10 @@ impl Session {
         Ok((itt, cid))
     }
 
-    /// Waits for the next command that ends.
+    /// Waits for the next completed command.
     ///
     /// # Errors
-    /// When the session is over, or nothing is in flight.
+    /// If the session has ended, or no command is in flight.
     pub fn wait(&mut self) -> Result<CommandDone> {
         loop {
             if let Some(done) = self.done.pop_front() {
@@ -400,10 +401,10 @@ impl Session {
         }
     }
 
-    /// The next command that has ended, if one has or does within `limit`.
+    /// Returns the next completed command; waits up to `limit`.
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub fn poll(&mut self, limit: Duration) -> Result<Option<CommandDone>> {
         if self.done.is_empty() {
             let moved = self.move_bytes_until(None, limit)?;
@@ -420,10 +421,10 @@ impl Session {
         Ok(self.done.pop_front())
     }
 
-    /// One command from beginning to end; others that end meanwhile are kept for [`Session::wait`].
+    /// Executes one command. Other commands that complete in the meantime are stored for [`Session::wait`].
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub fn run(&mut self, request: Request) -> Result<CommandDone> {
         let itt = self.submit(request)?;
         loop {
@@ -437,10 +438,10 @@ impl Session {
         }
     }
 
-    /// Sends a NOP-Out with `data` by the connection `cid`, and gives the time until its answer.
+    /// Sends a NOP-Out with `data` on the connection `cid`, and returns the round-trip time.
     ///
     /// # Errors
-    /// When the session is over, or other data comes back.
+    /// If the session has ended, or the echoed data differs.
     pub fn ping(&mut self, cid: u16, data: &[u8]) -> Result<Duration> {
         let begun = Instant::now();
         self.heard = begun;
@@ -456,10 +457,10 @@ impl Session {
         }
     }
 
-    /// Sends text and gives the target's.
+    /// Sends text and returns the target's text.
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub fn text(&mut self, text: &[u8]) -> Result<Vec<u8>> {
         self.heard = Instant::now();
         let itt = self.initiator.text(0, text)?;
@@ -471,10 +472,10 @@ impl Session {
         }
     }
 
-    /// Has all tasks of a logical unit aborted, whoever sent them (LOGICAL UNIT RESET, 11.5); gives the response code.
+    /// Aborts all tasks of a logical unit from all initiators (LOGICAL UNIT RESET, 11.5). Returns the response code.
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub fn reset_unit(&mut self, lun: u64) -> Result<u8> {
         self.heard = Instant::now();
         let fields = TaskManagementRequestFields {
@@ -491,17 +492,17 @@ impl Session {
         }
     }
 
-    /// Ends the session in order.
+    /// Logs the session out.
     ///
     /// # Errors
-    /// When it was over before.
+    /// If the session had already ended.
     pub fn logout(mut self) -> Result<()> {
         self.heard = Instant::now();
         let itt = self.initiator.logout(0, LogoutReason::CloseSession, 0)?;
         let answer =
             self.wait_for(|event| matches!(event, Event::LoggedOut { itt: of, .. } if *of == itt));
         match answer {
-            // The target closes all connections; that of another may be seen before the answer.
+            // The target closes all connections; the end of another one may be detected before the response.
             Ok(_) | Err(SessionError::Lost { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -538,7 +539,7 @@ impl Session {
         }
     }
 
-    /// Sends what is to be sent and takes what comes, on whichever connection something happens first.
+    /// Sends pending data and processes received data on all connections.
     fn move_bytes(&mut self) -> Result<()> {
         let left = self.timeout.saturating_sub(self.heard.elapsed());
         match self.move_bytes_until(None, left)? {
@@ -550,7 +551,7 @@ impl Session {
         }
     }
 
-    /// The same, until `limit` is over or `wake` can be read; false: nothing has happened.
+    /// As `move_bytes`, until `limit` has passed or `wake` is readable. Returns false if nothing happened.
     pub(crate) fn move_bytes_until(
         &mut self,
         wake: Option<BorrowedFd<'_>>,
@@ -562,7 +563,7 @@ impl Session {
             self.or_recover(cid, sent)?;
         }
         let limit = limit.min(self.next_recovery());
-        // Of one that is lost only its end could be told.
+        // A lost connection has no more useful events.
         let here: Vec<u16> = (0..self.links.len() as u16)
             .filter(|cid| !self.links[usize::from(*cid)].is_lost)
             .collect();
@@ -609,7 +610,7 @@ impl Session {
         let received = self
             .initiator
             .receive_into(cid, &self.buffer[..bytes], &mut events);
-        // All of them, for commands that have ended before a mistake of the target are over.
+        // All events are processed, so that commands completed before a protocol error are not lost.
         let mut taken = Ok(());
         for event in events {
             taken = taken.and(self.take(event));

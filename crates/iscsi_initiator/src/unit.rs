@@ -1,6 +1,6 @@
-//! A logical unit: the commands of SPC and SBC that somebody who copies, compares or looks at disks needs.
+//! A logical unit: the SPC and SBC commands for copying, comparing and inspecting disks.
 //!
-//! What a unit says is checked before it is used: sizes, lengths, and that all data of a read have come.
+//! Data from a unit is checked before use: sizes, lengths, and the completeness of reads.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,43 +19,43 @@ const CHECK_CONDITION: u8 = 0x02;
 const BUSY: u8 = 0x08;
 const RESERVATION_CONFLICT: u8 = 0x18;
 const TASK_SET_FULL: u8 = 0x28;
-/// A new nexus is told some things, one a command; more than these mean that it never ends.
+/// Maximum number of unit attentions in a row. A new nexus reports several, one per command; a unit with more never stops.
 const ATTENTIONS_MAX: u32 = 16;
-/// A unit that is busy is asked again this often, with a pause that doubles.
+/// Number of retries on a busy unit, with a pause that doubles.
 const BUSY_MAX: u32 = 8;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
-/// Bytes of a LUN list: as many LUNs as flat space addressing has, which is more than most targets report.
+/// Size of a LUN list in bytes: all LUNs of flat space addressing, more than most targets report.
 const LUNS_BYTES: u32 = 8 + 8 * 16_384;
-/// Bytes of the longest LUN list that is read.
+/// Maximum size of a LUN list in bytes.
 const LUNS_BYTES_MAX: u32 = 8 + 8 * (1 << 20);
-/// GET LBA STATUS: descriptors at a time.
+/// Number of descriptors per GET LBA STATUS.
 const EXTENTS: u32 = 512;
 /// PROVISIONING STATUS of blocks without data (SBC-4, 5.6.2.3).
 const DEALLOCATED: u8 = 1;
 const ANCHORED: u8 = 2;
 
-/// Why a command did not do what it is for.
+/// Reason for a failed command.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// The session is over.
+    /// The session has ended.
     #[error(transparent)]
     Session(#[from] SessionError),
-    /// The unit says no.
+    /// The unit refused the command.
     #[error("{command}: {}", refusal(*status, sense.as_ref()))]
     Refused {
         /// The command's name.
         command: &'static str,
         /// SCSI status.
         status: u8,
-        /// Why.
+        /// Sense data.
         sense: Option<Sense>,
     },
-    /// The answer makes no sense.
+    /// The response is invalid.
     #[error("{command}: {what}")]
     Answer {
         /// The command's name.
         command: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
 }
@@ -76,31 +76,31 @@ fn refusal(status: u8, sense: Option<&Sense>) -> String {
 
 type Result<T> = std::result::Result<T, CommandError>;
 
-/// A run of blocks of one kind.
+/// A range of blocks with the same state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// First block.
     pub block: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
     /// The blocks may hold data. Otherwise the unit reports them as deallocated or anchored.
     pub mapped: bool,
 }
 
-/// A logical unit in a session of its own.
+/// A logical unit with a session of its own.
 pub struct Unit {
     session: Session,
     lun: u64,
     info: UnitInfo,
-    /// Bytes that each read in flight has to bring; none for a write.
+    /// Expected bytes of each read in flight; none for a write.
     expected: HashMap<u32, Option<u32>>,
 }
 
 impl Unit {
-    /// Takes what a new nexus is told, and asks what the unit is.
+    /// Opens a unit: processes initial unit attentions and reads its properties.
     ///
     /// # Errors
-    /// When it is no disk, or is not ready.
+    /// If it is not a disk, or is not ready.
     pub fn open(mut session: Session, lun: Lun) -> Result<Unit> {
         let lun = field_of(&mut session, lun)?;
         let info = Unit::inspect(&mut session, lun)?;
@@ -112,26 +112,25 @@ impl Unit {
         })
     }
 
-    /// Reads identity and size of the unit with this LUN field. The session may be used for other units afterwards.
+    /// Reads identity and size of the unit with this LUN field. The session can be used for other units afterwards.
     ///
     /// # Errors
-    /// When it is not ready, or there is no such unit.
+    /// If the unit does not exist or is not ready.
     pub fn inspect(session: &mut Session, lun: u64) -> Result<UnitInfo> {
         command(session, lun, "TEST UNIT READY", &[0; 6], 0)?;
         look(session, lun)
     }
 
-    /// What it is.
+    /// Returns the unit's properties.
     pub fn info(&self) -> &UnitInfo {
         &self.info
     }
 
-    /// Its logical unit number, as the eight bytes of a LUN field.
     pub(crate) fn lun(&self) -> u64 {
         self.lun
     }
 
-    /// Asks anew what it is, after it has said that something has changed.
+    /// Reads the properties again after the unit reported a change.
     pub(crate) fn measure_again(&mut self) -> Result<()> {
         self.info = look(&mut self.session, self.lun)?;
         match self.info.is_disk() {
@@ -144,10 +143,10 @@ impl Unit {
         }
     }
 
-    /// How the port that the session goes by gives access to it. A unit that does not tell gives it by all alike.
+    /// Returns the access state of the session's port. A unit without a report has equal access on all ports.
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub(crate) fn access(&mut self) -> Result<Access> {
         let told = |result: Result<Vec<u8>>| match result {
             Err(CommandError::Refused { .. }) => Ok(Vec::new()),
@@ -167,32 +166,32 @@ impl Unit {
         Ok(access(&data, group).unwrap_or(Access::EQUAL))
     }
 
-    /// Its session.
+    /// Returns the session.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
     }
 
-    /// Ends the session in order.
+    /// Logs the session out.
     ///
     /// # Errors
-    /// When it was over before.
+    /// If the session had already ended.
     pub fn close(self) -> Result<()> {
         Ok(self.session.logout()?)
     }
 
-    /// INQUIRY, with a page code for vital product data.
+    /// Runs INQUIRY, with a page code for vital product data.
     ///
     /// # Errors
-    /// When the unit has no such page.
+    /// If the unit does not have this page.
     pub fn inquiry(&mut self, page: Option<u8>) -> Result<Vec<u8>> {
         let cdb = [0x12, u8::from(page.is_some()), page.unwrap_or(0), 4, 0, 0];
         self.command("INQUIRY", &cdb, 1024)
     }
 
-    /// Starts READ (16). [`Unit::finish`] gives its data, all of it.
+    /// Starts READ (16). [`Unit::finish`] returns the complete data.
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub fn start_read(&mut self, block: u64, blocks: u32) -> Result<u32> {
         let length = blocks * self.info.block_size;
         let request = Initiator::read(self.lun, &cdb16(0x88, block, blocks), length);
@@ -204,7 +203,7 @@ impl Unit {
     /// Starts WRITE (16) of whole blocks.
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub fn start_write(&mut self, block: u64, data: Vec<u8>) -> Result<u32> {
         let blocks = data.len() as u32 / self.info.block_size;
         let request = Initiator::write(self.lun, &cdb16(0x8a, block, blocks), data);
@@ -213,10 +212,11 @@ impl Unit {
         Ok(itt)
     }
 
-    /// Waits for the next read or write that ends: its ITT, and the data that it read.
+    /// Waits for the next completed read or write. Returns its ITT and the read data.
     ///
     /// # Errors
-    /// When it failed, or less was transferred than its command says. A unit attention is an error here: who has several commands in flight decides what it means.
+    /// If the command failed, or transferred less than its length. A unit attention is also an error here, because its
+    /// meaning for several commands in flight depends on the caller.
     pub fn finish(&mut self) -> Result<(u32, Vec<u8>)> {
         let done = self.session.wait()?;
         let itt = done.itt;
@@ -231,7 +231,7 @@ impl Unit {
     /// Zeroes blocks: WRITE SAME (16), with the UNMAP bit if `unmaps`.
     ///
     /// # Errors
-    /// When the unit does not.
+    /// If the unit refuses.
     pub fn write_zeroes(&mut self, block: u64, blocks: u32, unmaps: bool) -> Result<()> {
         let mut cdb = cdb16(0x93, block, blocks);
         if unmaps {
@@ -241,19 +241,19 @@ impl Unit {
         self.command_out("WRITE SAME(16)", &cdb, &zeroes)
     }
 
-    /// Brings what was written to stable storage: SYNCHRONIZE CACHE (16) of everything.
+    /// Makes written data durable: SYNCHRONIZE CACHE (16) of the whole unit.
     ///
     /// # Errors
-    /// When the unit does not.
+    /// If the unit refuses.
     pub fn flush(&mut self) -> Result<()> {
         self.command("SYNCHRONIZE CACHE(16)", &cdb16(0x91, 0, 0), 0)
             .map(drop)
     }
 
-    /// Returns the extents of one GET LBA STATUS answer, from `block` on. Blocks without a valid descriptor are data.
+    /// Returns the extents of one GET LBA STATUS response, from `block` on. Blocks without a valid descriptor are data.
     ///
     /// # Errors
-    /// When the session is over.
+    /// If the session has ended.
     pub fn extents(&mut self, block: u64) -> Result<Vec<Extent>> {
         const NAME: &str = "GET LBA STATUS";
         let all = Extent {
@@ -277,7 +277,7 @@ impl Unit {
         })
     }
 
-    /// A command that reads up to `length` bytes. Unit attentions are taken, and a unit that is busy is asked again.
+    /// Executes a command that reads up to `length` bytes. Skips unit attentions and retries while the unit is busy.
     pub(crate) fn command(
         &mut self,
         name: &'static str,
@@ -287,7 +287,7 @@ impl Unit {
         command(&mut self.session, self.lun, name, cdb, length)
     }
 
-    /// A command that writes `data`.
+    /// Executes a command that writes `data`.
     pub(crate) fn command_out(
         &mut self,
         name: &'static str,
@@ -302,12 +302,12 @@ impl Unit {
     }
 }
 
-/// A logical unit that a target reports.
+/// A logical unit in a target's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReportedLun {
-    /// How an address names it.
+    /// The number for addresses.
     pub lun: Lun,
-    /// Its LUN field, as the target reports it.
+    /// The LUN field, as reported.
     pub field: u64,
 }
 
@@ -316,14 +316,14 @@ pub struct ReportedLun {
 pub struct LunList {
     /// The reported units, in the order of their numbers.
     pub luns: Vec<ReportedLun>,
-    /// Number of units that the target has beyond those.
+    /// Number of further units that are not included.
     pub missing: u64,
 }
 
-/// Asks a target for its logical units: REPORT LUNS.
+/// Reads the logical units of a target with REPORT LUNS.
 ///
 /// # Errors
-/// When the target does not answer, or the answer is too short.
+/// If the target does not answer, or the response is too short.
 pub fn luns(session: &mut Session) -> Result<LunList> {
     let mut data = report_luns(session, LUNS_BYTES)?;
     let length = |data: &[u8]| {
@@ -347,7 +347,7 @@ fn report_luns(session: &mut Session, length: u32) -> Result<Vec<u8>> {
     Ok(retried(session, "REPORT LUNS", || Initiator::read(0, &cdb, length))?.data)
 }
 
-/// Parses REPORT LUNS parameter data (SPC-5, 6.33) whose LUN LIST LENGTH is `length`.
+/// Parses REPORT LUNS parameter data (SPC-5, 6.33) with LUN LIST LENGTH `length`.
 fn lun_list(data: &[u8], length: u32) -> LunList {
     let list = data.get(8..).unwrap_or_default();
     let list = list.get(..length as usize).unwrap_or(list);
@@ -361,7 +361,7 @@ fn lun_list(data: &[u8], length: u32) -> LunList {
     fields.sort_unstable_by_key(order);
     fields.dedup();
     let names = fields.iter().map(|field| {
-        // If two units have one number, the second is named by its field.
+        // If two units have the same number, the second is named by its field.
         let number = Lun::number_of(*field).map(Lun::Number);
         let number = number.filter(|number| number.field_among(&fields) == *field);
         ReportedLun {
@@ -375,8 +375,8 @@ fn lun_list(data: &[u8], length: u32) -> LunList {
     }
 }
 
-/// Returns the LUN field that the target uses for a unit. Some targets (LIO) report numbers above 255 in another format than SAM-5
-/// demands, and take them in that format only.
+/// Returns the LUN field that the target uses for a unit. Some targets (LIO) report numbers above 255 in a format other
+/// than SAM-5 requires, and accept only that format.
 fn field_of(session: &mut Session, lun: Lun) -> Result<u64> {
     if let Lun::Field(field) = lun {
         return Ok(field);
@@ -387,22 +387,22 @@ fn field_of(session: &mut Session, lun: Lun) -> Result<u64> {
             Ok(lun.field_among(&fields))
         }
         Err(CommandError::Session(error)) => Err(error.into()),
-        // A target that does not report its units.
+        // The target does not support REPORT LUNS.
         Err(_) => Ok(lun.standard_field()),
     }
 }
 
 /// Parses GET LBA STATUS parameter data (SBC-4, 5.6.2) from block `from` on, for a unit of `blocks` blocks.
 ///
-/// Only PROVISIONING STATUS 1h (deallocated) and 2h (anchored) mark a hole. 0h, 3h (mapped), 4h (unknown) and reserved values are data.
-/// Parsing stops at the first descriptor that does not begin where the previous one ended. The blocks behind the last extent are not
-/// described; the caller treats them as data.
+/// Only PROVISIONING STATUS 1h (deallocated) and 2h (anchored) mark a hole. 0h, 3h (mapped), 4h (unknown) and reserved
+/// values are data. Parsing stops at the first descriptor that does not start at the end of the previous one. Blocks after
+/// the last extent are not described; the caller treats them as data.
 pub fn parse_extents(data: &[u8], from: u64, blocks: u64) -> Vec<Extent> {
     let mut extents = Vec::new();
     let Some((length, _)) = data.split_first_chunk::<4>() else {
         return extents;
     };
-    // PARAMETER DATA LENGTH does not count its own four bytes.
+    // PARAMETER DATA LENGTH excludes its own four bytes.
     let end = (u32::from_be_bytes(*length) as usize).saturating_add(4);
     let list = data.get(8..end.min(data.len())).unwrap_or_default();
     let mut next = from;
@@ -427,7 +427,7 @@ pub fn parse_extents(data: &[u8], from: u64, blocks: u64) -> Vec<Extent> {
     extents
 }
 
-/// The whole of a 16-byte command with a block address and a length.
+/// Builds a 16-byte CDB with a block address and a length.
 pub fn cdb16(operation: u8, block: u64, length: u32) -> [u8; 16] {
     let mut cdb = [0; 16];
     cdb[0] = operation;
@@ -487,7 +487,7 @@ fn retried(
     }
 }
 
-/// Fewer data came than the command asks for, with status GOOD: what is missing is not zeroes.
+/// Checks that a read returned all data. After a short read with status GOOD the missing data is unknown.
 fn read_whole(command: &'static str, done: CommandDone, length: u32) -> Result<Vec<u8>> {
     match done.data.len() {
         came if came == length as usize => Ok(done.data),
@@ -495,7 +495,7 @@ fn read_whole(command: &'static str, done: CommandDone, length: u32) -> Result<V
     }
 }
 
-/// Less data was taken than the command has, with status GOOD: not everything is written.
+/// Checks that a write transferred all data. After a short write with status GOOD some data is not written.
 fn written(command: &'static str, done: CommandDone) -> Result<()> {
     match done.residual {
         0.. => Ok(()),
@@ -503,10 +503,10 @@ fn written(command: &'static str, done: CommandDone) -> Result<()> {
     }
 }
 
-/// An answer of status GOOD.
+/// Returns a response with status GOOD.
 ///
 /// # Errors
-/// Any other answer.
+/// Any other response.
 pub fn checked(command: &'static str, done: CommandDone) -> Result<CommandDone> {
     if done.response != 0 {
         let what = format!("iSCSI response {:#04x}", done.response);
@@ -529,7 +529,7 @@ pub(crate) fn answer(command: &'static str, what: impl Into<String>) -> CommandE
     }
 }
 
-/// Text of a target for a terminal: without control characters, which could do anything there.
+/// Converts text of a target for a terminal: replaces control characters.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     let text = text.trim_matches([' ', '\0']);
@@ -552,7 +552,7 @@ mod tests {
     fn luns_of_every_format_are_listed() {
         let fields: [[u8; 8]; 7] = [
             [0x40, 0x07, 0, 0, 0, 0, 0, 0],
-            // LIO: the number as it is, and flat space addressing.
+            // LIO: the plain number, and flat space addressing.
             [0x01, 0x2c, 0, 0, 0, 0, 0, 0],
             [0x41, 0x2d, 0, 0, 0, 0, 0, 0],
             [0x41, 0x2c, 0, 0, 0, 0, 0, 0],
@@ -596,7 +596,7 @@ mod tests {
         data.extend([0, 1, 0, 0, 0, 0, 0, 0, 0xff]);
         let list = lun_list(&data, 40);
         assert_eq!((list.luns.len(), list.missing), (2, 3));
-        // Bytes behind the LUN LIST LENGTH are not a part of the answer.
+        // Bytes after the LUN LIST LENGTH are not part of the list.
         let list = lun_list(&data, 8);
         assert_eq!((list.luns.len(), list.missing), (1, 0));
         for cut in 0..data.len() {
@@ -604,7 +604,7 @@ mod tests {
         }
     }
 
-    /// GET LBA STATUS parameter data with these descriptors: first block, blocks, PROVISIONING STATUS.
+    /// Builds GET LBA STATUS parameter data with these descriptors: first block, blocks, PROVISIONING STATUS.
     fn lba_status(descriptors: &[(u64, u32, u8)]) -> Vec<u8> {
         let mut data = (4 + 16 * descriptors.len() as u32).to_be_bytes().to_vec();
         data.extend([0; 4]);
@@ -639,11 +639,11 @@ mod tests {
             let data = lba_status(&[(8, 4, 1), next, (16, 4, 1)]);
             assert_eq!(parsed(&data), [hole], "{next:?}");
         }
-        // The first descriptor has to begin at the block that was asked for.
+        // The first descriptor must start at the requested block.
         for first in [(0, 50, 1), (9, 4, 1), (u64::MAX, 4, 1)] {
             assert_eq!(parsed(&lba_status(&[first])), [], "{first:?}");
         }
-        // A descriptor that reaches beyond the end of the unit.
+        // A descriptor that extends beyond the end of the unit.
         assert_eq!(parsed(&lba_status(&[(8, u32::MAX, 2)])), [(8, 92, false)]);
     }
 
@@ -654,7 +654,7 @@ mod tests {
         for cut in 0..data.len() {
             assert_eq!(parsed(&data[..cut]).len(), cut.saturating_sub(8) / 16);
         }
-        // The rest of the buffer is not a part of the answer.
+        // The rest of the buffer is not part of the response.
         data[..4].copy_from_slice(&[0, 0, 0, 20]);
         assert_eq!(parsed(&data).len(), 1);
         data[..4].copy_from_slice(&[0, 0, 0, 0]);

@@ -1,6 +1,6 @@
-//! Identity of a logical unit: the names that it reports, and whether two sets of names belong to one unit.
+//! Identity of a logical unit: its reported names, and the comparison of two sets of names.
 //!
-//! Pure: pages come as the unit sent them, and may be short or wrong.
+//! Pure functions. Pages come from the unit and may be short or wrong.
 
 use std::fmt;
 
@@ -13,19 +13,20 @@ pub(crate) const NAA: u8 = 3;
 const NAME_STRING: u8 = 8;
 const UUID: u8 = 10;
 
-/// Vendor identification at the beginning of a T10 vendor ID based designator.
+/// Length of the vendor identification at the start of a T10 vendor ID based designator, in bytes.
 const T10_VENDOR_BYTES: usize = 8;
-/// A vendor-specific identifier of this length is taken for a random one, also if the unit has a locally assigned NAA identifier.
+/// A vendor-specific identifier of this length is regarded as random, even if the unit has a locally assigned NAA
+/// identifier.
 const RANDOM_TEXT: usize = 32;
 
-/// Names by which a logical unit identifies itself.
+/// Names of a logical unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnitIdentity {
-    /// World wide unique names: NAA types 2, 5 and 6, EUI-64, SCSI name strings, UUIDs.
+    /// Worldwide unique names: NAA types 2, 5 and 6, EUI-64, SCSI name strings, UUIDs.
     world_wide: Vec<String>,
-    /// Locally assigned identifier: NAA type 3, or without a company ID. It is unique within its target only.
+    /// Locally assigned identifier (NAA type 3, or without a company ID), unique within its target only.
     local: Option<String>,
-    /// T10 vendor ID based designator that names a single unit of its vendor.
+    /// T10 vendor ID based designator that identifies a single unit of its vendor.
     t10: Option<String>,
     /// Vendor and product identification.
     model: String,
@@ -40,20 +41,20 @@ pub enum Evidence {
     Same,
     /// They belong to different units.
     Different,
-    /// Nothing: no name of the units can be compared.
+    /// The names are not comparable.
     None,
 }
 
 /// A designation descriptor (SPC-5, 7.7.6.1).
 pub(crate) struct Designator<'a> {
-    /// 0: of the logical unit, 1: of the target port.
+    /// 0: logical unit, 1: target port.
     pub association: u8,
     /// 3: NAA, 5: target port group.
     pub kind: u8,
     pub bytes: &'a [u8],
 }
 
-/// Returns the designators of VPD page 83h, up to the first that is cut off.
+/// Returns the designators of VPD page 83h, up to the first truncated one.
 pub(crate) fn designators(page: &[u8]) -> impl Iterator<Item = Designator<'_>> {
     let mut rest = page.get(4..).unwrap_or_default();
     std::iter::from_fn(move || {
@@ -68,18 +69,17 @@ pub(crate) fn designators(page: &[u8]) -> impl Iterator<Item = Designator<'_>> {
     })
 }
 
-/// Bytes as hexadecimal digits.
 pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A name of a unit, and whether it is unique beyond its target.
+/// A name of a unit, and its scope.
 enum Name {
     WorldWide(String),
     Local(String),
 }
 
-/// Returns the name in an NAA identifier. `None`: its type or length is not known, or it has no identifier.
+/// Returns the name in an NAA identifier; `None` if its type or length is unknown, or the identifier is empty.
 fn naa(bytes: &[u8]) -> Option<Name> {
     let (first, rest) = bytes.split_first()?;
     let name = format!("naa.{}", hexadecimal(bytes));
@@ -95,7 +95,7 @@ fn naa(bytes: &[u8]) -> Option<Name> {
         (3, _) if bytes.len() == 8 => false,
         _ => return None,
     };
-    // An identifier without a company ID is not registered: tgt derives one of type 6 from target and LUN number.
+    // An identifier without a company ID is not registered: tgt derives type 6 from target and LUN number.
     Some(match company {
         true => Name::WorldWide(name),
         false => Name::Local(name),
@@ -121,7 +121,7 @@ fn name_string(bytes: &[u8]) -> Option<Name> {
     }
 }
 
-/// Returns the identifier in a text, unless the text is a placeholder: empty, or one character repeated.
+/// Returns the identifier in a text, unless it is a placeholder: empty, or one repeated character.
 fn identifier(text: &str) -> Option<&str> {
     let text = text.trim_matches([' ', '\0']);
     let first = text.chars().next()?;
@@ -176,8 +176,8 @@ impl UnitIdentity {
         identity
     }
 
-    /// Returns whether a vendor-specific identifier names a single unit. Some targets put only the product there, or a number that
-    /// follows from the LUN (tgt).
+    /// Returns true if a vendor-specific identifier is specific to a single unit. Some targets use only the product, or a
+    /// number derived from the LUN (tgt).
     fn is_of_one_unit(&self, product: &str, specific: &str) -> bool {
         let own = specific.strip_prefix(product).unwrap_or(specific);
         let Some(own) = identifier(own) else {
@@ -191,23 +191,23 @@ impl UnitIdentity {
         own.len() >= RANDOM_TEXT || self.local.is_none() && (has_serial || has_product)
     }
 
-    /// The name that is unique beyond the target, if there is one.
+    /// Returns the name that is unique beyond the target.
     pub fn world_wide_name(&self) -> Option<&str> {
         let is_naa = |name: &&String| name.starts_with("naa.");
         let names = &self.world_wide;
         let name = names.iter().find(is_naa).or(names.first());
-        // Beside a locally assigned name the T10 designator is a random one: see `is_of_one_unit`.
+        // With a locally assigned name, an accepted T10 designator is random; see `is_of_one_unit`.
         let random = self.t10.as_ref().filter(|_| self.local.is_some());
         name.or(random).map(String::as_str)
     }
 
-    /// The name that is unique within the target, if there is one.
+    /// Returns the name that is unique within the target.
     pub fn local_name(&self) -> Option<&str> {
         self.local.as_deref()
     }
 
-    /// Compares the names of two units. `same_target`: both were reached through targets of one name, where locally assigned
-    /// identifiers are unique.
+    /// Compares the names of two units. `same_target` means that both were reached through targets of one name, where
+    /// locally assigned identifiers are unique.
     pub fn compare(&self, other: &UnitIdentity, same_target: bool) -> Evidence {
         let verdict = |is_same: bool| match is_same {
             true => Evidence::Same,
@@ -217,7 +217,7 @@ impl UnitIdentity {
             let mut names = self.world_wide.iter();
             return verdict(names.any(|name| other.world_wide.contains(name)));
         }
-        // Firmware may change vendor and product of a unit with a world-wide name.
+        // Firmware may change vendor and product of a unit with a worldwide name.
         if self.model != other.model {
             return Evidence::Different;
         }
@@ -249,7 +249,7 @@ impl fmt::Display for UnitIdentity {
 mod tests {
     use super::*;
 
-    /// VPD page 83h with these designators: code set, association and type, identifier.
+    /// Builds VPD page 83h with these designators: code set, association and type, identifier.
     fn page(designators: &[(u8, u8, &[u8])]) -> Vec<u8> {
         let mut page = vec![0, 0x83, 0, 0];
         for (code_set, kind, bytes) in designators {
@@ -267,7 +267,7 @@ mod tests {
     const NAA_5: &[u8] = &[0x50, 0x01, 0x40, 0x5a, 0, 0, 0, 1];
     const NAA_6: &[u8] = &[0x60, 0x01, 0x40, 0x5a, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2];
 
-    /// Evidence of two paths to units with these names: through one target, and through two.
+    /// Returns the evidence for two paths to units with these names: through one target, and through two.
     fn evidence(one: &UnitIdentity, other: &UnitIdentity) -> [Evidence; 2] {
         [true, false].map(|same_target| one.compare(other, same_target))
     }
@@ -293,7 +293,7 @@ mod tests {
         }
         let (one, other) = (unit(None, &[(1, 3, NAA_5)]), unit(None, &[(1, 3, NAA_6)]));
         assert_eq!(evidence(&one, &other), [Evidence::Different; 2]);
-        // One name in common is enough; binary and text forms are the same name.
+        // One common name is sufficient; binary and text forms are equal.
         let both = unit(
             None,
             &[(1, 3, NAA_6), (3, 8, b"naa.5001405a00000001\0\0\0\0")],
@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn locally_assigned_identifier_proves_nothing_across_targets() {
-        // As tgt names the first LUN of its first target, on every host.
+        // The names that tgt gives the first LUN of its first target on every host.
         let tgt = [
             (
                 1,
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn random_t10_designator_counts_beside_a_locally_assigned_identifier() {
-        // As Lunette names its disks.
+        // The names of Lunette's disks.
         let t10 = |digits: &str| format!("LUNETTE {digits}").into_bytes();
         let (one, other) = (
             t10(&"6f9619ff8b864011".repeat(2)),

@@ -1,12 +1,13 @@
-//! What a unit is, as it says itself: INQUIRY, READ CAPACITY, MODE SENSE.
+//! Properties of a unit from INQUIRY, READ CAPACITY and MODE SENSE.
 //!
-//! What it says is checked before it is used.
+//! All values are checked before use.
 
 use crate::properties::UnitProperties;
 use crate::unit::{CommandError, answer, printable};
 use crate::unit_identity::{Evidence, NAA, UnitIdentity, designators, hexadecimal};
 
-/// How a unit is asked: a command's name and CDB, and most bytes of its data-in. Unit attentions have been taken.
+/// Function that executes a command: its name, its CDB, and the maximum data-in length in bytes. Unit attentions are
+/// already handled.
 pub type Ask<'a> = dyn FnMut(&'static str, &[u8], u32) -> Result<Vec<u8>, CommandError> + 'a;
 
 /// Peripheral device types (SPC-5, 6.7.2).
@@ -17,15 +18,15 @@ const OPTICAL: u8 = 0x07;
 /// Result of comparing two descriptions of units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sameness {
-    /// Names of the units prove it.
+    /// The names of the units prove that they are the same.
     Proven,
-    /// Nothing proves or contradicts it.
+    /// There is no proof for or against it.
     Possible,
-    /// They belong to different units, or the unit has changed so that it cannot be used as before.
+    /// The units are different, or the unit has changed and cannot be used as before.
     Different,
 }
 
-/// What a unit is.
+/// Properties of a unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnitInfo {
     /// Peripheral device type; 0 is a disk.
@@ -40,31 +41,31 @@ pub struct UnitInfo {
     pub serial: Option<String>,
     /// NAA identifier in hexadecimal (VPD page 83h).
     pub naa: Option<String>,
-    /// All names by which it can be compared with other units.
+    /// All names for comparison with other units.
     pub identity: UnitIdentity,
-    /// Bytes of a logical block.
+    /// Logical block size in bytes.
     pub block_size: u32,
-    /// Logical blocks.
+    /// Number of logical blocks.
     pub blocks: u64,
-    /// Nothing may be written (WP of MODE SENSE).
+    /// Write-protected (WP of MODE SENSE).
     pub read_only: bool,
-    /// It can unmap blocks (LBPME).
+    /// The unit can unmap blocks (LBPME).
     pub thin: bool,
-    /// Unmapped blocks read as zeroes (LBPME and LBPRZ). Without it nothing is known about their content.
+    /// Unmapped blocks read as zeroes (LBPME and LBPRZ). Otherwise their content is unknown.
     pub zeroes: bool,
-    /// Most blocks of one read or write; `None`: not said.
+    /// Maximum number of blocks of one read or write; `None` if not reported.
     pub transfer_max: Option<u32>,
-    /// How it is best used.
+    /// Further properties for optimal use.
     pub properties: UnitProperties,
 }
 
 impl UnitInfo {
-    /// Bytes of the unit.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_size)
     }
 
-    /// Compares the unit with one that was seen before. `same_target`: both were reached through targets of one name.
+    /// Compares the unit with an earlier one. `same_target` means that both were reached through targets of one name.
     pub fn compare(&self, other: &UnitInfo, same_target: bool) -> Sameness {
         // An optical unit without a medium has no blocks.
         let is_empty = self.block_size == 0 || other.block_size == 0;
@@ -79,20 +80,20 @@ impl UnitInfo {
         }
     }
 
-    /// Has it blocks that can be read and written at any address? Optical units have.
+    /// Returns true if the unit has randomly readable and writable blocks, which includes optical units.
     pub fn is_disk(&self) -> bool {
         matches!(self.device_type, DISK | CD_DVD | OPTICAL)
     }
 
-    /// Is it a unit of MMC, which knows the shorter commands only?
+    /// Returns true for an MMC unit, which supports only the shorter commands.
     pub fn is_optical(&self) -> bool {
         self.device_type == CD_DVD
     }
 
-    /// What INQUIRY says of it, with the pages of vital product data that it has.
+    /// Reads INQUIRY data and the supported pages of vital product data.
     ///
     /// # Errors
-    /// When it does not answer, or there is no such unit.
+    /// If the unit does not answer or does not exist.
     pub fn take_identity(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
         let mut inquiry = |page: Option<u8>| {
             let cdb = [0x12, u8::from(page.is_some()), page.unwrap_or(0), 4, 0, 0];
@@ -143,7 +144,7 @@ impl UnitInfo {
         Ok(())
     }
 
-    /// READ CAPACITY (16), and the write protection of MODE SENSE (6).
+    /// Reads the size with READ CAPACITY (16), and the write protection with MODE SENSE (6).
     fn measure(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
         const NAME: &str = "READ CAPACITY(16)";
         let data = ask(
@@ -170,10 +171,10 @@ impl UnitInfo {
         self.blocks = blocks;
         self.properties.physical_exponent = data.get(13).copied().unwrap_or(0) & 0x0f;
         self.thin = provisioning & 0x80 != 0;
-        // LBPRZ has a meaning only together with LBPME (SBC-4, 5.22.2).
+        // LBPRZ is valid only together with LBPME (SBC-4, 5.22.2).
         let zeroes = provisioning & 0xc0 == 0xc0;
         self.zeroes = zeroes && !self.properties.unmapped_pattern;
-        // A unit without mode pages refuses; it says nothing of write protection then.
+        // A unit without mode pages refuses the command; the write protection is then unknown.
         let mode = ask("MODE SENSE(6)", &[0x1a, 0x08, 0x3f, 0, 192, 0], 192);
         if let Ok(mode) = mode {
             self.read_only = mode.get(2).is_some_and(|byte| byte & 0x80 != 0);
@@ -182,7 +183,7 @@ impl UnitInfo {
         Ok(())
     }
 
-    /// READ CAPACITY (10): an optical unit. Without a medium it has no blocks.
+    /// Reads the size of an optical unit with READ CAPACITY (10). Without a medium it has no blocks.
     fn measure_optical(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
         const NAME: &str = "READ CAPACITY(10)";
         (self.block_size, self.blocks, self.read_only) = (0, 0, true);
@@ -206,10 +207,10 @@ impl UnitInfo {
         Ok(())
     }
 
-    /// Its size, and whether it is protected; what is no disk has none.
+    /// Reads size and write protection; units other than disks have none.
     ///
     /// # Errors
-    /// When it does not answer, or the answer makes no sense.
+    /// If the unit does not answer, or the response is invalid.
     pub fn take_size(&mut self, ask: &mut Ask<'_>) -> Result<(), CommandError> {
         match self.device_type {
             DISK | OPTICAL => self.measure(ask),
@@ -231,13 +232,13 @@ mod tests {
 
     #[test]
     fn the_units_own_naa_designator_is_found_behind_others() {
-        // T10 vendor designator, then NAA of a port, then NAA of the unit.
+        // T10 vendor designator, then the NAA of a port, then the NAA of the unit.
         let mut page = vec![0, 0x83, 0, 0];
         page.extend([0x02, 0x01, 0, 2, b'x', b'y']);
         page.extend([0x01, 0x93, 0, 2, 0x30, 0x01]);
         page.extend([0x01, 0x03, 0, 8, 0x3a, 0x5b, 0, 0, 0, 0, 0, 1]);
         assert_eq!(naa_of(&page).as_deref(), Some("3a5b000000000001"));
-        // Lengths that lie are no NAA and no panic.
+        // Wrong lengths give no NAA and do not panic.
         for cut in 0..page.len() {
             naa_of(&page[..cut]);
         }

@@ -1,4 +1,4 @@
-//! Targets that are silent, close, lie or answer garbage: each is an error in time.
+//! Targets that are silent, close the connection, or send wrong or meaningless data: each causes an error in time.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use iscsi_initiator::{Portal, Session, SessionError, SessionOptions, discover};
 
 const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// A target that does this with each connection.
+/// Starts a target that calls `act` for each connection.
 fn target(act: impl Fn(TcpStream) + Send + 'static) -> Portal {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let portal = listener.local_addr().expect("its address").to_string();
@@ -29,10 +29,10 @@ fn login(portal: &Portal) -> Result<Session, SessionError> {
     Session::login(portal, "iqn.2026-11.org.example:t0", &options)
 }
 
-/// A Login Response header with some fields.
+/// Builds a Login Response header; `change` modifies it.
 fn response(change: impl FnOnce(&mut [u8; 48])) -> [u8; 48] {
     let mut header = [0; 48];
-    // Login Response, transit from operational negotiation to full feature phase (RFC 7143, 11.13).
+    // Login Response, transit from operational negotiation to the full feature phase (RFC 7143, 11.13).
     (header[0], header[1]) = (0x23, 0x87);
     change(&mut header);
     header
@@ -71,7 +71,7 @@ fn a_target_that_sends_a_byte_now_and_then_is_given_up_in_time() {
     let begun = Instant::now();
     let error = login(&portal).err().expect("no session");
     assert!(matches!(error, SessionError::Silent { .. }), "{error}");
-    // Its answer would take twelve seconds.
+    // Its response would take twelve seconds.
     assert!(begun.elapsed() < Duration::from_secs(8));
 }
 
@@ -83,7 +83,7 @@ fn a_target_that_closes_at_any_byte_is_said_to_have_closed() {
             stream.read_exact(&mut request).ok();
             let mut answer = response(|_| ()).to_vec();
             answer.resize(64, 0);
-            // Half an answer, or one that leaves the login open.
+            // Half a response, or one that leaves the login incomplete.
             answer[1] = 0x04;
             answer[7] = 12;
             stream.write_all(&answer[..bytes]).ok();
@@ -124,7 +124,7 @@ fn garbage_lies_and_endless_redirections_are_errors() {
         response(|header| header[0] = 0x25).to_vec(),
         // Another initiator task tag.
         response(|header| header[16..20].fill(0xee)).to_vec(),
-        // The target has moved, nobody says where.
+        // The target has moved, without a new address.
         response(|header| (header[36], header[37]) = (1, 1)).to_vec(),
     ];
     for answer in answers {
@@ -133,7 +133,7 @@ fn garbage_lies_and_endless_redirections_are_errors() {
             let mut request = [0; 48];
             stream.read_exact(&mut request).ok();
             stream.write_all(&answer).ok();
-            // Until the initiator has left.
+            // Until the initiator has closed the connection.
             stream.read_to_end(&mut Vec::new()).ok();
         });
         let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Logical units of a scripted target: LUN formats, units of one session, and the identity that another path demands.
+//! Logical units of a scripted target: LUN formats, several units in one session, and the identity check of another path.
 #![forbid(unsafe_code)]
 
 use std::io::{Read, Result, Write};
@@ -18,10 +18,10 @@ const LUN_0: [u8; 8] = [0; 8];
 const LUN_300: [u8; 8] = [0x01, 0x2c, 0, 0, 0, 0, 0, 0];
 const WRITE_16: u8 = 0x8a;
 
-/// A target. All its units are alike.
+/// A target with identical units.
 #[derive(Clone, Default)]
 struct Script {
-    /// LUN fields of its units, as REPORT LUNS reports them; others do not exist.
+    /// LUN fields in REPORT LUNS; other units do not exist.
     luns: Vec<[u8; 8]>,
     /// Page 83h without its header.
     designators: Vec<u8>,
@@ -30,7 +30,7 @@ struct Script {
     seen: Arc<Mutex<Seen>>,
 }
 
-/// Requests that a target has received.
+/// Requests received by a target.
 #[derive(Default)]
 struct Seen {
     logins: u32,
@@ -76,7 +76,7 @@ impl Script {
             let mut answer = [0u8; 48];
             answer[16..20].copy_from_slice(&header[16..20]);
             let mut out = Vec::new();
-            // CmdSN of immediate requests does not count.
+            // The CmdSN of immediate requests is not counted.
             let cmd_sn = u32::from_be_bytes(header[24..28].try_into().expect("four bytes"));
             let expected = cmd_sn + u32::from(header[0] & 0x40 == 0);
             match header[0] & 0x3f {
@@ -138,7 +138,7 @@ impl Script {
         }
     }
 
-    /// Data of a command with status GOOD. `None`: there is no such unit.
+    /// Returns the data of a command with status GOOD; `None` if the unit does not exist.
     fn command(&self, lun: [u8; 8], cdb: &[u8]) -> Option<Vec<u8>> {
         if cdb[0] == 0xa0 {
             let length = 8 * self.luns.len() as u32;
@@ -174,7 +174,7 @@ impl Script {
     }
 }
 
-/// The answer to the keys of a Login Request.
+/// Returns the response to the keys of a Login Request.
 fn login_keys(flags: u8, data: &[u8]) -> Vec<u8> {
     if flags >> 2 & 3 == 0 {
         return b"AuthMethod=None\0TargetPortalGroupTag=1\0".to_vec();
@@ -295,11 +295,11 @@ impl CommandSink for Sink {
     }
 }
 
-/// Loses the first path, then writes a block. Returns whether the write was answered.
+/// Loses the first path, then writes a block. Returns true if the write was answered.
 fn writes_by_second_path(first: &Script, second: &Script, trusts_paths: bool) -> bool {
     let one = first.serve(TARGET);
     let unit = open(&one, &second.serve(OTHER_TARGET), trusts_paths).expect("a unit");
-    // The first target has no unit from now on.
+    // The first target has no units from now on.
     let connections = std::mem::take(&mut first.seen.lock().expect("the log").connections);
     for connection in connections {
         connection.shutdown(std::net::Shutdown::Both).ok();
@@ -323,7 +323,7 @@ fn a_write_does_not_reach_another_unit_by_a_second_path() {
     assert!(writes_by_second_path(&one, &same, false));
     assert!(same.has_received(WRITE_16));
     for trusts_paths in [false, true] {
-        // The first path is taken again.
+        // The first path is used again.
         assert!(writes_by_second_path(&one, &other, trusts_paths));
         assert!(!other.has_received(WRITE_16));
     }

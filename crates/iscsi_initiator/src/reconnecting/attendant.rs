@@ -1,4 +1,4 @@
-//! The thread that keeps a unit's session: takes commands from users, sends them, and logs in again when the session is lost.
+//! The thread of a unit's session: takes commands from users, sends them, and logs in again after the session is lost.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsFd;
@@ -20,25 +20,25 @@ use crate::installation::installation;
 use crate::unit::{CommandError, Unit, answer};
 use crate::unit_info::UnitInfo;
 
-/// The pause before the second try to log in; it doubles.
+/// Pause before the second login attempt; it doubles.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// The pause after a session in which nothing was done; it doubles.
+/// Pause after a session without a completed command; it doubles.
 const FRUITLESS_PAUSE: Duration = Duration::from_millis(20);
-/// A command that was in flight when this many sessions were lost is taken for the cause.
+/// After this many lost sessions, a command in flight in each of them is regarded as the cause.
 const LOSSES_MAX: u32 = 64;
 /// Function complete, and task does not exist (RFC 7143, 11.6.1).
 const FUNCTION_COMPLETE: u8 = 0;
 
-/// So far apart are two log lines of lost sessions at least.
+/// Minimum interval between log lines about lost sessions.
 const WARNINGS_APART: Duration = Duration::from_secs(1);
 
-/// There is no session.
+/// State without a session.
 struct Down {
     since: Instant,
     next_try: Instant,
     tries: u32,
-    /// Commands do not wait any more.
+    /// Commands no longer wait for a session.
     is_expired: bool,
 }
 
@@ -47,28 +47,28 @@ pub(super) struct Attendant {
     settings: ReconnectSettings,
     observer: UnitObserver,
     unit: Option<Unit>,
-    /// By which path there is a session, or was last.
+    /// Path of the current or last session.
     path: usize,
-    /// Which path is tried next.
+    /// Path of the next attempt.
     next_path: usize,
     down: Option<Down>,
-    /// What users were told that it is.
+    /// Unit properties last reported to users.
     info: UnitInfo,
     waiting: VecDeque<Task>,
-    /// By ITT.
+    /// Commands in flight by ITT.
     running: HashMap<u32, Task>,
-    /// ITTs of ABORT TASK, each with that of its command.
+    /// ITTs of ABORT TASK, with the ITT of the aborted command.
     aborting: HashMap<u32, u32>,
-    /// The unit has said that something about it has changed.
+    /// The unit reported a change of its properties.
     has_changed: bool,
-    /// The unit has said that it is to be reached by another path.
+    /// The unit reported that it is accessible by another path only.
     leads_nowhere: bool,
-    /// When a command last ended, or the unit was asked whether it is ready.
+    /// Time of the last completed command or readiness check.
     active: Instant,
-    /// Sessions in a row in which no command has ended.
+    /// Number of consecutive sessions without a completed command.
     fruitless: u32,
     is_fruitful: bool,
-    /// When a loss was last logged, and how many were not since then.
+    /// Time of the last logged loss, and number of suppressed log lines since.
     warned: Option<Instant>,
     suppressed: u32,
     takeovers: Takeovers,
@@ -120,7 +120,7 @@ impl Attendant {
         self.end();
     }
 
-    /// Takes what users have given; false: it is time to end.
+    /// Takes the queued requests of users. Returns false if the thread must end.
     fn take_inbox(&mut self) -> bool {
         let mut inbox = self.shared.inbox();
         let (commands, aborts) = (
@@ -141,7 +141,7 @@ impl Attendant {
         !stop
     }
 
-    /// One round with a session: sends, waits, receives.
+    /// Runs one round with a session: sends, waits, receives.
     fn serve(&mut self) -> Result<(), CommandError> {
         let now = Instant::now();
         self.send_waiting(now)?;
@@ -173,7 +173,7 @@ impl Attendant {
 
     fn is_awake(&self) {
         if !self.shared.is_asleep.swap(false, Ordering::SeqCst) {
-            // Somebody has written, or is about to: what is left of it only wakes once more.
+            // Another thread has written the event or is about to; a leftover only causes an extra wake-up.
             rustix::io::read(&self.shared.wake, &mut [0u8; 8]).ok();
         }
     }
@@ -184,7 +184,7 @@ impl Attendant {
         };
         let idle = self.running.is_empty() && self.waiting.is_empty();
         if idle && now.duration_since(self.active) >= PING_AFTER {
-            // A unit that nobody uses has no other way to say that it has changed.
+            // An idle unit can report a change only in response to a command.
             self.active = now;
             self.waiting.push_back(ask_ready());
         }
@@ -218,7 +218,7 @@ impl Attendant {
         Ok(())
     }
 
-    /// How long nothing needs to be done without bytes or users.
+    /// Returns how long the thread may sleep without input.
     fn next_wake(&self, now: Instant) -> Duration {
         let due = self
             .waiting
@@ -252,7 +252,7 @@ impl Attendant {
             let Some(command) = self.aborting.remove(&itt) else {
                 continue;
             };
-            // The command's answer may have come, or comes, where the target knows no such task.
+            // If the target does not have the task, the command's response has arrived or will arrive.
             if response == FUNCTION_COMPLETE
                 && let Some(task) = self.running.remove(&command)
             {
@@ -264,7 +264,7 @@ impl Attendant {
         }
     }
 
-    /// Takes commands that went with a connection of the session, which goes on: the target does not know them.
+    /// Handles the commands lost with a connection while the session continues: the target no longer has them.
     fn take_lost(&mut self) {
         let Some(unit) = &mut self.unit else { return };
         let session = unit.session();
@@ -321,7 +321,7 @@ impl Attendant {
             task.token == token && task.sink.as_ref().is_some_and(|one| Arc::ptr_eq(one, sink))
         };
         if let Some(at) = self.waiting.iter().position(is_it) {
-            // One of a lost session may still be carried out, until there is a new one.
+            // A command of a lost session may still be executing until a new session exists.
             if let Some(task) = self
                 .waiting
                 .get_mut(at)
@@ -337,14 +337,14 @@ impl Attendant {
         if let (Some((itt, task)), Some(unit)) = (running, &mut self.unit) {
             task.is_aborted = true;
             let (itt, lun) = (*itt, unit.lun());
-            // A session that is over is noticed by all that uses it.
+            // An ended session is detected by all its users; no error handling is needed here.
             if let Ok(abort) = unit.session().abort(itt, lun) {
                 self.aborting.insert(abort, itt);
             }
         }
     }
 
-    /// Asks what the unit is now.
+    /// Reads the properties of the unit again.
     fn look_again(&mut self) -> Result<(), CommandError> {
         let Some(unit) = &mut self.unit else {
             return Ok(());
@@ -369,17 +369,18 @@ impl Attendant {
         }
     }
 
-    /// The session is over; its commands are for the next one.
+    /// Ends a lost session and requeues its commands.
     fn lost(&mut self, reason: &str) {
         let now = Instant::now();
-        // Also what came before the session was lost.
+        // Includes the responses received before the loss.
         self.take_answers();
         let mut unsent = match &mut self.unit {
             Some(unit) => unit.session().take_commands().into_iter().collect(),
             None => HashMap::new(),
         };
         let wait = match &mut self.unit {
-            // The target needs that long to end what was left (RFC 7143, 13.15); at another port it has nothing to end.
+            // DefaultTime2Wait: the target needs this time to end the old tasks (RFC 7143, 13.15). On another path it has
+            // none.
             Some(unit) if self.settings.ways() == 1 => unit.session().parameters().time_to_wait,
             _ => 0,
         };
@@ -416,7 +417,7 @@ impl Attendant {
         (self.observer)(UnitEvent::Down { reason, next_try });
     }
 
-    /// A target that comes and goes must not fill the log.
+    /// Logs a loss, rate-limited, because a target may come and go.
     fn warn(&mut self, now: Instant, what: &str, reason: &str) {
         let is_early = |at: Instant| now.duration_since(at) < WARNINGS_APART;
         if self.warned.is_some_and(is_early) {
@@ -444,7 +445,7 @@ impl Attendant {
         );
     }
 
-    /// One round without a session: tries to log in when it is time, or waits for that.
+    /// Runs one round without a session: logs in if it is time, or waits.
     fn reconnect(&mut self) {
         let now = Instant::now();
         let Some(down) = &mut self.down else {
@@ -500,7 +501,7 @@ impl Attendant {
         self.shared.is_up.store(true, Ordering::Release);
         self.active = Instant::now();
         self.takeovers.since = self.active;
-        // The target has ended the tasks of the session before.
+        // The target has ended the tasks of the previous session.
         let waiting = std::mem::take(&mut self.waiting);
         let (aborted, rest): (Vec<Task>, Vec<Task>) =
             waiting.into_iter().partition(|task| task.is_aborted);
@@ -518,7 +519,7 @@ impl Attendant {
         let unit = self.settings.way(self.next_path);
         tracing::debug!(%unit, "no session: {reason}");
         self.next_path = (self.next_path + 1) % self.settings.ways();
-        // Each path once, then all of them again.
+        // Tries every path once, then pauses.
         let has_other = self.next_path != (self.path + 1) % self.settings.ways();
         let pause = match has_other {
             true => Duration::ZERO,
@@ -532,7 +533,7 @@ impl Attendant {
         });
     }
 
-    /// Sleeps without a session, until a user wants something or the time is over.
+    /// Sleeps without a session until a user request arrives or the time has passed.
     fn sleep(&self, limit: Duration) {
         self.shared.is_asleep.store(true, Ordering::SeqCst);
         let is_empty = {
@@ -541,7 +542,7 @@ impl Attendant {
         };
         if is_empty {
             let mut wake = [PollFd::new(&self.shared.wake, PollFlags::IN)];
-            // Woken early it looks once more.
+            // An early wake-up causes only an extra check.
             poll(&mut wake, Timespec::try_from(limit).ok().as_ref()).ok();
         }
         self.is_awake();
@@ -555,7 +556,7 @@ impl Attendant {
         left.for_each(|task| task.end(Ended::Lost));
         if let Some(mut unit) = self.unit.take() {
             unit.session().timeout = super::LOGOUT_TIMEOUT;
-            // A target that does not answer notices the end of the connections.
+            // A target that does not answer detects the end of the connections.
             unit.close().ok();
         }
     }
@@ -571,7 +572,7 @@ fn is_another(is: &UnitInfo, was: &UnitInfo) -> String {
     )
 }
 
-/// TEST UNIT READY, of the thread's own.
+/// Creates a TEST UNIT READY command of the thread itself.
 fn ask_ready() -> Task {
     Task {
         sink: None,

@@ -1,10 +1,10 @@
-//! A logical unit whose session comes back by itself: a thread of its own keeps the session, and many others give it commands.
+//! A logical unit with a self-restoring session: a dedicated thread owns the session, and any thread can submit commands.
 //!
-//! When the session is lost the thread logs in again, with a pause that doubles. It uses the same ISID, so the target ends what was
-//! left of the session before (RFC 7143, 6.3.5: session reinstatement), and only then sends the commands that were not answered once
-//! more: a write that was lost cannot come after one that repeats it. A command that must not be done twice ends as lost. What may
-//! pass by itself (unit attentions, BUSY, TASK SET FULL) is asked again here. After [`ReconnectSettings::replacement_timeout`] without a session commands
-//! end as lost, until there is one.
+//! After the loss of the session the thread logs in again, with exponential backoff. It uses the same ISID, so the target
+//! ends the tasks of the previous session (RFC 7143, 6.3.5: session reinstatement). Only then are unanswered commands sent
+//! again, so a lost write cannot take effect after its repetition. A command that must not be executed twice ends as lost.
+//! Temporary conditions (unit attentions, BUSY, TASK SET FULL) are retried here. After
+//! [`ReconnectSettings::replacement_timeout`] without a session, commands end as lost until there is a session.
 
 mod attendant;
 mod paths;
@@ -26,23 +26,23 @@ use crate::session::random_isid;
 use crate::{CommandError, SessionOptions, Unit, UnitAddress, UnitInfo};
 use attendant::Attendant;
 
-/// A target gets so long to answer the last logout.
+/// Time limit for the response to the last logout.
 const LOGOUT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Which unit, and how its session is kept.
+/// Settings of a unit and its session.
 #[derive(Clone, Debug)]
 pub struct ReconnectSettings {
-    /// Where the unit is.
+    /// Address of the unit.
     pub address: UnitAddress,
-    /// Where else it is: used, one after the other, when there is no session the way before.
+    /// Further paths to the unit, tried in turn when the previous path has no session.
     pub paths: Vec<UnitAddress>,
-    /// The administrator vouches that all paths lead to one unit, so that a unit without identity may have several.
+    /// The administrator guarantees that all paths lead to one unit, so a unit without identity may have several.
     pub trusts_paths: bool,
-    /// As whom to log in, with which keys. Without an ISID a random one is used for the life of the unit.
+    /// Login identity and keys. Without an ISID a random one is used for the lifetime of the unit.
     pub session: SessionOptions,
-    /// Commands in flight at the target, at most.
+    /// Maximum number of commands in flight at the target.
     pub queue_depth: usize,
-    /// How long commands wait for a session that is lost; zero: for ever.
+    /// Time that commands wait for a lost session; zero means unlimited.
     pub replacement_timeout: Duration,
 }
 
@@ -51,76 +51,76 @@ pub struct ReconnectSettings {
 pub struct UnitCommand {
     /// The CDB, padded with zeroes.
     pub cdb: [u8; 16],
-    /// Bytes of it; 0: as many as its operation code says.
+    /// Length of the CDB in bytes; 0 means the length implied by the operation code.
     pub cdb_length: u8,
-    /// Data to be written.
+    /// Write data.
     pub out: Vec<u8>,
-    /// Bytes to be read.
+    /// Maximum read length in bytes.
     pub read: u32,
-    /// It may be done twice.
+    /// The command may be executed twice.
     pub repeatable: bool,
-    /// Its answer is for whoever gave it, whatever it is: nothing is tried again here.
+    /// Every response is returned to the caller; nothing is retried here.
     pub as_is: bool,
 }
 
 impl UnitCommand {
-    /// Is the unit another one for its users, once this command has been carried out? FORMAT UNIT and MODE SELECT change sizes, and
-    /// whoever sends them gets no unit attention.
+    /// Returns true if the command may change the unit's properties. FORMAT UNIT and MODE SELECT change sizes without a
+    /// unit attention for their sender.
     pub fn changes_unit(&self) -> bool {
         self.as_is && matches!(self.cdb[0], 0x04 | 0x15 | 0x55)
     }
 }
 
-/// How a command has ended.
+/// Outcome of a command.
 #[derive(Debug)]
 pub enum Ended {
-    /// The unit has answered.
+    /// The unit has responded.
     Done(CommandDone),
-    /// It was aborted, by [`ReconnectingUnit::abort`].
+    /// The command was aborted by [`ReconnectingUnit::abort`].
     Cancelled,
-    /// There is no session; whether it was done is not known.
+    /// There is no session; the effect of the command is unknown.
     Lost,
 }
 
-/// Hears of commands that have ended. Called on the unit's thread; must be quick.
+/// Receives completed commands. Called on the unit's thread; must not block.
 pub trait CommandSink: Send + Sync {
-    /// The command with this token has ended.
+    /// Reports the end of the command with this token.
     fn ended(&self, token: u64, ended: Ended);
 }
 
-/// What becomes of the unit.
+/// State change of the unit.
 #[derive(Debug)]
 pub enum UnitEvent<'a> {
-    /// There is a session, and the unit in it is the same one.
+    /// A session to the same unit exists.
     Up(&'a UnitInfo),
-    /// There is none. It is tried again.
+    /// There is no session; logins are retried.
     Down {
-        /// Why.
+        /// Reason.
         reason: &'a str,
-        /// How soon.
+        /// Time until the next attempt.
         next_try: Duration,
     },
-    /// The unit has another size, or other properties.
+    /// Size or other properties of the unit have changed.
     Changed(&'a UnitInfo),
 }
 
-/// Hears of the unit, on its thread; must be quick.
+/// Receives state changes on the unit's thread; must not block.
 pub type UnitObserver = Box<dyn Fn(UnitEvent<'_>) + Send>;
 
-/// A unit whose session comes back by itself. When it is dropped the session is logged out.
+/// A unit with a self-restoring session. Dropping it logs the session out.
 pub struct ReconnectingUnit {
     shared: Arc<Shared>,
-    /// Hangs up when the thread has ended.
+    /// Disconnects when the thread has ended.
     ended: Mutex<mpsc::Receiver<()>>,
 }
 
-/// What users and the thread share.
+/// State shared by users and the thread.
 struct Shared {
     inbox: Mutex<Inbox>,
-    /// The thread waits, and hears of the inbox only by `wake`.
+    /// The thread sleeps and must be woken with `wake`.
     is_asleep: AtomicBool,
     wake: OwnedFd,
-    /// There is a session.
+    /// A session exists.
     is_up: AtomicBool,
 }
 
@@ -131,14 +131,13 @@ struct Inbox {
     stop: bool,
 }
 
-/// A command on its way.
 struct Task {
-    /// Where its end goes; `None`: it is a command of the thread's own.
+    /// Receiver of the outcome; `None` for a command of the thread itself.
     sink: Option<Arc<dyn CommandSink>>,
     token: u64,
     command: UnitCommand,
     attempts: retry::Attempts,
-    /// How many sessions were lost while it was in flight.
+    /// Number of sessions lost while the command was in flight.
     losses: u32,
     is_aborted: bool,
 }
@@ -158,17 +157,17 @@ impl Shared {
 
     fn wake(&self) {
         if self.is_asleep.swap(false, Ordering::SeqCst) {
-            // Only a counter at its maximum refuses, and then the thread is woken anyway.
+            // The write fails only at the counter's maximum; then the thread is woken anyway.
             rustix::io::write(&self.wake, &1u64.to_ne_bytes()).ok();
         }
     }
 }
 
 impl ReconnectingUnit {
-    /// Logs in and asks what the unit is; a thread keeps the session from then on.
+    /// Logs in, reads the unit's properties, and starts the thread.
     ///
     /// # Errors
-    /// Why there is no session, or no such unit.
+    /// The reason for the missing session or unit.
     pub fn open(
         mut settings: ReconnectSettings,
         observer: UnitObserver,
@@ -211,7 +210,7 @@ impl ReconnectingUnit {
         })
     }
 
-    /// Gives the unit a command; `sink` hears of its end.
+    /// Submits a command; `sink` receives the outcome.
     pub fn submit(&self, command: UnitCommand, sink: Arc<dyn CommandSink>, token: u64) {
         let task = Task {
             sink: Some(sink),
@@ -225,7 +224,8 @@ impl ReconnectingUnit {
         self.shared.wake();
     }
 
-    /// Has a command aborted, which ends then, if it has not ended already. It ends only when the target has confirmed that, or has ended the session's tasks.
+    /// Aborts a command that has not ended. It ends only when the target has confirmed the abort, or has ended the
+    /// session's tasks.
     pub fn abort(&self, sink: &Arc<dyn CommandSink>, token: u64) {
         self.shared.inbox().aborts.push((Arc::clone(sink), token));
         self.shared.wake();
@@ -236,7 +236,7 @@ impl Drop for ReconnectingUnit {
     fn drop(&mut self) {
         self.shared.inbox().stop = true;
         self.shared.wake();
-        // Where there is no session the thread may be logging in, which can take long, and nobody needs its end.
+        // Without a session the thread may be in a long login attempt; its end need not be awaited.
         if self.shared.is_up.load(Ordering::Acquire) {
             let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
             ended.recv_timeout(LOGOUT_TIMEOUT).ok();

@@ -1,8 +1,8 @@
-//! Several ways to one unit: other portals, or other targets that lead to it (SAM-5, 4.5). One is used at a time, the first that leads to
-//! the unit, or one that its target says is better (ALUA).
+//! Multiple paths to one unit: other portals, or other targets that lead to it (SAM-5, 4.5). One is used at a time: the
+//! first that leads to the unit, or one that its target reports as better (ALUA).
 //!
-//! What was sent by another path may still be under way at the target, and a session there does not end by a login here. So the unit is
-//! reset before it is used by another path than before: then none of that is done later.
+//! Commands sent on another path may still be in progress at the target, and a login here does not end a session there. The
+//! unit is therefore reset before use on a different path, so that none of these commands takes effect later.
 
 use super::ReconnectSettings;
 use crate::session::Session;
@@ -13,7 +13,7 @@ use crate::{Sameness, Unit, UnitAddress, UnitInfo};
 const COMPLETE: u8 = 0;
 
 impl ReconnectSettings {
-    /// Ways to the unit, the address first.
+    /// Returns the number of paths, including the address.
     pub(super) fn ways(&self) -> usize {
         1 + self.paths.len()
     }
@@ -25,8 +25,8 @@ impl ReconnectSettings {
         }
     }
 
-    /// Returns whether the unit found by path `path` may be used in place of `known`, which was found by path `known_path`. By another
-    /// path the identity of the unit has to be proven.
+    /// Returns true if the unit found by path `path` may replace `known`, which was found by path `known_path`. On a
+    /// different path its identity must be proven.
     pub(super) fn is_usable(
         &self,
         (unit, path): (&UnitInfo, usize),
@@ -40,7 +40,7 @@ impl ReconnectSettings {
         }
     }
 
-    /// Refuses a unit with several paths if its identity cannot be checked by all of them.
+    /// Refuses a unit with several paths if its identity cannot be checked on all of them.
     ///
     /// # Errors
     /// The refused path, with a hint.
@@ -59,17 +59,17 @@ impl ReconnectSettings {
             "INQUIRY",
             format!(
                 "the path {} is refused because the identity of the unit cannot be checked: {why}; hint: set an identifier or a serial number at the target, use one path, or set trust_paths = true if all paths lead to the same unit",
-                // Not the address itself.
+                // Names the other path, not the address itself.
                 self.way(other.max(path))
             ),
         ))
     }
 }
 
-/// Opens the unit by this path.
+/// Opens the unit on this path.
 ///
 /// # Errors
-/// Why there is no session, or the unit is of no use there.
+/// The reason for the missing session or the unusable unit.
 pub(super) fn open(settings: &ReconnectSettings, path: usize) -> Result<Unit, CommandError> {
     let UnitAddress {
         portal,
@@ -80,10 +80,10 @@ pub(super) fn open(settings: &ReconnectSettings, path: usize) -> Result<Unit, Co
     Unit::open(Session::login(portal, target, &settings.session)?, *lun)
 }
 
-/// Nothing that was sent by other paths is done from here on.
+/// Resets the unit, so that commands sent on other paths have no later effect.
 ///
 /// # Errors
-/// When the target does not reset units, or the session is over.
+/// If the target does not support the reset, or the session has ended.
 pub(super) fn fence(unit: &mut Unit) -> Result<(), CommandError> {
     let lun = unit.lun();
     match unit.session().reset_unit(lun)? {
@@ -97,10 +97,10 @@ pub(super) fn fence(unit: &mut Unit) -> Result<(), CommandError> {
     }
 }
 
-/// Opens the unit by a path, or by one that its target says is better; the path beside it.
+/// Opens the unit on a path, or on one that its target reports as better. Returns the path too.
 ///
 /// # Errors
-/// Why the path does not lead to it.
+/// The reason why the path does not lead to the unit.
 pub(super) fn open_better(
     settings: &ReconnectSettings,
     path: usize,
@@ -123,10 +123,11 @@ pub(super) fn open_better(
     Ok((unit, path))
 }
 
-/// Opens the unit by the first path that leads to it, or a better one. Who had it before may have used any of them.
+/// Opens the unit on the first path that leads to it, or a better one. Resets it if there are several paths, because an
+/// earlier user may have used any of them.
 ///
 /// # Errors
-/// Why the last one does not.
+/// The error of the last path.
 pub(super) fn open_any(settings: &ReconnectSettings) -> Result<(Unit, usize), CommandError> {
     let several = settings.ways() > 1;
     let opened = |path| {

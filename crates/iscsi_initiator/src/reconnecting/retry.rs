@@ -1,4 +1,4 @@
-//! Which answers of a unit pass by themselves, so that a command is worth another try (SAM-5, 5.3; SPC-5, 4.4).
+//! Detects temporary conditions in a unit's responses, after which a command is retried (SAM-5, 5.3; SPC-5, 4.4).
 
 use std::time::{Duration, Instant};
 
@@ -16,38 +16,38 @@ const NOT_READY: u8 = 2;
 const ABORTED_COMMAND: u8 = 0x0b;
 /// In the process of becoming ready.
 const BECOMING_READY: (u8, u8) = (0x04, 0x01);
-/// From one asymmetric access state to another.
+/// Transition between asymmetric access states.
 const IN_TRANSITION: (u8, u8) = (0x04, 0x0a);
 
-/// A new nexus has some unit attentions, reported one per command; a unit with more than these never stops.
+/// Maximum number of retries after unit attentions. A new nexus reports several, one per command; a unit with more never
+/// stops.
 const ATTENTIONS_MAX: u8 = 16;
-/// How often a command is sent that the target aborts.
+/// Maximum number of attempts for a command that the target aborts.
 const ABORTED_MAX: u8 = 4;
 const PAUSE_FIRST: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// How often a command was tried.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Attempts {
     attentions: u8,
     aborted: u8,
-    /// Since when, and how often, the unit has been busy.
+    /// Start of the busy condition, and number of busy responses.
     busy: Option<(Instant, u32)>,
-    /// Not before.
+    /// Earliest time of the next attempt.
     pub not_before: Option<Instant>,
 }
 
-/// What to do with a command that was answered.
+/// Action after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Its answer is for whoever gave it.
+    /// Return the response to the caller.
     Over,
-    /// It is sent again; not before [`Attempts::not_before`].
+    /// Send the command again, not before [`Attempts::not_before`].
     Again,
 }
 
-/// Has a command carried out by `execute` until what passes by itself has passed, and waits meanwhile. `hear` hears of each answer.
-/// `None`: the unit was not reached.
+/// Executes a command with `execute` and retries it while the condition is temporary; blocks in between. `hear` receives
+/// every response. Returns `None` if the unit was not reached.
 pub fn carry_out(
     command: &UnitCommand,
     limit: Duration,
@@ -70,8 +70,8 @@ pub fn carry_out(
 }
 
 impl Attempts {
-    /// `repeatable`: the command may be done twice, for one that was aborted may have been done. `limit`: how long a unit may be busy;
-    /// zero: for ever.
+    /// Decides about a response. `repeatable` means that the command may be executed twice, because an aborted one may have
+    /// taken effect. `limit` is the maximum busy time; zero means unlimited.
     pub fn judge(
         &mut self,
         done: &CommandDone,
@@ -123,7 +123,7 @@ fn again(times: &mut u8, most: u8) -> Verdict {
     }
 }
 
-/// Does the answer mean that the unit has to be asked anew what it is?
+/// Returns true if the response requires reading the unit's properties again.
 pub fn is_change(done: &CommandDone) -> bool {
     let sense = Sense::parse(&done.sense).filter(|sense| sense.key == Sense::UNIT_ATTENTION);
     // Parameters changed, medium may have changed, microcode, INQUIRY data or reported LUNs changed.
@@ -131,7 +131,7 @@ pub fn is_change(done: &CommandDone) -> bool {
         && sense.is_some_and(|sense| matches!(sense.code, 0x28 | 0x2a | 0x3f))
 }
 
-/// Does the answer mean that the unit is to be reached by another path (SPC-5, 5.16: standby, unavailable, offline)?
+/// Returns true if the response requires another path (SPC-5, 5.16: standby, unavailable, offline).
 pub(super) fn is_other_path(done: &CommandDone) -> bool {
     let sense = Sense::parse(&done.sense).filter(|sense| sense.key == NOT_READY);
     done.status == CHECK_CONDITION
@@ -175,7 +175,7 @@ mod tests {
         ] {
             assert_eq!(judge(&over), Verdict::Over, "{over:?}");
         }
-        // It may have been done.
+        // The command may have taken effect.
         let aborted = done(CHECK_CONDITION, 0x0b, 0, 0);
         let once = Attempts::default().judge(&aborted, false, now, Duration::ZERO);
         assert_eq!(once, Verdict::Over);

@@ -1,14 +1,14 @@
-//! Detects another host with the initiator name and the ISID of this session: each of the two ends the session of the other by its login
-//! (RFC 7143, 6.3.5).
+//! Detects another host with the same initiator name and ISID: each login ends the session of the other host (RFC 7143,
+//! 6.3.5).
 
 use std::time::{Duration, Instant};
 
 use crate::session::SessionError;
 use crate::unit::CommandError;
 
-/// A session that the target ends within this time may have been taken over.
+/// Maximum age of a session that may have been taken over when the target ends it.
 const SHORT: Duration = Duration::from_secs(30);
-/// This many short sessions in a row are worth a warning.
+/// Number of consecutive short sessions that cause a warning.
 const IN_A_ROW: u32 = 3;
 /// Minimum interval between two warnings.
 const AGAIN: Duration = Duration::from_secs(600);
@@ -16,7 +16,7 @@ const AGAIN: Duration = Duration::from_secs(600);
 /// Short sessions of a unit.
 #[derive(Debug)]
 pub(super) struct Takeovers {
-    /// Begin of the session.
+    /// Start of the session.
     pub since: Instant,
     short: u32,
     warned: Option<Instant>,
@@ -31,7 +31,7 @@ impl Takeovers {
         }
     }
 
-    /// Counts the end of a session; true: warn.
+    /// Counts the end of a session. Returns true if a warning is due.
     pub fn session_ended(&mut self, error: &CommandError, now: Instant) -> bool {
         let is_by_target = matches!(
             error,
