@@ -1,4 +1,4 @@
-//! What the owner does for a write to clusters that are not the image's own yet, and for those that become zeroes.
+//! Copy-on-write allocation before a write, and zeroing of clusters. Runs in the image's owner.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,22 +8,22 @@ use crate::map::Table;
 use crate::subclusters::Subclusters;
 use crate::{Backing, Error, Image, Result, Storage, corrupt, io};
 
-/// A cluster that gets another entry.
+/// New entry for one cluster.
 pub(crate) struct Change {
     pub offset: u64,
     pub entry: u64,
-    /// Of an extended entry.
+    /// Second word of an extended entry.
     pub parts: Subclusters,
-    /// What it had, if that is given up.
+    /// Previous entry, if its clusters are freed.
     pub given_up: Option<L2Entry>,
 }
 
-/// Entries that are written together, at most.
+/// Maximum number of entries in one write.
 const CHANGES_MAX: usize = 4096;
 
 impl<S: Storage> Image<S> {
-    /// Makes clusters writable in place; `offsets` are of the disk, one in each cluster. Afterwards each is data of this image alone,
-    /// which reads as before. What failed, by offset.
+    /// Makes clusters writable in place. `offsets` are disk offsets, one per cluster. Afterwards each cluster is a data cluster with a
+    /// reference count of one and unchanged content. Returns the failures, by offset.
     pub fn prepare_write(
         &mut self,
         offsets: &[u64],
@@ -70,7 +70,7 @@ impl<S: Storage> Image<S> {
             }
         }
         if must_sync && let Err(error) = self.sync_data() {
-            // The clusters stay counted: what is in them is not known to be what it has to be.
+            // The clusters stay counted, because their content is undefined after a failed sync.
             let errno = error.raw_os_error().unwrap_or(5);
             for change in changes {
                 let source = std::io::Error::from_raw_os_error(errno);
@@ -137,7 +137,7 @@ impl<S: Storage> Image<S> {
         Ok(self.refcounts.get(&self.storage, cluster)? == 1)
     }
 
-    /// Takes a cluster for an offset, and gives it this content, or zeroes.
+    /// Allocates a cluster for an offset and writes `content`, or zeroes, into it.
     pub(crate) fn fill_new_cluster(
         &mut self,
         offset: u64,
@@ -187,13 +187,13 @@ impl<S: Storage> Image<S> {
         Ok(Some(content))
     }
 
-    /// Sees to it that a table is this image's alone, and in memory.
+    /// Makes an L2 table private to the active L1 table and loads it.
     fn own_table(&mut self, table: usize) -> Result<()> {
         let bits = self.header.cluster_bits;
         self.load_table(table)?;
         let old = self.map.l1_entry(table);
         let words = 1 << (bits - 3);
-        // One without entries is not in memory yet. In the slot before the L1 table says so.
+        // A table without entries is not loaded yet. The slot is filled before the L1 table refers to it.
         self.map.tables[table].get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
         let shared = self.map.l2_offset(table).unwrap_or(0);
         if self.shared_tables.contains_key(&shared)
@@ -233,7 +233,7 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// Notes that one L1 entry less names an L2 table.
+    /// Records that an L1 entry no longer refers to this L2 table.
     pub(crate) fn leave_table(&mut self, host: u64) {
         match self.shared_tables.get_mut(&host) {
             Some(named) if *named > 2 => *named -= 1,
@@ -254,7 +254,7 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// Writes entries, neighbours together, and publishes them; sorted by offset.
+    /// Writes and publishes entries that are sorted by offset. Adjacent entries share one write.
     fn write_entries(&mut self, changes: Vec<Change>) -> Vec<(u64, Error)> {
         let mut failed = Vec::new();
         let mut rest = changes.as_slice();
@@ -303,13 +303,13 @@ impl<S: Storage> Image<S> {
         }
         let at = at + (index * words * 8) as u64;
         let written = self.storage.write_at(at, &bytes);
-        // A raw data file has nothing that the image does not have: a cluster is in the tables, durably, before it is written.
+        // With a raw data file, the tables must be durable before the cluster is written.
         let written = written.and_then(|()| match self.header.is_data_file_raw() {
             true => self.storage.sync(),
             false => Ok(()),
         });
         if let Err(error) = written {
-            // A part may be there, of entries that nobody has in memory.
+            // Part of the run may be on storage although memory has the old entries.
             let before = &entries[index * words..][..run.len() * words];
             let before = before.iter().map(|word| word.load(Ordering::Acquire));
             let before: Vec<u8> = before.flat_map(u64::to_be_bytes).collect();
@@ -326,16 +326,16 @@ impl<S: Storage> Image<S> {
         self.map.tables.get(table)?.get().map(Arc::clone)
     }
 
-    /// Can clusters of a part that the backing image has be made zeroes without writing them?
+    /// Returns true if clusters can be zeroed without a write even where the backing image has data.
     pub fn can_zero(&self) -> bool {
         self.header.has_zero_flag()
     }
 
-    /// Makes whole clusters read as zeroes, and gives up what they had. `backing` is the size of the backing image; a part that it has
-    /// needs [`Image::can_zero`].
+    /// Makes whole clusters read as zeroes and frees their old clusters. `backing` is the size of the backing image. A range that the
+    /// backing image covers requires [`Image::can_zero`].
     ///
     /// # Errors
-    /// The storage's, or a table is damaged: some clusters may be zeroes by then.
+    /// The storage failed, or a table is damaged. Some clusters may have been zeroed.
     pub fn zero_clusters(&mut self, offset: u64, length: u64, backing: u64) -> Result<()> {
         self.check_access()?;
         let zeroed = self.zero_all(offset, length, backing);

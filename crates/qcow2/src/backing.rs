@@ -1,22 +1,21 @@
-//! Another backing image: what the header says of it is written again, and everything else of the header kept.
+//! Changes the backing image in the header. All other header fields are preserved.
 
 use crate::header::{
     BACKING_NAME_MAX, EXTENSION_BACKING_FORMAT, EXTENSION_END, VERSION_2_BYTES, be32, be64,
 };
 use crate::{Error, Header, Image, Result, Storage, corrupt, io};
 
-/// Where the header says the offset and the length of the backing image's name.
+/// Offsets of the header fields for the offset and length of the backing file name.
 const NAME_OFFSET_AT: usize = 8;
 const NAME_LENGTH_AT: usize = 16;
-/// Where a header of version 3 says its length.
+/// Offset of the header length field (version 3).
 const HEADER_LENGTH_AT: usize = 100;
 
 impl<S: Storage> Image<S> {
-    /// The image stands on another one from now on, of this name and format, or on none. What it reads as where it has nothing of its own
-    /// changes with that.
+    /// Sets the name and format of the backing image, or removes it. Unallocated clusters then read as the new backing image.
     ///
     /// # Errors
-    /// The storage's, or the header has no room for the name; nothing has changed then.
+    /// The storage failed, or the header has no room for the name. Nothing has changed then.
     pub fn set_backing(&mut self, backing: Option<(&str, &str)>) -> Result<()> {
         if self.header.is_data_file_raw() && backing.is_some() {
             return Err(Error::Unsupported(
@@ -27,7 +26,7 @@ impl<S: Storage> Image<S> {
         let read = self.storage.read_at(0, &mut head);
         read.map_err(io("cannot read the header"))?;
         let head = with_backing(&head, backing)?;
-        // Data of the old backing image that were copied are there before it is left.
+        // Data copied from the old backing image must be durable before the image refers to the new one.
         let written = self.sync_data().and_then(|()| self.storage.sync());
         let written = written.and_then(|()| self.storage.write_at(0, &head));
         written
@@ -38,7 +37,7 @@ impl<S: Storage> Image<S> {
     }
 }
 
-/// The header's cluster with another backing image.
+/// Returns the header cluster with another backing image.
 fn with_backing(head: &[u8], backing: Option<(&str, &str)>) -> Result<Vec<u8>> {
     let fixed = match be32(head, 4) {
         2 => VERSION_2_BYTES as usize,
@@ -73,7 +72,6 @@ fn with_backing(head: &[u8], backing: Option<(&str, &str)>) -> Result<Vec<u8>> {
     Ok(new)
 }
 
-/// Adds an extension to a header.
 pub(crate) fn extension(head: &mut Vec<u8>, kind: u32, bytes: &[u8]) {
     head.extend(kind.to_be_bytes());
     head.extend((bytes.len() as u32).to_be_bytes());
@@ -81,7 +79,7 @@ pub(crate) fn extension(head: &mut Vec<u8>, kind: u32, bytes: &[u8]) {
     head.resize(head.len().next_multiple_of(8), 0);
 }
 
-/// The extensions that say nothing of the backing image.
+/// Returns all extensions except the backing file format.
 fn other_extensions(head: &[u8], from: usize) -> Result<Vec<(u32, &[u8])>> {
     let end = match be64(head, NAME_OFFSET_AT) {
         0 => head.len(),
@@ -109,7 +107,7 @@ fn other_extensions(head: &[u8], from: usize) -> Result<Vec<(u32, &[u8])>> {
 mod tests {
     use super::*;
 
-    /// A header of version 3 with two extensions, the first of them a backing image's format.
+    /// A version 3 header with two extensions; the first is a backing file format.
     fn head() -> Vec<u8> {
         let mut head = b"QFI\xfb\0\0\0\x03".to_vec();
         head.resize(104, 0);

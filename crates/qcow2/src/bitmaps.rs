@@ -7,24 +7,23 @@ use crate::header::{be32, be64};
 use crate::refcounts::entries;
 use crate::{Error, Header, Result, Storage, corrupt, io};
 
-/// Bytes of the header extension.
 const EXTENSION_BYTES: usize = 24;
-/// Limits of QEMU.
+/// Limits as in QEMU.
 const BITMAPS_MAX: u32 = 65_535;
 const DIRECTORY_BYTES_MAX: u64 = BITMAPS_MAX as u64 * (ENTRY_BYTES as u64 + 1023);
-/// Entries of all bitmap tables together: 8 TiB of bitmaps in clusters of 64 KiB.
+/// Limit for the entries of all bitmap tables: 8 TiB of bitmaps in 64 KiB clusters.
 const TABLE_ENTRIES_MAX: u64 = 1 << 27;
-/// The fixed part of a directory entry.
+/// Size of the fixed part of a directory entry.
 const ENTRY_BYTES: usize = 24;
 /// Flags of a directory entry.
 const IN_USE: u32 = 1;
 const AUTO: u32 = 2;
 /// The offset in an entry of a bitmap table.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-/// Bytes of a bitmap table that are read together.
+/// Unit for reading a bitmap table, in bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// The bitmaps extension of the header.
+/// Bitmaps extension of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bitmaps {
     /// Number of bitmaps.
@@ -50,7 +49,7 @@ pub struct Bitmap {
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     pub directory: Range<u64>,
-    /// One for each bitmap.
+    /// One range per bitmap.
     pub tables: Vec<Range<u64>>,
     pub bitmaps: Vec<Bitmap>,
 }
@@ -69,7 +68,7 @@ impl Bitmap {
 }
 
 impl Bitmaps {
-    /// Decodes the extension. One of another length has 0 bitmaps, which [`Bitmaps::places`] refuses.
+    /// Decodes the extension. An extension with a wrong length decodes to 0 bitmaps, which [`Bitmaps::places`] rejects.
     pub(crate) fn decode(extension: &[u8]) -> Bitmaps {
         let extension = match extension.len() {
             EXTENSION_BYTES => extension,
@@ -93,7 +92,7 @@ impl Bitmaps {
     /// Reads the directory.
     ///
     /// # Errors
-    /// The storage's, or the directory is damaged.
+    /// The storage failed, or the directory is damaged.
     pub(crate) fn places(&self, storage: &impl Storage, header: &Header) -> Result<Places> {
         let size = storage.size().map_err(io("cannot read the size"))?;
         let range = |what: &str, offset: u64, bytes: u64| {
@@ -154,7 +153,7 @@ impl Bitmaps {
     /// Calls `found` with the offset of each cluster of bitmap data.
     ///
     /// # Errors
-    /// The storage's, or an entry is damaged.
+    /// The storage failed, or an entry is damaged.
     pub(crate) fn data(
         storage: &impl Storage,
         header: &Header,
@@ -170,7 +169,7 @@ impl Bitmaps {
                 read.map_err(io("cannot read a bitmap table"))?;
                 for entry in entries(&piece) {
                     let host = entry & OFFSET;
-                    // Bit 0: all bits are set, and no cluster has them.
+                    // Bit 0 without an offset: all bits are set, and no cluster is allocated.
                     let is_possible = match host {
                         0 => entry & !1 == 0,
                         host => {

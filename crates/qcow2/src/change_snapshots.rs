@@ -1,8 +1,7 @@
-//! Snapshots that are taken, gone back to and removed, in an image that nobody serves.
+//! Creates, applies and deletes snapshots in an image that is not in use.
 //!
-//! Each change writes new tables beside the old ones, changes over with one write into the header, and then counts all clusters anew. The
-//! image is marked as not closed cleanly from before that write until the counts are right, so that whoever opens it after a crash counts
-//! them.
+//! Each change writes new tables beside the old ones, switches to them with one header write, and then recounts all clusters. The dirty
+//! bit is set from before that write until the counts are right, so that the next opener after a crash recounts them.
 
 use crate::check::Repair;
 use crate::entry::COPIED;
@@ -11,19 +10,19 @@ use crate::image::read_table;
 use crate::snapshots::{self, ENTRY_BYTES, L1_ENTRIES_MAX, Snapshot};
 use crate::{Error, Header, Image, Result, Storage, corrupt, io};
 
-/// As long as QEMU reads it.
+/// Maximum length of a name, as in QEMU.
 const NAME_MAX: usize = 255;
-/// Counts of fewer bits have no room for what snapshots share.
+/// Narrower counts cannot hold the references of shared clusters.
 const REFCOUNT_ORDER_MIN: u32 = 4;
-/// The fixed part's length of the state of a machine and the disk's size, behind it.
+/// Length of the extra data: size of the machine state and size of the disk.
 const EXTRA_BYTES: u32 = 16;
 
 impl<S: Storage> Image<S> {
-    /// Takes a snapshot of the disk as it is; gives its number. `seconds`: since 1970.
+    /// Creates a snapshot of the current disk and returns its ID. `seconds`: since 1970.
     ///
     /// # Errors
-    /// The storage's; the image has faults, or cannot have one more; or the name is taken. Nothing has changed then, or the next who opens
-    /// the image for writing puts its counts right.
+    /// The storage failed, the image has faults or reached the snapshot limit, or the name is taken. Either nothing has changed, or the
+    /// next open for writing repairs the counts.
     pub fn create_snapshot(mut self, name: &str, seconds: u32) -> Result<String> {
         if name.is_empty() || name.len() > NAME_MAX {
             let length = name.len();
@@ -61,10 +60,10 @@ impl<S: Storage> Image<S> {
         Ok(id)
     }
 
-    /// The disk is as it was when a snapshot was taken, found by its name or its number; what it was last is lost.
+    /// Restores the disk to a snapshot, found by name or ID. The current content is lost.
     ///
     /// # Errors
-    /// As [`Image::create_snapshot`]; or there is no such snapshot.
+    /// As [`Image::create_snapshot`]; or the snapshot does not exist.
     pub fn apply_snapshot(mut self, which: &str) -> Result<()> {
         let (_, snapshot) = self.snapshot(which)?;
         if self.header.bitmaps.is_some() {
@@ -82,7 +81,7 @@ impl<S: Storage> Image<S> {
         self.begin_change()?;
         let entries = l1.1.max(needed as u32);
         let offset = self.copy_l1(l1, entries)?;
-        // Size, no encryption, and the table: next to each other, and in one sector.
+        // Size, encryption method (none) and L1 table fields are adjacent and in one sector.
         let mut fields = size.to_be_bytes().to_vec();
         fields.extend(0_u32.to_be_bytes());
         fields.extend(entries.to_be_bytes());
@@ -91,7 +90,7 @@ impl<S: Storage> Image<S> {
         self.end_change()
     }
 
-    /// Removes a snapshot, found by its name or its number; clusters that it alone had are free.
+    /// Deletes a snapshot, found by name or ID, and frees its exclusive clusters.
     ///
     /// # Errors
     /// As [`Image::apply_snapshot`].
@@ -104,7 +103,7 @@ impl<S: Storage> Image<S> {
         self.end_change()
     }
 
-    /// The first snapshot of a name; a number is meant where no snapshot has such a name.
+    /// Finds the first snapshot with this name, or else the first with this ID.
     fn snapshot(&self, which: &str) -> Result<(usize, Snapshot)> {
         let mut all = self.snapshots.iter();
         let found = all.position(|known| known.name == which);
@@ -117,7 +116,7 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// Refuses what cannot be changed safely, and says in the header that the counts may be old.
+    /// Rejects unsupported or damaged images and sets the dirty bit in the header.
     fn begin_change(&mut self) -> Result<()> {
         if self.header.version < 3 {
             return refused(
@@ -140,14 +139,14 @@ impl<S: Storage> Image<S> {
         self.set_incompatible(self.header.incompatible | DIRTY)
     }
 
-    /// Counts all clusters anew, by the new tables.
+    /// Recounts all clusters from the new tables.
     fn end_change(self) -> Result<()> {
         let header = Header::read(&self.storage)?;
         let mut image = Image::read(self.storage, header, false)?;
         image.repair_after_crash()
     }
 
-    /// A copy of an L1 table with so many entries, none of which says that it alone has its table.
+    /// Writes a copy of an L1 table, extended to `as_many` entries, with the COPIED flags cleared.
     fn copy_l1(&mut self, (offset, entries): (u64, u32), as_many: u32) -> Result<u64> {
         let mut table = read_table(&self.storage, offset, entries)?;
         table.resize(as_many as usize, 0);
@@ -158,7 +157,7 @@ impl<S: Storage> Image<S> {
         self.put(&table)
     }
 
-    /// Puts a table into clusters of its own, durably; gives its offset.
+    /// Writes a table into new clusters and syncs. Returns its offset.
     fn put(&mut self, table: &[u8]) -> Result<u64> {
         let clusters = (table.len() as u64).div_ceil(self.header.cluster_bytes());
         let first = self.take_together(clusters.max(1))?;
@@ -182,7 +181,7 @@ impl<S: Storage> Image<S> {
         self.change_over(SNAPSHOTS_FIELD, &fields)
     }
 
-    /// One write, within a sector: it happens or it does not.
+    /// Writes within one sector, so that the change is atomic.
     fn change_over(&mut self, field: u64, bytes: &[u8]) -> Result<()> {
         self.storage
             .write_at(field, bytes)
@@ -195,14 +194,14 @@ fn refused<T>(what: String) -> Result<T> {
     Err(Error::Unsupported(what))
 }
 
-/// An entry of the snapshot table.
+/// Builds an entry of the snapshot table.
 fn entry(l1: (u64, u32), (id, name): (&str, &str), seconds: u32, size: u64) -> Vec<u8> {
     let mut entry = l1.0.to_be_bytes().to_vec();
     entry.extend(l1.1.to_be_bytes());
     entry.extend((id.len() as u16).to_be_bytes());
     entry.extend((name.len() as u16).to_be_bytes());
     entry.extend(seconds.to_be_bytes());
-    // nanoseconds of the date; the machine's clock; 32 bits of its state's length
+    // nanoseconds; VM clock; 32-bit VM state size
     entry.extend([0; 4 + 8 + 4]);
     entry.extend(EXTRA_BYTES.to_be_bytes());
     debug_assert_eq!(entry.len(), ENTRY_BYTES);

@@ -1,6 +1,6 @@
-//! Checks the consistency of an image: counts every use of every cluster and compares. Faults of entries: `repair`.
+//! Consistency check: counts every use of every cluster and compares with the reference counts. Invalid entries: see `repair`.
 //!
-//! Memory: about 1.5 bytes for each cluster in use, 4 MiB of reference counts, and 40 bytes for each L2 table.
+//! Memory: about 1.5 bytes per cluster in use, 4 MiB of reference counts, and 40 bytes per L2 table.
 
 use std::collections::BTreeMap;
 
@@ -11,49 +11,49 @@ use crate::header::{AUTOCLEAR_FIELD, CORRUPT, DIRTY, RAW_DATA_FILE, VALID_BITMAP
 use crate::image::read_table;
 use crate::{Header, Image, Result, Storage, corrupt, io, snapshots};
 
-/// What a check may change.
+/// Changes that a check may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repair {
-    /// Nothing.
+    /// None.
     Nothing,
-    /// Clusters that are counted more often than they are used.
+    /// Frees leaked clusters.
     Leaks,
-    /// Those, counts that are too low, and flags that contradict the counts: the faults that a crash leaves.
+    /// Also corrects counts that are too low and flags that contradict the counts: the faults that a crash can cause.
     Counts,
-    /// Those, and entries that name impossible places. The data of such entries are lost: zeroes are read there afterwards.
+    /// Also repairs entries with invalid offsets. The data of such entries is lost and reads as zeroes.
     All,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// Clusters of the disk, and those that have data of this image.
+    /// Number of clusters of the disk.
     pub clusters: u64,
-    /// Clusters that have data of this image.
+    /// Number of clusters that have data in this image.
     pub allocated: u64,
-    /// Of those, compressed ones.
+    /// Number of allocated clusters that are compressed.
     pub compressed: u64,
     /// Of those, compressed ones and clusters that do not follow the one before in their L2 table, as `qemu-img check` counts them.
     pub fragmented: u64,
     /// Clusters that are counted more often than they are used: they only take room.
     pub leaks: u64,
-    /// Clusters that are used more often than they are counted, and entries that cannot be.
+    /// Number of clusters with a count below their uses, and of invalid entries.
     pub corruptions: u64,
-    /// Leaks that were freed.
+    /// Number of leaks that were freed.
     pub leaks_fixed: u64,
-    /// Other faults that were repaired.
+    /// Number of corruptions that were repaired.
     pub corruptions_fixed: u64,
-    /// The end of the last cluster in use.
+    /// End offset of the last cluster in use.
     pub end: u64,
-    /// What was found, in words, the first of them.
+    /// Descriptions of the first findings.
     pub findings: Vec<String>,
 }
 
-/// Findings that are put into words.
+/// Maximum number of described findings.
 const FINDINGS_MAX: usize = 20;
 
 impl CheckReport {
-    /// Nothing is wrong, or nothing is wrong any more.
+    /// Returns true if no faults remain.
     pub fn is_clean(&self) -> bool {
         self.leaks == self.leaks_fixed && self.corruptions == self.corruptions_fixed
     }
@@ -70,21 +70,19 @@ impl CheckReport {
     }
 }
 
-/// L2 tables by their offset.
+/// L2 tables by offset.
 type Tables = BTreeMap<u64, TableUse>;
 
-/// Uses of an L2 table.
 #[derive(Default)]
 pub(crate) struct TableUse {
-    /// Number of L1 entries that name it.
+    /// Number of L1 entries that refer to it.
     pub uses: u64,
-    /// The L1 table of the disk names it, not only those of snapshots.
+    /// The active L1 table refers to it, not only those of snapshots.
     pub is_active: bool,
-    /// Offset in the disk of the first cluster that it maps.
+    /// Disk offset of the first cluster that it maps.
     pub offset: u64,
 }
 
-/// State of a check.
 pub(crate) struct Check {
     pub repair: Repair,
     pub report: CheckReport,
@@ -92,12 +90,12 @@ pub(crate) struct Check {
     tables: Tables,
     /// Clusters of the refcount table and its blocks.
     pub refcount_clusters: ClusterSet,
-    /// Faults that only new reference counts repair: blocks that are missing or lie in clusters with other uses.
+    /// Number of faults that require a rebuild of the reference counts: missing blocks, and blocks in clusters with other uses.
     pub rebuilt_faults: u64,
 }
 
 impl Check {
-    /// Adds a fault, which new reference counts repair.
+    /// Records a fault that a rebuild of the reference counts repairs.
     pub fn fault_of_refcounts(&mut self, finding: String) {
         self.rebuilt_faults += 1;
         self.report.fault(finding);
@@ -105,17 +103,17 @@ impl Check {
 }
 
 impl<S: Storage> Image<S> {
-    /// Checks an image that nobody serves, and repairs it. The image is open afterwards, for reading its header at most.
+    /// Checks and repairs an image that is not in use. Afterwards only its header may be read.
     ///
     /// # Errors
-    /// It cannot be read at all, or repaired.
+    /// The image cannot be read or repaired.
     pub fn check(storage: S, repair: Repair) -> Result<CheckReport> {
         let header = Header::read(&storage)?;
         let mut image = Image::read(storage, header, repair == Repair::Nothing)?;
         image.examine(repair)
     }
 
-    /// What a dirty image needs before it is written: its counts may be old.
+    /// Repairs the counts of a dirty image before it is written.
     pub(crate) fn repair_after_crash(&mut self) -> Result<()> {
         let report = self.examine(Repair::Counts)?;
         if !report.is_clean() {
@@ -184,7 +182,7 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// Notes the clusters of the reference counts. Their uses are counted last.
+    /// Records the clusters of the refcount table and blocks. Their uses are counted last.
     fn find_refcounts(&self, check: &mut Check) {
         for cluster in self.refcounts.clusters() {
             check.refcount_clusters.insert(cluster);
@@ -221,7 +219,7 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// Counts the clusters of bitmaps, unless one of them is damaged.
+    /// Counts the clusters of bitmaps, unless one of the bitmaps is damaged.
     fn count_bitmaps(&self, bitmaps: Bitmaps, check: &mut Check) -> Result<()> {
         let places = bitmaps.places(&self.storage, &self.header)?;
         Bitmaps::data(&self.storage, &self.header, &places, |_| {})?;
@@ -235,7 +233,7 @@ impl<S: Storage> Image<S> {
         })
     }
 
-    /// Declares the bitmaps invalid. Their clusters are leaks then.
+    /// Marks the bitmaps as invalid. Their clusters are then leaks.
     fn remove_bitmaps(&mut self) -> Result<()> {
         let autoclear = self.header.autoclear & !VALID_BITMAPS;
         let written = self
@@ -246,7 +244,7 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// Finds the L2 tables of an L1 table. Entries that name impossible places are faults.
+    /// Finds the L2 tables of an L1 table. Entries with invalid offsets are faults.
     fn find_tables(
         &mut self,
         (l1_offset, l1_entries): (u64, u32),
@@ -271,7 +269,7 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// Counts the clusters that L2 tables use. Each table is read once, however many L1 tables name it.
+    /// Counts the clusters that L2 tables use. Each table is read once, however many L1 tables refer to it.
     fn count_clusters(&mut self, check: &mut Check) -> Result<()> {
         let size = self.storage.size().map_err(io("cannot read the size"))?;
         let bits = self.header.cluster_bits;
@@ -326,7 +324,7 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// Counts the clusters of the reference counts. Those that something else uses are faults.
+    /// Counts the clusters of the refcount table and blocks. Other uses of these clusters are faults.
     fn count_refcounts(&self, check: &mut Check) {
         for cluster in self.refcounts.clusters() {
             if check.uses.get(cluster) > 0 {
@@ -338,9 +336,9 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// Compares the counts with the uses. Corrects them, unless new ones replace them.
+    /// Compares the counts with the uses and corrects them, unless a rebuild replaces them.
     fn compare_counts(&mut self, check: &mut Check) -> Result<()> {
-        // An autoclear bit of an unknown feature may stand for clusters of its own.
+        // An unknown autoclear feature may have clusters of its own.
         let has_unknown = self.header.autoclear & !(VALID_BITMAPS | RAW_DATA_FILE) != 0;
         if has_unknown {
             let autoclear = self.header.autoclear;
@@ -387,7 +385,7 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// The flag of an entry says whether its cluster is counted once. Of the disk, not of snapshots.
+    /// Compares the COPIED flags of the active tables with the reference counts.
     fn compare_flags(&mut self, check: &mut Check) -> Result<()> {
         let (l1_offset, bits) = (self.header.l1_offset, self.header.cluster_bits);
         let l1 = read_table(&self.storage, l1_offset, self.header.l1_entries)?;

@@ -1,18 +1,18 @@
-//! Sets and counts of clusters. Memory follows the clusters in them, not the size of the file: at most 72 bytes for a cluster of a set and
-//! 170 for a counted one, and 0.2 and 1.5 bytes where clusters are neighbours.
+//! Sets and counts of clusters. Memory depends on the clusters in them, not on the file size: at most 72 bytes per cluster of a set and
+//! 170 per counted cluster; 0.2 and 1.5 bytes for adjacent clusters.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// log2 of the clusters of one chunk of a set.
+/// log2 of the number of clusters in one chunk of a set.
 const SET_CHUNK_BITS: u32 = 9;
-/// Clusters of one chunk of counts.
+/// Number of clusters in one chunk of counts.
 const COUNT_CHUNK: u64 = 128;
 
-/// A set of clusters, by their numbers in the image.
+/// Set of cluster indexes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClusterSet {
-    /// Bits of 512 neighbours.
+    /// Bitmaps of 512 adjacent clusters.
     chunks: HashMap<u64, [u64; 8]>,
 }
 
@@ -23,7 +23,7 @@ impl ClusterSet {
         (cluster >> SET_CHUNK_BITS, word, 1 << (bit % 64))
     }
 
-    /// Adds a cluster. Returns false if the set has it already.
+    /// Adds a cluster. Returns false if the set already contains it.
     pub fn insert(&mut self, cluster: u64) -> bool {
         let (chunk, word, bit) = ClusterSet::place(cluster);
         let word = &mut self.chunks.entry(chunk).or_default()[word];
@@ -55,23 +55,23 @@ impl ClusterSet {
     }
 }
 
-/// Number of uses of each cluster.
+/// Use count of each cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
-    /// Counts of 128 neighbours. 255 stands for a count in `large`.
+    /// Counts of 128 adjacent clusters. 255 means that the count is in `large`.
     chunks: HashMap<u64, Box<[u8; COUNT_CHUNK as usize]>>,
     large: HashMap<u64, u64>,
 }
 
 impl Uses {
-    /// Adds uses to a cluster.
+    /// Adds `times` uses to a cluster.
     pub fn add(&mut self, cluster: u64, times: u64) {
         if times > 0 {
             self.set(cluster, self.get(cluster).saturating_add(times));
         }
     }
 
-    /// Takes one use from a cluster.
+    /// Subtracts one use from a cluster.
     pub fn lower(&mut self, cluster: u64) {
         self.set(cluster, self.get(cluster).saturating_sub(1));
     }
@@ -94,7 +94,7 @@ impl Uses {
         }
     }
 
-    /// Returns the numbers of the groups of `clusters` neighbours that may have uses, sorted.
+    /// Returns the sorted indexes of the groups of `clusters` adjacent clusters that may have uses.
     pub fn groups(&self, clusters: u64) -> Vec<u64> {
         let mut groups: Vec<u64> = self
             .chunks
@@ -107,7 +107,7 @@ impl Uses {
         groups
     }
 
-    /// Returns the number behind the last cluster in use.
+    /// Returns the index after the last cluster in use.
     pub fn end(&self) -> u64 {
         let ends = self.chunks.iter().filter_map(|(number, chunk)| {
             let last = chunk.iter().rposition(|uses| *uses > 0)?;

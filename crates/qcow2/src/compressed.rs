@@ -1,4 +1,4 @@
-//! Clusters that are compressed. What comes out is never more than a cluster.
+//! Decompression of clusters. The output never exceeds one cluster.
 
 use std::io::Read;
 
@@ -6,10 +6,10 @@ use crate::entry::L2Entry;
 use crate::{Compression, Image, Result, Storage, corrupt, io};
 
 impl<S: Storage> Image<S> {
-    /// Reads the compressed cluster of an offset; `content` has the bytes of a cluster.
+    /// Reads the compressed cluster at an offset; `content` has the size of a cluster.
     ///
     /// # Errors
-    /// The storage's, or what is there is no such data.
+    /// The storage failed, or the compressed data is invalid.
     pub fn read_compressed(&self, offset: u64, content: &mut [u8]) -> Result<()> {
         let L2Entry::Compressed { host, bytes } = self.entry(offset) else {
             return corrupt(format!("offset {offset} is not compressed"));
@@ -30,7 +30,7 @@ impl<S: Storage> Image<S> {
     }
 }
 
-/// Deflate without a header; what follows its end is padding.
+/// Decompresses raw deflate data; bytes after its end are padding.
 fn inflate(packed: &[u8], content: &mut [u8]) -> Option<()> {
     let pieces = std::iter::once(packed);
     let got = miniz_oxide::inflate::decompress_slice_iter_to_slice(content, pieces, false, true);

@@ -1,4 +1,4 @@
-//! New images: header, refcount table and blocks, and an L1 table without entries.
+//! Creates images: header, refcount table and blocks, and an empty L1 table.
 
 use crate::backing::extension;
 use crate::header::{
@@ -9,39 +9,39 @@ use crate::refcounts::set;
 use crate::{Error, Result, Storage, io};
 
 const VERSION: u32 = 3;
-/// Counts of 16 bits, as QEMU makes them.
+/// 16-bit reference counts, QEMU's default.
 const REFCOUNT_ORDER: u32 = 4;
 const REFCOUNT_ORDER_MAX: u32 = 6;
 const HEADER_BYTES: u32 = 104;
 
-/// What a new image is like.
+/// Parameters of a new image.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
-    /// Bytes of the disk: a multiple of 512.
+    /// Size of the disk in bytes, a multiple of 512.
     pub size: u64,
-    /// log2 of the bytes of a cluster: 9 to 21.
+    /// log2 of the cluster size in bytes, 9 to 21.
     pub cluster_bits: u32,
-    /// log2 of the bits of a reference count: 0 to 6.
+    /// log2 of the width of a reference count in bits, 0 to 6.
     pub refcount_order: u32,
-    /// A 32nd part of a cluster is allocated by itself (extended L2 entries); clusters have 16 KiB at least then.
+    /// Extended L2 entries: 32 subclusters per cluster. The cluster size must be at least 16 KiB.
     pub extended_l2: bool,
-    /// The backing image's name and format.
+    /// Name and format of the backing image.
     pub backing: Option<(String, String)>,
-    /// The file that has the data, by its name.
+    /// External data file.
     pub data_file: Option<DataFileOptions>,
 }
 
-/// The file that has the data of a new image.
+/// External data file of a new image.
 #[derive(Clone, Debug)]
 pub struct DataFileOptions {
-    /// Its name, as the header has it.
+    /// Name as stored in the header.
     pub name: String,
-    /// It is a raw disk by itself. Nothing may be in it yet but zeroes.
+    /// The data file is also a valid raw disk. It must contain only zeroes.
     pub is_raw: bool,
 }
 
 impl CreateOptions {
-    /// An image of clusters of 64 KiB that stands alone.
+    /// Returns options for an image with 64 KiB clusters and no backing image.
     pub fn new(size: u64) -> CreateOptions {
         CreateOptions {
             size,
@@ -54,10 +54,10 @@ impl CreateOptions {
     }
 }
 
-/// Makes an image in an empty storage.
+/// Creates an image in an empty storage.
 ///
 /// # Errors
-/// The storage's; or there can be no such image.
+/// The storage failed, or the options are invalid.
 pub fn create(storage: &impl Storage, options: &CreateOptions) -> Result<()> {
     let CreateOptions {
         size,
@@ -139,7 +139,7 @@ fn header(
     let l1_offset = (1 + table_clusters + blocks) << bits;
     let mut head = b"QFI\xfb".to_vec();
     head.extend(VERSION.to_be_bytes());
-    // The name of the backing image and its length are put in below.
+    // The offset and length of the backing file name are filled in below.
     head.extend([0; 12]);
     head.extend(bits.to_be_bytes());
     head.extend(options.size.to_be_bytes());

@@ -1,33 +1,32 @@
-//! Images whose data lie in a file of their own ("External data file" in QEMU's docs/interop/qcow2.txt): each cluster at its offset in
-//! the disk. Nothing there is counted, shared or compressed; the tables say only which clusters there are.
+//! Images with an external data file ("External data file" in QEMU's docs/interop/qcow2.txt): each cluster is at its guest offset.
+//! Clusters in it are not counted, shared or compressed. The tables only record which clusters are allocated.
 //!
-//! A cluster that is not there may have anything in the file: what it had before it was given up, or what the file had from the
-//! beginning. So before it is used it is made to read as zeroes, durably, as a whole run of such clusters is: one sync for many.
-//! A write that began before its cluster was given up may still come. While there may be such a one in a run, that run is not taken to
-//! read as zeroes, and each of its clusters is zeroed when it is used.
+//! An unallocated cluster may have stale content in the file. It is therefore zeroed durably before use, together with a run of
+//! unallocated clusters, so that one sync serves many.
+//! A write that began before its cluster was freed may still be in progress. While that is possible in a run, the run is not marked as
+//! clean, and each of its clusters is zeroed when it is allocated.
 //!
-//! A data file that is raw is a disk by itself: what is discarded there becomes zeroes in the file, and stays in the tables.
+//! A raw data file is itself a valid disk: discarded clusters are zeroed in the file and stay allocated in the tables.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::entry::L2Entry;
 use crate::{Header, Image, Result, Storage, io};
 
-/// Bytes that are made to read as zeroes together, at most.
+/// Maximum size of a run, in bytes.
 const RUN_BYTES: u64 = 1 << 20;
 
-/// Clusters that are put into the tables together.
+/// Maximum number of clusters per update of the tables.
 const FILLED_TOGETHER: u64 = 4096;
 
-/// The file that has the data of an image.
 pub(crate) struct DataFile<S> {
     storage: S,
     run_bytes: u64,
-    /// Runs whose clusters read as zeroes in the file, as far as the tables do not have them.
+    /// Clean runs: their unallocated clusters read as zeroes in the file.
     clean: HashSet<u64>,
-    /// Clusters of such runs that may have something: a write to them has failed.
+    /// Clusters of clean runs that may have content after a failed write.
     stale: HashSet<u64>,
-    /// Clusters of a run that were given up, and may still be written to.
+    /// Number of freed clusters per run that may still receive writes.
     given_up: HashMap<u64, u64>,
 }
 
@@ -35,7 +34,7 @@ impl<S: Storage> DataFile<S> {
     pub fn new(storage: S, header: &Header) -> DataFile<S> {
         DataFile {
             storage,
-            // Of one table.
+            // A run is within one L2 table.
             run_bytes: RUN_BYTES.clamp(header.cluster_bytes(), header.l2_span()),
             clean: HashSet::new(),
             stale: HashSet::new(),
@@ -43,14 +42,14 @@ impl<S: Storage> DataFile<S> {
         }
     }
 
-    /// A cluster is no longer in the tables.
+    /// Records that a cluster was freed in the tables.
     pub fn give_up(&mut self, offset: u64) {
         let run = offset / self.run_bytes;
         self.clean.remove(&run);
         *self.given_up.entry(run).or_default() += 1;
     }
 
-    /// Nobody is at a cluster any more that was given up.
+    /// Records that a freed cluster can no longer receive writes.
     fn end_giving_up(&mut self, offset: u64) {
         let run = offset / self.run_bytes;
         if let Some(clusters) = self.given_up.get_mut(&run) {
@@ -61,19 +60,19 @@ impl<S: Storage> DataFile<S> {
         }
     }
 
-    /// A cluster may have something although the tables do not have it.
+    /// Records that an unallocated cluster may have content.
     pub fn is_not_clean(&mut self, offset: u64) {
         self.clean.remove(&(offset / self.run_bytes));
     }
 
-    /// It is not known what is on stable storage.
+    /// Forgets all clean runs, because the durable state of the file is unknown.
     pub fn is_not_durable(&mut self) {
         self.clean.clear();
     }
 }
 
 impl<S: Storage> Image<S> {
-    /// What has the data of the disk: the image itself, or its data file.
+    /// Returns the storage of the data: the image itself, or its data file.
     pub fn data(&self) -> &S {
         match &self.data_file {
             Some(data_file) => &data_file.storage,
@@ -81,7 +80,7 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// Takes the place of an offset in the data file, with this content, or zeroes.
+    /// Writes `content`, or zeroes, to an offset of the data file before its cluster is allocated.
     pub(crate) fn fill_in_data_file(
         &mut self,
         offset: u64,
@@ -105,7 +104,7 @@ impl<S: Storage> Image<S> {
         Ok(offset)
     }
 
-    /// Makes a cluster read as zeroes in the data file, and those beside it that the tables do not have either.
+    /// Zeroes a cluster in the data file, together with the unallocated clusters of its run.
     fn clean_run(&mut self, offset: u64, must_sync: &mut bool) -> Result<()> {
         let Some(data_file) = &self.data_file else {
             return Ok(());
@@ -121,7 +120,7 @@ impl<S: Storage> Image<S> {
         }
         *must_sync = true;
         if is_clean || data_file.given_up.contains_key(&run) {
-            // Of the others, some may have been filled just now, and not be in the tables yet.
+            // Some of the other clusters may be filled already and not yet in the tables.
             self.zero_in_data_file(offset, offset + cluster)?;
             if let Some(data_file) = &mut self.data_file {
                 data_file.stale.remove(&offset);
@@ -147,14 +146,14 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// Zeroes a part of the data file, up to the disk's end at most.
+    /// Zeroes a range of the data file, up to the end of the disk.
     fn zero_in_data_file(&self, from: u64, to: u64) -> Result<()> {
         let length = to.min(self.header.size).saturating_sub(from);
         let zeroed = self.data().zero(from, length);
         zeroed.map_err(io("cannot zero clusters of the data file"))
     }
 
-    /// Has the table of an offset a cluster there?
+    /// Returns true if the tables have a cluster at this offset.
     fn is_in_data_file(&self, offset: u64) -> bool {
         !matches!(
             self.entry(offset),
@@ -162,12 +161,12 @@ impl<S: Storage> Image<S> {
         )
     }
 
-    /// A cluster of a raw data file that is discarded or zeroed.
+    /// Zeroes a cluster of a raw data file, for a discard or a write of zeroes.
     pub(crate) fn zero_raw(&self, offset: u64) -> Result<()> {
         self.zero_in_data_file(offset, offset + self.header.cluster_bytes())
     }
 
-    /// Puts all clusters of a range of a raw data file into the tables, so that what others write there is there for the image too.
+    /// Allocates all clusters of a range of a raw data file in the tables, so that writes by other programs are visible in the image.
     pub(crate) fn fill_raw_tables(&mut self, from: u64, to: u64) -> Result<()> {
         if !self.header.is_data_file_raw() {
             return Ok(());
@@ -185,15 +184,15 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// As [`create`](crate::create), for the data file, which has nothing yet.
+    /// Allocates the clusters of a new raw data file, after [`create`](crate::create).
     ///
     /// # Errors
-    /// The storage's.
+    /// The storage failed.
     pub fn create_raw_data_file(&mut self) -> Result<()> {
         self.fill_raw_tables(0, self.header.size)
     }
 
-    /// Gives the space of clusters back that were given up, sorted, unless they have been taken again.
+    /// Discards freed clusters, sorted by offset, unless they are allocated again.
     pub(crate) fn free_in_data_file(&mut self, offsets: impl Iterator<Item = u64>) {
         let cluster = self.header.cluster_bytes();
         let mut free: Vec<(u64, u64)> = Vec::new();
@@ -211,18 +210,18 @@ impl<S: Storage> Image<S> {
             }
         }
         for (from, to) in free {
-            // Before they are used again they are zeroed anyway.
+            // Errors are ignored: clusters are zeroed again before reuse.
             self.data().zero(from, to - from).ok();
         }
     }
 
-    /// The data file is as a disk of the new size needs it, before the header says that size.
+    /// Adapts the data file to a new disk size, before the header changes.
     pub(crate) fn resize_data_file(&mut self, old: u64, new: u64) -> Result<()> {
         let is_raw = self.header.is_data_file_raw();
         let Some(data_file) = &mut self.data_file else {
             return Ok(());
         };
-        // What lies behind the old end was not zeroed with the rest of its run.
+        // The part beyond the old end was not zeroed with the rest of its run.
         data_file.is_not_clean(old);
         if is_raw && new > old {
             let zeroed = data_file.storage.zero(old, new - old);
@@ -233,7 +232,7 @@ impl<S: Storage> Image<S> {
         synced.map_err(io("cannot sync the data file"))
     }
 
-    /// Reads of all that the tables may have lie within the data file.
+    /// Extends the data file so that reads of all allocated clusters are within it.
     pub(crate) fn extend_data_file(&self, disk: u64) -> Result<()> {
         let Some(data_file) = &self.data_file else {
             return Ok(());
@@ -250,7 +249,7 @@ impl<S: Storage> Image<S> {
         ))
     }
 
-    /// All data are on stable storage.
+    /// Flushes all data to stable storage.
     pub(crate) fn sync_data(&mut self) -> std::io::Result<()> {
         let synced = self.data().sync();
         if synced.is_err()

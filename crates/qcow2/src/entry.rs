@@ -1,46 +1,45 @@
-//! Entries of L1 and L2 tables ("Cluster mapping" in QEMU's docs/interop/qcow2.txt). In memory they are numbers of the host's byte order.
+//! Entries of L1 and L2 tables ("Cluster mapping" in QEMU's docs/interop/qcow2.txt), held in host byte order in memory.
 
-/// The cluster belongs to this table alone: its reference count is one, and it may be written in place.
+/// The cluster has a reference count of one and may be written in place.
 pub(crate) const COPIED: u64 = 1 << 63;
-/// The data are compressed.
 pub(crate) const COMPRESSED: u64 = 1 << 62;
-/// The cluster reads as zeroes, whatever lies in it (version 3).
+/// The cluster reads as zeroes regardless of its content (version 3).
 pub(crate) const ZERO: u64 = 1;
-/// Where the cluster lies.
+/// Mask of the cluster's offset.
 pub(crate) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
-/// Bits that have to be zero: of a standard descriptor, and of an entry of an L1 table.
+/// Bits that must be zero in a standard cluster descriptor and in an L1 entry.
 pub(crate) const RESERVED: u64 = !(COPIED | COMPRESSED | OFFSET | ZERO);
-/// Compressed data are counted in sectors of this many bytes.
+/// Unit of the length of compressed data, in bytes.
 const SECTOR_BYTES: u64 = 512;
 
-/// What an entry of an L2 table says.
+/// Decoded L2 entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum L2Entry {
-    /// Nothing here: the backing image shows, or zeroes.
+    /// Not allocated: reads as the backing image, or as zeroes.
     Unallocated,
-    /// Zeroes; the cluster that may be kept for later data.
+    /// Reads as zeroes; `kept` is a preallocated cluster for later data.
     Zero { kept: Option<u64>, copied: bool },
-    /// Data, in a cluster.
+    /// Data in a cluster.
     Data { host: u64, copied: bool },
-    /// Compressed data: where they begin, and the most bytes that they take.
+    /// Compressed data: start offset and maximum length in bytes.
     Compressed { host: u64, bytes: u64 },
-    /// No entry that there may be.
+    /// Invalid entry.
     Bad,
 }
 
-/// What entries of an image can be.
+/// Entry variants that an image permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EntryFormat {
-    /// log2 of the bytes of a cluster.
+    /// log2 of the cluster size in bytes.
     pub cluster_bits: u32,
-    /// An entry may say that its cluster reads as zeroes.
+    /// The zero flag is permitted.
     pub has_zeroes: bool,
-    /// Data lie in a file of their own: nothing is compressed or shared there, and a cluster may lie at 0.
+    /// Data is in an external data file: no cluster is compressed or shared, and offset 0 is valid.
     pub has_data_file: bool,
 }
 
 impl EntryFormat {
-    /// Reads an entry, or the first word of one.
+    /// Decodes an entry, or the first word of an extended entry.
     pub fn decode(self, entry: u64) -> L2Entry {
         if entry & COMPRESSED != 0 {
             return match self.has_data_file {
@@ -79,12 +78,12 @@ fn compressed(entry: u64, cluster_bits: u32) -> L2Entry {
     L2Entry::Compressed { host, bytes }
 }
 
-/// The entry of a cluster with data that belongs to this table alone.
+/// Returns the entry for a data cluster with a reference count of one.
 pub(crate) fn data(host: u64) -> u64 {
     host | COPIED
 }
 
-/// Where the L2 table of an L1 entry lies; `None`: there is none. An entry that cannot be is an error.
+/// Returns the offset of the L2 table of an L1 entry, or `None` if there is no table. An invalid entry is an error.
 pub(crate) fn l2_table(entry: u64, cluster_bits: u32) -> Result<Option<u64>, ()> {
     let host = entry & OFFSET;
     match host {
@@ -120,7 +119,7 @@ mod tests {
             ..format
         };
         assert_eq!(old.decode(1), L2Entry::Bad);
-        // 64 KiB clusters: the offset has 54 bits; three more sectors
+        // 64 KiB clusters: 54 offset bits, three additional sectors
         let entry = 0x4000_0000_0005_0123 | 3 << 54;
         let found = L2Entry::Compressed {
             host: 0x5_0123,

@@ -1,17 +1,17 @@
-//! The header of an image and its extensions: read, and checked once.
+//! Image header and header extensions, validated when they are read.
 
 use crate::bitmaps::Bitmaps;
 use crate::entry::{EntryFormat, L2Entry};
 use crate::{Error, Result, Storage, corrupt, io, subclusters};
 
 const MAGIC: &[u8] = b"QFI\xfb";
-/// Bytes of the fixed part in version 3, with the type of compression.
+/// Size of the fixed part in version 3, including the compression type.
 const HEADER_BYTES: usize = 112;
-/// Where a version 2 header ends.
+/// End of a version 2 header.
 pub(crate) const VERSION_2_BYTES: u64 = 72;
-/// What the header and all its extensions may have at most: a cluster of the largest size.
+/// Limit for the header with all extensions: the largest cluster size.
 const HEAD_BYTES_MAX: usize = 2 << 20;
-/// As QEMU limits them.
+/// Limits as in QEMU.
 pub(crate) const L1_BYTES_MAX: u64 = 32 << 20;
 pub(crate) const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 pub(crate) const SNAPSHOTS_MAX: u32 = 65_536;
@@ -22,10 +22,10 @@ pub(crate) const CORRUPT: u64 = 1 << 1;
 pub(crate) const DATA_FILE: u64 = 1 << 2;
 const COMPRESSION_TYPE: u64 = 1 << 3;
 pub(crate) const EXTENDED_L2: u64 = 1 << 4;
-/// Autoclear bits: the bitmaps are consistent with the disk; the data file is a raw disk.
+/// Autoclear bits: bitmaps are consistent; the data file is a raw disk.
 pub(crate) const VALID_BITMAPS: u64 = 1;
 pub(crate) const RAW_DATA_FILE: u64 = 1 << 1;
-/// Parts of clusters have 512 bytes at least.
+/// A subcluster has at least 512 bytes.
 pub(crate) const EXTENDED_CLUSTER_BITS_MIN: u32 = 14;
 
 pub(crate) const EXTENSION_END: u32 = 0;
@@ -33,7 +33,7 @@ pub(crate) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 pub(crate) const EXTENSION_DATA_FILE: u32 = 0x4441_5441;
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 
-/// Where fields lie that are written again.
+/// Offsets of header fields that change.
 pub(crate) const REFCOUNT_TABLE_FIELD: u64 = 48;
 pub(crate) const L1_FIELD: u64 = 36;
 pub(crate) const SNAPSHOTS_FIELD: u64 = 60;
@@ -41,57 +41,57 @@ pub(crate) const SIZE_FIELD: u64 = 24;
 pub(crate) const INCOMPATIBLE_FIELD: u64 = 72;
 pub(crate) const AUTOCLEAR_FIELD: u64 = 88;
 
-/// How compressed clusters are compressed.
+/// Compression algorithm of compressed clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// Deflate without a header.
+    /// Raw deflate, without a zlib header.
     Zlib,
     /// Zstandard.
     Zstd,
 }
 
-/// What the header says.
+/// Decoded header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// 2 or 3.
+    /// Version: 2 or 3.
     pub version: u32,
-    /// log2 of the bytes of a cluster.
+    /// log2 of the cluster size in bytes.
     pub cluster_bits: u32,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// The name of the backing image, as it is written there.
+    /// Name of the backing image, as stored.
     pub backing_file: Option<String>,
-    /// The format of the backing image.
+    /// Format of the backing image.
     pub backing_format: Option<String>,
-    /// Entries of the L1 table.
+    /// Number of entries of the L1 table.
     pub l1_entries: u32,
-    /// Where the L1 table lies.
+    /// Offset of the L1 table.
     pub l1_offset: u64,
-    /// Where the table of refcount blocks lies.
+    /// Offset of the refcount table.
     pub refcount_table_offset: u64,
-    /// Clusters of that table.
+    /// Number of clusters of the refcount table.
     pub refcount_table_clusters: u32,
-    /// log2 of the bits of a reference count.
+    /// log2 of the width of a reference count in bits.
     pub refcount_order: u32,
-    /// Internal snapshots.
+    /// Number of internal snapshots.
     pub snapshots: u32,
-    /// Where their table lies.
+    /// Offset of the snapshot table.
     pub snapshots_offset: u64,
-    /// Features without which it cannot be read.
+    /// Incompatible feature bits: an implementation that does not support one of them must not open the image.
     pub incompatible: u64,
-    /// Features that matter to writers who know of them.
+    /// Compatible feature bits: an implementation may ignore unknown ones.
     pub compatible: u64,
-    /// Features that a writer who does not know them has to clear.
+    /// Autoclear feature bits: a writer clears unknown ones.
     pub autoclear: u64,
-    /// The name of the file that has the data, as it is written there.
+    /// Name of the external data file, as stored.
     pub data_file: Option<String>,
-    /// How compressed clusters are compressed.
+    /// Compression algorithm of compressed clusters.
     pub compression: Compression,
-    /// Persistent bitmaps. `None` also if the autoclear bit for them is not set: their clusters are leaked then.
+    /// Persistent bitmaps. `None` also if their autoclear bit is clear: their clusters are then leaks.
     pub bitmaps: Option<Bitmaps>,
 }
 
-/// Does a file begin as an image of this format?
+/// Returns true if a file begins with the qcow2 magic.
 pub fn is_qcow2(head: &[u8]) -> bool {
     head.starts_with(MAGIC)
 }
@@ -114,7 +114,7 @@ impl Header {
     /// Reads the header of an image.
     ///
     /// # Errors
-    /// It is no image, it has what is not supported, or it says what cannot be.
+    /// The storage does not contain a qcow2 image, or the header is invalid or has unsupported features.
     pub fn read(storage: &impl Storage) -> Result<Header> {
         let mut fixed = [0; HEADER_BYTES];
         storage
@@ -229,22 +229,22 @@ impl Header {
         Ok(())
     }
 
-    /// Bytes of a cluster.
+    /// Returns the cluster size in bytes.
     pub fn cluster_bytes(&self) -> u64 {
         1 << self.cluster_bits
     }
 
-    /// Has the version a flag for clusters that read as zeroes?
+    /// Returns true if this version has the zero flag in L2 entries.
     pub fn has_zero_flag(&self) -> bool {
         self.version >= 3
     }
 
-    /// Have clusters parts that are allocated by themselves (extended L2 entries)?
+    /// Returns true if the image has extended L2 entries (32 subclusters per cluster).
     pub fn has_subclusters(&self) -> bool {
         self.incompatible & EXTENDED_L2 != 0
     }
 
-    /// Bytes of the parts in which clusters are allocated: a 32nd part, or the whole one.
+    /// Returns the allocation unit in bytes: a subcluster, or a cluster if there are no subclusters.
     pub fn subcluster_bytes(&self) -> u64 {
         match self.has_subclusters() {
             true => self.cluster_bytes() >> subclusters::BITS,
@@ -252,12 +252,12 @@ impl Header {
         }
     }
 
-    /// Words of an L2 entry.
+    /// Returns the number of 64-bit words of an L2 entry.
     pub(crate) fn entry_words(&self) -> usize {
         1 + usize::from(self.has_subclusters())
     }
 
-    /// Reads an entry, or the first word of one.
+    /// Decodes an entry, or the first word of an extended entry.
     pub(crate) fn decode_entry(&self, entry: u64) -> L2Entry {
         self.entry_format().decode(entry)
     }
@@ -265,7 +265,7 @@ impl Header {
     pub(crate) fn entry_format(&self) -> EntryFormat {
         EntryFormat {
             cluster_bits: self.cluster_bits,
-            // Extended entries have a word for that.
+            // Extended entries have zero bits in their second word instead.
             has_zeroes: self.has_zero_flag() && !self.has_subclusters(),
             has_data_file: self.has_data_file(),
         }
@@ -276,22 +276,22 @@ impl Header {
         self.incompatible & CORRUPT != 0
     }
 
-    /// Do data lie in a file of their own, each cluster at its offset in the disk?
+    /// Returns true if the data is in an external data file, each cluster at its guest offset.
     pub fn has_data_file(&self) -> bool {
         self.incompatible & DATA_FILE != 0
     }
 
-    /// Can the data file be read without the image, as a raw disk?
+    /// Returns true if the data file is also a valid raw disk.
     pub fn is_data_file_raw(&self) -> bool {
         self.has_data_file() && self.autoclear & RAW_DATA_FILE != 0
     }
 
-    /// Bytes that one L2 table maps.
+    /// Returns the number of bytes that one L2 table maps.
     pub(crate) fn l2_span(&self) -> u64 {
         self.cluster_bytes() << (self.cluster_bits - 3 - u32::from(self.has_subclusters()))
     }
 
-    /// Where everything is has to be possible; `file` is the size of the storage.
+    /// Validates offsets and sizes; `file` is the size of the storage.
     fn check(&self, file: u64) -> Result<()> {
         let cluster = self.cluster_bytes();
         let lies = |what: &str, offset: u64, bytes: u64| {

@@ -1,4 +1,4 @@
-//! An open image: its tables, its owner's state, and what opening and closing it do.
+//! An open image: its tables, the owner's state, opening and closing.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,46 +18,45 @@ use crate::snapshots::{self, Snapshot};
 use crate::subclusters::{self, Subclusters};
 use crate::{Error, Header, Result, Storage, corrupt, io};
 
-/// How an image is opened.
+/// Options for opening an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// Change nothing of it.
+    /// Permit no changes.
     pub read_only: bool,
-    /// Leave persistent bitmaps valid: no change alters the content of the disk.
+    /// Leave persistent bitmaps valid, because no change alters the content of the disk.
     pub keep_bitmaps: bool,
-    /// Open an image that is marked as corrupt also without `read_only`. All changes of it fail.
+    /// Open an image that is marked as corrupt also without `read_only`. All changes then fail.
     pub accept_corrupt: bool,
 }
 
 impl OpenOptions {
-    /// Options for an image that is read and written.
+    /// Options for reading and writing.
     pub const READ_WRITE: OpenOptions = OpenOptions {
         read_only: false,
         keep_bitmaps: false,
         accept_corrupt: false,
     };
 
-    /// Options for an image that is read.
+    /// Options for reading only.
     pub const READ_ONLY: OpenOptions = OpenOptions {
         read_only: true,
         ..OpenOptions::READ_WRITE
     };
 }
 
-/// An open image. One owner has it; others read its [`Map`].
+/// An open image. It has one owner; other threads read its [`Map`].
 pub struct Image<S> {
     pub(crate) storage: S,
-    /// Has the data, if the image has not.
     pub(crate) data_file: Option<DataFile<S>>,
     pub(crate) header: Header,
-    /// The header may name another L1 table than this one has.
+    /// A header write failed, so the header may refer to another L1 table.
     pub(crate) is_l1_unsure: bool,
     pub(crate) map: Arc<Map>,
     pub(crate) refcounts: Refcounts,
     pub(crate) snapshots: Vec<Snapshot>,
-    /// Offsets of the L2 tables in memory.
+    /// Offsets of the loaded L2 tables.
     pub(crate) loaded: HashSet<u64>,
-    /// Offsets of L2 tables that several entries of the L1 table name, with the number of entries. Each is copied before it is written.
+    /// Offsets of L2 tables that several L1 entries refer to, with the number of these entries. Each is copied before it is written.
     pub(crate) shared_tables: HashMap<u64, u64>,
     pub(crate) reserve: Reserve,
     pub(crate) released: Released,
@@ -65,7 +64,7 @@ pub struct Image<S> {
 }
 
 impl<S: Storage> Image<S> {
-    /// Opens an image whose data lie in it.
+    /// Opens an image without an external data file.
     ///
     /// # Errors
     /// As [`Image::open_with`].
@@ -73,11 +72,11 @@ impl<S: Storage> Image<S> {
         Image::open_with(storage, None, options)
     }
 
-    /// Opens an image, with its data file if it has one ([`Header::has_data_file`]). One that was not closed cleanly has its reference
-    /// counts repaired first, if it may be changed.
+    /// Opens an image, with its data file if it has one ([`Header::has_data_file`]). If the image is dirty and writable, its reference
+    /// counts are repaired first.
     ///
     /// # Errors
-    /// It cannot be read, is no such image, has what is not supported, or is damaged.
+    /// The image cannot be read, is not a qcow2 image, has unsupported features, or is damaged.
     pub fn open_with(storage: S, data: Option<S>, options: OpenOptions) -> Result<Image<S>> {
         let header = Header::read(&storage)?;
         if header.has_data_file() != data.is_some() {
@@ -103,7 +102,7 @@ impl<S: Storage> Image<S> {
         Ok(image)
     }
 
-    /// Reads the tables, whatever the header says of their state.
+    /// Reads the tables, regardless of the state bits in the header.
     pub(crate) fn read(storage: S, header: Header, read_only: bool) -> Result<Image<S>> {
         let mut refcounts = Refcounts::read(&storage, &header)?;
         let snapshots = snapshots::read(&storage, &header)?;
@@ -142,7 +141,7 @@ impl<S: Storage> Image<S> {
         if self.header.incompatible & DIRTY != 0 {
             self.repair_after_crash()?;
         }
-        // What this code does not keep up to date is no longer true of the image.
+        // Clear the autoclear bits of all features that this crate does not maintain.
         let mut true_still = match self.header.is_data_file_raw() {
             true => RAW_DATA_FILE,
             false => 0,
@@ -163,27 +162,27 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// The header.
+    /// Returns the header.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Its internal snapshots.
+    /// Returns the internal snapshots.
     pub fn snapshots(&self) -> &[Snapshot] {
         &self.snapshots
     }
 
-    /// What it lies in.
+    /// Returns the storage of the image.
     pub fn storage(&self) -> &S {
         &self.storage
     }
 
-    /// The tables; another map after [`Image::resize`].
+    /// Returns the current map. [`Image::resize`] replaces it.
     pub fn map(&self) -> Arc<Map> {
         Arc::clone(&self.map)
     }
 
-    /// Marks the image as having, or no longer having, a state of [`DIRTY`] or [`CORRUPT`].
+    /// Writes the incompatible feature bits. Used to set or clear [`DIRTY`] and [`CORRUPT`].
     pub(crate) fn set_incompatible(&mut self, features: u64) -> Result<()> {
         if self.header.version < 3 || self.header.incompatible == features {
             return Ok(());
@@ -196,10 +195,10 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// Loads the table of an offset into the map.
+    /// Loads the L2 table of an offset into the map.
     ///
     /// # Errors
-    /// It cannot be read, or is where no table can be.
+    /// The table cannot be read, or its offset is invalid.
     pub fn load(&mut self, offset: u64) -> Result<()> {
         let (table, _) = self.map.place(offset);
         self.load_table(table)
@@ -243,7 +242,7 @@ impl<S: Storage> Image<S> {
             self.check_entry(words, offset, size);
         }
         let checked: Table = entries.into_iter().map(AtomicU64::new).collect();
-        // Nobody else sets it.
+        // Only the owner sets it, so this cannot fail.
         self.map.tables[table].set(checked).ok();
         Ok(())
     }
@@ -256,7 +255,7 @@ impl<S: Storage> Image<S> {
         Ok(refcounts::entries(&bytes).collect())
     }
 
-    /// Returns whether the reference count of an L2 table is at least the number of L1 entries that name it.
+    /// Returns whether the reference count of an L2 table is at least the number of L1 entries that refer to it.
     pub(crate) fn is_counted_for_all(&mut self, host: u64) -> Result<bool> {
         let Some(named) = self.shared_tables.get(&host).copied() else {
             return Ok(false);
@@ -265,7 +264,7 @@ impl<S: Storage> Image<S> {
         Ok(self.refcounts.get(&self.storage, cluster)? >= named)
     }
 
-    /// Replaces an entry that names a wrong place by [`BAD_ENTRY`]; other clusters are in use from now on.
+    /// Replaces an entry with an invalid offset by [`BAD_ENTRY`]. Marks the clusters of valid entries as in use.
     fn check_entry(&mut self, words: &mut [u64], offset: u64, size: u64) {
         let found = self.header.decode_entry(words[0]);
         let parts = words.get(1).copied().map(Subclusters);
@@ -295,7 +294,7 @@ impl<S: Storage> Image<S> {
         words[0] = replacement;
     }
 
-    /// Returns the error for a change of an offset with a damaged entry.
+    /// Returns the error for a change at an offset with a damaged entry.
     pub(crate) fn bad_entry<T>(&self, offset: u64) -> Result<T> {
         let (table, index) = self.map.place(offset);
         let words = self.map.tables.get(table).and_then(|slot| slot.get());
@@ -313,10 +312,10 @@ impl<S: Storage> Image<S> {
         self.entry_and_parts(offset).0
     }
 
-    /// Gives back what was reserved, and makes everything durable. Nobody uses the map any more.
+    /// Frees the reserved clusters and makes all changes durable. The map must no longer be in use.
     ///
     /// # Errors
-    /// The storage's; the image is as after a crash then: some clusters may be counted that nobody uses.
+    /// The storage failed. The image is then in the same state as after a crash: some clusters may be leaked.
     pub fn close(&mut self) -> Result<()> {
         if !self.access.permits_writes() {
             return Ok(());
@@ -328,9 +327,9 @@ impl<S: Storage> Image<S> {
     }
 }
 
-/// A damaged entry in memory: a reserved bit is set.
+/// Damaged entry in memory: a reserved bit is set.
 const BAD_ENTRY: u64 = 1 << 57;
-/// Flag of a damaged entry that names a cluster with metadata.
+/// Flag of a damaged entry that refers to a cluster with metadata.
 const OVERLAPPING: u64 = 1 << 58;
 
 const MARKED_CORRUPT: &str = "it is marked as corrupt; hint: repair it with lunette image check --repair all, or serve it with read_only";
@@ -345,7 +344,7 @@ pub(crate) fn read_table(storage: &impl Storage, offset: u64, entries: u32) -> R
     Ok(refcounts::entries(&bytes).collect())
 }
 
-/// Tables of the header's size; those that are loaded are kept.
+/// Creates a map for the size in the header and takes over the loaded tables of the old map.
 pub(crate) fn new_map(header: &Header, l1: &[u64], old: Option<&Map>, may_write: bool) -> Map {
     let tables = header.size.div_ceil(header.l2_span()) as usize;
     let loaded = |table: usize| -> OnceLock<Table> {

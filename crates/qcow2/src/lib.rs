@@ -1,21 +1,22 @@
-//! QEMU's copy-on-write images (qcow2, versions 2 and 3): what lies where, and what has to be written in which order. Whoever serves an
-//! image gives it a [`Storage`]; data are moved by whoever asks.
+//! QEMU's copy-on-write images (qcow2, versions 2 and 3): metadata layout and write order. The caller supplies a [`Storage`] and moves
+//! the data.
 //!
 //! ```text
-//!   Map      shared, read by any thread without a lock: where is the data of an offset?       map.rs
-//!   Image    one owner: allocates, frees, checks; publishes in the map what is on storage      image.rs allocate.rs release.rs
+//!   Map      shared, lock-free, read by any thread: maps guest offsets to host offsets        map.rs
+//!   Image    one owner: allocates, frees, checks; publishes durable state in the map          image.rs allocate.rs release.rs
 //! ```
 //!
-//! **Order**, by which neither a killed process nor a power cut leaves more than clusters that nobody uses:
+//! **Write order.** A killed process or a power cut leaves at most leaked clusters:
 //!
-//! 1. Clusters are reserved in runs: they are made to read as zeroes, their reference counts are raised, and both are on stable storage
-//!    before the first of them is used.
-//! 2. What a cluster keeps of the backing image, of a snapshot or of compressed data is on stable storage before a table refers to it.
-//! 3. A table's entry is written before data are written into the cluster. So these are found again when the process is killed; a flush of the storage makes entries and data durable together.
-//! 4. A cluster that is given up is used again only after the entry that referred to it is gone from stable storage, and after everybody
-//!    who may still be at it has finished ([`Image::release`]).
+//! 1. Clusters are reserved in runs. They are zeroed and their reference counts are raised, both on stable storage, before the first one
+//!   is used.
+//! 2. Data copied from the backing image, a snapshot or a compressed cluster is on stable storage before a table refers to it.
+//! 3. A table entry is written before data is written into the cluster. After a kill of the process, the data is therefore found. A flush
+//!   of the storage makes entries and data durable together.
+//! 4. A freed cluster is reused only after the entry that referred to it is gone from stable storage and all users of the old entry have
+//!   finished ([`Image::release`]).
 //!
-//! All that an image says is checked when it is read, once: a bad table fails the I/Os that need it, and nothing else.
+//! Metadata is validated once, when it is read. A bad table fails only the I/Os that need it.
 //! Tests: in each module, `tests/power_cut.rs` (states that a crash may leave), `tests/hostile.rs` (damaged images), and
 //! `crates/bdev/tests/qemu_images.rs` (QEMU's own tools agree).
 
@@ -53,66 +54,66 @@ pub use image::{Image, OpenOptions};
 pub use map::{Map, Mapping, Segment};
 pub use snapshots::Snapshot;
 
-/// What an image lies in. Reads beyond its end bring zeroes; writes beyond it make it longer.
+/// The file or device that contains an image. Reads beyond its end return zeroes; writes beyond it extend it.
 pub trait Storage {
     /// Fills `bytes` from `offset` on.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 
-    /// Puts `bytes` at `offset`. A killed process loses nothing of it; a power cut may, until [`Storage::sync`].
+    /// Writes `bytes` at `offset`. The data survives a kill of the process; it survives a power cut only after [`Storage::sync`].
     ///
     /// # Errors
-    /// What the system says; any part may have been written then.
+    /// The system's error. Any part may have been written.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Makes a range read as zeroes, giving its space back where that is possible. It may reach beyond the end.
+    /// Makes a range read as zeroes and frees its space where possible. The range may extend beyond the end.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn zero(&self, offset: u64, length: u64) -> io::Result<()>;
 
-    /// All that was written is on stable storage afterwards.
+    /// Flushes all writes to stable storage.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn sync(&self) -> io::Result<()>;
 
-    /// Bytes that it has.
+    /// Returns the size in bytes.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn size(&self) -> io::Result<u64>;
 }
 
-/// What an image reads as where it has nothing of its own.
+/// Source of the data of unallocated clusters.
 pub trait Backing {
-    /// Bytes that it has; beyond them all is zero.
+    /// Returns the size in bytes. Beyond it, all data is zero.
     fn size(&self) -> u64;
 
-    /// Fills `bytes` from `offset` on; the range lies within its size.
+    /// Fills `bytes` from `offset` on; the range lies within the size.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 }
 
-/// Why an image cannot be opened, read or changed.
+/// Reasons why an image cannot be opened, read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The storage failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// Operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// Error from the system.
         source: io::Error,
     },
-    /// It has what this code does not do.
+    /// The image uses a feature that this crate does not support.
     #[error("{0}")]
     Unsupported(String),
-    /// It says what cannot be true.
+    /// The metadata is invalid.
     #[error("{0}")]
     Corrupt(String),
     /// A change would overwrite a structure of the image, or the image is marked as corrupt.
@@ -121,7 +122,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The system's number for it: EIO for an image that is wrong.
+    /// Returns the errno for this error: EIO for an invalid image.
     pub fn errno(&self) -> i32 {
         const EIO: i32 = 5;
         match self {
@@ -131,10 +132,10 @@ impl Error {
     }
 }
 
-/// A result of this crate.
+/// Result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Names what was tried.
+/// Adds the name of the failed operation to an error.
 fn io(what: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Io { what, source }
 }

@@ -1,8 +1,7 @@
-//! Where data lies: tables that any thread reads without a lock, and that only the image's owner changes.
+//! Map from guest offsets to host offsets. Any thread reads the tables without a lock; only the image's owner changes them.
 //!
-//! An L2 table is loaded when it is needed for the first time and stays in memory: 8 bytes for each cluster of the disk that it maps,
-//! which is 128 MiB for each TiB of a disk with clusters of 64 KiB whose every part was used. A table without an entry takes no memory
-//! until something is put into it. Extended entries, whose clusters have parts, take twice as much for each cluster: see `subclusters.rs`.
+//! An L2 table is loaded on first use and stays in memory: 8 bytes per cluster, or 128 MiB per TiB of a fully used disk with 64 KiB
+//! clusters. Empty tables use no memory. Extended entries use 16 bytes per cluster: see `subclusters.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,60 +12,60 @@ use crate::subclusters::{self, Part};
 /// An L2 table in memory.
 pub(crate) type Table = Arc<[AtomicU64]>;
 
-/// The tables of an image as it is now. A resize makes a new one.
+/// Tables of an image. A resize creates a new map.
 pub struct Map {
     pub(crate) cluster_bits: u32,
     pub(crate) entries: EntryFormat,
-    /// log2 of the parts in which clusters are allocated: 5, or 0.
+    /// log2 of the number of subclusters per cluster: 5, or 0.
     pub(crate) part_bits: u32,
     pub(crate) size: u64,
-    /// Clusters may be written in place. False once the image is marked as corrupt.
+    /// Clusters may be written in place. False for a corrupt image.
     pub(crate) may_write: bool,
     /// Entries of the L1 table.
     pub(crate) l1: Box<[AtomicU64]>,
     pub(crate) tables: Box<[OnceLock<Table>]>,
-    /// Tables on storage that have no entry: they need not be in memory.
+    /// Tables on storage without entries. They need not be loaded.
     pub(crate) is_empty: Box<[AtomicBool]>,
 }
 
-/// What a part of the disk reads as.
+/// State of a range of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapping {
-    /// The owner has to load the table that says it.
+    /// The owner must load the L2 table first.
     NotLoaded,
-    /// Nothing of this image: the backing image shows, or zeroes.
+    /// Not allocated in this image: reads as the backing image, or as zeroes.
     Unallocated,
-    /// Zeroes, whatever the backing image has.
+    /// Reads as zeroes regardless of the backing image.
     Zero,
-    /// What lies at `host`; it may be written in place if `writable`.
+    /// Data at `host`; may be written in place if `writable`.
     Data {
         /// Offset in the storage.
         host: u64,
-        /// It belongs to nobody else, such as a snapshot.
+        /// The cluster is not shared, for example with a snapshot.
         writable: bool,
     },
-    /// Compressed data: the owner reads them.
+    /// Compressed data, read by the owner.
     Compressed,
-    /// The table is wrong here.
+    /// The entry is invalid.
     Bad,
 }
 
-/// A part of the disk with one mapping.
+/// A range of the disk with one mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// What it is.
+    /// Mapping of the range.
     pub mapping: Mapping,
     /// Length in bytes, from the requested offset.
     pub length: u64,
 }
 
 impl Map {
-    /// Bytes of the disk.
+    /// Returns the size of the disk in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes of a cluster.
+    /// Returns the cluster size in bytes.
     pub fn cluster_bytes(&self) -> u64 {
         1 << self.cluster_bits
     }
@@ -78,7 +77,7 @@ impl Map {
         ((cluster >> entries_bits) as usize, in_table as usize)
     }
 
-    /// The mapping of one byte, within its cluster.
+    /// Returns the mapping of one byte, valid for its allocation unit.
     #[inline]
     fn at(&self, offset: u64) -> Mapping {
         let (table, index) = self.place(offset);
@@ -104,7 +103,7 @@ impl Map {
         }
     }
 
-    /// The mapping of one byte, within its part of a cluster.
+    /// Returns the mapping of one byte, valid for its subcluster.
     fn at_part(&self, offset: u64, entries: &Table, index: usize) -> Mapping {
         let (entry, parts) = subclusters::load_both(entries, index);
         let in_cluster = offset & (self.cluster_bytes() - 1);
@@ -124,7 +123,7 @@ impl Map {
 
     #[cold]
     fn at_absent(&self, offset: u64, table: usize) -> Mapping {
-        // A table that gets its first entry is in its slot before the L1 table says so.
+        // The slot of a new table is filled before the L1 entry is published.
         let is_absent = self.l1[table].load(Ordering::Acquire) == 0;
         if is_absent || self.is_empty[table].load(Ordering::Acquire) {
             return Mapping::Unallocated;
@@ -135,10 +134,10 @@ impl Map {
         }
     }
 
-    /// Bytes from an offset on that lie in an L2 table without entries; 0 in other tables.
+    /// Returns the number of bytes from `offset` on that are in an empty L2 table; 0 for other tables.
     pub fn absent_bytes(&self, offset: u64) -> u64 {
         let (table, index) = self.place(offset);
-        // In this order: a table is in its slot before its first entry is there.
+        // The order of these loads matters: the slot is filled before the first entry is published.
         let slot = self.tables.get(table);
         let is_absent = slot.is_some_and(|slot| slot.get().is_none())
             && (self.l1[table].load(Ordering::Acquire) == 0
@@ -153,8 +152,8 @@ impl Map {
         }
     }
 
-    /// How the range from `offset` on begins: as many of its `length` bytes as have one mapping, and lie together. Compressed clusters
-    /// come one by one.
+    /// Returns the longest prefix of the range with one mapping and contiguous host offsets. Compressed clusters are returned one at a
+    /// time.
     #[inline]
     pub fn segment(&self, offset: u64, length: u64) -> Segment {
         let mapping = self.at(offset);

@@ -1,11 +1,11 @@
-//! Overlap checks, as QEMU has them: neither data nor metadata are written over a structure of the image.
+//! Overlap checks, as in QEMU: neither data nor metadata may be written over a structure of the image.
 //!
-//! The checks are made once for each cluster, not for each request:
-//! - An entry of an L2 table that names a cluster with metadata is refused when the table is loaded.
-//! - A cluster that is in use is refused when it is allocated, whatever its reference count is.
-//! - Structures that overlap each other are found when the image is opened.
+//! Each cluster is checked once, not per request:
+//! - An L2 entry that refers to a cluster with metadata is rejected when the table is loaded.
+//! - A cluster in use is rejected when it is allocated, regardless of its reference count.
+//! - Overlapping structures are found when the image is opened.
 //!
-//! The first refused change sets the corrupt bit. From then on all changes are refused, and workers have a map without writable
+//! The first rejected change sets the corrupt bit. From then on all changes are rejected, and workers have a map without writable
 //! clusters. Reads continue.
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use crate::refcounts::Refcounts;
 use crate::snapshots::Snapshot;
 use crate::{Error, Header, Image, Result, Storage, entry, snapshots};
 
-/// L1 entries of snapshots that are read to find their L2 tables, all snapshots together: 8 MiB of tables.
+/// Limit for the snapshots' L1 entries that are read to find L2 tables: 8 MiB for all snapshots together.
 const SNAPSHOT_ENTRIES_MAX: u64 = 1 << 20;
 
 /// Clusters in use.
@@ -29,7 +29,7 @@ pub(crate) struct InUse {
     structures: ClusterSet,
     /// All structures, and the L2 tables of the disk and of its snapshots.
     metadata: ClusterSet,
-    /// Clusters of data and tables: named by L2 tables in memory, or allocated since the image was opened.
+    /// Clusters of data and tables that loaded L2 tables refer to, or that were allocated since the image was opened.
     mapped: ClusterSet,
 }
 
@@ -55,7 +55,7 @@ impl InUse {
         self.metadata.contains(cluster)
     }
 
-    /// Refuses clusters for a new use if one of them is in use.
+    /// Returns an error if one of the clusters is in use.
     pub fn check_free(&self, mut clusters: Range<u64>) -> Result<()> {
         let is_used =
             |cluster: &u64| self.metadata.contains(*cluster) || self.mapped.contains(*cluster);
@@ -67,7 +67,7 @@ impl InUse {
         }
     }
 
-    /// Removes clusters that are free from now on.
+    /// Removes freed clusters.
     pub fn remove(&mut self, clusters: Range<u64>) {
         for cluster in clusters {
             self.structures.remove(cluster);
@@ -77,16 +77,16 @@ impl InUse {
     }
 }
 
-/// Structures of an image with fixed places.
+/// Structures of an image at fixed offsets.
 pub(crate) struct Structures {
-    /// The header, the L1 table, the refcount table and its blocks: written in place.
+    /// Structures that are written in place: header, L1 table, refcount table and its blocks.
     written: Vec<(&'static str, Range<u64>)>,
     /// Structures of snapshots and bitmaps.
     others: Vec<(&'static str, Range<u64>)>,
 }
 
 impl Structures {
-    /// Lists the structures by their byte ranges; damaged bitmaps are left out.
+    /// Lists the byte ranges of the structures. Damaged bitmaps are omitted.
     pub fn read(
         storage: &impl Storage,
         header: &Header,
@@ -129,7 +129,8 @@ impl Structures {
         Ok(Structures { written, others })
     }
 
-    /// Adds all structures to the clusters in use. Returns an overlap of two of them, if writes to one would change the other.
+    /// Adds all structures to the clusters in use. Returns a description of two overlapping structures if writes to one would change the
+    /// other.
     pub fn register(self, cluster_bits: u32, in_use: &mut InUse) -> Option<String> {
         let clusters = |bytes: &Range<u64>| {
             let end = match bytes.is_empty() {
@@ -159,7 +160,7 @@ impl Structures {
     }
 }
 
-/// Adds the L2 tables of an L1 table to the clusters in use. Returns the tables that several entries name, with the number of entries.
+/// Adds the L2 tables of an L1 table to the clusters in use. Returns the tables with several L1 entries, and the number of these entries.
 pub(crate) fn register_tables(
     l1: &[u64],
     cluster_bits: u32,
@@ -196,14 +197,14 @@ pub(crate) fn register_snapshots(
     Ok(())
 }
 
-/// Whether an image may be changed.
+/// Permission to change an image.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     ReadWrite,
     ReadOnly,
-    /// Structures overlap, for this reason: the first change marks the image as corrupt.
+    /// Structures overlap, for the given reason. The first change marks the image as corrupt.
     Overlapping(String),
-    /// Marked as corrupt, for this reason.
+    /// Marked as corrupt, for the given reason.
     Corrupt(String),
 }
 
@@ -215,7 +216,7 @@ impl Access {
 }
 
 impl<S: Storage> Image<S> {
-    /// Returns why the image is corrupt, and read-only for that reason.
+    /// Returns the reason why the image is marked as corrupt and therefore read-only.
     pub fn corruption(&self) -> Option<&str> {
         match &self.access {
             Access::Corrupt(why) => Some(why),
@@ -223,7 +224,7 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// Fails if the image may not be changed.
+    /// Returns an error if the image may not be changed.
     pub(crate) fn check_access(&mut self) -> Result<()> {
         match &self.access {
             Access::ReadWrite => Ok(()),
@@ -237,7 +238,7 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// Marks the image as corrupt if a change was refused because of an overlap.
+    /// Marks the image as corrupt if a change was rejected because of an overlap.
     pub(crate) fn after_change<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(Error::Overlap(why)) = &result {
             self.mark_corrupt(why);
@@ -249,7 +250,7 @@ impl<S: Storage> Image<S> {
         if !self.access.permits_writes() {
             return;
         }
-        // Version 2 has no such bit. If the header cannot be written, the image is read-only all the same.
+        // Version 2 has no such bit. If the header cannot be written, the image becomes read-only anyway.
         self.set_incompatible(self.header.incompatible | CORRUPT)
             .ok();
         self.access = Access::Corrupt(why.to_owned());

@@ -1,4 +1,4 @@
-//! Reference counts of clusters: a table of blocks, read when they are needed, written at once.
+//! Reference counts of clusters: a table of blocks that are read on demand and written through.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,26 +7,26 @@ use crate::header::{REFCOUNT_TABLE_BYTES_MAX, REFCOUNT_TABLE_FIELD};
 use crate::overlap::InUse;
 use crate::{Header, Result, Storage, corrupt, io};
 
-/// Memory for blocks.
+/// Limit of the memory for cached blocks, in bytes.
 const BLOCKS_BYTES: usize = 4 << 20;
 
-/// No file is longer than this, with room for a table.
+/// Limit for the file size, with a margin for a table.
 const CLUSTERS_END: u64 = 1 << 62;
 
 pub(crate) struct Refcounts {
     cluster_bits: u32,
     order: u32,
-    /// Offsets of blocks, 0 for one that is not there.
+    /// Offsets of blocks; 0 for a missing block.
     pub table: Vec<u64>,
     table_offset: u64,
-    /// Offsets of blocks that are impossible. The table has none in their places.
+    /// Invalid block offsets. They are 0 in `table`.
     pub bad_blocks: Vec<u64>,
-    /// The header may name another table than this one.
+    /// A header write failed, so the header may refer to another table.
     is_table_unsure: bool,
     blocks: HashMap<usize, Vec<u8>>,
     /// Clusters that are never allocated, even with a count of 0.
     pub in_use: InUse,
-    /// No cluster before it is free.
+    /// All clusters below this one are in use.
     hint: u64,
 }
 
@@ -59,7 +59,7 @@ impl Refcounts {
         })
     }
 
-    /// Refuses a table with impossible blocks.
+    /// Returns an error if the table has invalid block offsets.
     pub fn check_table(&self) -> Result<()> {
         match self.bad_blocks.first() {
             None => Ok(()),
@@ -69,7 +69,7 @@ impl Refcounts {
         }
     }
 
-    /// Clusters of the table and of all blocks.
+    /// Returns the clusters of the table and of all blocks.
     pub fn clusters(&self) -> Vec<u64> {
         let first = self.table_offset >> self.cluster_bits;
         let table = first..first + ((self.table.len() as u64 * 8) >> self.cluster_bits);
@@ -78,7 +78,7 @@ impl Refcounts {
         table.chain(blocks).collect()
     }
 
-    /// Numbers of the blocks that exist.
+    /// Returns the indexes of the existing blocks.
     pub fn block_numbers(&self) -> impl Iterator<Item = u64> + '_ {
         let blocks = (0..).zip(&self.table);
         blocks.filter_map(|(number, block)| (*block != 0).then_some(number))
@@ -88,17 +88,17 @@ impl Refcounts {
         1 << self.cluster_bits
     }
 
-    /// Counts of one block.
+    /// Returns the number of reference counts per block.
     pub fn per_block(&self) -> u64 {
         (self.cluster_bytes() * 8) >> self.order
     }
 
-    /// The largest count there may be.
+    /// Returns the largest representable count.
     pub fn max(&self) -> u64 {
         u64::MAX >> (64 - (1_u32 << self.order))
     }
 
-    /// After a failure nobody knows which table the header names. It names this one before this one changes.
+    /// Rewrites the header field after a failed write, because its state is then undefined. Must run before the table changes.
     fn make_table_sure(&mut self, storage: &impl Storage) -> Result<()> {
         if self.is_table_unsure {
             let clusters = (self.table.len() as u64 * 8) >> self.cluster_bits;
@@ -136,7 +136,7 @@ impl Refcounts {
         ((cluster / per_block) as usize, cluster % per_block)
     }
 
-    /// How often a cluster is used.
+    /// Returns the reference count of a cluster.
     pub fn get(&mut self, storage: &impl Storage, cluster: u64) -> Result<u64> {
         let (index, at) = self.split(cluster);
         let order = self.order;
@@ -144,14 +144,14 @@ impl Refcounts {
         Ok(block.map_or(0, |block| get(block, order, at)))
     }
 
-    /// A copy of the counts of a block.
+    /// Returns a copy of the counts of a block.
     pub fn counts(&mut self, storage: &impl Storage, block: u64) -> Result<Counts> {
         let order = self.order;
         let block = self.block(storage, block as usize)?.cloned();
         Ok(Counts { block, order })
     }
 
-    /// Sets the count of clusters that lie together, as far as a block covers them; the block must be there. How many those were.
+    /// Sets the count of contiguous clusters within one existing block. Returns the number of clusters set.
     fn set_in_block(
         &mut self,
         storage: &impl Storage,
@@ -177,7 +177,7 @@ impl Refcounts {
         let written = storage.write_at(offset + from, bytes);
         match written {
             Ok(()) => *block = changed,
-            // What there is now has to be read again.
+            // The content on storage is undefined and must be read again.
             Err(_) => {
                 self.blocks.remove(&index);
             }
@@ -186,7 +186,7 @@ impl Refcounts {
         Ok(count)
     }
 
-    /// Sets the count of clusters that lie together.
+    /// Sets the count of contiguous clusters.
     pub fn set(&mut self, storage: &impl Storage, first: u64, count: u64, to: u64) -> Result<()> {
         let mut done = 0;
         while done < count {
@@ -199,7 +199,7 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Takes one use from a cluster; true: nobody uses it any more.
+    /// Decrements the count of a cluster. Returns true if it is now free.
     pub fn lower(&mut self, storage: &impl Storage, cluster: u64) -> Result<bool> {
         match self.get(storage, cluster)? {
             0 => corrupt(format!(
@@ -212,8 +212,8 @@ impl Refcounts {
         }
     }
 
-    /// Raises the counts of up to `count` free clusters that lie together to one, and makes blocks for them where there are none. The
-    /// first of them, and how many. On stable storage only after the next sync.
+    /// Allocates up to `count` contiguous free clusters with a count of 1, and creates missing blocks. Returns the first cluster and the
+    /// number of clusters. The counts are durable only after the next sync.
     pub fn take(&mut self, storage: &impl Storage, count: u64) -> Result<(u64, u64)> {
         loop {
             let first = self.find_free(storage)?;
@@ -240,8 +240,8 @@ impl Refcounts {
         }
     }
 
-    /// Writes a new table and new blocks for `uses` into clusters without a use, and adds their own uses. The clusters of the old ones
-    /// are free afterwards; `uses` does not have them.
+    /// Writes a new table and new blocks for `uses` into free clusters, and adds the uses of the new table and blocks. The clusters of
+    /// the old ones are free afterwards; `uses` does not contain them.
     pub fn rebuild(&mut self, storage: &impl Storage, uses: &mut Uses) -> Result<()> {
         let (cluster, per_block) = (self.cluster_bytes(), self.per_block());
         let mut old = ClusterSet::default();
@@ -324,7 +324,7 @@ impl Refcounts {
         Ok(cluster)
     }
 
-    /// Makes a block for clusters from `first` on, which has none yet, and lies in the first of them.
+    /// Creates the missing block for the clusters from `first` on, in cluster `first` itself.
     fn add_block(&mut self, storage: &impl Storage, index: usize, first: u64) -> Result<()> {
         self.make_table_sure(storage)?;
         self.in_use.check_free(first..first + 1)?;
@@ -346,8 +346,8 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Makes a table of half as many blocks more, in clusters that the old one does not cover. The old one's clusters stay counted
-    /// until the new one is on stable storage.
+    /// Creates a table with 50 % more entries, in clusters that the old one does not cover. The clusters of the old table stay counted
+    /// until the new table is on stable storage.
     fn grow_table(&mut self, storage: &impl Storage) -> Result<()> {
         self.make_table_sure(storage)?;
         let cluster = self.cluster_bytes();
@@ -356,7 +356,7 @@ impl Refcounts {
         let start = old_entries * per_block;
         let table_bytes = ((old_entries + old_entries.div_ceil(2)) * 8).next_multiple_of(cluster);
         let table_clusters = table_bytes / cluster;
-        // Blocks that count the new table and themselves.
+        // Number of blocks that cover the new table and the blocks themselves.
         let mut blocks = 1;
         while blocks * per_block < table_clusters + blocks {
             blocks += 1;
@@ -390,7 +390,7 @@ impl Refcounts {
         );
         if let Err(error) = storage.write_at(REFCOUNT_TABLE_FIELD, &field) {
             self.is_table_unsure = true;
-            // If this fails too, it is done before the next change.
+            // If this fails too, it is retried before the next change.
             self.make_table_sure(storage).ok();
             return Err(io("cannot write the header")(error));
         }
@@ -400,15 +400,15 @@ impl Refcounts {
     }
 }
 
-/// Numbers of a table, most significant byte first.
+/// Decodes the big-endian entries of a table.
 pub(crate) fn entries(bytes: &[u8]) -> impl Iterator<Item = u64> {
     let (entries, _) = bytes.as_chunks::<8>();
     entries.iter().map(|entry| u64::from_be_bytes(*entry))
 }
 
-/// The counts of a block's clusters.
+/// Reference counts of one block.
 pub struct Counts {
-    /// `None`: there is no block, and nothing is counted.
+    /// `None` if the block does not exist; all counts are then 0.
     block: Option<Vec<u8>>,
     order: u32,
 }
@@ -419,14 +419,14 @@ impl Counts {
         self.block.is_some()
     }
 
-    /// Of the block's cluster with this number.
+    /// Returns the count of the cluster with this index in the block.
     pub fn get(&self, at: u64) -> u64 {
         let block = self.block.as_deref();
         block.map_or(0, |block| get(block, self.order, at))
     }
 }
 
-/// One count of a block: counts of less than a byte lie from the least significant bit on.
+/// Reads one count of a block. Counts of less than a byte start at the least significant bit.
 pub(crate) fn get(block: &[u8], order: u32, at: u64) -> u64 {
     if order < 3 {
         let (bits, bit) = (1_u32 << order, at << order);

@@ -1,12 +1,12 @@
-//! Clusters that no table refers to any more. They are free once that is durable, and nobody is at them any more.
+//! Clusters that no table refers to any more. They become free when that is durable and all users have finished.
 
 use crate::entry::L2Entry;
 use crate::{Image, Result, Storage, io};
 
-/// A cluster of the data file, by its number in the disk.
+/// Flag of a cluster of the data file, identified by its index in the disk.
 const IN_DATA_FILE: u64 = 1 << 63;
 
-/// Clusters that were given up, each as often as it lost a use.
+/// Released clusters, one element per lost use.
 #[derive(Debug, Default)]
 pub(crate) struct Released(Vec<u64>);
 
@@ -17,32 +17,32 @@ impl Released {
 }
 
 impl<S: Storage> Image<S> {
-    /// Was something given up that [`Image::take_released`] has not given yet?
+    /// Returns true if there are released clusters that [`Image::take_released`] has not returned yet.
     pub fn has_released(&self) -> bool {
         !self.released.0.is_empty()
     }
 
-    /// What was given up. Whoever takes it calls [`Image::free`] with it, when everybody is done who may have found these clusters in
-    /// the map.
+    /// Returns the released clusters. The caller passes them to [`Image::free`] when all readers that may have found them in the map have
+    /// finished.
     pub fn take_released(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.released.0)
     }
 
-    /// Frees what was given up, where nobody else reads the map or all have finished.
+    /// Frees the released clusters. No reader of the map may still use them.
     ///
     /// # Errors
-    /// The storage's: some clusters are still counted then, and nobody uses them.
+    /// The storage failed: some clusters are then leaked.
     pub fn release(&mut self) -> Result<()> {
         let released = self.take_released();
         self.free(released)
     }
 
-    /// Frees clusters that [`Image::take_released`] gave.
+    /// Frees clusters returned by [`Image::take_released`].
     ///
     /// # Errors
     /// As [`Image::release`].
     pub fn free(&mut self, released: Vec<u64>) -> Result<()> {
-        // Clusters of a corrupt image stay counted: a wrong table may have named them.
+        // Clusters of a corrupt image stay counted, because the entry that referred to them may be wrong.
         if released.is_empty() || !self.access.permits_writes() {
             return Ok(());
         }
@@ -51,11 +51,11 @@ impl<S: Storage> Image<S> {
     }
 
     fn free_all(&mut self, mut released: Vec<u64>) -> Result<()> {
-        // That nothing refers to them has to be durable before they are used for something else.
+        // The removal of all references must be durable before the clusters are reused.
         self.storage.sync().map_err(io("cannot sync"))?;
         released.sort_unstable();
         let bits = self.header.cluster_bits;
-        // These are last.
+        // The flag sorts clusters of the data file to the end.
         let in_data_file = released.partition_point(|cluster| cluster & IN_DATA_FILE == 0);
         let in_data_file = released.split_off(in_data_file);
         let numbers = in_data_file.iter().map(|cluster| cluster & !IN_DATA_FILE);
@@ -71,7 +71,7 @@ impl<S: Storage> Image<S> {
             }
         }
         for (first, count) in free {
-            // To give space back; before they are used again they are zeroed anyway.
+            // Returns the space to the file system. Errors are ignored: clusters are zeroed again before reuse.
             self.storage.zero(first << bits, count << bits).ok();
         }
         Ok(())

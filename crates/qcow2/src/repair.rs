@@ -1,8 +1,8 @@
-//! Repairs entries of L1 and L2 tables that name impossible places, as `qemu-img check -r all` does and beyond it: afterwards
-//! `qemu-img check` finds nothing.
+//! Repairs L1 and L2 entries with invalid offsets, like `qemu-img check -r all` and beyond it: afterwards `qemu-img check` reports no
+//! errors.
 //!
-//! An entry whose reserved bits alone are wrong loses these bits. Any other one is lost: its part of the disk reads as zeroes, or as the
-//! backing image where the image has no entry for zeroes (version 2, and entries of L1 tables).
+//! If only the reserved bits of an entry are wrong, they are cleared. Any other invalid entry is lost: its part of the disk reads as
+//! zeroes, or as the backing image where the image has no entry for zeroes (version 2, and L1 entries).
 
 use crate::check::{Check, Repair};
 use crate::entry::{self, COMPRESSED, COPIED, L2Entry, OFFSET, RESERVED, ZERO};
@@ -10,7 +10,7 @@ use crate::subclusters::Subclusters;
 use crate::{Image, Result, Storage, io};
 
 impl<S: Storage> Image<S> {
-    /// Checks an entry of an L1 table at offset `at`, for the table of `offset` in the disk. Returns the entry that the check counts.
+    /// Checks the L1 entry at file offset `at`; its table maps the disk from `offset` on. Returns the entry that the check counts.
     pub(crate) fn checked_l1_entry(
         &mut self,
         (at, l1_entry): (u64, u64),
@@ -42,7 +42,7 @@ impl<S: Storage> Image<S> {
         Ok(match entry::l2_table(l1_entry, bits) {
             Ok(None) => true,
             Ok(Some(host)) if host >= size => false,
-            // The entry or the refcount table is wrong. New reference counts are made for an entry that is right.
+            // Either the entry or the refcount table is wrong. If the entry is right, the reference counts are rebuilt.
             Ok(Some(host)) if check.refcount_clusters.contains(host >> bits) => {
                 self.is_table(host, size)?
             }
@@ -51,7 +51,7 @@ impl<S: Storage> Image<S> {
         })
     }
 
-    /// Returns whether a cluster may be an L2 table by its content.
+    /// Returns true if the content of a cluster is a valid L2 table.
     fn is_table(&self, host: u64, size: u64) -> Result<bool> {
         let words = self.header.entry_words();
         let entries = self.read_l2(host)?;
@@ -69,7 +69,7 @@ impl<S: Storage> Image<S> {
         )
     }
 
-    /// Checks an entry of an L2 table at offset `at`, for `offset` in the disk. Returns the first word of the entry that the check counts.
+    /// Checks an L2 entry at file offset `at`, for disk offset `offset`. Returns the first word of the entry that the check counts.
     pub(crate) fn checked_entry(
         &self,
         words: &[u64],
@@ -131,7 +131,7 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// Returns an entry without the bits that have to be zero.
+    /// Returns the entry with its reserved bits cleared.
     fn without_reserved(&self, words: &[u64]) -> Vec<u64> {
         let mut words = words.to_vec();
         if words[0] & COMPRESSED != 0 && !self.header.has_data_file() {
@@ -146,13 +146,13 @@ impl<S: Storage> Image<S> {
         words
     }
 
-    /// Returns the entry for a cluster whose data are lost.
+    /// Returns the replacement entry for a cluster with lost data.
     fn lost_entry(&self, offset: u64) -> Vec<u64> {
         match (
             self.header.is_data_file_raw(),
             self.header.has_subclusters(),
         ) {
-            // The data file is the disk: no cluster of it is lost.
+            // The data file is the raw disk, so none of its clusters is lost.
             (true, false) => vec![entry::data(offset)],
             (true, true) => vec![entry::data(offset), Subclusters::ALL.0],
             (false, true) => vec![0, Subclusters::ZEROES.0],

@@ -1,23 +1,23 @@
-//! Clusters that are counted already, and not used yet: a run of them costs two writes and one sync. They read as zeroes, on stable
-//! storage. A process that is killed leaves them counted: the run's size is the limit of what is lost by that.
+//! Reserve of clusters that are counted but unused. One run costs two writes and one sync. The clusters read as zeroes, on stable
+//! storage. A killed process leaks at most one run.
 
 use crate::{Error, Image, Result, Storage, io};
 
-/// The first run, and the longest, in bytes.
+/// Sizes of the first run and of the longest run, in bytes.
 const RUN_BYTES_MIN: u64 = 1 << 20;
 const RUN_BYTES_MAX: u64 = 64 << 20;
 
-/// The run that clusters are taken from.
+/// Run of reserved clusters.
 #[derive(Debug, Default)]
 pub(crate) struct Reserve {
     next: u64,
     end: u64,
-    /// Clusters of the last run; 0: none yet.
+    /// Length of the last run in clusters; 0 before the first one.
     run: u64,
 }
 
 impl<S: Storage> Image<S> {
-    /// A cluster that reads as zeroes and is counted once.
+    /// Allocates a cluster that reads as zeroes and has a reference count of 1.
     pub(crate) fn take_cluster(&mut self) -> Result<u64> {
         if self.reserve.next == self.reserve.end {
             self.refill()?;
@@ -35,7 +35,7 @@ impl<S: Storage> Image<S> {
             0 => (RUN_BYTES_MIN >> bits).max(1),
             run => (run * 2).min(longest),
         };
-        // Where there is no room for a run there may be some for one.
+        // If there is no space for a run, there may be space for a single cluster.
         let (first, count) = match self.reserve_run(run) {
             Err(Error::Io { .. }) if run > 1 => {
                 self.reserve.run = 0;
@@ -59,14 +59,14 @@ impl<S: Storage> Image<S> {
             .zero(first << bits, count << bits)
             .and_then(|()| self.storage.sync());
         if made.is_err() {
-            // Otherwise they are counted, and nobody uses them.
+            // Otherwise the clusters would leak.
             self.refcounts.set(&self.storage, first, count, 0).ok();
         }
         made.map_err(io("cannot make room for more clusters"))?;
         Ok((first, count))
     }
 
-    /// Clusters that lie together, for a table; what is in them is not said.
+    /// Allocates contiguous clusters for a table, with undefined content.
     pub(crate) fn take_together(&mut self, count: u64) -> Result<u64> {
         if count >= self.refcounts.per_block() {
             return Err(Error::Unsupported(format!(
@@ -87,7 +87,7 @@ impl<S: Storage> Image<S> {
         Ok(found)
     }
 
-    /// Gives back what was not used.
+    /// Frees the unused clusters of the reserve.
     pub(crate) fn return_reserve(&mut self) -> Result<()> {
         let (next, end) = (self.reserve.next, self.reserve.end);
         self.reserve = Reserve::default();

@@ -1,4 +1,4 @@
-//! Images that get another size.
+//! Resizes images.
 
 use std::sync::Arc;
 
@@ -7,15 +7,14 @@ use crate::image::new_map;
 use crate::map::Mapping;
 use crate::{Backing, Error, Image, Result, Storage, io};
 
-/// As QEMU limits it.
+/// Limit as in QEMU.
 const L1_ENTRIES_MAX: u64 = (32 << 20) / 8;
 
 impl<S: Storage> Image<S> {
-    /// Gives the disk another size. What it gets reads as zeroes, whatever the backing image has there; what it loses is given up.
-    /// There is another map afterwards.
+    /// Resizes the disk. Added space reads as zeroes regardless of the backing image; removed space is freed. The map is replaced.
     ///
     /// # Errors
-    /// The storage's, or there can be no table for that size. The disk has its old size then.
+    /// The storage failed, or no L1 table can cover that size. The disk then keeps its old size.
     pub fn resize(&mut self, size: u64, backing: Option<&mut dyn Backing>) -> Result<()> {
         self.check_access()?;
         let resized = self.resize_to(size, backing);
@@ -40,10 +39,10 @@ impl<S: Storage> Image<S> {
         match written {
             Ok(()) => {
                 self.set_size(size);
-                // Without it the disk is as it should be too, but for others who write to the data file.
+                // The image is correct without these entries. They matter only to other programs that write to the data file.
                 self.fill_raw_tables(old, size).ok();
             }
-            // Tables that were moved or made stay as they are now.
+            // Tables that were moved or created stay.
             Err(_) => self.set_size(old),
         }
         written
@@ -110,7 +109,7 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// Reads a part of one cluster as zeroes, by its entry?
+    /// Returns true if the entry of a cluster makes this part of it read as zeroes.
     fn is_zero_within(&self, offset: u64, length: u64, covered: u64) -> bool {
         let mut at = offset;
         while at < offset + length {
@@ -141,7 +140,7 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// What the L1 table may have beyond the old end is not what the disk begins with there.
+    /// Clears L1 entries beyond the old end, because they may be stale.
     fn clear_l1(&mut self, entries: u32) -> Result<()> {
         self.make_l1_sure()?;
         let from = self.map.l1.len() as u64;
@@ -151,7 +150,7 @@ impl<S: Storage> Image<S> {
             .map_err(io("cannot write the L1 table"))
     }
 
-    /// The header says where the L1 table is, durably.
+    /// Writes the location of the L1 table into the header and syncs.
     fn name_l1(&self, entries: u32, offset: u64) -> std::io::Result<()> {
         let mut field = entries.to_be_bytes().to_vec();
         field.extend(offset.to_be_bytes());
@@ -159,7 +158,7 @@ impl<S: Storage> Image<S> {
         self.storage.sync()
     }
 
-    /// After a failure nobody knows which table the header names. It names this one before this one changes.
+    /// Rewrites the header field after a failed write, because its state is then undefined. Must run before the table changes.
     pub(crate) fn make_l1_sure(&mut self) -> Result<()> {
         if self.is_l1_unsure {
             let named = self.name_l1(self.header.l1_entries, self.header.l1_offset);
@@ -184,7 +183,7 @@ impl<S: Storage> Image<S> {
             .map_err(io("cannot write a larger L1 table"))?;
         if let Err(error) = self.name_l1(entries, first << bits) {
             self.is_l1_unsure = true;
-            // If this fails too, it is done before the next change.
+            // If this fails too, it is retried before the next change.
             self.make_l1_sure().ok();
             return Err(io("cannot write the header")(error));
         }

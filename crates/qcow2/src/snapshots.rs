@@ -1,44 +1,43 @@
-//! Internal snapshots, as far as their table says what they are. Their clusters are shared with the disk, which copies them before it
-//! writes.
+//! Internal snapshots: parser of the snapshot table. Snapshots share clusters with the disk, which copies them before it writes.
 
 use crate::{Header, Result, Storage, corrupt, io};
 
-/// The fixed part of an entry.
+/// Size of the fixed part of an entry.
 pub(crate) const ENTRY_BYTES: usize = 40;
-/// Entries of all snapshots' L1 tables together, at most: more than 8,000 snapshots of a disk of 16 TiB in clusters of 64 KiB have.
+/// Limit for the L1 entries of all snapshots together: enough for 8,000 snapshots of a 16 TiB disk with 64 KiB clusters.
 pub(crate) const L1_ENTRIES_MAX: u64 = 1 << 28;
-/// What the whole table may have at most: as QEMU limits it.
+/// Limit for the size of the table, as in QEMU.
 const TABLE_BYTES_MAX: u64 = 64 << 20;
 
-/// A snapshot inside the image.
+/// An internal snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Its number.
+    /// Unique ID, usually a number.
     pub id: String,
     /// Its name.
     pub name: String,
-    /// When it was taken: seconds since 1970.
+    /// Time of creation: seconds since 1970.
     pub seconds: u32,
-    /// Nanoseconds of that time.
+    /// Nanoseconds part of the time of creation.
     pub nanoseconds: u32,
     /// Running time of the virtual machine, in nanoseconds.
     pub clock_nanoseconds: u64,
-    /// Instructions that the virtual machine had executed, where they were counted.
+    /// Instructions executed by the virtual machine, if they were counted.
     pub instructions: Option<u64>,
-    /// Bytes of a virtual machine's state that is kept with it.
+    /// Size of the saved virtual machine state, in bytes.
     pub state_bytes: u64,
-    /// Bytes of the disk.
+    /// Size of the disk, in bytes.
     pub size: Option<u64>,
     pub(crate) l1_offset: u64,
     pub(crate) l1_entries: u32,
 }
 
-/// Bytes of the table, and what it says.
+/// Reads the snapshots from the table.
 pub(crate) fn read(storage: &impl Storage, header: &Header) -> Result<Vec<Snapshot>> {
     Ok(read_table(storage, header)?.0)
 }
 
-/// The entries as they are, each with what fills it up to the next; [`read_table`] has found nothing wrong with them.
+/// Returns the raw entries, each with its padding. [`read_table`] has validated them.
 pub(crate) fn raw_entries(storage: &impl Storage, header: &Header) -> Result<Vec<Vec<u8>>> {
     let (_, bytes) = read_table(storage, header)?;
     let mut table = vec![0; bytes as usize];

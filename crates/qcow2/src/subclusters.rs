@@ -1,8 +1,8 @@
-//! Extended L2 entries: a second word in which each 32nd part of a cluster has two bits. One says that the part is allocated, the other
-//! that it reads as zeroes; with neither, the backing image shows ("Extended L2 Entries" in QEMU's docs/interop/qcow2.txt).
+//! Extended L2 entries. The second word has two bits for each of the 32 subclusters: allocated and reads-as-zeroes. With neither bit, the
+//! subcluster reads as the backing image ("Extended L2 Entries" in QEMU's docs/interop/qcow2.txt).
 //!
-//! Whoever reads the map meets both words without a lock. The owner stores them in an order in which either new one, beside the old
-//! other one, reads as the cluster did before or does afterwards: see [`Image::store_entry`].
+//! Readers of the map load both words without a lock. The owner stores them in such an order that each new word, combined with the other
+//! old word, reads either as the old or as the new cluster: see [`Image::store_entry`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,16 +10,16 @@ use crate::allocate::Change;
 use crate::entry::{self, L2Entry};
 use crate::{Backing, Image, Result, Storage, io};
 
-/// Parts of a cluster.
+/// Number of subclusters per cluster.
 pub(crate) const PER_CLUSTER: u64 = 32;
-/// log2 of it.
+/// log2 of [`PER_CLUSTER`].
 pub(crate) const BITS: u32 = 5;
 
-/// The second word of an entry.
+/// Second word of an extended entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Subclusters(pub u64);
 
-/// What one part of a cluster is.
+/// State of one subcluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Unallocated,
@@ -28,24 +28,24 @@ pub(crate) enum Part {
 }
 
 impl Subclusters {
-    /// The backing image shows everywhere.
+    /// All subclusters are unallocated.
     pub const NONE: Subclusters = Subclusters(0);
-    /// All parts are allocated.
+    /// All subclusters are allocated.
     pub const ALL: Subclusters = Subclusters(0xffff_ffff);
-    /// All parts read as zeroes.
+    /// All subclusters read as zeroes.
     pub const ZEROES: Subclusters = Subclusters(0xffff_ffff << 32);
 
     fn allocated(self) -> u64 {
         self.0 & Subclusters::ALL.0
     }
 
-    /// Can an entry have it? No part is both, and none is allocated where there is no cluster.
+    /// Returns true if the word is valid: no subcluster has both bits, and without a cluster none is allocated.
     pub fn is_possible(self, has_cluster: bool) -> bool {
         let zero = self.0 >> 32;
         self.allocated() & zero == 0 && (has_cluster || self.allocated() == 0)
     }
 
-    /// Of the part with this number.
+    /// Returns the state of the subcluster with this index.
     pub fn part(self, number: u64) -> Part {
         match (self.0 >> number & 1, self.0 >> (32 + number) & 1) {
             (1, _) => Part::Allocated,
@@ -55,7 +55,7 @@ impl Subclusters {
     }
 }
 
-/// Both words of an entry, of one moment.
+/// Loads a consistent pair of both words of an entry.
 #[inline]
 pub(crate) fn load_both(words: &[AtomicU64], index: usize) -> (u64, Subclusters) {
     let (entry, parts) = (&words[2 * index], &words[2 * index + 1]);
@@ -69,7 +69,7 @@ pub(crate) fn load_both(words: &[AtomicU64], index: usize) -> (u64, Subclusters)
 }
 
 impl<S: Storage> Image<S> {
-    /// Both words of the entry of an offset, whose table is in memory or has no entry.
+    /// Returns both words of an entry. Its table must be loaded or empty.
     pub(crate) fn entry_and_parts(&self, offset: u64) -> (L2Entry, Subclusters) {
         let (table, index) = self.map.place(offset);
         let (entry, parts) = match self.map.tables[table].get() {
@@ -80,12 +80,12 @@ impl<S: Storage> Image<S> {
         (self.header.decode_entry(entry), parts)
     }
 
-    /// Stores an entry for all who read the map.
+    /// Publishes an entry to readers of the map.
     ///
-    /// A reader has loaded the second word, the first one, and the second one again without a change ([`load_both`]).
-    /// - A cluster that becomes zeroes loses its first word last: with the old one, the new parts read as zeroes.
-    /// - Compressed data have no parts: once they say that all is allocated, they still read as compressed.
-    /// - All else gets a cluster which holds, at the parts that the old second word has, what the old cluster has there.
+    /// A reader has loaded the second word, the first word, and the second word again without a change ([`load_both`]).
+    /// - A cluster that becomes zeroes: the first word is stored last. With the old first word, the new second word reads as zeroes.
+    /// - Compressed clusters have no subclusters. With all subclusters allocated, the old first word still reads as compressed.
+    /// - In all other cases the new cluster contains the old cluster's data in the subclusters that the old second word refers to.
     pub(crate) fn store_entry(&self, words: &[AtomicU64], index: usize, change: &Change) {
         if !self.header.has_subclusters() {
             words[index].store(change.entry, Ordering::Release);
@@ -102,7 +102,7 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// As [`Image::prepare_write`], of one cluster of an image with extended entries: afterwards all its parts are allocated.
+    /// As [`Image::prepare_write`], for one cluster with an extended entry. Afterwards all its subclusters are allocated.
     pub(crate) fn prepare_parts(
         &mut self,
         offset: u64,
@@ -145,7 +145,7 @@ impl<S: Storage> Image<S> {
         }
     }
 
-    /// Gives the parts of a cluster that are not allocated what they read as; clients may write to the others meanwhile.
+    /// Fills the unallocated subclusters with their current content. Clients may write to the other subclusters meanwhile.
     fn fill_parts(
         &mut self,
         offset: u64,
@@ -179,7 +179,7 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// What a cluster reads as; `None`: zeroes.
+    /// Returns the content of a cluster, or `None` if it reads as zeroes.
     fn content_of_parts(
         &mut self,
         offset: u64,

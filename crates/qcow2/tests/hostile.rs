@@ -1,4 +1,4 @@
-//! Images with damaged bytes, from a few to many, where it hurts: in the header and the tables. `LUNETTE_SEEDS=100000` tries more.
+//! Images with damaged bytes in the header and the tables. `LUNETTE_SEEDS=100000` runs more seeds.
 
 mod common;
 
@@ -6,7 +6,7 @@ use common::hostile::use_in_every_way;
 use common::{Random, Recorded, write};
 use qcow2::{CreateOptions, Image, OpenOptions, Repair, create};
 
-/// An image with tables, data and zeroes in it.
+/// Creates an image with tables, data and zeroes.
 fn image(random: &mut Random) -> Vec<u8> {
     let storage = Recorded::default();
     let extended_l2 = random.below(4) == 0;
@@ -37,7 +37,7 @@ fn damaged_images_are_refused_or_served_with_errors() {
         let random = &mut Random(seed);
         let mut bytes = image(random);
         for _ in 0..1 + random.below(4) {
-            // Most of what says where something is lies in the first clusters.
+            // Most offsets are in the first clusters.
             let region = if random.below(3) == 0 {
                 112
             } else {
@@ -98,7 +98,7 @@ fn what_cannot_be_is_refused_before_memory_is_taken_for_it() {
     }
 }
 
-/// An L1 table whose every entry names one L2 table, which is full: the work of a check is that of one table.
+/// All entries of an L1 table refer to one full L2 table: the check costs as much as for one table.
 #[test]
 fn a_table_that_is_named_a_million_times_is_read_twice() {
     const ENTRIES: usize = 1 << 20;
@@ -124,7 +124,7 @@ fn a_table_that_is_named_a_million_times_is_read_twice() {
         "{} reads",
         storage.reads.get()
     );
-    // Of one image the disk cannot be read in two places: the second is refused when it is needed.
+    // One image does not map an L2 table twice: the second use is rejected when the table is loaded.
     let mut image = Image::open(&storage, OpenOptions::READ_ONLY).unwrap();
     image.load(0).unwrap();
     assert!(

@@ -1,8 +1,8 @@
-//! An image is used at random, and every state is looked at that a killed process or a power cut may leave behind: it has no fault but
-//! clusters that nobody uses, and holds what was written.
+//! Uses an image at random and examines every state that a killed process or a power cut may leave: leaked clusters are the only faults,
+//! and written data is present.
 //!
-//! A killed process leaves all writes up to a point. A power cut leaves all that was written up to the last sync, and of later writes any
-//! sectors. `LUNETTE_SEEDS=100000` tries more runs; a failure names its seed.
+//! A killed process leaves all writes up to a point. A power cut leaves all writes up to the last sync, and any sectors of later writes.
+//! `LUNETTE_SEEDS=100000` runs more seeds; a failure shows its seed.
 
 mod common;
 
@@ -13,7 +13,7 @@ use qcow2::{CheckReport, CreateOptions, Image, OpenOptions, Repair, Storage, cre
 
 const WRITABLE: OpenOptions = OpenOptions::READ_WRITE;
 
-/// What sectors of the disk held, and since which event of the storage.
+/// History of each sector of the disk: event number of the storage and value.
 struct Model {
     sectors: Vec<Vec<(usize, u8)>>,
 }
@@ -26,7 +26,7 @@ impl Model {
         }
     }
 
-    /// From `begun` on a sector may have the value; from now on it has.
+    /// Records that a sector may have the value from `begun` on and has it from `done` on.
     fn put(&mut self, sectors: std::ops::Range<usize>, begun: usize, done: usize, value: u8) {
         for sector in &mut self.sectors[sectors] {
             sector.push((begun, value));
@@ -34,10 +34,10 @@ impl Model {
         }
     }
 
-    /// What a sector may hold when all events up to `durable` have happened, and any of those up to `last`.
+    /// Returns the permitted values of a sector if all events up to `durable` and any events up to `last` took effect.
     fn allowed(&self, sector: usize, durable: usize, last: usize) -> Vec<u8> {
         let history = &self.sectors[sector];
-        // The last value that was answered before `durable`: entries come in pairs, begun and done.
+        // The last value that was completed before `durable`: entries are pairs of begun and done.
         let mut base = 0;
         for (n, (at, _)) in history.iter().enumerate() {
             let is_done = n % 2 == 0;
@@ -58,7 +58,7 @@ struct Run {
     size: u64,
 }
 
-/// As QEMU zeroes clusters whose space is kept: some that have data get the flag. Their numbers.
+/// Sets the zero flag of some data clusters, as QEMU does when it zeroes preallocated clusters. Returns their sectors.
 fn zero_and_keep(storage: &&Recorded, random: &mut Random) -> Vec<Range<usize>> {
     const COPIED: u64 = 1 << 63;
     let number = |at: u64| {
@@ -82,7 +82,7 @@ fn zero_and_keep(storage: &&Recorded, random: &mut Random) -> Vec<Range<usize>> 
             }
             let first = ((table * per_table + index) << (cluster_bits - 9)) as usize;
             if is_extended {
-                // Each part of a cluster of 16 KiB has one sector.
+                // Each subcluster of a 16 KiB cluster has one sector.
                 let zero = random.below(1 << 32);
                 let parts = number(place + 8) & !zero | zero << 32;
                 storage.write_at(place + 8, &parts.to_be_bytes()).unwrap();
@@ -98,7 +98,7 @@ fn zero_and_keep(storage: &&Recorded, random: &mut Random) -> Vec<Range<usize>> 
     zeroed
 }
 
-/// A part of a file that is there before the image.
+/// Creates the content of a backing image.
 fn backing_of(size: u64, random: &mut Random) -> Vec<u8> {
     let sectors = 1 + random.below(size / 512 + 20);
     (0..sectors)
@@ -113,7 +113,7 @@ fn use_at_random(seed: u64) -> Run {
         true => 14,
         false => 9 + random.below(4) as u32,
     };
-    // Small clusters and wide counts make many blocks, and tables that grow.
+    // Small clusters and wide counts cause many blocks and growing tables.
     let (refcount_order, size) = match random.below(3) {
         0 => (6, (64 + random.below(6000)) * 512),
         _ => (random.below(7) as u32, (64 + random.below(600)) * 512),
@@ -188,7 +188,7 @@ fn use_at_random(seed: u64) -> Run {
 }
 
 impl Run {
-    /// The image that is left: no faults, and every sector as it may be.
+    /// Examines the remaining image: it has no faults, and every sector has a permitted value.
     fn examine(&self, left: Vec<u8>, durable: usize, last: usize, what: &str) {
         let storage = Recorded::of(left);
         let report: CheckReport = Image::check(&storage, Repair::Nothing).unwrap();
@@ -212,7 +212,7 @@ impl Run {
         assert_eq!((report.leaks, report.corruptions), (0, 0), "{what}");
     }
 
-    /// What is left of the storage after the first events.
+    /// Returns the content of the storage after the first `last` events.
     fn left_at(&self, last: usize) -> Vec<u8> {
         let mut left = Vec::new();
         for event in &self.history[..last] {
@@ -256,14 +256,14 @@ fn every_crash_leaves_an_image_that_holds_what_was_written() {
     for seed in 0..seeds() {
         let run = use_at_random(seed);
         let random = &mut Random(seed ^ 0xc0ff_ee00);
-        // The image is there from the header's sync on.
+        // The image exists after the sync of the header.
         let is_header = |event: &Event| matches!(event, Event::Write(0, _));
         let first = run.history.iter().position(is_header).unwrap() + 2;
         for _ in 0..40 {
             let last = first + random.below((run.history.len() - first + 1) as u64) as usize;
             run.kill_at(last, seed);
             run.cut_power_at(last, random, seed);
-            // Where most is not durable yet: just before a sync.
+            // Most changes are not durable just before a sync.
             let is_sync = |event: &Event| matches!(event, Event::Sync);
             let next = run.history[last..].iter().position(is_sync);
             let last = next.map_or(last, |next| last + next);
@@ -313,7 +313,7 @@ fn a_full_file_system_fails_writes_and_nothing_else() {
                 "seed {seed}, sector {sector}"
             );
         }
-        // There is room again: all goes on.
+        // With space available, writes succeed again.
         *storage.limit.borrow_mut() = None;
         for sector in 0..512 {
             write(&mut image, &mut None, sector * 512, &[7; SECTOR]).unwrap();

@@ -1,5 +1,5 @@
-//! Snapshots are taken, gone back to and removed, and every state is looked at that a killed process or a power cut may leave behind: who
-//! opens the image next finds the disk of before or of after, and no fault. `LUNETTE_SEEDS=10000` tries more runs.
+//! Creates, applies and deletes snapshots, and examines every state that a killed process or a power cut may leave: the next open finds
+//! the old or the new disk, without faults. `LUNETTE_SEEDS=10000` runs more seeds.
 
 mod common;
 
@@ -44,7 +44,7 @@ fn make(storage: &Recorded, change: Change, name: &str) {
     }
 }
 
-/// What is left has no fault once it has been opened, and is one of two disks.
+/// Checks that the remaining image has no faults once opened and has one of two contents.
 fn examine(left: Vec<u8>, allowed: [&[u8]; 2], what: &str) {
     let storage = Recorded::of(left);
     let found = content(&storage);
@@ -133,7 +133,7 @@ fn images_that_cannot_have_snapshots_are_refused_unchanged() {
     assert_eq!(storage.bytes(), before);
 }
 
-/// An image as a disk of its size: all sectors are read and compared.
+/// Compares all sectors of an image with a disk of its size.
 fn holds(image: &mut Image<&Recorded>, below: &[u8], disk: &[u8], what: &str) {
     let mut found = vec![0; disk.len()];
     read(image, &mut Some(Bytes(below.to_vec())), 0, &mut found);
@@ -141,7 +141,7 @@ fn holds(image: &mut Image<&Recorded>, below: &[u8], disk: &[u8], what: &str) {
     assert_eq!(differs, None, "{what}");
 }
 
-/// Whichever write or sync of a resize fails, the disk goes on as it is, and so does the image.
+/// If any write or sync of a resize fails, the disk and the image remain usable.
 #[test]
 fn a_resize_that_fails_leaves_an_image_without_faults() {
     for seed in 0..12 {
@@ -184,7 +184,7 @@ fn a_resize_that_fails_leaves_an_image_without_faults() {
                 assert!(resized.is_err() || size == new * 512, "{what}");
                 assert!(resized.is_ok() || size == sectors * 512, "{what}");
                 if resized.is_err() && new < sectors {
-                    // What was to be cut off may be zeroes already.
+                    // The part to be removed may be zeroed already.
                     let kept = (new * 512) as usize;
                     read(
                         &mut image,

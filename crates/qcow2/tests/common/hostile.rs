@@ -1,13 +1,13 @@
-//! An image whose bytes are anybody's, used in every way: nothing may panic, and no more memory be taken than the image has bytes.
+//! Uses an image of arbitrary bytes in every way: no panics, and no more memory than the size of the image.
 
 use qcow2::{Header, Image, Mapping, OpenOptions, Repair};
 
 use super::{Bytes, Recorded, write};
 
-/// Opens, reads, writes, zeroes, resizes and checks what may be an image.
+/// Opens, reads, writes, zeroes, resizes and checks an image of arbitrary bytes.
 pub fn use_in_every_way(bytes: Vec<u8>) {
     let storage = Recorded::of(bytes.clone());
-    // A writer of such an image may be told that it is longer than any file.
+    // The metadata of such an image may require a file of any length.
     *storage.limit.borrow_mut() = Some(16 << 20);
     Image::check(&storage, Repair::Nothing).ok();
     let data = Recorded::default();

@@ -1,4 +1,4 @@
-//! A disk on an image, as a worker would use it, in a storage that remembers every write.
+//! Reads and writes an image as a worker does, on a storage that records every write.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod hostile;
@@ -8,10 +8,10 @@ use std::io;
 
 use qcow2::{Backing, Image, Mapping, Storage};
 
-/// What is torn at most.
+/// Unit of torn writes, in bytes.
 pub const SECTOR: usize = 512;
 
-/// What happened to a storage.
+/// A change of the storage.
 #[derive(Clone, Debug)]
 pub enum Event {
     Write(u64, Vec<u8>),
@@ -19,16 +19,16 @@ pub enum Event {
     Sync,
 }
 
-/// Bytes in memory, and how they came about.
+/// Storage in memory that records all events.
 #[derive(Default)]
 pub struct Recorded {
     bytes: RefCell<Vec<u8>>,
     events: RefCell<Vec<Event>>,
-    /// How often it was read.
+    /// Number of reads.
     pub reads: std::cell::Cell<u64>,
-    /// Writes beyond this fail: the file system is full.
+    /// Writes beyond this offset fail: the file system is full.
     pub limit: RefCell<Option<u64>>,
-    /// What comes after this many others fails, once.
+    /// One operation fails after this number of others.
     pub fails_after: std::cell::Cell<Option<usize>>,
 }
 
@@ -50,7 +50,7 @@ pub fn apply(bytes: &mut Vec<u8>, event: &Event) {
     }
 }
 
-/// Any sectors of a write.
+/// Applies random sectors of a write.
 pub fn tear(event: &Event, chance: u64, random: &mut Random, left: &mut Vec<u8>) {
     match event {
         Event::Write(offset, bytes) => {
@@ -143,7 +143,7 @@ impl Storage for &Recorded {
     }
 }
 
-/// A backing image of bytes.
+/// A backing image in memory.
 pub struct Bytes(pub Vec<u8>);
 
 impl Backing for Bytes {
@@ -198,7 +198,7 @@ pub fn read<S: Storage>(
     }
 }
 
-/// Writes a range as a worker does; an error is the first of the clusters'.
+/// Writes a range as a worker does; returns the first error of the clusters.
 pub fn write<S: Storage>(
     image: &mut Image<S>,
     backing: &mut Option<Bytes>,
@@ -242,7 +242,7 @@ pub fn write<S: Storage>(
     Ok(())
 }
 
-/// Numbers from a seed.
+/// Pseudo-random numbers from a seed.
 pub struct Random(pub u64);
 
 impl Random {
