@@ -1,4 +1,4 @@
-//! The files that disks lie in, and what is done to them between two lives of the daemon.
+//! Files of the disks, and their changes between two lives of the daemon.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use qcow2::{CheckReport, CreateOptions, Image, Mapping, OpenOptions, Repair, Sto
 
 use crate::model::{BLOCK, Value, fill};
 
-/// A file as what an image lies in, for tools.
+/// Storage of an image for tools.
 pub struct Tool(pub File);
 
 impl Storage for Tool {
@@ -70,7 +70,7 @@ pub fn create_image(path: &Path, options: &CreateOptions) {
     qcow2::create(&Tool(file), options).expect("an image of the simulation");
 }
 
-/// What an image stands on, for tools.
+/// Backing image for tools.
 struct Below<'a>(&'a [u8]);
 
 impl qcow2::Backing for Below<'_> {
@@ -84,8 +84,7 @@ impl qcow2::Backing for Below<'_> {
     }
 }
 
-/// An image between a raw file and an image: some blocks are its own, with these values. `content`: what it stands on; afterwards what it
-/// shows.
+/// Creates an image over a raw file, with `own` values in some blocks. `content`: the content of the raw file; on return, of the image.
 pub fn create_between(
     path: &Path,
     options: &CreateOptions,
@@ -113,7 +112,7 @@ pub fn create_between(
     image.close().expect("an image of the simulation");
 }
 
-/// A new data file, all of whose clusters the image's tables have.
+/// Creates a data file and allocates all its clusters in the image.
 pub fn fill_tables(path: &Path, data: &Path) {
     create_raw(data, 0, 0);
     let storage = (Tool(open(path)), Some(Tool(open(data))));
@@ -128,7 +127,7 @@ pub fn check(path: &Path, repair: Repair) -> Result<CheckReport, String> {
     Image::check(Tool(open(path)), repair).map_err(|error| error.to_string())
 }
 
-/// An internal snapshot: every cluster has two users from then on.
+/// Creates an internal snapshot, which shares every cluster.
 pub fn snapshot(path: &Path, name: &str) -> Result<(), String> {
     let options = OpenOptions::READ_WRITE;
     let data = path.with_extension("data");
@@ -139,13 +138,13 @@ pub fn snapshot(path: &Path, name: &str) -> Result<(), String> {
     made.map(drop).map_err(|error| error.to_string())
 }
 
-/// Blocks of an image's disk.
+/// Returns the number of blocks of an image's disk.
 pub fn blocks(path: &Path) -> u64 {
     let header = qcow2::Header::read(&Tool(open(path))).expect("an image of the simulation");
     header.size / BLOCK as u64
 }
 
-/// What a snapshot of an image holds; where it has nothing of its own, what is `below`.
+/// Reads the content of a snapshot. Unallocated clusters read as `below`.
 pub fn read_snapshot(path: &Path, name: &str, below: &[u8]) -> Result<Vec<u8>, String> {
     let text = |error: qcow2::Error| error.to_string();
     let copy = path.with_extension("copy");

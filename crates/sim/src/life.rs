@@ -20,11 +20,11 @@ use crate::clients::initiator::TARGET;
 use crate::random::Random;
 
 pub const WORKERS: usize = 2;
-/// Queues of a virtio-blk device: one more than there are workers, of a driver that breaks the rules.
+/// Queues of a virtio-blk device: one per worker, and one with a hostile driver.
 pub const BLK_QUEUES: u16 = WORKERS as u16 + 1;
 const STATE_RAM_BLOCKS: u64 = 64;
 
-/// What a disk lies in.
+/// Storage type of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lies {
     Ram,
@@ -32,20 +32,20 @@ pub enum Lies {
     Image,
 }
 
-/// A disk by its number.
+/// Configuration of a disk.
 pub struct DiskPlan {
     pub lies: Lies,
     pub path: PathBuf,
-    /// Has the data of an image.
+    /// External data file of an image.
     pub data_file: Option<DataFile>,
     pub cache: CacheMode,
-    /// What an image shows where it has nothing of its own.
+    /// Content of unallocated clusters of an image.
     pub below: Vec<u8>,
-    /// What it was before external snapshots.
+    /// Backing chain from external snapshots.
     pub lower: Vec<Lower>,
 }
 
-/// What a disk was, and stands on now.
+/// A former top image of a disk, now in its backing chain.
 pub struct Lower {
     pub path: PathBuf,
     pub data_file: Option<DataFile>,
@@ -54,7 +54,7 @@ pub struct Lower {
 
 pub struct DataFile {
     pub path: PathBuf,
-    /// It is a disk by itself.
+    /// The data file is also a valid raw disk.
     pub is_raw: bool,
 }
 
@@ -89,7 +89,7 @@ fn open(plan: &DiskPlan) -> Arc<dyn BlockDevice> {
                 ..RamOptions::default()
             };
             let ram = Ram::create(options).expect("memory for a disk");
-            // Its blocks are larger than the disk's: most I/O is a read-modify-write.
+            // Its blocks are larger than the disk's, so most writes are read-modify-writes.
             Arc::new(Faulty::new(Arc::new(ram), FaultPlan::default()).with_alignment(4096))
         }
         Lies::File => {
@@ -156,14 +156,14 @@ impl Life {
         }
     }
 
-    /// Every transport hears that a disk has another size.
+    /// Notifies every transport of a new size.
     pub fn tell_resized(&self, disk: &Arc<Disk>) {
         if let Some(unit) = self.units.known(disk) {
             unit.update((*disk.info()).clone());
         }
     }
 
-    /// The daemon stops in order: nobody is served any more, then disks are closed.
+    /// Stops the daemon in order: ends all exports, then closes the disks.
     pub fn stop(self, mut pass_time: impl FnMut(u64)) {
         let Life {
             mut workers,
@@ -195,7 +195,7 @@ impl Life {
                 worker.iterate_once();
             }
             bdev::stepped::step_image_owners();
-            // What was stuck is over by then.
+            // Stuck I/O has completed by then.
             pass_time(500_000_000);
         }
         for worker in &mut workers {
@@ -215,7 +215,7 @@ impl Life {
         }
     }
 
-    /// It is killed: nothing is closed.
+    /// Kills the daemon: nothing is closed.
     pub fn kill(self) {
         bdev::stepped::kill_image_owners();
         drop(self);

@@ -1,8 +1,8 @@
-//! The data path on a simulated clock, ring, disks and network, from one seed: `cargo run -p sim -- --seed 7`.
+//! Runs the data path on a simulated clock, ring, disks and network, from one seed: `cargo run -p sim -- --seed 7`.
 //!
-//! Real are the worker loop, queues, connections, the SCSI core and its executor, disks and images; simulated are the kernel's side of a
-//! ring, time, and the thread of an image. Clients know what each block may hold (`model`): nothing that was acknowledged is lost, reads
-//! find what they may find, all ends, images stay whole. The faults are listed in `uring::simulated::Files`.
+//! Production code: worker loop, queues, connections, SCSI core with executor, disks and images. Simulated: the kernel's side of a ring,
+//! the clock, and the thread of an image. Clients check all blocks against `model`: acknowledged writes persist, reads return permitted
+//! values, all requests end, and images stay consistent. `uring::simulated::Files` lists the faults.
 
 #![forbid(unsafe_code)]
 

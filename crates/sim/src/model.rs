@@ -1,18 +1,18 @@
-//! What each block of a disk may hold.
+//! Permitted values of each block of a disk.
 //!
-//! A block is a register that several clients write and read at once. A read may return a value unless another one was written for
-//! certain after that value's write had ended and before the read began. After a power cut only what a flush, or a write that was to be
-//! durable by itself, had covered is certain.
+//! A block is a register with concurrent readers and writers. A read may return a value unless a later write certainly completed after
+//! the end of that value's write and before the start of the read. After a power cut, only data covered by a flush or by a durable write
+//! is certain.
 
 use crate::random::Random;
 
-/// Bytes of a block.
+/// Block size in bytes.
 pub const BLOCK: usize = 512;
 
-/// What a block holds: 0 is zeroes, any other number a pattern of its own.
+/// Content of a block: 0 for zeroes, other numbers for distinct patterns.
 pub type Value = u64;
 
-/// Fills a block with a value.
+/// Fills a block with the pattern of a value.
 pub fn fill(block: &mut [u8], value: Value, lba: u64) {
     for (index, word) in block.chunks_exact_mut(8).enumerate() {
         let content = match (value, index) {
@@ -24,7 +24,7 @@ pub fn fill(block: &mut [u8], value: Value, lba: u64) {
     }
 }
 
-/// The value that a block has; what it is where it has none.
+/// Returns the value of a block, or an error that describes other content.
 pub fn value_of(block: &[u8], lba: u64) -> Result<Value, String> {
     let word = |index: usize| {
         let bytes = block[8 * index..8 * index + 8].try_into();
@@ -55,13 +55,13 @@ fn mix(value: u64, lba: u64, index: u64) -> u64 {
 struct Write {
     value: Value,
     begin: u64,
-    /// `None`: in flight.
+    /// `None` while in flight.
     end: Option<u64>,
-    /// It was done. One that failed may have been done or not.
+    /// The write took effect. A failed write may or may not have taken effect.
     certain: bool,
-    /// It survives a power cut.
+    /// The write survives a power cut.
     durable: bool,
-    /// Of COMPARE AND WRITE: what it compared with, and when that had been written.
+    /// For COMPARE AND WRITE: the compared value, and the time at which that value was written.
     compared: Option<(Value, u64)>,
 }
 
@@ -70,7 +70,7 @@ impl Write {
         let Some(end) = self.end else {
             return false;
         };
-        // What it compared with was still there when it was done: nobody had written since.
+        // The compared value was still present when the command took effect, so no other write came between.
         let is_atomic = |(value, written): (Value, u64)| {
             written < other.begin && value != other.value && self.begin != other.begin
         };
@@ -83,14 +83,14 @@ struct Block {
     writes: Vec<Write>,
 }
 
-/// A disk's blocks, by a clock that counts events.
+/// Blocks of a disk. The clock counts events.
 #[derive(Clone, Debug)]
 pub struct Model {
     blocks: Vec<Block>,
 }
 
 impl Model {
-    /// With what the blocks hold at first.
+    /// Creates a model with initial values.
     pub fn new(values: impl Iterator<Item = Value>) -> Model {
         let block = |value| Block {
             writes: vec![settled(value)],
@@ -104,7 +104,7 @@ impl Model {
         self.blocks.len() as u64
     }
 
-    /// The disk has another size; what is new is zero.
+    /// Resizes the disk; new blocks are zero.
     pub fn resize(&mut self, blocks: u64) {
         let new = Block {
             writes: vec![settled(0)],
@@ -123,7 +123,7 @@ impl Model {
         });
     }
 
-    /// A COMPARE AND WRITE begins.
+    /// Begins a COMPARE AND WRITE.
     pub fn begin_compare(&mut self, lba: u64, expected: Value, value: Value, now: u64) {
         let writes = &self.blocks[lba as usize].writes;
         // Zeroes may have been written more than once.
@@ -137,7 +137,7 @@ impl Model {
         }
     }
 
-    /// A write has ended.
+    /// Ends a write.
     pub fn end(&mut self, lba: u64, begun: u64, now: u64, done: bool, durable: bool) {
         let Some(block) = self.blocks.get_mut(lba as usize) else {
             return;
@@ -150,14 +150,14 @@ impl Model {
         }
     }
 
-    /// A write that was refused: nobody will see it.
+    /// Removes a rejected write: no read may return it.
     pub fn refused(&mut self, lba: u64, begun: u64) {
         if let Some(block) = self.blocks.get_mut(lba as usize) {
             block.writes.retain(|write| write.begin != begun);
         }
     }
 
-    /// Values that can be returned by no read that begins at `oldest` or later, and are on no medium any more, are forgotten.
+    /// Forgets values that no read beginning at `oldest` or later can return and that are on no medium.
     pub fn prune(&mut self, lba: u64, oldest: u64) {
         let Some(block) = self.blocks.get_mut(lba as usize) else {
             return;
@@ -175,7 +175,7 @@ impl Model {
             .retain(|write| !covered.iter().any(|other| write.is_before(other)));
     }
 
-    /// A flush has ended that had begun then.
+    /// Applies a completed flush that began at `begun`.
     pub fn flushed(&mut self, begun: u64) {
         for block in &mut self.blocks {
             for write in &mut block.writes {
@@ -184,7 +184,7 @@ impl Model {
         }
     }
 
-    /// May a read that began then and ends now return this?
+    /// Returns an error if a read that began at `begun` and ends now may not return this value.
     pub fn check(&self, lba: u64, value: Value, begun: u64) -> Result<(), String> {
         let Some(block) = self.blocks.get(lba as usize) else {
             return Ok(());
@@ -202,9 +202,8 @@ impl Model {
         ))
     }
 
-    /// The process was killed, or the power cut: what had not ended is uncertain, and so is, after a power cut, what was not
-    /// durable.
-    /// `survive`: writes, by when they began, that go on.
+    /// Applies a kill or a power cut. Writes in flight become uncertain; after a power cut, so do writes that were not durable.
+    /// `survive`: start times of writes that continue in the next life.
     pub fn crashed(&mut self, now: u64, power: bool, survive: &[u64]) {
         for block in &mut self.blocks {
             if power {
@@ -227,7 +226,7 @@ impl Model {
         }
     }
 
-    /// What it held is gone with the process.
+    /// Discards the content of a disk that is lost with the process.
     pub fn lose(&mut self) {
         for block in &mut self.blocks {
             block.writes.retain(|write| write.end.is_none());
@@ -235,13 +234,13 @@ impl Model {
         }
     }
 
-    /// One of the values that a block may have.
+    /// Returns one of the permitted values of a block.
     pub fn any_value(&self, lba: u64, random: &mut Random) -> Value {
         let writes = &self.blocks[lba as usize].writes;
         writes[random.below(writes.len() as u64) as usize].value
     }
 
-    /// After a crash a block was found to hold this, and holds it for good.
+    /// Fixes the value of a block that was read after a crash.
     pub fn found(&mut self, lba: u64, value: Value) {
         self.blocks[lba as usize].writes = vec![settled(value)];
     }
@@ -281,7 +280,7 @@ mod tests {
         model.flushed(12);
         model.begin(0, 3, 20);
         model.end(0, 20, 21, true, false);
-        // It had begun before the second write ended.
+        // The flush began before the second write ended.
         model.flushed(20);
         let mut killed = model.clone();
         model.crashed(30, true, &[]);

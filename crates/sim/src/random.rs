@@ -1,4 +1,4 @@
-//! Numbers that follow from a seed.
+//! Pseudo-random numbers from a seed.
 
 /// xorshift64.
 #[derive(Clone, Debug)]
@@ -16,12 +16,12 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below the bound, which is not 0.
+    /// Returns a number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         (self.next() >> 8) % bound.max(1)
     }
 
-    /// True once in `times` calls, on average.
+    /// Returns true once in `times` calls, on average.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

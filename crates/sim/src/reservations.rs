@@ -1,32 +1,32 @@
-//! What persistent reservations allow on a disk (SPC-4, 5.13 and tables 66 and 67): written down by itself, so that the target's own
-//! code is held against it.
+//! Model of persistent reservations (SPC-4, 5.13 and tables 66 and 67). It is independent of the target's code, which is compared with
+//! it.
 
 use std::collections::BTreeMap;
 
 use crate::clients::{Kind, ReserveOut};
 
-/// Who is registered, by the number of the I_T nexus, with which key.
+/// Number of an I_T nexus.
 pub type Nexus = usize;
 
-/// The reservation of a disk, and who is registered.
+/// Registrations and reservation of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservations {
     keys: BTreeMap<Nexus, u64>,
-    /// The type, and who holds it; with the types of all registrants each of them does.
+    /// Reservation type and holder. With the all-registrants types every registrant is a holder.
     held: Option<(u8, Nexus)>,
 }
 
-/// How PERSISTENT RESERVE OUT has to end.
+/// Expected result of PERSISTENT RESERVE OUT.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expected {
-    /// Well, and the disk is like this.
+    /// GOOD, with this new state.
     Good(Reservations),
     Conflict,
-    /// With CHECK CONDITION; nothing changes.
+    /// CHECK CONDITION; nothing changes.
     Refused,
 }
 
-/// Types of reservations: write exclusive and exclusive access, each alone, for registrants only, and for all registrants.
+/// Reservation types: write exclusive and exclusive access, each plain, registrants only and all registrants.
 pub const TYPES: [u8; 6] = [1, 3, 5, 6, 7, 8];
 
 fn is_of_all(kind: u8) -> bool {
@@ -42,7 +42,7 @@ impl Reservations {
         self.keys.get(&nexus).copied()
     }
 
-    /// Another one that is registered.
+    /// Returns the keys of the other registrants.
     pub fn others(&self, nexus: Nexus) -> impl Iterator<Item = u64> {
         let others = self.keys.iter().filter(move |(known, _)| **known != nexus);
         others.map(|(_, key)| *key)
@@ -60,12 +60,12 @@ impl Reservations {
         }
     }
 
-    /// Does a command of this nexus conflict?
+    /// Returns true if a command of this nexus conflicts with the reservation.
     pub fn conflicts(&self, nexus: Nexus, kind: Kind) -> bool {
         let Some((reserved, _)) = self.held else {
             return false;
         };
-        // Types 5 and above let in whoever is registered.
+        // Types 5 and above admit all registrants.
         let is_in = match reserved {
             1 | 3 => self.holds(nexus),
             _ => self.keys.contains_key(&nexus),
@@ -78,14 +78,14 @@ impl Reservations {
         let held = self.holds(nexus);
         self.keys.remove(&nexus);
         match self.held {
-            // The last of all registrants takes it along.
+            // An all-registrants reservation ends with its last registrant.
             Some((kind, _)) if is_of_all(kind) && !self.keys.is_empty() => {}
             Some(_) if held => self.held = None,
             _ => {}
         }
     }
 
-    /// What a command has to do.
+    /// Returns the expected result of a command.
     pub fn expect(&self, nexus: Nexus, what: ReserveOut) -> Expected {
         let mut new = self.clone();
         if let ReserveOut::Register { key } = what {

@@ -1,4 +1,4 @@
-//! Runs of seeds: one with its trace, or many until one fails.
+//! Runs one seed with a trace, or many seeds until one fails.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,19 +13,19 @@ use uring::simulated::Faults;
 use crate::schedule::{Step, shrink, steps};
 use crate::world::World;
 
-/// A run that takes so long never ends: it takes some tens of milliseconds.
+/// A run that takes longer is stuck: a run usually takes some tens of milliseconds.
 const HANGS: Duration = Duration::from_secs(60);
-/// How long shrinking may take, and how many runs.
+/// Limits for shrinking: time and number of runs.
 const SHRINK_TIME: Duration = Duration::from_secs(30);
 const SHRINK_TRIES: usize = 600;
-/// Lines of a trace that are printed before the failure.
+/// Number of trace lines printed before the failure.
 const LINES: usize = 60;
 
 thread_local! {
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// What a panic says is kept for the one who looks for it.
+/// Installs a panic hook that stores the message instead of printing it.
 pub fn quiet_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let payload = panic.payload();
@@ -43,12 +43,12 @@ pub fn quiet_panics() {
     }));
 }
 
-/// A run: the digest of what happened, or what was wrong; and the trace, if it was wanted.
+/// Runs a schedule. Returns the digest or the failure, and the trace if requested.
 fn run(seed: u64, steps: &[Step], traced: bool) -> (Result<u64, String>, Vec<String>) {
     run_on(Faults::default(), seed, steps, traced)
 }
 
-/// The same on disks that do this besides.
+/// Runs a schedule on disks with additional faults.
 fn run_on(
     corruption: Faults,
     seed: u64,
@@ -69,14 +69,14 @@ fn run_on(
         Err(_) => {
             let what = PANIC.take();
             let trace = world.as_mut().map_or_else(Vec::new, World::take_trace);
-            // What is left of it may panic again.
+            // Dropping the remains may panic again.
             drop(catch_unwind(AssertUnwindSafe(|| drop(world))));
             (Err(what), trace)
         }
     }
 }
 
-/// One seed; prints what happened.
+/// Runs one seed and prints the result.
 pub fn one(seed: u64, count: usize, shrinks: bool) -> ExitCode {
     let all = steps(seed, count);
     let (result, trace) = run(seed, &all, true);
@@ -116,7 +116,7 @@ fn explain(seed: u64, all: Vec<Step>, what: &str, shrinks: bool) {
     }
 }
 
-/// What a thread is at, and since when; it may have ended.
+/// Current seed and start time of a thread, or its end.
 #[derive(Default)]
 struct Running(Mutex<State>);
 
@@ -138,7 +138,7 @@ impl Running {
     }
 }
 
-/// Waits for the end of all threads; the process ends if one of them never does.
+/// Waits for all threads. Ends the process if one of them is stuck.
 fn watch(threads: &[Running], count: usize) {
     loop {
         let states: Vec<State> = threads.iter().map(Running::get).collect();
@@ -158,7 +158,7 @@ fn watch(threads: &[Running], count: usize) {
     }
 }
 
-/// Many seeds, until one fails or the time is up.
+/// Runs many seeds until one fails or the time is up.
 pub fn many(
     seeds: Range<u64>,
     limit: Option<Duration>,

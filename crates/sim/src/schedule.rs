@@ -1,8 +1,8 @@
-//! What happens in a run, as a list that follows from a seed and can be made shorter.
+//! Schedule of a run: a list of steps that depends only on the seed and can be shrunk.
 
 use crate::random::Random;
 
-/// What happens next. Each step has a number of its own from which its details follow, so that leaving a step out changes no other.
+/// One step. Its details follow from its own number, so that removing a step changes no other step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     pub what: What,
@@ -13,49 +13,49 @@ pub struct Step {
 pub enum What {
     /// A client sends requests.
     Submit,
-    /// A worker does an iteration.
+    /// A worker runs an iteration.
     Iterate,
-    /// The owners of images do what waits for them.
+    /// The owners of images run their pending work.
     Own,
-    /// A client looks for answers.
+    /// A client polls for responses.
     Poll,
-    /// Time passes.
+    /// The clock advances.
     Wait,
-    /// Faults begin, of a kind or several.
+    /// One or several kinds of faults begin.
     Faults,
-    /// They end.
+    /// All faults end.
     NoFaults,
     /// A connection breaks.
     Disconnect,
     /// A driver or an initiator aborts requests.
     Abort,
-    /// One of them resets a logical unit, or all that it reaches.
+    /// A driver or an initiator resets a logical unit, or all that it reaches.
     Reset,
-    /// A driver breaks the rules.
+    /// A driver violates the specification.
     Misbehave,
-    /// A disk is limited, or not any more.
+    /// A disk's rate limit is set or removed.
     Limit,
-    /// Somebody registers, reserves, releases, preempts.
+    /// A client registers, reserves, releases or preempts.
     Reserve,
-    /// A disk becomes larger.
+    /// A disk grows.
     Grow,
-    /// A disk goes on in a new image.
+    /// A disk gets an external snapshot.
     Snapshot,
-    /// A disk moves to another file.
+    /// A disk is mirrored to another file.
     Mirror,
-    /// A disk's image goes into the one that it stands on.
+    /// A disk's image is committed into its backing image.
     Commit,
-    /// What a disk's image stands on comes into it.
+    /// The backing image of a disk is streamed into it.
     Stream,
     /// The daemon is stopped and started again, and images get a snapshot.
     Restart,
-    /// The daemon is killed after some calls more.
+    /// The daemon is killed after some more calls.
     Kill,
-    /// The power is cut after some calls more.
+    /// The power is cut after some more calls.
     CutPower,
 }
 
-/// How often each happens, out of 1000.
+/// Frequency of each step, out of 1000.
 const SHARES: [(What, u64); 21] = [
     (What::Submit, 312),
     (What::Iterate, 280),
@@ -80,7 +80,7 @@ const SHARES: [(What, u64); 21] = [
     (What::CutPower, 3),
 ];
 
-/// The steps of a seed.
+/// Returns the steps of a seed.
 pub fn steps(seed: u64, count: usize) -> Vec<Step> {
     let mut random = Random::new(!seed);
     let step = |_| {
@@ -98,7 +98,7 @@ pub fn steps(seed: u64, count: usize) -> Vec<Step> {
     (0..count).map(step).collect()
 }
 
-/// Leaves out steps for as long as `fails` stays true; calls it at most `tries` times.
+/// Removes steps while `fails` returns true. Calls it at most `tries` times.
 pub fn shrink(
     mut steps: Vec<Step>,
     mut tries: usize,

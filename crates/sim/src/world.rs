@@ -1,5 +1,4 @@
-//! All that a run has: disks and what they may hold, clients with their requests in flight, and the lives of the daemon one after the
-//! other.
+//! State of a run: disks with their models, clients with requests in flight, and successive lives of the daemon.
 
 macro_rules! say {
     ($world:expr, $($text:tt)*) => {
@@ -45,18 +44,18 @@ struct Pending {
     client: usize,
     request: Request,
     begin: u64,
-    /// What COMPARE AND WRITE compares with.
+    /// Value that COMPARE AND WRITE expects.
     expected: Value,
-    /// It had begun before a kill.
+    /// Began before a kill of the daemon.
     survived: bool,
-    /// How often reservations of the disk had changed then.
+    /// Change counter of the disk's reservations at the start of the request.
     reservations: u64,
 }
 
-/// An internal snapshot of an image, and what it may hold.
+/// An internal snapshot of an image with its expected content.
 struct Snapshot {
     path: PathBuf,
-    /// What the image shows where it has nothing of its own.
+    /// Content of unallocated clusters of the image.
     below: Vec<u8>,
     name: String,
     model: Model,
@@ -88,29 +87,29 @@ pub struct World {
     life: Option<Life>,
     clients: Vec<Kept>,
     pending: BTreeMap<u64, Pending>,
-    /// Counts events.
+    /// Event counter, used as the clock.
     now: u64,
     next_value: Value,
     /// The daemon has ended in the middle of an iteration.
     has_ended: bool,
-    /// Something has gone wrong in this life on purpose: requests may fail.
+    /// Faults were injected in this life: requests may fail.
     is_troubled: bool,
-    /// A sync has failed, and so nobody knows what of the page cache will ever be written.
+    /// A sync has failed, so the page cache may lose any data.
     has_lost_pages: bool,
-    /// What is to come when the calls are used up.
+    /// Step to execute when the remaining calls are used up.
     cut: Option<What>,
     snapshots: Vec<Snapshot>,
-    /// A request, and whether it has ended well.
+    /// A request, and whether it completed successfully.
     watched: Option<(u64, bool)>,
     reservations: Vec<Reserved>,
     trace: Option<Vec<String>>,
-    /// The same for two runs in which the same happened.
+    /// Digest of the events. Equal runs have equal digests.
     digest: u64,
     corruption: Faults,
 }
 
 impl World {
-    /// `corruption`: what the disks do besides what the steps say, for whoever wants to know whether it is noticed.
+    /// `corruption`: additional faults of the disks, outside the schedule, for tests that expect the simulator to detect them.
     pub fn new(seed: u64, traced: bool, corruption: Faults) -> World {
         let mut random = Random::new(seed);
         Files::begin(random.next());
@@ -312,7 +311,7 @@ impl World {
                 let durable = through
                     || matches!(kind, Kind::Write { durable: true })
                         && !matches!(&self.clients[pending.client], Kept::Blk(_));
-                // It may have been answered before the kill, and gone with the memory.
+                // It may have completed before the kill and been lost with the memory.
                 let good = good && !(pending.survived && self.plans[disk].lies == Lies::Ram);
                 for at in 0..request.blocks {
                     let lba = request.lba + at;
@@ -329,7 +328,7 @@ impl World {
 
     fn check_read(&self, pending: &Pending, data: &[u8]) {
         let request = &pending.request;
-        // What was in memory went with the process.
+        // The content of a memory disk is lost with the process.
         if pending.survived && self.plans[request.disk].lies == Lies::Ram {
             return;
         }
@@ -425,7 +424,7 @@ impl World {
         if self.plans[disk].lies != Lies::Image {
             return;
         }
-        // It may have become larger when growing failed.
+        // A failed resize may have made the disk larger.
         let now = self.life().disks[disk].device().capacity().bytes() / BLOCK as u64;
         let blocks = now.max(self.models[disk].len()) + 1 + random.below(40);
         if blocks > GROW_MAX {
@@ -441,7 +440,7 @@ impl World {
                 life.blk[disk].resized();
                 life.tell_resized(&disk_of);
                 self.models[disk].resize(blocks);
-                // Drivers use what is new once they have heard of it.
+                // Drivers use the new space once they are notified of it.
                 for round in 0..24 * WORKERS {
                     self.iterate(round % WORKERS);
                 }
@@ -452,7 +451,7 @@ impl World {
                     self.is_troubled || Files::is_cut(),
                     "growing failed: {error}"
                 );
-                // It may have become larger or not: no client hears of a new size.
+                // The disk may be larger or not: no client is notified of a new size.
             }
         }
     }
@@ -470,7 +469,7 @@ impl World {
             What::Poll => {
                 let index = random.below(self.clients.len() as u64) as usize;
                 self.poll(index);
-                // A session takes many steps to begin.
+                // A login takes many steps.
                 for index in self.clients.len() - INITIATORS as usize..self.clients.len() {
                     self.poll(index);
                 }
@@ -523,7 +522,7 @@ impl World {
         }
     }
 
-    /// A client of SCSI.
+    /// Returns the index of a random SCSI client.
     fn any_scsi(&self, random: &mut Random) -> usize {
         self.clients.len() - 1 - random.below(INITIATORS + WORKERS as u64) as usize
     }
@@ -552,7 +551,7 @@ impl World {
         }
     }
 
-    /// Time passes, and everybody but the clients does something.
+    /// Advances the clock and runs everything except the clients.
     fn round(&mut self, nanoseconds: u64) {
         self.wait(nanoseconds);
         for worker in 0..WORKERS {
@@ -561,7 +560,7 @@ impl World {
         bdev::stepped::step_image_owners();
     }
 
-    /// A round of a wait for something. Stuck I/O is over after a minute.
+    /// Runs one round of a wait. Stuck I/O completes after a minute.
     fn round_of_wait(&mut self, round: usize) {
         self.round(match round % 64 {
             63 => 2_000_000_000,
@@ -569,7 +568,7 @@ impl World {
         });
     }
 
-    /// Nothing goes wrong any more, and all that is in flight ends.
+    /// Ends all faults and waits until no request is in flight.
     pub fn settle(&mut self) {
         Files::set_faults(self.corruption);
         Files::cut_after(None);
@@ -604,7 +603,7 @@ impl World {
         );
     }
 
-    /// The end of a run: everything is read, the daemon stops, images are checked.
+    /// Ends the run: reads all data, stops the daemon and checks the images.
     pub fn finish(&mut self) -> (u64, Vec<String>) {
         self.settle();
         if !self.is_troubled {

@@ -1,4 +1,4 @@
-//! A driver of virtio-blk (virtio 1.3, 5.2.6).
+//! Driver of virtio-blk (virtio 1.3, 5.2.6).
 
 use std::sync::Arc;
 
@@ -21,9 +21,9 @@ pub struct Blk {
     disk: usize,
     worker: usize,
     index: u16,
-    /// It may break the rules, and so only reads; what becomes of that is its own affair.
+    /// The driver may violate the specification. It sends only reads, and their results are not checked.
     pub is_hostile: bool,
-    /// It has: nobody looks at its ring any more.
+    /// It has violated the specification; its ring is no longer polled.
     has_broken_rules: bool,
 }
 
@@ -47,13 +47,13 @@ impl Blk {
         }
     }
 
-    /// The guest starts anew.
+    /// Restarts the guest.
     pub fn renew(&mut self, packed: bool) {
         self.queue = GuestQueue::new(self.index, packed, self.queue.is_tracked());
         self.has_broken_rules = false;
     }
 
-    /// The same driver with the device of another life.
+    /// Attaches the driver to the device of another life.
     pub fn set_device(&mut self, device: Arc<BlkDevice>) {
         self.device = Some(device);
     }

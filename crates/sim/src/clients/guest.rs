@@ -1,4 +1,4 @@
-//! A queue in a guest's memory, with the driver's side of it, and the device's made from what a front end says.
+//! A queue in guest memory with its driver side. The device side is created from a front end's setup.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,16 +10,16 @@ use virtio_device::{QueueSetup, VirtioDevice};
 use virtqueue::driver::{DriverConfig, DriverQueue, RawRing, RingLayout};
 use virtqueue::{Inflight, PackedInflight};
 
-/// Entries of a ring.
+/// Ring size.
 const ENTRIES: u16 = 32;
-/// Requests at a time.
+/// Maximum number of requests in flight.
 pub const SLOTS: usize = 6;
-/// Memory of a request.
+/// Memory per request, in bytes.
 const SLOT_BYTES: u64 = 32 << 10;
 const REQUESTS: u64 = 64 << 10;
 const MEMORY: usize = REQUESTS as usize + SLOTS * SLOT_BYTES as usize;
 
-/// What a request's memory begins with: header, and answer behind it.
+/// Offsets in the memory of a request: header, response and data.
 const HEADER: u64 = 0;
 const ANSWER: u64 = 256;
 const DATA: u64 = 512;
@@ -33,15 +33,15 @@ pub struct GuestQueue {
     layout: RingLayout,
     table: Arc<MemoryTable>,
     memory: Arc<Mapping>,
-    /// Where the requests in flight are kept over a kill.
+    /// Offset of the in-flight region.
     inflight: u64,
     is_tracked: bool,
-    /// Of requests in flight.
+    /// Tokens of the requests in flight.
     slots: [Option<u64>; SLOTS],
     broken: Arc<AtomicBool>,
 }
 
-/// A request's place in memory.
+/// Index of a request's memory.
 #[derive(Clone, Copy)]
 pub struct Slot(usize);
 
@@ -77,7 +77,7 @@ impl GuestQueue {
         }
     }
 
-    /// Is something there to go on with after a kill?
+    /// Returns true if an in-flight region survives a kill.
     pub fn is_tracked(&self) -> bool {
         self.is_tracked
     }
@@ -86,12 +86,12 @@ impl GuestQueue {
         self.broken.load(Ordering::Relaxed)
     }
 
-    /// The ring as it is, for drivers that do not keep to the rules.
+    /// Returns unchecked access to the ring, for hostile drivers.
     pub fn raw(&self) -> RawRing {
         RawRing::new(&self.layout, &self.table).expect("a ring that lies in the memory")
     }
 
-    /// The device's side, on a worker.
+    /// Attaches the device side to a worker.
     pub fn attach(&self, device: &dyn VirtioDevice, worker: &mut Worker) {
         let stride = match self.layout.packed {
             true => PackedInflight::stride(ENTRIES),
@@ -103,7 +103,7 @@ impl GuestQueue {
         });
         let mut config = self.layout.device_config();
         if inflight.is_some() && !self.layout.packed {
-            // What a front end says of a daemon that did not: what was taken and not answered is in the region.
+            // As a front end does after a crash of the daemon: the base is the used index, and the region lists the unanswered requests.
             config.base = self.raw().used_index().into();
         }
         let broken = self.broken.clone();
@@ -132,7 +132,7 @@ impl GuestQueue {
         device.queue_placed(self.index, &worker.handle().clone(), source);
     }
 
-    /// A free place for a request.
+    /// Takes a free slot for a request.
     pub fn take(&mut self, token: u64) -> Option<Slot> {
         if self.is_broken() {
             return None;
@@ -142,7 +142,7 @@ impl GuestQueue {
         Some(Slot(index))
     }
 
-    /// Gives the device a request: a header, data for it, room for its answer and for data; data may be cut in several elements.
+    /// Adds a request to the ring: header, data, and buffers for the response and for data. Data may be split over several descriptors.
     pub fn add(
         &mut self,
         slot: Slot,
@@ -175,7 +175,7 @@ impl GuestQueue {
         self.driver.publish();
     }
 
-    /// The next request that was answered: its token, the answer, and what was read.
+    /// Returns the next completed request: token, response and data read.
     pub fn answered(&mut self, answer: usize) -> Option<(u64, Vec<u8>, Vec<u8>)> {
         let used = self.driver.pop_used()?;
         let slot = Slot(used.token as usize);
@@ -189,12 +189,12 @@ impl GuestQueue {
         Some((token, status, data))
     }
 
-    /// Requests in flight.
+    /// Returns the tokens of the requests in flight.
     pub fn tokens(&self) -> Vec<u64> {
         self.slots.iter().copied().flatten().collect()
     }
 
-    /// Takes all requests back.
+    /// Removes all requests in flight and returns their tokens.
     pub fn forget(&mut self) -> Vec<u64> {
         self.slots.iter_mut().filter_map(Option::take).collect()
     }

@@ -1,4 +1,4 @@
-//! An initiator of iSCSI: a session, with one connection or two on different workers, over sockets that may break.
+//! iSCSI initiator: one session with one or two connections on different workers, over sockets that may break.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{ErrorKind, Read, Write};
@@ -24,9 +24,9 @@ const AT: &str = "127.0.0.1:3260";
 const FUNCTION_COMPLETE: u8 = 0;
 const TASK_DOES_NOT_EXIST: u8 = 1;
 
-/// Requests at a time.
+/// Maximum number of requests in flight.
 const REQUESTS: usize = 8;
-/// How often it looks for an answer that may never come.
+/// Number of polls before a response that may be lost is given up.
 const PATIENCE: u32 = 6;
 
 /// A request in flight.
@@ -34,7 +34,7 @@ struct Sent {
     token: u64,
     disk: usize,
     cid: u16,
-    /// Looks for its answer, from when that may never come.
+    /// Number of polls since the response may be lost.
     looks: u32,
 }
 
@@ -46,15 +46,15 @@ pub struct IscsiClient {
     worker: usize,
     connections: usize,
     random: Random,
-    /// By initiator task tag.
+    /// Requests by initiator task tag.
     requests: BTreeMap<u32, Sent>,
-    /// Task management functions by their tags, and the tasks that they abort.
+    /// Task management functions by tag, with the tasks that they abort.
     aborting: HashMap<u32, Vec<u32>>,
-    /// Disks that others have reset in this session.
+    /// Disks that other initiators have reset.
     may_lose: Vec<usize>,
-    /// Of a session before: the target may do them until it answers something in the next one (RFC 7143, 6.3.5).
+    /// Requests of the previous session. The target may execute them until it answers in the next session (RFC 7143, 6.3.5).
     lost: Vec<u64>,
-    /// A NOP-Out is to tell that it has come to that.
+    /// A NOP-Out was sent. Its response ends the uncertainty about `lost`.
     asks: bool,
     is_gone: bool,
 }
@@ -89,7 +89,7 @@ impl IscsiClient {
         self.disconnect();
     }
 
-    /// The daemon of before is gone, and its requests are nobody's any more.
+    /// Drops the session and all requests of an ended daemon.
     pub fn forget(&mut self) {
         self.disconnect();
         self.lost.clear();
@@ -99,7 +99,7 @@ impl IscsiClient {
         self.number
     }
 
-    /// One connection more, on this worker.
+    /// Opens another connection on this worker.
     fn connect(&mut self, worker: &mut Worker) {
         let Some(server) = &self.server else {
             return;
@@ -115,7 +115,7 @@ impl IscsiClient {
         self.sockets.push(Some(ours));
     }
 
-    /// Whether a worker has to serve another connection of the session.
+    /// Returns true if the session needs another connection.
     pub fn wants_connection(&self) -> bool {
         !self.is_gone && self.sockets.len() < self.connections && self.session.is_ready(0)
     }
@@ -129,7 +129,7 @@ impl IscsiClient {
             return Ok(());
         };
         let out = self.session.outgoing(cid as u16);
-        // Sometimes a part of it: a PDU comes in pieces.
+        // Sends sometimes only a part, so that PDUs arrive in pieces.
         let most = match self.random.one_in(4) {
             true => 1 + self.random.below(100) as usize,
             false => usize::MAX,
@@ -162,7 +162,7 @@ impl Sent {
 }
 
 impl IscsiClient {
-    /// A task ends without an answer.
+    /// Ends a task without a response.
     fn lose(&mut self, task: u32, done: &mut Vec<Done>) {
         if let Some(sent) = self.requests.remove(&task) {
             self.session.forget(task);
@@ -170,7 +170,7 @@ impl IscsiClient {
         }
     }
 
-    /// What was not answered for long, and may never be, is aborted, as initiators do.
+    /// Aborts tasks whose response is overdue and may be lost, as initiators do.
     fn abort_missed(&mut self) {
         let mut missed = Vec::new();
         for (task, sent) in &mut self.requests {
@@ -191,13 +191,13 @@ impl IscsiClient {
         }
     }
 
-    /// Tasks of a disk.
+    /// Returns the tasks of a disk.
     fn of(&self, disk: usize) -> Vec<u32> {
         let of = self.requests.iter().filter(|(_, sent)| sent.disk == disk);
         of.map(|(task, _)| *task).collect()
     }
 
-    /// Sends a task management function that is to abort these tasks.
+    /// Sends a task management function for these tasks.
     fn manage(
         &mut self,
         cid: u16,
@@ -205,7 +205,7 @@ impl IscsiClient {
         disk: usize,
         tasks: Vec<u32>,
     ) -> Option<()> {
-        // What has no number yet is not known to the target.
+        // Commands without a CmdSN have not been sent to the target.
         if self.is_gone || self.session.waiting_len() > 0 {
             return None;
         }
@@ -219,7 +219,7 @@ impl IscsiClient {
         Some(())
     }
 
-    /// A task management function is answered (RFC 7143, 11.6.1).
+    /// Handles a task management response (RFC 7143, 11.6.1).
     fn aborted(&mut self, itt: u32, response: u8, done: &mut Vec<Done>) {
         let tasks = self.aborting.remove(&itt).unwrap_or_default();
         match response {
@@ -228,7 +228,7 @@ impl IscsiClient {
                     self.lose(task, done);
                 }
             }
-            // Its answer would have come before this one, if it was looked for in vain.
+            // A response to the task would have arrived before this one, so an overdue task is lost.
             TASK_DOES_NOT_EXIST => {
                 for task in tasks {
                     if self.requests.get(&task).is_some_and(Sent::is_missed) {
@@ -244,7 +244,7 @@ impl IscsiClient {
     }
 }
 
-/// The second initiator takes and gives data in small pieces, and sends none before the target requests it.
+/// The second initiator uses small data segments and sends no unsolicited data.
 fn offer(number: u8) -> Offer {
     let mut offer = Offer::default();
     if number > 1 {
@@ -321,7 +321,7 @@ impl Client for IscsiClient {
             return Some(format!("tasks of d{disk}"));
         }
         let one = (TaskFunction::AbortTask, Some(task));
-        // On another connection than its own it is not to be found (RFC 7143, 11.5.1).
+        // On a connection other than its own the task does not exist (RFC 7143, 11.5.1).
         let of = self.requests[&task].cid;
         let meant = if cid == of { vec![task] } else { Vec::new() };
         self.manage(cid, one, disk, meant)?;
@@ -415,7 +415,7 @@ impl Client for IscsiClient {
         self.server = None;
     }
 
-    /// Logs in anew.
+    /// Logs in again.
     fn attach(&mut self, worker: &mut Worker) {
         self.session = session(self.number);
         self.sockets.clear();

@@ -1,4 +1,4 @@
-//! Those who use the disks: drivers of virtio-blk and virtio-scsi, and initiators of iSCSI.
+//! Clients of the disks: virtio-blk drivers, virtio-scsi drivers and iSCSI initiators.
 
 pub mod blk;
 pub mod guest;
@@ -7,31 +7,31 @@ pub mod scsi;
 
 use reactor::Worker;
 
-/// What is done with blocks of a disk.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Read,
-    /// Durable by itself, where a client can say so.
+    /// Durable on completion, if the client can request that.
     Write {
         durable: bool,
     },
     Flush,
-    /// The blocks become zeroes.
+    /// Writes zeroes.
     Zero {
         unmap: bool,
     },
-    /// They do, for whoever wants to know what is there no more.
+    /// Discards the blocks. The model treats them as zeroes.
     Discard,
-    /// They become what comes with it if they are what comes with it first.
+    /// Writes the second half of the data if the blocks equal the first half.
     CompareAndWrite,
     /// PERSISTENT RESERVE OUT; its parameter list is the data.
     Reserve(ReserveOut),
 }
 
-/// What is done with reservations.
+/// PERSISTENT RESERVE OUT commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReserveOut {
-    /// REGISTER AND IGNORE EXISTING KEY; 0: not any more.
+    /// REGISTER AND IGNORE EXISTING KEY; 0 unregisters.
     Register {
         key: u64,
     },
@@ -42,7 +42,7 @@ pub enum ReserveOut {
         kind: u8,
     },
     Clear,
-    /// Whoever has this key is registered no more, and does not hold it.
+    /// Removes the registrations with this key, and their reservation.
     Preempt {
         kind: u8,
         key: u64,
@@ -50,7 +50,7 @@ pub enum ReserveOut {
 }
 
 impl ReserveOut {
-    /// Service action, and scope with type (SPC-4, tables 213 and 214).
+    /// Returns the service action, and the byte with scope and type (SPC-4, tables 213 and 214).
     pub fn codes(self) -> (u8, u8) {
         match self {
             ReserveOut::Reserve { kind } => (1, kind),
@@ -61,7 +61,7 @@ impl ReserveOut {
         }
     }
 
-    /// The parameter list of whoever is registered with a key.
+    /// Returns the parameter list for a nexus that is registered with the key `own`.
     pub fn list(self, own: u64) -> Vec<u8> {
         let (key, action_key) = match self {
             ReserveOut::Register { key } => (0, key),
@@ -78,30 +78,30 @@ impl ReserveOut {
 /// A request of the simulation.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Names it.
+    /// Identifies the request.
     pub token: u64,
     pub disk: usize,
     pub kind: Kind,
     pub lba: u64,
     pub blocks: u64,
-    /// What is written.
+    /// Data to write.
     pub data: Vec<u8>,
 }
 
-/// How it ended.
+/// Result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Good,
-    /// It was not done, and comes again if it is wanted: a unit attention, or too much at once.
+    /// Not executed, may be retried: unit attention, TASK SET FULL or BUSY.
     NotNow(String),
-    /// A reservation forbids it: nothing was done.
+    /// Rejected because of a reservation.
     Conflict,
-    /// What was compared is not there: nothing was done.
+    /// The compared data differs; nothing was written.
     Miscompare,
     Failed(String),
 }
 
-/// Why requests fail though nothing went wrong on purpose: nobody knows then whether they were done.
+/// Reasons for failures without injected faults. The command may or may not have taken effect.
 pub const LOST: &str = "the connection is lost";
 pub const ABORTED: &str = "the task is aborted";
 
@@ -111,54 +111,55 @@ pub struct Done {
     pub data: Vec<u8>,
 }
 
-/// One of them.
+/// A client.
 pub trait Client {
     fn name(&self) -> String;
 
-    /// Can it do this to its disks?
+    /// Returns true if the client supports this operation.
     fn can(&self, kind: Kind) -> bool;
 
-    /// Sends a request; false where it has no room for one.
+    /// Sends a request. Returns false if no slot is free.
     fn submit(&mut self, request: &Request) -> bool;
 
-    /// Has requests in flight aborted; which come back as failed once that is answered. What it says of that.
+    /// Aborts requests in flight; they fail once the abort is answered. Returns a description for the trace.
     fn abort(&mut self, _seed: u64) -> Option<String> {
         None
     }
 
-    /// Resets logical units. What it says of that, and the disks of which requests of others may end without an answer.
+    /// Resets logical units. Returns a description for the trace, and the disks on which requests of other clients may end without a
+    /// response.
     fn reset(&mut self, _seed: u64) -> Option<(String, Vec<usize>)> {
         None
     }
 
-    /// Somebody else has reset a disk: its requests may never be answered.
+    /// Another client has reset a disk: requests to it may never be answered.
     fn may_lose(&mut self, _disk: usize) {}
 
-    /// What has ended.
+    /// Adds completed requests to `done`.
     fn poll(&mut self, done: &mut Vec<Done>);
 
-    /// The worker that serves it.
+    /// Returns the worker that serves this client.
     fn worker(&self) -> usize;
 
-    /// Its connection breaks, where it has one. What was in flight comes back as failed.
+    /// Breaks the connection, if there is one. Requests in flight fail.
     fn disconnect(&mut self) {}
 
-    /// Whether it has to be connected again.
+    /// Returns true if the client must reconnect.
     fn is_gone(&self) -> bool {
         false
     }
 
-    /// The daemon was killed. Does it know of the requests in flight, and serve them in its next life? Then they stay.
+    /// Returns true if requests in flight survive a kill of the daemon and are served in its next life.
     fn survives(&self) -> bool {
         false
     }
 
-    /// A driver that does what no driver may.
+    /// Violates the specification.
     fn misbehave(&mut self, _seed: u64) {}
 
-    /// The daemon is gone.
+    /// Detaches from the daemon.
     fn detach(&mut self);
 
-    /// The daemon of before is gone; this one serves it from now on.
+    /// Attaches to a new daemon.
     fn attach(&mut self, worker: &mut Worker);
 }

@@ -1,4 +1,4 @@
-//! A driver of virtio-scsi (virtio 1.3, 5.6.6), and the commands that it shares with initiators (SBC-4).
+//! Driver of virtio-scsi (virtio 1.3, 5.6.6), and the commands that it shares with initiators (SBC-4).
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{ABORTED, Client, Done, Kind, Outcome, Request};
 use crate::model::BLOCK;
 use crate::random::Random;
 
-/// The CDB of a request, and the data that go with it.
+/// Returns the CDB of a request, its data-out, and the length of its data-in.
 pub fn command(request: &Request) -> ([u8; 16], Vec<u8>, usize) {
     let mut cdb = [0; 16];
     let lba = request.lba.to_be_bytes();
@@ -67,7 +67,7 @@ pub fn command(request: &Request) -> ([u8; 16], Vec<u8>, usize) {
     }
 }
 
-/// What status and sense data say.
+/// Decodes status and sense data.
 pub fn outcome(status: u8, sense: &[u8]) -> Outcome {
     let key = sense.get(2).copied().unwrap_or(0) & 0xf;
     let codes = sense.get(12..14).unwrap_or(&[0, 0]);
@@ -84,20 +84,20 @@ pub fn outcome(status: u8, sense: &[u8]) -> Outcome {
     }
 }
 
-/// Bytes of a response: its fields, and 96 of sense data.
+/// Size of a response: fixed fields and 96 bytes of sense data.
 const RESPONSE: usize = 108;
 
-/// Targets of the controller, and logical units of the target.
+/// Number of targets of the controller, and of logical units of the iSCSI target.
 pub const DISKS: u64 = 4;
-/// The control queue, and task management functions on it (virtio 1.3, 5.6.6.2).
+/// Control queue index and task management functions (virtio 1.3, 5.6.6.2).
 const CONTROL: u16 = 0;
 const ABORT_TASK: u32 = 0;
 const ABORT_TASK_SET: u32 = 1;
 const I_T_NEXUS_RESET: u32 = 4;
 const LOGICAL_UNIT_RESET: u32 = 5;
-/// The first request queue's driver has the control queue, too.
+/// Index of the first request queue. Its driver also uses the control queue.
 const FIRST: u16 = 2;
-/// Responses.
+/// Response codes.
 const OK: u8 = 0;
 const S_ABORTED: u8 = 2;
 const S_RESET: u8 = 4;
@@ -140,12 +140,12 @@ impl Scsi {
         Some(())
     }
 
-    /// The guest starts anew.
+    /// Restarts the guest.
     pub fn renew(&mut self, packed: bool) {
         self.queue = GuestQueue::new(self.index, packed, self.queue.is_tracked());
     }
 
-    /// The same driver with the device of another life.
+    /// Attaches the driver to the device of another life.
     pub fn set_device(&mut self, device: Arc<ScsiDevice>) {
         self.device = Some(device);
     }
@@ -183,7 +183,7 @@ impl Client for Scsi {
                 let disk = random.below(DISKS) as u8;
                 (ABORT_TASK_SET, disk, format!("tasks of d{disk}"))
             }
-            // Of another disk than it says, it may be: nothing is aborted then.
+            // The disk may be the wrong one; then nothing is aborted.
             false => (
                 ABORT_TASK,
                 random.below(DISKS) as u8,
@@ -198,7 +198,7 @@ impl Client for Scsi {
         let mut random = Random::new(seed);
         let disk = random.below(DISKS) as u8;
         match random.one_in(3) {
-            // Of this nexus alone.
+            // Affects this nexus only.
             true => {
                 self.manage(I_T_NEXUS_RESET, disk, 0)?;
                 Some(("the nexus".to_owned(), Vec::new()))

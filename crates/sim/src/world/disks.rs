@@ -1,4 +1,4 @@
-//! A run's disks: one in memory, a raw file, images of several shapes, and what they stand on.
+//! Disks of a run: one in memory, a raw file, and images of several kinds with backing images.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ pub(super) fn plan(folder: &Path, random: &mut Random) -> (Vec<DiskPlan>, Vec<Mo
             let (path, is_raw) = (folder.join(&data_file.name), data_file.is_raw);
             match is_raw {
                 true => files::fill_tables(&plan.path, &path),
-                // What is there by chance does not show.
+                // Stale content of the file must not be visible.
                 false => files::create_raw(&path, IMAGE_BLOCKS, 5_000_000),
             }
             plan.data_file = Some(DataFile { path, is_raw });
@@ -75,7 +75,7 @@ pub(super) fn shape(blocks: u64, random: &mut Random) -> CreateOptions {
     }
 }
 
-/// Some images have their data in a file of their own.
+/// Selects an external data file for some images.
 fn data_file(number: u64, has_backing: bool, random: &mut Random) -> Option<DataFileOptions> {
     random.one_in(4).then(|| DataFileOptions {
         name: format!("{number}.data"),
@@ -83,7 +83,7 @@ fn data_file(number: u64, has_backing: bool, random: &mut Random) -> Option<Data
     })
 }
 
-/// What an image stands on: its name and format, what it shows, and the values of its blocks.
+/// Backing image of an image: name and format, content, and values of its blocks.
 #[derive(Default)]
 struct Below {
     name: Option<(String, String)>,
@@ -91,7 +91,7 @@ struct Below {
     values: Vec<Value>,
 }
 
-/// Nothing, a raw file, or another image on that, each shorter than the image or not.
+/// Selects no backing image, a raw file, or an image over a raw file. Each may be shorter than the image.
 fn stands_on(folder: &Path, number: u64, random: &mut Random) -> Below {
     let blocks = match random.below(3) {
         0 => return Below::default(),

@@ -1,4 +1,4 @@
-//! The moment at which a disk changes over to another device, while clients are at work: what the daemon does with a disk held.
+//! Switch of a held disk to another device while clients send requests.
 
 use std::sync::{Arc, mpsc};
 
@@ -9,12 +9,12 @@ use super::World;
 use crate::life::WORKERS;
 
 impl World {
-    /// The daemon has been killed, or the power cut, in the middle of something.
+    /// Returns true if the daemon was killed or the power was cut.
     pub(super) fn is_over(&self) -> bool {
         self.has_ended || Files::is_cut()
     }
 
-    /// Nothing is in flight, `last` has gone well, and the next request goes to the device; or all is as it was.
+    /// Holds the disk, runs `last`, and switches to the new device. If a step fails, the disk keeps its device.
     pub(super) fn change_over(
         &mut self,
         of: &Arc<Disk>,
@@ -34,7 +34,7 @@ impl World {
         is_ready
     }
 
-    /// Workers attach to a device that is not in use yet.
+    /// Attaches workers to a device that is not in use yet.
     pub(super) fn prepare(&mut self, of: &Arc<Disk>, device: &Arc<dyn BlockDevice>) {
         for worker in &mut self.life().workers {
             let attached = worker.io().prepare_device(of, device);
@@ -42,7 +42,7 @@ impl World {
         }
     }
 
-    /// The disk, which is held, goes on in a device that workers are attached to.
+    /// Switches a held disk to a device that workers are attached to.
     pub(super) fn replace(&mut self, of: &Arc<Disk>, device: &Arc<dyn BlockDevice>) {
         let replaced = of.replace_device(Arc::clone(device));
         replaced.expect("what was checked before");
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// Nothing that changes the range is in flight until this is dropped. `None`: the daemon has ended.
+    /// Locks a range against changes until the lock is dropped. `None`: the daemon has ended.
     pub(super) fn hold(&mut self, of: &Arc<Disk>, offset: u64, length: u64) -> Option<RangeLock> {
         let (grant, granted) = mpsc::channel();
         let locks = of.range_locks();
@@ -64,7 +64,7 @@ impl World {
         held
     }
 
-    /// Everybody goes on until then, or until the daemon has ended.
+    /// Runs rounds until `done` returns true or the daemon has ended.
     pub(super) fn rounds_until(&mut self, mut done: impl FnMut(&mut World) -> bool) {
         for round in 0..20_000 {
             if self.is_over() || done(self) {

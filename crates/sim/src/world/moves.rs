@@ -1,5 +1,5 @@
-//! Disks that move while clients are at work: what the daemon does for `lunette disk mirror`, `disk commit` and `disk stream`. It copies
-//! on a ring of its own, a part at a time, and clients write before, after and in between.
+//! Moves of disks in use: the daemon's part of `lunette disk mirror`, `disk commit` and `disk stream`. The copier uses its own ring and
+//! copies one part at a time; clients write before, during and after that.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,17 +20,17 @@ use crate::life::{Lies, Lower};
 use crate::model::BLOCK;
 use crate::random::Random;
 
-/// Blocks of a part that is copied.
+/// Maximum number of blocks of a copied part.
 const PART_MAX: u64 = 24;
 
-/// A device and the copier's way to it.
+/// A device with the copier's ring and channel.
 struct Way {
     ring: Ring,
     channel: Box<dyn IoChannel>,
 }
 
 impl Way {
-    /// What has ended since the last look.
+    /// Returns the I/Os that completed since the last call.
     fn step(&mut self) -> Vec<Finished> {
         let (mut completions, mut finished) = (Vec::new(), Vec::new());
         let entered = self.ring.enter(Wait::No, &mut completions);
@@ -43,7 +43,7 @@ impl Way {
     }
 }
 
-/// A disk that is copied.
+/// A copy job in progress.
 struct Copying {
     of: Arc<Disk>,
     mirror: Arc<Mirror>,
@@ -51,12 +51,12 @@ struct Copying {
     target: Arc<dyn BlockDevice>,
     from: Way,
     to: Way,
-    /// What the source does not have of its own is in the target.
+    /// The target already contains the data that is unallocated in the source.
     is_commit: bool,
 }
 
 impl World {
-    /// A disk moves to another file.
+    /// Mirrors a disk to another file.
     pub(super) fn mirror(&mut self, detail: u64) {
         let mut random = Random::new(detail);
         let disk = 1 + random.below(self.plans.len() as u64 - 1) as usize;
@@ -80,13 +80,14 @@ impl World {
         }
     }
 
-    /// What a disk's image has goes into what it stands on, and the disk goes on there.
+    /// Commits a disk's image into its backing image and switches the disk to that.
     pub(super) fn commit(&mut self, detail: u64) {
         let mut random = Random::new(detail);
         let disk = 1 + random.below(self.plans.len() as u64 - 1) as usize;
         let of = self.life().disks[disk].clone();
         let before = of.device();
-        // Images with snapshots inside are the lowest. The daemon may have ended when one stood alone.
+        // Images with internal snapshots are the bottom of a chain. The image may have no backing image if the daemon ended at that
+        // point.
         if self.plans[disk].lower.is_empty() || before.below().is_none() {
             return;
         }
@@ -141,7 +142,7 @@ impl World {
         }
     }
 
-    /// What a disk's image stands on comes into it.
+    /// Streams the backing image into a disk's image.
     pub(super) fn stream(&mut self, detail: u64) {
         let mut random = Random::new(detail);
         let disk = 1 + random.below(self.plans.len() as u64 - 1) as usize;
@@ -187,7 +188,7 @@ impl World {
         );
     }
 
-    /// A new file or image, as large as the disk.
+    /// Creates a file or image of the disk's size.
     fn new_target(
         &mut self,
         disk: usize,
@@ -264,7 +265,7 @@ impl World {
         }
     }
 
-    /// From the begun mirror to the target; or back to the source, or to the daemon's end.
+    /// Runs the mirror and then switches to the target, or back to the source, or stops when the daemon ends.
     fn copy(&mut self, mut copying: Copying, random: &mut Random) -> bool {
         if random.one_in(4) {
             self.set_faults(random.next());
@@ -292,7 +293,7 @@ impl World {
         is_there && !self.is_over()
     }
 
-    /// Clients send requests, and are heard.
+    /// Clients send requests and receive responses.
     fn clients_go_on(&mut self, random: &mut Random) {
         for _ in 0..random.below(3) {
             self.submit(random.next());
@@ -385,7 +386,7 @@ impl World {
         self.run_with(way, io, buffer)
     }
 
-    /// `None`: the daemon has ended.
+    /// Runs one I/O. Returns `None` if the daemon has ended.
     fn run_with(
         &mut self,
         way: &mut Way,

@@ -1,4 +1,4 @@
-//! What clients request: which blocks, with which content, and that the model hears of it.
+//! Client requests: selects blocks and content and records them in the model.
 
 use super::{INITIATORS, Kept, Pending, World};
 use crate::clients::{Kind, Request};
@@ -6,11 +6,10 @@ use crate::life::{BLK_QUEUES, WORKERS};
 use crate::model::{BLOCK, Value, fill};
 use crate::random::Random;
 
-/// Blocks of a request, at most.
+/// Maximum number of blocks of a request.
 const BLOCKS_MAX: u64 = 9;
 
 impl World {
-    /// What is written next.
     fn value(&mut self) -> Value {
         self.next_value += 1;
         self.next_value
@@ -18,7 +17,7 @@ impl World {
 
     pub(super) fn submit(&mut self, detail: u64) {
         let mut random = Random::new(detail);
-        // Half of it by virtio-blk, which has the most queues.
+        // Half of the requests use virtio-blk, which has the most queues.
         let blk = self.plans.len() * usize::from(BLK_QUEUES);
         let index = match random.below(4) {
             0 | 1 => random.below(blk as u64) as usize,
@@ -37,7 +36,7 @@ impl World {
             Kind::CompareAndWrite => 1,
             _ => 1 + random.below(BLOCKS_MAX),
         };
-        // Most of it where others are.
+        // Most requests go to the same few blocks.
         let span = match random.below(3) {
             0 => model.len(),
             _ => model.len().min(40),

@@ -1,7 +1,7 @@
-//! Reservations while requests are in flight: who changes them, and that every answer is one that they allow.
+//! Reservations while requests are in flight: changes them and checks every response against them.
 //!
-//! A request that was sent and answered without a change in between has one answer: a conflict, or none. With a change in between it
-//! may have either. After an answer that was lost nobody knows what holds, until somebody has cleared everything.
+//! A request without a concurrent change of the reservations has one permitted result: a conflict or none. With a concurrent change both
+//! are permitted. After a lost response the state is unknown until a client clears all reservations.
 
 use uring::simulated::Files;
 
@@ -11,17 +11,16 @@ use crate::life::WORKERS;
 use crate::random::Random;
 use crate::reservations::{Expected, Nexus, Reservations, TYPES};
 
-/// Rounds in which a change ends, as a rule.
+/// Usual maximum of rounds for a change.
 const ROUNDS: usize = 40;
 
-/// The reservations of a disk.
 pub(super) struct Reserved {
-    /// `None`: nobody knows.
+    /// `None` if unknown.
     state: Option<Reservations>,
-    /// Counts beginnings and ends of changes.
+    /// Number of starts and ends of changes.
     changes: u64,
     in_flight: usize,
-    /// Where nobody knows: who has registered since, with which key.
+    /// Registration since the state became unknown: nexus and key.
     registered: Option<(Nexus, u64)>,
 }
 
@@ -37,7 +36,7 @@ impl Default for Reserved {
 }
 
 impl World {
-    /// Queues of a driver are one I_T nexus, and so are connections of a session. virtio-blk has none.
+    /// Returns the nexus of a client. All queues of a driver are one I_T nexus, as are all connections of a session. virtio-blk has none.
     fn nexus(&self, client: usize) -> Option<Nexus> {
         match &self.clients[client] {
             Kept::Blk(_) => None,
@@ -53,7 +52,7 @@ impl World {
     pub(super) fn reserve(&mut self, detail: u64) {
         let mut random = Random::new(detail);
         let disk = random.below(self.plans.len() as u64) as usize;
-        // Most of it follows from what was just before.
+        // Most commands depend on the command before.
         for _ in 0..1 + random.below(4) {
             self.reserve_on(disk, &mut random);
             if self.has_ended || Files::is_cut() {
@@ -94,7 +93,7 @@ impl World {
             for worker in 0..WORKERS {
                 self.iterate(worker);
             }
-            // The daemon ends here, and answers nobody.
+            // The daemon ended, so no response will arrive.
             if self.has_ended || Files::is_cut() {
                 return;
             }
@@ -105,7 +104,7 @@ impl World {
         }
     }
 
-    /// A change has ended.
+    /// Records the end of a change.
     pub(super) fn reserved(&mut self, pending: &Pending, what: ReserveOut, outcome: &Outcome) {
         let disk = pending.request.disk;
         let nexus = self.nexus(pending.client).expect("a nexus");
@@ -138,7 +137,7 @@ impl World {
                 reserved.state = Some(state.clone());
                 true
             }
-            // Nobody knows whether it was done.
+            // The command may or may not have taken effect.
             (Outcome::Failed(why), _) => {
                 reserved.registered = None;
                 self.is_troubled || pending.survived || [LOST, ABORTED].contains(&why.as_str())
@@ -151,7 +150,7 @@ impl World {
         );
     }
 
-    /// Is an answer one that reservations allow?
+    /// Checks that a response is permitted by the reservations.
     pub(super) fn check_reservations(&self, pending: &Pending, outcome: &Outcome) {
         let Request {
             token, disk, kind, ..
@@ -180,7 +179,7 @@ impl World {
         );
     }
 
-    /// The daemon has ended, and reservations with it. What goes on in its next life comes at any time.
+    /// Discards the reservations of an ended daemon. Changes that continue in its next life may take effect at any time.
     pub(super) fn lose_reservations(&mut self) {
         for (disk, reserved) in self.reservations.iter_mut().enumerate() {
             let goes_on = |one: &&Pending| {
@@ -195,7 +194,7 @@ impl World {
     }
 }
 
-/// What a nexus does next, and the key that it has.
+/// Returns the next command of a nexus, and its current key.
 fn next(reserved: &Reserved, nexus: Nexus, key: u64, random: &mut Random) -> (ReserveOut, u64) {
     let Some(state) = &reserved.state else {
         return match reserved.registered {

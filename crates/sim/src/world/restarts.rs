@@ -1,4 +1,4 @@
-//! Between two lives of the daemon: it is stopped, killed, or loses power, and what its files hold then is looked at.
+//! Restarts of the daemon: stop, kill or power cut, followed by checks of the files.
 
 use qcow2::Repair;
 use uring::simulated::Files;
@@ -33,7 +33,7 @@ impl World {
         self.verify();
     }
 
-    /// A disk may have a new size that no client has heard of.
+    /// Updates the model with new sizes of which clients were not notified.
     fn know_sizes(&mut self) {
         for (index, plan) in self.plans.iter().enumerate() {
             if plan.lies == Lies::Image {
@@ -72,7 +72,7 @@ impl World {
         }
     }
 
-    /// Snapshots hold what the disk held when they were taken.
+    /// Checks that snapshots contain the disk as of their creation.
     pub(super) fn check_snapshots(&self) {
         for Snapshot {
             path,
@@ -96,7 +96,7 @@ impl World {
         }
     }
 
-    /// A raw data file is the disk.
+    /// Checks that a raw data file is identical to the disk.
     fn check_raw_data_files(&self) {
         for (disk, plan) in self.plans.iter().enumerate() {
             let Some(data_file) = plan.data_file.as_ref().filter(|file| file.is_raw) else {
@@ -127,7 +127,7 @@ impl World {
         life.stop(|nanoseconds| time.advance(nanoseconds));
     }
 
-    /// `closed`: they were closed in order.
+    /// Checks all images. `closed`: they were closed in order.
     pub(super) fn check_images(&mut self, closed: bool) {
         for (index, plan) in self.plans.iter().enumerate() {
             let lower = plan.lower.iter().filter(|lower| lower.is_image);
@@ -190,7 +190,7 @@ impl World {
             let file = files::open(path);
             let done = match (power, self.has_lost_pages) {
                 (true, _) => Files::cut_power(&file),
-                // The next daemon cannot know of it, and the kernel tells nobody twice: no promise is tested with what is lost.
+                // The next daemon cannot detect the failure, because the kernel reports it once. No guarantee applies to the lost data.
                 (false, true) => Files::know(&file),
                 (false, false) => Ok(()),
             };
@@ -199,13 +199,13 @@ impl World {
         self.check_images(false);
         self.know_sizes();
         self.check_raw_data_files();
-        // What was in flight is known to those only that go on.
+        // Only clients that continue remember their requests in flight.
         self.renew_clients(power);
         self.begin_life();
         self.verify();
     }
 
-    /// Guests that do not know what was in flight start anew; with a power cut all do.
+    /// Restarts guests without an in-flight region, and all guests after a power cut.
     fn renew_clients(&mut self, power: bool) {
         let mut kept = std::mem::take(&mut self.clients);
         if power {
@@ -225,7 +225,7 @@ impl World {
         self.clients = kept;
     }
 
-    /// Reads all disks: what they hold is what they may hold, and what they hold from then on.
+    /// Reads all disks, checks the values and fixes them in the model.
     pub(super) fn verify(&mut self) {
         self.settle();
         for disk in 0..self.plans.len() {
@@ -247,7 +247,7 @@ impl World {
                     }
                 }
             }
-            // It may have been in the page cache only.
+            // The value read may have been in the page cache only.
             self.run_now(index, disk, Kind::Flush, 0, 0);
         }
     }

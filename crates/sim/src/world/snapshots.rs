@@ -1,4 +1,4 @@
-//! External snapshots of disks in use: what the daemon does for `lunette disk snapshot`, while clients are at work.
+//! External snapshots of disks in use: the daemon's part of `lunette disk snapshot`.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::files;
 use crate::life::{BLK_QUEUES, Lies, Lower};
 use crate::random::Random;
 
-/// Images that a disk may have below it by then.
+/// Maximum length of the chain below a disk.
 const LOWER_MAX: usize = 2;
 
 impl World {
-    /// A disk goes on in a new image over what it was.
+    /// Switches a disk to a new image over its current one.
     pub(super) fn snapshot(&mut self, detail: u64) {
         let mut random = Random::new(detail);
         let disk = 1 + random.below(self.plans.len() as u64 - 1) as usize;
@@ -29,7 +29,7 @@ impl World {
         let Some((image, path)) = self.create_over(disk, &of) else {
             return;
         };
-        // The folder is another one in each run.
+        // The folder name differs between runs.
         let file = path.file_name().unwrap_or_default().display();
         say!(self, "d{disk} is to go on in {file}");
         let before = of.device();
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// A flush of a client that has room for one reaches what the disk was, though the disk is held. Has it gone well?
+    /// Sends a flush from a client with a free slot. It reaches the old device although the disk is held. Returns true if it succeeds.
     fn flushes(&mut self, disk: usize) -> bool {
         let request = Request {
             token: self.tick(),
@@ -103,7 +103,7 @@ impl World {
             data: Vec::new(),
         };
         let token = request.token;
-        // The last queue of a device is that of a hostile driver; of SCSI, each reaches all disks.
+        // The last queue of a device has a hostile driver. SCSI queues reach all disks.
         let of_blk = disk * usize::from(BLK_QUEUES);
         let of_scsi = self.plans.len() * usize::from(BLK_QUEUES)..self.clients.len();
         let mut may = (of_blk..of_blk + usize::from(BLK_QUEUES) - 1).chain(of_scsi);
