@@ -1,9 +1,9 @@
-//! What a request costs a worker: one iteration over a ring that the benchmark fills itself, stamps included.
+//! Worker cost of a request: one iteration over a ring that the benchmark fills itself, including time stamps.
 //!
-//! `cargo bench -p bench --bench iteration` prints the time per iteration and requests per second. Only the iteration is timed: the
-//! driver's part is outside. The driver never sleeps, so the worker never interrupts it. With the argument `count` it
-//! only runs iterations, for a profiler that counts instructions; with `pair` it says what two workers on one disk cost each
-//! other, with `stamps` what stamps and their records cost an iteration.
+//! `cargo bench -p bench --bench iteration` prints the time per iteration and requests per second. Only the iteration is timed, not the
+//! driver's part. The driver never sleeps, so the worker never interrupts it. The argument `count` only runs iterations, for a profiler
+//! that counts instructions; `pair` prints the mutual cost of two workers on one disk; `stamps` prints the cost of stamps and their
+//! records per iteration.
 
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
@@ -26,8 +26,8 @@ use virtqueue::driver::{DriverConfig, DriverQueue, IndirectTables, RingLayout};
 const BATCHES: [usize; 4] = [1, 8, 32, 128];
 const SIZE: u16 = 256;
 const MEMORY: usize = 1 << 22;
-/// Bytes from one request's header to the next one's: not a multiple of a page, or all headers would share the eight
-/// lines of one set of the cache, which no driver's do.
+/// Distance between request headers in bytes. It is not a multiple of the page size: otherwise all headers would map to the eight lines
+/// of one cache set, which does not happen with real drivers.
 const APART: u64 = 8192 + 64;
 
 fn main() {
@@ -57,8 +57,8 @@ fn number(word: &str) -> usize {
     word.parse().expect("a number")
 }
 
-/// `iteration pair blk|scsi BATCH`: nanoseconds per request of a queue alone on its CPU, and beside another queue of the same
-/// disk on the next CPU, in turns; medians. Two queues that share no cache line give the same twice.
+/// `iteration pair blk|scsi BATCH`: median nanoseconds per request of a queue alone on its CPU, and next to another queue of the same
+/// disk on the next CPU, in turns. Queues without shared cache lines give equal values.
 fn pair(transport: Transport, batch: usize) {
     const ROUNDS: usize = 9;
     let (device, first) = virtio_device(transport, null(), 2);
@@ -77,8 +77,8 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// Nanoseconds per request of each of some queues that run at the same time, each on its own CPU: of the median iteration, for
-/// other work on the machine lengthens some of them.
+/// Returns nanoseconds per request for queues that run at the same time, each on its own CPU. Uses the median iteration, because other
+/// load on the machine prolongs some of them.
 fn side_by_side(
     device: &dyn VirtioDevice,
     first: u16,
@@ -101,7 +101,7 @@ fn side_by_side(
             assert!(setup.worker.iterate_once());
             iterations.push(began.elapsed().as_secs_f64() * 1e9 / batch as f64);
         }
-        // Nobody stops while another is still measured.
+        // All threads run until the last measurement ends.
         start.wait();
         median(&mut iterations)
     };
@@ -113,9 +113,8 @@ fn side_by_side(
     })
 }
 
-/// `turn stamps blk|scsi BATCH`: nanoseconds that a batch takes with stamps and without them, the same queue in turns;
-/// means of the middle half. From 16 requests on, virtio-scsi from 8, a batch is two iterations; the look that finds nothing is part
-/// of it.
+/// `iteration stamps blk|scsi BATCH`: nanoseconds per batch with and without stamps, on one queue in turns; means of the middle half.
+/// From 16 requests on (virtio-scsi: 8) a batch is two iterations. The final empty poll is included.
 fn stamps(transport: Transport, batch: usize) {
     const ROUNDS: usize = 400;
     const ITERATIONS: usize = 200;
@@ -138,14 +137,14 @@ fn stamps(transport: Transport, batch: usize) {
     println!("with {with:.1} ns, without {without:.1} ns per batch: {cost:+.1} ns, {part:+.1} %");
 }
 
-/// The mean of the middle half.
+/// Returns the mean of the middle half.
 fn middle(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = &values[values.len() / 4..values.len() * 3 / 4];
     middle.iter().sum::<f64>() / middle.len() as f64
 }
 
-/// `iteration count blk|scsi BATCH ITERATIONS`: nothing but iterations, for a profiler that counts instructions
+/// `iteration count blk|scsi BATCH ITERATIONS`: only iterations, for a profiler that counts instructions
 /// (`valgrind --tool=callgrind --toggle-collect='*iterate_once*'`).
 fn count(transport: &str, batch: &str, iterations: &str) {
     let mut setup = Setup::new(transport_of(transport), null(), number(batch));
@@ -155,7 +154,6 @@ fn count(transport: &str, batch: &str, iterations: &str) {
     }
 }
 
-/// The two ways to a disk.
 #[derive(Clone, Copy)]
 enum Transport {
     Blk,
@@ -177,7 +175,7 @@ struct Request {
     writable: Vec<Range>,
 }
 
-/// A device with one disk, and the index of its first request queue.
+/// Creates a device with one disk. Returns it and the index of its first request queue.
 fn virtio_device(
     transport: Transport,
     device: Arc<dyn BlockDevice>,
@@ -210,7 +208,7 @@ fn virtio_device(
     }
 }
 
-/// A read of 4 KiB, as a driver writes it: header, and where data and status go.
+/// Builds a 4 KiB read: header, and buffers for data and status.
 fn request(transport: Transport, memory: &Arc<Mapping>, at: u64, block: u64) -> Request {
     let mut header = [0; 64];
     let (length, writable) = match transport {
@@ -239,7 +237,7 @@ impl Setup {
         Setup::of(&*device, index, transport, batch)
     }
 
-    /// A queue of a device, on a worker of the calling thread's.
+    /// Creates a queue of a device on a worker of the calling thread.
     fn of(device: &dyn VirtioDevice, index: u16, transport: Transport, batch: usize) -> Setup {
         let spec = RegionSpec {
             guest_address: 0,
@@ -293,7 +291,7 @@ impl Setup {
             driver,
             requests,
         };
-        // Power-on unit attention and first-use allocations stay out of the figures.
+        // The power-on unit attention and first-use allocations are not timed.
         for _ in 0..3 {
             setup.fill();
             setup.worker.iterate_once();
@@ -365,7 +363,7 @@ fn scsi_ram(bencher: Bencher<'_, '_>, batch: usize) {
     iterations(bencher, Transport::Scsi, ram(), batch);
 }
 
-/// A look that finds nothing, without the pause that a worker makes after it.
+/// Measures an empty poll, without the pause after it.
 #[divan::bench(sample_count = 2000, sample_size = 100)]
 fn nothing(bencher: Bencher<'_, '_>) {
     let mut setup = Setup::new(Transport::Blk, null(), 1);

@@ -1,6 +1,6 @@
-//! Pictures as SVG: grouped bars with error bars, and stacked bars. Colours that those who see fewer of them tell apart.
+//! Charts as SVG: grouped bars with error bars, and stacked bars, in colours for colour-blind readers.
 
-/// Okabe and Ito's colours, without yellow, which is faint on white; for more series a hatch is added.
+/// Colours of Okabe and Ito, without yellow, which is faint on white. Further series are hatched.
 const COLOURS: [&str; 7] = [
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000",
 ];
@@ -11,42 +11,42 @@ const TOP: f64 = 40.0;
 const LEGEND_ROW: f64 = 22.0;
 const LABEL_ROOM: f64 = 46.0;
 
-/// A value and how far its repetitions reach.
+/// A value with the range of its repetitions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Point {
-    /// The value.
+    /// Value.
     pub value: f64,
-    /// The least.
+    /// Smallest repetition.
     pub low: f64,
-    /// The largest.
+    /// Largest repetition.
     pub high: f64,
 }
 
-/// Bars of one colour: one for each group.
+/// Bars of one colour: one per group.
 pub struct Series {
-    /// What they are of.
+    /// Name in the legend.
     pub name: String,
-    /// One for each group; `None`: there is none.
+    /// One point per group; `None` draws no bar.
     pub points: Vec<Option<Point>>,
 }
 
-/// A picture.
+/// A bar chart.
 pub struct Chart {
-    /// Above it.
+    /// Title above the chart.
     pub title: String,
-    /// Of its values.
+    /// Unit of the values.
     pub unit: String,
     /// Names of the groups of bars.
     pub groups: Vec<String>,
-    /// The bars.
+    /// Series of bars.
     pub series: Vec<Series>,
-    /// Series stand on each other, not beside.
+    /// Stack the series instead of drawing them side by side.
     pub stacked: bool,
-    /// Each line is ten times the one below.
+    /// Logarithmic scale: each line is ten times the one below.
     pub logarithmic: bool,
 }
 
-/// How values become heights.
+/// Mapping of values to heights.
 struct Scale {
     low: f64,
     top: f64,
@@ -72,7 +72,7 @@ fn escape(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// A step of 1, 2 or 5 times a power of ten, of which about five reach `top`.
+/// Returns a step of 1, 2 or 5 times a power of ten, so that about five steps reach `top`.
 fn step_for(top: f64) -> f64 {
     let rough = (top / 5.0).max(1e-12);
     let power = 10f64.powf(rough.log10().floor());
@@ -82,7 +82,7 @@ fn step_for(top: f64) -> f64 {
     factor.unwrap_or(10.0) * power
 }
 
-/// A number with as many digits as it needs.
+/// Formats a number with as many digits as necessary.
 pub fn number(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 || v == 0.0 => 0,
@@ -121,7 +121,7 @@ impl Chart {
         if highest > 0.0 { highest } else { 1.0 }
     }
 
-    /// The scale, and where its lines are.
+    /// Returns the scale and the positions of its lines.
     fn scale(&self) -> (Scale, Vec<f64>) {
         if !self.logarithmic {
             let step = step_for(self.top());
@@ -150,7 +150,7 @@ impl Chart {
             })
             .filter(|value| *value > 0.0)
             .fold(self.top(), f64::min);
-        // A whole decade below the least, so that its bar is seen.
+        // Starts a decade below the smallest value, so that its bar is visible.
         let first = (least.log10().floor() - 1.0) as i32;
         let last = (self.top().log10().ceil() as i32).max(first + 1);
         let scale = Scale {
@@ -164,7 +164,7 @@ impl Chart {
         )
     }
 
-    /// Fill of a series: after the last colour the colours come again, hatched.
+    /// Returns the fill of a series. After the last colour, the colours repeat with a hatch.
     fn fill(index: usize) -> String {
         if index < COLOURS.len() {
             COLOURS[index].to_owned()
@@ -173,7 +173,7 @@ impl Chart {
         }
     }
 
-    /// The picture, which needs nothing else.
+    /// Returns the chart as a self-contained SVG.
     pub fn svg(&self) -> String {
         let (scale, lines) = self.scale();
         let columns = 3;
@@ -240,7 +240,7 @@ impl Chart {
                     y(from + point.value),
                     if self.stacked { y(from) } else { base },
                 );
-                // What would be written with no height is no rectangle to a painter.
+                // A rectangle of height 0 is invalid for the renderer.
                 if lower - upper >= 0.05 {
                     svg.push_str(&format!(
                         "<rect x=\"{x:.1}\" y=\"{upper:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{}\" stroke=\"#fff\" stroke-width=\"0.5\">\
@@ -267,7 +267,7 @@ impl Chart {
                         y(point.high),
                         bar * 0.5
                     );
-                    // A light line below the dark one: seen on every colour.
+                    // A light line below the dark one is visible on every colour.
                     for (stroke, width) in [("#fff", 3), ("#222", 1)] {
                         svg.push_str(&format!(
                             "<path d=\"{path}\" stroke=\"{stroke}\" stroke-width=\"{width}\" fill=\"none\"/>\n"

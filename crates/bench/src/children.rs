@@ -1,7 +1,7 @@
-//! What a measurement starts and leaves lying about: daemons and folders, gone with it however it ends.
+//! Child processes and temporary folders of a measurement. They are removed however it ends.
 //!
-//! A daemon is killed when the thread that started it ends, by the kernel, so that not even SIGKILL leaves it behind; a folder
-//! when its owner is dropped, or by [`abandon`] where a process is about to end without that.
+//! The kernel kills a daemon when the thread that started it ends, even by SIGKILL. A folder is removed when its owner is dropped, or by
+//! [`abandon`] before the process exits without drops.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,20 +15,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// A daemon that has not opened its sockets by then will not.
+/// Timeout for a daemon to open its sockets.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Folders that are there now.
+/// Existing temporary folders.
 static SCRATCHES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A folder that goes with its owner.
+/// A temporary folder, removed on drop.
 pub struct Scratch(tempfile::TempDir);
 
 impl Scratch {
-    /// A new one in `place`, its name beginning with `prefix`.
+    /// Creates a folder in `place`; its name begins with `prefix`.
     ///
     /// # Errors
-    /// It cannot be made: where, and why.
+    /// The folder cannot be created; the error names its place.
     pub fn new(prefix: &str, place: &Path) -> Result<Scratch> {
         let folder = tempfile::Builder::new().prefix(prefix).tempdir_in(place);
         let folder =
@@ -38,7 +38,7 @@ impl Scratch {
         Ok(Scratch(folder))
     }
 
-    /// For sockets: their paths are at most 107 bytes long, so it lies in /tmp.
+    /// Creates a folder for sockets in /tmp, because socket paths have at most 107 bytes.
     ///
     /// # Errors
     /// As [`Scratch::new`].
@@ -46,7 +46,7 @@ impl Scratch {
         Scratch::new(prefix, Path::new("/tmp"))
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
@@ -59,23 +59,23 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes all folders, because this process ends now. Its daemons end with it.
+/// Removes all folders before the process exits. Its daemons end with it.
 pub fn abandon() {
     let all = SCRATCHES.lock().unwrap_or_else(PoisonError::into_inner);
     for folder in all.iter() {
-        // Nobody is left to be told.
+        // Errors cannot be reported any more.
         std::fs::remove_dir_all(folder).ok();
     }
 }
 
-/// How a daemon is started.
+/// Command line of a daemon.
 pub struct Start {
     name: String,
     command: Command,
 }
 
 impl Start {
-    /// That program, on a CPU where one is named.
+    /// Prepares a start of `program`, optionally pinned to a CPU.
     pub fn new(program: &Path, cpu: Option<usize>) -> Start {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]);
@@ -89,29 +89,29 @@ impl Start {
         }
     }
 
-    /// One more argument.
+    /// Adds an argument.
     pub fn arg(&mut self, argument: impl AsRef<OsStr>) -> &mut Start {
         self.command.arg(argument);
         self
     }
 
-    /// More arguments.
+    /// Adds arguments.
     pub fn args(&mut self, arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> &mut Start {
         self.command.args(arguments);
         self
     }
 }
 
-/// A process that is ended with its owner.
+/// A process that is killed on drop.
 pub struct Daemon {
     child: Child,
 }
 
 impl Daemon {
-    /// Starts it and waits for its sockets.
+    /// Starts the daemon and waits for its sockets.
     ///
     /// # Errors
-    /// It cannot be started, or does not serve in time: what it said.
+    /// The daemon cannot be started, or does not serve in time; the error contains its output.
     pub fn start(mut start: Start, log: &Path, sockets: &[PathBuf]) -> Result<Daemon> {
         let out = File::create(log)?;
         let name = start.name;
@@ -120,7 +120,7 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(out.try_clone()?)
             .stderr(out)
-            // A terminal's Ctrl-C is for whoever measures, and ends these in their turn.
+            // Ctrl-C in a terminal reaches only this process, which then ends its children.
             .process_group(0)
             .spawn();
         let child = match child {
@@ -145,15 +145,15 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Is it gone?
+    /// Returns true if the process has ended.
     ///
     /// # Errors
-    /// Nobody knows.
+    /// The state cannot be read.
     pub fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Its process.
+    /// Returns the process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -161,7 +161,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Nothing of it is needed any more; both calls fail only when it is gone.
+        // Both calls fail only if the process has ended.
         self.child.kill().ok();
         self.child.wait().ok();
     }

@@ -1,7 +1,7 @@
 //! Workloads, drivers, statistics and reports: `lunette bench`.
 //!
-//! [`job`] reads what is to be done, [`workload`] makes requests of it, [`driver`] brings them to a device as a guest's
-//! driver would, [`run`] repeats and compares, [`report`] prints. Nothing here is on a daemon's way.
+//! [`job`] parses jobs, [`workload`] generates their requests, [`driver`] submits them to a device as a guest's driver would, [`run`]
+//! repeats and compares, [`report`] prints. The daemon uses none of this.
 
 #![forbid(unsafe_code)]
 

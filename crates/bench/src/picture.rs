@@ -1,10 +1,10 @@
-//! SVG to PNG.
+//! Conversion of SVG to PNG.
 
 use anyhow::{Context, Result};
 use resvg::tiny_skia::{Pixmap, Transform};
 use resvg::usvg::{Options, Tree};
 
-/// Draws with the machine's fonts; where there are none, pictures are without words.
+/// Renderer with the machine's fonts. Without fonts, pictures have no text.
 pub struct Painter {
     options: Options<'static>,
 }
@@ -18,15 +18,15 @@ impl Default for Painter {
 }
 
 impl Painter {
-    /// Looks for fonts.
+    /// Loads the fonts.
     pub fn new() -> Painter {
         Painter::default()
     }
 
-    /// The picture as PNG.
+    /// Renders an SVG as PNG.
     ///
     /// # Errors
-    /// When the SVG is none.
+    /// The SVG is invalid.
     pub fn png(&self, svg: &str) -> Result<Vec<u8>> {
         let tree = Tree::from_str(svg, &self.options).context("an SVG of ours is none")?;
         let size = tree.size().to_int_size();

@@ -1,8 +1,8 @@
-//! What stamps cost: the same load on two daemons, one of which leaves none, in turns.
+//! Cost of time stamps: the same load on a daemon with and one without stamps, in turns.
 //!
-//! Both are started anew for each round, because where memory happens to lie moves a rate by more than stamps do: a round gives
-//! one value, that of its short turns, which are paired (with, without, without, with) so that drift cancels. At depth one
-//! the difference of the mean times counts, at rates the ratio. The interval is of the rounds.
+//! Both are restarted for each round, because memory placement affects a rate more than stamps do. A round yields one value from its
+//! short turns, which are paired (with, without, without, with) so that drift cancels. At depth one the difference of the mean times
+//! counts, otherwise the ratio of rates. The interval is over the rounds.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,26 +23,26 @@ use crate::run::{
     run_until_interrupted, spread,
 };
 
-/// What is run.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct StampOptions {
-    /// The program that serves: this one.
+    /// Program of the daemon: this one.
     pub program: PathBuf,
     /// CPU of the driver.
     pub driver_cpu: usize,
     /// CPU of the daemons.
     pub device_cpu: usize,
-    /// How often both are started.
+    /// Number of rounds, each with restarted daemons.
     pub rounds: u32,
-    /// Turns of each in a round; at least two.
+    /// Turns of each daemon per round; at least two.
     pub repetitions: u32,
-    /// Only cases whose name contains this.
+    /// Only cases with this text in their names.
     pub only: Option<String>,
     /// Measured time of one turn.
     pub turn: Duration,
 }
 
-/// The goals: a part of the rate, and nanoseconds of a request at depth one.
+/// Goals: a fraction of the rate, and nanoseconds per request at depth one.
 const RATE_PART_MAX: f64 = 0.03;
 const DEPTH_ONE_NS_MAX: f64 = 50.0;
 
@@ -52,7 +52,7 @@ struct Case {
     depth: &'static str,
 }
 
-/// Time before each turn that does not count.
+/// Unmeasured time before each turn.
 const WARM_UP: Duration = Duration::from_millis(20);
 
 const CASES: [Case; 6] = [
@@ -88,27 +88,27 @@ const CASES: [Case; 6] = [
     },
 ];
 
-/// What one case gave.
+/// Result of one case.
 #[derive(Clone, Debug, Serialize)]
 pub struct StampCost {
-    /// Its name.
+    /// Name of the case.
     pub case: String,
     /// I/Os per second of each turn with stamps.
     pub with: Vec<f64>,
-    /// And without.
+    /// I/Os per second of each turn without stamps.
     pub without: Vec<f64>,
-    /// Mean nanoseconds of a request in each turn with stamps.
+    /// Mean nanoseconds per request of each turn with stamps.
     pub time_with: Vec<f64>,
-    /// And without.
+    /// Mean nanoseconds per request of each turn without stamps.
     pub time_without: Vec<f64>,
-    /// What stamps took in each round: a part of the rate, or nanoseconds.
+    /// Cost of stamps per round: a fraction of the rate, or nanoseconds.
     pub rounds: Vec<f64>,
-    /// One request at a time?
+    /// Depth one: one request at a time.
     pub depth_one: bool,
 }
 
 impl StampCost {
-    /// What stamps take: of the rate, as a part of it, or at depth one nanoseconds of each request.
+    /// Returns the cost of stamps: a fraction of the rate, or at depth one nanoseconds per request.
     pub fn cost(&self) -> Option<Interval> {
         bootstrap_middle(&self.rounds)
     }
@@ -117,7 +117,7 @@ impl StampCost {
 /// Measures all cases.
 ///
 /// # Errors
-/// When a daemon does not start, or a run fails.
+/// A daemon does not start, or a run fails.
 pub fn stamp_cost(
     options: &StampOptions,
     interrupted: &Arc<AtomicBool>,
@@ -158,7 +158,7 @@ pub fn stamp_cost(
             if interrupted.load(Ordering::Relaxed) {
                 return Ok(costs);
             }
-            // The order changes within a round, and the first from round to round.
+            // The order alternates within a round, and the first daemon from round to round.
             let mut order = [false, true, true, false];
             if round % 2 == 1 {
                 order = order.map(|without| !without);
@@ -196,7 +196,7 @@ pub fn stamp_cost(
 }
 
 impl StampCost {
-    /// Turns that belong together, and what stamps took in each pair of them.
+    /// Adds paired turns, and the cost of stamps in each pair.
     fn add(&mut self, with: &SubjectResult, without: &SubjectResult, pairs: &mut Vec<f64>) {
         for (with, without) in with.repetitions.iter().zip(&without.repetitions) {
             let rates = [with, without].map(Repetition::iops);
@@ -264,7 +264,7 @@ fn plan(options: &StampOptions, case: &Case, subjects: Vec<Subject>) -> Result<P
     })
 }
 
-/// The table.
+/// Formats the table.
 pub fn render(costs: &[StampCost]) -> String {
     let head = [
         "what stamps cost",

@@ -1,7 +1,7 @@
-//! Content that proves itself: every unit of a written block says where it belongs and which write made it.
+//! Self-verifying content: every unit of a written block contains its offset and the write that created it.
 //!
-//! Layout of a unit, little endian: magic, seed, offset, generation, checksum of all other bytes, then noise. A flipped
-//! bit breaks the checksum, a misplaced write has the wrong offset, a lost write the wrong generation (or no magic). Pure.
+//! Layout of a unit, little endian: magic, seed, offset, generation, checksum of all other bytes, then noise. A flipped bit breaks the
+//! checksum, a misplaced write has a wrong offset, a lost write has a wrong generation (or no magic). Pure.
 
 use crc_fast::{CrcAlgorithm, checksum};
 
@@ -12,14 +12,14 @@ const MAGIC: u64 = 0x6c75_6e65_7474_6502;
 const HEADER: usize = 40;
 const SUM: usize = 32;
 
-/// Which write a unit is from.
+/// Identity of the write of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The run's.
+    /// Seed of the run.
     pub seed: u64,
-    /// First byte on the disk.
+    /// Offset of the unit on the disk.
     pub offset: u64,
-    /// How often the unit had been written, this time included.
+    /// Number of writes of the unit, including this one.
     pub generation: u64,
 }
 
@@ -30,7 +30,7 @@ fn sum(algorithm: Checksum, unit: &[u8]) -> u64 {
         Checksum::Crc32c => CrcAlgorithm::Crc32Iscsi,
         Checksum::Crc64 => CrcAlgorithm::Crc64Xz,
     };
-    // The sum's own place counts as zeroes, by being left out: both halves have fixed places.
+    // The checksum field is excluded: both halves have fixed positions.
     let (head, rest) = unit.split_at(SUM);
     checksum(algorithm, head) ^ checksum(algorithm, &rest[8..]).rotate_left(1)
 }
@@ -56,7 +56,7 @@ pub fn fill(algorithm: Checksum, origin: Origin, unit: &mut [u8]) {
     unit[SUM..HEADER].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// What is wrong with a unit, if anything is. Without a generation any write of the run will do.
+/// Checks a unit and describes its fault. Without a generation, any write of the run is accepted.
 pub fn check(
     algorithm: Checksum,
     seed: u64,
@@ -97,11 +97,11 @@ pub fn check(
     }
 }
 
-/// Which units were written how often, by one clone.
+/// Number of writes per unit by one clone.
 pub struct Record {
-    /// How.
+    /// Checksum algorithm.
     pub checksum: Checksum,
-    /// The run's seed.
+    /// Seed of the run.
     pub seed: u64,
     unit: u32,
     start: u64,
@@ -110,7 +110,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// A record of `length` bytes from `start`, in units of `unit` bytes.
+    /// Creates a record of `length` bytes from `start`, in units of `unit` bytes.
     pub fn new(checksum: Checksum, seed: u64, start: u64, length: u64, unit: u32) -> Record {
         let units = length.div_ceil(u64::from(unit)) as usize;
         Record {
@@ -129,12 +129,12 @@ impl Record {
         first.min(self.generations.len())..last.min(self.generations.len())
     }
 
-    /// Is a write to any of these bytes in flight? Its order with another one would be unknown.
+    /// Returns true if a write to any of these bytes is in flight. The order of concurrent writes would be undefined.
     pub fn is_busy(&self, offset: u64, length: u32) -> bool {
         self.busy[self.units(offset, length)].contains(&true)
     }
 
-    /// Fills what is to be written, and notes it.
+    /// Fills data to be written and records the write.
     pub fn begin(&mut self, offset: u64, data: &mut [u8]) {
         let range = self.units(offset, data.len() as u32);
         let unit = self.unit as usize;
@@ -150,13 +150,13 @@ impl Record {
         }
     }
 
-    /// A write has come back.
+    /// Records the completion of a write.
     pub fn end(&mut self, offset: u64, length: u32) {
         let range = self.units(offset, length);
         self.busy[range].fill(false);
     }
 
-    /// What is wrong with what was read.
+    /// Checks data that was read and describes the first fault.
     pub fn check(&self, offset: u64, data: &[u8]) -> Result<(), String> {
         let range = self.units(offset, data.len() as u32);
         for ((index, data), at) in range.zip(data.chunks_exact(self.unit as usize)).zip(0u64..) {
@@ -170,7 +170,7 @@ impl Record {
         Ok(())
     }
 
-    /// Runs of written units, at most `most` bytes each, to be read back: offset and length.
+    /// Returns runs of written units, at most `most` bytes each, for verification: offset and length.
     pub fn written(&self, most: u32) -> impl Iterator<Item = (u64, u32)> + '_ {
         let per_run = (most / self.unit).max(1) as usize;
         let mut at = 0;

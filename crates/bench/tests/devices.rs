@@ -1,4 +1,4 @@
-//! The driver against devices of this process: counts, all ways of driving, and what verification finds.
+//! The driver with devices of this process: counts, all driver options, and verification.
 
 mod support;
 
@@ -35,7 +35,8 @@ fn null(size: u64) -> Arc<dyn BlockDevice> {
     Arc::new(Null::create(options).unwrap())
 }
 
-/// Polling and waiting, indirect and direct, with event indices and without, in rings of either kind.
+/// Returns all combinations: polling and waiting, indirect and direct descriptors, with and without event indices, split and packed
+/// rings.
 fn ways() -> Vec<DriverOptions> {
     let mut ways = Vec::new();
     for polling in [true, false] {
@@ -74,7 +75,7 @@ fn every_way_of_driving_makes_just_the_ios_that_were_asked_for() {
             assert_eq!(result.errors, 0, "{driver:?} {:?}", result.complaints);
             let counted: u64 = result.tallies.iter().map(|t| t.latency.count).sum();
             assert_eq!(counted, result.ios(), "{driver:?}");
-            // Each clone moves 8 MiB, less at most one request that does not fit any more.
+            // Each clone transfers 8 MiB, minus at most one request that does not fit.
             let missing = 3 * (8 << 20) - result.bytes();
             assert!(missing < 3 * 16384, "{driver:?} {missing}");
             assert!(result.tallies[0].ios > 0 && result.tallies[1].ios > 0);
@@ -104,7 +105,7 @@ fn a_unit_that_is_not_there_is_said() {
     }
 }
 
-/// Who names a control socket wants stages; without them the run would say less than was asked for.
+/// An explicit control socket requires stage latencies, so a missing daemon is an error.
 #[test]
 fn a_control_socket_that_nobody_serves_is_said_before_the_run() {
     let rig = Rig::new();
@@ -127,7 +128,7 @@ fn a_control_socket_that_nobody_serves_is_said_before_the_run() {
     );
 }
 
-/// What was written through either kind of ring is what is read through the other.
+/// Data written through one kind of ring is read through the other.
 #[test]
 fn packed_rings_carry_the_same_data() {
     let rig = Rig::new();
@@ -162,8 +163,7 @@ fn packed_rings_carry_the_same_data() {
     }
 }
 
-/// Needs eight pages; says how to have them where there are none.
-/// Where the machine has set none aside the answer is the command that does.
+/// Needs eight huge pages. Without them, the error contains the command that reserves them.
 #[test]
 fn guest_memory_is_huge_pages_or_an_error_with_a_hint() {
     let rig = Rig::new();
@@ -227,7 +227,7 @@ fn discards_reach_the_disk_in_rings_of_either_kind() {
             ]);
             assert_eq!((trimmed.tallies[3].ios, trimmed.errors), (256, 0));
             assert_eq!((trimmed.tallies[3].bytes, trimmed.ios()), (2 << 20, 256));
-            // What was discarded is no more what was written, and the other half is.
+            // Discarded blocks differ from the written content; the others are intact.
             let read = run(&[("rw", "read"), ("bs", "4k"), ("verify", "crc32c")]);
             assert_eq!((read.differences, read.verified_bytes), (512, 2 << 20));
             let both = run(&[("rw", "trimwrite"), ("bs", "16k"), ("iodepth", "4")]);
@@ -238,7 +238,7 @@ fn discards_reach_the_disk_in_rings_of_either_kind() {
     }
 }
 
-/// A null disk reads as it likes, and a file shows what is left.
+/// Uses a file, because the content of a null disk is undefined.
 #[test]
 fn discards_punch_holes_into_files() {
     use std::os::unix::fs::MetadataExt;
@@ -304,11 +304,11 @@ fn a_stonewall_makes_phases_and_a_rate_holds() {
     };
     assert_eq!((first.phase, second.phase), (0, 1));
     assert_eq!((first.ios(), second.ios()), (256, 64));
-    // 64 requests, a millisecond apart: never faster.
+    // 64 requests, at least a millisecond apart.
     assert!(second.elapsed_ns >= 62_000_000, "{}", second.elapsed_ns);
 }
 
-/// Also one that is shorter than the time between two looks at the clock, and however late its beginning is noticed.
+/// Also holds for a time shorter than the interval between clock reads, and for a late start.
 #[test]
 fn what_is_measured_is_as_long_as_was_asked_for() {
     for interrupts in [false, true] {
@@ -352,7 +352,7 @@ fn an_injected_service_time_is_what_is_measured_or_more() {
     let outcome = outcome(&plan);
     let latency = outcome.subjects[0].repetitions[0].latency();
     assert_eq!(latency.count, 32);
-    // Nothing can be faster; how much slower is the machine's affair. Buckets round by 1.6 %.
+    // The service time is a lower bound. Buckets round by 1.6 %.
     assert!(
         latency.quantile_ns(0.0) >= 1_960_000,
         "{}",
@@ -360,7 +360,7 @@ fn an_injected_service_time_is_what_is_measured_or_more() {
     );
 }
 
-/// Does one thing wrong, at one place.
+/// A single fault at one offset.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
     FlipsABit,
@@ -443,7 +443,7 @@ impl IoChannel for LiarBackend {
     }
 }
 
-/// One bit of a gigabyte. Large blocks, so that the test stays quick.
+/// Flips one bit of a gigabyte. Large blocks shorten the test.
 #[test]
 fn one_flipped_bit_in_a_gigabyte_is_found() {
     let rig = Rig::new();
@@ -528,7 +528,7 @@ fn verification_finds_a_misplaced_write() {
     );
 }
 
-/// Reads that only check: a block that lies where another belongs is told apart from one that is lost.
+/// Read-only verification distinguishes a misplaced block from a lost one.
 #[test]
 fn reads_alone_are_verified_against_what_an_earlier_run_wrote() {
     let rig = Rig::new();
@@ -546,7 +546,7 @@ fn reads_alone_are_verified_against_what_an_earlier_run_wrote() {
         (results[0].verified_bytes, results[1].verified_bytes),
         (0, 1 << 20)
     );
-    // Another seed is another run.
+    // Another seed means another run.
     read.seed += 1;
     let other = outcome(&plan(vec![subject], vec![read], DriverOptions::default()));
     let result = &other.subjects[0].repetitions[0].jobs[0];

@@ -1,4 +1,4 @@
-//! The iSCSI driver against a transport of this process: content, counts, digests, several sessions, a target that leaves.
+//! The iSCSI driver with a target of this process: content, counts, digests, several sessions, and a target that disconnects.
 
 mod support;
 
@@ -23,7 +23,7 @@ fn ram() -> Arc<dyn BlockDevice> {
     Arc::new(Ram::create(options).unwrap())
 }
 
-/// A target with two units, the second of which may only be read.
+/// Starts a target with two units; the second is read-only.
 fn serve() -> (Server, String) {
     let workers = WorkerOptions {
         count: 2,
@@ -59,7 +59,7 @@ fn what_is_written_is_read_again_with_digests_and_without() {
     let (_server, place) = serve();
     for (digests, polling) in [(0, true), (1, false)] {
         let subject = Subject::parse(&format!("{place}/0,digests={digests}")).unwrap();
-        // Small ones fit into their command, large ones need unsolicited data and R2Ts.
+        // Small writes fit into the command PDU; large ones need unsolicited data and R2Ts.
         for size in ["4k", "1m"] {
             let jobs = vec![job(&[
                 ("rw", "randwrite"),
@@ -161,7 +161,7 @@ fn unit_that_may_only_be_read_is_known_before_the_run() {
     assert!(info.read_only);
 }
 
-/// Why a subject cannot be opened.
+/// Returns the error of a subject that cannot be opened.
 fn refused(subject: &str) -> String {
     let subject = Subject::parse(subject).unwrap();
     let opened = bench::driver::Session::open(

@@ -1,11 +1,11 @@
-//! Job files: no text panics, and what is printed about one names the file.
+//! Job files: no text causes a panic, and every message names the file.
 
 use bench::driver::Subject;
 use bench::job::{HONOURED, Job, Surroundings, amount, bytes, duration, parse};
 use bench::workload::{Extent, Generator};
 use proptest::prelude::*;
 
-/// Lines that look like options, with values that look like values.
+/// Lines similar to options, with values similar to valid ones.
 fn lines() -> impl Strategy<Value = String> {
     let option = prop::sample::select(HONOURED);
     let value = prop_oneof![

@@ -1,4 +1,4 @@
-//! The driver against a device that gives requests back without an answer: what an earlier one was answered is none.
+//! The driver with a device that returns requests without a response. The response of an earlier request must not count.
 
 mod support;
 
@@ -17,11 +17,11 @@ use virtio_device::{
     VirtioDevice,
 };
 
-/// Requests that are answered before the device falls silent: each slot has had one by then.
+/// Requests answered before the device stops responding: each slot has had a response by then.
 const ANSWERED: u64 = 100;
 const DEPTH: &str = "4";
 
-/// Answers the first requests with VIRTIO_BLK_S_OK, and the others not at all.
+/// Answers the first requests with VIRTIO_BLK_S_OK and writes no response to the others.
 struct Silent {
     given_back: u64,
 }
@@ -65,7 +65,7 @@ impl Protocol for Silent {
     fn close(&mut self, _: &mut Io) {}
 }
 
-/// Virtio-blk but for its requests.
+/// A virtio-blk device with modified requests.
 struct SilentDevice(BlkDevice);
 
 impl VirtioDevice for SilentDevice {
@@ -141,7 +141,7 @@ fn a_request_that_comes_back_without_an_answer_is_an_error() {
     ])];
     let outcome = outcome(&plan(vec![subject], jobs, DriverOptions::default()));
     let result = &outcome.subjects[0].repetitions[0].jobs[0];
-    // All that were in flight by then have failed; the first ends the job.
+    // All requests then in flight failed; the first failure ends the job.
     assert_eq!(result.ios(), ANSWERED);
     assert!((1..=4).contains(&result.errors), "{}", result.errors);
     assert_eq!(

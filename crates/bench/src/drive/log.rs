@@ -1,4 +1,4 @@
-//! Entries of fio's log files: one for each request, or one for each span of time and direction.
+//! Entries of fio's log files: one per request, or one per interval and direction.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use latency::{Clock, Stamp};
 
 use crate::driver::Ask;
 
-/// One line.
+/// One line of a log file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEntry {
-    /// Since the beginning.
+    /// Milliseconds since the start.
     pub millis: u64,
     /// 0 reads, 1 writes, 2 flushes, 3 discards.
     pub direction: u8,
-    /// Requests.
+    /// Number of requests.
     pub ios: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Mean of their times.
+    /// Mean latency in nanoseconds.
     pub latency_ns: u64,
-    /// Place on the disk, of a single request.
+    /// Disk offset of a single request.
     pub offset: u64,
-    /// How long the line is for.
+    /// Length of the interval in nanoseconds.
     pub span_ns: u64,
 }
 
@@ -32,12 +32,12 @@ struct Sum {
     ticks: u64,
 }
 
-/// Collects entries.
+/// Collector of log entries.
 #[derive(Debug)]
 pub struct Logger {
     clock: Clock,
     since: Stamp,
-    /// Ticks of one line; 0: a line per request.
+    /// Ticks per line; 0: a line per request.
     span: u64,
     next: u64,
     sums: [Sum; 4],
@@ -45,7 +45,7 @@ pub struct Logger {
 }
 
 impl Logger {
-    /// One line for each `average`, or for each request.
+    /// Creates a logger with one line per `average`, or one line per request.
     pub fn new(average: Option<Duration>, clock: &Clock) -> Logger {
         Logger {
             clock: clock.clone(),
@@ -57,7 +57,7 @@ impl Logger {
         }
     }
 
-    /// Forgets everything; time runs from here.
+    /// Clears all entries and starts the time at `now`.
     pub fn begin(&mut self, now: Stamp) {
         self.since = now;
         self.next = now.0 + self.span;
@@ -65,7 +65,7 @@ impl Logger {
         self.entries.clear();
     }
 
-    /// Notes a request.
+    /// Records a request.
     pub fn record(&mut self, now: Stamp, ask: Ask, offset: u64, length: u32, ticks: u64) {
         if self.span == 0 {
             let nanos = self.clock.nanos(ticks);
@@ -107,7 +107,7 @@ impl Logger {
         }
     }
 
-    /// All entries.
+    /// Returns all entries.
     pub fn finish(mut self) -> Vec<LogEntry> {
         if self.span > 0 {
             self.close(Stamp(self.next), self.span);

@@ -1,8 +1,8 @@
-//! One thread that keeps its slots full: reap, record, submit anew, publish, a batch at a time.
+//! Driver thread: reaps, records, submits and publishes requests in batches, with all slots in use.
 //!
-//! A [`Crew`] is given its devices and streams, and gives back what it measured. A slot belongs to one stream (one clone of a
-//! job) for good. In the steady state nothing is allocated, nothing locked and the clock is read once per turn.
-//! A request's time runs from the turn in which it was made until the turn in which it was seen.
+//! A [`Crew`] owns its devices and streams and returns its measurements. A slot belongs to one stream (one clone of a job) for its
+//! lifetime. In the steady state there are no allocations and no locks, and the clock is read once per turn. The time of a request is
+//! from the turn that created it to the turn that saw its completion.
 
 mod log;
 mod stream;
@@ -19,37 +19,37 @@ pub use stream::{Moments, Stream, StreamResult, Tally};
 
 use crate::driver::{Ask, Device, Done, Seed};
 
-/// What all threads of a phase and whoever watches them share.
+/// State shared by all threads of a phase and its watcher.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// End now.
+    /// Request to stop now.
     pub stop: AtomicBool,
     /// Requests so far, of all threads.
     pub ios: AtomicU64,
     /// Bytes so far.
     pub bytes: AtomicU64,
-    /// A device is gone: it will answer nothing any more.
+    /// A device has disconnected: no more completions will arrive.
     pub gone: AtomicBool,
-    /// Threads that have done what is measured, and do what follows.
+    /// Number of threads that have finished the measured part.
     pub measured: AtomicUsize,
-    /// Who watches, and is woken when one more has.
+    /// Thread to wake when `measured` changes.
     pub watcher: Option<Thread>,
 }
 
-/// How long, for one phase.
+/// Duration of one phase.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// Nothing counts before.
+    /// Ramp time, which is not measured.
     pub ramp: Duration,
-    /// Nothing is started later, counted from the ramp's end.
+    /// Measured time from the end of the ramp. No request is started later.
     pub runtime: Option<Duration>,
 }
 
-/// How often a thread looks up from its work.
+/// Interval at which a thread checks the schedule.
 const TICK: Duration = Duration::from_millis(20);
-/// Looks at an empty ring between two looks at the clock.
+/// Polls of an empty ring between two reads of the clock.
 const EMPTY_LOOKS: u32 = 64;
-/// What was started must end within this.
+/// Timeout for requests in flight at the end.
 const DRAIN: Duration = Duration::from_secs(15);
 
 /// A request in flight.
@@ -62,30 +62,30 @@ struct Slot {
     length: u32,
     started: Stamp,
     busy: bool,
-    /// Its discard was carried out, and the same blocks are to be written.
+    /// The discard is done, and the same blocks are to be written.
     trimmed: bool,
 }
 
-/// What one thread found out.
+/// Results of one thread.
 #[derive(Debug, Default)]
 pub struct CrewResult {
-    /// Per stream.
+    /// Results per stream.
     pub streams: Vec<StreamResult>,
     /// Kicks in the measured time.
     pub kicks: u64,
     /// Interrupts in the measured time.
     pub interrupts: u64,
-    /// CPU time of the thread until the end of the measured time, what came before that included.
+    /// CPU time of the thread until the end of the measured time, including the time before it.
     pub cpu_ns: u64,
 }
 
-/// When a thread looks up from its work, and when what is measured begins and ends.
+/// Schedule of a thread: start and end of the measured part, and the next check.
 struct Schedule {
     tick: u64,
     runtime: Option<Duration>,
     ramp_end: Option<Stamp>,
     end: Option<Stamp>,
-    /// Look up then.
+    /// Time of the next check.
     next: Stamp,
 }
 
@@ -103,8 +103,8 @@ impl Schedule {
         schedule
     }
 
-    /// Is this the first look after the ramp? Then what is measured begins now, however late a thread that was not let run
-    /// notices it, and is as long as it is to be.
+    /// Returns true at the first check after the ramp. The measured part begins now and has its full length, even if the thread was
+    /// scheduled late.
     fn ends_ramp(&mut self, clock: &Clock, now: Stamp) -> bool {
         if self.ramp_end.is_none_or(|at| now < at) {
             return false;
@@ -125,17 +125,17 @@ impl Schedule {
     }
 }
 
-/// One thread's work.
+/// Work of one thread.
 pub struct Crew {
     devices: Vec<Device>,
     streams: Vec<Stream>,
     slots: Vec<Slot>,
-    /// Slots that wait for their stream's rate.
+    /// Slots delayed by the rate of their stream.
     parked: Vec<u16>,
     clock: Clock,
     polling: bool,
     in_flight: usize,
-    /// Content on its way to or from a device, for verification.
+    /// Buffer for content to be written or verified.
     scratch: Vec<u8>,
 }
 
@@ -174,7 +174,7 @@ impl Crew {
         })
     }
 
-    /// Runs to the end of the window, or of the streams, or until told to stop.
+    /// Runs until the window or the streams end, or until a stop is requested.
     pub fn run(mut self, window: Window, shared: &Shared) -> Result<CrewResult> {
         let cpu_before = cpu_time();
         let begin = self.clock.now();
@@ -198,7 +198,7 @@ impl Crew {
             if done.is_empty() {
                 empty += 1;
                 if self.polling && empty < EMPTY_LOOKS && self.parked.is_empty() {
-                    // Without a pause the line that the device is about to write is torn from it again and again.
+                    // Without a pause, the polling repeatedly takes the cache line from the device that is about to write it.
                     std::hint::spin_loop();
                     continue;
                 }
@@ -217,7 +217,7 @@ impl Crew {
             if now < schedule.next && self.in_flight > 0 {
                 continue;
             }
-            // Rarely: the schedule, and whoever watches.
+            // At intervals: update the schedule and the watcher.
             self.tell(shared, &mut told);
             if schedule.ends_ramp(&self.clock, now) {
                 signals = self.signals();
@@ -234,7 +234,7 @@ impl Crew {
         self.end(signals, cpu_before, shared)
     }
 
-    /// Closes the books at the end of what is measured; then lets requests in flight end, and reads back what has to be.
+    /// Ends the measurement, waits for requests in flight, and reads data back for verification.
     fn end(mut self, before: (u64, u64), cpu_before: u64, shared: &Shared) -> Result<CrewResult> {
         let now = self.clock.now();
         self.streams.iter_mut().for_each(|stream| stream.end(now));
@@ -282,7 +282,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Nothing has come back.
+    /// Waits after a poll without completions.
     fn idle(&mut self) -> Result<()> {
         if self.in_flight == 0 {
             if !self.parked.is_empty() && !self.polling {
@@ -293,7 +293,7 @@ impl Crew {
         if self.polling {
             return Ok(());
         }
-        // With a rate to keep the thread wakes by itself.
+        // With a rate limit the thread wakes up by itself.
         let limit = if self.parked.is_empty() {
             Duration::from_secs(3600)
         } else {
@@ -305,7 +305,7 @@ impl Crew {
         }
     }
 
-    /// Puts a slot's next request on its way, if its stream has one.
+    /// Submits the next request of a slot, if its stream has one.
     #[inline]
     fn start(&mut self, index: u16, now: Stamp) -> Result<()> {
         let slot = &mut self.slots[usize::from(index)];
@@ -386,7 +386,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Waits for all that is in flight, without counting it.
+    /// Waits for all requests in flight, without counting them.
     fn drain(&mut self, shared: &Shared) -> Result<()> {
         let until = Stamp(self.clock.now().0 + self.clock.ticks(DRAIN));
         let mut done = Vec::with_capacity(self.slots.len());
@@ -419,7 +419,7 @@ impl Crew {
         Ok(())
     }
 
-    /// What follows the measured part: flushes, and reading back what was written.
+    /// Runs the part after the measurement: flushes and verification reads.
     fn tidy_up(&mut self, stopped: bool, shared: &Shared) -> Result<()> {
         for index in 0..self.streams.len() {
             let first = self
@@ -472,7 +472,7 @@ impl Crew {
         self.devices[usize::from(device)].submit(index, ask, offset, length);
     }
 
-    /// One request by itself, of no data.
+    /// Runs a single request without data.
     fn one(&mut self, slot: u16, device: u16, ask: Ask, shared: &Shared) -> Result<()> {
         self.put(slot, device, ask, 0, 0);
         self.publish()?;
@@ -480,7 +480,7 @@ impl Crew {
     }
 }
 
-/// CPU time of this thread in nanoseconds.
+/// Returns the CPU time of this thread in nanoseconds.
 pub(crate) fn cpu_time() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -1,4 +1,4 @@
-//! One clone of a job on one thread: its next request, and all that is counted of it.
+//! One clone of a job on one thread: creates its requests and counts them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,30 +11,30 @@ use crate::job::{Job, Trims};
 use crate::verify::Record;
 use crate::workload::{Direction, Generator, Io};
 
-/// Counts of one direction (or of flushes).
+/// Counts of one direction or of flushes.
 #[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Tally {
-    /// Requests.
+    /// Number of requests.
     pub ios: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// How long each took.
+    /// Latencies.
     pub latency: SparseHistogram,
 }
 
-/// Sums of the stamps of requests, modulo 2^64; those that do not count included.
+/// Sums of request stamps, modulo 2^64, including requests that are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moments {
-    /// Requests.
+    /// Number of requests.
     pub count: u64,
-    /// When they were published.
+    /// Sum of the stamps at publication.
     pub published: u64,
-    /// When their answers were seen.
+    /// Sum of the stamps at which responses were seen.
     pub seen: u64,
 }
 
 impl Moments {
-    /// One request more.
+    /// Adds a request.
     #[inline]
     pub fn add(&mut self, published: Stamp, seen: Stamp) {
         self.merge(&Moments {
@@ -44,7 +44,7 @@ impl Moments {
         });
     }
 
-    /// Others' requests too.
+    /// Adds the sums of `other`.
     #[inline]
     pub fn merge(&mut self, other: &Moments) {
         self.count += other.count;
@@ -53,35 +53,34 @@ impl Moments {
     }
 }
 
-/// What one clone found out.
+/// Results of one clone.
 #[derive(Clone, Debug, Default)]
 pub struct StreamResult {
-    /// Which job of the phase.
+    /// Index of the job in the phase.
     pub job: usize,
     /// Reads, writes, flushes, discards.
     pub tallies: [Tally; 4],
-    /// The same, of all requests.
+    /// Stamp sums of all requests, in the same order.
     pub moments: [Moments; 4],
-    /// The measured time.
+    /// Measured time in nanoseconds.
     pub elapsed_ns: u64,
-    /// Requests that failed.
+    /// Number of failed requests.
     pub errors: u64,
-    /// Differences found.
+    /// Number of differences found by verification.
     pub differences: u64,
-    /// Bytes that were read back and are right.
+    /// Bytes verified as correct.
     pub verified_bytes: u64,
-    /// The first of both, in words.
+    /// First errors and differences, as text.
     pub complaints: Vec<String>,
-    /// Which clone of it.
+    /// Index of the clone.
     pub clone: u32,
-    /// For log files.
+    /// Entries for log files.
     pub log: Vec<LogEntry>,
 }
 
-/// More complaints than anyone reads.
 const COMPLAINTS_MAX: usize = 10;
 
-/// Keeps the rate of one direction.
+/// Rate limiter of one direction.
 struct Pace {
     gap: u64,
     due: u64,
@@ -103,7 +102,7 @@ pub struct Stream {
     current_device: u16,
     records: Vec<Record>,
     pace: [Option<Pace>; 3],
-    /// A request that the rate has not let pass yet.
+    /// Request delayed by the rate.
     held: Option<Io>,
     waiting: bool,
     measures: [Measures; 4],
@@ -123,7 +122,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A clone of `job`, the phase's number `index`, with one generator for each of the thread's devices.
+    /// Creates a clone of `job`, number `index` of the phase, with one generator per device of the thread.
     pub fn new(
         job: Arc<Job>,
         index: usize,
@@ -187,17 +186,17 @@ impl Stream {
         }
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     pub fn depth(&self) -> u16 {
         self.job.iodepth
     }
 
-    /// The largest request.
+    /// Returns the size of the largest request.
     pub fn largest(&self) -> u32 {
         self.job.largest()
     }
 
-    /// Counts from now on.
+    /// Starts counting.
     pub fn begin(&mut self, now: Stamp) {
         for measures in &mut self.measures {
             measures.histogram.clear();
@@ -212,17 +211,17 @@ impl Stream {
         (self.since, self.last) = (now, now);
     }
 
-    /// Counts no more.
+    /// Stops counting.
     pub fn end(&mut self, now: Stamp) {
         if !self.counting {
             return;
         }
         self.counting = false;
-        // A stream that came to its end by itself has its own time.
+        // A stream that ended by itself uses its own end time.
         self.until = Some(if self.over { self.last } else { now });
     }
 
-    /// Is the next request's time there? Without a rate it always is.
+    /// Returns true if the rate permits the next request now.
     #[inline]
     pub fn may_start(&mut self, now: Stamp) -> bool {
         self.waiting = false;
@@ -249,7 +248,7 @@ impl Stream {
         }
     }
 
-    /// Did [`Stream::may_start`] refuse because of the rate?
+    /// Returns true if [`Stream::may_start`] refused because of the rate.
     pub fn is_waiting(&self) -> bool {
         self.waiting
     }
@@ -261,7 +260,7 @@ impl Stream {
             self.over |= io.is_none();
             return io;
         }
-        // Files take turns; one that is done is passed over.
+        // Files are used in turn; finished ones are skipped.
         for _ in 0..self.generators.len() {
             let device = self.next_device;
             self.next_device = (device + 1) % self.generators.len();
@@ -274,7 +273,7 @@ impl Stream {
         None
     }
 
-    /// The next request.
+    /// Returns the next request.
     #[inline]
     pub fn next_request(&mut self) -> Option<(Ask, Io)> {
         if let Some(every) = self.job.flush_every
@@ -293,7 +292,7 @@ impl Stream {
             None => self.generate()?,
         };
         if !self.records.is_empty() && io.direction == Direction::Write {
-            // Two writes of one block at a time would leave either.
+            // Two concurrent writes to a block would leave an undefined result.
             let mut tries = 0;
             while self.records[usize::from(self.current_device)].is_busy(io.offset, io.length) {
                 tries += 1;
@@ -315,24 +314,24 @@ impl Stream {
         Some((ask, io))
     }
 
-    /// Is what was discarded written next?
+    /// Returns true if discarded blocks are written next.
     #[inline]
     pub fn writes_after_trims(&self) -> bool {
         self.job.pattern.trims == Trims::ThenWrite
     }
 
-    /// Such a write is on its way.
+    /// Counts the write after a discard.
     pub fn follow_up(&mut self) {
         self.writes_since_flush += 1;
     }
 
-    /// Which of the thread's devices the last request is for.
+    /// Returns the index of the device for the last request.
     #[inline]
     pub fn device(&self) -> u16 {
         self.current_device
     }
 
-    /// Counts a request that was answered.
+    /// Counts a completed request.
     #[inline]
     pub fn count(&mut self, ask: Ask, offset: u64, length: u32, ticks: u64, now: Stamp) {
         if !self.counting {
@@ -348,13 +347,13 @@ impl Stream {
         }
     }
 
-    /// Notes when a request was published and seen, whether it counts or not.
+    /// Records the stamps of a request, whether it is counted or not.
     #[inline]
     pub fn note(&mut self, ask: Ask, published: Stamp, seen: Stamp) {
         self.moments[ask as usize].add(published, seen);
     }
 
-    /// A request failed: the stream ends, as fio's does.
+    /// Records a failed request and ends the stream, as fio does.
     #[cold]
     pub fn failed(&mut self, ask: Ask, offset: u64, length: u32) {
         self.errors += 1;
@@ -368,28 +367,28 @@ impl Stream {
         }
     }
 
-    /// Does it check content at all?
+    /// Returns true if the stream verifies content.
     #[inline]
     pub fn verifies(&self) -> bool {
         !self.records.is_empty()
     }
 
-    /// A job that only reads checks what it reads; one that writes does so afterwards.
+    /// Returns true if reads are verified: during the final check, and always in a read-only job.
     pub fn checks_reads(&self) -> bool {
         self.checking || !self.job.pattern.writes()
     }
 
-    /// Fills what is to be written.
+    /// Fills data to be written.
     pub fn fill(&mut self, device: u16, offset: u64, data: &mut [u8]) {
         self.records[usize::from(device)].begin(offset, data);
     }
 
-    /// A write has come back.
+    /// Records the completion of a write.
     pub fn written(&mut self, device: u16, offset: u64, length: u32) {
         self.records[usize::from(device)].end(offset, length);
     }
 
-    /// Looks at what was read.
+    /// Verifies data that was read.
     pub fn check(&mut self, device: u16, offset: u64, data: &[u8]) {
         match self.records[usize::from(device)].check(offset, data) {
             Ok(()) => self.verified_bytes += data.len() as u64,
@@ -403,17 +402,17 @@ impl Stream {
         }
     }
 
-    /// Shall a flush end it?
+    /// Returns true if the stream ends with a flush.
     pub fn flushes_at_end(&self) -> bool {
         self.job.pattern.writes() && self.job.flush_at_end
     }
 
-    /// Shall what it wrote be read back?
+    /// Returns true if written data is read back.
     pub fn reads_back(&self) -> bool {
         self.job.pattern.writes() && self.job.verify.is_some_and(|verify| verify.read_back)
     }
 
-    /// What it wrote to a device.
+    /// Returns the ranges written to a device.
     pub fn runs(&mut self, device: u16) -> Vec<(u64, u32)> {
         self.over = false;
         let largest = self.job.largest();
@@ -422,28 +421,28 @@ impl Stream {
             .map_or(Vec::new(), |record| record.written(largest).collect())
     }
 
-    /// From here on reads are checked.
+    /// Starts verification of reads.
     pub fn begin_check(&mut self) {
         self.checking = true;
     }
 
-    /// Until here.
+    /// Ends verification of reads.
     pub fn end_check(&mut self) {
         self.checking = false;
     }
 
-    /// Did it come to its end?
+    /// Returns true if the stream has ended.
     pub fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Requests and bytes that count.
+    /// Returns the counted requests and bytes.
     pub fn counted(&self) -> (u64, u64) {
         let each = self.measures.iter();
         each.fold((0, 0), |sum, one| (sum.0 + one.ios, sum.1 + one.bytes))
     }
 
-    /// What it found out.
+    /// Returns the results.
     pub fn result(self, clock: &Clock) -> StreamResult {
         let until = self.until.unwrap_or(self.last);
         let tallies = self.measures.map(|measures| Tally {
@@ -466,7 +465,7 @@ impl Stream {
     }
 }
 
-/// The unit that all sizes of a job are multiples of.
+/// Returns the greatest common divisor of all sizes of a job, at least 512.
 fn unit_of(job: &Job) -> u32 {
     fn divisor(a: u32, b: u32) -> u32 {
         if b == 0 { a } else { divisor(b, a % b) }

@@ -1,4 +1,4 @@
-//! A file or a block device of this machine through io_uring: the line that no device can cross.
+//! Driver for a file or block device of this machine, through io_uring. It is the baseline for all devices.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Seek, SeekFrom, Write};
@@ -19,18 +19,19 @@ use super::{Ask, Demand, DeviceInfo, Done, DriverOptions, Subject};
 use crate::workload::Random;
 
 const OWNER: Owner = Owner(0);
-/// A hole in a file of the same size.
+/// Punches a hole without changing the file size.
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
-/// More than any set-up of threads needs.
+/// More queues than any thread configuration needs.
 const QUEUES_MAX: u16 = u16::MAX;
 
-/// A file that is open.
+/// An open file.
 pub struct FileSession {
     file: File,
     info: DeviceInfo,
 }
 
-/// Makes a file of so many bytes and fills it, if there is none. It has its name when it is full: what was interrupted is gone.
+/// Creates and fills a file of `size` bytes if it does not exist. It gets its name only when it is full, so an interrupted run leaves no
+/// partial file.
 pub fn prepare(path: &Path, size: u64, interrupted: &AtomicBool) -> Result<()> {
     if path.exists() {
         return Ok(());
@@ -42,7 +43,7 @@ pub fn prepare(path: &Path, size: u64, interrupted: &AtomicBool) -> Result<()> {
     let failed = || format!("cannot make {}", path.display());
     let file = tempfile::Builder::new()
         .prefix(".lunette-bench")
-        // What is left of it is the umask's business.
+        // The umask restricts these permissions.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder);
     let mut file = file.with_context(failed)?;
@@ -68,7 +69,7 @@ pub fn prepare(path: &Path, size: u64, interrupted: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// A device's logical block, or the least that direct I/O moves in a file, which the kernel tells since Linux 6.1.
+/// Returns the logical block size of a device, or the direct I/O alignment of a file, which the kernel reports since Linux 6.1.
 pub fn block_size(file: &File, direct: bool) -> Result<u32> {
     if file.metadata()?.file_type().is_block_device() {
         return Ok(rustix::fs::ioctl_blksszget(file).unwrap_or(512));
@@ -85,7 +86,7 @@ pub fn block_size(file: &File, direct: bool) -> Result<u32> {
 }
 
 impl FileSession {
-    /// Opens it for writing where that is allowed.
+    /// Opens the file for writing where permitted.
     pub fn open(subject: &Subject, direct: bool) -> Result<FileSession> {
         let flags = if direct {
             rustix::fs::OFlags::DIRECT.bits() as i32
@@ -133,12 +134,12 @@ impl FileSession {
         })
     }
 
-    /// What it is.
+    /// Returns the properties of the file.
     pub fn info(&self) -> DeviceInfo {
         self.info
     }
 
-    /// One more ring on it.
+    /// Prepares another ring for the file.
     pub fn queue(&mut self, options: &DriverOptions, demand: Demand) -> Result<FileSeed> {
         Ok(FileSeed {
             file: self.file.try_clone()?.into(),
@@ -148,7 +149,7 @@ impl FileSession {
     }
 }
 
-/// An open file on its way to its thread.
+/// An open file on its way to its driver thread.
 pub struct FileSeed {
     file: OwnedFd,
     polling: bool,
@@ -156,7 +157,7 @@ pub struct FileSeed {
 }
 
 impl FileSeed {
-    /// Makes the ring.
+    /// Creates the ring.
     pub fn start(self) -> Result<FileQueue> {
         let mut ring = Ring::new(u32::from(self.demand.slots.max(8)))?;
         let file = File::from(self.file);
@@ -196,9 +197,9 @@ pub struct FileQueue {
     fd: RingFd,
     file: File,
     is_device: bool,
-    /// The kernel takes discards of block devices through io_uring, as far as is known.
+    /// io_uring is assumed to support discards of block devices.
     rings_discard: bool,
-    /// Place and length of a block device's discard.
+    /// Offset and length of a block device's discard.
     trims: Box<[Option<(u64, u64)>]>,
     polling: bool,
     buffers: Vec<Option<IoBuffer>>,
@@ -234,7 +235,6 @@ impl FileQueue {
         }
     }
 
-    /// Queues a discard.
     fn trim(&mut self, slot: u16, offset: u64, length: u64) {
         let token = u64::from(slot);
         self.lengths[usize::from(slot)] = 0;
@@ -253,8 +253,8 @@ impl FileQueue {
         }
     }
 
-    /// A block device's discard has come back: was it carried out? A kernel whose io_uring has no discards gets it by system
-    /// call, one at a time, as fio does it.
+    /// Returns true if a block device's discard succeeded. If io_uring does not support discards, repeats it by system call, one at a
+    /// time, as fio does.
     #[cold]
     fn trimmed(&mut self, result: Result<u32, i32>, range: (u64, u64)) -> bool {
         let unknown = [Errno::OPNOTSUPP, Errno::INVAL, Errno::NOTTY];
@@ -266,12 +266,12 @@ impl FileQueue {
             return result.is_ok();
         }
         let done = discard_now(self.file.as_fd(), range.0, range.1).is_ok();
-        // A device that cannot discard at all refuses both.
+        // A device without discard support fails both.
         self.rings_discard &= !done;
         done
     }
 
-    /// Submits with the next look at the ring, which spares a system call; polling does so at once.
+    /// With polling, submits now. Otherwise submits with the next wait, which saves a system call.
     #[inline]
     pub fn publish(&mut self) -> Result<()> {
         if self.polling {
@@ -280,7 +280,7 @@ impl FileQueue {
         Ok(())
     }
 
-    /// Takes what has completed.
+    /// Collects completions.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
         if self.completions.is_empty() {
@@ -313,14 +313,14 @@ impl FileQueue {
         Ok(())
     }
 
-    /// Changes a slot's data.
+    /// Writes the data of a slot.
     pub fn write_data(&self, slot: u16, data: &[u8]) {
         if let Some(Some(buffer)) = self.buffers.get(usize::from(slot)) {
             buffer.write_whole(0, data);
         }
     }
 
-    /// Looks at a slot's data.
+    /// Reads the data of a slot.
     pub fn read_data(&self, slot: u16, into: &mut [u8]) {
         if let Some(Some(buffer)) = self.buffers.get(usize::from(slot)) {
             buffer.read_whole(0, into);
@@ -343,7 +343,7 @@ mod tests {
         prepare(&path, (3 << 20) + 512, &AtomicBool::new(false)).unwrap();
         let made = std::fs::metadata(&path).unwrap();
         assert_eq!((made.len(), names()), ((3 << 20) + 512, 1));
-        // Others may read it, as far as the umask lets them.
+        // Other users may read it if the umask permits.
         let usual = folder.path().join("usual");
         File::create(&usual).unwrap();
         assert_eq!(
@@ -372,7 +372,7 @@ mod tests {
             rustix::io::pread(&direct, place, bytes as u64)
         };
         assert_eq!(read(least), Ok(least));
-        // A file in memory has no direct I/O to speak of, and takes anything.
+        // A file on tmpfs has no alignment requirement.
         let in_memory = rustix::fs::fstatfs(&direct).unwrap().f_type == 0x0102_1994;
         assert!(in_memory || read(least / 2).is_err(), "{least}");
     }

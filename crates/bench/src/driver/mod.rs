@@ -1,9 +1,8 @@
-//! Brings requests to a device, as its driver would.
+//! Drivers: submit requests to a device as a guest's driver would.
 //!
-//! A [`Session`] belongs to the thread that opens it; each [`Seed`] of it goes to one worker thread and becomes a
-//! [`Device`] there: one queue with a fixed number of slots. Per request nothing is allocated or locked: whatever
-//! can be is written once per slot (`vhost`), and shared indices once per batch. Trusts its device as far as memory
-//! goes; an answer to nothing ends the run. Tests: `tests/`.
+//! A [`Session`] belongs to the thread that opens it; each [`Seed`] of it moves to one worker thread and becomes a [`Device`] there: one
+//! queue with a fixed number of slots. No allocation or lock per request: constant parts are written once per slot (`vhost`), shared
+//! indices once per batch. Trusts the device for memory safety; an unexpected completion ends the run. Tests: `tests/`.
 
 mod file;
 mod iscsi;
@@ -19,31 +18,31 @@ pub use file::{block_size, prepare as prepare_file};
 pub use iscsi::{Place as IscsiPlace, SessionKeys};
 pub use subject::{FORMS, Kind, Subject};
 
-/// What a device is asked.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// Read.
     Read,
     /// Write.
     Write,
-    /// Make what was written durable.
+    /// Flush written data to stable storage.
     Flush,
     /// Discard.
     Trim,
 }
 
-/// A request that came back.
+/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// Its slot.
+    /// Slot of the request.
     pub slot: u16,
-    /// It did what was asked, as far as is known before [`Device::settled`].
+    /// Success, as far as known before [`Device::settled`].
     pub ok: bool,
 }
 
-/// How a SCSI command ended, for people.
+/// Describes the status of a SCSI command for messages.
 fn scsi_end(status: u8, sense: &[u8]) -> String {
-    // Fixed format: SPC-5, 4.4.3.
+    // Fixed format sense data: SPC-5, 4.4.3.
     let (Some(key), Some(&[code, qualifier])) = (sense.get(2), sense.get(12..14)) else {
         return format!("status {status:02x}h");
     };
@@ -55,22 +54,22 @@ fn scsi_end(status: u8, sense: &[u8]) -> String {
     format!("status {status:02x}h, sense {key:x}h/{code:02x}h/{qualifier:02x}h{hint}")
 }
 
-/// How a driver behaves.
+/// Options of a driver.
 #[derive(Clone, Debug)]
 pub struct DriverOptions {
-    /// A vhost-user driver looks again and again instead of waiting to be told.
+    /// A vhost-user driver polls instead of waiting for interrupts.
     pub polling: bool,
-    /// So does the driver of files.
+    /// The file driver polls.
     pub poll_files: bool,
-    /// Most queues that are used; `None`: as many as the device has.
+    /// Maximum number of queues; `None`: all queues of the device.
     pub queues: Option<u16>,
-    /// Requests lie in tables of their own, as Linux does it where the device can.
+    /// Use indirect descriptors if the device supports them, as Linux does.
     pub indirect: bool,
-    /// Tells the other side by index when it wants to be told, as Linux does it where the device can.
+    /// Use VIRTIO_F_EVENT_IDX if the device supports it, as Linux does.
     pub event_idx: bool,
-    /// Rings are packed (VIRTIO_F_RING_PACKED), else split.
+    /// Use packed rings (VIRTIO_F_RING_PACKED) instead of split rings.
     pub packed: bool,
-    /// Guest memory consists of huge pages.
+    /// Back guest memory with huge pages.
     pub huge_pages: bool,
 }
 
@@ -88,44 +87,44 @@ impl Default for DriverOptions {
     }
 }
 
-/// What is wanted of one queue.
+/// Requirements for one queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub slots: u16,
     /// Largest request in bytes.
     pub largest: u32,
-    /// Writes carry zeroes.
+    /// Writes contain zeroes.
     pub zeroes: bool,
 }
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Bytes.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// Logical block in bytes.
+    /// Logical block size in bytes.
     pub block_size: u32,
-    /// Queues that may be used.
+    /// Number of usable queues.
     pub queues: u16,
-    /// Refuses writes.
+    /// The device refuses writes.
     pub read_only: bool,
-    /// Bytes of the largest discard, 0 where the device offers none. A unit that offers none says so to the first.
+    /// Maximum length of a discard in bytes; 0 if the device advertises none. A unit without support fails the first discard.
     pub discard_max: u64,
 }
 
-/// A subject that is open.
+/// An open subject.
 pub enum Session {
-    /// Over a vhost-user socket.
+    /// A device on a vhost-user socket.
     Vhost(Box<vhost::VhostSession>),
     /// A file or a block device of this machine.
     File(file::FileSession),
-    /// A unit of an iSCSI target.
+    /// A logical unit of an iSCSI target.
     Iscsi(iscsi::IscsiSession),
 }
 
 impl Session {
-    /// Opens a subject with room for `queues` queues of such a demand.
+    /// Opens a subject with memory for `queues` queues with this demand.
     pub fn open(
         subject: &Subject,
         options: &DriverOptions,
@@ -154,7 +153,7 @@ impl Session {
         }
     }
 
-    /// What it is.
+    /// Returns the properties of the device.
     pub fn info(&self) -> DeviceInfo {
         match self {
             Session::Vhost(session) => session.info(),
@@ -163,7 +162,7 @@ impl Session {
         }
     }
 
-    /// The process at the other end, where there is one.
+    /// Returns the process ID of the server, if known.
     pub fn pid(&self) -> Option<u32> {
         match self {
             Session::Vhost(session) => session.pid(),
@@ -172,7 +171,7 @@ impl Session {
         }
     }
 
-    /// Has the device gone away? A connection of an initiator says so itself.
+    /// Returns true if the device has disconnected. An iSCSI connection reports that by itself.
     pub fn is_closed(&self) -> bool {
         match self {
             Session::Vhost(session) => session.is_closed(),
@@ -180,7 +179,7 @@ impl Session {
         }
     }
 
-    /// One more queue.
+    /// Prepares another queue.
     pub fn queue(&mut self, options: &DriverOptions, demand: Demand) -> Result<Seed> {
         match self {
             Session::Vhost(session) => session.queue(options, demand).map(Seed::Vhost),
@@ -193,20 +192,20 @@ impl Session {
     }
 }
 
-/// A queue on its way to the thread that drives it.
+/// A queue on its way to its driver thread.
 pub enum Seed {
     /// A vring.
     Vhost(Box<vhost::VhostQueue>),
     /// An open file.
     File(file::FileSeed),
-    /// A connection.
+    /// A session with one connection.
     Iscsi(Box<iscsi::IscsiQueue>),
-    /// A session of several connections.
+    /// A session with several connections.
     Multi(Box<iscsi::MultiQueue>),
 }
 
 impl Seed {
-    /// On the thread that drives it.
+    /// Starts the queue on its driver thread.
     pub fn start(self) -> Result<Device> {
         Ok(match self {
             Seed::Vhost(queue) => Device::Vhost(queue),
@@ -216,7 +215,7 @@ impl Seed {
         })
     }
 
-    /// What wakes its thread while it waits.
+    /// Returns a descriptor that wakes the thread while it waits.
     pub fn waker(&self) -> Result<Option<OwnedFd>> {
         match self {
             Seed::Vhost(queue) => queue.waker().map(Some),
@@ -225,15 +224,15 @@ impl Seed {
     }
 }
 
-/// One queue, in the hands of its thread.
+/// One queue, owned by its driver thread.
 pub enum Device {
     /// A vring.
     Vhost(Box<vhost::VhostQueue>),
     /// An io_uring.
     File(Box<file::FileQueue>),
-    /// A connection.
+    /// A session with one connection.
     Iscsi(Box<iscsi::IscsiQueue>),
-    /// A session of several connections.
+    /// A session with several connections.
     Multi(Box<iscsi::MultiQueue>),
 }
 
@@ -249,26 +248,26 @@ macro_rules! each {
 }
 
 impl Device {
-    /// Puts a request into a slot that is free. The device sees it after [`Device::publish`].
+    /// Places a request in a free slot. The device sees it after [`Device::publish`].
     #[inline]
     pub fn submit(&mut self, slot: u16, ask: Ask, offset: u64, length: u32) {
         each!(self, queue => queue.submit(slot, ask, offset, length));
     }
 
-    /// Shows the device what was submitted.
+    /// Makes submitted requests visible to the device.
     #[inline]
     pub fn publish(&mut self) -> Result<()> {
         each!(self, queue => queue.publish())
     }
 
-    /// Appends what has come back, of which [`Device::settled`] tells how it went.
+    /// Appends completed requests. [`Device::settled`] returns their results.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
         each!(self, queue => queue.reap(done))
     }
 
-    /// How a request that has come back went, to be asked before its slot is used again. A vring's is read only now: by the
-    /// time that those before it have been dealt with, its line has come from the device's core.
+    /// Returns the result of a completed request. It must be called before the slot is used again. The response in a vring is read only
+    /// now: its cache line arrives from the device's core while earlier requests are handled.
     #[inline]
     pub fn settled(&self, done: Done) -> Done {
         match self {
@@ -280,22 +279,22 @@ impl Device {
         }
     }
 
-    /// Waits until something has come back, or somebody wakes it, or about the limit.
+    /// Waits for a completion, a wake-up, or approximately `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<()> {
         each!(self, queue => queue.wait(limit))
     }
 
-    /// Changes a slot's data.
+    /// Writes the data of a slot.
     pub fn write_data(&mut self, slot: u16, data: &[u8]) {
         each!(self, queue => queue.write_data(slot, data));
     }
 
-    /// Looks at a slot's data.
+    /// Reads the data of a slot.
     pub fn read_data(&self, slot: u16, into: &mut [u8]) {
         each!(self, queue => queue.read_data(slot, into));
     }
 
-    /// How often the device was kicked, and how often it interrupted.
+    /// Returns the numbers of kicks and interrupts.
     pub fn signals(&mut self) -> (u64, u64) {
         match self {
             Device::Vhost(queue) => queue.signals(),

@@ -1,4 +1,4 @@
-//! What is measured, as it is written: `vhost-user-blk:SOCKET`, `vhost-user-scsi:SOCKET:TARGET:LUN`, `file:PATH`,
+//! Subjects of a measurement and their syntax: `vhost-user-blk:SOCKET`, `vhost-user-scsi:SOCKET:TARGET:LUN`, `file:PATH`,
 //! `iscsi://HOST/TARGET/LUN`.
 
 use std::path::PathBuf;
@@ -10,13 +10,13 @@ use super::{IscsiPlace, SessionKeys};
 /// Kinds of subjects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A virtio-blk device behind a vhost-user socket.
+    /// A virtio-blk device on a vhost-user socket.
     VhostBlk,
-    /// A logical unit of a virtio-scsi controller behind a vhost-user socket.
+    /// A logical unit of a virtio-scsi controller on a vhost-user socket.
     VhostScsi {
-        /// Target.
+        /// Target number.
         target: u8,
-        /// Logical unit.
+        /// Logical unit number.
         lun: u16,
     },
     /// A file or a block device, through io_uring.
@@ -25,39 +25,39 @@ pub enum Kind {
     Iscsi,
 }
 
-/// What is measured.
+/// A device to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
-    /// As it is called in reports: what was written, or `name=`.
+    /// Name in reports: the subject as written, or `name=`.
     pub name: String,
-    /// Its kind.
+    /// Kind of device.
     pub kind: Kind,
-    /// Its socket or file; for iSCSI what follows `iscsi://`.
+    /// Socket or file; for iSCSI the part after `iscsi://`.
     pub path: PathBuf,
-    /// The device's process; `None`: whoever listens on the socket, or accepted the connection.
+    /// Process ID of the device; `None`: the process that listens on the socket or accepted the connection.
     pub pid: Option<u32>,
-    /// Control socket of the Lunette that it is.
+    /// Control socket of the Lunette daemon.
     pub control: Option<PathBuf>,
-    /// O_DIRECT, for files, where the job does not say.
+    /// Use O_DIRECT for files, unless the job sets it.
     pub direct: bool,
-    /// With CRC32C digests, for iSCSI.
+    /// Use CRC32C digests (iSCSI).
     pub digests: bool,
-    /// Keys of the login, for iSCSI.
+    /// Login keys (iSCSI).
     pub keys: SessionKeys,
 }
 
-/// How a subject is written.
+/// Syntax of subjects.
 pub const FORMS: &str = "vhost-user-blk:SOCKET, vhost-user-scsi:SOCKET[:TARGET:LUN], file:PATH or iscsi://HOST[:PORT]/TARGET/LUN, then ,pid=N ,control=SOCKET ,name=NAME ,direct=0|1 ,digests=0|1; for a session of several connections ,connections=N and with it ,max_burst=BYTES ,first_burst=BYTES ,max_segment=BYTES ,immediate_data=0|1 ,initial_r2t=0|1";
 
 impl Subject {
-    /// Is this how a subject begins?
+    /// Returns true if `text` begins like a subject.
     pub fn looks_like_one(text: &str) -> bool {
         ["vhost-user-blk:", "vhost-user-scsi:", "file:", "iscsi:"]
             .iter()
             .any(|word| text.starts_with(word))
     }
 
-    /// Reads a subject.
+    /// Parses a subject.
     pub fn parse(text: &str) -> Result<Subject> {
         let mut parts = text.split(',');
         let place = parts.next().unwrap_or_default();
@@ -109,7 +109,7 @@ impl Subject {
         Ok(subject)
     }
 
-    /// A job file's `filename`: a subject, or simply a path.
+    /// Parses a job file's `filename`: a subject or a path.
     pub fn of_filename(name: &str, direct: bool) -> Result<Subject> {
         if Subject::looks_like_one(name) {
             return Subject::parse(name);

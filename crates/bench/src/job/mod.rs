@@ -1,10 +1,9 @@
-//! fio's job-file language, the part of it that block tests use.
+//! fio's job-file language, as far as block tests use it.
 //!
-//! [`parse`] reads a file into sections (`syntax`), each option into a [`Job`] (`options`, with values in `value`), and
-//! reports all mistakes at once, each with file, line and option. An option that is not honoured is refused by
-//! name, never ignored; what fio does by default and what a job here does is the same unless said otherwise.
-//! Pure but for [`Surroundings`], which included files and variables come from. Trusts nothing in the text. Tests:
-//! here, a property test in `tests/`, and beside fio itself in the workspace's `tests/`.
+//! [`parse`] reads a file into sections (`syntax`), applies each option to a [`Job`] (`options`, with values in `value`), and reports all
+//! mistakes at once, each with file, line and option. An unsupported option is refused by name, never ignored. Defaults are fio's unless
+//! documented otherwise. Pure except for [`Surroundings`], the source of included files and variables. The text is untrusted. Tests:
+//! here, a property test in `tests/`, and comparisons with fio in the workspace's `tests/`.
 
 mod model;
 mod options;
@@ -22,16 +21,16 @@ pub use value::{amount, bytes, duration};
 use std::path::Path;
 use std::{fmt, io};
 
-/// A mistake in a job file or in a flag that stands for an option.
+/// A mistake in a job file or in a command-line option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The file, or `command line`.
     pub file: String,
-    /// Line from 1; 0 where there is none.
+    /// Line from 1; 0 if there is none.
     pub line: usize,
     /// The option, or empty.
     pub option: String,
-    /// What is wrong with it.
+    /// Description of the mistake.
     pub message: String,
 }
 
@@ -67,18 +66,18 @@ impl fmt::Display for Mistakes {
 
 impl std::error::Error for Mistakes {}
 
-/// Where a job file's text gets the rest from.
+/// Environment of a job file.
 pub struct Surroundings<'a> {
-    /// Reads a file that is included.
+    /// Reads an included file.
     pub read: &'a dyn Fn(&Path) -> io::Result<String>,
-    /// A variable of the environment.
+    /// Returns an environment variable.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
-    /// fio's words for what the machine has, and their numbers.
+    /// fio's words for properties of the machine, with their values.
     pub words: &'a [(&'static str, u64)],
 }
 
 impl Surroundings<'_> {
-    /// Calls back with this machine's files, environment and numbers.
+    /// Calls `use_them` with this machine's files, environment and properties.
     pub fn here<T>(use_them: impl FnOnce(&Surroundings<'_>) -> T) -> T {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let page = rustix::param::page_size() as u64;
@@ -95,7 +94,7 @@ impl Surroundings<'_> {
         })
     }
 
-    /// Calls back with nothing at all.
+    /// Calls `use_them` with an empty environment.
     pub fn none<T>(use_them: impl FnOnce(&Surroundings<'_>) -> T) -> T {
         use_them(&Surroundings {
             read: &|_| Err(io::ErrorKind::NotFound.into()),
@@ -105,7 +104,7 @@ impl Surroundings<'_> {
     }
 }
 
-/// Jobs, in the order of the file. `base` holds what flags have set: a file's options count more.
+/// Parses jobs in the order of the file. `base` contains the command-line options; options of the file override them.
 pub fn parse(
     file: &str,
     text: &str,
@@ -161,7 +160,7 @@ pub fn parse(
     if mistakes.is_empty() {
         Ok(jobs)
     } else {
-        // The file itself first, each file's in the order of its lines.
+        // The file itself first; mistakes of each file in the order of its lines.
         mistakes.sort_by_key(|mistake| (mistake.file != file, mistake.file.clone(), mistake.line));
         mistakes.dedup();
         Err(Mistakes(mistakes))

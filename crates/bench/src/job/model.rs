@@ -1,13 +1,13 @@
-//! What a job says, as data: everything that a job file or the flags for the quick way can ask for.
+//! A job as data: all settings of a job file or of the command-line options.
 
 use std::time::Duration;
 
-/// Does a job discard what it comes to?
+/// Discards of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trims {
-    /// It reads and writes.
+    /// Reads and writes only.
     No,
-    /// It does nothing else.
+    /// Discards only.
     Only,
     /// Each block is discarded, then written.
     ThenWrite,
@@ -16,16 +16,16 @@ pub enum Trims {
 /// Order and mixture of reads and writes, or discards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pattern {
-    /// In random order.
+    /// Random order.
     pub random: bool,
-    /// How many of 100 are reads.
+    /// Percentage of reads.
     pub read_percent: u8,
-    /// Discards, which leave no room for reads.
+    /// Discards; they exclude reads.
     pub trims: Trims,
 }
 
 impl Pattern {
-    /// A pattern of reads and writes.
+    /// Creates a pattern of reads and writes.
     pub const fn new(random: bool, read_percent: u8) -> Pattern {
         Pattern {
             random,
@@ -34,7 +34,7 @@ impl Pattern {
         }
     }
 
-    /// A pattern that discards.
+    /// Creates a pattern with discards.
     pub const fn trimming(random: bool, trims: Trims) -> Pattern {
         Pattern {
             random,
@@ -43,22 +43,22 @@ impl Pattern {
         }
     }
 
-    /// Does it read at all?
+    /// Returns true if the pattern contains reads.
     pub const fn reads(self) -> bool {
         self.read_percent > 0
     }
 
-    /// Does it write at all?
+    /// Returns true if the pattern contains writes.
     pub const fn writes(self) -> bool {
         self.read_percent < 100 && !matches!(self.trims, Trims::Only)
     }
 
-    /// Does it discard at all?
+    /// Returns true if the pattern contains discards.
     pub const fn trims(self) -> bool {
         !matches!(self.trims, Trims::No)
     }
 
-    /// fio's word for it.
+    /// Returns fio's name of the pattern.
     pub fn word(self) -> &'static str {
         match (self.trims, self.random) {
             (Trims::Only, false) => return "trim",
@@ -81,16 +81,16 @@ impl Pattern {
 /// Sizes of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sizes {
-    /// All alike.
+    /// One size.
     Fixed(u32),
-    /// Any from the first to the second, in steps of the first.
+    /// Any size from the first to the second, in steps of the first.
     Range(u32, u32),
-    /// Size and percentage; the percentages make 100.
+    /// Sizes with percentages that sum to 100.
     Split(Vec<(u32, u8)>),
 }
 
 impl Sizes {
-    /// The smallest.
+    /// Returns the smallest size.
     pub fn min(&self) -> u32 {
         match self {
             Sizes::Fixed(size) | Sizes::Range(size, _) => *size,
@@ -98,7 +98,7 @@ impl Sizes {
         }
     }
 
-    /// The largest.
+    /// Returns the largest size.
     pub fn max(&self) -> u32 {
         match self {
             Sizes::Fixed(size) | Sizes::Range(_, size) => *size,
@@ -106,7 +106,7 @@ impl Sizes {
         }
     }
 
-    /// Every size that is named.
+    /// Returns every size in the specification.
     pub fn named(&self) -> Vec<u32> {
         match self {
             Sizes::Fixed(size) => vec![*size],
@@ -116,17 +116,17 @@ impl Sizes {
     }
 }
 
-/// An amount of a disk.
+/// An amount of disk space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// So many bytes.
+    /// Number of bytes.
     Bytes(u64),
-    /// So much of the whole.
+    /// Percentage of the disk.
     Percent(u8),
 }
 
 impl Amount {
-    /// In bytes, of a disk of `capacity`.
+    /// Returns the amount in bytes for a disk of `capacity`.
     pub fn of(self, capacity: u64) -> u64 {
         match self {
             Amount::Bytes(bytes) => bytes,
@@ -135,31 +135,31 @@ impl Amount {
     }
 }
 
-/// A part of the disk that gets its own share of the requests.
+/// A part of the disk with its own share of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zone {
-    /// How many of 100 requests.
+    /// Percentage of the requests.
     pub access: u8,
-    /// How much of the disk, after the zones before it.
+    /// Amount of the disk, after the previous zones.
     pub extent: Amount,
 }
 
-/// Where random requests go.
+/// Distribution of random requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Distribution {
-    /// Everywhere alike.
+    /// Uniform.
     Uniform,
-    /// Zipf, with this theta.
+    /// Zipf with this theta.
     Zipf(f64),
-    /// Pareto, with this power.
+    /// Pareto with this power.
     Pareto(f64),
-    /// fio's normal distribution, with this deviation in percent of the size.
+    /// fio's normal distribution with this deviation in percent of the size.
     Normal(f64),
-    /// Zone by zone.
+    /// Zones.
     Zoned(Vec<Zone>),
 }
 
-/// What a verified block carries a sum of.
+/// Checksum of a verified block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
     /// CRC-16 (IBM 3740).
@@ -173,7 +173,7 @@ pub enum Checksum {
 }
 
 impl Checksum {
-    /// fio's words.
+    /// fio's names.
     pub const WORDS: [(&'static str, Checksum); 5] = [
         ("crc16", Checksum::Crc16),
         ("crc32", Checksum::Crc32),
@@ -183,18 +183,18 @@ impl Checksum {
     ];
 }
 
-/// Checking of what is read.
+/// Verification of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verify {
-    /// How.
+    /// Checksum algorithm.
     pub checksum: Checksum,
-    /// Read back and check what was written.
+    /// Read back and check written data.
     pub read_back: bool,
-    /// End at the first difference.
+    /// Stop at the first difference.
     pub fatal: bool,
 }
 
-/// Most requests per second, of one clone of the job; 0: as many as will go.
+/// Maximum requests per second of one clone of the job; 0: unlimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Reads.
@@ -205,7 +205,7 @@ pub struct Rate {
     pub trim: u32,
 }
 
-/// Which quantity a log file is of.
+/// Quantity of a log file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogKind {
     /// Bandwidth.
@@ -225,14 +225,14 @@ pub struct Logs {
     pub latency: Option<String>,
     /// `write_iops_log`.
     pub iops: Option<String>,
-    /// With each request's place (`log_offset`).
+    /// Include the offset of each request (`log_offset`).
     pub offset: bool,
-    /// One line for so long; `None`: one for each request.
+    /// Interval per line; `None`: one line per request.
     pub average: Option<Duration>,
 }
 
 impl Logs {
-    /// Is there any?
+    /// Returns true if any log is requested.
     pub fn any(&self) -> bool {
         self.bandwidth.is_some() || self.latency.is_some() || self.iops.is_some()
     }
@@ -241,79 +241,79 @@ impl Logs {
 /// A job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
-    /// Its name: the section's.
+    /// Name of the section.
     pub name: String,
-    /// What it is for.
+    /// Description.
     pub description: String,
-    /// Files or devices; empty: what the command line names.
+    /// Files or devices; empty: those of the command line.
     pub filenames: Vec<String>,
     /// Order and mixture.
     pub pattern: Pattern,
-    /// So many requests in sequence for each random place (`rw=randread:8`).
+    /// Number of sequential requests per random offset (`rw=randread:8`).
     pub burst: u32,
-    /// Bytes left out between two requests in sequence (`rw=write:4k`).
+    /// Bytes skipped between two sequential requests (`rw=write:4k`).
     pub skip: u64,
     /// `rwmixread`, as given.
     pub mix_read: Option<u8>,
     /// `rwmixwrite`, as given.
     pub mix_write: Option<u8>,
-    /// Sizes of reads, of writes, of discards.
+    /// Sizes of reads, writes and discards.
     pub sizes: [Sizes; 3],
-    /// Requests in flight, of each clone.
+    /// Requests in flight per clone.
     pub iodepth: u16,
-    /// Clones.
+    /// Number of clones.
     pub numjobs: u16,
-    /// The part of the disk that is used; `None`: to its end.
+    /// Size of the part of the disk to use; `None`: to the end.
     pub size: Option<Amount>,
-    /// Bytes to move in one loop; `None`: as many as `size`.
+    /// Bytes to transfer per loop; `None`: `size`.
     pub io_size: Option<Amount>,
-    /// Where that part begins.
+    /// Start of the part.
     pub offset: Amount,
-    /// By how much it begins later for each further clone.
+    /// Additional start offset per clone.
     pub offset_increment: Amount,
-    /// Ends after so many requests.
+    /// Maximum number of requests.
     pub ios_max: Option<u64>,
-    /// How often.
+    /// Number of loops.
     pub loops: u32,
-    /// Ends then at the latest.
+    /// Maximum run time.
     pub runtime: Option<Duration>,
-    /// Does not end before.
+    /// Do not end before `runtime`.
     pub time_based: bool,
-    /// Runs so long before anything counts.
+    /// Time before the measurement starts.
     pub ramp_time: Duration,
-    /// Bound on the rate.
+    /// Rate limit.
     pub rate: Option<Rate>,
-    /// Where random requests go.
+    /// Distribution of random requests.
     pub distribution: Distribution,
-    /// Random requests may hit a block again before all were hit.
+    /// Random requests may repeat a block before all blocks were accessed.
     pub no_random_map: bool,
-    /// Start of the random numbers.
+    /// Random seed.
     pub seed: u64,
-    /// Checking.
+    /// Verification of content.
     pub verify: Option<Verify>,
-    /// A flush after so many writes.
+    /// Number of writes per flush.
     pub flush_every: Option<u32>,
-    /// A flush at the end.
+    /// Flush at the end.
     pub flush_at_end: bool,
-    /// Waits for all jobs before it.
+    /// Wait for all previous jobs.
     pub stonewall: bool,
     /// O_DIRECT.
     pub direct: Option<bool>,
     /// fio's engine, as given.
     pub engine: Option<String>,
-    /// CPUs; clones take one each in turn.
+    /// CPUs; clones use them in turn.
     pub cpus: Vec<usize>,
-    /// Writes carry zeroes.
+    /// Writes contain zeroes.
     pub zero_buffers: bool,
     /// Log files.
     pub logs: Logs,
-    /// Percentiles of completion latencies are printed.
+    /// Print percentiles of completion latencies.
     pub clat_percentiles: bool,
-    /// Percentiles of whole latencies are printed.
+    /// Print percentiles of total latencies.
     pub lat_percentiles: bool,
-    /// Percentiles to be printed.
+    /// Percentiles to print.
     pub percentiles: Vec<f64>,
-    /// Options as they were given, in their order.
+    /// Options as given, in their order.
     pub given: Vec<(String, String)>,
 }
 
@@ -365,17 +365,17 @@ impl Default for Job {
 }
 
 impl Job {
-    /// The largest request that carries data.
+    /// Returns the size of the largest request with data.
     pub fn largest(&self) -> u32 {
         let written = match self.pattern.trims {
-            // What was discarded is written as one.
+            // A discarded range is written with one request.
             Trims::ThenWrite => self.sizes[2].max(),
             _ => self.sizes[1].max(),
         };
         self.sizes[0].max().max(written)
     }
 
-    /// Sizes of each direction in which it makes requests of its own; a write after a discard has the discard's.
+    /// Returns the sizes of each direction that has its own requests. A write after a discard has the discard's size.
     pub fn made(&self) -> impl Iterator<Item = &Sizes> {
         let pattern = self.pattern;
         let made = [
@@ -387,12 +387,12 @@ impl Job {
         pairs.filter(|(_, made)| *made).map(|(sizes, _)| sizes)
     }
 
-    /// The smallest request that it makes.
+    /// Returns the size of the smallest request.
     pub fn smallest(&self) -> u32 {
         self.made().map(Sizes::min).min().unwrap_or(512)
     }
 
-    /// The largest request that it makes, of data or not.
+    /// Returns the size of the largest request, with or without data.
     pub fn longest(&self) -> u32 {
         self.made().map(Sizes::max).max().unwrap_or(512)
     }

@@ -1,4 +1,4 @@
-//! Options by name: each is honoured, or refused with its reason.
+//! Options by name. Each is applied, or refused with a reason.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use super::value::{
 };
 use super::{Amount, Checksum, Distribution, Job, Pattern, REFUSED, Rate, Trims, Verify, Zone};
 
-/// Options that are honoured.
+/// Supported options.
 pub const HONOURED: &[&str] = &[
     "allrandrepeat",
     "blocksize",
@@ -66,7 +66,7 @@ pub const HONOURED: &[&str] = &[
     "zero_buffers",
 ];
 
-/// Most requests in flight of one clone: as many as the largest ring of any device here.
+/// Maximum number of requests in flight per clone: the largest ring of any device here.
 const IODEPTH_MAX: u16 = 1024;
 const NUMJOBS_MAX: u16 = 4096;
 const LOGS: [&str; 3] = ["write_bw_log", "write_lat_log", "write_iops_log"];
@@ -88,14 +88,14 @@ fn set(job: &mut Job, option: &str, value: Option<&str>) -> Result<(), String> {
         return Err(refusal(option));
     }
     let text = value.unwrap_or_default();
-    // A log without a name is called after its job.
+    // A log without a name is named after its job.
     if text.is_empty() && !LOGS.contains(&option) {
         return Err("needs a value".to_owned());
     }
     valued(job, option, text)
 }
 
-/// Why an option is not honoured.
+/// Returns the reason why an option is refused.
 fn refusal(option: &str) -> String {
     if REFUSED.contains(&option) {
         return "an option of fio that is not honoured here".to_owned();
@@ -111,7 +111,7 @@ fn refusal(option: &str) -> String {
     }
 }
 
-/// Options that may stand without a value.
+/// Applies an option that may have no value.
 fn switches(job: &mut Job, option: &str, value: Option<&str>) -> Option<Result<(), String>> {
     let set = |to: &mut bool| switch(value).map(|on| *to = on);
     Some(match option {
@@ -156,7 +156,7 @@ fn switches(job: &mut Job, option: &str, value: Option<&str>) -> Option<Result<(
     })
 }
 
-/// The job's checking, with fio's defaults.
+/// Returns the job's verification, initialized with fio's defaults.
 fn verify(job: &mut Job) -> &mut Verify {
     job.verify.get_or_insert(Verify {
         checksum: Checksum::Crc32c,
@@ -226,8 +226,8 @@ fn valued(job: &mut Job, option: &str, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `rw`, and what may follow its colon: how many requests follow a random one in sequence, or how many bytes are left out
-/// between two in sequence.
+/// Parses `rw` with an optional part after a colon: number of sequential requests per random offset, or bytes skipped between two
+/// sequential requests.
 fn order(job: &mut Job, text: &str) -> Result<(), String> {
     let (word, more) = match text.split_once(':') {
         Some((word, more)) => (word, Some(more)),
@@ -264,7 +264,7 @@ fn pattern(job: &Job, text: &str) -> Result<Pattern, String> {
     })
 }
 
-/// A mixture counts only where both directions were asked for.
+/// Applies the mixture if the pattern has both directions.
 fn mix(job: &mut Job) {
     if job.pattern.reads() && job.pattern.writes() {
         let read = job.mix_read.or(job.mix_write.map(|write| 100 - write));
@@ -341,7 +341,7 @@ fn distribution(text: &str) -> Result<Distribution, String> {
     }
 }
 
-/// `60/10:30/20:10/70`: so many of 100 requests go to so much of the disk.
+/// Parses `60/10:30/20:10/70`: percentages of requests and of the disk.
 fn zones(
     text: &str,
     extent: impl Fn(&str) -> Result<Amount, String>,
@@ -379,7 +379,7 @@ fn checksum(text: &str) -> Result<Checksum, String> {
     })
 }
 
-/// Engines that ask for what is done anyway: requests are started together and waited for together.
+/// Accepts engines that behave like the driver: requests are started together and waited for together.
 fn engine(text: &str) -> Result<String, String> {
     const ENGINES: [&str; 3] = ["libaio", "io_uring", "posixaio"];
     const SYNCHRONOUS: [&str; 5] = ["sync", "psync", "vsync", "pvsync", "pvsync2"];
@@ -408,7 +408,7 @@ fn percentiles(text: &str) -> Result<Vec<f64>, String> {
     Ok(list)
 }
 
-/// What only the whole job shows: the option, and what is wrong.
+/// Checks the complete job. Returns the option at fault and the reason.
 pub fn check(job: &Job) -> Result<(), (&'static str, String)> {
     if let (Some(read), Some(write)) = (job.mix_read, job.mix_write)
         && u16::from(read) + u16::from(write) != 100

@@ -1,8 +1,8 @@
-//! Options of fio that are known and not honoured, so that a refusal does not call them mistakes.
+//! Options of fio that exist and are not supported, so that the refusal does not call them mistakes.
 //!
-//! A list, sorted; the workspace's tests hold it against what fio says of itself.
+//! A sorted list; the workspace's tests compare it with fio's own list.
 
-/// Refused by name.
+/// Refused options.
 pub const REFUSED: &[&str] = &[
     "allow_file_create",
     "allow_mounted_write",

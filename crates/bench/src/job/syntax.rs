@@ -1,4 +1,4 @@
-//! A job file's lines: sections, options, comments, included files, variables.
+//! Lines of a job file: sections, options, comments, included files, variables.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -13,7 +13,7 @@ pub struct Line {
     pub value: Option<String>,
 }
 
-/// `[name]` and what follows it.
+/// `[name]` with its lines.
 pub struct Section {
     pub file: Rc<str>,
     pub number: usize,
@@ -21,10 +21,10 @@ pub struct Section {
     pub lines: Vec<Line>,
 }
 
-/// Files that include each other have to end somewhere.
+/// Limit for nested includes, which ends cycles.
 const INCLUDES_MAX: usize = 16;
 
-/// Either sign starts a comment, wherever it stands.
+/// Removes a comment. Both signs start one at any position.
 fn without_comment(line: &str) -> &str {
     let end = line.find(['#', ';']).unwrap_or(line.len());
     line[..end].trim()
@@ -36,7 +36,7 @@ struct Reader<'a> {
     mistakes: Vec<Mistake>,
 }
 
-/// Sections in order, and what could not be read.
+/// Parses the sections in order and collects mistakes.
 pub fn sections(
     file: &str,
     text: &str,
@@ -113,7 +113,8 @@ impl Reader<'_> {
         }
     }
 
-    /// `include FILE`: as if its lines stood here. A relative path counts from here, else from the including file.
+    /// Inserts the lines of `include FILE`. A relative path is resolved in the current directory first, then in the directory of the
+    /// including file.
     fn include(&mut self, file: &Rc<str>, number: usize, path: &str, depth: usize) {
         if depth == INCLUDES_MAX {
             let message = format!("more than {INCLUDES_MAX} files include each other");
@@ -132,7 +133,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Replaces `${NAME}` by what the environment says, and fio's own words for the machine.
+    /// Replaces `${NAME}` by the environment variable, and fio's words for the machine by their values.
     fn expand(&self, text: &str) -> Result<String, String> {
         let mut expanded = String::new();
         let mut rest = text;

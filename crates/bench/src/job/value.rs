@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{Amount, Sizes};
 
-/// Number and unit, apart.
 fn split_unit(text: &str) -> (&str, String) {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -12,7 +11,7 @@ fn split_unit(text: &str) -> (&str, String) {
     (&text[..end], text[end..].to_ascii_lowercase())
 }
 
-/// A size in bytes. As with fio's default, k is 1024 and ki is 1000.
+/// Parses a size in bytes. As with fio's default, k is 1024 and ki is 1000.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is not a size: a number, then k, m, g, t or p");
     if let Some(digits) = text.strip_prefix("0x") {
@@ -37,7 +36,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     base.pow(power).checked_mul(number).ok_or_else(wrong)
 }
 
-/// A size, or a percentage of the disk.
+/// Parses a size, or a percentage of the disk.
 pub fn amount(text: &str) -> Result<Amount, String> {
     match text.strip_suffix('%') {
         Some(percent) => match percent.parse() {
@@ -48,7 +47,7 @@ pub fn amount(text: &str) -> Result<Amount, String> {
     }
 }
 
-/// A time; without a unit in `unit`.
+/// Parses a time; `default` is the unit of a plain number.
 pub fn duration(text: &str, default: Duration) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is not a time: a number, then us, ms, s, m, h or d");
     let (number, unit) = split_unit(text);
@@ -63,7 +62,7 @@ pub fn duration(text: &str, default: Duration) -> Result<Duration, String> {
         "d" | "day" => 86_400.0,
         _ => return Err(wrong()),
     };
-    // A year is more than anyone waits, and keeps all sums of times small.
+    // The limit of a year prevents overflow in sums of times.
     let seconds = number * seconds;
     if !(0.0..=365.0 * 86_400.0).contains(&seconds) {
         return Err(wrong());
@@ -71,7 +70,7 @@ pub fn duration(text: &str, default: Duration) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// A number within bounds.
+/// Parses a number within bounds.
 pub fn number<T>(text: &str, min: T, max: T) -> Result<T, String>
 where
     T: std::str::FromStr + PartialOrd + std::fmt::Display,
@@ -82,7 +81,7 @@ where
     }
 }
 
-/// On or off; the option alone is on.
+/// Parses a flag; the option without a value means on.
 pub fn switch(value: Option<&str>) -> Result<bool, String> {
     match value {
         None | Some("1" | "true") => Ok(true),
@@ -91,7 +90,7 @@ pub fn switch(value: Option<&str>) -> Result<bool, String> {
     }
 }
 
-/// One size of a request.
+/// Parses the size of a request.
 pub fn block_size(text: &str) -> Result<u32, String> {
     const LARGEST: u64 = 64 << 20;
     let size = bytes(text)?;
@@ -101,7 +100,7 @@ pub fn block_size(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A part for reads, one for writes, one for discards, which without one of their own go by that for writes: `8k,32k`, `,8k`, `8k`.
+/// Parses values for reads, writes and discards; discards default to the value for writes: `8k,32k`, `,8k`, `8k`.
 fn by_direction<T: Clone>(
     text: &str,
     sizes: &mut [T; 3],
@@ -129,12 +128,12 @@ fn by_direction<T: Clone>(
     Ok(())
 }
 
-/// `bs`.
+/// Parses `bs`.
 pub fn fixed_sizes(text: &str, sizes: &mut [Sizes; 3]) -> Result<(), String> {
     by_direction(text, sizes, |part| block_size(part).map(Sizes::Fixed))
 }
 
-/// `bsrange`.
+/// Parses `bsrange`.
 pub fn size_ranges(text: &str, sizes: &mut [Sizes; 3]) -> Result<(), String> {
     by_direction(text, sizes, |part| {
         let (low, high) = part
@@ -148,7 +147,7 @@ pub fn size_ranges(text: &str, sizes: &mut [Sizes; 3]) -> Result<(), String> {
     })
 }
 
-/// `bssplit`.
+/// Parses `bssplit`.
 pub fn size_splits(text: &str, sizes: &mut [Sizes; 3]) -> Result<(), String> {
     by_direction(text, sizes, split)
 }
@@ -167,7 +166,7 @@ fn split(text: &str) -> Result<Sizes, String> {
     if given > 100 {
         return Err(format!("the percentages make {given}, more than 100"));
     }
-    // Those without a percentage share the rest; what is left then belongs to the last.
+    // Entries without a percentage share the remainder equally; the rest of the division goes to the last one.
     let share = (100 - given).checked_div(open).unwrap_or(0);
     let parts = parts
         .into_iter()
@@ -181,7 +180,7 @@ fn split(text: &str) -> Result<Sizes, String> {
     Ok(Sizes::Split(parts))
 }
 
-/// `filename`: several are separated by colons, a colon in a name is written `\:`.
+/// Parses `filename`: names are separated by colons; `\:` is a colon in a name.
 pub fn filenames(text: &str) -> Vec<String> {
     let mut names = vec![String::new()];
     let mut characters = text.chars().peekable();
@@ -205,7 +204,7 @@ pub fn filenames(text: &str) -> Vec<String> {
     names
 }
 
-/// CPUs: `0,2-4`.
+/// Parses a list of CPUs: `0,2-4`.
 pub fn cpus(text: &str) -> Result<Vec<usize>, String> {
     const LAST: usize = 4095;
     let mut cpus = Vec::new();

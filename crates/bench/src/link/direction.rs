@@ -1,38 +1,38 @@
-//! What one direction of a line does with packets: pure, on a time that is given.
+//! One direction of a simulated line: a pure model with an explicit clock.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::workload::Random;
 
-/// What a line does.
+/// Properties of a line.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkOptions {
-    /// How long a packet is under way, in one direction.
+    /// One-way delay of a packet.
     pub delay: Duration,
-    /// Bits per second; 0: as many as come.
+    /// Bits per second; 0: unlimited.
     pub rate: u64,
-    /// The part of packets that are lost.
+    /// Fraction of packets that are lost.
     pub loss: f64,
 }
 
-/// A line that nothing limits has room for so much all the same.
+/// Minimum buffer of a line, as a time.
 const BUFFER_LEAST: Duration = Duration::from_millis(10);
 
-/// Packets that are under way.
+/// Packets in transit.
 pub struct Direction<P> {
     options: LinkOptions,
     random: Random,
-    /// With the time at which each arrives, in this order.
+    /// Packets with their arrival times, in order.
     under_way: VecDeque<(Duration, P)>,
-    /// When the line has sent what it has.
+    /// Time at which the line has sent all queued packets.
     free_at: Duration,
-    /// Packets that were lost, on purpose or because the buffer was full.
+    /// Number of lost packets, by chance or because the buffer was full.
     pub lost: u64,
 }
 
 impl<P> Direction<P> {
-    /// An empty one.
+    /// Creates an empty line.
     pub fn new(options: LinkOptions, seed: u64) -> Direction<P> {
         Direction {
             options,
@@ -43,7 +43,7 @@ impl<P> Direction<P> {
         }
     }
 
-    /// Takes a packet of `bytes`, and gives it back if it is lost.
+    /// Accepts a packet of `bytes`. Returns it if it is lost.
     pub fn send(&mut self, now: Duration, bytes: usize, packet: P) -> Option<P> {
         let buffer = (2 * self.options.delay).max(BUFFER_LEAST);
         let begins = self.free_at.max(now);
@@ -61,7 +61,7 @@ impl<P> Direction<P> {
         None
     }
 
-    /// The next packet that has arrived.
+    /// Returns the next packet that has arrived.
     pub fn receive(&mut self, now: Duration) -> Option<P> {
         let (at, _) = self.under_way.front()?;
         if *at > now {
@@ -70,7 +70,7 @@ impl<P> Direction<P> {
         self.under_way.pop_front().map(|(_, packet)| packet)
     }
 
-    /// When the next one arrives.
+    /// Returns the arrival time of the next packet.
     pub fn next(&self) -> Option<Duration> {
         self.under_way.front().map(|(at, _)| *at)
     }
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_packet_arrives_after_its_sending_and_the_delay() {
-        // 9000 bytes at 72 Mbit/s take a millisecond.
+        // 9000 bytes at 72 Mbit/s take one millisecond.
         let mut line = Direction::new(options(72_000_000, 0.0), 1);
         assert!(line.send(Duration::ZERO, 9000, 'a').is_none());
         assert!(line.send(Duration::ZERO, 9000, 'b').is_none());
@@ -108,7 +108,7 @@ mod tests {
     fn a_full_buffer_loses_what_comes() {
         let mut line = Direction::new(options(72_000_000, 0.0), 1);
         let lost = (0..20).filter(|at| line.send(Duration::ZERO, 9000, *at).is_some());
-        // One round trip of 10 ms is in line, and one that has begun.
+        // The buffer holds one round trip of 10 ms, plus one packet being sent.
         assert_eq!(lost.count(), 9);
         assert_eq!(line.lost, 9);
     }

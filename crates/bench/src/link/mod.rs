@@ -1,8 +1,8 @@
-//! A line between two network namespaces with a delay, a rate and a loss of its own, for measuring what distance does to a session.
+//! A line with delay, rate and loss between two network namespaces, to measure the effect of distance on a session.
 //!
-//! Two TUN devices of large packets (9000 bytes, as jumbo frames are) are joined by a thread that holds each packet for its time. What one
-//! direction does with packets is pure (`Direction`). The line has a buffer of one round trip, as a router has: what comes while it is
-//! full is lost. Needs `ip`, `unshare` and `nsenter`, and root or user namespaces.
+//! A thread joins two TUN devices with large packets (9000 bytes, like jumbo frames) and delays each packet. The model of one direction
+//! is pure (`Direction`). The line has a buffer of one round trip, like a router, and drops packets when it is full. Needs `ip`,
+//! `unshare` and `nsenter`, and root or user namespaces.
 
 mod direction;
 mod pump;
@@ -18,21 +18,21 @@ use anyhow::{Context, Result, bail, ensure};
 pub use direction::{Direction, LinkOptions};
 use pump::Pump;
 
-/// The near end's address: where the driver is.
+/// Address of the near end (driver).
 const NEAR: &str = "10.98.0.1/30";
-/// The far end's: where the target is.
+/// Address of the far end (target).
 pub const FAR: &str = "10.98.0.2";
-/// Bytes of a packet, as jumbo frames have them.
+/// Packet size, as with jumbo frames.
 const MTU: usize = 9000;
-/// Packets that wait for the thread: a millisecond or two of the fastest line.
+/// Transmit queue length in packets: a millisecond or two of the fastest line.
 const QUEUE: &str = "2000";
-/// Says that this process has a network namespace of its own.
+/// Set in the environment when this process has its own network namespace.
 const INSIDE: &str = "LUNETTE_BENCH_NAMESPACE";
 
 impl FromStr for LinkOptions {
     type Err = String;
 
-    /// `delay=5ms,rate=4g,loss=0.05%`: one way, bits per second, packets.
+    /// Parses `delay=5ms,rate=4g,loss=0.05%`: one-way delay, bits per second, packet loss.
     fn from_str(text: &str) -> Result<LinkOptions, String> {
         const FORM: &str =
             "delay=TIME,rate=BITS,loss=PERCENT, such as delay=5ms,rate=4g,loss=0.05%";
@@ -75,8 +75,7 @@ fn part_of(text: &str) -> Option<f64> {
     (0.0..=50.0).contains(&percent).then_some(percent / 100.0)
 }
 
-/// Goes on in a network namespace of its own: this program with the same arguments takes the place of this process. Gives nothing
-/// where that has happened already.
+/// Re-executes this program with the same arguments in its own network namespace. Returns if that has already happened.
 pub fn enter_namespace() -> Result<()> {
     if std::env::var_os(INSIDE).is_some() {
         return ip(&["link", "set", "lo", "up"]);
@@ -113,15 +112,15 @@ fn run(command: &mut Command, name: &str, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A line that is up. Its far end is in a namespace of its own.
+/// An active line. Its far end is in a separate namespace.
 pub struct Link {
-    /// A process that does nothing but have the far namespace.
+    /// Idle process that holds the far namespace.
     holder: Child,
     _pump: Pump,
 }
 
 impl Link {
-    /// Makes it; this process is at its near end.
+    /// Creates the line; this process is at its near end.
     pub fn new(options: LinkOptions) -> Result<Link> {
         let mut holder = Command::new("setpriv")
             .args([
@@ -170,7 +169,7 @@ impl Link {
         Pump::start(near_end, far_end, options)
     }
 
-    /// What a command begins with that is to run at the far end.
+    /// Returns the prefix of a command that is to run at the far end.
     pub fn far(&self) -> [String; 4] {
         [
             "nsenter".to_owned(),
@@ -183,13 +182,13 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Nothing of it is left to be lost.
+        // The holder has no state to lose.
         self.holder.kill().ok();
         self.holder.wait().ok();
     }
 }
 
-/// Waits until a process has another network namespace than this one.
+/// Waits until a process has a different network namespace.
 fn await_namespace(pid: u32) -> Result<()> {
     let of = |pid: &str| std::fs::read_link(Path::new("/proc").join(pid).join("ns/net"));
     let own = of("self")?;
@@ -202,7 +201,6 @@ fn await_namespace(pid: u32) -> Result<()> {
     bail!("unshare --net makes no namespace")
 }
 
-/// A TUN device with its name.
 fn tun() -> Result<(std::fs::File, String)> {
     let file = std::fs::File::options()
         .read(true)

@@ -1,4 +1,4 @@
-//! The thread that carries packets from one end to the other.
+//! Thread that forwards packets between the two ends.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -14,12 +14,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::MTU;
 use super::direction::{Direction, LinkOptions};
 
-/// Packets of an end that are taken before the other end is looked at.
+/// Maximum number of packets taken from one end before the other is polled.
 const BATCH: usize = 64;
-/// How often an end of the line is noticed.
+/// Maximum delay until a stop is noticed.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
-/// Ends with this.
+/// Handle of the thread; drop stops it.
 pub struct Pump {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -62,19 +62,19 @@ impl Drop for Pump {
 struct Carrier {
     begin: Instant,
     ends: [File; 2],
-    /// From each end to the other one.
+    /// Lines from each end to the other.
     lines: [Direction<Vec<u8>>; 2],
-    /// Memory of packets that have arrived.
+    /// Reusable packet buffers.
     spare: Vec<Vec<u8>>,
 }
 
 impl Carrier {
-    /// Delivers what has arrived, waits, and takes what has come.
+    /// Delivers arrived packets, waits, and accepts new packets.
     fn turn(&mut self) {
         let now = self.begin.elapsed();
         for (from, line) in self.lines.iter_mut().enumerate() {
             while let Some(packet) = line.receive(now) {
-                // An end whose queue is full loses it, as a card does.
+                // A full receive queue drops the packet, like a network card.
                 self.ends[1 - from].write_all(&packet).ok();
                 self.spare.push(packet);
             }
@@ -95,7 +95,7 @@ impl Carrier {
             tv_sec: 0,
             tv_nsec: wait.as_nanos().min(999_999_999) as _,
         };
-        // A signal ends the wait as a packet does.
+        // A signal ends the wait, like a packet.
         poll(&mut ends, Some(&wait)).ok();
     }
 

@@ -1,14 +1,14 @@
-//! Advice in words, derived from the study's records: which transport, how many workers and queues, and how sure that is.
+//! Advice as text, derived from the study's records: transport, number of workers and queues, and confidence.
 
 use std::collections::BTreeMap;
 
 use super::study::{Configuration, Record, Study};
 use crate::run::{Interval, bootstrap_ratio, spread};
 
-/// A difference below this is none in practice.
+/// Smaller relative differences are ignored.
 pub(super) const MATTERS: f64 = 0.03;
 
-/// For one configuration and turn: the geometric mean over all cases, so that each counts alike.
+/// Returns the geometric mean over all cases for each configuration and turn, so that all cases have equal weight.
 fn scores(study: &Study, of: impl Fn(&Record) -> f64) -> BTreeMap<Configuration, Vec<f64>> {
     let mut logs: BTreeMap<(Configuration, u32), Vec<f64>> = BTreeMap::new();
     for record in &study.records {
@@ -18,7 +18,7 @@ fn scores(study: &Study, of: impl Fn(&Record) -> f64) -> BTreeMap<Configuration,
             logs.entry(key).or_default().push(value.ln());
         }
     }
-    // A turn that is not complete would be compared with other cases.
+    // An incomplete turn would be compared with a different set of cases.
     let whole = logs.values().map(Vec::len).max().unwrap_or(0);
     let mut scores: BTreeMap<Configuration, Vec<f64>> = BTreeMap::new();
     for ((configuration, _), values) in logs {
@@ -30,7 +30,7 @@ fn scores(study: &Study, of: impl Fn(&Record) -> f64) -> BTreeMap<Configuration,
     scores
 }
 
-/// How sure a ratio of so many turns is.
+/// Describes the confidence of a ratio from `turns` turns.
 pub(super) fn sureness(turns: usize, ratio: Interval) -> &'static str {
     match turns {
         0..=2 => "too few turns to be sure",
@@ -39,7 +39,7 @@ pub(super) fn sureness(turns: usize, ratio: Interval) -> &'static str {
     }
 }
 
-/// `a` against `b` in words: how much, and how sure.
+/// Compares `a` with `b` as text: difference and confidence.
 fn verdict(what: &str, a: (&str, &[f64]), b: (&str, &[f64])) -> Option<String> {
     let ratio = bootstrap_ratio(a.1, b.1)?;
     let percent = |value: f64| format!("{:.0} %", (value - 1.0).abs() * 100.0);
@@ -80,7 +80,7 @@ fn best(
     some.max_by(|a, b| spread(a.1).median.total_cmp(&spread(b.1).median))
 }
 
-/// Sentences, the most important first.
+/// Returns sentences, the most important first.
 pub fn advice(study: &Study) -> Vec<String> {
     let rates = scores(study, Record::iops);
     let mut sentences = Vec::new();
@@ -151,14 +151,14 @@ pub fn advice(study: &Study) -> Vec<String> {
     sentences
 }
 
-/// Where the driver's time went: the part of the latency that is not the device's.
+/// Describes the part of the latency outside the device.
 fn outside(study: &Study) -> Option<String> {
     let how = if study.polling {
         "polled"
     } else {
         "waited for interrupts"
     };
-    // By turn: time of requests, time inside of the device.
+    // Per turn: total time of requests, and time inside the device.
     let mut turns: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
     for record in study.records.iter().filter(|record| record.depth == 1) {
         let device: f64 = record.steps_ns.iter().map(|(_, ns)| ns).sum();

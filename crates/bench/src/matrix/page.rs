@@ -1,4 +1,4 @@
-//! The study as a page that needs nothing from outside, and its pictures as files.
+//! The study as a self-contained page, and its charts as files.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::chart::{Chart, Point, Series, number};
 use crate::picture::Painter;
 use crate::run::spread;
 
-/// Configurations in their order.
+/// Returns the configurations in display order.
 fn configurations(study: &Study) -> Vec<Configuration> {
     let mut list: Vec<Configuration> = study
         .records
@@ -44,7 +44,7 @@ fn point(
     })
 }
 
-/// All cases, as groups: name and key.
+/// Returns all cases as groups: name and key.
 fn cases() -> Vec<(String, (&'static str, u16))> {
     let each = MIXTURES.iter().flat_map(|(name, _, _)| {
         DEPTHS.map(|depth| (format!("{name}\nQD{depth}"), (*name, depth)))
@@ -73,7 +73,7 @@ fn by_case(study: &Study, title: &str, unit: &str, of: impl Fn(&Record) -> f64) 
     }
 }
 
-/// Percentiles of random reads, by depth.
+/// Creates the chart of latency percentiles of random reads, by depth.
 fn percentiles(study: &Study) -> Chart {
     let names = ["p50", "p99", "p99.9"];
     let groups = DEPTHS
@@ -104,7 +104,7 @@ fn percentiles(study: &Study) -> Chart {
     }
 }
 
-/// The device's steps of random reads at the middle depth, on each other.
+/// Creates the stacked chart of the device's steps for random reads at the middle depth.
 fn steps(study: &Study) -> Chart {
     let configurations = configurations(study);
     let first = study
@@ -153,7 +153,6 @@ fn escape(text: &str) -> String {
         .replace('>', "&gt;")
 }
 
-/// The numbers below a picture.
 fn table(chart: &Chart) -> String {
     let mut html = "<details open><summary>Table</summary><table><tr><th></th>".to_owned();
     for group in &chart.groups {
@@ -185,7 +184,7 @@ svg{max-width:100%;height:auto}table{border-collapse:collapse;font-size:12px;mar
 th,td{border:1px solid #bbb;padding:.2em .5em;text-align:right}th{background:#f2f2f2}\
 tr>th:first-child{text-align:left;white-space:nowrap}details{overflow-x:auto;margin-bottom:2em}summary{cursor:pointer}small{color:#555}li{margin:.3em 0}";
 
-/// Writes the page, and each picture beside it as SVG and PNG; gives all paths.
+/// Writes the page, and each chart as SVG and PNG next to it. Returns all paths.
 pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
     let charts = charts(study);
     let mut html = head(study);
@@ -194,7 +193,7 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
     let mut written = vec![page.to_owned()];
     for (name, chart) in &charts {
         let svg = chart.svg();
-        // Identifiers in one page have to differ.
+        // Identifiers within one page must be unique.
         let inline = svg.replace("hatch", &format!("{name}-hatch"));
         html.push_str(&format!(
             "<h2>{}</h2>\n{inline}{}",
@@ -217,7 +216,6 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
     Ok(written)
 }
 
-/// The charts, each with the name of its files.
 fn charts(study: &Study) -> [(&'static str, Chart); 6] {
     [
         (
@@ -252,7 +250,7 @@ fn charts(study: &Study) -> [(&'static str, Chart); 6] {
     ]
 }
 
-/// The page's beginning: what was measured, and the advice.
+/// Formats the head of the page: environment and advice.
 fn head(study: &Study) -> String {
     let environment = &study.environment;
     let turns = study
@@ -339,7 +337,7 @@ mod tests {
         assert_eq!(written.len(), 13);
         let html = std::fs::read_to_string(&page).unwrap();
         assert_eq!(html.matches("<svg").count(), 6);
-        // The name of a namespace is not fetched.
+        // A namespace URL is not fetched.
         let html = html.replace("http://www.w3.org/2000/svg", "");
         for outside in [
             "://", "<script", "<link", "<img", "<iframe", "@import", "src=\"",
@@ -347,7 +345,7 @@ mod tests {
             let found = html.replace("&lt;script src=http://evil&gt;", "");
             assert!(!found.contains(outside), "{outside}");
         }
-        // Within the page only: a pattern of its own.
+        // Only links within the page: each pattern has its own ID.
         for link in html.split("url(").skip(1) {
             assert!(link.starts_with('#'), "{}", &link[..20.min(link.len())]);
         }

@@ -1,7 +1,7 @@
-//! Does it pay that the daemon polls? A small part of the study: two daemons that differ in that alone, driven in turns.
+//! Comparison of a polling daemon with a non-polling one: a small part of the study, in turns.
 //!
-//! A pair of turns is one of each, the first one changing from pair to pair. Only pairs count, so what was cut short compares
-//! the same cases. While one daemon is driven the other sleeps: it is idle.
+//! A pair consists of one turn of each daemon; the first one alternates between pairs. Only complete pairs count, so an interrupted
+//! comparison uses equal cases. While one daemon is driven, the other is idle.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,32 +14,32 @@ use super::advice::{MATTERS, sureness};
 use super::study::{Configuration, Results, Rig, Study, StudyOptions};
 use crate::run::{Interval, Progress, bootstrap_ratio, run_until_interrupted, spread};
 
-/// Pairs of turns, at least: fewer say little.
+/// Minimum number of pairs for a conclusion.
 const PAIRS_MIN: u32 = 6;
 
-/// One disk or all, mixture, depth.
+/// One disk (true) or all, mixture, depth.
 const CASES: [(bool, usize, u16); 4] = [(true, 0, 1), (false, 0, 1), (false, 2, 1), (false, 0, 8)];
 
 /// One run of the comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PollRecord {
-    /// The daemon polled, within its usual bound; else `--poll-us 0`.
+    /// The daemon polls within its default limit; otherwise `--poll-us 0`.
     pub polls: bool,
-    /// What was compared, by transport, workers and queues.
+    /// Transport, workers and queues.
     pub configuration: Configuration,
-    /// Disks that were driven.
+    /// Number of driven disks.
     pub disks: u16,
-    /// Mixture, by its name.
+    /// Name of the mixture.
     pub mixture: String,
-    /// Requests in flight of each disk.
+    /// Requests in flight per disk.
     pub depth: u16,
-    /// Which pair, from 1.
+    /// Number of the pair, from 1.
     pub pair: u32,
-    /// Requests per second, all disks together.
+    /// Requests per second of all disks.
     pub iops: f64,
-    /// Microseconds of the device's CPU per request.
+    /// Device CPU time per request in microseconds.
     pub device_cpu_us: f64,
-    /// Others used the machine meanwhile.
+    /// Other load was present.
     pub disturbed: bool,
 }
 
@@ -49,8 +49,8 @@ pub(super) struct PollLine {
     pub polling_comparison: PollRecord,
 }
 
-/// virtio-blk, one queue, and one worker with a CPU of its own where that is studied: who waits and for how long is the same
-/// elsewhere.
+/// Returns virtio-blk with one queue and, if it is part of the study, one pinned worker. Waiting behaves the same in other
+/// configurations.
 fn configuration(options: &StudyOptions) -> Option<Configuration> {
     let workers = options.workers.iter().copied();
     Some(Configuration {
@@ -64,7 +64,7 @@ fn pairs(options: &StudyOptions) -> u32 {
     options.repetitions.max(PAIRS_MIN)
 }
 
-/// How many runs a whole comparison is.
+/// Returns the number of runs of a complete comparison.
 pub(super) fn planned(options: &StudyOptions) -> usize {
     let cases = if options.disks > 1 { CASES.len() } else { 1 };
     match configuration(options) {
@@ -73,7 +73,7 @@ pub(super) fn planned(options: &StudyOptions) -> usize {
     }
 }
 
-/// Makes what is missing of the comparison. False: it was ended.
+/// Runs the missing part of the comparison. Returns false if it was interrupted.
 pub(super) fn compare(
     options: &StudyOptions,
     study: &mut Study,
@@ -153,7 +153,7 @@ pub(super) fn compare(
     Ok(true)
 }
 
-/// What one case gave: polling against not, pair by pair.
+/// Results of one case, pair by pair: with polling at index 0, without polling at index 1.
 struct Case<'a> {
     first: &'a PollRecord,
     iops: [Vec<f64>; 2],
@@ -198,7 +198,7 @@ fn cases(study: &Study) -> Vec<Case<'_>> {
     cases
 }
 
-/// Sentences: each case, then what follows from them.
+/// Returns sentences: each case, then the conclusions.
 pub(super) fn advice(study: &Study) -> Vec<String> {
     let cases = cases(study);
     if cases.is_empty() {
@@ -354,7 +354,7 @@ mod tests {
         assert!(advice(&study([2.0, 1.0], [1.0, 1.0], 0))[0].contains("not compared"));
         let few = advice(&study([200e3, 100e3], [5.0, 3.0], 2)).join("\n");
         assert!(few.contains("too few pairs of turns to advise"), "{few}");
-        // A turn without its partner is left out.
+        // A turn without its partner is ignored.
         let mut odd = study([200e3, 100e3], [5.0, 3.0], 6);
         odd.polls.pop();
         assert!(advice(&odd)[0].contains("5 pairs of turns"));

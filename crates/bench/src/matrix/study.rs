@@ -1,4 +1,4 @@
-//! Runs the study and keeps its records.
+//! Runs the study and stores its records.
 
 use std::collections::HashSet;
 use std::fs::OpenOptions;
@@ -21,18 +21,18 @@ use crate::run::{
     Environment, Plan, Progress, Repetition, environment, run as run_plan, run_until_interrupted,
 };
 
-/// How the study is made.
+/// Options of the study.
 #[derive(Clone, Debug)]
 pub struct StudyOptions {
-    /// The program that serves: this one.
+    /// Program of the daemon: this one.
     pub program: PathBuf,
-    /// The result file.
+    /// Result file.
     pub results: PathBuf,
-    /// Disks at once.
+    /// Number of disks.
     pub disks: u16,
-    /// Numbers of workers; 0: one that all share, wherever the kernel puts it; others have a CPU each.
+    /// Worker counts; 0: one shared, unpinned worker; others are pinned to a CPU each.
     pub workers: Vec<usize>,
-    /// Queues of each disk.
+    /// Queue counts per disk.
     pub queues: Vec<u16>,
     /// Turns of each run.
     pub repetitions: u32,
@@ -42,19 +42,19 @@ pub struct StudyOptions {
     pub polling: bool,
 }
 
-/// What is compared.
+/// A compared configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Configuration {
     /// `blk` or `scsi`.
     pub transport: String,
-    /// Workers; 0: one that is shared and not pinned.
+    /// Number of workers; 0: one shared, unpinned worker.
     pub workers: usize,
-    /// Queues of each disk.
+    /// Queues per disk.
     pub queues: u16,
 }
 
 impl Configuration {
-    /// In a few words.
+    /// Returns a short description.
     pub fn name(&self) -> String {
         let workers = match self.workers {
             0 => "shared worker".to_owned(),
@@ -73,15 +73,15 @@ impl Configuration {
 /// One run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// What was compared.
+    /// Configuration.
     pub configuration: Configuration,
-    /// Mixture, by its name.
+    /// Name of the mixture.
     pub mixture: String,
-    /// Requests in flight of each disk and queue.
+    /// Requests in flight per disk and queue.
     pub depth: u16,
-    /// Which turn, from 1.
+    /// Number of the turn, from 1.
     pub turn: u32,
-    /// Reads per second, all disks together.
+    /// Reads per second of all disks.
     pub read_iops: f64,
     /// Writes per second.
     pub write_iops: f64,
@@ -91,15 +91,15 @@ pub struct Record {
     pub write_bandwidth: f64,
     /// Mean, p50, p99 and p99.9 in nanoseconds.
     pub latency_ns: [f64; 4],
-    /// Microseconds of the device's CPU per request.
+    /// Device CPU time per request in microseconds.
     pub device_cpu_us: f64,
-    /// Mean nanoseconds of each of the device's steps.
+    /// Mean nanoseconds of each step in the device.
     pub steps_ns: Vec<(String, f64)>,
-    /// Others used the machine meanwhile.
+    /// Other load was present.
     pub disturbed: bool,
 }
 
-/// The first line of a result file.
+/// First line of a result file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Header {
     environment: Environment,
@@ -108,26 +108,26 @@ struct Header {
     polling: bool,
 }
 
-/// All that is known.
+/// All records of a study.
 #[derive(Clone, Debug)]
 pub struct Study {
-    /// Where it was made.
+    /// Machine and build.
     pub environment: Environment,
-    /// Disks at once.
+    /// Number of disks.
     pub disks: u16,
-    /// Measured time of one run.
+    /// Measured time of one run in milliseconds.
     pub turn_ms: u64,
     /// The driver polled.
     pub polling: bool,
-    /// In the order in which they were made.
+    /// Runs in order of execution.
     pub records: Vec<Record>,
-    /// The comparison of a daemon that polls with one that does not.
+    /// Comparison of a polling daemon with a non-polling one.
     pub polls: Vec<PollRecord>,
-    /// How many runs a whole study has, that comparison not included; 0: nobody knows.
+    /// Number of runs of a complete study without that comparison; 0: unknown.
     pub planned: usize,
 }
 
-/// The result file, to which each run adds a line.
+/// Result file; each run appends a line.
 pub(super) struct Results(std::fs::File);
 
 impl Results {
@@ -151,13 +151,13 @@ impl Record {
         )
     }
 
-    /// All requests per second.
+    /// Returns all requests per second.
     pub fn iops(&self) -> f64 {
         self.read_iops + self.write_iops
     }
 }
 
-/// Reads a result file; a last line that was cut short is left out.
+/// Reads a result file. A truncated last line is ignored.
 fn read(path: &Path) -> Result<Option<Study>> {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
@@ -191,7 +191,7 @@ fn read(path: &Path) -> Result<Option<Study>> {
     }))
 }
 
-/// Configurations, cut to what makes sense: no more queues of a disk than workers that could serve them.
+/// Returns the configurations without those that have more queues per disk than workers.
 fn configurations(options: &StudyOptions) -> Vec<Configuration> {
     let mut list = Vec::new();
     for workers in &options.workers {
@@ -211,7 +211,7 @@ fn configurations(options: &StudyOptions) -> Vec<Configuration> {
     list
 }
 
-/// Makes what is missing of the study, and gives all of it.
+/// Runs the missing part of the study and returns the complete study.
 pub fn run(
     options: &StudyOptions,
     interrupted: &Arc<AtomicBool>,
@@ -238,7 +238,7 @@ pub fn run(
             whole + polling::planned(options)
         ));
     }
-    // Turns are the outermost loop, so that the machine's drift hits all configurations alike.
+    // Turns are the outermost loop, so that drift of the machine affects all configurations equally.
     for turn in 1..=options.repetitions {
         for configuration in &configurations {
             let missing: Vec<(&str, &str, u8, u16)> = MIXTURES
@@ -285,7 +285,7 @@ pub fn run(
     Ok(study)
 }
 
-/// Which program, on which machine.
+/// Describes program and machine.
 fn made_by(environment: &Environment) -> String {
     format!(
         "lunette {} on {}, {} CPUs {}",
@@ -339,7 +339,7 @@ fn open(options: &StudyOptions) -> Result<Study> {
     })
 }
 
-/// Takes away a last line that has no end, so that the next one begins at a line of its own.
+/// Removes a truncated last line, so that the next line starts correctly.
 fn cut_torn_line(path: &Path) -> Result<()> {
     let bytes = std::fs::read(path)?;
     let whole = bytes
@@ -355,19 +355,19 @@ fn cut_torn_line(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of each disk.
+/// Size of each disk in bytes.
 const DISK: u64 = 64 << 20;
 
 /// A daemon with the disks of one configuration, filled.
 pub(super) struct Rig {
-    // Dropped in this order: the daemon's sockets lie in the folder.
+    // Dropped in this order: the daemon's sockets are in the folder.
     _daemon: Daemon,
     folder: Scratch,
     subjects: Vec<String>,
 }
 
 impl Rig {
-    /// `more`: further arguments of `serve`.
+    /// Starts the daemon; `more`: further arguments of `serve`.
     pub fn start(
         options: &StudyOptions,
         configuration: &Configuration,
@@ -473,7 +473,7 @@ impl Rig {
         control::get(&self.folder.path().join("control"), "/v1/latency").ok()
     }
 
-    /// Mean time of each step since then, reads and writes together.
+    /// Returns the mean time of each step since `before`, for reads and writes together.
     fn steps_since(&self, before: Option<latency::Snapshot>) -> Option<Vec<(String, f64)>> {
         let merged = self.snapshot()?.since(&before?).merged();
         let steps = Span::STEPS.into_iter().filter(|span| !span.is_optional());
@@ -586,7 +586,7 @@ mod tests {
         open(&options).unwrap();
         let text = std::fs::read_to_string(&options.results).unwrap();
         let mut header: Header = serde_json::from_str(&text).unwrap();
-        // When it was begun, and by which command line, is nobody's business.
+        // Start time and command line are ignored.
         header.environment.time += 1;
         header.environment.command.clear();
         let write = |header: &Header| {
@@ -640,7 +640,7 @@ mod tests {
         let study = open(&options).unwrap();
         assert_eq!(study.records.len(), 1);
         assert_eq!(study.records[0].key(), record(1).key());
-        // What is appended next is a line of its own.
+        // The next line is appended after a newline.
         let text = std::fs::read_to_string(&options.results).unwrap();
         assert!(text.ends_with(&format!("{line}\n")), "{text}");
         let other = StudyOptions {

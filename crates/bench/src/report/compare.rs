@@ -1,9 +1,9 @@
-//! Two result files beside each other.
+//! Comparison of two result files.
 
 use super::text::{columns, rate, ratio};
 use crate::run::{Outcome, bootstrap_ratio_apart, spread};
 
-/// A line per subject: both medians, and the ratio of the second to the first.
+/// Returns a line per subject: both medians, and the ratio of the second to the first.
 pub fn compare(a: (&str, &Outcome), b: (&str, &Outcome)) -> String {
     let mut text = String::new();
     if a.1.environment.cpu != b.1.environment.cpu
@@ -37,7 +37,7 @@ pub fn compare(a: (&str, &Outcome), b: (&str, &Outcome)) -> String {
             b.1.subjects
                 .iter()
                 .find(|subject| subject.name == first.name);
-        // One subject each is meant to be compared whatever they are called.
+        // If each file has a single subject, they are compared regardless of their names.
         let single = a.1.subjects.len() == 1 && b.1.subjects.len() == 1;
         let second = same.or(b.1.subjects.get(index).filter(|_| single));
         let Some(second) = second else {
@@ -106,7 +106,7 @@ mod tests {
             (&[1001, 990, 1010, 1000][..], "no difference"),
             (&[2000, 2000][..], "too few"),
         ] {
-            // Single subjects are compared whatever they are called.
+            // Single subjects are compared regardless of their names.
             let text = compare(("x.json", &base), ("y.json", &outcome("b", rates)));
             assert!(text.contains(verdict), "{text}");
             assert!(!text.contains("warning"));

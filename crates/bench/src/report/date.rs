@@ -1,6 +1,6 @@
-//! The date of a moment, without a library for it.
+//! Conversion of timestamps to dates, without a library.
 
-/// `YYYY-MM-DD` of so many seconds since 1970, UTC (H. Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+/// Formats seconds since 1970 as `YYYY-MM-DD`, UTC (H. Hinnant, "chrono-Compatible Low-Level Date Algorithms").
 pub fn date(seconds: u64) -> String {
     let days = seconds / 86_400 + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -18,7 +18,7 @@ pub fn date(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
-/// The time of the day, UTC: `09:41:22`.
+/// Formats the time of day, UTC: `09:41:22`.
 pub fn clock_time(seconds: u64) -> String {
     format!(
         "{:02}:{:02}:{:02}",
@@ -28,7 +28,7 @@ pub fn clock_time(seconds: u64) -> String {
     )
 }
 
-/// As C's `ctime` writes it, UTC: `Sat Nov 21 09:41:22 2026`.
+/// Formats a time like C's `ctime`, UTC: `Sat Nov 21 09:41:22 2026`.
 pub fn clock(seconds: u64) -> String {
     const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] = [

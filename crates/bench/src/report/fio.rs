@@ -1,4 +1,4 @@
-//! fio's JSON, for the tools that read it; what fio has no word for stands under `lunette`.
+//! fio's JSON output, for existing tools. Values without a field in fio are below `lunette`.
 
 use anyhow::{Context, Result};
 use latency::SparseHistogram;
@@ -8,7 +8,7 @@ use crate::drive::Tally;
 use crate::job::Job;
 use crate::run::{JobResult, Outcome, bootstrap_ratio, spread};
 
-/// The whole document; with `bins` (fio's `json+`) the histograms are in it.
+/// Returns the whole document; with `bins` (fio's `json+`) it contains the histograms.
 pub fn to_json(outcome: &Outcome, jobs: &[Job], bins: bool) -> Value {
     let mut entries = Vec::new();
     let mut group = 0u64;
@@ -16,7 +16,7 @@ pub fn to_json(outcome: &Outcome, jobs: &[Job], bins: bool) -> Value {
         let Some(one) = subject.median_repetition() else {
             continue;
         };
-        // As with fio a group ends where a job waits for those before it.
+        // As with fio, a group ends where a job waits for the previous ones.
         let first = group;
         for (index, result) in one.jobs.iter().enumerate() {
             let job = jobs.get(index);
@@ -65,7 +65,7 @@ pub fn to_json(outcome: &Outcome, jobs: &[Job], bins: bool) -> Value {
     })
 }
 
-/// What a document of ours holds.
+/// Parses a document written by [`to_json`].
 pub fn read(text: &str) -> Result<Outcome> {
     let document: Value = serde_json::from_str(text).context("this is no JSON")?;
     let outcome = document
@@ -118,7 +118,7 @@ fn entry(result: &JobResult, job: Option<&Job>, group: u64, bins_too: bool) -> M
     );
     entry.insert("job_runtime".into(), json!(result.elapsed_ns / 1_000_000));
     entry.insert("latency_depth".into(), json!(depth));
-    // What is not measured here stands as nothing, for readers that insist on it.
+    // Fields that are not measured are 0, for readers that require them.
     for name in ["usr_cpu", "sys_cpu", "latency_percentile"] {
         entry.insert(name.into(), json!(0.0));
     }
@@ -130,10 +130,10 @@ fn entry(result: &JobResult, job: Option<&Job>, group: u64, bins_too: bool) -> M
     entry
 }
 
-/// How the time is shared among depths.
+/// Adds the distribution of the time over queue depths.
 fn add_depths(entry: &mut Map<String, Value>, depth: u16) {
     let levels = ["1", "2", "4", "8", "16", "32", ">=64"];
-    // A driver here keeps its depth: all time is spent at the level that it belongs to.
+    // The driver has a constant depth, so all time belongs to one level.
     let level = usize::from(depth.max(1)).ilog2().min(6) as usize;
     let shares = levels.iter().zip(0..).map(|(name, index)| {
         (
@@ -150,7 +150,7 @@ fn add_depths(entry: &mut Map<String, Value>, depth: u16) {
     }
 }
 
-/// Which share of all latencies lies below which bound.
+/// Adds the distribution of latencies over fio's bounds.
 fn add_bins(entry: &mut Map<String, Value>, all: &SparseHistogram) {
     entry.insert(
         "latency_ns".into(),
@@ -170,7 +170,7 @@ fn add_bins(entry: &mut Map<String, Value>, all: &SparseHistogram) {
     );
 }
 
-/// As given, and what tells a job from another where nothing was said.
+/// Returns the options as given, plus those that distinguish jobs where they were not given.
 fn options(job: &Job) -> Value {
     let sizes = |at: usize| match &job.sizes[at] {
         crate::job::Sizes::Fixed(size) => size.to_string(),
@@ -198,7 +198,7 @@ fn options(job: &Job) -> Value {
     Value::Object(options)
 }
 
-/// What is told of latencies.
+/// Latency values to report.
 struct Told<'a> {
     percentiles: &'a [f64],
     clat: bool,
@@ -273,7 +273,7 @@ fn latency(histogram: &SparseHistogram, told: &Told<'_>, percentiles: bool) -> V
     object
 }
 
-/// fio's shares by size: each bin from the one before it, in percent.
+/// Returns fio's distribution: percentage of values in each bin above the previous bound.
 fn bins(histogram: &SparseHistogram, unit: u64, edges: &[u64]) -> Value {
     let total = histogram.count.max(1) as f64;
     let mut before = if unit == 1 {

@@ -1,8 +1,8 @@
-//! fio's log files: `NAME_bw.N.log` and its like, a line `milliseconds, value, direction, size, priority` each, with the place
-//! on the disk before the priority where `log_offset` asks for it.
+//! fio's log files: `NAME_bw.N.log` and similar. Each line is `milliseconds, value, direction, size, priority`, with the disk offset
+//! before the priority if `log_offset` is set.
 //!
-//! Submission and completion are one thing to a driver: `clat` files say what `lat` files say, and `slat` files are empty,
-//! as fio's are with block devices of which that is so.
+//! A driver does not distinguish submission and completion: `clat` files equal `lat` files, and `slat` files are empty, as with fio on
+//! such block devices.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -16,8 +16,8 @@ use crate::run::JobResult;
 const FLUSH: u8 = 2;
 const TRIM: u8 = 3;
 
-/// Writes the files of one job, one for each clone and quantity; `first` is the number of its first clone, counted from 1
-/// over all jobs. Gives the files' names.
+/// Writes the files of one job, one per clone and quantity; `first` is the number of its first clone, counted from 1 over all jobs.
+/// Returns the file names.
 pub fn write_logs(job: &Job, first: u32, result: &JobResult) -> Result<Vec<String>> {
     let kinds = [
         (&job.logs.bandwidth, Some(LogKind::Bandwidth), "bw"),
@@ -57,16 +57,16 @@ fn line(file: &mut impl Write, job: &Job, kind: LogKind, entry: &LogEntry) -> st
         LogKind::Bandwidth => (entry.bytes as f64 * 1e9 / span / 1024.0) as u64,
         LogKind::Latency => entry.latency_ns,
         LogKind::Iops if averaged => (entry.ios as f64 * 1e9 / span) as u64,
-        // A line for each request: one.
+        // A line per request counts 1.
         LogKind::Iops => entry.ios,
     };
-    // Sizes and places are those of single requests.
+    // Sizes and offsets exist only for single requests.
     let (size, offset) = if averaged {
         (0, 0)
     } else {
         (entry.bytes, entry.offset)
     };
-    // fio has no flushes here, and counts discards as 2.
+    // fio has no flushes here and counts discards as 2.
     let direction = if entry.direction == TRIM {
         2
     } else {
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn each_kind_has_fio_s_file_and_fio_s_columns() {
         let of = |direction| LogEntry { direction, ..ENTRY };
-        // Flushes have no line of their own in fio's files.
+        // Flushes have no lines in fio's files.
         let entries = vec![of(0), of(1), of(2)];
         let files = texts(|_| (), entries.clone());
         let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();

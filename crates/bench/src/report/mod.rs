@@ -1,4 +1,4 @@
-//! Prints what was found out: a table for people, fio's JSON for programs, log files, comparisons.
+//! Output of results: a text table, fio's JSON, log files, comparisons.
 
 mod compare;
 mod date;

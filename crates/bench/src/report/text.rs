@@ -1,10 +1,10 @@
-//! The table for people.
+//! Text table.
 
 use latency::{Latencies, OperationReport, Report, table};
 
 use crate::run::{Interval, JobResult, Outcome, Repetition, bootstrap_ratio, spread};
 
-/// A rate with three digits: `1.23 M`, `456 k`, `78.9`.
+/// Formats a rate with three digits: `1.23 M`, `456 k`, `78.9`.
 pub fn rate(value: f64) -> String {
     let (value, unit) = match value {
         v if v >= 999_500.0 => (v / 1e6, " M"),
@@ -19,7 +19,7 @@ pub fn rate(value: f64) -> String {
     format!("{value:.digits$}{unit}")
 }
 
-/// A bandwidth.
+/// Formats a bandwidth.
 pub fn per_second(bytes: f64) -> String {
     match bytes {
         b if b >= 1e9 => format!("{:.2} GB/s", b / 1e9),
@@ -28,14 +28,14 @@ pub fn per_second(bytes: f64) -> String {
     }
 }
 
-/// `x1.23 (1.20 to 1.26)`.
+/// Formats a ratio: `x1.23 (1.20 to 1.26)`.
 pub fn ratio(interval: Option<Interval>) -> String {
     interval.map_or_else(String::new, |i| {
         format!("x{:.2} ({:.2} to {:.2})", i.value, i.low, i.high)
     })
 }
 
-/// Lines of cells, right-aligned but for the first column.
+/// Aligns cells to the right, except the first column.
 pub fn columns(lines: &[Vec<String>]) -> String {
     let count = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -67,7 +67,7 @@ fn time(nanos: u64) -> String {
     table::time(nanos as f64)
 }
 
-/// All of it.
+/// Formats the complete outcome.
 pub fn to_text(outcome: &Outcome) -> String {
     let mut text = String::new();
     let environment = &outcome.environment;
@@ -131,7 +131,7 @@ pub fn to_text(outcome: &Outcome) -> String {
     text
 }
 
-/// The device's stages, from published to seen where that is known.
+/// Creates the report of the device's stages, plus the time before and after them where known.
 fn stage_report(name: &str, one: &Repetition, stages: &Latencies) -> Report {
     let mut report = Report::new(format!("stages of {name}"), stages);
     for table in &mut report.operations {
@@ -149,7 +149,7 @@ fn stage_report(name: &str, one: &Repetition, stages: &Latencies) -> Report {
     report
 }
 
-/// What the driver saw beyond what the device measured.
+/// Formats the latency that the driver measured in addition to the device's.
 fn around(seen: &latency::SparseHistogram, stages: &latency::Latencies) -> String {
     let totals = stages
         .operations

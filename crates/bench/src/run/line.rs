@@ -1,8 +1,7 @@
-//! How far two CPUs are from each other: the time that a cache line takes from one to the other and back.
+//! Round-trip time of a cache line between two CPUs.
 //!
-//! Driver and device hand each other a few lines per request, so that no rate and no latency of a quick device says anything
-//! without it. A host may run a virtual machine's CPUs on one core, on two that share a cache, or on two that share none, and
-//! move them while a table is being made.
+//! Driver and device exchange a few cache lines per request, so rates and latencies of a fast device depend on this time. A host may run
+//! a virtual machine's CPUs on one core, on two that share a cache, or on two that share none, and may migrate them during a measurement.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -14,22 +13,22 @@ use super::machine::pin;
 #[derive(Default)]
 struct Way {
     line: Line,
-    /// One of the sides has ended.
+    /// One side has ended.
     ended: AtomicBool,
 }
 
-/// What goes to and fro: odd numbers ask, even ones answer.
+/// The exchanged counter: odd values are requests, even values are responses.
 #[derive(Default)]
 #[repr(align(128))]
 struct Line(AtomicU32);
 
-/// Round trips that are timed as one, and how many such: their median counts.
+/// Round trips per sample and number of samples; the median counts.
 const TRIPS: u32 = 50;
 const SAMPLES: usize = 31;
-/// For all of them; a CPU that has other work takes longer.
+/// Timeout for all samples; a CPU with other load takes longer.
 const PATIENCE: Duration = Duration::from_millis(5);
 
-/// Nanoseconds of a round trip between two CPUs; `None` when both are one, or other work left no time for one.
+/// Returns nanoseconds of a round trip between two CPUs; `None` if they are the same, or if other load left no time for a sample.
 pub(super) fn round_trip(cpus: (usize, usize)) -> Result<Option<f64>> {
     if cpus.0 == cpus.1 {
         return Ok(None);
@@ -47,7 +46,7 @@ pub(super) fn round_trip(cpus: (usize, usize)) -> Result<Option<f64>> {
     })
 }
 
-/// However one side ends, the other one does, too.
+/// Ends the other side when this side ends.
 struct Ending<'a>(&'a Way);
 
 impl Drop for Ending<'_> {
@@ -68,14 +67,14 @@ fn answer(cpu: usize, way: &Way) -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds of a round trip, of each sample for which there was time.
+/// Returns nanoseconds per round trip for each completed sample.
 fn ask(cpu: usize, way: &Way) -> Result<Vec<f64>> {
     let _ending = Ending(way);
     pin(cpu)?;
     let mut samples = Vec::with_capacity(SAMPLES);
     let begin = Instant::now();
     let mut answer = 0;
-    // The first sample waits for the other thread to begin.
+    // The first sample includes the start of the other thread.
     for sample in 0..=SAMPLES {
         let from = Instant::now();
         for _ in 0..TRIPS {

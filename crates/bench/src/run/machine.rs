@@ -1,4 +1,4 @@
-//! The machine: what it is, and who else used its CPUs meanwhile.
+//! Properties of the machine, and CPU time of other processes during a measurement.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// The calling thread runs on this CPU from now on.
+/// Pins the calling thread to a CPU.
 pub fn pin(cpu: usize) -> Result<()> {
     let nowhere = || format!("no thread may run on CPU {cpu}");
     ensure!(cpu < CpuSet::MAX_CPU, nowhere());
@@ -20,35 +20,35 @@ pub fn pin(cpu: usize) -> Result<()> {
     sched_setaffinity(None, &set).with_context(nowhere)
 }
 
-/// Where and how something was measured.
+/// Environment of a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
-    /// Kernel's name and release.
+    /// Kernel name and release.
     pub kernel: String,
-    /// The CPU's name.
+    /// CPU model.
     pub cpu: String,
-    /// CPUs.
+    /// Number of CPUs.
     pub cpus: usize,
-    /// Frequency governor of CPU 0, where there is one.
+    /// Frequency governor of CPU 0, if there is one.
     pub governor: Option<String>,
-    /// What `lunette doctor` finds of the host, by the names of its checks.
+    /// Findings of `lunette doctor`, by name of the check.
     #[serde(default)]
     pub findings: BTreeMap<String, String>,
     /// Version of this program.
     pub version: String,
-    /// Commit, where LUNETTE_COMMIT says it in the environment, or said it when this was built, as `make` does.
+    /// Commit, from LUNETTE_COMMIT in the environment at run time or at build time (set by `make`).
     pub commit: Option<String>,
-    /// The profile that this was built with, where `make` had one for its compiler.
+    /// Profile used for the build, if `make` had one for its compiler.
     #[serde(default)]
     pub profile: Option<String>,
-    /// The command line.
+    /// Command line.
     pub command: Vec<String>,
     /// Seconds since 1970.
     pub time: u64,
 }
 
 impl Environment {
-    /// Which build of this program it was.
+    /// Describes the build of this program.
     pub fn build(&self) -> String {
         let mut text = self.version.clone();
         if let Some(commit) = &self.commit {
@@ -61,7 +61,7 @@ impl Environment {
     }
 }
 
-/// What there is to know here and now.
+/// Collects the properties of this machine and build.
 pub fn environment() -> Environment {
     let name = rustix::system::uname();
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -99,19 +99,19 @@ fn findings() -> BTreeMap<String, String> {
     named.map(|one| (one.check.to_owned(), one.found)).collect()
 }
 
-/// CPU time of a process in nanoseconds, that of threads which have ended included; `None` where there is no such process.
+/// Returns the CPU time of a process in nanoseconds, including ended threads; `None` if there is no such process.
 pub fn cpu_of(pid: u32) -> Option<u64> {
-    // 0 is the process that asks.
+    // 0 would mean the calling process.
     let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0)?;
     let clock = clock_getcpuclockid(Pid::from_raw(pid)).ok()?;
     let time = Duration::from(clock.now().ok()?);
     u64::try_from(time.as_nanos()).ok()
 }
 
-/// The kernel's unit in /proc.
+/// Unit of CPU times in /proc, in nanoseconds.
 const TICK_NS: u64 = 10_000_000;
 
-/// CPU time used so far, by whom.
+/// CPU times at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Busy {
     at: Instant,
@@ -121,21 +121,21 @@ pub struct Busy {
     device_ns: Option<u64>,
 }
 
-/// CPU time used meanwhile.
+/// CPU times of an interval.
 #[derive(Clone, Copy, Debug)]
 pub struct Spent {
-    /// By the device; `None` where its process is not known, or gone.
+    /// CPU time of the device; `None` if its process is unknown or has ended.
     pub device_ns: Option<u64>,
-    /// By neither the device nor this process.
+    /// CPU time of all other processes, without the device and this process.
     pub foreign_ns: u64,
-    /// By the hypervisor.
+    /// Time taken by the hypervisor.
     pub stolen_ns: u64,
-    /// How long.
+    /// Length of the interval.
     pub elapsed: Duration,
 }
 
 impl Busy {
-    /// So far; `devices` are processes that do not count as foreign.
+    /// Reads the current CPU times; `devices` are processes that do not count as foreign.
     pub fn now(devices: &[u32]) -> Busy {
         let text = fs::read_to_string("/proc/stat").unwrap_or_default();
         let first = text.lines().next().unwrap_or_default();
@@ -157,7 +157,7 @@ impl Busy {
         }
     }
 
-    /// Since an earlier moment.
+    /// Returns the difference to an earlier moment.
     pub fn since(&self, earlier: &Busy) -> Spent {
         let elapsed = self.at.duration_since(earlier.at);
         let device_ns = self.device_ns.zip(earlier.device_ns);
@@ -167,7 +167,7 @@ impl Busy {
         let most = elapsed.as_nanos() as u64 * 4096;
         Spent {
             device_ns,
-            // Ticks are coarse: a little less than nothing is nothing.
+            // The ticks are coarse, so the difference may be slightly negative.
             foreign_ns: all.saturating_sub(ours).min(most),
             stolen_ns: self.stolen_ns.saturating_sub(earlier.stolen_ns),
             elapsed,
@@ -201,7 +201,7 @@ mod tests {
             (Some(1000), 3000, 25)
         );
         assert_eq!(spent.elapsed, Duration::from_secs(1));
-        // Nobody knows what a device that is gone has used, and ticks may lag behind.
+        // The usage of an ended device is unknown, and ticks may lag.
         let gone = Busy {
             device_ns: None,
             all_ns: 10_000,
@@ -227,12 +227,11 @@ mod tests {
         child.wait().ok();
         assert!(device.device_ns.unwrap() >= 100_000_000);
         assert!(device.all_ns >= device.device_ns.unwrap() / 2);
-        // Its number is nobody's now: nothing is known, which is not 0.
+        // The process ID is free now: the time is unknown, not 0.
         assert_eq!(Busy::now(&[pid]).device_ns, None);
         assert_eq!(Busy::now(&[]).device_ns, None);
     }
 
-    /// A daemon's threads come and go: what they used stays used.
     #[test]
     fn threads_that_have_ended_count() {
         let pid = std::process::id();

@@ -1,8 +1,8 @@
-//! Repeats jobs on one or several subjects, in turns, and notes what disturbed them.
+//! Runs jobs repeatedly on one or several subjects, in turns, and records disturbances.
 //!
-//! A repetition runs all phases of the jobs (a phase ends where a job says `stonewall`) on one subject; with several
-//! subjects they take turns, A B A B, so that the machine's drift hits all alike. A repetition that was
-//! disturbed (`machine`) is run again, a bounded number of times. The calling thread only watches.
+//! A repetition runs all phases of the jobs (a phase ends where a job has `stonewall`) on one subject. Several subjects take turns, A B A
+//! B, so that drift of the machine affects all equally. A disturbed repetition (`machine`) is run again, a limited number of times. The
+//! calling thread only watches.
 
 mod line;
 mod machine;
@@ -29,31 +29,31 @@ use crate::drive::{LogEntry, Moments, Tally};
 use crate::driver::{DriverOptions, Subject};
 use crate::job::Job;
 
-/// What is to be run.
+/// Plan of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Subjects; empty: the files that the jobs name.
+    /// Subjects; empty: the files named in the jobs.
     pub subjects: Vec<Subject>,
     /// Jobs.
     pub jobs: Vec<Job>,
-    /// How the driver behaves.
+    /// Options of the driver.
     pub driver: DriverOptions,
     /// Repetitions per subject.
     pub repetitions: u32,
-    /// Before anything counts, where the job says nothing.
+    /// Ramp time, unless the job sets one.
     pub warm_up: Duration,
-    /// CPUs for the driver's threads, in turn, where the job says nothing.
+    /// CPUs for the driver's threads, in turn, unless the job sets them.
     pub cpus: Vec<usize>,
-    /// The devices' CPU, if it is known: how far it is from the driver's first one is measured before each turn.
+    /// CPU of the devices, if known. Its distance from the driver's first CPU is measured before each turn.
     pub device_cpu: Option<usize>,
-    /// How often one repetition is run again because it was disturbed.
+    /// Maximum number of retries of a disturbed repetition.
     pub retries: u32,
-    /// CPUs' worth of foreign work from which on a repetition counts as disturbed.
+    /// Limit of the foreign load in CPUs; above it, a repetition counts as disturbed.
     pub disturbance_max: f64,
 }
 
 impl Default for Plan {
-    /// Nothing is run yet, but once and whatever disturbs it.
+    /// An empty plan with one repetition that accepts any disturbance.
     fn default() -> Self {
         Plan {
             subjects: Vec::new(),
@@ -69,7 +69,7 @@ impl Default for Plan {
     }
 }
 
-/// Results of earlier versions have none of discards.
+/// Accepts results of earlier versions, which have no tally for discards.
 fn tallies<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<[Tally; 4], D::Error> {
     let mut list = Vec::<Tally>::deserialize(deserializer)?;
     list.resize_with(list.len().max(4), Tally::default);
@@ -78,57 +78,57 @@ fn tallies<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<[Tally; 
         .map_err(|_| serde::de::Error::invalid_length(found, &"3 or 4 tallies"))
 }
 
-/// One job's result in one repetition.
+/// Result of one job in one repetition.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct JobResult {
-    /// Its name.
+    /// Name of the job.
     pub name: String,
-    /// Which phase it was in.
+    /// Index of its phase.
     pub phase: usize,
     /// Reads, writes, flushes, discards.
     #[serde(deserialize_with = "tallies")]
     pub tallies: [Tally; 4],
     /// Measured time in nanoseconds.
     pub elapsed_ns: u64,
-    /// Requests that failed.
+    /// Number of failed requests.
     pub errors: u64,
-    /// Differences found by verification.
+    /// Number of differences found by verification.
     pub differences: u64,
-    /// Bytes that are as they were written.
+    /// Bytes verified as correct.
     pub verified_bytes: u64,
-    /// Errors and differences in words.
+    /// Errors and differences as text.
     pub complaints: Vec<String>,
-    /// For log files, by clone.
+    /// Entries for log files, by clone.
     #[serde(skip)]
     pub logs: Vec<(u32, Vec<LogEntry>)>,
-    /// When reads, writes, flushes and discards were published and seen.
+    /// Stamp sums of reads, writes, flushes and discards.
     #[serde(skip)]
     pub moments: [Moments; 4],
 }
 
 impl JobResult {
-    /// Reads, writes and discards.
+    /// Returns the tallies of reads, writes and discards.
     fn of_data(&self) -> impl Iterator<Item = &Tally> {
         [0, 1, 3].into_iter().map(|at| &self.tallies[at])
     }
 
-    /// Requests: reads, writes and discards.
+    /// Returns the number of reads, writes and discards.
     pub fn ios(&self) -> u64 {
         self.of_data().map(|tally| tally.ios).sum()
     }
 
-    /// Bytes of all of them.
+    /// Returns the bytes of all of them.
     pub fn bytes(&self) -> u64 {
         self.of_data().map(|tally| tally.bytes).sum()
     }
 
-    /// Requests per second of one direction.
+    /// Returns the requests per second of one direction.
     pub fn iops_of(&self, direction: usize) -> f64 {
         self.tallies[direction].ios as f64 * 1e9 / self.elapsed_ns.max(1) as f64
     }
 }
 
-/// What one turn of one subject gave.
+/// Result of one turn of one subject.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Repetition {
     /// Results of all jobs.
@@ -137,38 +137,38 @@ pub struct Repetition {
     pub kicks_per_io: f64,
     /// Interrupts per request.
     pub interrupts_per_io: f64,
-    /// CPU seconds of the device's process per million requests, where the process is known.
+    /// CPU seconds of the device's process per million requests, if known.
     pub device_cpu_per_million: Option<f64>,
     /// CPU seconds of the driver's threads per million requests.
     pub driver_cpu_per_million: f64,
-    /// CPUs' worth of work of others meanwhile.
+    /// Foreign load in CPUs.
     pub foreign_cpus: f64,
-    /// CPUs' worth of time that the hypervisor took.
+    /// Time taken by the hypervisor, in CPUs.
     pub stolen_cpus: f64,
-    /// Nanoseconds that a cache line took to the device's CPU and back, just before, where that CPU is known.
+    /// Round-trip time of a cache line to the device's CPU in nanoseconds, measured before the turn, if that CPU is known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub line_ns: Option<f64>,
-    /// It was disturbed, and so were all attempts to run it again.
+    /// The turn and all its retries were disturbed.
     pub disturbed: bool,
-    /// How often it was run; beyond the first time because it was disturbed.
+    /// Number of attempts.
     #[serde(default)]
     pub attempts: u32,
-    /// What a Lunette's stages measured.
+    /// Latencies of the stages in a Lunette daemon.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stages: Option<Latencies>,
-    /// How long before and after those stages a request was on its way, of reads, writes and flushes: where driver and
-    /// device saw the same requests on one clock.
+    /// Time of a request before and after those stages, for reads, writes and flushes. Known if driver and device counted the same
+    /// requests on one clock.
     #[serde(default)]
     pub ends: [Option<Ends>; 3],
 }
 
 impl Repetition {
-    /// Requests per second, of all jobs: each phase's jobs together, phases weighted by their time.
+    /// Returns requests per second of all jobs: jobs of a phase are added, phases are weighted by their time.
     pub fn iops(&self) -> f64 {
         self.per_second(JobResult::ios)
     }
 
-    /// Bytes per second, likewise.
+    /// Returns bytes per second, calculated in the same way.
     pub fn bandwidth(&self) -> f64 {
         self.per_second(JobResult::bytes)
     }
@@ -185,19 +185,19 @@ impl Repetition {
         sum as f64 * 1e9 / time.max(1) as f64
     }
 
-    /// Requests that failed, and differences.
+    /// Returns the number of failed requests and differences.
     pub fn errors(&self) -> u64 {
         let each = self.jobs.iter();
         each.map(|job| job.errors + job.differences).sum()
     }
 
-    /// Requests of all jobs, flushes included: one is kicked for, and answered, like the others.
+    /// Returns the number of requests of all jobs, including flushes, which also cause kicks and responses.
     pub fn requests(&self) -> u64 {
         let tallies = self.jobs.iter().flat_map(|job| &job.tallies);
         tallies.map(|tally| tally.ios).sum()
     }
 
-    /// Latencies of reads, writes and discards of all jobs.
+    /// Returns latencies of reads, writes and discards of all jobs.
     pub fn latency(&self) -> latency::SparseHistogram {
         let mut all = latency::SparseHistogram::default();
         for tally in self.jobs.iter().flat_map(JobResult::of_data) {
@@ -210,19 +210,19 @@ impl Repetition {
 /// All repetitions of one subject.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SubjectResult {
-    /// What it is called.
+    /// Name of the subject.
     pub name: String,
-    /// In their order.
+    /// Repetitions in order.
     pub repetitions: Vec<Repetition>,
 }
 
 impl SubjectResult {
-    /// A quantity of each repetition.
+    /// Returns a quantity of each repetition.
     pub fn each(&self, of: impl Fn(&Repetition) -> f64) -> Vec<f64> {
         self.repetitions.iter().map(of).collect()
     }
 
-    /// The repetition whose rate is the median.
+    /// Returns the repetition with the median rate.
     pub fn median_repetition(&self) -> Option<&Repetition> {
         let mut order: Vec<&Repetition> = self.repetitions.iter().collect();
         order.sort_by(|a, b| a.iops().total_cmp(&b.iops()));
@@ -230,21 +230,21 @@ impl SubjectResult {
     }
 }
 
-/// Everything that was found out.
+/// Complete result of a run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Where and how.
+    /// Environment.
     pub environment: Environment,
-    /// In the order of the plan.
+    /// Results in the order of the plan.
     pub subjects: Vec<SubjectResult>,
-    /// It was ended before its end.
+    /// The run was interrupted.
     pub interrupted: bool,
 }
 
-/// Runs a plan whose figures are to be compared: a device that answers with errors has none.
+/// Runs a plan for a comparison. All requests must succeed.
 ///
 /// # Errors
-/// As [`run`], and when a request failed: of which subject, and how.
+/// As [`run`], and if a request failed; the error names subject and failure.
 pub fn run_without_errors(
     plan: &Plan,
     clock: &Clock,
@@ -273,7 +273,7 @@ fn without_errors(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-/// Runs a plan. Ends early, with what there is, when `interrupted` becomes true.
+/// Runs a plan. Ends early with the results so far when `interrupted` becomes true.
 pub fn run(
     plan: &Plan,
     clock: &Clock,
@@ -321,7 +321,7 @@ pub fn run(
                 )
             })?;
             let ended = interrupted.load(Ordering::Relaxed);
-            // What a signal cut short is worth showing only where there is nothing else.
+            // An interrupted repetition is recorded only if it is the only one.
             if !ended || result.repetitions.is_empty() {
                 result.repetitions.push(one);
             }
@@ -334,8 +334,8 @@ pub fn run(
     Ok(outcome)
 }
 
-/// As [`run`], against daemons of our own; `None` when it was interrupted. A terminal interrupts them too, and a session that
-/// they end is then no error.
+/// As [`run`], with daemons of our own; returns `None` if interrupted. A terminal also interrupts the daemons, so an ended session is
+/// then no error.
 pub fn run_until_interrupted(
     plan: &Plan,
     clock: &Clock,
@@ -349,7 +349,7 @@ pub fn run_until_interrupted(
     }
 }
 
-/// One repetition, again where it was disturbed; of disturbed ones the least disturbed counts.
+/// Runs one repetition, and repeats it while it is disturbed. Returns the least disturbed attempt.
 fn attempt(
     plan: &Plan,
     interrupted: &AtomicBool,
@@ -432,18 +432,18 @@ fn turn(
     Ok(one)
 }
 
-/// A device counts a request after its driver has seen the answer: on a busy machine that may be milliseconds later.
+/// The device counts a request after its driver has seen the response, on a busy machine milliseconds later.
 const LOOKS_MAX: u32 = 50;
 const LOOKS_APART: std::time::Duration = std::time::Duration::from_millis(2);
 
-/// Operations by the direction under which a driver counts them.
+/// Operations by the index under which a driver counts them.
 const DIRECTIONS: [(usize, Operation); 3] = [
     (0, Operation::Read),
     (1, Operation::Write),
     (2, Operation::Flush),
 ];
 
-/// Has the device counted all requests of these jobs?
+/// Returns true if the device has counted all requests of these jobs.
 fn has_all(jobs: &[JobResult], stages: &Latencies) -> bool {
     DIRECTIONS.into_iter().all(|(direction, operation)| {
         let ours: u64 = jobs.iter().map(|job| job.moments[direction].count).sum();
@@ -453,14 +453,14 @@ fn has_all(jobs: &[JobResult], stages: &Latencies) -> bool {
     })
 }
 
-/// What lies between driver and device, by the sums of both sides' stamps.
+/// Returns the time between driver and device, from the sums of both sides' stamps.
 fn ends(jobs: &[JobResult], stages: &Latencies, clock: &Clock) -> [Option<Ends>; 3] {
     let of = |(direction, operation): (usize, Operation)| {
         let mut ours = Moments::default();
         jobs.iter()
             .for_each(|job| ours.merge(&job.moments[direction]));
         let total = stages.operations.get(&operation)?.spans.get(&Span::Total)?;
-        // Somebody else's requests are in it, or an error took another way.
+        // Other clients' requests are included, or an error took another path.
         if ours.count == 0 || total.count != ours.count {
             return None;
         }
@@ -468,7 +468,7 @@ fn ends(jobs: &[JobResult], stages: &Latencies, clock: &Clock) -> [Option<Ends>;
         let before = counted.noticed_ticks.wrapping_sub(ours.published);
         let whole = ours.seen.wrapping_sub(ours.published);
         let mean = |ticks: u64| clock.nanos(ticks) as f64 / ours.count as f64;
-        // Beyond half of all values: not one clock.
+        // More than half of the value range: the clocks differ.
         let (before, whole) = match (i64::try_from(before), i64::try_from(whole)) {
             (Ok(_), Ok(_)) => (mean(before), mean(whole)),
             _ => return None,
@@ -482,12 +482,12 @@ fn ends(jobs: &[JobResult], stages: &Latencies, clock: &Clock) -> [Option<Ends>;
     DIRECTIONS.map(of)
 }
 
-/// What a Lunette has measured so far, where the subject is one.
+/// Reads the latencies of the subject's Lunette daemon, if it is one.
 fn stages_of(subject: Option<&Subject>) -> Option<Snapshot> {
     control::get(&control_of(subject?)?, "/v1/latency").ok()
 }
 
-/// Its control socket; nobody said which one: the usual one, whose daemon may be another.
+/// Returns the control socket; by default the usual one, which may belong to another daemon.
 fn control_of(subject: &Subject) -> Option<std::path::PathBuf> {
     if subject.kind == crate::driver::Kind::File {
         return None;
@@ -496,7 +496,7 @@ fn control_of(subject: &Subject) -> Option<std::path::PathBuf> {
     subject.control.clone().or_else(usual)
 }
 
-/// Where somebody has said which control socket is the subject's, its daemon must be there and have the export.
+/// Checks that the daemon of an explicit control socket runs and has the export.
 fn is_told_stages(subject: &Subject) -> Result<()> {
     let Some(socket) = &subject.control else {
         return Ok(());
@@ -515,7 +515,6 @@ fn is_told_stages(subject: &Subject) -> Result<()> {
     Ok(())
 }
 
-/// The name of the subject's export.
 fn export_of(subject: &Subject, status: &control::Status) -> Option<String> {
     if subject.kind == crate::driver::Kind::Iscsi {
         let place = crate::driver::IscsiPlace::parse(&subject.path.to_string_lossy()).ok()?;
@@ -535,7 +534,7 @@ fn export_of(subject: &Subject, status: &control::Status) -> Option<String> {
     Some(export.name.clone())
 }
 
-/// What it has measured since, of the subject's export.
+/// Returns the latencies of the subject's export since `before`.
 fn stages_since(subject: Option<&Subject>, before: Option<Snapshot>) -> Option<Latencies> {
     let after = stages_of(subject)?;
     let subject = subject?;
@@ -580,7 +579,7 @@ mod tests {
         }
     }
 
-    /// Foreign CPUs and stolen CPUs of each turn, as they come.
+    /// Runs `attempt` with given foreign and stolen CPUs per turn.
     fn attempted(retries: u32, turns: &[(f64, f64)]) -> (Repetition, usize) {
         let told = std::cell::Cell::new(0);
         let mut turns = turns.iter();
@@ -616,7 +615,7 @@ mod tests {
         assert_eq!((one.foreign_cpus, one.stolen_cpus), (0.1, 0.2));
         assert!(one.disturbed);
         assert_eq!((one.attempts, told), (3, 3));
-        // What the hypervisor takes disturbs as well.
+        // Time taken by the hypervisor is also a disturbance.
         assert!(attempted(0, &[(0.0, 0.2)]).0.disturbed);
     }
 }

@@ -1,4 +1,4 @@
-//! One phase: jobs that run together, on threads, watched from outside.
+//! One phase: concurrent jobs on driver threads, with a watching thread.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub struct Phase {
     jobs: Vec<Arc<Job>>,
 }
 
-/// Splits jobs where one waits for those before it.
+/// Splits the jobs into phases.
 pub fn phases(jobs: &[Job]) -> Vec<Phase> {
     let mut phases: Vec<Phase> = Vec::new();
     for job in jobs {
@@ -34,24 +34,24 @@ pub fn phases(jobs: &[Job]) -> Vec<Phase> {
     phases
 }
 
-/// What is added up over the phases of a repetition.
+/// Sums over the phases of a repetition.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
-    /// Requests, those that do not count included.
+    /// Requests, including those that are not counted.
     pub ios: u64,
-    /// Kicks while it counted.
+    /// Kicks in the measured time.
     pub kicks: u64,
-    /// Interrupts while it counted.
+    /// Interrupts in the measured time.
     pub interrupts: u64,
-    /// CPU time of devices that are known.
+    /// CPU time of the devices, if known.
     pub device_cpu_ns: Option<u64>,
     /// CPU time of the driver's threads.
     pub driver_cpu_ns: u64,
-    /// CPU time of others.
+    /// CPU time of other processes.
     pub foreign_ns: u64,
-    /// Time that the hypervisor took.
+    /// Time taken by the hypervisor.
     pub stolen_ns: u64,
-    /// Wall clock.
+    /// Elapsed time.
     pub elapsed: Duration,
 }
 
@@ -71,7 +71,7 @@ impl Totals {
     }
 }
 
-/// One thread to be: its devices, its streams, its time.
+/// Plan of one thread: devices, streams and duration.
 struct ThreadPlan {
     seeds: Vec<Seed>,
     streams: Vec<Stream>,
@@ -80,27 +80,27 @@ struct ThreadPlan {
     polling: bool,
 }
 
-/// What the threads drive.
+/// Open sessions of a phase.
 #[derive(Default)]
 struct Open {
-    /// Processes of the devices, where they are known.
+    /// Known process IDs of the devices.
     pids: Vec<u32>,
-    /// They have to outlive their queues.
+    /// Sessions, which must outlive their queues.
     sessions: Vec<(String, Session)>,
 }
 
-/// Jobs with the same targets and the same time may share threads.
+/// Jobs with the same targets and duration, which may share threads.
 struct Group {
     targets: Vec<Subject>,
     window: Window,
     cpus: Vec<usize>,
     direct: Option<bool>,
-    /// Job's number in the phase, clone's number.
+    /// Job index in the phase and clone number.
     clones: Vec<(usize, u32)>,
 }
 
 const GLANCE: Duration = Duration::from_millis(50);
-/// And when they are about to end.
+/// Polling interval shortly before the end.
 const ENDING: Duration = Duration::from_millis(1);
 
 impl Phase {
@@ -109,7 +109,7 @@ impl Phase {
         for (job, index) in self.jobs.iter().zip(0..) {
             let targets = targets(job, subject)?;
             let window = Window {
-                // A job that ends with its bytes counts from its first one.
+                // A job that ends by its byte count is measured from its first request.
                 ramp: if job.time_based {
                     job.ramp_time.max(plan.warm_up)
                 } else {
@@ -143,7 +143,7 @@ impl Phase {
         Ok(groups)
     }
 
-    /// Opens what the group needs and deals its clones out to threads.
+    /// Opens the group's sessions and distributes its clones over threads.
     fn threads(
         &self,
         plan: &Plan,
@@ -195,7 +195,7 @@ impl Phase {
         Ok(threads)
     }
 
-    /// How the group's devices are driven, and what all its jobs together want of one.
+    /// Returns the driver options, and the combined demand of all jobs per device.
     fn demand(&self, plan: &Plan, group: &Group) -> (DriverOptions, Demand) {
         let jobs = || group.clones.iter().map(|(job, _)| &self.jobs[*job]);
         let whole = Demand {
@@ -205,7 +205,7 @@ impl Phase {
         };
         let all_files = group.targets.iter().all(|target| target.kind == Kind::File);
         let driver = DriverOptions {
-            // A thread waits for one device; with several it looks around.
+            // A thread with one device waits for it; with several it polls.
             polling: group.targets.len() > 1
                 || if all_files {
                     plan.driver.poll_files
@@ -217,7 +217,7 @@ impl Phase {
         (driver, whole)
     }
 
-    /// A session with each target of the group.
+    /// Opens a session with each target of the group.
     fn sessions(
         &self,
         group: &Group,
@@ -263,7 +263,7 @@ impl Phase {
         Ok(sessions)
     }
 
-    /// The requests of one clone of a job, on all targets of the group.
+    /// Creates the stream of one clone of a job, on all targets of the group.
     fn stream(
         &self,
         job: usize,
@@ -291,7 +291,7 @@ impl Phase {
         Ok(Stream::new(job_of, job, clone, generators, clock))
     }
 
-    /// Runs it to its end, or until interrupted.
+    /// Runs the phase until it ends or is interrupted.
     #[allow(
         clippy::too_many_arguments,
         reason = "one caller, and each is a thing of its own"
@@ -353,7 +353,6 @@ impl Phase {
         Ok(self.merge(number, results))
     }
 
-    /// Clones of a job become one.
     fn merge(&self, number: usize, crews: Vec<CrewResult>) -> Vec<JobResult> {
         let mut jobs: Vec<JobResult> = self
             .jobs
@@ -388,7 +387,7 @@ impl Phase {
     }
 }
 
-/// What is watched while the threads of a phase run.
+/// State that is watched while the threads of a phase run.
 struct Watched<'a> {
     devices: &'a [u32],
     sessions: &'a [(String, Session)],
@@ -399,7 +398,8 @@ struct Watched<'a> {
 }
 
 impl Watched<'_> {
-    /// Runs the threads to their end; and what was used by the moment when all had done what is measured: reading back is not.
+    /// Runs the threads to their end. Returns the CPU times up to the moment when all threads had finished the measured part, without
+    /// verification.
     fn run(
         &self,
         threads: Vec<ThreadPlan>,
@@ -444,7 +444,7 @@ impl Watched<'_> {
         (results, after.unwrap_or_else(|| Busy::now(self.devices)))
     }
 
-    /// A device that is gone, an interrupt or a thread that failed ends all threads.
+    /// Returns true if all threads must stop: a device disconnected, the run was interrupted, or a thread failed.
     fn must_stop(&self) -> bool {
         let shared = self.shared;
         let is_gone = shared.gone.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! A line on the terminal while long work goes on, and heartbeats where that is asked for.
+//! Progress line on the terminal, and optional heartbeats.
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -10,10 +10,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::drive::Shared;
 use crate::report::{per_second, rate};
 
-/// Says how far things are, on stderr.
+/// Progress output on stderr.
 pub struct Progress {
     bar: ProgressBar,
-    /// What prints a heartbeat, if another than this: requests and bytes in a second.
+    /// Alternative output of heartbeats: requests and bytes per second.
     beat: Option<Box<dyn Fn(f64, f64) + Send + Sync>>,
     heartbeat: Option<Duration>,
     last: Mutex<(Duration, u64, u64)>,
@@ -21,7 +21,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A line on a terminal, nothing elsewhere; with `heartbeat` a line again and again, everywhere.
+    /// Creates a progress line if stderr is a terminal; `heartbeat` adds periodic lines on any output.
     pub fn new(heartbeat: Option<Duration>) -> Progress {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(10));
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
@@ -36,7 +36,7 @@ impl Progress {
         }
     }
 
-    /// Nothing but heartbeats, which are printed elsewhere: requests and bytes in a second.
+    /// Creates heartbeats only, printed by `beat`: requests and bytes per second.
     pub fn heartbeats(
         every: Duration,
         beat: impl Fn(f64, f64) + Send + Sync + 'static,
@@ -47,7 +47,7 @@ impl Progress {
         progress
     }
 
-    /// Says nothing at all.
+    /// Creates a progress without output.
     pub fn silent() -> Progress {
         Progress {
             bar: ProgressBar::hidden(),
@@ -58,7 +58,7 @@ impl Progress {
         }
     }
 
-    /// How far one phase is.
+    /// Shows the progress of one phase.
     pub fn show(&self, title: &str, elapsed: Duration, longest: Option<Duration>, shared: &Shared) {
         let (ios, bytes) = (
             shared.ios.load(Ordering::Relaxed),
@@ -104,7 +104,7 @@ impl Progress {
         }
     }
 
-    /// A line about a disturbance; on a busy machine only the first few are worth telling.
+    /// Prints a line about a disturbance; only the first few are printed.
     pub fn note(&self, line: &str) {
         const TOLD_MAX: u32 = 4;
         let told = self.notes.fetch_add(1, Ordering::Relaxed);
@@ -115,9 +115,9 @@ impl Progress {
         }
     }
 
-    /// A line of its own, on stderr.
+    /// Prints a line on stderr.
     pub fn say(&self, line: &str) {
-        // Nobody may read it any more.
+        // The reader may have closed the pipe.
         let say = || writeln!(std::io::stderr(), "{line}").ok();
         self.bar.suspend(say);
     }

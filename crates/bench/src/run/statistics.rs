@@ -4,19 +4,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::workload::Random;
 
-/// Where some values lie.
+/// Median and range of values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
-    /// The middle one.
+    /// Median.
     pub median: f64,
-    /// The least.
+    /// Minimum.
     pub min: f64,
-    /// The largest.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Spread {
-    /// Half the distance from the least to the largest, as a part of the median.
+    /// Returns half of the range as a fraction of the median.
     pub fn relative(&self) -> f64 {
         if self.median > 0.0 {
             (self.max - self.min) / 2.0 / self.median
@@ -26,10 +26,10 @@ impl Spread {
     }
 }
 
-/// An estimate and the interval that holds it in 95 of 100 cases.
+/// An estimate with its 95 % confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// The estimate.
+    /// Estimate.
     pub value: f64,
     /// Lower end.
     pub low: f64,
@@ -45,7 +45,7 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// Median, least and largest.
+/// Returns median, minimum and maximum.
 pub fn spread(values: &[f64]) -> Spread {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -56,11 +56,11 @@ pub fn spread(values: &[f64]) -> Spread {
     }
 }
 
-/// Resamplings: enough for two digits of a 95 % interval.
+/// Number of resamplings: enough for two digits of a 95 % interval.
 const RESAMPLINGS: usize = 2000;
 
-/// Ratio of the medians of `a` and `b`, which were measured in turns, with its interval. Turns that belong together are drawn
-/// together where there are as many of the one as of the other, so that the machine's drift cancels.
+/// Returns the ratio of the medians of `a` and `b`, measured in turns, with its interval. With equal lengths, paired turns are drawn
+/// together, so that drift of the machine cancels.
 pub fn bootstrap_ratio(a: &[f64], b: &[f64]) -> Option<Interval> {
     if a.len() != b.len() {
         return bootstrap_ratio_apart(a, b);
@@ -71,7 +71,7 @@ pub fn bootstrap_ratio(a: &[f64], b: &[f64]) -> Option<Interval> {
     })
 }
 
-/// The same of values that were measured apart: no two of them belong together.
+/// As [`bootstrap_ratio`], for values that are not paired.
 pub fn bootstrap_ratio_apart(a: &[f64], b: &[f64]) -> Option<Interval> {
     ratio(a, b, |random| {
         let mut of = |values: &[f64]| -> Vec<f64> {
@@ -113,7 +113,7 @@ fn ratio(
     })
 }
 
-/// The mean of the middle half: outliers do not move it, and it uses more of the values than the median does.
+/// Returns the mean of the middle half: insensitive to outliers, and based on more values than the median.
 pub fn middle_mean(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -122,7 +122,7 @@ pub fn middle_mean(values: &[f64]) -> f64 {
     middle.iter().sum::<f64>() / middle.len().max(1) as f64
 }
 
-/// The mean of the middle half of independent values, with its interval.
+/// Returns the mean of the middle half of independent values, with its interval.
 pub fn bootstrap_middle(values: &[f64]) -> Option<Interval> {
     if values.is_empty() {
         return None;
@@ -175,13 +175,13 @@ mod tests {
 
     #[test]
     fn a_ratio_lies_in_its_interval_and_drift_cancels() {
-        // Both drift alike: the ratio is exact.
+        // Both drift equally: the ratio is exact.
         let b = [100.0, 120.0, 90.0, 110.0, 105.0];
         let a = b.map(|x| 2.0 * x);
         let ratio = bootstrap_ratio(&a, &b).unwrap();
         assert!((ratio.value - 2.0).abs() < 1e-9);
         assert!((ratio.low - 2.0).abs() < 1e-9 && (ratio.high - 2.0).abs() < 1e-9);
-        // Measured apart it is not: which value of the one is beside which of the other says nothing.
+        // Without pairing it is not exact.
         let apart = bootstrap_ratio_apart(&a, &b).unwrap();
         assert!(apart.low < 1.9 && apart.high > 2.1, "{apart:?}");
         let noisy = [90.0, 130.0, 100.0];

@@ -1,6 +1,6 @@
-//! The same job file, run by fio and by us on the same device, in turns.
+//! Runs the same job file with fio and with this driver on one device, in turns.
 //!
-//! The device is a loop device with direct I/O where one can be had, else the file below it. Both run the job over io_uring.
+//! The device is a loop device with direct I/O if available, otherwise the file below it. Both programs use io_uring.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use crate::driver::prepare_file;
 use crate::job::{Job, Surroundings, parse};
 use crate::run::bootstrap_ratio;
 
-/// Bytes of the device: soon written, more than a device's cache of one's own.
+/// Size of the device in bytes: quick to write, larger than a device's cache.
 const SIZE: u64 = 256 << 20;
-/// Turns of each, long enough for a few thousand requests.
+/// Turns of each program, long enough for a few thousand requests.
 const TURNS: usize = 5;
 const RUNTIME_MS: u32 = 1000;
-/// Where the interval of the ratio must reach one, give or take what fio's own overhead is.
+/// Tolerance for fio's own overhead, around the ratio 1.
 const NOISE: f64 = 0.05;
 
-/// A loop device, given back with its owner.
+/// A loop device, detached on drop.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -42,7 +42,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // Nothing can be done about one that stays.
+        // Failures cannot be handled here.
         Command::new("losetup")
             .arg("--detach")
             .arg(&self.0)
@@ -59,7 +59,7 @@ fn job_file(device: &Path) -> String {
     )
 }
 
-/// Rates and the median latency of one turn.
+/// Rate and median latency of one turn.
 struct Turn {
     iops: f64,
     p50_ns: f64,
@@ -81,11 +81,11 @@ fn by_fio(file: &Path) -> Result<Turn> {
     turn_of(&serde_json::from_str(document).context("fio's JSON")?)
 }
 
-/// Both write the same JSON: one reader does for both.
+/// Parses a result; both programs write the same JSON.
 fn turn_of(document: &Value) -> Result<Turn> {
     let read = &document["jobs"][0]["read"];
     let iops = read["iops"].as_f64().context("no iops")?;
-    // fio's latency is counted from the submission, ours from when the request was made: io_uring submits it at once.
+    // fio measures from submission, this driver from the creation of the request. io_uring submits it at once.
     let p50 = read["clat_ns"]["percentile"]["50.000000"].as_f64();
     Ok(Turn {
         iops,
@@ -109,7 +109,7 @@ fn by_us(runner: &Runner<'_>, file: &Path, text: &str) -> Result<Turn> {
     turn_of(&crate::report::to_json(&outcome, &jobs, false))
 }
 
-/// What fio and we say of the same device.
+/// Compares the results of fio and this driver on the same device.
 pub fn same_as_fio(runner: &Runner<'_>, options: &CheckOptions) -> Result<Vec<Finding>> {
     let finding = |found: String, verdict| Finding {
         claim: "a job file gives the same with fio and with us on one device".to_owned(),

@@ -1,7 +1,7 @@
-//! Is the tool right? Claims about it that anybody can check on his own machine, each with what was found.
+//! Self-check of the benchmark: claims that users can verify on their machine, each with its result.
 //!
-//! Devices with known service times, a device that does nothing, latencies sorted by hand, and fio on the same device in
-//! turns with us. What hangs on how quick the machine is can be left without a verdict, for tests.
+//! Uses devices with known service times, a null device, manually sorted latencies, and fio on the same device in turns. Claims that
+//! depend on the speed of the machine can be left without a verdict, for tests.
 
 mod fio;
 
@@ -19,38 +19,38 @@ use crate::driver::{DriverOptions, Subject};
 use crate::job::{Job, apply};
 use crate::run::{Plan, Progress, Repetition, run};
 
-/// What is checked, and where.
+/// Options of the self-check.
 #[derive(Clone, Debug)]
 pub struct CheckOptions {
-    /// The program that serves: this one.
+    /// Program of the daemon: this one.
     pub program: PathBuf,
-    /// Where the file lies that fio and we drive.
+    /// Folder of the file for the comparison with fio.
     pub place: PathBuf,
-    /// Judge what depends on how quick this machine is, too.
+    /// Also judge claims that depend on the speed of this machine.
     pub timing: bool,
 }
 
-/// Does a claim hold?
+/// Result of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Yes.
+    /// The claim holds.
     Right,
-    /// No.
+    /// The claim does not hold.
     Wrong,
-    /// It was looked at, and nobody asked for a verdict.
+    /// Measured, without a verdict.
     NotJudged,
-    /// What it needs is not here.
+    /// A requirement is missing.
     NotChecked,
 }
 
-/// One claim and what was found.
+/// One claim with its result.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// The claim.
+    /// Claim.
     pub claim: String,
-    /// What was found.
+    /// Measurement.
     pub found: String,
-    /// Whether it holds.
+    /// Verdict.
     pub verdict: Verdict,
 }
 
@@ -66,14 +66,14 @@ impl std::fmt::Display for Finding {
     }
 }
 
-/// Errors of measured times that are borne: a part, or nanoseconds, whichever is more.
+/// Tolerance of measured times: a fraction or nanoseconds, the larger of both.
 const PART_MAX: f64 = 0.02;
 const NANOS_MAX: f64 = 200.0;
 
-/// Fixed service times, and distributions with the quantiles that are compared.
+/// Service times: fixed ones, and distributions with compared quantiles.
 const DELAYS: [&str; 4] = ["2ms", "10ms", "2ms-6ms", "exp:4ms"];
 
-/// The disk that does nothing, with which the others are compared.
+/// The null disk, the reference for the others.
 const NULL: &str = "null";
 
 /// A daemon with a disk of each kind.
@@ -87,7 +87,7 @@ impl Served {
         let folder = Scratch::for_sockets("lc")?;
         let mut command = Start::new(&options.program, None);
         command.args(["--log", "warn", "serve", "--workers", "1"]);
-        // A worker that sleeps for its disk wakes as late as the machine has it, which is not what is checked here.
+        // The wake-up latency of a sleeping worker is not part of this check.
         command.args(["--disk-poll-us", "always", "--control"]);
         let control = folder.path().join("control");
         command.arg(&control);
@@ -124,10 +124,10 @@ fn delayed(number: usize) -> String {
     format!("delay{number}")
 }
 
-/// Checks everything that can be checked here.
+/// Runs all checks that are possible on this machine.
 ///
 /// # Errors
-/// When something cannot be run at all.
+/// A part cannot be run.
 pub fn self_check(
     options: &CheckOptions,
     interrupted: &Arc<AtomicBool>,
@@ -152,7 +152,6 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// One repetition.
     fn run(&self, subjects: Vec<Subject>, job: Job, polling: bool) -> Result<Repetition> {
         let plan = Plan {
             subjects,
@@ -190,7 +189,7 @@ fn judged(right: bool) -> Verdict {
     }
 }
 
-/// Every histogram, the driver's and the device's of each stage, has as many values as there were I/Os.
+/// Checks that every histogram, of the driver and of each stage of the device, has as many values as there were I/Os.
 fn counts(runner: &Runner<'_>, served: &Served) -> Result<Finding> {
     let job = job(&[("rw", "randrw"), ("io_size", "80m"), ("iodepth", "16")])?;
     let one = runner.run(vec![served.subject(NULL)?], job, true)?;
@@ -212,7 +211,7 @@ fn counts(runner: &Runner<'_>, served: &Served) -> Result<Finding> {
     })
 }
 
-/// Percentiles are those of all latencies, sorted.
+/// Checks percentiles against all latencies, sorted.
 fn percentiles(runner: &Runner<'_>, served: &Served) -> Result<Finding> {
     let log = served.folder.path().join("lat");
     let log = log.to_string_lossy();
@@ -233,7 +232,7 @@ fn percentiles(runner: &Runner<'_>, served: &Served) -> Result<Finding> {
         let rank = ((q * sorted.len() as f64).ceil() as usize).clamp(1, sorted.len().max(1));
         let exact = sorted.get(rank - 1).copied().context("an empty log")?;
         let found = latency.quantile_ns(q);
-        // A nanosecond is what rounding may do to either.
+        // Rounding may change either value by a nanosecond.
         let apart = (found.abs_diff(exact)).saturating_sub(1);
         worst = worst.max(apart as f64 / exact.max(1) as f64);
     }
@@ -252,20 +251,20 @@ fn percentiles(runner: &Runner<'_>, served: &Served) -> Result<Finding> {
     })
 }
 
-/// What was injected is what is measured.
+/// Checks that measured service times equal the injected ones.
 fn service_times(
     runner: &Runner<'_>,
     served: &Served,
     options: &CheckOptions,
 ) -> Result<Vec<Finding>> {
     let base = [("rw", "randread"), ("iodepth", "1"), ("io_size", "4m")];
-    // What there is without any service time, on the same way.
+    // Reference without service time on the same path.
     let bare = runner.run(vec![served.subject(NULL)?], job(&base)?, false)?;
     let way = bare.latency().quantile_ns(0.5) as f64;
     let mut findings = Vec::new();
     for (number, text) in DELAYS.iter().enumerate() {
         let delay = DelayTime::parse(text).context("a delay of ours")?;
-        // A distribution needs many, and some at a time so that they do not take long.
+        // A distribution needs many requests; concurrent ones reduce the run time.
         let (depth, size, quantiles): (_, _, &[f64]) = match delay {
             DelayTime::Fixed(_) => ("1", "1m", &[0.5]),
             _ => ("64", "80m", &[0.25, 0.5, 0.75, 0.9]),
@@ -304,7 +303,6 @@ fn service_times(
     Ok(findings)
 }
 
-/// A folder of one's own below the one for files.
 fn folder_in(place: &Path) -> Result<Scratch> {
     std::fs::create_dir_all(place).with_context(|| format!("cannot make {}", place.display()))?;
     Scratch::new("lunette-check", place)

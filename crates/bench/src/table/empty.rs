@@ -1,5 +1,5 @@
-//! What kick and interrupt cost by themselves: one request at a time, and a device that sleeps until it is kicked and does nothing
-//! but interrupt. No device that sleeps between requests takes less CPU time.
+//! Cost of kick and interrupt alone: one request at a time on a device that sleeps until a kick and only interrupts. It is a lower bound
+//! for the CPU time of devices that sleep between requests.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,26 +15,26 @@ use crate::run::{pin, spread};
 /// One exchange.
 #[derive(Clone, Copy, Debug)]
 pub struct Exchange {
-    /// Seconds that it takes.
+    /// Duration in seconds.
     pub time: f64,
     /// CPU seconds of the device.
     pub cpu: f64,
 }
 
 const ONE: [u8; 8] = 1u64.to_ne_bytes();
-/// An interrupt that has not come by then does not come.
+/// Timeout for an interrupt.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Wires {
-    /// With the next kick the device is to end.
+    /// The device ends after the next kick.
     end: AtomicBool,
     kick: OwnedFd,
     call: OwnedFd,
 }
 
-/// Medians of so many turns, with the driver on the first CPU and the device on the second one.
+/// Returns the medians of `turns` turns, with the driver on the first CPU and the device on the second one.
 pub fn exchanges(cpus: (usize, usize), turns: u32, turn: Duration) -> Result<Exchange> {
-    // Before one thread waits for another that cannot begin.
+    // Checks both CPUs first, so that neither thread waits for one that cannot start.
     let pinned = std::thread::spawn(move || pin(cpus.0).and_then(|()| pin(cpus.1)));
     pinned.join().map_err(|_| anyhow!("a thread panicked"))??;
     let each = |_| exchange(cpus, turn);
@@ -49,7 +49,6 @@ pub fn exchanges(cpus: (usize, usize), turns: u32, turn: Duration) -> Result<Exc
     })
 }
 
-/// One turn.
 fn exchange(cpus: (usize, usize), turn: Duration) -> Result<Exchange> {
     let wires = Wires {
         end: AtomicBool::new(false),
@@ -71,7 +70,7 @@ fn exchange(cpus: (usize, usize), turn: Duration) -> Result<Exchange> {
     })
 }
 
-/// Answers until it is told to end; gives its CPU time in nanoseconds, from the first kick to the last.
+/// Answers kicks until `end` is set. Returns its CPU time in nanoseconds, from the first kick to the last.
 fn device(cpu: usize, wires: &Wires) -> Result<u64> {
     pin(cpu)?;
     let mut first = None;
@@ -87,8 +86,8 @@ fn device(cpu: usize, wires: &Wires) -> Result<u64> {
     }
 }
 
-/// Asks for so long, and ends the device with the last request; gives the number of exchanges and their time, in which the device's
-/// CPU time lies.
+/// Kicks for the time `turn` and ends the device with the last request. Returns the number of exchanges and their duration, which
+/// contains the device's CPU time.
 fn drive(cpu: usize, wires: &Wires, turn: Duration) -> Result<(u64, Duration)> {
     let asked = ask(cpu, wires, turn);
     if asked.is_err() {

@@ -1,6 +1,7 @@
-//! `make bench-images`: a qcow2 image beside a raw file and beside qemu-storage-daemon with an image of the same shape, in turns, one table.
+//! `make bench-images`: a qcow2 image compared with a raw file and with qemu-storage-daemon on an image of the same shape, in turns, as
+//! one table.
 //!
-//! All of each image is allocated before. Files go past the page cache. Both daemons run on one CPU.
+//! All clusters are allocated before. Files use direct I/O. Both daemons run on one CPU.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,10 +16,9 @@ use super::{BLK, PEER, RAW, SCSI, TableOptions, chosen};
 use crate::children::{Daemon, Scratch, Start};
 use crate::run::Progress;
 
-/// Bytes of each disk.
 const SIZE: &str = "1G";
 
-/// Makes the table; gives it as text for a terminal and for a file of notes.
+/// Runs the cases. Returns the table as text for a terminal and for a file of notes.
 pub fn image_table(
     options: &TableOptions,
     interrupted: &Arc<AtomicBool>,
@@ -41,7 +41,7 @@ pub fn image_table(
     measure(&daemons, options, interrupted, progress)
 }
 
-/// An image is made by the program that serves it.
+/// Runs a command that creates an image.
 fn run(command: &mut Command) -> Result<()> {
     let made = command.output();
     let made = made.with_context(|| format!("cannot run {command:?}"))?;

@@ -1,8 +1,7 @@
-//! `make bench-iscsi`: our iSCSI transport beside tgt, in turns, one table.
+//! `make bench-iscsi`: our iSCSI target compared with tgt, in turns, as one table.
 //!
-//! Each serves a RAM disk (tgt: a file on tmpfs, the nearest it has) on one CPU; one initiator, `driver::iscsi`, on
-//! another drives both. Beside rates and latencies the table says what a request costs the target and the driver in
-//! CPU time: the driver must not be what is measured.
+//! Each target serves a RAM disk (tgt: a file on tmpfs) on one CPU; one initiator, `driver::iscsi`, drives both on another CPU. The table
+//! also shows CPU time per request of target and driver, because the driver must not be the bottleneck.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -25,27 +24,26 @@ use crate::run::{
 };
 
 const TARGET: &str = "iqn.2026-11.org.example:bench";
-/// Bytes of each disk.
+/// Size of each disk in bytes.
 const SIZE: u64 = 512 << 20;
-/// A target that has not opened its port by then will not.
+/// Timeout for a target to open its port.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What tgtd takes for a control port is below this.
+/// Limit of tgtd's control port numbers.
 const CONTROL_PORTS: u32 = 32_000;
 
 const OURS: &str = "lunette";
-/// Ours with workers that look for the next request for a while, as they do not unless told.
+/// Our target with workers that poll for the next request, which is not the default.
 const POLLING: &str = "lunette-polling";
-/// How long, in microseconds.
+/// Polling time in microseconds.
 const POLLING_US: &str = "50";
 const PEER: &str = "tgt";
 
 struct Case {
     name: &'static str,
     options: &'static [(&'static str, &'static str)],
-    /// The driver looks again and again.
     polling: bool,
-    /// One request at a time: between two of them a worker sleeps or polls.
+    /// One request at a time: between requests a worker sleeps or polls.
     alone: bool,
     digests: bool,
 }
@@ -95,17 +93,17 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// A target that serves.
+/// A running target.
 pub(super) struct Served {
     name: &'static str,
     daemon: Daemon,
     subject: String,
-    /// Where its disk is, if that is a file.
+    /// Folder of its disk, if that is a file.
     _memory: Option<Scratch>,
 }
 
 impl Served {
-    /// The subject without further keys.
+    /// Returns the subject without further keys.
     pub(super) fn place(&self) -> &str {
         &self.subject
     }
@@ -125,13 +123,13 @@ impl Served {
     }
 }
 
-/// What one case gave.
+/// Result of one case.
 struct Line {
     case: &'static Case,
     outcome: Outcome,
 }
 
-/// Makes the table; gives it as text for a terminal and for a file of notes.
+/// Runs the cases. Returns the table as text for a terminal and for a file of notes.
 pub fn iscsi_table(
     options: &TableOptions,
     interrupted: &Arc<AtomicBool>,
@@ -176,7 +174,7 @@ pub fn iscsi_table(
             subjects.retain(|subject| subject.name != POLLING);
         }
         if case.digests {
-            // tgtd has digests only where its administrator has demanded them of every initiator.
+            // tgtd supports digests only if its configuration demands them of every initiator.
             subjects.truncate(1);
         }
         let plan = plan(case, subjects, options)?;
@@ -191,12 +189,11 @@ pub fn iscsi_table(
     Ok(render(&lines, &idle, options))
 }
 
-/// A port that nobody listens on just now.
 fn free_port() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-/// Waits until it accepts.
+/// Waits until the target accepts connections.
 fn await_port(daemon: &mut Daemon, address: SocketAddr, log: &Path) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     while TcpStream::connect(address).is_err() {
@@ -218,7 +215,7 @@ pub(super) fn lunette(
     start_lunette(options, folder, name, flags, free_port()?, &[])
 }
 
-/// The same at an address, begun by other words.
+/// Starts our target at an address, with a command prefix.
 pub(super) fn start_lunette(
     options: &TableOptions,
     folder: &Path,
@@ -253,13 +250,13 @@ pub(super) fn start_lunette(
     })
 }
 
-/// Debian's tgtd with a file on tmpfs as LUN 1, for its LUN 0 is a controller.
+/// Starts Debian's tgtd with a file on tmpfs as LUN 1; its LUN 0 is a controller.
 fn tgt(options: &TableOptions, folder: &Path) -> Result<Served> {
     let memory = Scratch::new("lunette-bench", Path::new("/dev/shm"))?;
     let disk = memory.path().join("ram.raw");
     File::create(&disk)?.set_len(SIZE)?;
     let address = free_port()?;
-    // Its control port names a socket of its own, beside that of a tgtd that may run here.
+    // The control port selects a separate control socket, so that another tgtd may run.
     let control = (u32::from(address.port()) % CONTROL_PORTS + 1).to_string();
     let mut command = Start::new(Path::new("tgtd"), Some(options.device_cpu));
     command.args(["-f", "-C", &control, "--iscsi"]);
@@ -341,7 +338,7 @@ fn plan(case: &Case, subjects: Vec<Subject>, options: &TableOptions) -> Result<P
     })
 }
 
-/// Memory that was never written would be read for less than it costs.
+/// Writes all blocks once, because reads of unwritten memory are cheaper.
 pub(super) fn fill(
     subjects: Vec<Subject>,
     clock: &Clock,
@@ -361,7 +358,7 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Part of a CPU that a target uses while a session is logged in and asks nothing.
+/// Returns the CPU fraction of a target with an idle session.
 fn idle_cpu(target: &Served) -> Result<f64> {
     let options = DriverOptions::default();
     let demand = Demand {
@@ -380,7 +377,7 @@ fn find<'a>(line: &'a Line, name: &str) -> Option<&'a SubjectResult> {
     subjects.find(|s| s.name == name && !s.repetitions.is_empty())
 }
 
-/// A line has a row for each of ours.
+/// Returns one row per line and target of ours.
 fn rows_of(lines: &[Line]) -> impl Iterator<Item = (&Line, &'static str)> {
     lines.iter().flat_map(|line| {
         let ours = [OURS, POLLING].into_iter();

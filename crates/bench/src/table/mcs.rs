@@ -1,7 +1,7 @@
-//! `lunette bench mcs`: one session with one to several connections (MC/S), the classic table.
+//! `lunette bench mcs`: one session with one to several connections (MC/S), as a table.
 //!
-//! Reads, writes and both at 256 KiB with 64 in flight; each number of connections is a subject, and all take turns. The target is
-//! ours with a RAM disk on one CPU, or any that is named.
+//! Reads, writes and both at 256 KiB with 64 in flight. Each number of connections is a subject, and all take turns. The target is ours
+//! with a RAM disk on one CPU, or any given one.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -25,41 +25,41 @@ use crate::run::{
 };
 use std::time::Duration;
 
-/// What is measured, and with which target.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct McsOptions {
-    /// What all tables take.
+    /// Options of all tables.
     pub table: TableOptions,
-    /// `iscsi://HOST[:PORT]/TARGET/LUN`, whose content is lost; `None`: a daemon of our own.
+    /// `iscsi://HOST[:PORT]/TARGET/LUN`; its content is lost. `None`: a daemon of our own.
     pub target: Option<String>,
-    /// The largest number of connections.
+    /// Largest number of connections.
     pub connections: u16,
-    /// Bytes of a request, as fio writes them.
+    /// Size of a request in fio's notation.
     pub size: String,
     /// Requests in flight in the session.
     pub depth: u32,
-    /// A line between driver and target; `None`: loopback. It is for a daemon of our own.
+    /// Line between driver and target; `None`: loopback. Only for a daemon of our own.
     pub link: Option<LinkOptions>,
 }
 
-/// Name, and what fio calls it.
+/// Name, and fio's pattern.
 const CASES: [(&str, &str); 3] = [("read", "read"), ("write", "write"), ("both", "rw")];
 
-/// What one case gave, with a subject for each number of connections.
+/// Result of one case, with a subject per number of connections.
 struct Line {
     case: &'static str,
     outcome: Outcome,
 }
 
-/// The table as text, and the same for programs.
+/// The table as text and as JSON.
 pub struct McsTable {
-    /// For people.
+    /// Text.
     pub text: String,
-    /// For programs.
+    /// JSON.
     pub json: Value,
 }
 
-/// Makes the table.
+/// Runs the cases and returns the table.
 pub fn mcs_table(
     options: &McsOptions,
     interrupted: &Arc<AtomicBool>,
@@ -99,7 +99,7 @@ pub fn mcs_table(
     })
 }
 
-/// A daemon of our own, at the far end of the line if there is one.
+/// Starts a daemon of our own, at the far end of the line if there is one.
 fn start(options: &McsOptions, folder: &Path, link: Option<&Link>) -> Result<Served> {
     let Some(link) = link else {
         return lunette(&options.table, folder, "lunette", &[]);
@@ -144,7 +144,7 @@ fn plan(case: &str, pattern: &str, subjects: Vec<Subject>, options: &McsOptions)
             ..DriverOptions::default()
         },
         repetitions: options.table.repetitions,
-        // A connection over a distance takes many round trips until it sends as much as it can.
+        // A connection over a distance needs many round trips to reach its full rate.
         warm_up: match options.link {
             Some(_) => Duration::from_secs(1),
             None => Duration::from_millis(100),
@@ -189,19 +189,19 @@ fn render(lines: &[Line], options: &McsOptions) -> String {
 pub struct McsRow {
     /// `read`, `write` or `both`.
     pub case: String,
-    /// Of the session.
+    /// Number of connections of the session.
     pub connections: u16,
-    /// Of each turn.
+    /// Bytes per second of each turn.
     pub bytes_per_second: Vec<f64>,
-    /// Of each turn.
+    /// I/Os per second of each turn.
     pub iops: Vec<f64>,
-    /// CPU time of the target, where it is known.
+    /// CPU time of the target, if known.
     pub target_cpu_seconds_per_million: Option<f64>,
     /// CPU time of the driver.
     pub driver_cpu_seconds_per_million: Option<f64>,
 }
 
-/// Rows as the table that people read.
+/// Formats rows as a text table.
 pub fn mcs_rows(rows: &[McsRow]) -> String {
     let mut cells = vec![head(&[
         "case",

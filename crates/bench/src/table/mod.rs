@@ -1,8 +1,8 @@
-//! `make bench`: our transports beside qemu-storage-daemon, in turns, one table.
+//! `make bench`: our transports compared with qemu-storage-daemon, in turns, as one table.
 //!
-//! Starts both daemons itself (`peers`), fills their disks, runs each case on all subjects in turns, and prints rates, ratios
-//! with their intervals, CPU per request and idle CPU. Driver on one CPU, devices on another. Every claim of speed
-//! comes from here.
+//! Starts both daemons (`peers`), fills their disks, runs each case on all subjects in turns, and prints rates, ratios with their
+//! intervals, CPU time per request and idle CPU load. The driver and the devices have a CPU each. All published performance claims come
+//! from this table.
 
 mod empty;
 mod images;
@@ -36,12 +36,12 @@ use crate::run::{
 };
 use crate::stamps::{self, StampOptions, stamp_cost};
 
-/// How the table is made.
+/// Options of a table.
 #[derive(Clone, Debug)]
 pub struct TableOptions {
-    /// The program that serves: this one.
+    /// Program of the daemon: this one.
     pub program: PathBuf,
-    /// Where disks, sockets and the file under test go; a file system that can do O_DIRECT.
+    /// Folder for disks, sockets and the tested file, on a file system that supports O_DIRECT.
     pub place: PathBuf,
     /// CPU of the driver.
     pub driver_cpu: usize,
@@ -51,22 +51,22 @@ pub struct TableOptions {
     pub repetitions: u32,
     /// Measured time of one turn.
     pub turn: Duration,
-    /// Only cases whose name contains this.
+    /// Only cases with this text in their names.
     pub only: Option<String>,
 }
 
-/// What the disk is.
+/// Kind of disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Medium {
     Null,
     Ram,
     File,
-    /// The same, and our worker polls for it.
+    /// The same file, with a worker that polls for its completions.
     PolledFile,
 }
 
 impl Medium {
-    /// What disks are called in sockets' names, and whose sockets ours are.
+    /// Returns the name of the medium in socket names, and the owner of our sockets.
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Medium::Null => ("null", OURS),
@@ -79,7 +79,7 @@ impl Medium {
 
 const OURS: &str = "lunette";
 const POLLING: &str = "polling";
-/// More than this machine's disks take for one I/O.
+/// Polling time above this machine's disk latency.
 const POLLING_OPTIONS: [&str; 2] = ["--disk-poll-us", "50"];
 
 /// One column of the table.
@@ -90,7 +90,7 @@ struct Case {
     polling: bool,
 }
 
-/// Enough for an interval of about two points; `bench stamp-cost` does more.
+/// Enough for an interval of about two percentage points; `bench stamp-cost` runs more.
 const STAMP_ROUNDS: u32 = 12;
 
 const READ: (&str, &str) = ("rw", "randread");
@@ -140,13 +140,13 @@ const CASES: &[Case] = &[
     case("file 64k QD8", Medium::File, &[READ, DEPTH_8, LARGE], true),
 ];
 
-/// What one case gave.
+/// Result of one case.
 struct Line {
     name: &'static str,
     outcome: Outcome,
 }
 
-/// Makes the table; gives it as text for a terminal and for a file of notes.
+/// Runs the cases. Returns the table as text for a terminal and for a file of notes.
 pub fn table(
     options: &TableOptions,
     interrupted: &Arc<AtomicBool>,
@@ -222,7 +222,7 @@ pub fn table(
     Ok(text)
 }
 
-/// Runs the chosen cases, one after the other.
+/// Runs the selected cases, one after the other.
 fn measure_cases(
     place: &Place,
     has_peer: bool,
@@ -251,7 +251,7 @@ fn measure_cases(
     Ok(lines)
 }
 
-/// Is there any case at all that was asked for?
+/// Returns an error if no case is selected.
 fn chosen<'a>(options: &TableOptions, names: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
     if let Some(only) = &options.only {
         let names: Vec<&str> = names.collect();
@@ -317,7 +317,7 @@ fn plan(case: &Case, place: &Place, with_peer: bool, options: &TableOptions) -> 
     })
 }
 
-/// Memory that was never written would be read for less than it costs.
+/// Writes all blocks once, because reads of unwritten memory are cheaper.
 fn fill(
     place: &Place,
     with_peer: bool,
@@ -332,7 +332,7 @@ fn fill(
         apply(&mut job, option, Some(value)).map_err(anyhow::Error::msg)?;
     }
     let mut targets = subjects(Medium::Ram, place, with_peer)?;
-    // The second transport leads to the same disk.
+    // The second transport serves the same disk.
     targets.remove(1);
     let plan = Plan {
         subjects: targets,
@@ -344,7 +344,7 @@ fn fill(
     Ok(())
 }
 
-/// Part of a CPU that a daemon uses while a driver is attached and asks nothing.
+/// Returns the CPU fraction of a daemon with an attached idle driver.
 fn idle_cpu(daemon: &Daemon, socket: &Path) -> Result<f64> {
     let subject = Subject::parse(&format!("vhost-user-blk:{}", socket.display()))?;
     let options = DriverOptions {
@@ -362,7 +362,7 @@ fn idle_cpu(daemon: &Daemon, socket: &Path) -> Result<f64> {
     share_of_cpu(daemon.pid(), Duration::from_secs(1))
 }
 
-/// Part of a CPU that a process uses for so long.
+/// Returns the CPU fraction of a process during `time`.
 fn share_of_cpu(pid: u32, time: Duration) -> Result<f64> {
     let cpu = || cpu_of(pid).context("the daemon is gone");
     let (before, begin) = (cpu()?, Instant::now());
@@ -388,7 +388,7 @@ const PEER: &str = "qemu-storage-daemon";
 const RAW: &str = "lunette raw file";
 const BARE: &str = "no device (io_uring)";
 
-/// Where and how.
+/// Describes environment and options.
 fn introduction(options: &TableOptions) -> String {
     let environment = environment();
     format!(
@@ -404,7 +404,7 @@ fn introduction(options: &TableOptions) -> String {
     )
 }
 
-/// What of it was disturbed.
+/// Describes the disturbed turns.
 fn disturbances<'a>(subjects: impl Iterator<Item = &'a SubjectResult>) -> String {
     let turns: Vec<bool> = subjects
         .flat_map(|s| &s.repetitions)
@@ -451,7 +451,7 @@ fn render(
     text
 }
 
-/// Columns that have more than a heading.
+/// Removes columns that have only a heading.
 fn filled(mut rows: Vec<Vec<String>>) -> Vec<Vec<String>> {
     let width = rows.first().map_or(0, Vec::len);
     let is_filled = |at: usize| rows.iter().skip(1).any(|row| !row[at].is_empty());
@@ -487,7 +487,7 @@ fn rates(lines: &[Line]) -> String {
     columns(&filled(rows))
 }
 
-/// How far driver and device were from each other: median, shortest and longest.
+/// Formats the cache line round trip between driver and device: median, minimum and maximum.
 fn way(line: &Line) -> String {
     let turns = line.outcome.subjects.iter().flat_map(|s| &s.repetitions);
     let times: Vec<f64> = turns.filter_map(|one| one.line_ns).collect();

@@ -1,4 +1,4 @@
-//! The daemons that are measured, and their disks.
+//! The measured daemons and their disks.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,23 +9,23 @@ use anyhow::{Context, Result, ensure};
 use crate::children::{Daemon, Scratch, Start};
 use crate::driver::{block_size, prepare_file};
 
-/// Bytes of each RAM disk and file.
+/// Size of each RAM disk and file in bytes.
 const SIZE: u64 = 512 << 20;
-/// A null disk takes no memory.
+/// Size of the null disk, which uses no memory.
 const NULL_SIZE: u64 = 64 << 30;
 
-/// Folders for sockets and files, gone at the end.
+/// Temporary folders for sockets and files.
 pub struct Place {
     folder: Scratch,
     /// On tmpfs, for the peer's RAM disk.
     memory: Scratch,
     sockets: Scratch,
-    /// Of the file's disk.
+    /// Block size of the file's disk.
     block_size: u32,
 }
 
 impl Place {
-    /// Makes them; the files go below `files`.
+    /// Creates the folders; files are placed below `files`.
     pub fn new(files: &Path, interrupted: &AtomicBool) -> Result<Place> {
         std::fs::create_dir_all(files)
             .with_context(|| format!("cannot make {}", files.display()))?;
@@ -42,12 +42,12 @@ impl Place {
         Ok(place)
     }
 
-    /// The file that all daemons serve, read-only: two files would lie at different places of the device.
+    /// Returns the path of the file that all daemons serve read-only. Two files would be at different locations of the device.
     pub fn file(&self) -> PathBuf {
         self.folder.path().join("file.raw")
     }
 
-    /// A socket.
+    /// Returns the path of a socket.
     pub fn socket(&self, owner: &str, medium: &str, transport: &str) -> PathBuf {
         self.sockets
             .path()
@@ -55,10 +55,10 @@ impl Place {
     }
 }
 
-/// The disks of a daemon of ours.
+/// Names of the disks of our daemon.
 pub const MEDIA: [&str; 3] = ["null", "ram", "file"];
 
-/// One of ours: the disks of these names, each behind both transports.
+/// Starts our daemon with the named disks, each on both transports.
 pub fn lunette(
     program: &Path,
     place: &Place,
@@ -101,7 +101,7 @@ pub fn lunette(
     Daemon::start(command, &place.socket(owner, "all", "log"), &sockets)
 }
 
-/// Debian's qemu-storage-daemon, with the same disks.
+/// Starts Debian's qemu-storage-daemon with the same disks.
 pub fn qemu(place: &Place, cpu: usize) -> Result<Daemon> {
     let memory = place.memory.path().join("ram.raw");
     File::create(&memory)?.set_len(SIZE)?;

@@ -1,7 +1,8 @@
-//! `make bench-rbd`: Lunette's transports beside qemu-storage-daemon, each on an image of one Ceph cluster, in turns, one table.
+//! `make bench-rbd`: Lunette's transports compared with qemu-storage-daemon, each on an image of one Ceph cluster, in turns, as one
+//! table.
 //!
-//! The cluster is there already; both images are overwritten. Both daemons run on one CPU, with librbd's threads, and have
-//! no cache. The driver waits for interrupts, so that the cluster has a CPU where it runs on the same machine.
+//! The cluster must exist; both images are overwritten. Both daemons run on one CPU with librbd's threads and without a cache. The driver
+//! waits for interrupts, so that a cluster on the same machine has CPU time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,20 +16,20 @@ use super::{BLK, PEER, SCSI, TableOptions, chosen};
 use crate::children::{Daemon, Scratch, Start};
 use crate::run::Progress;
 
-/// The cluster and its images.
+/// Ceph cluster and images.
 #[derive(Clone, Debug)]
 pub struct RbdPlace {
-    /// Ceph's configuration file, which also says where the user's keyring is.
+    /// Ceph's configuration file, which also names the user's keyring.
     pub conf: PathBuf,
-    /// The user, without `client.`.
+    /// User name without `client.`.
     pub id: String,
-    /// `POOL/IMAGE` that Lunette serves.
+    /// `POOL/IMAGE` served by Lunette.
     pub image: String,
-    /// `POOL/IMAGE` that qemu-storage-daemon serves.
+    /// `POOL/IMAGE` served by qemu-storage-daemon.
     pub peer_image: String,
 }
 
-/// Makes the table; gives it as text for a terminal and for a file of notes.
+/// Runs the cases. Returns the table as text for a terminal and for a file of notes.
 pub fn rbd_table(
     options: &TableOptions,
     rbd: &RbdPlace,
@@ -82,7 +83,7 @@ fn lunette(options: &TableOptions, rbd: &RbdPlace, folder: &Path) -> Result<Serv
     })
 }
 
-/// Debian's qemu-storage-daemon with its rbd driver, its cache off as ours is.
+/// Starts Debian's qemu-storage-daemon with its rbd driver, without a cache like ours.
 fn qemu(options: &TableOptions, rbd: &RbdPlace, folder: &Path) -> Result<Served> {
     let socket = folder.join("qemu");
     let (pool, image) = rbd

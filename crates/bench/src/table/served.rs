@@ -1,5 +1,5 @@
-//! Daemons that serve writable disks, each behind its transports, measured in turns: what the tables of images have in common. The driver
-//! waits for interrupts.
+//! Daemons with writable disks on several transports, measured in turns: common part of the image tables. The driver waits for
+//! interrupts.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fn driver() -> DriverOptions {
     }
 }
 
-/// A daemon that serves, and its sockets by the subjects' names.
+/// A running daemon, and its sockets by subject name.
 pub(super) struct Served {
     pub name: &'static str,
     pub daemon: Daemon,
@@ -58,7 +58,7 @@ impl Served {
     }
 }
 
-/// Fills the disks. The last transport of a daemon that has several serves a disk that another one does.
+/// Fills the disks. The last transport of a daemon with several serves a disk of another transport.
 pub(super) fn fill_all(
     daemons: &[Served],
     clock: &Clock,
@@ -71,7 +71,7 @@ pub(super) fn fill_all(
     fill(subjects.collect::<Result<_>>()?, clock, interrupted)
 }
 
-/// Runs the chosen cases on all subjects in turns.
+/// Runs the selected cases on all subjects in turns.
 pub(super) fn measure(
     daemons: &[Served],
     options: &TableOptions,
@@ -130,7 +130,7 @@ fn job(name: &str, options: &[(&str, &str)]) -> Result<Job> {
     Ok(job)
 }
 
-/// What was never written is read without asking an OSD for data.
+/// Writes all blocks once, because reads of unwritten blocks do not reach an OSD's data.
 fn fill(subjects: Vec<Subject>, clock: &Clock, interrupted: &Arc<AtomicBool>) -> Result<()> {
     let plan = Plan {
         subjects,

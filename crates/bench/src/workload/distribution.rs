@@ -1,67 +1,67 @@
-//! Places that are hit with different frequency: zipf, pareto, normal, zones.
+//! Non-uniform distributions of offsets: zipf, pareto, normal, zones.
 
 use super::Permutation;
 use super::random::Random;
 use crate::job::{Amount, Distribution, Zone};
 
-/// Draws places.
+/// Generator of block indexes.
 #[derive(Clone, Debug)]
 pub enum Sampler {
-    /// All alike.
+    /// Uniform.
     Uniform {
-        /// Places.
+        /// Number of blocks.
         count: u64,
     },
-    /// After J. Gray et al., "Quickly Generating Billion-Record Synthetic Databases" (1994).
+    /// Algorithm: J. Gray et al., "Quickly Generating Billion-Record Synthetic Databases" (1994).
     Zipf {
-        /// Places.
+        /// Number of blocks.
         count: u64,
         /// Skew.
         theta: f64,
-        /// Sum of 1 / i^theta over all places.
+        /// Sum of 1 / i^theta over all blocks.
         zeta: f64,
         /// 1 / (1 - theta).
         alpha: f64,
-        /// A constant of the method.
+        /// Constant of the algorithm.
         eta: f64,
-        /// From rank to place, so that popular ones do not lie side by side.
+        /// Maps ranks to blocks, so that frequent blocks are not adjacent.
         places: Permutation,
     },
     /// Power law.
     Pareto {
-        /// Places.
+        /// Number of blocks.
         count: u64,
         /// log h / log (1 - h).
         power: f64,
-        /// From rank to place.
+        /// Maps ranks to blocks.
         places: Permutation,
     },
-    /// As fio draws it: the mean of twelve uniform numbers, moved by up to half of the deviation.
+    /// As in fio: the mean of twelve uniform numbers, shifted by up to half of the deviation.
     Normal {
-        /// Places.
+        /// Number of blocks.
         count: u64,
-        /// In places.
+        /// Deviation in blocks.
         deviation: f64,
-        /// From rank to place.
+        /// Maps ranks to blocks.
         places: Permutation,
     },
-    /// Zone by zone.
+    /// Zones.
     Zoned(Vec<Part>),
 }
 
 /// A zone.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Up to which of 100 requests it is hit.
+    /// Cumulative percentage of requests up to this zone.
     below: u8,
     first: u64,
     count: u64,
 }
 
-/// The same places are popular whatever the seed of the requests is.
+/// Fixed seed: the same blocks are frequent regardless of the seed of the requests.
 const SCATTER: u64 = 0x6c75_6e65;
 
-/// Up to here the sum is made term by term, from there on as an integral: the error is below 1e-6 of it.
+/// Number of exact terms of the sum; the rest is an integral with an error below 1e-6 of it.
 const EXACT_TERMS: u64 = 10_000;
 
 fn zeta(count: u64, theta: f64) -> f64 {
@@ -75,7 +75,7 @@ fn zeta(count: u64, theta: f64) -> f64 {
 }
 
 impl Sampler {
-    /// For `count` places.
+    /// Creates a sampler of `count` blocks.
     pub fn new(distribution: &Distribution, count: u64, unit: u64) -> Sampler {
         let count = count.max(1);
         match *distribution {
@@ -99,7 +99,7 @@ impl Sampler {
             },
             Distribution::Normal(percent) => Sampler::Normal {
                 count,
-                // Half of the disk is as far as it goes.
+                // The deviation is limited to half of the disk.
                 deviation: (count as f64 * percent / 100.0).min(count as f64 / 2.0),
                 places: Permutation::new(count, SCATTER),
             },
@@ -107,7 +107,7 @@ impl Sampler {
         }
     }
 
-    /// The next place, below the count.
+    /// Returns the next index, below the count.
     #[inline]
     pub fn draw(&self, random: &mut Random) -> u64 {
         match *self {
@@ -152,7 +152,7 @@ impl Sampler {
                 let sum: f64 = (0..12).map(|_| random.unit()).sum();
                 let middle = sum / 12.0 * count as f64;
                 let mut at = deviation * (random.unit() - 0.5);
-                // What would fall off the disk comes nearer to the middle.
+                // An index outside the disk moves towards the middle.
                 while !(0.0..count as f64).contains(&(middle + at)) {
                     at /= 2.0;
                 }
@@ -162,7 +162,7 @@ impl Sampler {
     }
 }
 
-/// Zones in places, one after the other; each has at least one place, and none lies beyond the end.
+/// Returns the zones as consecutive block ranges within the disk, each with at least one block.
 fn parts(zones: &[Zone], count: u64, unit: u64) -> Vec<Part> {
     let (mut below, mut at, mut percent) = (0, 0, 0);
     let part = |zone: &Zone| {

@@ -1,8 +1,8 @@
-//! Requests in the order in which a job asks for them.
+//! Request generation in the order that a job specifies.
 //!
-//! A [`Generator`] belongs to one clone of a job on one thread; `next` allocates nothing. Random requests hit every
-//! block once per loop (`permutation`), unless there is `norandommap`, another distribution, or sizes that differ:
-//! then they are drawn with repetition. Pure. Tests: here.
+//! A [`Generator`] belongs to one clone of a job on one thread; `next` does not allocate. Random requests access every block once per
+//! loop (`permutation`), except with `norandommap`, another distribution, or several sizes: then they are drawn with repetition. Pure.
+//! Tests: here.
 
 mod distribution;
 mod permutation;
@@ -14,42 +14,42 @@ pub use random::Random;
 
 use crate::job::{Amount, Distribution, Job, Sizes};
 
-/// Which way data go.
+/// Direction of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the disk.
+    /// Read.
     Read,
-    /// To the disk.
+    /// Write.
     Write,
-    /// None do: what is there is discarded.
+    /// Discard, without data.
     Trim,
 }
 
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Io {
-    /// What it does.
+    /// Direction.
     pub direction: Direction,
-    /// First byte.
+    /// Offset in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
-/// A disk as a job sees it.
+/// Size of a disk as a job sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// Logical block in bytes.
+    /// Logical block size in bytes.
     pub block_size: u32,
-    /// Over so many disks or files the job divides a size in bytes.
+    /// Number of disks or files that share a job size in bytes.
     pub shared_by: u64,
-    /// It has the size that it has: a job's larger one is cut, as fio does it with devices.
+    /// The size is fixed: a larger job size is truncated, as fio does with devices.
     pub cuts: bool,
 }
 
-/// Why a job does not fit a disk.
+/// Reason why a job does not fit a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misfit(pub String);
 
@@ -61,14 +61,14 @@ impl std::fmt::Display for Misfit {
 
 impl std::error::Error for Misfit {}
 
-/// Where random requests go.
+/// Order of offsets.
 enum Places {
     Sequential,
     Once(Permutation),
     Drawn(Sampler),
 }
 
-/// Makes one clone's requests.
+/// Request generator of one clone.
 pub struct Generator {
     random: Random,
     read_percent: u8,
@@ -76,27 +76,27 @@ pub struct Generator {
     sizes: [Sizes; 3],
     start: u64,
     length: u64,
-    /// Random requests begin at multiples of it.
+    /// Alignment of random requests in bytes.
     unit: u64,
     places: Places,
-    /// Per direction: how far sequential requests have come.
+    /// Position of sequential requests, per direction.
     position: [u64; 3],
-    /// Bytes left out between two in sequence.
+    /// Bytes skipped between two sequential requests.
     skip: u64,
-    /// Requests in sequence for each random place, and how many are left of them, from where.
+    /// Sequential requests per random offset: total, remaining, and position.
     burst: u32,
     burst_left: u32,
     burst_at: u64,
     ios_left: u64,
     seed: u64,
-    /// Bytes to make in one loop, bytes made in it, loops left after it.
+    /// Bytes per loop, bytes done in this loop, and remaining loops.
     per_loop: u64,
     made: u64,
     loops_left: u32,
 }
 
 impl Generator {
-    /// The requests of clone number `clone` on a disk.
+    /// Creates the generator of clone number `clone` on a disk.
     pub fn new(job: &Job, clone: u32, disk: Extent) -> Result<Generator, Misfit> {
         let (start, length) = extent(job, clone, disk)?;
         let of = |amount: Amount| bytes_of(amount, disk);
@@ -130,12 +130,12 @@ impl Generator {
         })
     }
 
-    /// The part of the disk that it uses: first byte and bytes.
+    /// Returns the used part of the disk: offset and length in bytes.
     pub fn range(&self) -> (u64, u64) {
         (self.start, self.length)
     }
 
-    /// Bytes that it will make in all.
+    /// Returns the total number of bytes.
     pub fn total(&self) -> u64 {
         self.per_loop.saturating_mul(u64::from(self.loops_left) + 1)
     }
@@ -205,13 +205,13 @@ impl Iterator for Generator {
                 }
                 let at = *position;
                 *position += bytes + self.skip;
-                // What is left out counts as if it had been moved, so that a loop is one way through.
+                // Skipped bytes count as transferred, so that a loop is one pass.
                 self.made += self.skip;
                 at
             }
             Places::Once(permutation) => match permutation.next() {
                 Some(index) => index * self.unit,
-                // A loop that moves more than the disk has begins another round.
+                // A loop that transfers more than the size of the disk starts another round.
                 None => {
                     self.seed = self.seed.wrapping_add(0x9e37_79b9);
                     *permutation = Permutation::new(self.length / self.unit, self.seed);
@@ -241,7 +241,7 @@ impl Iterator for Generator {
     }
 }
 
-/// What an amount is of this disk.
+/// Converts an amount to bytes of this disk.
 fn bytes_of(amount: Amount, disk: Extent) -> u64 {
     match amount {
         Amount::Bytes(bytes) => bytes / disk.shared_by.max(1),
@@ -249,7 +249,7 @@ fn bytes_of(amount: Amount, disk: Extent) -> u64 {
     }
 }
 
-/// The part of the disk that a clone of the job uses: first byte and bytes.
+/// Returns the part of the disk for a clone of the job: offset and length in bytes.
 fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), Misfit> {
     let (capacity, block_size) = (disk.capacity, disk.block_size);
     let largest = u64::from(job.longest());
@@ -286,7 +286,7 @@ fn extent(job: &Job, clone: u32, disk: Extent) -> Result<(u64, u64), Misfit> {
     Ok((start, length))
 }
 
-/// The order in which a clone of the job touches `units` places of its smallest size.
+/// Returns the access order of a clone of the job for `units` blocks of its smallest size.
 fn places(job: &Job, units: u64, seed: u64) -> Places {
     let smallest = job.smallest();
     let fixed = |sizes: &Sizes| matches!(sizes, Sizes::Fixed(size) if *size == smallest);
@@ -429,7 +429,7 @@ mod tests {
         assert!(misfit(&small).contains("less than one request"));
     }
 
-    /// As fio does it with `filename=a:b` and `size=8m`: four for each.
+    /// As in fio with `filename=a:b` and `size=8m`: four for each.
     #[test]
     fn a_size_in_bytes_is_for_all_files_and_a_device_cuts_it() {
         let of = |size: &str, disk: Extent| {
@@ -468,7 +468,7 @@ mod tests {
             .windows(2)
             .filter(|pair| pair[1].offset != pair[0].offset + 4096)
             .count();
-        // 128 bursts, a few cut short by the end, a few in sequence by chance.
+        // 128 bursts; a few end at the end of the range, a few are sequential by chance.
         assert!((110..160).contains(&jumps), "{jumps}");
     }
 

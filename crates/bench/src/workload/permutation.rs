@@ -1,11 +1,11 @@
-//! All numbers below a bound, each once, in random order, without a table.
+//! Random permutation of all numbers below a bound, without a table.
 //!
-//! A counter runs through the next power of two and each value is spread within its bits by steps that are one to
-//! one (odd multiplication, xor with its own upper bits); what is not below the bound is skipped.
+//! A counter runs to the next power of two, and bijective steps (odd multiplication, xor with the upper bits) scramble each value. Values
+//! not below the bound are skipped.
 
 use super::random::mix;
 
-/// A walk through all numbers below a bound.
+/// Iteration over all numbers below a bound.
 #[derive(Clone, Debug)]
 pub struct Permutation {
     bound: u64,
@@ -16,7 +16,7 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The numbers below `bound` in an order that `seed` chooses.
+    /// Creates a permutation of the numbers below `bound`, selected by `seed`.
     pub fn new(bound: u64, seed: u64) -> Permutation {
         let bits = (64 - bound.saturating_sub(1).leading_zeros()).max(1);
         Permutation {
@@ -28,11 +28,11 @@ impl Permutation {
         }
     }
 
-    /// The number that stands for another: one to one below the bound. `value` has to be below it.
+    /// Maps a number to another, bijectively below the bound. `value` must be below the bound.
     #[inline]
     pub fn place(&self, value: u64) -> u64 {
         let mut place = self.spread(value);
-        // Every number of the next power of two lies on a circle of such steps, and `value` itself is below the bound.
+        // Repeated steps form a cycle within the next power of two, which contains `value`; so the loop ends.
         while place >= self.bound {
             place = self.spread(place);
         }

@@ -1,16 +1,16 @@
-//! Random numbers: xoroshiro128++, fast, the same on every machine for the same seed.
+//! Random numbers: xoroshiro128++, fast and reproducible from a seed on every machine.
 
-/// A source of random numbers.
+/// Random number generator.
 #[derive(Clone, Debug)]
 pub struct Random(u64, u64);
 
 impl Random {
-    /// Numbers that depend on `seed` alone.
+    /// Creates a generator that depends only on `seed`.
     pub fn new(seed: u64) -> Random {
         Random(mix(seed), mix(seed.wrapping_add(1)) | 1)
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[inline]
     pub fn draw(&mut self) -> u64 {
         let (a, b) = (self.0, self.1);
@@ -21,21 +21,21 @@ impl Random {
         result
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which must not be 0.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
         // The bias is below bound / 2^64.
         ((u128::from(self.draw()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number from 0 to 1, without 1.
+    /// Returns a number in [0, 1).
     #[inline]
     pub fn unit(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// Spreads a number over all bits; one to one.
+/// Scrambles the bits of a number bijectively.
 #[inline]
 pub fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);

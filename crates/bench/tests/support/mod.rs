@@ -1,4 +1,4 @@
-//! Devices in this process for the driver to drive.
+//! Devices in this process for driver tests.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -19,7 +19,7 @@ use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_device::VirtioDevice;
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
-/// A server with its workers and a place for its sockets.
+/// A server with its workers and a folder for its sockets.
 pub struct Rig {
     // Dropped in this order: sessions end before their workers.
     server: Server,
@@ -79,7 +79,7 @@ impl Rig {
     }
 }
 
-/// A job of options.
+/// Creates a job from options.
 pub fn job(options: &[(&str, &str)]) -> Job {
     let mut job = Job::default();
     for (option, value) in options {
@@ -88,7 +88,7 @@ pub fn job(options: &[(&str, &str)]) -> Job {
     job
 }
 
-/// A plan of one turn each.
+/// Creates a plan with one turn per subject.
 pub fn plan(subjects: Vec<Subject>, jobs: Vec<Job>, driver: DriverOptions) -> Plan {
     Plan {
         subjects,

@@ -170,7 +170,7 @@ impl IscsiClient {
         }
     }
 
-    /// Aborts tasks whose response is overdue and may be lost, as initiators do.
+    /// Aborts tasks with an overdue response that may be lost, as initiators do.
     fn abort_missed(&mut self) {
         let mut missed = Vec::new();
         for (task, sent) in &mut self.requests {

@@ -33,7 +33,7 @@ impl World {
         self.verify();
     }
 
-    /// Updates the model with new sizes of which clients were not notified.
+    /// Updates the model with new sizes that clients were not notified about.
     fn know_sizes(&mut self) {
         for (index, plan) in self.plans.iter().enumerate() {
             if plan.lies == Lies::Image {

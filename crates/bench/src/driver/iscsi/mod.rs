@@ -1,7 +1,7 @@
-//! An iSCSI initiator as a driver: each queue is a session of one connection, as common initiators have it.
+//! iSCSI initiator as a driver: each queue is a session with one connection, as with common initiators.
 //!
-//! Here are its place, its login and what is asked once; `queue` drives. Negotiates what open-iscsi and libiscsi ask
-//! for, so that every target is met as it is in use. No authentication.
+//! This file contains the address, the login and the initial commands; `queue` drives. The login offers the same keys as open-iscsi and
+//! libiscsi, so that targets behave as in production. No authentication.
 
 mod multi;
 mod process;
@@ -21,34 +21,34 @@ use super::{Demand, DeviceInfo, Subject};
 pub use multi::{MultiQueue, SessionKeys};
 pub use queue::IscsiQueue;
 
-/// How an iSCSI unit is written.
+/// Syntax of an iSCSI unit.
 const FORM: &str = "iscsi://HOST[:PORT]/TARGET/LUN";
 const PORT: u16 = 3260;
-/// A session per queue: more than any set-up of threads needs.
+/// Limit for sessions, one per queue: more than any thread configuration needs.
 const QUEUES_MAX: u16 = 256;
-/// For the steps of a login.
+/// Timeout for each step of a login.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a thread waits before it looks whether it is to stop.
+/// Interval at which a waiting thread checks for a stop request.
 const LOOK_UP: Duration = Duration::from_millis(50);
-/// What a Login Response may carry (RFC 7143, 13.12).
+/// Maximum data segment of a Login Response (RFC 7143, 13.12).
 const LOGIN_SEGMENT_MAX: u32 = 8192;
-/// Largest data segment and unsolicited burst: what initiators offer by default.
+/// Largest data segment and unsolicited burst: the usual defaults of initiators.
 const SEGMENT_BYTES: u32 = 256 << 10;
 const BURST_BYTES: u32 = (16 << 20) - 512;
 
-/// Where a unit is.
+/// Address of a logical unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Portal as written.
     host: String,
     port: u16,
-    /// Target's name.
+    /// Target name.
     pub target: String,
     lun: u16,
 }
 
 impl Place {
-    /// Reads what follows `iscsi://`.
+    /// Parses the part after `iscsi://`.
     pub fn parse(text: &str) -> Result<Place> {
         let wrong = || anyhow!("`iscsi://{text}` is not of the form {FORM}");
         let mut parts = text.splitn(3, '/');
@@ -78,14 +78,13 @@ impl Place {
         })
     }
 
-    /// Logical unit as on the wire: flat addressing from 256 on (SAM-5, 4.7.7).
+    /// Returns the LUN in wire format: flat addressing from 256 on (SAM-5, 4.7.7).
     fn lun(&self) -> [u8; 8] {
         let [high, low] = self.lun.to_be_bytes();
         let method = if self.lun < 256 { 0 } else { 0x40 };
         [method | high, low, 0, 0, 0, 0, 0, 0]
     }
 
-    /// For people and for the initiator.
     fn portal(&self) -> String {
         match self.host.contains(':') {
             true => format!("[{}]:{}", self.host, self.port),
@@ -102,18 +101,18 @@ impl Place {
     }
 }
 
-/// A unit that was found.
+/// A logical unit that was found.
 pub struct IscsiSession {
     place: Place,
     digests: bool,
     keys: SessionKeys,
     info: DeviceInfo,
-    /// The target's process, where it is on this machine.
+    /// Process ID of the target, if it is on this machine.
     pid: Option<u32>,
 }
 
 impl IscsiSession {
-    /// Logs in once and asks what the unit is.
+    /// Logs in once and queries the unit.
     pub fn open(subject: &Subject) -> Result<IscsiSession> {
         let place = Place::parse(&subject.path.to_string_lossy())?;
         let mut session = IscsiSession {
@@ -146,7 +145,7 @@ impl IscsiSession {
         session.info.capacity = u64::from_be_bytes(*last)
             .saturating_add(1)
             .saturating_mul(block.into());
-        // WP of the device-specific parameter (SBC-3, 6.4.1).
+        // WP bit of the device-specific parameter (SBC-3, 6.4.1).
         let mode = probe
             .ask(&[0x1a, 8, 0x3f, 0, 192, 0], 192)
             .unwrap_or_default();
@@ -154,22 +153,22 @@ impl IscsiSession {
         Ok(session)
     }
 
-    /// What it is.
+    /// Returns the properties of the unit.
     pub fn info(&self) -> DeviceInfo {
         self.info
     }
 
-    /// The process at the other end, where it can be known.
+    /// Returns the process ID of the target, if known.
     pub fn pid(&self) -> Option<u32> {
         self.pid
     }
 
-    /// One more session.
+    /// Opens another session.
     pub fn queue(&mut self, demand: Demand) -> Result<Box<IscsiQueue>> {
         self.connect(demand).map(Box::new)
     }
 
-    /// One more session of several connections, if the subject has the key `connections`.
+    /// Opens another session with several connections, if the subject has the key `connections`.
     pub fn multi(&mut self, demand: Demand) -> Option<Result<Box<MultiQueue>>> {
         self.keys.connections?;
         let block_size = self.info.block_size;
@@ -187,7 +186,7 @@ impl IscsiSession {
         stream.set_nonblocking(true)?;
         let lun = self.place.lun();
         let mut queue = IscsiQueue::new(stream, &login, lun, self.info.block_size, demand)?;
-        // TEST UNIT READY takes the unit attentions that wait for a new session.
+        // TEST UNIT READY clears the unit attentions of the new session.
         let ready = queue.ask(&[0; 6], 0);
         ready.with_context(|| {
             let Place { target, lun, .. } = &self.place;
@@ -204,7 +203,7 @@ impl IscsiSession {
         LoginRequestSettings {
             initiator_name: "iqn.2026-11.org.example:lunette-bench".to_owned(),
             target_name: Some(self.place.target.clone()),
-            // Runs at the same time, in containers too, do not displace each other.
+            // A random ISID, so that concurrent runs (also in containers) do not reinstate each other's sessions.
             isid: random_isid(),
             tsih: 0,
             cid: 0,
@@ -244,7 +243,7 @@ fn login(stream: &TcpStream, settings: LoginRequestSettings) -> Result<Box<Login
     }
 }
 
-/// One Login Response; nothing that follows it is read.
+/// Reads one Login Response and no bytes beyond it.
 fn answer(mut stream: &TcpStream, decoder: &mut Decoder) -> Result<(LoginResponse, Vec<u8>)> {
     let mut segment = Vec::new();
     let mut piece = Vec::new();

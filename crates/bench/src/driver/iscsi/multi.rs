@@ -1,6 +1,6 @@
-//! A session of several connections (MC/S) as a queue: the initiator that remote disks have, with a slot per request.
+//! A session with several connections (MC/S) as a queue, on the initiator of remote disks, with a slot per request.
 //!
-//! A command goes by the connection with the fewest in flight. What is read takes the place of the slot's data.
+//! A command uses the connection with the fewest commands in flight. Data read replaces the data of the slot.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use super::{LOOK_UP, Place};
 use crate::driver::{Ask, Demand, Done};
 use crate::workload::Random;
 
-/// Bytes of UNMAP's parameter list with one range (SBC-4, 5.35).
+/// Size of UNMAP's parameter list with one range (SBC-4, 5.35).
 const UNMAP_BYTES: u8 = 24;
-/// Commands of a new session that may be answered with a unit attention.
+/// Maximum number of unit attentions at the start of a session.
 const ATTEMPTS: usize = 4;
 
-/// Keys of a login, where the subject says them; `None`: what the initiator offers by itself.
+/// Login keys from the subject; `None`: the initiator's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionKeys {
-    /// Connections of each session; `None`: the driver with one connection.
+    /// Connections per session; `None`: the single-connection driver.
     pub connections: Option<u16>,
     /// MaxBurstLength.
     pub max_burst: Option<u32>,
@@ -36,7 +36,7 @@ pub struct SessionKeys {
 }
 
 impl SessionKeys {
-    /// Takes a key; false: there is none of this name, or the value is not one of it.
+    /// Sets a key. Returns false if the key is unknown or the value is invalid.
     pub fn take(&mut self, key: &str, value: &str) -> bool {
         // Lengths have 24 bits (RFC 7143, 13.12 to 13.14).
         let length = value.parse().ok().filter(|n| (512..1 << 24).contains(n));
@@ -59,7 +59,7 @@ impl SessionKeys {
         }
     }
 
-    /// Keys without connections would have no effect.
+    /// Returns true if keys are set without `connections`; they would have no effect.
     pub fn is_idle(&self) -> bool {
         self.connections.is_none() && *self != SessionKeys::default()
     }
@@ -80,7 +80,7 @@ impl SessionKeys {
         let session = &mut offer.session;
         session.max_burst_length = self.max_burst.unwrap_or(session.max_burst_length);
         session.first_burst_length = self.first_burst.unwrap_or(session.first_burst_length);
-        // The first burst may not be longer than any (13.14).
+        // The first burst must not exceed the maximum burst (13.14).
         session.first_burst_length = session.first_burst_length.min(session.max_burst_length);
         session.immediate_data = self.immediate_data.unwrap_or(session.immediate_data);
         session.initial_r2t = self.initial_r2t.unwrap_or(session.initial_r2t);
@@ -106,7 +106,7 @@ pub struct MultiQueue {
     block_size: u32,
     slots: Vec<Slot>,
     by_tag: HashMap<u32, u16>,
-    /// Why a command could not be sent: told by the next call that may fail.
+    /// Error of a failed send, returned by the next fallible call.
     failed: Option<anyhow::Error>,
     ended: Vec<CommandDone>,
 }
@@ -190,7 +190,7 @@ impl MultiQueue {
             }
             Ask::Write => {
                 cdb[0] = 0x8a;
-                // It comes back with the answer.
+                // The buffer returns with the response.
                 request.write = Some(match slot.data.len() == slot.length {
                     true => std::mem::take(&mut slot.data),
                     false => slot.data[..slot.length].to_vec(),
@@ -215,13 +215,13 @@ impl MultiQueue {
         }
     }
 
-    /// Sends what was queued.
+    /// Sends queued requests.
     pub fn publish(&mut self) -> Result<()> {
         self.failed.take().map_or(Ok(()), Err)?;
         Ok(self.session.send_queued()?)
     }
 
-    /// Takes what has come back.
+    /// Collects completions.
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
         self.publish()?;
         while let Some(ended) = self.session.poll(Duration::ZERO)? {
@@ -254,14 +254,14 @@ impl MultiQueue {
         Ok(())
     }
 
-    /// Changes a slot's data.
+    /// Writes the data of a slot.
     pub fn write_data(&mut self, slot: u16, data: &[u8]) {
         if let Some(slot) = self.slots.get_mut(usize::from(slot)) {
             slot.data[..data.len()].copy_from_slice(data);
         }
     }
 
-    /// Looks at a slot's data.
+    /// Reads the data of a slot.
     pub fn read_data(&self, slot: u16, into: &mut [u8]) {
         if let Some(slot) = self.slots.get(usize::from(slot)) {
             into.copy_from_slice(&slot.data[..into.len()]);

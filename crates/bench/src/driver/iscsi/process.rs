@@ -1,11 +1,11 @@
-//! Which process of this machine is at the other end of a connection: the target's CPU time is not other people's work.
+//! Finds the process of this machine at the other end of a connection, so that the target's CPU time is not counted as foreign load.
 
 use std::net::{SocketAddr, TcpStream};
 
 use procfs::net::{TcpNetEntry, tcp, tcp6};
 use procfs::process::{FDTarget, Process, all_processes};
 
-/// `None`: it is on another machine, or another user's and this one may not look.
+/// Returns its process ID; `None` if it is on another machine or belongs to another user and is not visible.
 pub fn at_other_end(stream: &TcpStream) -> Option<u32> {
     let same = |address: SocketAddr| (address.ip().to_canonical(), address.port());
     let ends = (
@@ -13,7 +13,7 @@ pub fn at_other_end(stream: &TcpStream) -> Option<u32> {
         same(stream.local_addr().ok()?),
     );
     let is_it = |one: &TcpNetEntry| (same(one.local_address), same(one.remote_address)) == ends;
-    // A listener of both families has its connections among those of IPv6.
+    // An IPv6 listener that also accepts IPv4 has all its connections in the IPv6 table.
     let found = |table: Vec<TcpNetEntry>| table.into_iter().find(is_it);
     let socket = tcp().ok().and_then(found);
     let socket = socket.or_else(|| tcp6().ok().and_then(found))?;
@@ -36,13 +36,13 @@ mod tests {
     fn the_process_that_accepted_is_found() {
         for address in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
             let Ok(listener) = TcpListener::bind(address) else {
-                // A machine without IPv6.
+                // The machine has no IPv6.
                 continue;
             };
             let port = listener.local_addr().unwrap().port();
             let host = match address {
                 "[::1]:0" => "::1",
-                // Of both families.
+                // Both address families.
                 _ => "127.0.0.1",
             };
             let stream = TcpStream::connect((host, port)).unwrap();

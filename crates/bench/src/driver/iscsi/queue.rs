@@ -1,7 +1,7 @@
 //! One connection in full feature phase, with a slot per request.
 //!
-//! Belongs to one thread. Requests of a turn leave with one `writev`; answers come by one `readv`, large data straight into
-//! its slot. Nothing is allocated per request. Whatever a target must not do ends the run.
+//! Owned by one thread. Requests of a turn are sent with one `writev`; responses are received with one `readv`, large data directly into
+//! its slot. Nothing is allocated per request. Any protocol error of the target ends the run.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -20,17 +20,17 @@ use super::{LOOK_UP, PATIENCE, SEGMENT_BYTES};
 use crate::driver::{Ask, Demand, Done, scsi_end};
 use crate::workload::Random;
 
-/// Bytes received at a time, beside what goes straight into a slot.
+/// Size of the receive buffer for everything except direct data.
 const STAGE_BYTES: usize = 256 << 10;
-/// The rest of a data segment that is worth its own place in a receive.
+/// Minimum remaining length of a data segment for a direct receive.
 const DIRECT_BYTES_MIN: usize = 4096;
-/// Pieces sent with one system call.
+/// Maximum number of segments per send.
 const PIECES_MAX: usize = 128;
 
-/// Parameter list of UNMAP with one descriptor (SBC-3, 5.30).
+/// Size of UNMAP's parameter list with one descriptor (SBC-3, 5.30).
 const UNMAP_BYTES: usize = 24;
 
-/// READ CAPACITY (16).
+/// Returns the CDB of READ CAPACITY (16).
 pub fn read_capacity() -> [u8; 16] {
     let mut cdb = [0; 16];
     (cdb[0], cdb[1], cdb[13]) = (0x9e, 0x10, 32);
@@ -43,45 +43,45 @@ struct Slot {
     ask: Ask,
     busy: bool,
     length: u32,
-    /// Data that came.
+    /// Bytes received.
     came: u32,
-    /// The first bytes of its data, while those of a discard are in their place.
+    /// First bytes of the slot's data, saved while a parameter list of UNMAP replaces them.
     saved: [u8; UNMAP_BYTES],
-    /// Used so many times: the upper half of its tag.
+    /// Number of uses: the upper half of the initiator task tag.
     uses: u16,
 }
 
 impl Slot {
-    /// Makes the command one that discards.
+    /// Turns the command into an UNMAP.
     fn unmap(&mut self, block: u64, blocks: u32) {
         (self.cdb[0], self.cdb[8]) = (0x42, UNMAP_BYTES as u8);
         self.length = UNMAP_BYTES as u32;
         let list = &mut self.data[..UNMAP_BYTES];
         self.saved.copy_from_slice(list);
         list.fill(0);
-        // Lengths of what follows; a descriptor's block and number of blocks.
+        // Length fields, block address and number of blocks of the descriptor.
         (list[1], list[3]) = (22, 16);
         list[8..16].copy_from_slice(&block.to_be_bytes());
         list[16..20].copy_from_slice(&blocks.to_be_bytes());
     }
 }
 
-/// What is to be sent, in order.
+/// A segment to send.
 enum Piece {
-    /// Up to this byte of `headers`.
+    /// Bytes of `headers` up to this one.
     Headers(usize),
     /// Bytes of a slot's data.
     Data { slot: u16, from: u32, to: u32 },
 }
 
-/// A session of one connection.
+/// A session with one connection.
 pub struct IscsiQueue {
     stream: TcpStream,
     lun: [u8; 8],
     block_size: u32,
     digests: Digests,
     max_send: u32,
-    /// Unsolicited bytes: with the command itself, and in all.
+    /// Limits for unsolicited bytes: in the command PDU, and in total.
     immediate: u32,
     unsolicited: u32,
     cmd_sn: u32,
@@ -98,12 +98,12 @@ pub struct IscsiQueue {
     from: usize,
     to: usize,
     segment: Vec<u8>,
-    /// Status and sense data of the last command that failed.
+    /// Status and sense data of the last failed command.
     refused: (u8, Vec<u8>),
     done: Vec<Done>,
 }
 
-/// `a` is after `b` (RFC 1982).
+/// Returns true if `a` is after `b` (RFC 1982).
 fn after(a: u32, b: u32) -> bool {
     (a.wrapping_sub(b) as i32) > 0
 }
@@ -170,14 +170,14 @@ impl IscsiQueue {
         })
     }
 
-    /// One command that reads, waited for; for what is asked before a run.
+    /// Runs one read command and waits for it; for queries before a run.
     pub(super) fn ask(&mut self, cdb: &[u8], length: u32) -> Result<Vec<u8>> {
         let slot = self.slots.first_mut().context("a queue has a slot")?;
         slot.cdb = [0; 16];
         slot.cdb[..cdb.len()].copy_from_slice(cdb);
         (slot.ask, slot.length) = (Ask::Read, length);
         let until = Instant::now() + PATIENCE;
-        // Each of the first commands of a session may be answered with a unit attention.
+        // Each of the first commands of a session may end with a unit attention.
         for attempt in 0.. {
             self.enter(0);
             self.publish()?;
@@ -188,7 +188,7 @@ impl IscsiQueue {
                 self.reap(&mut done)?;
             }
             let slot = &self.slots[0];
-            // What was asked for is the most that may come.
+            // The allocation length is the maximum; less data is valid.
             if done[0].ok || slot.came > 0 {
                 return Ok(slot.data[..slot.came as usize].to_vec());
             }
@@ -282,7 +282,7 @@ impl IscsiQueue {
         }
     }
 
-    /// A sequence of Data-Out PDUs.
+    /// Queues a sequence of Data-Out PDUs.
     fn data_out(&mut self, index: u16, itt: u32, ttt: u32, from: u32, to: u32) {
         let (mut at, mut number) = (from, 0u32);
         while at < to {
@@ -305,7 +305,7 @@ impl IscsiQueue {
     fn queue(&mut self, mut header: Bhs, data: Option<(u16, u32, u32)>) {
         let data = data.filter(|(_, from, to)| from < to);
         match data {
-            // All lengths are whole blocks: no padding.
+            // All lengths are multiples of the block size, so there is no padding.
             Some((slot, from, to)) if !self.digests.data => {
                 header.lengths.set_data((to - from) as usize);
                 self.headers.extend_from_slice(header.bytes());
@@ -329,7 +329,7 @@ impl IscsiQueue {
         }
     }
 
-    /// Sends what is queued, as far as the socket takes it.
+    /// Sends queued segments until the socket blocks.
     #[inline]
     pub fn publish(&mut self) -> Result<()> {
         while !self.pieces.is_empty() {
@@ -383,7 +383,7 @@ impl IscsiQueue {
         self.headers_sent = 0;
     }
 
-    /// Takes what has come back.
+    /// Collects completions.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
         if !self.pieces.is_empty() {
@@ -399,7 +399,7 @@ impl IscsiQueue {
         Ok(())
     }
 
-    /// Where the data of the current PDU goes: slot and offset.
+    /// Returns the destination of the current PDU's data: slot and offset.
     fn destination(&self) -> Option<(usize, usize)> {
         let bhs = self.decoder.bhs();
         (bhs.kind() == Some(Opcode::DataIn)).then(|| {
@@ -410,12 +410,12 @@ impl IscsiQueue {
         })
     }
 
-    /// Receives what is there; false: nothing.
+    /// Receives available data. Returns false if there is none.
     fn receive(&mut self) -> Result<bool> {
         let left = self.decoder.data_left() as usize;
         let direct = (left >= DIRECT_BYTES_MIN).then(|| self.destination());
         let got = match direct.flatten() {
-            // The header's check has made sure that all of it fits.
+            // The header check has verified that the data fits.
             Some((slot, at)) => {
                 let data = &mut self.slots[slot].data[at..at + left];
                 let mut slices = [IoSliceMut::new(data), IoSliceMut::new(&mut self.stage)];
@@ -468,7 +468,7 @@ impl IscsiQueue {
         }
     }
 
-    /// A header has come: may its data go where it says?
+    /// Checks that a Data-In header belongs to a read and that its data is within the slot.
     fn header(&mut self) -> Result<()> {
         self.segment.clear();
         let bhs = self.decoder.bhs();
@@ -499,10 +499,10 @@ impl IscsiQueue {
         }
     }
 
-    /// A PDU is over.
+    /// Handles the end of a PDU.
     fn end(&mut self) -> Result<()> {
         let bhs = self.decoder.bhs();
-        // StatSN, ExpCmdSN and MaxCmdSN are in the same place in every PDU of a target.
+        // StatSN, ExpCmdSN and MaxCmdSN have the same offsets in all PDUs from the target.
         let numbers = NopIn::from_bhs(&bhs);
         if after(numbers.max_cmd_sn.get(), self.max_cmd_sn) {
             self.max_cmd_sn = numbers.max_cmd_sn.get();
@@ -520,7 +520,7 @@ impl IscsiQueue {
                 self.exp_stat_sn = header.stat_sn.get().wrapping_add(1);
                 let good = header.response == 0 && header.status == 0;
                 if !good {
-                    // The sense data comes behind its length (RFC 7143, 11.4.7.2).
+                    // Sense data follows its length field (RFC 7143, 11.4.7.2).
                     let sense = self.segment.get(2..).unwrap_or_default();
                     self.refused = (header.status, sense.to_vec());
                 }
@@ -581,7 +581,7 @@ impl IscsiQueue {
             wanted |= PollFlags::OUT;
         }
         let mut waits = [PollFd::new(&self.stream, wanted)];
-        // Nobody else wakes this thread when it is to stop.
+        // A stop request does not wake this thread, so the wait is short.
         let limit = limit.min(LOOK_UP);
         match poll(&mut waits, Timespec::try_from(limit).ok().as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
@@ -589,14 +589,14 @@ impl IscsiQueue {
         }
     }
 
-    /// Changes a slot's data.
+    /// Writes the data of a slot.
     pub fn write_data(&mut self, slot: u16, data: &[u8]) {
         if let Some(slot) = self.slots.get_mut(usize::from(slot)) {
             slot.data[..data.len()].copy_from_slice(data);
         }
     }
 
-    /// Looks at a slot's data.
+    /// Reads the data of a slot.
     pub fn read_data(&self, slot: u16, into: &mut [u8]) {
         if let Some(slot) = self.slots.get(usize::from(slot)) {
             into.copy_from_slice(&slot.data[..into.len()]);

@@ -1,7 +1,7 @@
-//! virtio-blk and virtio-scsi over vhost-user, written for rates that no guest's driver reaches.
+//! virtio-blk and virtio-scsi over vhost-user, for rates above those of real guest drivers.
 //!
-//! A [`VhostSession`] connects and shares memory; each [`VhostQueue`] is one virtqueue (`queue`) in a ring of either kind
-//! (`split`, `packed`), owned by one thread.
+//! A [`VhostSession`] connects and shares memory; each [`VhostQueue`] is one virtqueue (`queue`) with a split or packed ring (`split`,
+//! `packed`), owned by one thread.
 
 mod packed;
 mod queue;
@@ -18,9 +18,9 @@ use super::{Demand, DeviceInfo, DriverOptions, Kind, Subject, scsi_end};
 
 /// `VIRTIO_SCSI_S_BAD_TARGET`.
 const BAD_TARGET: u8 = 3;
-/// A response that no device has written.
+/// Initial response, never written by a device.
 const UNTOUCHED: u8 = 0xff;
-/// Bytes of a slot's own memory, four cache lines: header, answer and table.
+/// Size of a slot in bytes, four cache lines: header, response and descriptor table.
 const SLOT: usize = 256;
 /// First request queue of a SCSI controller.
 const SCSI_FIRST_QUEUE: u16 = 2;
@@ -41,14 +41,14 @@ pub struct VhostSession {
     pid: Option<u32>,
 }
 
-/// Does nobody serve on the socket?
+/// Returns true if no process listens on the socket.
 fn is_deserted(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     matches!(error.kind(), ConnectionRefused | NotFound)
 }
 
 impl VhostSession {
-    /// Connects with memory for `queues` queues of such a demand.
+    /// Connects with memory for `queues` queues with this demand.
     pub fn open(
         subject: &Subject,
         options: &DriverOptions,
@@ -56,7 +56,7 @@ impl VhostSession {
         queues: usize,
     ) -> Result<VhostSession> {
         let per_queue = (1usize << 17) + usize::from(demand.slots) * (SLOT + stride(demand));
-        // A controller is first asked for its capacity, over a queue that stays in memory.
+        // The capacity query of a controller uses a queue. Its memory stays allocated.
         let memory = ((8usize << 20) + queues * per_queue).next_multiple_of(2 << 20);
         let wanted = Options {
             packed: options.packed,
@@ -80,7 +80,7 @@ impl VhostSession {
             "the device at {place} has no packed rings: it does not offer VIRTIO_F_RING_PACKED"
         );
         let peer = rustix::net::sockopt::socket_peercred(front_end.channel().stream()).ok();
-        // Whoever listens is told, and for sockets that a service manager keeps that is not the device.
+        // The kernel reports the process that listens. For sockets of a service manager that is not the device.
         let listener = peer.map(|peer| peer.pid.as_raw_nonzero().get().unsigned_abs());
         let pid = subject.pid.or(listener.filter(|pid| *pid != 1));
         let info = match subject.kind {
@@ -101,22 +101,22 @@ impl VhostSession {
         })
     }
 
-    /// What the device is.
+    /// Returns the properties of the device.
     pub fn info(&self) -> DeviceInfo {
         self.info
     }
 
-    /// Has the other end hung up?
+    /// Returns true if the device has disconnected.
     pub fn is_closed(&self) -> bool {
         self.front_end.channel().is_closed()
     }
 
-    /// The process at the other end.
+    /// Returns the process ID of the device, if known.
     pub fn pid(&self) -> Option<u32> {
         self.pid
     }
 
-    /// One more queue.
+    /// Prepares another queue.
     pub fn queue(&mut self, options: &DriverOptions, demand: Demand) -> Result<Box<VhostQueue>> {
         ensure!(
             self.used < self.info.queues,
@@ -141,7 +141,7 @@ impl VhostSession {
     }
 }
 
-/// Why a unit's capacity is not known.
+/// Describes a failed capacity query.
 fn refused(done: &ScsiDone) -> String {
     let (response, status) = (done.response, done.status);
     if response == UNTOUCHED {
@@ -197,13 +197,13 @@ fn blk_info(front_end: &FrontEnd) -> Result<DeviceInfo> {
     })
 }
 
-/// Asks the logical unit over a queue that is stopped again.
+/// Queries the logical unit on a queue that is stopped afterwards.
 fn scsi_info(front_end: &mut FrontEnd, target: u8, lun: u16) -> Result<DeviceInfo> {
     const TRIES: usize = 8;
     let options = QueueOptions::default();
     let mut queue = ScsiQueue::start(front_end, SCSI_FIRST_QUEUE, &options, 1, 4096, Cuts::Usual)?;
     let mut answer = [0; 32];
-    // READ CAPACITY(16); unit attentions are told once each.
+    // READ CAPACITY(16); each unit attention is reported once.
     let cdb = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
     let request = ScsiRequest {
         target,
@@ -236,7 +236,7 @@ fn scsi_info(front_end: &mut FrontEnd, target: u8, lun: u16) -> Result<DeviceInf
     let capacity = u64::from_be_bytes(last_block)
         .checked_add(1)
         .and_then(|blocks| blocks.checked_mul(u64::from(block_size)));
-    // Control and event queue are counted in where the device counts.
+    // The device's queue count includes the control and event queues.
     let queues = front_end.queue_count().saturating_sub(SCSI_FIRST_QUEUE);
     Ok(DeviceInfo {
         capacity: capacity.context("impossible capacity")?,

@@ -1,4 +1,4 @@
-//! Slots in a packed ring: descriptors are written anew for each request, and a slot is its buffer ID.
+//! Slots in a packed ring: descriptors are written for each request; the slot number is the buffer ID.
 
 use guest_memory::{MemoryError, MemoryTable};
 use virtqueue::driver::{PackedRing, RingLayout};
@@ -8,7 +8,7 @@ use super::queue::Chain;
 
 pub struct PackedSlots {
     pub ring: PackedRing,
-    /// Descriptors in the ring of each slot's request.
+    /// Number of ring descriptors of each slot's request.
     counts: Box<[u16]>,
 }
 
@@ -25,7 +25,8 @@ impl PackedSlots {
         })
     }
 
-    /// Writes a slot's request into the ring. There is room: a slot is in flight once, and the ring has room for all.
+    /// Writes a slot's request into the ring. There is always room: each slot is in flight at most once, and the ring has room for all
+    /// slots.
     #[inline]
     pub fn offer(&mut self, slot: u16, chain: &Chain<'_>) {
         let head = match *chain {
@@ -51,7 +52,7 @@ impl PackedSlots {
         self.ring.offer(head);
     }
 
-    /// The next slot that has come back, as the device says it. One that is not known moves nothing: it ends the run.
+    /// Returns the next completed slot as reported by the device. An invalid slot number does not advance the ring; it ends the run.
     #[inline]
     pub fn pop(&mut self) -> Option<u32> {
         let (slot, _) = self.ring.peek_used()?;

@@ -1,10 +1,9 @@
-//! One virtqueue: slots, what lies in them, and its signals.
+//! One virtqueue: slots, their memory layout, and notifications.
 //!
-//! A slot has its header, its table and its data for good; a request changes the address on the disk in the header, and a table
-//! only where length or direction changes. Each request has cache lines of its own and lies in them as Linux's do: virtio-blk's in
-//! one, its status behind its header, and virtio-scsi's in two, the response in the second. The driver writes all of those
-//! lines for each request, as Linux does, which clears a command before it fills it; what stays as it is lies apart, so
-//! that it does not travel. The ring itself is `split` or `packed`.
+//! Header, descriptor table and data of a slot have fixed addresses. A request changes only the disk address in the header; the table
+//! changes only with length or direction. Each request has its own cache lines, with Linux's layout: virtio-blk's header and status in
+//! one line, virtio-scsi's request and response in two. The driver writes all of these lines for each request, like Linux, which clears a
+//! command first. Constant parts are in separate lines, so that those are not transferred. The ring is `split` or `packed`.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,50 +25,50 @@ use super::{SLOT, stride};
 use crate::driver::{Ask, Demand, DeviceInfo, Done, DriverOptions, Kind};
 use crate::workload::Random;
 
-/// virtio-blk: headers of 16 bytes, statuses of one behind them, both in the middle of a slot's first line.
+/// virtio-blk layout: 16-byte header followed by the status byte, in the middle of a slot's first line.
 const BLK_REQUEST_AT: usize = 16;
 const BLK_HEADER: u32 = 16;
 const BLK_SECTOR: usize = 8;
-/// virtio-scsi: requests of 51 bytes in a slot's first line; responses of 108 bytes, of which a good one needs the second
-/// line only, from an odd place on, for Linux has 59 bytes for a request and no gap behind it.
+/// virtio-scsi layout: 51-byte request in a slot's first line. The 108-byte response starts at an odd offset, because Linux reserves 59
+/// bytes for a request without padding; a response with status GOOD touches only the second line.
 const SCSI_REQUEST_AT: usize = 8;
 const SCSI_REQUEST: u32 = 51;
 const SCSI_CDB: usize = 19;
-/// Where a command has its first block.
+/// Offset of the logical block address in a CDB.
 const CDB_BLOCK: usize = 2;
 const SCSI_RESPONSE_AT: usize = SCSI_REQUEST_AT + 59;
 const SCSI_RESPONSE_BYTES: u32 = 108;
-/// Bytes 10 and 11 of the response: SCSI status, then how virtio-scsi fared.
+/// Bytes 10 and 11 of the response: SCSI status and virtio-scsi response code.
 const SCSI_STATUS: usize = 10;
-/// Three descriptors, in the last line of a slot, which stays as it is.
+/// Table of three descriptors, in the constant last line of a slot.
 const TABLE_AT: usize = SLOT - 64;
 const _: () = assert!(SCSI_RESPONSE_AT + SCSI_RESPONSE_BYTES as usize <= TABLE_AT);
-/// What a discard carries lies apart from all slots: a segment of 16 bytes (virtio 1.3, 5.2.6), or the parameter list of UNMAP with
-/// one descriptor (SBC-3, 5.30).
+/// Discard ranges, separate from all slots: a segment of 16 bytes (virtio 1.3, 5.2.6), or UNMAP's parameter list with one descriptor
+/// (SBC-3, 5.30).
 const RANGE: usize = 32;
 const BLK_RANGE: u32 = 16;
 const SCSI_RANGE: u32 = 24;
-/// What no device answers with: VIRTIO_BLK_S_* and VIRTIO_SCSI_S_* are smaller.
+/// Initial status, never written by a device: VIRTIO_BLK_S_* and VIRTIO_SCSI_S_* are smaller.
 const UNANSWERED: u8 = 0xff;
 /// Descriptors of a request: header, data, status.
 pub const PARTS: usize = 3;
 
-/// Rings are no larger than any device takes.
+/// Limits of the ring size, which all devices support.
 const RING_SIZE_MAX: u16 = 1024;
 const RING_SIZE_MIN: u16 = 128;
 
 /// A part of a request: address, length, and whether the device writes it.
 pub type Part = (u64, u32, bool);
 
-/// A request in a ring of either kind.
+/// A request for either kind of ring.
 pub enum Chain<'a> {
-    /// The table of a slot, at an address, of so many descriptors.
+    /// Indirect table of a slot: address and number of descriptors.
     Table(u64, usize),
-    /// Its parts, in the ring itself.
+    /// Descriptors in the ring itself.
     Parts(&'a [Part]),
 }
 
-/// Either kind of ring.
+/// A split or packed ring.
 enum Vring {
     Split(SplitSlots),
     Packed(PackedSlots),
@@ -84,11 +83,11 @@ macro_rules! either {
     };
 }
 
-/// READ(10) and its like, or, of `wide` units, the ones with 16 bytes, all but the block.
+/// Returns the CDB without the block address: READ(10) and similar, or their 16-byte variants if `wide`.
 fn cdb(ask: Ask, wide: bool, blocks: u32) -> [u8; 16] {
     let mut bytes = [0; 16];
     if ask == Ask::Trim {
-        // UNMAP says in its parameter list what it is for.
+        // UNMAP has its ranges in the parameter list.
         (bytes[0], bytes[8]) = (0x42, SCSI_RANGE as u8);
         return bytes;
     }
@@ -110,7 +109,7 @@ fn cdb(ask: Ask, wide: bool, blocks: u32) -> [u8; 16] {
     bytes
 }
 
-/// Puts the block into a command.
+/// Writes the block address into a CDB.
 #[inline(always)]
 fn put_block(slots: &RingMemory, cdb: usize, wide: bool, block: u64) {
     if wide {
@@ -120,7 +119,7 @@ fn put_block(slots: &RingMemory, cdb: usize, wide: bool, block: u64) {
     }
 }
 
-/// What a slot's table says at the moment.
+/// Operation and length described by a slot's table.
 type Shape = (Ask, u32);
 
 /// One vring and its slots.
@@ -128,7 +127,7 @@ pub struct VhostQueue {
     is_scsi: bool,
     lun: [u8; 4],
     block_shift: u32,
-    /// Blocks or their number are beyond commands of 10 bytes.
+    /// Block addresses or counts exceed 10-byte commands.
     wide: bool,
     indirect: bool,
     polling: bool,
@@ -140,7 +139,7 @@ pub struct VhostQueue {
     stride: usize,
     shapes: Box<[Option<Shape>]>,
     in_flight: Box<[bool]>,
-    /// The slot that came back last: where few are in flight, the next one is the same as a rule.
+    /// Slot that completed last. With few requests in flight, it is usually also the next one.
     last: u16,
     call: OwnedFd,
     epoll: OwnedFd,
@@ -233,7 +232,7 @@ impl VhostQueue {
         Ok(queue)
     }
 
-    /// Writes what stays as it is, and touches all memory.
+    /// Writes the constant parts and touches all memory.
     fn lay_out(&mut self, demand: Demand) {
         if self.polling {
             match &mut self.vring {
@@ -259,7 +258,7 @@ impl VhostQueue {
         }
     }
 
-    /// Where a slot's header lies among the slots' memory.
+    /// Returns the offset of a slot's header in the slot memory.
     #[inline]
     fn header_at(&self, slot: u16) -> usize {
         let within = if self.is_scsi {
@@ -270,7 +269,6 @@ impl VhostQueue {
         usize::from(slot) * SLOT + within
     }
 
-    /// Where what the device answers lies.
     #[inline]
     fn answer_at(&self, slot: u16) -> usize {
         if self.is_scsi {
@@ -280,12 +278,11 @@ impl VhostQueue {
         }
     }
 
-    /// Where its table lies.
     fn table_at(&self, slot: u16) -> usize {
         usize::from(slot) * SLOT + TABLE_AT
     }
 
-    /// Takes back what the last request of a slot was answered, so that a device that answers nothing is found out.
+    /// Clears the response of a slot, so that a device that writes none is detected.
     #[inline]
     fn clear_answer(&self, slot: u16) {
         let answer = self.answer_at(slot);
@@ -296,7 +293,7 @@ impl VhostQueue {
         }
     }
 
-    /// Address and length of each part of a request, and whether the device writes it.
+    /// Returns address, length and direction of each part of a request.
     fn parts(&self, slot: u16, ask: Ask, length: u32) -> ([Part; PARTS], usize) {
         let first = self.slots_address + self.header_at(slot) as u64;
         let answer = self.slots_address + self.answer_at(slot) as u64;
@@ -310,7 +307,7 @@ impl VhostQueue {
             ((first, BLK_HEADER, false), (answer, 1, true))
         };
         match (ask, self.is_scsi) {
-            // What the device writes comes last; a SCSI response comes before the data (virtio 1.3, 5.6.6.1).
+            // Device-writable parts come last; a SCSI response precedes the data (virtio 1.3, 5.6.6.1).
             (Ask::Read, true) => ([header, answer, (data, length, true)], 3),
             (Ask::Read, false) => ([header, (data, length, true), answer], 3),
             (Ask::Write, _) => ([header, (data, length, false), answer], 3),
@@ -323,7 +320,7 @@ impl VhostQueue {
         }
     }
 
-    /// A request as its ring takes it.
+    /// Returns the request in the form that its ring uses.
     #[inline]
     fn chain<'a>(&self, slot: u16, parts: &'a [Part]) -> Chain<'a> {
         if self.indirect {
@@ -340,7 +337,8 @@ impl VhostQueue {
         for (at, &(address, length, device_writes)) in parts.iter().enumerate() {
             let last = at + 1 == parts.len();
             let direction = if device_writes { WRITE } else { 0 };
-            // In a packed table descriptors follow each other: the ID says nothing, and its place is that of the split one's flags.
+            // Descriptors of a packed table are consecutive and their IDs are unused. The flags of a packed descriptor are at the offset
+            // of a split descriptor's `next`.
             let (flags, next) = match (packed, last) {
                 (true, _) => (0, direction),
                 (false, true) => (direction, 0),
@@ -382,7 +380,7 @@ impl VhostQueue {
         self.shapes[usize::from(slot)] = Some((ask, length));
     }
 
-    /// Puts a request into a slot.
+    /// Places a request in a slot.
     #[inline]
     pub fn submit(&mut self, slot: u16, ask: Ask, offset: u64, length: u32) {
         let base = self.header_at(slot);
@@ -407,11 +405,10 @@ impl VhostQueue {
         }
     }
 
-    /// Writes what a discard is for.
     fn put_range(&self, slot: u16, offset: u64, length: u32) {
         let mut range = [0; SCSI_RANGE as usize];
         let bytes = if self.is_scsi {
-            // Lengths of what follows, a descriptor's block and number of blocks.
+            // Length fields, block address and number of blocks of the descriptor.
             (range[1], range[3]) = (22, 16);
             range[8..16].copy_from_slice(&(offset >> self.block_shift).to_be_bytes());
             range[16..20].copy_from_slice(&(length >> self.block_shift).to_be_bytes());
@@ -419,7 +416,7 @@ impl VhostQueue {
         } else {
             range[..8].copy_from_slice(&(offset >> 9).to_le_bytes());
             range[8..12].copy_from_slice(&(length >> 9).to_le_bytes());
-            // The header's own sector says nothing.
+            // The sector field of the header is unused.
             let sector = self.header_at(slot) + BLK_SECTOR;
             self.slots.write(sector, little_endian::U64::new(0));
             &range[..BLK_RANGE as usize]
@@ -436,26 +433,26 @@ impl VhostQueue {
         }
     }
 
-    /// Shows the device what was submitted, with one kick where it wants it.
+    /// Publishes submitted requests, with one kick if the device wants it.
     #[inline]
     pub fn publish(&mut self) -> Result<()> {
         if either!(&mut self.vring, slots => slots.ring.publish()) {
             self.kicks += 1;
-            // A full counter means that a kick is pending anyway.
+            // A full counter means that a kick is already pending.
             rustix::io::write(&self.kick, &1u64.to_ne_bytes()).ok();
         }
         Ok(())
     }
 
-    /// Takes what has come back, a batch at a time, and has the answers' lines fetched, of which [`VhostQueue::did_well`] tells.
+    /// Collects a batch of completions and prefetches their responses, which [`VhostQueue::did_well`] reads.
     #[inline]
     pub fn reap(&mut self, done: &mut Vec<Done>) -> Result<()> {
         if !either!(&mut self.vring, slots => slots.ring.has_used()) {
             return Ok(());
         }
-        // Who came back stands in another line of the device's; a good guess has that and the answer's on their way at once.
+        // The slot number is in another cache line of the device. A correct guess fetches both lines at once.
         self.slots.prefetch(self.answer_at(self.last));
-        // Each pop takes one from those in flight, so that it ends.
+        // Each pop decrements the requests in flight, so the loop ends.
         while let Some(slot) = either!(&mut self.vring, slots => slots.pop()) {
             let known = usize::try_from(slot)
                 .ok()
@@ -476,7 +473,7 @@ impl VhostQueue {
         Ok(())
     }
 
-    /// Did the request of a slot that has come back do what was asked?
+    /// Returns true if a completed request succeeded.
     #[inline]
     pub fn did_well(&self, slot: u16) -> bool {
         let answer = self.answer_at(slot);
@@ -487,14 +484,14 @@ impl VhostQueue {
         }
     }
 
-    /// Arms the interrupt and waits for it.
+    /// Enables the interrupt and waits for it.
     pub fn wait(&mut self, limit: Duration) -> Result<()> {
         if self.polling {
             std::thread::yield_now();
             return Ok(());
         }
         if !either!(&mut self.vring, slots => slots.ring.enable_interrupts()) {
-            // Edge-triggered: the counter need not be read, and adds up to the number of interrupts.
+            // Edge-triggered: the counter need not be read and accumulates the number of interrupts.
             let limit = (limit < Duration::from_secs(1)).then(|| Timespec::try_from(limit));
             let limit = limit.and_then(Result::ok);
             let mut events = [const { MaybeUninit::uninit() }; 1];
@@ -507,27 +504,27 @@ impl VhostQueue {
         Ok(())
     }
 
-    /// Its interrupt, for whoever wants to wake the thread.
+    /// Returns the interrupt descriptor, which can wake the thread.
     pub fn waker(&self) -> Result<OwnedFd> {
         Ok(self.call.try_clone()?)
     }
 
-    /// Kicks and interrupts so far.
+    /// Returns the numbers of kicks and interrupts.
     pub fn signals(&mut self) -> (u64, u64) {
         let mut count = [0; 8];
-        // An error means that there was none since the last time.
+        // An error means no interrupts since the last call.
         if rustix::io::read(&self.call, &mut count).is_ok() {
             self.interrupts += u64::from_ne_bytes(count);
         }
         (self.kicks, self.interrupts)
     }
 
-    /// Changes a slot's data.
+    /// Writes the data of a slot.
     pub fn write_data(&self, slot: u16, data: &[u8]) {
         self.data.write(usize::from(slot) * self.stride, data);
     }
 
-    /// Looks at a slot's data.
+    /// Reads the data of a slot.
     pub fn read_data(&self, slot: u16, into: &mut [u8]) {
         self.data.read(usize::from(slot) * self.stride, into);
     }

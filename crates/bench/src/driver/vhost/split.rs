@@ -1,4 +1,4 @@
-//! Slots in a split ring: a slot has its descriptors for good, only heads travel.
+//! Slots in a split ring: each slot has fixed descriptors; only heads are published.
 
 use guest_memory::{MemoryError, MemoryTable};
 use virtqueue::driver::{RingLayout, SplitRing};
@@ -8,7 +8,7 @@ use super::queue::{Chain, PARTS};
 
 pub struct SplitSlots {
     pub ring: SplitRing,
-    /// Descriptors of a slot.
+    /// Number of ring descriptors per slot.
     stride: u16,
 }
 
@@ -46,13 +46,13 @@ impl SplitSlots {
         }
     }
 
-    /// Offers a slot's request.
+    /// Makes a slot's request available.
     #[inline]
     pub fn offer(&mut self, slot: u16) {
         self.ring.offer(slot * self.stride);
     }
 
-    /// The next slot that has come back, as the device says it.
+    /// Returns the next completed slot as reported by the device.
     #[inline]
     pub fn pop(&mut self) -> Option<u32> {
         let (head, _) = self.ring.pop_used()?;
