@@ -1,7 +1,7 @@
-//! How guests run: under KVM where it works, else emulated.
+//! Accelerator of guests: KVM if it works, otherwise emulation (TCG).
 //!
-//! The presence of `/dev/kvm` proves nothing: there are machines where it creates virtual machines that then hang. So a
-//! guest is booted once with a short time-out, and the answer is kept until the host boots again.
+//! The presence of `/dev/kvm` is not sufficient: on some machines virtual machines can be created but hang. Therefore a guest is booted
+//! once with a short timeout, and the result is cached until the host reboots.
 
 use crate::guest::GuestBuilder;
 use crate::initramfs::Equipment;
@@ -11,20 +11,20 @@ use std::fs::OpenOptions;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// What executes a guest's instructions.
+/// Accelerator of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accelerator {
-    /// The processor.
+    /// Hardware virtualization.
     Kvm,
-    /// QEMU's translator: slow, and everywhere.
+    /// QEMU's translator: slow, available everywhere.
     Tcg,
 }
 
-/// A guest is up in a second under a working KVM.
+/// Timeout of the probe; with a working KVM a guest boots in a second.
 const PROBE_LIMIT: Duration = Duration::from_secs(8);
 
 impl Accelerator {
-    /// What works here: `$LUNETTE_ACCEL` (`kvm` or `tcg`), else found out.
+    /// Returns the accelerator: `$LUNETTE_ACCEL` (`kvm` or `tcg`), otherwise the result of the probe.
     pub fn detect() -> Result<Accelerator> {
         match std::env::var("LUNETTE_ACCEL").as_deref() {
             Ok("kvm") => return Ok(Accelerator::Kvm),
@@ -36,7 +36,7 @@ impl Accelerator {
         Ok(*FOUND.get_or_init(remembered_or_probed))
     }
 
-    /// As users read it.
+    /// Returns the name for users.
     pub fn word(self) -> &'static str {
         match self {
             Accelerator::Kvm => "KVM",
@@ -44,7 +44,7 @@ impl Accelerator {
         }
     }
 
-    /// The value of QEMU's `-accel`.
+    /// Returns the value of QEMU's `-accel`.
     pub fn qemu_option(self) -> &'static str {
         match self {
             Accelerator::Kvm => "kvm",
@@ -83,7 +83,7 @@ fn remembered_or_probed() -> Accelerator {
     } else {
         (Accelerator::Tcg, "tcg")
     };
-    // Only saves the next probe: a note that cannot be written is no failure.
+    // The cache only saves the next probe, so a failed write is ignored.
     std::fs::write(note, format!("{word} {boot_id}")).unwrap_or(());
     found
 }

@@ -1,4 +1,4 @@
-//! The host's end of the command line into a guest; `crates/guest_agent/src/agent.rs` describes the messages.
+//! Host side of the command port of a guest; `crates/guest_agent/src/agent.rs` describes the messages.
 
 use crate::interrupt::interrupted;
 use anyhow::{Context, Result, bail};
@@ -8,31 +8,31 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A serial port's input queue in the guest holds 4096 bytes; a script must fit.
+/// Maximum length of a script: the input queue of a serial port in the guest holds 4096 bytes.
 const SCRIPT_MAX: usize = 3500;
 
-/// How often a wait looks for an interruption.
+/// Interval at which a wait checks for an interruption.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// How a script ended.
+/// Result of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// Its exit code, 128 + n after signal n.
+    /// Exit code, 128 + n after signal n.
     pub code: i32,
-    /// What it printed.
+    /// Standard output.
     pub stdout: String,
-    /// What it complained of.
+    /// Standard error.
     pub stderr: String,
 }
 
-/// A script under way.
+/// A running script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Running {
     id: u64,
     boot: u32,
 }
 
-/// One guest's agent.
+/// Connection to the agent of one guest.
 pub struct Agent {
     stream: UnixStream,
     next_id: u64,
@@ -62,7 +62,7 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits until `condition` gives a value; an error when the port closes or the time is over.
+    /// Waits until `condition` returns a value. Returns an error if the port closes or the limit expires.
     fn wait<T>(
         &self,
         limit: Duration,
@@ -92,7 +92,7 @@ impl Shared {
 }
 
 impl Agent {
-    /// Talks to the guest whose second serial port is at the other end of `stream`.
+    /// Creates the connection; `stream` leads to the guest's second serial port.
     pub fn new(stream: UnixStream) -> Result<Agent> {
         let shared = Arc::new(Shared::default());
         let reader = stream.try_clone()?;
@@ -113,12 +113,12 @@ impl Agent {
         })
     }
 
-    /// How often the guest's agent has started.
+    /// Returns the number of starts of the guest's agent.
     pub fn boots(&self) -> u32 {
         self.shared.lock().boots
     }
 
-    /// Waits until it has started `boots` times.
+    /// Waits until the agent has started `boots` times.
     pub fn wait_for_boot(&self, boots: u32, limit: Duration) -> Result<()> {
         self.shared
             .wait(limit, "waiting for the guest's agent", |state| {
@@ -145,7 +145,7 @@ impl Agent {
         })
     }
 
-    /// Waits for a script's end; an error when the guest reboots meanwhile.
+    /// Waits for the end of a script. Returns an error if the guest reboots meanwhile.
     pub fn wait(&self, running: Running, limit: Duration) -> Result<Output> {
         self.shared
             .wait(limit, "waiting for a script's end", |state| {
@@ -159,7 +159,7 @@ impl Agent {
             })?
     }
 
-    /// How a script ended, `None` while it runs.
+    /// Returns the result of a script, `None` while it runs.
     pub fn poll(&self, running: Running) -> Option<Output> {
         self.shared.lock().ended.remove(&running.id)
     }
@@ -191,7 +191,7 @@ fn receive(mut port: impl BufRead, shared: &Shared) -> Result<()> {
                     );
                 });
             }
-            // A port that is reset with the machine may leave a few odd bytes before the next READY.
+            // A port that is reset with the machine may send a few stray bytes before the next READY.
             _ if text.trim_end().ends_with("READY") => shared.change(|state| state.boots += 1),
             _ => {}
         }

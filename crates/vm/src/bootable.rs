@@ -1,5 +1,5 @@
-//! A disk image that a PC boots from: an MBR, a FAT partition with SYSLINUX, the kernel and the initramfs, and a partition
-//! with the root file system, in which an agent of ours runs then. Made without privileges.
+//! Bootable disk image for a PC: an MBR, a FAT partition with SYSLINUX, kernel and initramfs, and a root partition with an agent. Created
+//! without privileges.
 
 use crate::initramfs::{self, Equipment};
 use crate::places::{kernel, tool};
@@ -11,21 +11,21 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 const MIB: u64 = 1 << 20;
-/// Where the partitions begin; the first one has room for kernel and initramfs.
+/// Offsets of the partitions. The first one has room for kernel and initramfs.
 const BOOT_AT: u64 = MIB;
 const ROOT_AT: u64 = 96 * MIB;
-/// The name of the root partition in the guest, whose first virtio-blk disk this is.
+/// Name of the root partition in the guest; the image is its first virtio-blk disk.
 const ROOT: &str = "/dev/vda2";
-/// The MBR's code, which starts the active partition; the partition table comes after it.
+/// Code of the MBR, which starts the active partition. The partition table follows it.
 const BOOT_CODE: &str = "/usr/lib/syslinux/mbr/mbr.bin";
 const TABLE_AT: u64 = 446;
 
-/// What boots from an image.
+/// System in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootableSystem {
-    /// The agent of tests' guests, on the second serial port.
+    /// The agent of the tests' guests, on the second serial port.
     Agent,
-    /// What guests of `lunette vm run` have: a shell on the console, and an agent for `lunette vm exec`.
+    /// The system of `lunette vm run`: a shell on the console, and an agent for `lunette vm exec`.
     User,
 }
 
@@ -45,7 +45,7 @@ impl BootableSystem {
     }
 }
 
-/// Makes one of so many MiB at `path`.
+/// Creates an image of `mib` MiB at `path`.
 pub fn bootable_image(path: &Path, mib: u64, system: BootableSystem) -> Result<()> {
     let size = mib * MIB;
     let file = File::create(path)?;
@@ -68,7 +68,7 @@ pub fn bootable_image(path: &Path, mib: u64, system: BootableSystem) -> Result<(
     root_partition(path, size - ROOT_AT, system)
 }
 
-/// One entry of the partition table, by block addresses; the cylinder fields say "beyond".
+/// Builds a partition table entry by block address; the cylinder fields have their out-of-range value.
 fn entry(status: u8, kind: u8, start: u64, length: u64) -> [u8; 16] {
     let mut bytes = [0xff; 16];
     bytes[0] = status;
@@ -109,7 +109,7 @@ fn boot_partition(image: &Path, system: BootableSystem) -> Result<()> {
         .arg(image))
 }
 
-/// The same tree as the initramfs, without the modules that are loaded then.
+/// Creates the root partition with the files of the initramfs, except modules, which are already loaded.
 fn root_partition(image: &Path, size: u64, system: BootableSystem) -> Result<()> {
     let tree = tempfile::tempdir()?;
     let initramfs = initramfs::archive(&kernel()?, system.equipment())?;

@@ -1,4 +1,4 @@
-//! Builds the programs that guests and daemons are started from, with the cargo that built this.
+//! Builds the programs for guests and daemons with the cargo that built this program.
 
 use crate::places::{guest_directory, workspace};
 use anyhow::{Context, Result, bail};
@@ -6,25 +6,25 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// How `lunette` is compiled.
+/// Build profile of `lunette`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// With overflow checks and debug assertions: what tests run.
+    /// With overflow checks and debug assertions, for tests.
     Dev,
-    /// Optimised: what is demonstrated and measured.
+    /// Optimized, for demonstrations and measurements.
     Release,
 }
 
 static CHOSEN: OnceLock<PathBuf> = OnceLock::new();
 
-/// From now on this is the `lunette` program, with `lunette-lab` beside it.
+/// Sets the `lunette` program, with `lunette-lab` beside it.
 pub fn use_lunette(program: PathBuf) {
-    // The first one stays.
+    // The first call wins.
     CHOSEN.set(program).ok();
 }
 
-/// The path of the `lunette` program, with `lunette-lab` beside it: [`use_lunette`]'s, `$LUNETTE_BIN`, else what a build of this
-/// source tree gives.
+/// Returns the path of the `lunette` program, with `lunette-lab` beside it: that of [`use_lunette`], `$LUNETTE_BIN`, or a build of this
+/// source tree.
 pub fn lunette_program(profile: Profile) -> Result<PathBuf> {
     if let Some(path) = CHOSEN.get() {
         return Ok(path.clone());
@@ -44,17 +44,17 @@ pub fn lunette_program(profile: Profile) -> Result<PathBuf> {
     })
 }
 
-/// A program for guests. All of them are linked statically, in a target directory of their own.
+/// A program for guests. All are linked statically and have their own target directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestProgram {
-    /// What runs commands, and tests' workloads.
+    /// Runs commands and test workloads.
     Agent,
-    /// The load generator of `lunette bench`.
+    /// Load generator of `lunette bench`.
     Bench,
 }
 
 impl GuestProgram {
-    /// Its file's name.
+    /// Returns the file name.
     pub fn name(self) -> &'static str {
         match self {
             GuestProgram::Agent => "guest-agent",
@@ -70,7 +70,7 @@ impl GuestProgram {
     }
 }
 
-/// The path of a program for guests, as a build of this source tree gives it.
+/// Builds a program for guests from this source tree and returns its path.
 pub fn guest_program(program: GuestProgram) -> Result<PathBuf> {
     static PROGRAMS: [OnceLock<Result<PathBuf, String>>; 2] = [OnceLock::new(), OnceLock::new()];
     once(&PROGRAMS[program as usize], program.name(), || {
@@ -82,7 +82,7 @@ pub fn guest_program(program: GuestProgram) -> Result<PathBuf> {
                 "x86_64-unknown-linux-gnu",
                 "--target-dir",
             ])
-            // Each by itself: who needs the small one does not wait until the large one is there.
+            // Separate target directories, so that a user of the small program does not wait for the large one.
             .arg(guest_directory().join("target").join(program.name()))
             .env(
                 "RUSTFLAGS",
@@ -116,7 +116,7 @@ fn once(
         .map_err(anyhow::Error::msg)
 }
 
-/// Runs cargo and gives the executable of this name that it reports.
+/// Runs cargo and returns the executable of this name from its messages.
 fn build(mut command: Command, program: &str) -> Result<PathBuf> {
     let output = command
         .stderr(Stdio::inherit())

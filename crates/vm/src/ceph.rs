@@ -1,7 +1,7 @@
-//! A Ceph cluster on this machine for tests: one monitor and one OSD with bluestore, on loopback, with cephx.
+//! A Ceph cluster on this machine for tests: one monitor and one BlueStore OSD, on loopback, with cephx.
 //!
-//! Both are children that cannot outlive their owner, and keep all they have in one temporary folder. Nothing of a cluster
-//! that the machine belongs to is read or touched. Ready in a few seconds.
+//! Both are child processes that end with their owner, with all data in one temporary folder. Other clusters of the machine are not
+//! accessed. A start takes a few seconds.
 
 use crate::places::{guest_directory, tool};
 use crate::process::{Process, wait_until};
@@ -12,16 +12,16 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::{Builder, TempDir};
 
-/// How long a command, or a daemon's start, may take on a busy machine.
+/// Timeout of a command or of a daemon's start on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Bytes of the OSD's store, which is a sparse file.
+/// Size of the OSD's sparse store in bytes.
 const STORE_BYTES: u64 = 4 << 30;
 
-/// A user that may do with images of all pools what a client needs.
+/// User with client permissions for images of all pools.
 pub const CEPH_USER: &str = "lunette";
 
-/// A running cluster; killed and removed on drop.
+/// A running cluster, killed and removed on drop.
 pub struct Ceph {
     osd: Option<Process>,
     mon: Option<Process>,
@@ -29,7 +29,7 @@ pub struct Ceph {
 }
 
 impl Ceph {
-    /// Starts one, with a pool named `rbd`.
+    /// Starts a cluster with a pool named `rbd`.
     pub fn start() -> Result<Ceph> {
         let parent = guest_directory();
         std::fs::create_dir_all(&parent)?;
@@ -83,7 +83,7 @@ impl Ceph {
 
     fn settings(&self, fsid: &str, address: &str) -> String {
         let here = self.folder.path().display();
-        // Small, quick to answer, and silent about being alone.
+        // Settings for a small cluster with short timeouts and without warnings about missing replicas.
         format!(
             "[global]\n\
              fsid = {fsid}\n\
@@ -129,7 +129,7 @@ impl Ceph {
         )
     }
 
-    /// Keys of all, in files of their own; what the monitor is born with has them all.
+    /// Creates the keys of all users in separate files; the monitor's initial keyring contains all of them.
     fn make_keys(&self) -> Result<()> {
         let user = format!("client.{CEPH_USER}");
         let entities: [(&str, &str, &[&str]); 4] = [
@@ -170,17 +170,17 @@ impl Ceph {
         self.folder.path().join(name)
     }
 
-    /// Its configuration file.
+    /// Returns the path of the configuration file.
     pub fn conf(&self) -> PathBuf {
         self.path("ceph.conf")
     }
 
-    /// The key of [`CEPH_USER`].
+    /// Returns the path of the keyring of [`CEPH_USER`].
     pub fn keyring(&self) -> PathBuf {
         self.path("user.keyring")
     }
 
-    /// A keyring for [`CEPH_USER`] with a key that is not that user's.
+    /// Creates a keyring for [`CEPH_USER`] with a wrong key.
     pub fn wrong_keyring(&self) -> Result<PathBuf> {
         let path = self.path("wrong.keyring");
         let user = format!("client.{CEPH_USER}");
@@ -191,12 +191,12 @@ impl Ceph {
         Ok(path)
     }
 
-    /// How a disk names an image of this cluster: `rbd:IMAGE,conf=...,id=...,keyring=...`.
+    /// Returns the disk specification of an image of this cluster: `rbd:IMAGE,conf=...,id=...,keyring=...`.
     pub fn disk(&self, image: &str) -> String {
         format!("rbd:{image},{}", self.connection())
     }
 
-    /// What of that is the connection.
+    /// Returns the connection part of the disk specification.
     pub fn connection(&self) -> String {
         let (conf, keyring) = (self.conf(), self.keyring());
         format!(
@@ -206,9 +206,9 @@ impl Ceph {
         )
     }
 
-    /// Runs a program with this cluster's configuration; gives what it printed.
+    /// Runs a program with this cluster's configuration. Returns its output.
     pub fn output(&self, program: &str, words: &[&str]) -> Result<String> {
-        // A cluster whose OSD is away answers some commands when it is back, or never.
+        // Without an OSD the cluster answers some commands late or never.
         let output = Command::new(tool("timeout")?)
             .args(["--kill-after=5", &LIMIT.as_secs().to_string()])
             .arg(tool(program)?)
@@ -228,30 +228,30 @@ impl Ceph {
         Ok(text)
     }
 
-    /// The administrator's command.
+    /// Runs the `ceph` command.
     pub fn ceph(&self, words: &[&str]) -> Result<String> {
         let limited = ["--connect-timeout", "30"];
         let words: Vec<&str> = limited.into_iter().chain(words.iter().copied()).collect();
         self.output("ceph", &words)
     }
 
-    /// The command for images.
+    /// Runs the `rbd` command.
     pub fn rbd(&self, words: &[&str]) -> Result<String> {
         self.output("rbd", words)
     }
 
-    /// Starts the monitor, again after [`Ceph::kill_monitor`].
+    /// Starts the monitor, also after [`Ceph::kill_monitor`].
     pub fn start_monitor(&mut self) -> Result<()> {
         self.mon = Some(self.daemon("ceph-mon", "a")?);
         Ok(())
     }
 
-    /// SIGKILL for the monitor.
+    /// Kills the monitor with SIGKILL.
     pub fn kill_monitor(&mut self) {
         self.mon = None;
     }
 
-    /// Starts the OSD, again after [`Ceph::kill_osd`], and waits until the monitor has it up.
+    /// Starts the OSD, also after [`Ceph::kill_osd`], and waits until the monitor reports it as up.
     pub fn start_osd(&mut self) -> Result<()> {
         let before = self.osd_epoch()?;
         self.osd = Some(self.daemon("ceph-osd", "0")?);
@@ -266,12 +266,12 @@ impl Ceph {
         }
     }
 
-    /// SIGKILL for the OSD.
+    /// Kills the OSD with SIGKILL.
     pub fn kill_osd(&mut self) {
         self.osd = None;
     }
 
-    /// From which of the cluster's maps on the OSD is up: it changes with each of its starts.
+    /// Returns the epoch of the cluster map since which the OSD is up; it changes with each start.
     fn osd_epoch(&self) -> Result<u64> {
         let text = self.ceph(&["osd", "dump", "--format", "json"])?;
         let dump: serde_json::Value = serde_json::from_str(&text)?;
@@ -291,7 +291,7 @@ impl Ceph {
         Process::start(program, &command, &self.path(&format!("{program}.out")))
     }
 
-    /// Where everything of it is.
+    /// Returns the folder with all files of the cluster.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }

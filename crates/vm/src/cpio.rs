@@ -1,11 +1,11 @@
-//! Writes cpio archives in the "newc" format, which is what a kernel unpacks its initramfs from
-//! (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
+//! Writer for cpio archives in the "newc" format of the kernel's initramfs (Linux,
+//! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 const DIRECTORY: u32 = 0o040_755;
 const FILE: u32 = 0o100_755;
 const SYMLINK: u32 = 0o120_777;
 
-/// An archive in memory. Uncompressed: under emulation a kernel copies faster than it inflates.
+/// An archive in memory. It is not compressed, because under emulation copying is faster than decompression.
 #[derive(Default)]
 pub struct Archive {
     bytes: Vec<u8>,
@@ -13,12 +13,12 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Adds a directory; its parents must have been added before.
+    /// Adds a directory. Its parents must already exist in the archive.
     pub fn directory(&mut self, path: &str) {
         self.entry(path, DIRECTORY, &[]);
     }
 
-    /// Adds a file that may be executed.
+    /// Adds an executable file.
     pub fn file(&mut self, path: &str, content: &[u8]) {
         self.entry(path, FILE, content);
     }
@@ -28,7 +28,7 @@ impl Archive {
         self.entry(path, SYMLINK, target.as_bytes());
     }
 
-    /// The finished archive.
+    /// Returns the finished archive.
     pub fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes.resize(self.bytes.len().next_multiple_of(512), 0);

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
-/// Its start is a matter of milliseconds; the machine may be busy.
+/// Timeout of a start, which takes milliseconds on an idle machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// What to start.
+/// Options of a daemon.
 #[derive(Clone, Debug)]
 pub struct DaemonBuilder {
     directory: PathBuf,
@@ -26,8 +26,8 @@ pub struct DaemonBuilder {
 }
 
 impl DaemonBuilder {
-    /// `lunette serve` in the directory for files: relative paths of disks refer to it. Its state is kept beside its
-    /// sockets.
+    /// Creates a builder for `lunette serve`. It runs in the folder for files, so disk paths are relative to that. Its state folder is
+    /// next to its sockets.
     pub fn new(scratch: &Scratch) -> DaemonBuilder {
         DaemonBuilder {
             directory: scratch.files().to_owned(),
@@ -40,52 +40,52 @@ impl DaemonBuilder {
         }
     }
 
-    /// The optimised program instead of the checked one.
+    /// Uses the optimized program.
     #[must_use]
     pub fn release(mut self) -> Self {
         self.profile = Profile::Release;
         self
     }
 
-    /// This program instead of one that is built.
+    /// Uses this program instead of a built one.
     #[must_use]
     pub fn program(mut self, program: &Path) -> Self {
         self.program = Some(program.to_owned());
         self
     }
 
-    /// Runs it under another program, such as `setpriv` with its options.
+    /// Runs the daemon under another program, such as `setpriv` with its options.
     #[must_use]
     pub fn under(mut self, wrapper: &[&str]) -> Self {
         self.wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
-    /// A disk: `d0=ram:512M`.
+    /// Adds a disk: `d0=ram:512M`.
     #[must_use]
     pub fn disk(self, disk: &str) -> Self {
         self.arguments(["--disk", disk])
     }
 
-    /// A virtio-blk export of a disk, at the socket `<disk>.sock`.
+    /// Adds a virtio-blk export of a disk, at the socket `<disk>.sock`.
     #[must_use]
     pub fn vhost_blk(self, disk: &str) -> Self {
         self.export("--vhost-blk", disk)
     }
 
-    /// A virtio-scsi export, a controller, at the socket `<controller>.sock`.
+    /// Adds a virtio-scsi controller, at the socket `<controller>.sock`.
     #[must_use]
     pub fn vhost_scsi(self, controller: &str) -> Self {
         self.export("--vhost-scsi", controller)
     }
 
-    /// A disk on a controller: `c0/0:0=d1`.
+    /// Adds a disk to a controller: `c0/0:0=d1`.
     #[must_use]
     pub fn lun(self, lun: &str) -> Self {
         self.arguments(["--lun", lun])
     }
 
-    /// Any other arguments.
+    /// Adds other arguments.
     #[must_use]
     pub fn arguments<'a>(mut self, arguments: impl IntoIterator<Item = &'a str>) -> Self {
         self.arguments
@@ -93,7 +93,7 @@ impl DaemonBuilder {
         self
     }
 
-    /// Starts it and waits until all exports can be connected to.
+    /// Starts the daemon and waits until all exports accept connections.
     pub fn start(&self) -> Result<Daemon> {
         let mut daemon = Daemon {
             builder: self.clone(),
@@ -104,7 +104,7 @@ impl DaemonBuilder {
         Ok(daemon)
     }
 
-    /// Starts it where it is expected to refuse; gives its exit status and what it said.
+    /// Starts a daemon that is expected to fail. Returns its exit status and output.
     pub fn start_refused(&self) -> Result<(ExitStatus, String)> {
         let mut process = self.spawn()?;
         let status = process.wait(READY_LIMIT)?;
@@ -119,7 +119,7 @@ impl DaemonBuilder {
         self
     }
 
-    /// The command line, for people.
+    /// Returns the command line for display.
     pub fn command_line(&self) -> String {
         format!("lunette serve {}", self.arguments.join(" "))
     }
@@ -156,7 +156,7 @@ impl DaemonBuilder {
     }
 }
 
-/// A daemon that is ready; killed on drop.
+/// A daemon that is ready, killed on drop.
 pub struct Daemon {
     builder: DaemonBuilder,
     process: Process,
@@ -164,23 +164,23 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Its process.
+    /// Returns the process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// Asks it to end and waits.
+    /// Sends SIGTERM and waits for the end.
     pub fn stop(&mut self, limit: Duration) -> Result<ExitStatus> {
         self.process.signal(Signal::TERM)?;
         self.process.wait(limit)
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Kills the daemon with SIGKILL and waits for the end.
     pub fn kill(&mut self) -> Result<()> {
         self.process.kill()
     }
 
-    /// Starts it again after it ended, with the same arguments.
+    /// Starts the daemon again after its end, with the same arguments.
     pub fn start_again(&mut self) -> Result<()> {
         if self.process.ended()?.is_none() {
             bail!("it still runs");
@@ -190,7 +190,7 @@ impl Daemon {
         self.wait_ready()
     }
 
-    /// Runs `lunette WORDS` against this daemon; gives what it prints.
+    /// Runs `lunette WORDS` with this daemon. Returns the output.
     pub fn lunette(&self, words: &[&str]) -> Result<String> {
         let output = self.ask(words)?;
         if !output.status.success() {
@@ -204,7 +204,7 @@ impl Daemon {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Runs `lunette WORDS` against this daemon, which may refuse.
+    /// Runs `lunette WORDS` with this daemon; the command may fail.
     pub fn ask(&self, words: &[&str]) -> Result<std::process::Output> {
         let output = Command::new(lunette_program(self.builder.profile)?)
             .args(words)
@@ -214,12 +214,12 @@ impl Daemon {
         Ok(output)
     }
 
-    /// Where its control socket is.
+    /// Returns the path of the control socket.
     pub fn control(&self) -> PathBuf {
         self.builder.control()
     }
 
-    /// The stage table that `lunette latency` prints.
+    /// Returns the output of `lunette latency`.
     pub fn latency(&self, options: &[&str]) -> Result<String> {
         let output = Command::new(lunette_program(self.builder.profile)?)
             .args(["latency", "--socket"])
@@ -236,7 +236,7 @@ impl Daemon {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// One line on stdout for each export, in each life; then one more, when all of them are there.
+    /// Waits for one line on stdout per export and start, and for the final line that reports readiness.
     fn wait_ready(&mut self) -> Result<()> {
         let starts = self.starts;
         let ready = wait_until(READY_LIMIT, || {

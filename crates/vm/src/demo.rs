@@ -1,5 +1,5 @@
-//! The demonstration: one daemon, one guest, the same two disks through both transports, measured inside the guest and by
-//! the daemon; then the page for browsers. Everything is started here and stopped here, on errors and on Ctrl-C too.
+//! Demonstration: one daemon and one guest with the same two disks on both transports, measured in the guest and by the daemon, and the
+//! web page. All processes are stopped at the end, also after errors and Ctrl-C.
 
 mod page;
 
@@ -10,17 +10,17 @@ use serde_json::Value;
 use std::io::{IsTerminal, Read};
 use std::time::{Duration, Instant};
 
-/// The transports take turns, so that what else happens on the machine hits both; the median of the rounds is shown.
+/// Number of rounds. The transports alternate, so that other load affects both; the median is shown.
 const ROUNDS: usize = 3;
 const SECONDS_PER_ROUND: u32 = 1;
 const MEASURED_MIB: u32 = 128;
 const DEPTH: u32 = 4;
 const CPUS: u32 = 2;
 
-/// Requests in flight while a report is made, one after the other.
+/// Requests in flight during the report, one value after the other.
 const SHOWN_DEPTHS: [u32; 3] = [1, DEPTH, 4 * DEPTH];
 
-/// A disk and its export behind each transport.
+/// A disk and its export on each transport.
 struct Disk {
     title: &'static str,
     exports: [&'static str; 2],
@@ -36,20 +36,20 @@ const DISKS: [Disk; 2] = [
         exports: ["file", "file-scsi"],
     },
 ];
-/// Their names in the guest, in the same order.
+/// Device names in the guest, in the same order.
 type Devices = [[String; 2]; 2];
 
 const TRANSPORTS: [&str; 2] = ["virtio-blk", "virtio-scsi"];
 const LOADS: [(&str, &str); 2] = [("randread", "read"), ("randwrite", "write")];
 
-/// One round's figures.
+/// Results of one round.
 struct Figures {
     iops: f64,
     mean_us: f64,
     p99_us: f64,
 }
 
-/// Runs it all and prints as it goes.
+/// Runs the demonstration and prints the results.
 pub fn run() -> Result<()> {
     let outcome = show();
     if interrupted() {
@@ -74,7 +74,7 @@ fn show() -> Result<()> {
         .vhost_scsi("file-scsi")
         .lun("ram-scsi/0:0=ram")
         .lun("file-scsi/0:0=file");
-    // Written once, as the RAM disk will be: the first write of a block costs more than the next one.
+    // The file is written once, like the RAM disk below, because the first write of a block is slower.
     let file = std::fs::File::create(scratch.file("vm.raw"))?;
     std::io::copy(
         &mut std::io::repeat(0x55).take(u64::from(MEASURED_MIB) << 20),
@@ -136,7 +136,7 @@ fn show() -> Result<()> {
     Ok(())
 }
 
-/// Says where the daemon's page is, with a report and a picture of it under load.
+/// Prints the address of the daemon's page, with a report and a screenshot under load.
 fn show_page(
     page: &Page,
     daemon: &Daemon,
@@ -165,7 +165,7 @@ fn show_page(
     page.linger()
 }
 
-/// The kernel names virtio-blk disks in order, but SCSI disks as they are found.
+/// Returns the device names. The kernel names virtio-blk disks in order, but SCSI disks as they are found.
 fn devices(guest: &mut Guest) -> Result<Devices> {
     guest.wait_for_disks(&["vda", "vdb"])?;
     Ok([
@@ -174,7 +174,7 @@ fn devices(guest: &mut Guest) -> Result<Devices> {
     ])
 }
 
-/// Measures both disks through both transports and prints a row for each load.
+/// Measures both disks on both transports and prints a row per load.
 fn compare(guest: &mut Guest, devices: &Devices, ink: &Ink) -> Result<()> {
     let [[ram, _], _] = devices;
     guest.ok(&format!(
@@ -240,7 +240,7 @@ fn measure(guest: &mut Guest, device: &str, load: &str, direction: &str) -> Resu
     })
 }
 
-/// Prints the daemon's own view: the same hops for every transport, so one table compares them.
+/// Prints the daemon's measurements in one table; all transports have the same hops.
 fn stages(latency: &str, ink: &Ink) -> Result<()> {
     let latency: Value = serde_json::from_str(latency).context("lunette latency --json")?;
     println!(
@@ -277,7 +277,7 @@ fn stages(latency: &str, ink: &Ink) -> Result<()> {
     Ok(())
 }
 
-/// Each hop's name and median in microseconds, and the whole way's median and 99th percentile.
+/// Returns each hop with its median in microseconds, and the total median and 99th percentile.
 fn rows(latency: &Value, export: &str, direction: &str) -> Option<Vec<(String, f64)>> {
     let report = latency["reports"].as_array()?.iter().find(|report| {
         let title = report["title"].as_str().unwrap_or_default();
@@ -307,7 +307,7 @@ fn rows(latency: &Value, export: &str, direction: &str) -> Option<Vec<(String, f
     Some(rows)
 }
 
-/// Colours where a terminal shows them.
+/// Colours for terminals that support them.
 struct Ink {
     colours: bool,
 }
@@ -335,7 +335,7 @@ impl Ink {
         self.paint("2", text)
     }
 
-    /// Over the right end of its columns; the padding comes before the colour, for colours have no width.
+    /// Formats a heading aligned to its columns. The padding is added first, because colour codes have no width.
     fn transport(&self, text: &str) -> String {
         self.paint("36", &format!("{text:>33}"))
     }

@@ -1,24 +1,23 @@
-//! Disk images that firmware boots, with a program of ours in the place of a boot loader: it looks at itself, and says on the
-//! serial port whether all of it was read.
+//! Disk images for firmware tests. The boot program verifies its own image and reports on the serial port whether it was read completely.
 //!
-//! The sum that a program makes of itself tells each lost, doubled or exchanged word. Both programs drive the first serial
-//! port's registers themselves: nothing of the firmware's is needed once they run.
+//! A checksum detects lost, duplicated and swapped words. Both programs access the registers of the first serial port directly, without
+//! firmware services.
 
 use crate::places::tool;
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use std::process::Command;
 
-/// What the program says when all of it is there, and what when not.
+/// Messages for a complete and for a damaged image.
 pub const READ_WHOLE: &str = "LUNETTE: READ WHOLE";
 const SPOILT: &str = "LUNETTE: SPOILT";
 
-/// Bytes before a PE image's only section, in the file; its address in memory is a page's.
+/// File offset of the only section of the PE image; its address in memory is page-aligned.
 const HEADERS: usize = 0x200;
 const SECTION_AT: usize = 0x1000;
 
-/// Makes a FAT image of so many MiB at `path`, without partitions, with an EFI program of `program_mib` MiB where UEFI looks for
-/// one on any disk (UEFI 2.10, 3.5.1.1).
+/// Creates a FAT image of `mib` MiB at `path`, without partitions, with an EFI program of `program_mib` MiB at the default boot path of
+/// removable media (UEFI 2.10, 3.5.1.1).
 pub fn efi_image(path: &Path, mib: u64, program_mib: usize) -> Result<()> {
     let program = tempfile::NamedTempFile::new()?;
     std::fs::write(program.path(), efi_program(program_mib << 20))?;
@@ -34,7 +33,7 @@ pub fn efi_image(path: &Path, mib: u64, program_mib: usize) -> Result<()> {
         .arg("::/EFI/BOOT/BOOTX64.EFI"))
 }
 
-/// Makes a disk of 1 MiB at `path` whose first block a PC BIOS boots. It reads the 63 blocks behind itself by INT 13h.
+/// Creates a disk of 1 MiB at `path` with a boot sector for a PC BIOS. It reads the next 63 blocks by INT 13h.
 pub fn bios_image(path: &Path) -> Result<()> {
     const WORDS: usize = 63 * 512 / 4;
     let data: Vec<u32> = (1..=WORDS as u32)
@@ -83,7 +82,7 @@ pub fn bios_image(path: &Path) -> Result<()> {
     ]);
     let mut disk = vec![0; 1 << 20];
     disk[..code.len()].copy_from_slice(&code);
-    // The packet: 16 bytes, 63 blocks, to 0000:8000, from block 1.
+    // Disk address packet: 16 bytes, 63 blocks, to 0000:8000, from block 1.
     disk[0x180..0x190].copy_from_slice(&[16, 0, 63, 0, 0, 0x80, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     for (at, line) in [(0x1a0, READ_WHOLE), (0x1d0, SPOILT)] {
         disk[at..at + line.len()].copy_from_slice(line.as_bytes());
@@ -96,7 +95,7 @@ pub fn bios_image(path: &Path) -> Result<()> {
     Ok(std::fs::write(path, disk)?)
 }
 
-/// An EFI application (PE32+) of `bytes`, nearly all of it data that it makes a sum of.
+/// Builds an EFI application (PE32+) of `bytes`, which are mostly checksummed data.
 fn efi_program(bytes: usize) -> Vec<u8> {
     const DATA_AT: usize = 0x100;
     let section = bytes - HEADERS;
@@ -118,7 +117,7 @@ fn efi_program(bytes: usize) -> Vec<u8> {
     image
 }
 
-/// The program: `words` of data begin `data_at` bytes behind its start.
+/// Builds the code; `words` of data begin `data_at` bytes after its start.
 fn efi_code(data_at: usize, words: usize, sum: u64) -> Vec<u8> {
     let mut code = Vec::new();
     // lea rsi, [rip + data]; the offset counts from the next instruction
@@ -162,14 +161,14 @@ fn efi_code(data_at: usize, words: usize, sum: u64) -> Vec<u8> {
     code
 }
 
-/// The headers of an image with one section of so many bytes, which begins with its entry point.
+/// Builds the headers of an image with one section of this size, which begins with the entry point.
 fn pe_headers(section: usize) -> Vec<u8> {
     let mut bytes = vec![0; 0x40];
     bytes[..2].copy_from_slice(b"MZ");
     bytes[0x3c] = 0x40;
     bytes.extend(b"PE\0\0");
     let mut half = |words: &[u16]| bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-    // x86-64, one section, no time and symbols; an optional header of 240 bytes; executable, of large addresses
+    // x86-64, one section, no timestamp, no symbols; an optional header of 240 bytes; executable, large-address aware
     half(&[0x8664, 1, 0, 0, 0, 0, 0, 0, 240, 0x0022]);
     // PE32+
     half(&[0x020b, 0]);
@@ -179,7 +178,7 @@ fn pe_headers(section: usize) -> Vec<u8> {
     };
     // code, data, zeroed data; entry point and code; image base (8 bytes)
     word(&mut bytes, &[section, 0, 0, SECTION_AT, SECTION_AT, 0, 0]);
-    // alignment in memory and in the file; versions; the image in memory, its headers, no checksum
+    // alignment in memory and in the file; versions; size of the image in memory and of its headers, no checksum
     word(
         &mut bytes,
         &[
@@ -196,7 +195,7 @@ fn pe_headers(section: usize) -> Vec<u8> {
     );
     // an EFI application
     word(&mut bytes, &[10]);
-    // stack and heap, reserved and committed (8 bytes each), loader flags, 16 directories of nothing
+    // stack and heap, reserved and committed (8 bytes each), loader flags, 16 empty directories
     word(&mut bytes, &[0; 9]);
     word(&mut bytes, &[16]);
     bytes.resize(bytes.len() + 16 * 8, 0);
@@ -205,7 +204,7 @@ fn pe_headers(section: usize) -> Vec<u8> {
         &mut bytes,
         &[section, SECTION_AT, section, HEADERS, 0, 0, 0],
     );
-    // code that is executed, read and, for some firmware loads it so, written
+    // executable and readable code; writable because some firmware loads it so
     word(&mut bytes, &[0xe000_0020]);
     bytes
 }

@@ -1,7 +1,7 @@
-//! A Linux guest under QEMU: built, booted, spoken to, rebooted, killed.
+//! A Linux guest under QEMU: build, boot, scripts, reboot, kill.
 //!
-//! Its first serial port is the kernel's console and goes to a log; the second one carries the agent's messages. Its
-//! memory is a shared memfd, as vhost-user needs it. Everything lies in a temporary directory that dies with it.
+//! The first serial port is the kernel's console and is written to a log; the second one carries the agent's messages. Guest memory is a
+//! shared memfd for vhost-user. All files are in a temporary folder, removed on drop.
 
 use crate::accelerator::Accelerator;
 use crate::agent::{Agent, Output, Running};
@@ -18,13 +18,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// A boot takes 3 s alone on the machine; others may be busy on it.
+/// Timeout of a boot, which takes 3 s on an idle machine.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 
-/// For scripts whose caller names no limit.
+/// Default timeout of a script.
 const SCRIPT_LIMIT: Duration = Duration::from_secs(180);
 
-/// What a guest is made of.
+/// Options of a guest.
 #[derive(Clone, Debug)]
 pub struct GuestBuilder {
     name: String,
@@ -42,7 +42,7 @@ pub struct GuestBuilder {
 }
 
 impl GuestBuilder {
-    /// A guest with 1 CPU, 256 MiB and no disk.
+    /// Creates a guest with 1 CPU, 256 MiB and no disk.
     pub fn new(name: &str) -> GuestBuilder {
         GuestBuilder {
             name: name.to_owned(),
@@ -60,34 +60,34 @@ impl GuestBuilder {
         }
     }
 
-    /// Virtual CPUs.
+    /// Sets the number of virtual CPUs.
     #[must_use]
     pub fn cpus(mut self, cpus: u32) -> Self {
         self.cpus = cpus;
         self
     }
 
-    /// Memory.
+    /// Sets the memory size.
     #[must_use]
     pub fn memory_mib(mut self, memory_mib: u32) -> Self {
         self.memory_mib = memory_mib;
         self
     }
 
-    /// Leaves room to plug so much more memory in while the guest runs: see [`Guest::plug_memory`].
+    /// Reserves address space for this amount of hot-plugged memory: see [`Guest::plug_memory`].
     #[must_use]
     pub fn pluggable_memory_mib(mut self, pluggable_mib: u32) -> Self {
         self.pluggable_mib = pluggable_mib;
         self
     }
 
-    /// A virtio-blk disk behind `socket`; QEMU connects again when the back end comes back.
+    /// Adds a virtio-blk disk at `socket`. QEMU reconnects when the back end restarts.
     #[must_use]
     pub fn vhost_user_blk(self, socket: &Path, queues: u32) -> Self {
         self.vhost_user_blk_with(socket, queues, "")
     }
 
-    /// The same with more device properties, such as `packed=on`.
+    /// Adds a virtio-blk disk with more device properties, such as `packed=on`.
     #[must_use]
     pub fn vhost_user_blk_with(mut self, socket: &Path, queues: u32, properties: &str) -> Self {
         let id = self.chardev(socket, ",reconnect=1");
@@ -97,7 +97,7 @@ impl GuestBuilder {
         )
     }
 
-    /// A virtio-scsi controller behind `socket`. QEMU 7.2 cannot connect it again.
+    /// Adds a virtio-scsi controller at `socket`. QEMU 7.2 cannot reconnect it.
     #[must_use]
     pub fn vhost_user_scsi(mut self, socket: &Path, queues: u32) -> Self {
         let id = self.chardev(socket, "");
@@ -107,14 +107,14 @@ impl GuestBuilder {
         )
     }
 
-    /// Another initramfs.
+    /// Selects another initramfs.
     #[must_use]
     pub(crate) fn equipment(mut self, equipment: Equipment) -> Self {
         self.equipment = equipment;
         self
     }
 
-    /// dm-multipath, `multipath` and `dmsetup`: see [`Guest::multipath_maps`].
+    /// Adds dm-multipath, `multipath` and `dmsetup`: see [`Guest::multipath_maps`].
     #[must_use]
     pub fn multipath(mut self) -> Self {
         self.equipment = match self.equipment {
@@ -124,7 +124,7 @@ impl GuestBuilder {
         self
     }
 
-    /// Linux's iSCSI initiator, and a network in which the host is 10.0.2.2: see [`Guest::start_initiator`].
+    /// Adds Linux's iSCSI initiator, and a network with the host at 10.0.2.2: see [`Guest::start_initiator`].
     #[must_use]
     pub fn initiator(mut self) -> Self {
         self.equipment = Equipment::Initiator;
@@ -132,13 +132,13 @@ impl GuestBuilder {
             .arguments(["-device", "virtio-net-pci,netdev=net,romfile="])
     }
 
-    /// Linux's iSCSI target, whose portal is this address of the host's: see [`Guest::start_target`].
+    /// Adds Linux's iSCSI target; its portal is forwarded from this address of the host: see [`Guest::start_target`].
     #[must_use]
     pub fn target(self, portal: SocketAddr) -> Self {
         self.target_with_paths(&[portal])
     }
 
-    /// The same with several portals, at port 3260 and those that follow: see [`Guest::add_target_path`].
+    /// As [`GuestBuilder::target`], with several portals at port 3260 and the following ports: see [`Guest::add_target_path`].
     #[must_use]
     pub fn target_with_paths(mut self, portals: &[SocketAddr]) -> Self {
         self.equipment = Equipment::Target;
@@ -149,7 +149,7 @@ impl GuestBuilder {
             .arguments(["-device", "virtio-net-pci,netdev=net,romfile="])
     }
 
-    /// Lunette itself, and a network: its port 3260 is this address of the host's. See [`Guest::start_lunette`].
+    /// Adds Lunette and a network; port 3260 is forwarded from this address of the host. See [`Guest::start_lunette`].
     #[must_use]
     pub fn lunette(self, portal: SocketAddr) -> Self {
         GuestBuilder {
@@ -158,8 +158,8 @@ impl GuestBuilder {
         }
     }
 
-    /// Lunette itself, at one end of a cable between two guests: the end that waits for the other one, or that other one. What QEMU
-    /// has for it is a socket: no root is needed, and each packet is carried by both QEMUs. `last`: of its hardware address.
+    /// Adds Lunette and a network cable to another guest. The end with `waits` listens, the other one connects. The cable is a socket
+    /// between both QEMUs: it needs no root, and both QEMUs forward each packet. `last`: last byte of the hardware address.
     #[must_use]
     pub fn lunette_on_cable(mut self, cable: &Path, waits: bool, mtu: u16, last: u8) -> Self {
         self.equipment = Equipment::Daemon;
@@ -174,21 +174,21 @@ impl GuestBuilder {
         self.arguments(["-netdev", &netdev, "-device", &card])
     }
 
-    /// The boot loader on its first disk finds the kernel, as on a PC; see [`crate::bootable_image`].
+    /// Boots with the boot loader on the first disk, like a PC; see [`crate::bootable_image`].
     #[must_use]
     pub fn boots_from_disk(mut self) -> Self {
         self.boots_from_disk = true;
         self
     }
 
-    /// UEFI firmware looks for a program on the disks: see [`crate::efi_image`].
+    /// Boots with UEFI firmware from a disk: see [`crate::efi_image`].
     #[must_use]
     pub fn uefi(mut self) -> Self {
         (self.uefi, self.boots_from_disk) = (true, true);
         self
     }
 
-    /// More arguments for QEMU.
+    /// Adds arguments for QEMU.
     #[must_use]
     pub fn arguments<'a>(mut self, arguments: impl IntoIterator<Item = &'a str>) -> Self {
         self.arguments
@@ -196,43 +196,43 @@ impl GuestBuilder {
         self
     }
 
-    /// Instead of what works here.
+    /// Sets the accelerator instead of detecting it.
     #[must_use]
     pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
         self.accelerator = Some(accelerator);
         self
     }
 
-    /// QEMU gets these arguments and no others: they have to boot [`GuestBuilder::boot_files`], and to connect the guest's second
-    /// serial port to this socket.
+    /// Passes only these arguments to QEMU. They must boot [`GuestBuilder::boot_files`] and connect the guest's second serial port to the
+    /// socket `agent`.
     #[must_use]
     pub fn planned(mut self, arguments: Vec<String>, agent: &Path) -> Self {
         self.planned = Some((arguments, agent.to_owned()));
         self
     }
 
-    /// Kernel, initramfs and kernel's command line of a guest that takes scripts.
+    /// Returns kernel, initramfs and kernel command line of a guest with the agent.
     pub fn boot_files() -> Result<(PathBuf, PathBuf, String)> {
         let kernel = kernel()?;
         let archive = initramfs::archive(&kernel, Equipment::Usual)?;
         Ok((kernel.image, archive, initramfs::command_line()))
     }
 
-    /// How long a boot may take.
+    /// Sets the boot timeout.
     #[must_use]
     pub fn boot_limit(mut self, limit: Duration) -> Self {
         self.boot_limit = limit;
         self
     }
 
-    /// Starts QEMU and waits until the guest takes scripts.
+    /// Starts QEMU and waits until the guest accepts scripts.
     pub fn boot(&self) -> Result<Guest> {
         let mut guest = self.power_on()?;
         guest.explained(|guest| guest.agent()?.wait_for_boot(1, guest.builder.boot_limit))?;
         Ok(guest)
     }
 
-    /// Starts QEMU, with whatever will run in it: see [`Guest::wait_for_line`].
+    /// Starts QEMU without waiting for an agent: see [`Guest::wait_for_line`].
     pub fn power_on(&self) -> Result<Guest> {
         let directory = tempfile::Builder::new()
             .prefix("lunette-guest-")
@@ -361,24 +361,24 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Runs a shell script and gives its exit code and output.
+    /// Runs a shell script. Returns its exit code and output.
     pub fn run(&mut self, script: &str) -> Result<Output> {
         self.run_within(SCRIPT_LIMIT, script)
     }
 
-    /// The same with a limit of its own.
+    /// As [`Guest::run`], with a timeout.
     pub fn run_within(&mut self, limit: Duration, script: &str) -> Result<Output> {
         let running = self.start(script)?;
         self.wait(running, limit)
             .with_context(|| format!("script: {script}"))
     }
 
-    /// Runs a script that must succeed and gives what it printed.
+    /// Runs a script that must succeed. Returns its output.
     pub fn ok(&mut self, script: &str) -> Result<String> {
         self.ok_within(SCRIPT_LIMIT, script)
     }
 
-    /// The same with a limit of its own.
+    /// As [`Guest::ok`], with a timeout.
     pub fn ok_within(&mut self, limit: Duration, script: &str) -> Result<String> {
         let output = self.run_within(limit, script)?;
         if output.code != 0 {
@@ -394,7 +394,7 @@ impl Guest {
         Ok(output.stdout)
     }
 
-    /// Runs `guest-agent` with these words and gives what it printed, whatever its exit code.
+    /// Runs `guest-agent` with these words. Returns its output regardless of its exit code.
     pub fn io(&mut self, words: &str) -> Result<serde_json::Value> {
         let output = self.run_within(SCRIPT_LIMIT, &format!("guest-agent {words}"))?;
         serde_json::from_str(&output.stdout).with_context(|| {
@@ -411,7 +411,7 @@ impl Guest {
         serde_json::from_str(&text).with_context(|| format!("guest-agent {words} printed {text:?}"))
     }
 
-    /// Starts a script and returns at once.
+    /// Starts a script and returns immediately.
     pub fn start(&mut self, script: &str) -> Result<Running> {
         self.agent
             .as_mut()
@@ -439,13 +439,13 @@ impl Guest {
         Ok(output.stdout)
     }
 
-    /// Has a started script ended, and how?
+    /// Returns the result of a started script if it has ended.
     pub fn poll(&mut self, running: Running) -> Result<Option<Output>> {
         self.process.check_running()?;
         Ok(self.agent()?.poll(running))
     }
 
-    /// Waits until the kernel shows these block devices (names as in `/dev`).
+    /// Waits until the kernel has these block devices (names as in `/dev`).
     pub fn wait_for_disks(&mut self, names: &[&str]) -> Result<()> {
         let tests: Vec<_> = names
             .iter()
@@ -460,12 +460,12 @@ impl Guest {
         Ok(())
     }
 
-    /// Waits until the kernel shows the SCSI disk at an address, and gives its name.
+    /// Waits until the kernel has the SCSI disk at this address. Returns its name.
     ///
-    /// Hosts are numbered in the order of the controllers on the command line, and so are virtio-blk disks, for both are
-    /// probed one after the other. The names of SCSI disks say nothing: Linux's `sd` looks at several at a time.
+    /// Hosts are numbered in the order of the controllers on the command line, as are virtio-blk disks, because both are probed
+    /// sequentially. Names of SCSI disks are not predictable: Linux's `sd` probes several at a time.
     pub fn scsi_disk(&mut self, host: u32, target: u32, lun: u32) -> Result<String> {
-        // Linux writes the bits of the flat space addressing method (SAM-5, 4.7.7.3) into the number.
+        // Linux includes the address method bits of flat space addressing (SAM-5, 4.7.7.3) in the number.
         let lun = if lun < 256 { lun } else { lun | 0x4000 };
         let place = format!("/sys/class/scsi_device/{host}:0:{target}:{lun}/device/block");
         let script = format!(
@@ -477,7 +477,7 @@ impl Guest {
         Ok(name.trim().to_owned())
     }
 
-    /// The disks that the kernel sees: the names in `/sys/block` that are no RAM or loop devices.
+    /// Returns the kernel's disks: the names in `/sys/block` except RAM and loop devices.
     pub fn disks(&mut self) -> Result<Vec<String>> {
         let names = self.ok("ls /sys/block")?;
         Ok(names
@@ -487,7 +487,7 @@ impl Guest {
             .collect())
     }
 
-    /// Reboots at once, as the reset button does, and waits until the guest is up again.
+    /// Reboots immediately, like the reset button, and waits until the guest is up again.
     pub fn reboot(&mut self) -> Result<()> {
         let boots = self.agent()?.boots();
         self.start("reboot -f")?;
@@ -498,7 +498,7 @@ impl Guest {
         })
     }
 
-    /// Powers off and waits for QEMU's end.
+    /// Powers off and waits for the end of QEMU.
     pub fn power_off(mut self) -> Result<()> {
         self.start("sync; poweroff -f")?;
         self.explained(|guest| guest.process.wait(SCRIPT_LIMIT))?;
@@ -510,7 +510,7 @@ impl Guest {
         self.process.kill()
     }
 
-    /// Plugs a memory module in, shared as the rest of its memory is; gives it back with [`Guest::unplug_memory`].
+    /// Plugs in a memory module, shared like the other memory. [`Guest::unplug_memory`] removes it.
     pub fn plug_memory(&mut self, id: &str, mib: u64) -> Result<()> {
         let mut qmp = self.qmp()?;
         let backend = format!("backend-{id}");
@@ -525,7 +525,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Asks the guest to let a module go and waits until it has.
+    /// Requests the removal of a memory module and waits for it.
     pub fn unplug_memory(&mut self, id: &str) -> Result<()> {
         let mut qmp = self.qmp()?;
         qmp.command("device_del", json!({"id": id}))?;
@@ -533,22 +533,22 @@ impl Guest {
         Ok(())
     }
 
-    /// QEMU's monitor.
+    /// Connects to QEMU's machine protocol.
     pub fn qmp(&mut self) -> Result<Qmp> {
         Qmp::connect(&self.directory.path().join("qmp.sock"))
     }
 
-    /// QEMU's process.
+    /// Returns QEMU's process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// Where the kernel's messages are.
+    /// Returns the path of the console log.
     pub fn console(&self) -> PathBuf {
         self.directory.path().join("console.log")
     }
 
-    /// Waits until whatever runs has said this on the console.
+    /// Waits for this line on the console.
     pub fn wait_for_line(&mut self, line: &str) -> Result<()> {
         let limit = self.builder.boot_limit;
         self.explained(|guest| {
@@ -565,7 +565,7 @@ impl Guest {
         })
     }
 
-    /// The end of the kernel's messages.
+    /// Returns the end of the console log.
     pub fn console_tail(&self) -> String {
         tail(
             &format!("the console of guest {}", self.builder.name),
@@ -593,7 +593,7 @@ impl Guest {
         })
     }
 
-    /// QEMU connects to the agent's port before it starts the machine.
+    /// Accepts QEMU's connection for the agent's port, which precedes the start of the machine.
     fn accept(&mut self, listener: &UnixListener) -> Result<UnixStream> {
         listener.set_nonblocking(true)?;
         let limit = self.builder.boot_limit;

@@ -1,4 +1,4 @@
-//! Linux's own iSCSI initiator in a guest: open-iscsi, over QEMU's user network.
+//! Linux's iSCSI initiator in a guest: open-iscsi, over QEMU's user network.
 
 use crate::guest::Guest;
 use crate::initramfs::INITIATOR_NAME;
@@ -6,20 +6,20 @@ use anyhow::{Context, Result};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A log-in waits for udev's and the kernel's scan.
+/// Timeout of a login, which includes the scans of the kernel and udev.
 const LOGIN_LIMIT: Duration = Duration::from_secs(240);
 
-/// A target, as the guest sees it.
+/// A target as seen by the guest.
 pub struct RemoteTarget {
     target: String,
     portal: String,
 }
 
 impl Guest {
-    /// The initiator's name.
+    /// Name of the initiator.
     pub const INITIATOR_NAME: &str = INITIATOR_NAME;
 
-    /// Brings the network up and starts `iscsid`. The guest was built with [`crate::GuestBuilder::initiator`].
+    /// Configures the network and starts `iscsid`. Requires [`crate::GuestBuilder::initiator`].
     pub fn start_initiator(&mut self) -> Result<()> {
         self.ok(
             "ip link set lo up && ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0 && /tools/iscsid",
@@ -27,7 +27,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Discovers the targets at a portal on the host's loopback; gives what `iscsiadm` prints.
+    /// Discovers the targets at a portal on the host's loopback. Returns the output of `iscsiadm`.
     pub fn discover(&mut self, portal: SocketAddr) -> Result<String> {
         let portal = from_inside(portal);
         // A new iscsid may not listen yet.
@@ -36,7 +36,7 @@ impl Guest {
         ))
     }
 
-    /// Logs in to a target at a portal on the host's loopback, with these settings of the node changed before.
+    /// Logs in to a target at a portal on the host's loopback, after changing these node settings.
     pub fn iscsi_login(
         &mut self,
         portal: SocketAddr,
@@ -56,12 +56,12 @@ impl Guest {
         Ok(remote)
     }
 
-    /// Logs out of it.
+    /// Logs out.
     pub fn iscsi_logout(&mut self, remote: &RemoteTarget) -> Result<()> {
         self.node(remote, "--logout")
     }
 
-    /// What `iscsiadm` says of its sessions, disks and negotiated parameters.
+    /// Returns the report of `iscsiadm` about sessions, disks and negotiated parameters.
     pub fn iscsi_sessions(&mut self) -> Result<String> {
         self.ok("/tools/iscsiadm -m session -P 3")
     }
@@ -76,7 +76,7 @@ impl Guest {
     }
 }
 
-/// The host's loopback, as QEMU's user network shows it.
+/// Returns the address of the host's loopback in QEMU's user network.
 fn from_inside(portal: SocketAddr) -> String {
     format!("10.0.2.2:{}", portal.port())
 }

@@ -1,6 +1,6 @@
-//! The guest's whole user space: busybox, `guest-agent`, a few tools with the libraries they need, the virtio modules.
+//! User space of a guest: busybox, `guest-agent`, some tools with their libraries, and the virtio modules.
 //!
-//! Built once and kept beside the kernel under a name made from its ingredients' sizes and times.
+//! Built once and cached next to the kernel, under a name derived from the sizes and times of the contents.
 
 use crate::build::{GuestProgram, Profile, lunette_program};
 use crate::cpio::Archive;
@@ -16,27 +16,27 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What a guest has in its initramfs.
+/// Contents of an initramfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Equipment {
-    /// What the transports of vhost-user need.
+    /// Modules for the vhost-user transports.
     Usual,
-    /// A network card's module and open-iscsi beside it, which would make every guest's boot longer.
+    /// Additionally network and open-iscsi, which slow down the boot.
     Initiator,
-    /// A network card's module and Linux's own iSCSI target.
+    /// Network and Linux's iSCSI target.
     Target,
-    /// A network card's module and Lunette itself; of the tools those that the host has.
+    /// Network and Lunette; optional tools if the host has them.
     Daemon,
     /// dm-multipath and its tools.
     Multipath,
-    /// Open-iscsi and dm-multipath.
+    /// open-iscsi and dm-multipath.
     InitiatorMultipath,
-    /// For users' guests: more devices, and of the tools those that the host has.
+    /// For users' guests: more devices; optional tools if the host has them.
     User,
 }
 
 impl Equipment {
-    /// In the names of archives.
+    /// Returns the name in file names of archives.
     fn word(self) -> &'static str {
         match self {
             Equipment::Usual => "initramfs",
@@ -50,19 +50,19 @@ impl Equipment {
     }
 }
 
-/// Loaded in the order in which `modules.dep` wants them.
+/// Modules for all guests; `modules.dep` determines the load order.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_blk", "sd_mod", "virtio_scsi", "sg"];
 const INITIATOR_MODULES: [&str; 3] = ["virtio_net", "iscsi_tcp", "libcrc32c"];
 
-/// Digests are the kernel's crc32c.
+/// iSCSI digests use the kernel's crc32c.
 const TARGET_MODULES: [&str; 3] = ["virtio_net", "libcrc32c", "iscsi_target_mod"];
 
 const USER_MODULES: [&str; 4] = ["virtio_console", "virtio_balloon", "virtio_net", "virtiofs"];
 
 const MULTIPATH_MODULES: [&str; 2] = ["dm-multipath", "dm-service-time"];
 
-/// Taken from the host, with their libraries. Scripts call them by their path, `/tools/NAME`: busybox prefers its own
-/// programs to others of the same name, whatever the PATH says.
+/// Tools copied from the host with their libraries. Scripts call them as `/tools/NAME`, because busybox prefers its own programs of the
+/// same name, regardless of the PATH.
 const TOOLS: [&str; 27] = [
     "mke2fs",
     "e2fsck",
@@ -92,22 +92,22 @@ const TOOLS: [&str; 27] = [
     "sg_verify",
     "sg_sync",
 ];
-/// Unpacked by `scripts/setup`, for on a host they would start services.
+/// Unpacked by `scripts/setup`, because an installation on the host would start services.
 const INITIATOR_TOOLS: [&str; 2] = ["iscsid", "iscsiadm"];
 const MULTIPATH_TOOLS: [&str; 2] = ["multipath", "dmsetup"];
-/// What `multipath` loads while it runs.
+/// Plugins that `multipath` loads at run time.
 const MULTIPATH_PLUGINS: [&str; 2] = ["libchecktur.so", "libprioconst.so"];
 
-/// Defaults throughout; nodes are changed one by one.
+/// All defaults; nodes are changed individually.
 const ISCSID_CONF: &str = "node.startup = manual\n";
 const PASSWD: &str = "root:x:0:0:root:/:/bin/sh\n";
-/// The name that the initiator in a guest goes by.
+/// Name of the initiator in a guest.
 pub const INITIATOR_NAME: &str = "iqn.2026-11.org.example:guest";
 
-/// The agent is process 1: when it ends, the kernel panics, which the host sees. With [`USER`] on the kernel's command line the
-/// shell is process 1, which collects what commands leave behind: it keeps an agent for `lunette vm exec` and a shell on the
-/// console. With neither there is a shell on the console until its end. A root file system that [`ROOT`] names has the same
-/// script, and no modules: see `crates/vm/src/bootable.rs`.
+/// The init script. By default the agent is process 1: when it ends, the kernel panics, which the host detects. With [`USER`] on the
+/// kernel command line, the shell is process 1 and reaps children; it restarts an agent for `lunette vm exec` and a shell on the console.
+/// With neither, it runs a shell on the console and powers off after it. A root file system named by [`ROOT`] has the same script and no
+/// modules: see `crates/vm/src/bootable.rs`.
 const INIT: &str = "#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/tools:/bin
@@ -142,26 +142,26 @@ setsid cttyhack sh
 poweroff -f
 ";
 
-/// The word on the kernel's command line that starts the agent.
+/// Kernel parameter that starts the agent.
 const AGENT: &str = "lunette.agent";
 
-/// The word on it that starts a user's guest; its value is the guest's name.
+/// Kernel parameter that starts a user's guest; its value is the guest's name.
 const USER: &str = "lunette.user";
 
-/// The word on it that names a root file system.
+/// Kernel parameter that names a root file system.
 pub const ROOT: &str = "lunette.root";
 
-/// The kernel's command line.
+/// Returns the kernel command line.
 pub fn command_line() -> String {
     format!("console=ttyS0 panic=-1 loglevel=5 mitigations=off {AGENT}")
 }
 
-/// The kernel's command line in a user's guest.
+/// Returns the kernel command line of a user's guest.
 pub fn user_command_line(name: &str) -> String {
     format!("console=ttyS0 panic=-1 loglevel=5 mitigations=off {USER}={name}")
 }
 
-/// The path of the archive to boot from, made when there is none that is up to date.
+/// Returns the path of the initramfs and creates it if it is outdated.
 pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
     let files = ingredients(kernel, equipment)?;
     let mut hasher = DefaultHasher::new();
@@ -199,7 +199,7 @@ pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
     let mut part = tempfile::NamedTempFile::new_in(&directory)?;
     std::io::Write::write_all(&mut part, &bytes)?;
     part.persist(&path).context("cannot keep the initramfs")?;
-    // A name that does not change, for people who start QEMU themselves.
+    // A fixed name, for users that start QEMU themselves.
     let link = directory.join(format!("{kind}.cpio"));
     if link.is_symlink() {
         std::fs::remove_file(&link)?;
@@ -208,7 +208,7 @@ pub fn archive(kernel: &Kernel, equipment: Equipment) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Path in the guest, path on the host; modules first, in load order.
+/// Returns paths in the guest and on the host; modules come first, in load order.
 fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, PathBuf)>> {
     let both = equipment == Equipment::InitiatorMultipath;
     let initiator = both || equipment == Equipment::Initiator;
@@ -273,7 +273,7 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
         files.push((format!("tools/{name}"), path));
     }
     for library in libraries {
-        // The loader keeps its fixed place; the others go where it looks first.
+        // The loader has a fixed path; the other libraries go to its first search path.
         let inside = if base_name(&library).starts_with("ld-linux") {
             "lib64"
         } else {
@@ -284,7 +284,7 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
     Ok(files)
 }
 
-/// A program of ours without what debuggers need, which is most of it.
+/// Returns a program without debug information, which is most of its size.
 fn stripped(program: &Path) -> Result<Vec<u8>> {
     let part = tempfile::NamedTempFile::new_in(guest_directory())?;
     let status = Command::new("strip")
@@ -335,19 +335,19 @@ fn pack(files: &[(String, PathBuf)]) -> Result<Vec<u8>> {
         }
     }
     archive.file("modules/order", order.as_bytes());
-    // mke2fs warns without it; e2fsck looks for mounts there.
+    // mke2fs warns without it; e2fsck checks it for mounts.
     archive.symlink("etc/mtab", "/proc/mounts");
     archive.file("etc/iscsi/iscsid.conf", ISCSID_CONF.as_bytes());
     archive.file("etc/multipath.conf", MULTIPATH_CONF.as_bytes());
     let name = format!("InitiatorName={INITIATOR_NAME}\n");
     archive.file("etc/iscsi/initiatorname.iscsi", name.as_bytes());
-    // iscsid looks up who speaks to it.
+    // iscsid looks up the user of its clients.
     archive.file("etc/passwd", PASSWD.as_bytes());
     archive.file("init", INIT.as_bytes());
     Ok(archive.finish())
 }
 
-/// The modules and all that they depend on, dependencies first.
+/// Returns the modules and their dependencies, dependencies first.
 fn module_order(kernel: &Kernel, modules: &[&str]) -> Result<Vec<PathBuf>> {
     let listing = kernel.modules.join("modules.dep");
     let text = std::fs::read_to_string(&listing)
@@ -362,7 +362,7 @@ fn module_order(kernel: &Kernel, modules: &[&str]) -> Result<Vec<PathBuf>> {
         else {
             bail!("{} has no module {module}", listing.display());
         };
-        // modules.dep lists what is needed last first.
+        // modules.dep lists dependencies in reverse order.
         for path in needs.split_whitespace().rev().chain([own]) {
             let path = kernel.modules.join(path);
             if !order.contains(&path) {
@@ -373,7 +373,7 @@ fn module_order(kernel: &Kernel, modules: &[&str]) -> Result<Vec<PathBuf>> {
     Ok(order)
 }
 
-/// The shared libraries of a program and its loader, as `ldd` finds them.
+/// Returns the loader and the shared libraries of a program, from `ldd`.
 fn needed_libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd")
         .arg(program)

@@ -1,13 +1,12 @@
-//! Lunette in a guest, beside what only a guest has.
+//! Lunette in a guest.
 
 use crate::guest::Guest;
 use anyhow::Result;
 
-/// Where it listens for commands.
 const CONTROL: &str = "/tmp/control.sock";
 
 impl Guest {
-    /// Gives its network card an address, with the length of its network's prefix, and a largest packet.
+    /// Configures the network card: address with prefix length, and MTU.
     pub fn join_network(&mut self, address: &str, mtu: u16) -> Result<()> {
         self.ok(&format!(
             "set -e
@@ -19,14 +18,14 @@ impl Guest {
         Ok(())
     }
 
-    /// Starts `lunette serve` with these options in a guest that was built with [`crate::GuestBuilder::lunette`], and waits for it.
+    /// Starts `lunette serve` with this configuration and waits for it. Requires [`crate::GuestBuilder::lunette`].
     pub fn start_lunette(&mut self, config: &str, options: &str) -> Result<()> {
         self.join_network("10.0.2.15/24", 1500)?;
         self.ok(&format!("cat >/tmp/lunette.toml <<'END'\n{config}\nEND"))?;
         self.serve_lunette(&format!("--config /tmp/lunette.toml {options}"))
     }
 
-    /// Starts `lunette serve` with these options, and waits for it.
+    /// Starts `lunette serve` with these options and waits for it.
     pub fn serve_lunette(&mut self, options: &str) -> Result<()> {
         self.ok(&format!(
             "lunette serve --control {CONTROL} {options} >/tmp/lunette.log 2>&1 &

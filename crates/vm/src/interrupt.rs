@@ -1,4 +1,4 @@
-//! Ctrl-C: every wait in this crate ends early, so that owners are dropped in order and stop what they started.
+//! Ctrl-C: every wait in this crate ends early, so that owners are dropped in order and stop their processes.
 
 use anyhow::Result;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From now on SIGINT, SIGTERM and SIGHUP are noted instead of ending the process at once.
+/// Installs handlers that record SIGINT, SIGTERM and SIGHUP instead of ending the process.
 pub fn watch() -> Result<()> {
     let flag = INTERRUPTED.get_or_init(Arc::default);
     for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -16,14 +16,14 @@ pub fn watch() -> Result<()> {
     Ok(())
 }
 
-/// Ends every wait as one of them would.
+/// Ends every wait, like a signal.
 pub fn interrupt() {
     INTERRUPTED
         .get_or_init(Arc::default)
         .store(true, Ordering::Relaxed);
 }
 
-/// Has one of them come?
+/// Returns true after an interruption.
 pub fn interrupted() -> bool {
     INTERRUPTED
         .get()

@@ -1,9 +1,9 @@
-//! Guests for demonstrations and tests: real Linux kernels under QEMU, with disks that a vhost-user back end serves.
+//! Guests for demonstrations and tests: Linux kernels under QEMU, with disks served by a vhost-user back end.
 //!
-//! [`GuestBuilder`] boots a kernel with an initramfs made here; [`Guest::run`] runs a shell script in it and gives its exit
-//! code and output; [`Daemon`] starts and stops `lunette`. Everything that is started is killed when its owner is
-//! dropped, everything that waits has a time-out, and an error carries the end of the log that explains it.
-//! The guest's side is the program of `crates/guest_agent`. What must be installed: `scripts/setup`.
+//! [`GuestBuilder`] boots a kernel with an initramfs built here; [`Guest::run`] runs a shell script in it and returns exit code and
+//! output; [`Daemon`] starts and stops `lunette`. Processes are killed when their owner is dropped, every wait has a timeout, and an
+//! error contains the end of the relevant log. The guest's side is the program of `crates/guest_agent`. `scripts/setup` installs the
+//! requirements.
 #![forbid(unsafe_code)]
 
 mod accelerator;

@@ -1,15 +1,14 @@
-//! Linux's own iSCSI target in a guest, LIO, over QEMU's user network: set up in configfs, as targetcli does.
+//! Linux's iSCSI target (LIO) in a guest, over QEMU's user network, configured in configfs like targetcli does.
 
 use crate::guest::Guest;
 use anyhow::Result;
 
-/// Of configfs.
 const DISK: &str = "/sys/kernel/config/target/core/rd_mcp_0/disk";
 const ISCSI: &str = "/sys/kernel/config/target/iscsi";
 
 impl Guest {
-    /// Serves a RAM disk of so many MiB as LUN 0 to any initiator, at an error recovery level and with these other parameters of the
-    /// login (`MaxConnections`). The guest was built with [`crate::GuestBuilder::target`].
+    /// Serves a RAM disk of `mib` MiB as LUN 0 to any initiator, with an error recovery level and other login parameters
+    /// (`MaxConnections`). Requires [`crate::GuestBuilder::target`].
     pub fn start_target(
         &mut self,
         target: &str,
@@ -48,8 +47,8 @@ impl Guest {
         Ok(())
     }
 
-    /// A second target portal group of the target, at port 3261, whose port is in a group of its own (ALUA): the unit is to be reached by
-    /// both. See [`Guest::set_access_state`].
+    /// Adds a second target portal group at port 3261. Its port is in a separate ALUA group, so the unit has two paths. See
+    /// [`Guest::set_access_state`].
     pub fn add_target_path(&mut self, target: &str) -> Result<()> {
         self.ok(&format!(
             "set -e
@@ -72,7 +71,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Sets the asymmetric access state of the ports of path 1 or 2: 0 optimized, 1 non-optimized, 2 standby (SPC-4, 5.11.2).
+    /// Sets the asymmetric access state of path 1 or 2: 0 optimized, 1 non-optimized, 2 standby (SPC-4, 5.11.2).
     pub fn set_access_state(&mut self, path: u8, state: u8) -> Result<()> {
         self.ok(&format!(
             "echo {state} >{DISK}/alua/group{path}/alua_access_state"
@@ -80,7 +79,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Has a session gone in by this path?
+    /// Returns true if the path has a session.
     pub fn path_has_session(&mut self, target: &str, path: u8) -> Result<bool> {
         let sessions = self.ok(&format!(
             "cat {ISCSI}/{target}/tpgt_{path}/dynamic_sessions"

@@ -1,4 +1,4 @@
-//! The lab's command: the demonstration, and a guest to look around in.
+//! Command line of the lab: the demonstration, and a guest for manual tests.
 #![forbid(unsafe_code)]
 
 use anyhow::Result;
@@ -48,7 +48,7 @@ enum Action {
     },
 }
 
-/// Gives the command's exit status; the cluster is gone then.
+/// Runs a command in a cluster. Returns its exit status after the cluster has been removed.
 fn in_cluster(command: &[String]) -> Result<i32> {
     let ceph = Ceph::start()?;
     for image in ["rbd/lunette", "rbd/peer"] {
@@ -101,7 +101,7 @@ fn main() -> Result<()> {
             let output = guest.run(&script)?;
             print!("{}", output.stdout);
             eprint!("{}", output.stderr);
-            // An exit drops nothing.
+            // `exit` does not run destructors.
             drop(guest);
             std::process::exit(output.code)
         }

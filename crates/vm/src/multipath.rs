@@ -1,11 +1,11 @@
-//! Linux's dm-multipath in a guest: which disks it takes for paths to one disk.
+//! Linux's dm-multipath in a guest: groups disks into paths to one disk.
 
 use crate::guest::Guest;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 
-/// There is no udev: `multipath` reads page 83h itself, as the kernel has it, and prefers the same designators. A disk with a
-/// single path has a map as well.
+/// Without udev, `multipath` reads VPD page 83h from the kernel and prefers the same designators. Disks with a single path also have a
+/// map.
 pub(crate) const MULTIPATH_CONF: &str = "defaults {
     uid_attribute \"\"
     find_multipaths no
@@ -20,10 +20,9 @@ pub(crate) const MULTIPATH_CONF: &str = "defaults {
 ";
 
 impl Guest {
-    /// Has multipath make its maps; gives them with the names of their paths, by the identifier that it took. The guest was
-    /// built with [`crate::GuestBuilder::multipath`].
+    /// Creates the multipath maps. Returns the disks of each map by identifier. Requires [`crate::GuestBuilder::multipath`].
     pub fn multipath_maps(&mut self) -> Result<BTreeMap<String, Vec<String>>> {
-        // It takes only disks that udev has in its database.
+        // multipath accepts only disks in udev's database.
         let said = self.ok("mkdir -p /run/udev/data /var/lib /etc/multipath; \
              for disk in /sys/block/sd*; do echo I:1 >/run/udev/data/b$(cat $disk/dev); done; \
              /tools/multipath -v3 2>&1; true")?;

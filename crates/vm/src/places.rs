@@ -1,10 +1,10 @@
-//! Where things are: the workspace, the guest's kernel, the host's tools. What is missing is named with a hint.
+//! Locations of the workspace, the guest's kernel and the host's tools. Errors for missing ones contain a hint.
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The root of the source tree.
+/// Returns the root of the source tree.
 pub fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_path_buf()
@@ -12,8 +12,8 @@ pub fn workspace() -> PathBuf {
 
 static DATA_FOLDER: OnceLock<PathBuf> = OnceLock::new();
 
-/// Where the guest's kernel, its initramfs and its program are kept: `$LUNETTE_GUEST_DIR`, else `build/guest`; after
-/// [`use_data_folder`] a folder of the user's instead of that.
+/// Returns the folder of the guest's kernel, initramfs and programs: `$LUNETTE_GUEST_DIR`, otherwise `build/guest`, or the user's folder
+/// after [`use_data_folder`].
 pub fn guest_directory() -> PathBuf {
     match std::env::var_os("LUNETTE_GUEST_DIR") {
         Some(folder) => PathBuf::from(folder),
@@ -24,8 +24,8 @@ pub fn guest_directory() -> PathBuf {
     }
 }
 
-/// For a program that users install: the guest's files are in `$XDG_DATA_HOME/lunette/guest`, that is in
-/// `~/.local/share/lunette/guest`. A program that lies in its source tree uses what that has.
+/// Selects `$XDG_DATA_HOME/lunette/guest` (default `~/.local/share/lunette/guest`) for an installed program. A program in its source tree
+/// keeps using `build/guest`.
 pub fn use_data_folder() -> Result<()> {
     if is_in_source_tree() {
         return Ok(());
@@ -42,17 +42,17 @@ pub fn use_data_folder() -> Result<()> {
     Ok(())
 }
 
-/// Was this program built in this source tree, and not copied elsewhere?
+/// Returns true if this program is in the source tree that it was built from.
 fn is_in_source_tree() -> bool {
     std::env::current_exe().is_ok_and(|program| program.starts_with(workspace()))
 }
 
-/// Is this a program that a user has installed, after [`use_data_folder`]?
+/// Returns true for an installed program, after [`use_data_folder`].
 pub fn is_installed() -> bool {
     DATA_FOLDER.get().is_some()
 }
 
-/// What brings the guest's files.
+/// Returns the command that creates the guest's files.
 fn setup_hint() -> &'static str {
     match DATA_FOLDER.get() {
         Some(_) => "lunette vm setup",
@@ -62,13 +62,13 @@ fn setup_hint() -> &'static str {
 
 /// An unpacked kernel package.
 pub struct Kernel {
-    /// The bootable image.
+    /// Bootable image.
     pub image: PathBuf,
-    /// The directory that holds `modules.dep` and `kernel/`.
+    /// Directory with `modules.dep` and `kernel/`.
     pub modules: PathBuf,
 }
 
-/// The guest's kernel, as `scripts/setup` leaves it.
+/// Finds the guest's kernel, unpacked by `scripts/setup`.
 pub fn kernel() -> Result<Kernel> {
     let root = guest_directory().join("kernel");
     let find = || -> Option<Kernel> {
@@ -96,7 +96,7 @@ pub fn kernel() -> Result<Kernel> {
     })
 }
 
-/// A program of open-iscsi, as `scripts/setup` leaves it.
+/// Finds a program of open-iscsi, unpacked by `scripts/setup`.
 pub fn initiator_tool(name: &str) -> Result<PathBuf> {
     let root = guest_directory().join("initiator");
     let found = ["usr/sbin", "sbin"]
@@ -106,7 +106,7 @@ pub fn initiator_tool(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("no {name} in {}\nhint: scripts/setup test", root.display()))
 }
 
-/// A file of multipath-tools or of the libraries that it needs, as `scripts/setup` leaves it.
+/// Finds a file of multipath-tools or of its libraries, unpacked by `scripts/setup`.
 pub fn multipath_file(name: &str) -> Result<PathBuf> {
     let root = guest_directory().join("multipath");
     let found = ["usr/sbin", "sbin", "usr/lib/multipath", "lib/multipath"]
@@ -116,7 +116,7 @@ pub fn multipath_file(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("no {name} in {}\nhint: scripts/setup test", root.display()))
 }
 
-/// Where the libraries of both lie, as the loader's search path.
+/// Returns the library search path for both.
 pub fn unpacked_libraries() -> String {
     let places = [
         "initiator/usr/lib/x86_64-linux-gnu",
@@ -129,7 +129,7 @@ pub fn unpacked_libraries() -> String {
     places.join(":")
 }
 
-/// UEFI firmware for a guest.
+/// Finds the UEFI firmware for guests.
 pub fn uefi() -> Result<&'static Path> {
     let path = Path::new("/usr/share/ovmf/OVMF.fd");
     let found = path.is_file().then_some(path);
@@ -139,7 +139,7 @@ pub fn uefi() -> Result<&'static Path> {
     })
 }
 
-/// Which Debian package has which of the tools that are used here.
+/// Debian packages of the required tools.
 const PACKAGES: [(&str, &str); 24] = [
     ("xmllint", "libxml2-utils"),
     ("depmod", "kmod"),
@@ -167,7 +167,7 @@ const PACKAGES: [(&str, &str); 24] = [
     ("ceph-osd", "ceph-osd"),
 ];
 
-/// The path of a program, or an error that says which package to install.
+/// Finds a program in the PATH. The error names the package to install.
 pub fn tool(name: &str) -> Result<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let found = path

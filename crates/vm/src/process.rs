@@ -1,4 +1,4 @@
-//! A child process that cannot outlive its owner: killed on drop, and by the kernel when the owner's thread dies.
+//! A child process that ends with its owner: killed on drop, and by the kernel when the owner's thread ends.
 
 use crate::interrupt::interrupted;
 use crate::places::tool;
@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often a condition is looked at again.
+/// Polling interval of a condition.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// Waits until `condition` gives a value; `None` when the time is over or the user has had enough.
+/// Waits until `condition` returns a value. Returns `None` after the limit or an interruption.
 pub fn wait_until<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let end = Instant::now() + limit;
     loop {
@@ -27,7 +27,7 @@ pub fn wait_until<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) 
     }
 }
 
-/// A running child and the file that its output goes to.
+/// A running child with its log file.
 pub struct Process {
     name: String,
     child: Child,
@@ -35,7 +35,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command`, both outputs appended to `log`.
+    /// Starts `command`; stdout and stderr are appended to `log`.
     pub fn start(name: &str, command: &Command, log: &Path) -> Result<Process> {
         let output = File::options().create(true).append(true).open(log)?;
         let mut wrapped = Command::new(tool("setpriv")?);
@@ -65,7 +65,7 @@ impl Process {
         })
     }
 
-    /// Starts `command` in a process group that exists; who kills that group is somebody else.
+    /// Starts `command` in an existing process group. The owner of that group kills it.
     pub fn start_in_group(
         name: &str,
         mut command: Command,
@@ -88,12 +88,12 @@ impl Process {
         })
     }
 
-    /// What messages call it.
+    /// Returns the name for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The process id.
+    /// Returns the process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -104,12 +104,12 @@ impl Process {
             .with_context(|| format!("cannot signal {}", self.name))
     }
 
-    /// How it ended, `None` while it runs.
+    /// Returns the exit status, `None` while the process runs.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
-    /// Fails when it has ended, with the end of its log.
+    /// Returns an error with the end of the log if the process has ended.
     pub fn check_running(&mut self) -> Result<()> {
         match self.ended()? {
             None => Ok(()),
@@ -117,7 +117,7 @@ impl Process {
         }
     }
 
-    /// Waits for it to end by itself.
+    /// Waits for the end of the process.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         match wait_until(limit, || self.child.try_wait().transpose()) {
             Some(status) => Ok(status?),
@@ -129,17 +129,17 @@ impl Process {
         }
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Kills the process with SIGKILL and waits for the end.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
     }
 
-    /// User and system time used so far, in all threads.
+    /// Returns the user and system time of all threads.
     pub fn cpu_time(&self) -> Result<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id()))?;
-        // The second field is a name in parentheses that may hold spaces: proc(5), fields 14 and 15.
+        // The second field is a name in parentheses that may contain spaces: proc(5), fields 14 and 15.
         let (_, fields) = stat.rsplit_once(") ").context("strange /proc/PID/stat")?;
         let ticks: u64 = fields
             .split(' ')
@@ -152,14 +152,14 @@ impl Process {
         ))
     }
 
-    /// All that it has printed.
+    /// Returns the complete output.
     pub fn log(&self) -> String {
         std::fs::read(&self.log)
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
             .unwrap_or_default()
     }
 
-    /// The end of its output, with a heading.
+    /// Returns the end of the output, with a heading.
     pub fn log_tail(&self) -> String {
         tail(&self.name, &self.log)
     }
@@ -167,12 +167,12 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended before; either way it is gone afterwards.
+        // The process may have ended before; in both cases it is gone afterwards.
         self.kill().unwrap_or(());
     }
 }
 
-/// The last lines of a log, with a heading.
+/// Returns the last lines of a log, with a heading.
 pub fn tail(name: &str, log: &Path) -> String {
     const LINES: usize = 40;
     let text = std::fs::read(log)
@@ -186,8 +186,8 @@ pub fn tail(name: &str, log: &Path) -> String {
     )
 }
 
-/// For tests that start processes, and for those that look at locks: a process that is being started has the descriptors of all threads
-/// for a moment, and with them their locks.
+/// Lock for tests that start processes or check file locks: between fork and exec a child holds the descriptors of all threads, including
+/// their locks.
 #[cfg(test)]
 pub(crate) fn no_other_starts() -> std::sync::MutexGuard<'static, ()> {
     static STARTS: std::sync::Mutex<()> = std::sync::Mutex::new(());

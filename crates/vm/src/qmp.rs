@@ -1,4 +1,4 @@
-//! A client for QEMU's machine protocol: one command, one answer; events in between are skipped.
+//! Client for the QEMU Machine Protocol: one command, one response; events in between are skipped.
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// An open monitor.
+/// An open QMP connection.
 pub struct Qmp {
     reader: BufReader<UnixStream>,
     writer: UnixStream,
@@ -31,7 +31,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs a command and gives its `return` value.
+    /// Runs a command. Returns its `return` value.
     pub fn command(&mut self, name: &str, arguments: Value) -> Result<Value> {
         let request = json!({ "execute": name, "arguments": arguments });
         writeln!(self.writer, "{request}")?;
@@ -46,7 +46,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for an event and gives its data.
+    /// Waits for an event. Returns its data.
     pub fn wait_for_event(&mut self, name: &str) -> Result<Value> {
         loop {
             let mut message = self
@@ -58,7 +58,7 @@ impl Qmp {
         }
     }
 
-    /// Waits for a device's end; `false` when it has not come in time.
+    /// Waits until a device is deleted. Returns `false` after the limit.
     pub fn wait_for_deletion(&mut self, id: &str, limit: Duration) -> Result<bool> {
         let end = Instant::now() + limit;
         loop {
@@ -97,7 +97,7 @@ impl Qmp {
         if message["event"] == "DEVICE_DELETED"
             && let Some(id) = message["data"]["device"].as_str()
         {
-            // It may come before the answer to what brought it about.
+            // The event may precede the response of the command that caused it.
             self.deleted.push(id.to_owned());
         }
         Ok(message)

@@ -1,5 +1,5 @@
-//! Temporary places of one run: a short path for sockets (the kernel allows 108 bytes), and one on a real file system
-//! for disks, because `/tmp` may be memory. Both are removed on drop.
+//! Temporary folders of a run: one with a short path for sockets (the limit is 108 bytes), and one on a disk file system for disks,
+//! because `/tmp` may be in memory. Both are removed on drop.
 
 use crate::places::guest_directory;
 use anyhow::{Context, Result};
@@ -13,7 +13,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Empty places. Open to all, for a daemon may run as another user.
+    /// Creates both folders, accessible for all users, because a daemon may run as another user.
     pub fn new() -> Result<Scratch> {
         let parent = guest_directory();
         std::fs::create_dir_all(&parent)
@@ -23,22 +23,22 @@ impl Scratch {
         Ok(Scratch { sockets, files })
     }
 
-    /// The path of a socket.
+    /// Returns the path of a socket.
     pub fn socket(&self, name: &str) -> PathBuf {
         self.sockets.path().join(name)
     }
 
-    /// The path of a disk's file or of anything else.
+    /// Returns the path of a disk or another file.
     pub fn file(&self, name: &str) -> PathBuf {
         self.files.path().join(name)
     }
 
-    /// Where the sockets are.
+    /// Returns the folder of the sockets.
     pub fn sockets(&self) -> &Path {
         self.sockets.path()
     }
 
-    /// Where the files are.
+    /// Returns the folder of the files.
     pub fn files(&self) -> &Path {
         self.files.path()
     }

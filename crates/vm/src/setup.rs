@@ -1,5 +1,5 @@
-//! What a guest is made of, brought to a user's own folder: Debian's cloud kernel and a static busybox, downloaded and unpacked,
-//! never installed; and the agent, which comes with Lunette.
+//! Creates the guest's files in a user's folder. Debian's cloud kernel and a static busybox are downloaded and unpacked, not installed;
+//! the agent is part of Lunette.
 
 use crate::build::{GuestProgram, guest_program};
 use crate::initramfs::{self, Equipment};
@@ -15,21 +15,21 @@ use std::process::Command;
 
 const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
 const BUSYBOX_PACKAGE: &str = "busybox-static";
-/// Folders that are not finished.
+/// Prefix of incomplete folders.
 const PART: &str = "part-";
-/// Where `make install` puts programs for guests, from the folder of the program.
+/// Folder of programs for guests, relative to the program's folder (`make install`).
 const PROGRAM_FOLDER: &str = "../libexec/lunette";
 
-/// What a guest boots.
+/// Files that a guest boots.
 #[derive(Clone, Debug)]
 pub struct UserSystem {
-    /// The kernel.
+    /// Kernel.
     pub kernel: PathBuf,
-    /// The initramfs.
+    /// Initramfs.
     pub initramfs: PathBuf,
 }
 
-/// The small system that users' guests boot, with an initramfs that is made when it is not up to date.
+/// Returns the small system of users' guests; the initramfs is created if it is outdated.
 pub fn user_system() -> Result<UserSystem> {
     let kernel = kernel()?;
     let initramfs = initramfs::archive(&kernel, Equipment::User)?;
@@ -39,7 +39,7 @@ pub fn user_system() -> Result<UserSystem> {
     })
 }
 
-/// A statically linked program for guests: beside this program or in `../libexec/lunette`, and in a source tree as a build gives it.
+/// Finds a statically linked program for guests: next to this program, in `../libexec/lunette`, or built in a source tree.
 pub fn program_for_guests(program: GuestProgram) -> Result<PathBuf> {
     if !is_installed() {
         return guest_program(program);
@@ -58,7 +58,7 @@ pub fn program_for_guests(program: GuestProgram) -> Result<PathBuf> {
     })
 }
 
-/// The host's busybox if it is static, else the one that [`Setup::run`] has brought.
+/// Returns the host's busybox if it is static, otherwise the one from [`Setup::run`].
 pub fn busybox() -> Result<PathBuf> {
     let unpacked = ["busybox/usr/bin/busybox", "busybox/bin/busybox"];
     let unpacked = unpacked.map(|path| guest_directory().join(path));
@@ -72,11 +72,11 @@ pub fn busybox() -> Result<PathBuf> {
     }
 }
 
-/// Is it a program that needs no loader? It has no segment of the type PT_INTERP (ELF-64, chapter "Program Loading").
+/// Returns true if the program needs no loader: it has no PT_INTERP segment (ELF-64, chapter "Program Loading").
 fn is_static(path: &Path) -> bool {
     const INTERPRETER: u32 = 3;
     let mut bytes = Vec::new();
-    // The program headers come right behind the ELF header.
+    // The program headers follow the ELF header.
     let read = File::open(path).and_then(|file| file.take(4096).read_to_end(&mut bytes));
     let word = |at: usize, length: usize| -> Option<u64> {
         let mut value = [0; 8];
@@ -91,16 +91,16 @@ fn is_static(path: &Path) -> bool {
     read.is_ok() && bytes.starts_with(b"\x7fELF\x02\x01") && has_interpreter() == Some(false)
 }
 
-/// Brings what is missing.
+/// Creates missing files.
 pub struct Setup<'a> {
-    /// Says what will be done, before it is.
+    /// Callback that announces each step.
     pub say: &'a mut dyn FnMut(&str),
-    /// Also what is there.
+    /// Replace existing files too.
     pub again: bool,
 }
 
 impl Setup<'_> {
-    /// Does it; gives what guests boot from now on.
+    /// Runs the setup. Returns the files that guests boot.
     pub fn run(&mut self) -> Result<UserSystem> {
         let folder = guest_directory();
         std::fs::create_dir_all(&folder).with_context(|| {
@@ -154,7 +154,7 @@ impl Setup<'_> {
         Ok(())
     }
 
-    /// The name of the package that Debian's package of cloud kernels needs now.
+    /// Returns the package on which Debian's cloud kernel metapackage currently depends.
     fn kernel_package(&mut self) -> Result<String> {
         for is_last in [false, true] {
             let listing = output(Command::new(apt("apt-cache")?).args(["depends", KERNEL_PACKAGE]));
@@ -176,7 +176,7 @@ impl Setup<'_> {
         )
     }
 
-    /// Downloads a package with apt, which checks its signature, and unpacks it into a folder of its own.
+    /// Downloads a package with apt, which verifies its signature, and unpacks it into a separate folder.
     fn download(&mut self, folder: &Path, package: &str) -> Result<PathBuf> {
         let apt_get = apt("apt-get")?;
         let dpkg = tool("dpkg-deb")?;
@@ -195,7 +195,7 @@ impl Setup<'_> {
         let part = tempfile::Builder::new().prefix(PART).tempdir_in(folder)?;
         let mut download = Command::new(apt_get);
         if rustix::process::getuid().is_root() {
-            // apt's own user may not write here.
+            // apt's own user may not have write permission here.
             download.args(["-o", "APT::Sandbox::User=root"]);
         }
         run(download
@@ -220,7 +220,7 @@ impl Setup<'_> {
     }
 }
 
-/// Removes what a setup that was killed has left.
+/// Removes the incomplete folders of a killed setup.
 fn remove_parts(folder: &Path) -> Result<()> {
     for entry in std::fs::read_dir(folder)?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(PART) {
@@ -230,7 +230,7 @@ fn remove_parts(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Puts a finished folder where it belongs, in place of an old one.
+/// Moves a finished folder to its final path and replaces an old one.
 fn put(from: &Path, to: &Path) -> Result<()> {
     if to.exists() {
         std::fs::remove_dir_all(to)?;
@@ -247,7 +247,7 @@ fn apt(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// Newer kernels ship compressed modules; busybox's insmod wants them plain.
+/// Decompresses the modules of newer kernels, because busybox's insmod needs uncompressed ones.
 fn decompress(folder: &Path) -> Result<()> {
     for entry in std::fs::read_dir(folder)?.flatten() {
         let path = entry.path();

@@ -1,4 +1,4 @@
-//! Domains of libvirt, as other programs write them, and our own read back.
+//! libvirt domains written by other programs, and our own domains read back.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -14,13 +14,13 @@ fn read(name: &str) -> Domain {
     Domain::read(&text, PlanOptions::default()).unwrap()
 }
 
-/// Options that make disks and their devices, sorted, with their properties sorted; names that only QEMU sees are replaced.
+/// Returns the options for disks and their devices, sorted, with sorted properties. Names that only QEMU uses are replaced.
 fn devices(plan: &Plan) -> Vec<BTreeMap<String, String>> {
     let arguments = plan.qemu_arguments();
     let pairs = arguments.windows(2);
     let pairs = pairs
         .filter(|pair| ["-device", "-blockdev", "-chardev", "-object"].contains(&pair[0].as_str()));
-    // A plan's own console is where its caller wants it.
+    // The caller determines the position of a plan's console.
     let pairs = pairs.filter(|pair| !pair[1].contains("charserial0"));
     let mut found: Vec<BTreeMap<String, String>> = pairs
         .map(|pair| {
@@ -182,7 +182,7 @@ fn a_domain_becomes_a_command_line_and_a_configuration_file() {
         text.contains("-blockdev 'file,node-name=vda-node,aio=threads,discard=unmap,filename=/images/root,, old.raw'")
             && text.contains("-device virtio-blk-pci,id=vda,drive=vda-node,num-queues=1,bus=pcie.0,addr=0x1")
             && text.contains("-append 'console=ttyS0 root=/dev/vda'")
-            // As libvirt: no <acpi/>, no ACPI.
+            // As in libvirt: without <acpi/>, no ACPI.
             && text.contains("-machine q35,acpi=off")
             && !read("virt-install-q35.xml").plan.qemu_text().contains("acpi"),
         "{text}"

@@ -1,4 +1,4 @@
-//! Words of a topology, and the command lines that they become: literal, as users see them.
+//! Words of a topology and the resulting command lines as literals.
 #![forbid(unsafe_code)]
 
 use vm::topology::{
@@ -30,7 +30,7 @@ fn plan_with(words: &str, options: PlanOptions) -> Plan {
     Plan::new(&topology, options).unwrap()
 }
 
-/// QEMU's arguments between those of the machine and those of the console.
+/// Returns QEMU's arguments between those of the machine and those of the console.
 fn devices(plan: &Plan) -> Vec<String> {
     let arguments = plan.qemu_arguments();
     let start = arguments
@@ -375,7 +375,7 @@ fn names_in_the_guest_follow_from_serial_number_and_place() {
         last.guest.by_id,
         [format!("scsi-3{wwn:016x}"), format!("wwn-0x{wwn:016x}")]
     );
-    // LUN 299 with the bits of its addressing method.
+    // LUN 299 with the address method bits.
     assert_eq!(last.guest.scsi.as_deref(), Some("0:0:1:16683"));
     assert_eq!(last.guest.by_path, ["pci-0000:00:02.0-scsi-0:0:1:16683"]);
     assert_eq!(last.guest.device, None);

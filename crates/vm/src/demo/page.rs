@@ -1,5 +1,4 @@
-//! The page for browsers of the demonstration's daemon: its address and token, and a report of it under load, with a picture
-//! where a browser is installed.
+//! Web page of the demonstration's daemon: address and token, and a report under load with a screenshot if a browser is installed.
 
 use crate::build::lunette_program;
 use crate::{Daemon, DaemonBuilder, Process, Profile, Scratch, interrupted, tool, workspace};
@@ -13,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What a report shows.
+/// Duration of a report in seconds.
 pub(super) const SECONDS: u32 = 12;
-/// A browser starts slowly on a busy machine.
+/// Timeout of a browser, which starts slowly on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
-/// Where the page is.
+/// Address and token of the page.
 pub(super) struct Page {
     address: String,
     token: String,
@@ -27,13 +26,13 @@ pub(super) struct Page {
 }
 
 impl Page {
-    /// A free port of this machine and a new token.
+    /// Selects a free port and creates a token.
     pub fn new(scratch: &Scratch) -> Result<Page> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
         let mut random = [0; 16];
         std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
         let token = random.iter().fold(String::new(), |mut token, byte| {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             write!(token, "{byte:02x}").ok();
             token
         });
@@ -49,18 +48,18 @@ impl Page {
         })
     }
 
-    /// The daemon with that page.
+    /// Adds the page to the daemon.
     pub fn serve(&self, daemon: DaemonBuilder) -> DaemonBuilder {
         let token = self.token_file.display().to_string();
         daemon.arguments(["--api-listen", &self.address, "--token-file", &token])
     }
 
-    /// What to open; the token stays in the browser.
+    /// Returns the URL. The token is in the fragment, so the browser does not send it.
     pub fn url(&self) -> String {
         format!("http://{}/#token={}", self.address, self.token)
     }
 
-    /// Begins a report of some seconds under load, of which a picture is taken then.
+    /// Starts a report of a few seconds under load.
     pub fn begin_report(&self, daemon: &Daemon, scratch: &Scratch) -> Result<Report> {
         let file = scratch.file("report.html");
         let mut command = Command::new(lunette_program(Profile::Release)?);
@@ -73,7 +72,7 @@ impl Page {
         Ok(Report { file, process })
     }
 
-    /// Where somebody looks on: the daemon and the guest stay until a line comes, or Ctrl-C.
+    /// Keeps the daemon and the guest running until Enter or Ctrl-C, if stdin and stdout are terminals.
     pub fn linger(&self) -> Result<()> {
         let input = std::io::stdin();
         if !input.is_terminal() || !std::io::stdout().is_terminal() {
@@ -95,14 +94,13 @@ impl Page {
     }
 }
 
-/// A report that is being made.
 pub(super) struct Report {
     file: PathBuf,
     process: Process,
 }
 
 impl Report {
-    /// Waits for it, and puts it where it stays when everything else is removed.
+    /// Waits for the report and copies it to a permanent place.
     pub fn finish(mut self) -> Result<PathBuf> {
         self.process.wait(LIMIT)?;
         let kept = kept_at()?.join("report.html");
@@ -111,17 +109,17 @@ impl Report {
     }
 }
 
-/// A picture of a report, beside it. `None`: no browser is installed.
+/// Creates a screenshot next to the report. Returns `None` if no browser is installed.
 pub(super) fn picture(report: &Path, scratch: &Scratch) -> Result<Option<PathBuf>> {
     let Some(browser) = BROWSERS.into_iter().find_map(|name| tool(name).ok()) else {
         return Ok(None);
     };
     let file = report.with_file_name("page.png");
-    // One of a run before is none of this one.
+    // Removes the screenshot of an earlier run.
     std::fs::remove_file(&file).ok();
     let mut command = Command::new(browser);
     command
-        // What it shows is our own; root has no sandbox of the browser's.
+        // The page is trusted. As root, the browser cannot use its sandbox.
         .args(["--headless", "--no-sandbox", "--disable-gpu"])
         .args(["--hide-scrollbars", "--window-size=1280,1100"])
         .arg(format!(

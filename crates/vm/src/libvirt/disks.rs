@@ -1,5 +1,5 @@
-//! The devices of a domain that a plan has words for: virtio disks, virtio-scsi controllers, root ports and bridges, and
-//! arguments for QEMU that pass through libvirt.
+//! Devices of a domain that a plan can express: virtio disks, virtio-scsi controllers, root ports and bridges, and QEMU arguments that
+//! libvirt passes through.
 
 use super::domain::Parts;
 use crate::topology::{
@@ -9,7 +9,7 @@ use crate::topology::{
 use roxmltree::Node;
 use std::path::PathBuf;
 
-/// Units of one controller where a disk has no address: those of narrow SCSI without the controller's own.
+/// Units per controller for disks without an address: those of narrow SCSI without the controller's own ID.
 const UNITS: u32 = 7;
 
 fn number(text: &str) -> Option<u32> {
@@ -27,7 +27,7 @@ fn switch(text: &str) -> Option<bool> {
     }
 }
 
-/// The index of `vdc` or `sdab`.
+/// Returns the index of `vdc` or `sdab`.
 fn letters_index(name: &str, prefix: &str) -> Option<u32> {
     let letters = name.strip_prefix(prefix)?;
     let mut index: u32 = 0;
@@ -41,7 +41,7 @@ fn letters_index(name: &str, prefix: &str) -> Option<u32> {
     index.checked_sub(1)
 }
 
-/// What a `<driver>` of a disk says.
+/// Values of a disk's `<driver>`.
 struct Driver {
     is_qcow2: bool,
     is_direct: bool,
@@ -74,7 +74,7 @@ impl<'d> Parts<'_, 'd> {
         match (peek("type"), peek("model")) {
             (Some("scsi"), Some("virtio-scsi")) => self.scsi_controller(node),
             (Some("pci"), Some("pcie-root-port" | "pci-bridge")) => self.port(node),
-            // Every machine has its own.
+            // Every machine has this controller.
             (Some("pci"), Some("pcie-root" | "pci-root")) | (Some("usb"), Some("none")) => {
                 reader.take(node);
                 for name in ["type", "model", "index"] {
@@ -107,7 +107,7 @@ impl<'d> Parts<'_, 'd> {
             reader.attribute(node, name);
         }
         self.pci_address(node);
-        // libvirt's name of the bus behind it, which arguments for QEMU use.
+        // libvirt's name of the bus behind the port, used in QEMU arguments.
         self.ports.push(Port {
             id: format!("pci.{number}"),
             number,
@@ -115,7 +115,7 @@ impl<'d> Parts<'_, 'd> {
         });
     }
 
-    /// The address of a device, as read; one that has none gets the next slot that is free.
+    /// Returns the address of a device and marks it as read. A device without an address gets the next free slot.
     pub(super) fn pci_address(&mut self, node: Node<'d, 'd>) -> PciAddress {
         let reader = self.reader;
         let root = self.options.machine.bus().to_owned();
@@ -149,7 +149,7 @@ impl<'d> Parts<'_, 'd> {
         }
     }
 
-    /// The lowest slot that neither the document nor what was read before occupies.
+    /// Returns the lowest slot that is free in the document and not assigned yet.
     fn free_slot(&self) -> u32 {
         let chipset: &[u32] = match self.options.machine {
             MachineType::Q35 | MachineType::Pc => self.options.machine.chipset(),
@@ -200,7 +200,7 @@ impl<'d> Parts<'_, 'd> {
         }
     }
 
-    /// A name of the user's own, or else one that says which device it is.
+    /// Returns the user's alias, otherwise `other`.
     fn alias(&self, node: Node<'d, 'd>, other: String) -> String {
         let reader = self.reader;
         let alias = reader.candidates(node, "alias").next();
@@ -229,7 +229,7 @@ impl<'d> Parts<'_, 'd> {
         self.devices.push(device);
     }
 
-    /// What `<driver>` of disks and controllers have in common.
+    /// Reads the common part of `<driver>` of disks and controllers.
     fn queue_options(&self, driver: Node<'d, 'd>, device: &mut PlannedDevice) {
         let reader = self.reader;
         if let Some(queues) = reader.parsed(driver, "queues", number) {
@@ -290,7 +290,7 @@ impl<'d> Parts<'_, 'd> {
         }
     }
 
-    /// Where a SCSI disk sits, if that is on a virtio-scsi controller.
+    /// Returns the position of a SCSI disk on a virtio-scsi controller.
     fn drive(&self, node: Node<'d, 'd>, name: &str) -> Option<Place> {
         let reader = self.reader;
         let address = reader.candidates(node, "address").next();
@@ -396,7 +396,7 @@ impl<'d> Parts<'_, 'd> {
         self.add_disk(id, medium, serial, None, place, guest);
     }
 
-    /// QEMU's line reconnects each second, if it can.
+    /// Reads the reconnect settings. QEMU's command line reconnects every second, if possible.
     fn reconnect(&self, source: Node<'d, 'd>) {
         let reader = self.reader;
         if let Some(reconnect) = reader.child(source, "reconnect") {
@@ -447,7 +447,7 @@ impl<'d> Parts<'_, 'd> {
         let before = self.devices.iter().take(index);
         let host = before.filter(|device| device.is_scsi).count();
         let controller = &mut self.devices[index];
-        // A plan has one way of doing I/O for all disks of a controller.
+        // A plan has one I/O mode for all disks of a controller.
         controller.aio = options.aio;
         let queues = controller.queues.min(self.options.cpus);
         let guest = scsi_names(host, (target, lun), &controller.address, wwn, queues);
@@ -475,7 +475,7 @@ impl<'d> Parts<'_, 'd> {
         });
     }
 
-    /// Arguments that libvirt passes on.
+    /// Reads arguments that libvirt passes to QEMU.
     fn command_line(&mut self) {
         let reader = self.reader;
         let Some(line) = reader.child(self.root, "commandline") else {
@@ -488,7 +488,7 @@ impl<'d> Parts<'_, 'd> {
         }
     }
 
-    /// Properties that libvirt passes on.
+    /// Reads device properties that libvirt passes to QEMU.
     fn overrides(&mut self) {
         let reader = self.reader;
         let Some(overrides) = reader.child(self.root, "override") else {

@@ -1,10 +1,10 @@
-//! An XML document whose reader notes what it has read, so that the rest can be named.
+//! An XML document with a reader that records read nodes, so that unread ones can be listed.
 
 use roxmltree::{Document, Node, NodeId};
 use std::cell::RefCell;
 use std::collections::HashSet;
 
-/// A document and what has been read of it.
+/// A document and the set of read nodes.
 pub(super) struct Reader<'d> {
     document: &'d Document<'d>,
     elements: RefCell<HashSet<NodeId>>,
@@ -20,14 +20,14 @@ impl<'d> Reader<'d> {
         }
     }
 
-    /// The outermost element, which counts as read.
+    /// Returns the root element and marks it as read.
     pub(super) fn root(&self) -> Node<'d, 'd> {
         let root = self.document.root_element();
         self.elements.borrow_mut().insert(root.id());
         root
     }
 
-    /// Children of this name, none of which counts as read yet.
+    /// Returns children of this name without marking them as read.
     pub(super) fn candidates(
         &self,
         node: Node<'d, 'd>,
@@ -37,29 +37,29 @@ impl<'d> Reader<'d> {
         children.filter(move |child| child.is_element() && child.tag_name().name() == name)
     }
 
-    /// The element counts as read; its attributes and children do not.
+    /// Marks an element as read, without its attributes and children.
     pub(super) fn take(&self, node: Node<'d, 'd>) {
         self.elements.borrow_mut().insert(node.id());
     }
 
-    /// The first child of this name, as read.
+    /// Returns the first child of this name and marks it as read.
     pub(super) fn child(&self, node: Node<'d, 'd>, name: &'static str) -> Option<Node<'d, 'd>> {
         let child = self.candidates(node, name).next()?;
         self.take(child);
         Some(child)
     }
 
-    /// The text of the first child of this name, as read.
+    /// Returns the text of the first child of this name and marks it as read.
     pub(super) fn text(&self, node: Node<'d, 'd>, name: &'static str) -> Option<&'d str> {
         Some(self.child(node, name)?.text().unwrap_or_default().trim())
     }
 
-    /// An attribute, without counting it as read.
+    /// Returns an attribute without marking it as read.
     pub(super) fn peek(&self, node: Node<'d, 'd>, name: &str) -> Option<&'d str> {
         node.attribute(name)
     }
 
-    /// An attribute, as read.
+    /// Returns an attribute and marks it as read.
     pub(super) fn attribute(&self, node: Node<'d, 'd>, name: &str) -> Option<&'d str> {
         let value = node.attribute(name)?;
         let mut attributes = self.attributes.borrow_mut();
@@ -67,7 +67,7 @@ impl<'d> Reader<'d> {
         Some(value)
     }
 
-    /// An attribute that `read` understands; else it stays unread.
+    /// Parses an attribute with `read` and marks it as read if that succeeds.
     pub(super) fn parsed<T>(
         &self,
         node: Node<'d, 'd>,
@@ -79,7 +79,7 @@ impl<'d> Reader<'d> {
         Some(value)
     }
 
-    /// Where a node is: `/domain/devices/disk[2]`.
+    /// Returns the path of a node: `/domain/devices/disk[2]`.
     pub(super) fn path(&self, node: Node<'d, 'd>) -> String {
         let mut parts = Vec::new();
         let mut at = Some(node);
@@ -104,7 +104,7 @@ impl<'d> Reader<'d> {
         format!("/{}", parts.join("/"))
     }
 
-    /// Everything that was not read, with values: an element that was not read stands for all that is in it.
+    /// Returns everything that was not read, with values. An unread element stands for all of its content.
     pub(super) fn unread(&self) -> Vec<String> {
         let mut unread = Vec::new();
         self.collect(self.document.root_element(), &mut unread);
@@ -133,7 +133,7 @@ impl<'d> Reader<'d> {
     }
 }
 
-/// What tells an element from others of its name.
+/// Describes an element by its attributes and text.
 fn summary(node: Node<'_, '_>) -> String {
     let attributes = node.attributes();
     let attributes =

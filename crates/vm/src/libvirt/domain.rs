@@ -1,4 +1,4 @@
-//! A domain: the guest around its disks, and the whole that is made of it.
+//! A domain: reads the guest around its disks, and combines all parts.
 
 use super::document::Reader;
 use crate::topology::{
@@ -9,7 +9,7 @@ use roxmltree::{Document, Node};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Text that is not a domain.
+/// Error for text that is not a domain.
 #[derive(Debug)]
 pub struct DomainError(pub(super) String);
 
@@ -25,16 +25,16 @@ impl fmt::Display for DomainError {
 
 impl std::error::Error for DomainError {}
 
-/// A domain, as far as it is understood.
+/// A domain and its unsupported parts.
 #[derive(Debug)]
 pub struct Domain {
-    /// What is understood.
+    /// Supported part of the domain.
     pub plan: Plan,
-    /// What is not, by its path in the document, with its value.
+    /// Unsupported parts: paths in the document with values.
     pub unread: Vec<String>,
 }
 
-/// Parts that are being collected.
+/// Parts collected while reading.
 pub(super) struct Parts<'r, 'd> {
     pub reader: &'r Reader<'d>,
     pub root: Node<'d, 'd>,
@@ -42,7 +42,7 @@ pub(super) struct Parts<'r, 'd> {
     pub devices: Vec<PlannedDevice>,
     pub disks: Vec<PlannedDisk>,
     pub ports: Vec<Port>,
-    /// Slots of devices that have no address of their own.
+    /// Slots assigned to devices without an address.
     pub given: Vec<u32>,
 }
 
@@ -50,7 +50,7 @@ impl Domain {
     /// Reads a domain.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The text is not a domain; the error contains the reason.
     pub fn read(text: &str, options: PlanOptions) -> Result<Domain, DomainError> {
         let document = Document::parse(text)
             .map_err(|error| DomainError(format!("not well-formed XML: {error}")))?;
@@ -73,7 +73,7 @@ impl Domain {
         };
         parts.guest()?;
         parts.devices();
-        // What is around the disks has the place of a plan's consoles.
+        // The peripherals take the place of a plan's consoles.
         parts.options.console = parts.peripherals();
         let plan = parts.finish();
         Ok(Domain {
@@ -82,7 +82,7 @@ impl Domain {
         })
     }
 
-    /// The same guest with every virtio disk served by Lunette, at sockets in this folder.
+    /// Returns the same guest with every virtio disk served by Lunette, at sockets in this folder.
     pub fn served(&self, sockets: &Path) -> Plan {
         let mut plan = self.plan.clone();
         for device in plan
@@ -100,7 +100,7 @@ impl Domain {
     }
 }
 
-/// Bytes of a size with libvirt's unit, KiB unless it is named.
+/// Returns a size in MiB. Sizes without a unit are in KiB.
 fn mebibytes(node: Node<'_, '_>) -> Option<u32> {
     let factor: u64 = match node.attribute("unit").unwrap_or("KiB") {
         "b" | "bytes" => 1,
@@ -140,7 +140,7 @@ impl Parts<'_, '_> {
                 memory.text().unwrap_or_default()
             ))
         })?;
-        // As much as <memory> unless a balloon takes some.
+        // Equal to <memory> unless a balloon is in use.
         if let Some(current) = reader.candidates(root, "currentMemory").next()
             && mebibytes(current) == Some(self.options.memory_mib)
         {
@@ -155,7 +155,7 @@ impl Parts<'_, '_> {
         } else {
             self.options.cpus = 1;
         }
-        // Their names are in the devices that use them.
+        // The names of threads are in the devices that use them.
         reader.text(root, "iothreads");
         self.boot();
         self.features();
@@ -163,7 +163,7 @@ impl Parts<'_, '_> {
         Ok(())
     }
 
-    /// Shared memory is what vhost-user needs, and QEMU's line has it then.
+    /// Reads the memory backing. vhost-user needs shared memory, which QEMU's command line always has then.
     fn memory_backing(&mut self) {
         let reader = self.reader;
         let Some(backing) = reader.child(self.root, "memoryBacking") else {
@@ -205,7 +205,7 @@ impl Parts<'_, '_> {
         });
     }
 
-    /// libvirt's machines have no ACPI unless the domain says so. QEMU's have an APIC in any case.
+    /// Reads the features. libvirt's machines have no ACPI unless requested; QEMU's always have an APIC.
     fn features(&mut self) {
         let reader = self.reader;
         self.options.has_acpi = false;

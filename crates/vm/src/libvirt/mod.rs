@@ -1,7 +1,7 @@
-//! Reads a libvirt domain as a [`Plan`](crate::topology::Plan), so that everything that can be written of a plan can be written of
-//! a domain: QEMU's command line, the daemon's configuration, XML again.
+//! Reads a libvirt domain as a [`Plan`](crate::topology::Plan), which can be written as QEMU's command line, the daemon's configuration,
+//! or XML.
 //!
-//! The text is somebody else's: it is parsed without entities or files. What is not understood is named with its path.
+//! The text is untrusted: it is parsed without entities or files. Unsupported parts are listed with their paths.
 
 mod disks;
 mod document;

@@ -1,13 +1,13 @@
-//! Devices around the disks: network, graphics, input, random numbers, balloon, watchdog, serial ports, channels, TPM and sound.
+//! Devices other than disks: network, graphics, input, random numbers, balloon, watchdog, serial ports, channels, TPM and sound.
 //!
-//! Each is converted whole, or it stays unread and is named: an attribute or element that has no counterpart on QEMU's line is
-//! left for the reader's list.
+//! A device is converted completely or stays unread: an attribute or element without an equivalent on QEMU's command line is listed as
+//! unread.
 
 use super::domain::Parts;
 use crate::topology::{MachineType, qemu_value};
 use roxmltree::Node;
 
-/// What is read of the devices, as arguments of QEMU.
+/// Devices as QEMU arguments.
 #[derive(Default)]
 pub(super) struct Peripherals {
     arguments: Vec<String>,
@@ -27,7 +27,6 @@ fn number(text: &str) -> Option<u32> {
 }
 
 impl<'d> Parts<'_, 'd> {
-    /// QEMU's arguments for them.
     pub(super) fn peripherals(&mut self) -> Vec<String> {
         let reader = self.reader;
         let mut found = Peripherals::default();
@@ -80,14 +79,14 @@ impl<'d> Parts<'_, 'd> {
         found.arguments
     }
 
-    /// A device on the PCI bus: its driver, properties, and where it sits.
+    /// Returns a PCI device: driver, properties and address.
     fn pci_device(&mut self, node: Node<'d, 'd>, driver: &str) -> String {
         let address = self.pci_address(node).properties();
         let address = address.iter().map(|(key, value)| format!(",{key}={value}"));
         format!("{driver}{}", address.collect::<String>())
     }
 
-    /// Aliases of libvirt's own name nothing that the line needs.
+    /// Marks a libvirt alias as read. No QEMU argument needs it.
     fn take_alias(&self, node: Node<'d, 'd>) {
         if let Some(alias) = self.reader.child(node, "alias") {
             self.reader.attribute(alias, "name");
@@ -140,7 +139,7 @@ impl<'d> Parts<'_, 'd> {
         let (backend, of_source, of_target): (String, &[&str], &[&str]) =
             match reader.peek(node, "type") {
                 Some("user") => ("user".to_owned(), &[], &[]),
-                // libvirt makes a tap; QEMU's helper does it here. A network has a bridge's name while the domain runs.
+                // libvirt creates a tap itself; here QEMU's helper does. The bridge of a network is known only while the domain runs.
                 Some("bridge" | "network") => match peek(source, "bridge") {
                     Some(bridge) => {
                         let all: &[&str] = &["bridge", "network", "portid"];
@@ -221,12 +220,12 @@ impl<'d> Parts<'_, 'd> {
         });
         if let Some(queues) = queues.filter(|queues| *queues > 1) {
             netdev.push_str(&format!(",queues={queues}"));
-            // One for each direction of each queue, one for the control queue, one for changes of configuration.
+            // One vector per direction and queue, one for the control queue, one for configuration changes.
             device.push_str(&format!(",mq=on,vectors={}", 2 * queues + 2));
         }
     }
 
-    /// A character device of this kind, if it is one that QEMU has and that says where it is.
+    /// Returns a character device, if QEMU supports the type and the path is known.
     fn chardev(&self, node: Node<'d, 'd>, id: &str) -> Option<String> {
         let reader = self.reader;
         let source = reader.candidates(node, "source").next();
@@ -236,7 +235,7 @@ impl<'d> Parts<'_, 'd> {
             _ => "",
         };
         let place = match (reader.peek(node, "type")?, path) {
-            // Of a domain that runs it has a path, which is another one each time.
+            // In a running domain it has a path, which changes with each start.
             ("pty", _) => format!("pty,id={id}"),
             (kind @ ("null" | "stdio"), None) => format!("{kind},id={id}"),
             ("file", Some(path)) => {
@@ -307,7 +306,7 @@ impl<'d> Parts<'_, 'd> {
         );
     }
 
-    /// The first console is the first serial port, if there is one, and makes it if there is none.
+    /// Reads a console. The first console is the first serial port, and creates it if there is none.
     fn console(&mut self, node: Node<'d, 'd>, index: usize, found: &mut Peripherals) {
         let reader = self.reader;
         let target = reader.candidates(node, "target").next();
@@ -346,7 +345,7 @@ impl<'d> Parts<'_, 'd> {
         );
     }
 
-    /// A virtio-serial port, by which an agent in the guest is reached.
+    /// Reads a virtio-serial port, used by an agent in the guest.
     fn channel(&mut self, node: Node<'d, 'd>, index: usize, found: &mut Peripherals) {
         let reader = self.reader;
         let Some(target) = reader.candidates(node, "target").next() else {
@@ -368,7 +367,7 @@ impl<'d> Parts<'_, 'd> {
             let bus = self.port_bus();
             found.add("-device", bus);
         }
-        // libvirt's place on the controller: the guest knows the port by its name.
+        // libvirt's port number on the controller; the guest finds the port by its name.
         if let Some(address) = reader.candidates(node, "address").next() {
             self.take(address, &["type", "controller", "bus", "port"]);
         }
@@ -382,7 +381,7 @@ impl<'d> Parts<'_, 'd> {
         );
     }
 
-    /// The controller of the ports, which libvirt adds where there is none.
+    /// Returns the controller of the ports, which libvirt adds by default.
     fn port_bus(&mut self) -> String {
         let reader = self.reader;
         let devices = reader.child(self.root, "devices");
@@ -410,7 +409,7 @@ impl<'d> Parts<'_, 'd> {
         let host = address.unwrap_or("127.0.0.1");
         match reader.peek(node, "type") {
             Some("vnc") => {
-                // libvirt looks for a free port from 5900 on, and so does QEMU.
+                // libvirt and QEMU both search for a free port from 5900 on.
                 let display = match port {
                     Some(port) if port >= 5900 => format!("{host}:{}", port - 5900),
                     Some(_) => return,
@@ -419,7 +418,7 @@ impl<'d> Parts<'_, 'd> {
                 found.add("-vnc", display);
             }
             Some("spice") => {
-                // QEMU does not look for a free port.
+                // QEMU does not search for a free port.
                 let Some(port) = port else {
                     return;
                 };
@@ -474,7 +473,7 @@ impl<'d> Parts<'_, 'd> {
             "VGA" | "qxl-vga" => Some("vgamem_mb"),
             _ => None,
         };
-        // libvirt counts KiB.
+        // libvirt's unit is KiB.
         let attribute = if driver == "VGA" { "vram" } else { "vgamem" };
         let memory = memory.and_then(|property| {
             let kib = reader.parsed(model, attribute, |kib| {
@@ -539,7 +538,7 @@ impl<'d> Parts<'_, 'd> {
         };
         self.take(node, &["model"]);
         self.take_alias(node);
-        // Nobody listens: libvirt's own choice without <audio> and spice.
+        // No output device: libvirt's default without <audio> and SPICE.
         if index == 0 {
             found.add("-audiodev", "none,id=audio1");
         }
@@ -636,7 +635,7 @@ impl<'d> Parts<'_, 'd> {
                 let device = self.pci_device(node, "i6300esb,id=watchdog0");
                 found.add("-device", device);
             }
-            // Part of the chipset, which ignores it unless it is told not to.
+            // Part of the chipset, which ignores the watchdog by default.
             (Some("itco"), MachineType::Q35) => found.add("-global", "ICH9-LPC.noreboot=off"),
             _ => return,
         }
@@ -645,7 +644,7 @@ impl<'d> Parts<'_, 'd> {
         found.add("-action", format!("watchdog={action}"));
     }
 
-    /// A TPM of the host, or one that a program serves already. libvirt starts `swtpm` itself for others, which no argument does.
+    /// Reads a TPM of the host or of a running emulator. libvirt starts `swtpm` itself for other types, which no QEMU argument does.
     fn tpm(&mut self, node: Node<'d, 'd>, found: &mut Peripherals) {
         let reader = self.reader;
         let driver = match reader.peek(node, "model") {
@@ -688,7 +687,7 @@ impl<'d> Parts<'_, 'd> {
     }
 }
 
-/// QEMU's driver of a network card's model; libvirt's default depends on the machine's age, so one must be named.
+/// Returns QEMU's driver for a network card model. libvirt's default depends on the machine version, so the model must be explicit.
 fn card(node: Node<'_, '_>) -> Option<&'static str> {
     let model = node
         .children()

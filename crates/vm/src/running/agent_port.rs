@@ -1,7 +1,7 @@
-//! Shares the port of a guest's agent between clients, each of which runs one command at a time over a socket of its own.
+//! Shares the port of a guest's agent between clients. Each client runs one command at a time over its own socket.
 //!
-//! The guest is hostile: a frame against the protocol ends the session, and with it every command. Memory is bounded: a client's
-//! queue by its windows, the port's queue by [`PORT_QUEUE_MAX`], and clients by [`CLIENTS_MAX`].
+//! The guest is untrusted: a protocol violation ends the session and all commands. Memory is bounded: a client's queue by its windows,
+//! the port's queue by [`PORT_QUEUE_MAX`], and clients by [`CLIENTS_MAX`].
 
 use super::outbox::Outbox;
 use anyhow::{Context, Result};
@@ -13,12 +13,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Commands side by side.
+/// Maximum number of concurrent commands.
 const CLIENTS_MAX: usize = 64;
-/// Bytes that wait for a guest that does not read: more than all clients' windows and scripts together.
+/// Maximum number of bytes queued for a guest that does not read: more than all clients' windows and scripts together.
 const PORT_QUEUE_MAX: usize = 32 << 20;
 
-/// The agent's port and the clients of it.
+/// The agent's port and its clients.
 #[derive(Clone, Debug)]
 pub struct AgentPort {
     shared: Arc<Shared>,
@@ -33,7 +33,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Sessions {
-    /// How many the guest's agent has begun.
+    /// Number of sessions that the guest's agent has begun.
     boots: u32,
     has_session: bool,
     next_id: u32,
@@ -47,12 +47,12 @@ struct Channel {
     output: Allowance,
     errors: Allowance,
     input: Budget,
-    /// The client has gone: what still comes is dropped.
+    /// The client has disconnected; further output is dropped.
     is_abandoned: bool,
 }
 
 impl AgentPort {
-    /// Speaks with the agent at the other end of `stream`.
+    /// Starts the port; `stream` leads to the agent.
     pub fn start(stream: UnixStream) -> Result<AgentPort> {
         let reader = stream.try_clone()?;
         let shared = Arc::new(Shared {
@@ -66,25 +66,25 @@ impl AgentPort {
         Ok(port)
     }
 
-    /// How often the guest's agent has greeted.
+    /// Returns the number of greetings from the guest's agent.
     pub fn boots(&self) -> u32 {
         self.lock().boots
     }
 
-    /// Why the last session has ended, if it did not end as it should.
+    /// Returns the reason for an abnormal end of the last session.
     #[cfg(test)]
     pub fn last_problem(&self) -> Option<String> {
         self.lock().last_problem.clone()
     }
 
-    /// Waits a moment for a change; gives how often the agent has greeted.
+    /// Waits up to `moment` for a change. Returns the number of greetings.
     pub fn wait(&self, moment: Duration) -> u32 {
         let state = self.lock();
         let waited = self.shared.changed.wait_timeout(state, moment);
         waited.unwrap_or_else(PoisonError::into_inner).0.boots
     }
 
-    /// Takes clients until the listener fails.
+    /// Accepts clients until the listener fails.
     pub fn serve(&self, listener: UnixListener) {
         let port = self.clone();
         std::thread::spawn(move || {
@@ -95,7 +95,7 @@ impl AgentPort {
         });
     }
 
-    /// Ends all commands: no session follows.
+    /// Ends all commands and the port.
     pub fn close(&self, reason: &str) {
         self.lock().end_session(reason);
         self.shared.port.close();
@@ -115,7 +115,7 @@ impl AgentPort {
                 return self.close("the guest has ended");
             };
             let mut bytes = &buffer[..count];
-            // Every turn but the last takes a greeting off the front.
+            // Every iteration except the last removes a greeting from the front.
             loop {
                 if let Some(hunt) = &mut hunter {
                     let Some((number, rest)) = hunt.feed(bytes) else {
@@ -140,14 +140,14 @@ impl AgentPort {
         state.boots += 1;
         state.last_problem = None;
         self.shared.port.append(|bytes| {
-            // For a session that is over.
+            // Drops frames of the previous session.
             bytes.clear();
             Frame::Welcome(number).encode(0, bytes);
         });
         self.shared.changed.notify_all();
     }
 
-    /// A frame of the guest's.
+    /// Handles a frame from the guest.
     fn take(&self, id: u32, frame: Frame) -> Result<(), Violation> {
         let mut state = self.lock();
         let Some(channel) = state.channels.get_mut(&id) else {
@@ -188,7 +188,7 @@ impl AgentPort {
         }
     }
 
-    /// To the guest.
+    /// Sends a frame to the guest.
     fn send(&self, id: u32, frame: &Frame) -> Result<(), Violation> {
         if self.shared.port.waiting() > PORT_QUEUE_MAX {
             let text =
@@ -262,7 +262,7 @@ impl Sessions {
 }
 
 impl Channel {
-    /// What to answer to data that nobody wants any more.
+    /// Returns the window update for output that is dropped.
     fn drop_output(&mut self, stream: Stream) -> Option<Frame> {
         let allowance = match stream {
             Stream::Output => &mut self.output,
@@ -273,7 +273,6 @@ impl Channel {
     }
 }
 
-/// One client's connection.
 struct Client<'a> {
     port: &'a AgentPort,
     outbox: Arc<Outbox>,
@@ -281,7 +280,7 @@ struct Client<'a> {
 }
 
 impl Client<'_> {
-    /// A frame of the client's: this user's, and checked all the same.
+    /// Handles a frame from the client. Clients run as the same user; their frames are validated anyway.
     fn take(&mut self, frame: Frame) -> Result<(), Violation> {
         let mut state = self.port.lock();
         let id = match self.id {
@@ -289,7 +288,7 @@ impl Client<'_> {
             None => *self.id.insert(state.open(&self.outbox)?),
         };
         let Some(channel) = state.channels.get_mut(&id) else {
-            // It has ended, and the client will read so.
+            // The command has ended; the client will receive that.
             return Ok(());
         };
         match &frame {
@@ -317,7 +316,7 @@ impl Client<'_> {
         self.outbox.append(|bytes| frame.encode(0, bytes));
     }
 
-    /// Kills the command, if it still runs.
+    /// Kills the command if it still runs.
     fn leave(&self) {
         self.outbox.close();
         let mut state = self.port.lock();
@@ -338,7 +337,7 @@ impl Client<'_> {
     }
 }
 
-/// Waits for QEMU to connect to a port's listener; `check` fails when it has ended.
+/// Waits until QEMU connects to a port's listener. `check` fails if QEMU has ended.
 pub fn accept(
     listener: &UnixListener,
     limit: Duration,

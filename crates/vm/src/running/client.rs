@@ -1,4 +1,4 @@
-//! Runs a command in a guest: the client's end of the agent's socket.
+//! Runs a command in a guest: client side of the agent's socket.
 
 use anyhow::{Context, Result, bail};
 use guest_channel::{
@@ -10,27 +10,27 @@ use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What the command reads.
+/// Standard input of the command.
 pub enum ExecInput {
-    /// Nothing: its stdin is at its end.
+    /// Empty.
     Nothing,
     /// These bytes.
     Bytes(Vec<u8>),
-    /// Whatever comes from here.
+    /// Data from a reader.
     Reader(Box<dyn Read + Send>),
 }
 
-/// How a command ended.
+/// End of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// With this code, 128 + n after signal n.
+    /// Exit code, 128 + n after signal n.
     Code(u32),
-    /// Nobody reads what it prints any more.
+    /// The reader of the output has closed it.
     NobodyReads,
 }
 
-/// Runs a shell script in the guest whose agent's socket this is. What it prints goes to `output` and `errors` as it comes; signals
-/// from `signals` are passed on.
+/// Runs a shell script in the guest of this agent socket. Its output is written to `output` and `errors` as it arrives; signals from
+/// `signals` are forwarded.
 pub fn exec(
     socket: &Path,
     script: &[u8],
@@ -54,7 +54,7 @@ pub fn exec(
     }
     Frame::Start.encode(0, &mut bytes);
     sender.write(&bytes).context("cannot start the command")?;
-    // Neither thread is waited for: a read from a terminal ends when somebody types.
+    // Both threads are detached: a read from a terminal ends only with user input.
     let feeder = sender.clone();
     std::thread::spawn(move || feeder.feed(input));
     if let Some(signals) = signals {
@@ -66,7 +66,7 @@ pub fn exec(
         });
     }
     let ended = receive(&stream, &sender, output, errors);
-    // The threads' next write fails.
+    // This makes the threads' next write fail.
     stream.shutdown(std::net::Shutdown::Both).unwrap_or(());
     ended
 }
@@ -135,7 +135,7 @@ fn receive(
     }
 }
 
-/// The way to the supervisor, for several threads.
+/// Sending side of the connection to the supervisor, shared by several threads.
 #[derive(Clone)]
 struct Sender {
     shared: Arc<Shared>,
@@ -166,7 +166,7 @@ impl Sender {
         lock(&self.shared.stream).write_all(bytes)
     }
 
-    /// A failure is seen by who reads: the stream is at its end then.
+    /// Sends a frame. The reading thread detects failures as the end of the stream.
     fn send(&self, frame: &Frame) {
         self.write(&frame.bytes(0)).unwrap_or(());
     }

@@ -1,4 +1,4 @@
-//! A guest's console: what it prints goes to all who look on, what they type goes to it, and the last of it is remembered.
+//! Console of a guest: output goes to all watchers, their input goes to the guest, and recent output is stored.
 
 use super::outbox::Outbox;
 use anyhow::{Context, Result};
@@ -11,15 +11,15 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that are remembered.
+/// Size of the stored output in bytes.
 const REMEMBERED: usize = 64 << 10;
-/// Bytes that may wait for one who looks on; who is slower is sent away.
+/// Maximum bytes queued for a watcher; a slower one is disconnected.
 const WAITING_MAX: usize = 1 << 20;
-/// Ctrl-], as telnet and `virsh console` have it.
+/// Ctrl-], as in telnet and `virsh console`.
 const ESCAPE: u8 = 0x1d;
 const LINES_SHOWN: usize = 40;
 
-/// The supervisor's end.
+/// Supervisor side of a console.
 #[derive(Clone, Debug, Default)]
 pub struct Console {
     state: Arc<Mutex<State>>,
@@ -35,14 +35,14 @@ struct State {
 }
 
 impl Console {
-    /// A console whose guest comes later; `copy` gets all that it prints.
+    /// Creates a console without a guest; all output is also written to `copy`.
     pub fn new(copy: Option<File>) -> Console {
         let console = Console::default();
         console.lock().copy = copy;
         console
     }
 
-    /// The guest's end.
+    /// Connects the guest's port.
     pub fn connect(&self, stream: UnixStream) -> Result<()> {
         let mut reader = stream.try_clone()?;
         self.lock().guest = Some(stream);
@@ -56,7 +56,7 @@ impl Console {
         Ok(())
     }
 
-    /// Takes clients until the listener fails.
+    /// Accepts clients until the listener fails.
     pub fn serve(&self, listener: UnixListener) {
         let console = self.clone();
         std::thread::spawn(move || {
@@ -67,7 +67,7 @@ impl Console {
         });
     }
 
-    /// The last lines, with a heading.
+    /// Returns the last lines, with a heading.
     pub fn tail(&self, name: &str) -> String {
         let state = self.lock();
         let bytes: Vec<u8> = state.remembered.iter().copied().collect();
@@ -83,7 +83,7 @@ impl Console {
         )
     }
 
-    /// The guest has ended: all who look on are sent away, with what they have not seen.
+    /// Disconnects all watchers after their pending output, because the guest has ended.
     pub fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -102,7 +102,7 @@ impl Console {
         if let Some(copy) = &mut state.copy
             && copy.write_all(bytes).is_err()
         {
-            // A full disk is no reason to end a guest.
+            // A full disk must not end a guest.
             state.copy = None;
         }
         state.watchers.retain(|watcher| {
@@ -136,25 +136,25 @@ impl Console {
                 .guest
                 .as_ref()
                 .and_then(|guest| guest.try_clone().ok());
-            // Without the lock: a guest may be slow to read.
+            // Outside the lock, because a guest may read slowly.
             if let Some(mut guest) = guest {
                 guest.write_all(&buffer[..count]).unwrap_or(());
             }
         }
-        // Who only writes, as a pipe does, still reads what comes of it: the outbox ends with the connection.
+        // A client that only writes, like a pipe, still receives output until the connection ends.
     }
 }
 
-/// Why a user no longer looks at a console.
+/// Reason why a user leaves a console.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attached {
     /// Ctrl-] was typed.
     Left,
-    /// The other side has ended.
+    /// The other side closed the connection.
     Ended,
 }
 
-/// A terminal that passes every key on, until this is dropped.
+/// Raw terminal mode until drop.
 struct RawTerminal(Option<Termios>);
 
 impl RawTerminal {
@@ -166,7 +166,7 @@ impl RawTerminal {
         let before = tcgetattr(&stdin).context("cannot read the terminal's settings")?;
         let mut raw = before.clone();
         raw.make_raw();
-        // Of what other threads print, lines still begin at the left.
+        // Output processing stays enabled, so that lines of other threads begin at the left margin.
         raw.output_modes = before.output_modes;
         tcsetattr(&stdin, OptionalActions::Now, &raw).context("cannot set the terminal")?;
         Ok(RawTerminal(Some(before)))
@@ -182,7 +182,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// Joins stdin and stdout to a console's socket, or a monitor's, until either ends.
+/// Connects stdin and stdout to a console's or monitor's socket until either ends.
 pub fn attach(socket: &Path) -> Result<Attached> {
     let stream = UnixStream::connect(socket)
         .with_context(|| format!("cannot connect to {}", socket.display()))?;
@@ -191,7 +191,7 @@ pub fn attach(socket: &Path) -> Result<Attached> {
     let has_left = Arc::new(AtomicBool::new(false));
     let writer = stream.try_clone()?;
     let leaving = Arc::clone(&has_left);
-    // Not waited for: a read from a terminal ends when somebody types.
+    // The thread is detached: a read from a terminal ends only with user input.
     std::thread::spawn(move || type_in(writer, is_terminal, &leaving));
     let mut reader = stream;
     let mut stdout = std::io::stdout();

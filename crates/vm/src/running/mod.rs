@@ -1,12 +1,12 @@
-//! Guests that run for a user, until they power off or are stopped: `lunette vm run` and its companions.
+//! Guests that run for a user until they power off or are stopped: `lunette vm run` and related commands.
 //!
-//! - One process, the **supervisor**, starts a daemon and QEMU and waits for their ends (`supervisor.rs`). It alone speaks with the
-//!   guest's ports: it shares the agent's port between clients (`agent_port.rs`) and the console (`console.rs`).
-//! - A second one, the **watcher**, waits for the supervisor's end, however it comes, and then kills what is left and removes the
-//!   guest's folder (`watcher.rs`).
-//! - The guest's **folder** lies below `$XDG_RUNTIME_DIR/lunette/vm` and holds sockets, logs and its state (`registry.rs`).
-//! - A network card's **tap** is made here and goes to QEMU as descriptors (`network.rs`).
-//! - Every other command is a client of those sockets (`client.rs`).
+//! - The **supervisor** process starts a daemon and QEMU and waits for their ends (`supervisor.rs`). Only the supervisor accesses the
+//!   guest's ports: it shares the agent's port (`agent_port.rs`) and the console (`console.rs`) between clients.
+//! - The **watcher** process waits for any end of the supervisor, then kills remaining processes and removes the guest's folder
+//!   (`watcher.rs`).
+//! - The guest's **folder** is below `$XDG_RUNTIME_DIR/lunette/vm` and contains sockets, logs and state (`registry.rs`).
+//! - The **tap** of a network card is created here and passed to QEMU as descriptors (`network.rs`).
+//! - Every other command is a client of these sockets (`client.rs`).
 
 mod agent_port;
 mod client;

@@ -1,6 +1,6 @@
-//! A guest's network card on a tap device, made here: no helper program, no script. QEMU gets descriptors.
+//! Network card of a guest on a tap device, created without a helper program or script. QEMU inherits the descriptors.
 //!
-//! The tap is not persistent: it is gone when QEMU, the last to have its descriptors, has ended, however that came.
+//! The tap is not persistent: it disappears with its last descriptors when QEMU ends, for any reason.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -12,18 +12,18 @@ use std::path::Path;
 const TUN: &str = "/dev/net/tun";
 const VHOST: &str = "/dev/vhost-net";
 
-/// A tap device that is to be made.
+/// Options of a tap device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TapOptions {
-    /// The bridge that it joins.
+    /// Bridge of the tap.
     pub bridge: Option<String>,
-    /// Does the kernel carry the frames?
+    /// Use vhost-net in the kernel.
     pub vhost: bool,
-    /// Pairs of queues.
+    /// Number of queue pairs.
     pub queues: u32,
 }
 
-/// A tap device, as long as this or QEMU has its descriptors.
+/// A tap device, which exists while this process or QEMU has its descriptors.
 #[derive(Debug)]
 pub struct Tap {
     name: String,
@@ -32,10 +32,10 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Makes the device, joins it to its bridge and brings it up. The text says what it does without.
+    /// Creates the device, adds it to its bridge and enables it. Returns a note if vhost-net is missing.
     ///
     /// # Errors
-    /// What is missing, and the way without it.
+    /// The error names the missing part and the alternative.
     pub fn make(options: &TapOptions) -> Result<(Tap, Option<String>)> {
         let mut name = "lunette%d".to_owned();
         let mut queues = Vec::new();
@@ -76,12 +76,12 @@ impl Tap {
         Ok((tap, without))
     }
 
-    /// Its name.
+    /// Returns the name of the interface.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// QEMU's `-netdev` for it.
+    /// Returns QEMU's `-netdev` for the tap.
     pub fn netdev(&self, id: &str) -> String {
         let numbers = |all: &[OwnedFd]| {
             let all: Vec<String> = all.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
@@ -100,19 +100,19 @@ impl Tap {
         text
     }
 
-    /// Properties of the card: as many queues as the tap has.
+    /// Returns the properties of the card: as many queues as the tap has.
     pub fn card_properties(&self) -> String {
         match self.queues.len() {
             1 => String::new(),
-            // An interrupt for each direction of each, for the control queue, and for changes of configuration.
+            // One vector per direction and queue, one for the control queue, one for configuration changes.
             queues => format!(",mq=on,vectors={}", 2 * queues + 2),
         }
     }
 
-    /// Whatever is started from now on has its descriptors, or has them no more.
+    /// Sets whether processes started from now on inherit the descriptors.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn set_inherited(&self, is_inherited: bool) -> Result<()> {
         let flags = match is_inherited {
             true => FdFlags::empty(),
@@ -130,7 +130,7 @@ fn open(path: &str) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, flags, Mode::empty())
 }
 
-/// Why a device node does not serve us.
+/// Describes why a device node cannot be used.
 fn refused(path: &str, error: Errno) -> anyhow::Error {
     let module = if path == TUN { "tun" } else { "vhost_net" };
     match error {
@@ -145,7 +145,7 @@ fn refused(path: &str, error: Errno) -> anyhow::Error {
     }
 }
 
-/// The group that may, if there is one.
+/// Returns the group with access, if there is one.
 fn group_of(path: &Path) -> String {
     use std::os::unix::fs::MetadataExt;
     let Ok(metadata) = std::fs::metadata(path) else {
@@ -165,7 +165,7 @@ fn group_of(path: &Path) -> String {
     )
 }
 
-/// A descriptor for each pair of queues, or what is said where the kernel has no vhost-net.
+/// Opens a vhost-net descriptor per queue pair, or returns a note if the kernel has no vhost-net.
 fn vhost(queues: u32) -> Result<(Vec<OwnedFd>, Option<String>)> {
     let mut opened = Vec::new();
     for _ in 0..queues {
@@ -183,7 +183,7 @@ fn vhost(queues: u32) -> Result<(Vec<OwnedFd>, Option<String>)> {
     Ok((opened, None))
 }
 
-/// The kernel's interfaces, over rtnetlink.
+/// Client of rtnetlink for network interfaces.
 struct Links(OwnedFd);
 
 /// `struct nlmsghdr`, `struct ifinfomsg` and at most one attribute: rtnetlink(7).
@@ -230,7 +230,7 @@ impl Links {
     }
 }
 
-/// A change of one interface: flags that are to be set, and an attribute.
+/// Builds a change of one interface: flags to set, and an attribute.
 fn new_link(interface: u32, flags: u32, attribute: &[u8]) -> Vec<u8> {
     let length = (HEADER + 16 + attribute.len()) as u32;
     let mut message = Vec::new();
@@ -249,7 +249,7 @@ fn new_link(interface: u32, flags: u32, attribute: &[u8]) -> Vec<u8> {
     message
 }
 
-/// An answer is an error, whose number is 0 where all is well.
+/// Checks a response: an error message with code 0 means success.
 fn acknowledged(answer: &[u8]) -> Result<()> {
     let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok());
     let code = answer.get(HEADER..HEADER + 4);

@@ -1,10 +1,10 @@
-//! Bytes on their way to a client that may be slow: appended by one thread, written by another.
+//! Output queue of a slow client: one thread appends, another one writes.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A queue of bytes. What bounds it is known to who appends.
+/// A queue of bytes. The appending thread bounds its size.
 #[derive(Debug, Default)]
 pub struct Outbox {
     queue: Mutex<Queue>,
@@ -18,7 +18,7 @@ struct Queue {
 }
 
 impl Outbox {
-    /// Starts a thread that writes to `stream` what is appended, until [`Outbox::close`], and then shuts it down.
+    /// Starts a thread that writes appended bytes to `stream` until [`Outbox::close`], and then shuts the stream down.
     pub fn to(stream: UnixStream) -> Arc<Outbox> {
         let outbox = Arc::new(Outbox::default());
         let own = Arc::clone(&outbox);
@@ -26,7 +26,7 @@ impl Outbox {
         outbox
     }
 
-    /// Appends what `put` puts.
+    /// Appends the bytes that `put` adds.
     pub fn append(&self, put: impl FnOnce(&mut Vec<u8>)) {
         let mut queue = self.lock();
         if !queue.is_closed {
@@ -35,12 +35,12 @@ impl Outbox {
         }
     }
 
-    /// Bytes that wait.
+    /// Returns the number of queued bytes.
     pub fn waiting(&self) -> usize {
         self.lock().bytes.len()
     }
 
-    /// Nothing more comes.
+    /// Ends the queue after the bytes appended so far.
     pub fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_one();
@@ -61,7 +61,7 @@ impl Outbox {
         }
         self.close();
         self.lock().bytes = Vec::new();
-        // The other side may have gone first.
+        // The other side may have closed first.
         stream.shutdown(std::net::Shutdown::Both).unwrap_or(());
     }
 

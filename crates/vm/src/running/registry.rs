@@ -1,8 +1,8 @@
-//! The folders of running guests: one below the registry's for each name.
+//! Folders of running guests, one per name.
 //!
-//! A folder is made under another name, complete with its lock and its owner, and gets its name by a rename, which fails where
-//! the name is taken: so no half of a folder is ever seen. The lock is held by the supervisor. A folder whose lock is free is
-//! left over from a supervisor and a watcher that were both killed; the next guest of the name removes it.
+//! A folder is created complete with lock and owner under a temporary name and then renamed, which fails if the name is taken. A partial
+//! folder is therefore never visible. The supervisor holds the lock. A folder with a free lock remains after a supervisor and its watcher
+//! were both killed; the next guest of that name removes it.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::fs::{FlockOperation, flock};
@@ -13,9 +13,9 @@ use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// Most bytes of a socket's path: `sun_path` of unix(7), with its NUL.
+/// Maximum length of a socket path: `sun_path` of unix(7) without its NUL.
 const SOCKET_PATH_MAX: usize = 107;
-/// The longest name of a socket in a guest's folder.
+/// Longest socket name in a guest's folder.
 const SOCKET_NAME_MAX: usize = 24;
 const NAME_MAX: usize = 40;
 
@@ -24,22 +24,22 @@ const OWNER: &str = "owner";
 const STATE: &str = "state.json";
 const STATE_LOCK: &str = "state.lock";
 
-/// What a guest does.
+/// Phase of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Its daemon or its QEMU is being started.
+    /// The daemon or QEMU is starting.
     Starting,
-    /// Its system is being started.
+    /// The system is booting.
     Booting,
-    /// It takes commands; or it runs a system of which that is not expected.
+    /// The agent accepts commands, or the system is not expected to have an agent.
     Running,
-    /// It is being stopped.
+    /// The guest is being stopped.
     Stopping,
 }
 
 impl Phase {
-    /// As users read it.
+    /// Returns the name for users.
     pub fn word(self) -> &'static str {
         match self {
             Phase::Starting => "starting",
@@ -50,85 +50,85 @@ impl Phase {
     }
 }
 
-/// What is known of a guest, as its folder holds it.
+/// State of a guest, as stored in its folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// What it does.
+    /// Phase.
     pub phase: Phase,
-    /// The supervisor's process.
+    /// Process ID of the supervisor.
     pub supervisor: u32,
-    /// The process group of everything that the supervisor has started, and the watcher's process.
+    /// Process group of everything that the supervisor has started, and process ID of the watcher.
     pub group: u32,
-    /// QEMU's process.
+    /// Process ID of QEMU.
     pub qemu: Option<u32>,
-    /// The daemon's process, where it is this guest's own.
+    /// Process ID of the guest's own daemon.
     pub daemon: Option<u32>,
-    /// The daemon's control socket, if there is a daemon.
+    /// Control socket of the daemon, if there is one.
     pub control: Option<PathBuf>,
     /// `KVM` or `TCG`.
     pub accelerator: String,
     /// `q35` or `pc`.
     pub machine: String,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     pub cpus: u32,
-    /// Memory.
+    /// Memory in MiB.
     pub memory_mib: u32,
-    /// As it was given.
+    /// Topology as given.
     pub topology: String,
-    /// Seconds since 1970.
+    /// Start time: seconds since 1970.
     pub started: u64,
-    /// How often its agent has started.
+    /// Number of starts of the agent.
     #[serde(default)]
     pub boots: u32,
-    /// How often a disk was plugged in.
+    /// Number of hot-plugged disks so far.
     #[serde(default)]
     pub plugs: u32,
-    /// What was plugged in since.
+    /// Disks that were hot-plugged.
     #[serde(default)]
     pub plugged: Vec<Plugged>,
 }
 
-/// A disk that was plugged in while the guest ran.
+/// A disk that was hot-plugged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plugged {
     /// `blk` or `scsi`.
     pub kind: String,
-    /// The disk.
+    /// Name of the disk.
     pub disk: String,
-    /// The device's root port, or the LUN's address.
+    /// Root port of the device, or address of the LUN.
     pub at: String,
-    /// The export of a virtio-blk disk.
+    /// Export of a virtio-blk disk.
     pub export: String,
-    /// It was made for this, and goes with it.
+    /// The disk was created for the guest and is removed with it.
     pub is_new: bool,
-    /// QEMU serves it.
+    /// QEMU serves the disk.
     pub via_qemu: bool,
 }
 
-/// The folder of guests' folders.
+/// Folder of all guests' folders.
 #[derive(Clone, Debug)]
 pub struct Registry {
     root: PathBuf,
 }
 
-/// A guest's folder.
+/// Folder of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     folder: PathBuf,
 }
 
-/// A folder with its name taken: who holds this is the guest's supervisor.
+/// A folder with its lock. The owner of this value is the guest's supervisor.
 #[derive(Debug)]
 pub struct Claim {
-    /// The folder.
+    /// Folder of the guest.
     pub place: Place,
     _lock: File,
 }
 
 impl Registry {
-    /// `$XDG_RUNTIME_DIR/lunette/vm`; where there is no such variable `/tmp/lunette-UID/vm`.
+    /// Opens `$XDG_RUNTIME_DIR/lunette/vm`, or `/tmp/lunette-UID/vm` if the variable is not set.
     pub fn open() -> Result<Registry> {
         let uid = getuid().as_raw();
         let root = match std::env::var_os("XDG_RUNTIME_DIR").filter(|place| !place.is_empty()) {
@@ -146,19 +146,19 @@ impl Registry {
         Registry::at(&make(&root.join("vm"), uid)?)
     }
 
-    /// This folder, which exists.
+    /// Opens an existing folder.
     pub fn at(root: &Path) -> Result<Registry> {
         Ok(Registry {
             root: root.to_owned(),
         })
     }
 
-    /// The folder.
+    /// Returns the path.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Where a guest of this name has its folder, or would have it.
+    /// Returns the folder for a guest of this name, whether it exists or not.
     pub fn place(&self, name: &str) -> Result<Place> {
         let sound = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         ensure!(
@@ -177,7 +177,7 @@ impl Registry {
         Ok(Place { folder })
     }
 
-    /// Names of all folders, sorted.
+    /// Returns the names of all folders, sorted.
     pub fn names(&self) -> Result<Vec<String>> {
         let entries = std::fs::read_dir(&self.root)
             .with_context(|| format!("cannot read {}", self.root.display()))?;
@@ -190,7 +190,7 @@ impl Registry {
         Ok(names)
     }
 
-    /// The first of `vm1`, `vm2`, ... that no guest has.
+    /// Returns the first free name of `vm1`, `vm2`, ...
     pub fn free_name(&self) -> Result<String> {
         let taken = self.names()?;
         let mut names = (1..).map(|number| format!("vm{number}"));
@@ -199,7 +199,7 @@ impl Registry {
             .context("no name is free")
     }
 
-    /// A running guest's folder and state.
+    /// Returns a running guest's folder and state.
     pub fn find(&self, name: &str) -> Result<(Place, State)> {
         let place = self.place(name)?;
         if !place.is_held() {
@@ -214,14 +214,14 @@ impl Registry {
         Ok((place, state))
     }
 
-    /// Names of guests that run.
+    /// Returns the names of running guests.
     pub fn running(&self) -> Result<Vec<String>> {
         let mut names = self.names()?;
         names.retain(|name| self.place(name).is_ok_and(|place| place.is_held()));
         Ok(names)
     }
 
-    /// Takes a name. `owner` is the watcher's process, which removes the folder, whatever comes of us.
+    /// Claims a name. `owner` is the process ID of the watcher, which removes the folder in any case.
     pub fn claim(&self, name: &str, owner: u32, state: &State) -> Result<Claim> {
         let place = self.place(name)?;
         let fresh = unfinished(&self.root, owner);
@@ -231,7 +231,7 @@ impl Registry {
                 self.root.display()
             )
         };
-        // One of a watcher whose process had this number before.
+        // Left over from an earlier watcher with the same process ID.
         remove(&fresh)?;
         DirBuilder::new()
             .mode(0o700)
@@ -254,7 +254,7 @@ impl Registry {
         Ok(Claim { place, _lock: lock })
     }
 
-    /// Removes what belongs to the watcher `owner`, whose guest is dead.
+    /// Removes the folders of a dead guest that belong to the watcher `owner`.
     pub fn remove_owned(&self, name: &str, owner: u32) -> Result<()> {
         remove(&unfinished(&self.root, owner))?;
         let place = self.place(name)?;
@@ -266,17 +266,17 @@ impl Registry {
 }
 
 impl Place {
-    /// The folder.
+    /// Returns the path.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// A file or socket in it.
+    /// Returns the path of a file or socket in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// Does a supervisor hold it?
+    /// Returns true if a supervisor holds the lock.
     pub fn is_held(&self) -> bool {
         let Ok(file) = File::open(self.file(LOCK)) else {
             return false;
@@ -284,7 +284,7 @@ impl Place {
         flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
     }
 
-    /// What is known of the guest.
+    /// Reads the state of the guest.
     pub fn state(&self) -> Result<State> {
         let path = self.file(STATE);
         let text =
@@ -292,7 +292,7 @@ impl Place {
         serde_json::from_slice(&text).with_context(|| format!("{} makes no sense", path.display()))
     }
 
-    /// Puts a new state in the old one's place.
+    /// Replaces the state atomically.
     pub fn set_state(&self, state: &State) -> Result<()> {
         let mut part = tempfile::NamedTempFile::new_in(&self.folder)
             .with_context(|| format!("cannot write to {}", self.folder.display()))?;
@@ -301,7 +301,7 @@ impl Place {
         Ok(())
     }
 
-    /// Changes the state, while nobody else does.
+    /// Changes the state under an exclusive lock.
     pub fn change(&self, change: impl FnOnce(&mut State)) -> Result<()> {
         let lock = File::create(self.file(STATE_LOCK))
             .with_context(|| format!("cannot write to {}", self.folder.display()))?;
@@ -311,7 +311,7 @@ impl Place {
         self.set_state(&state)
     }
 
-    /// Removes the folder. Whoever looks on sees all of it or nothing.
+    /// Removes the folder. Other processes see the whole folder or none.
     pub fn remove(&self) -> Result<()> {
         let name = self.folder.file_name().unwrap_or_default();
         let hidden = format!(".old-{}-{}", std::process::id(), name.to_string_lossy());
@@ -325,10 +325,10 @@ impl Place {
         }
     }
 
-    /// Removes the folder if no supervisor holds it, after killing what its guest has left running; was it so?
+    /// Removes the folder if no supervisor holds its lock, after killing remaining processes. Returns true if the folder is gone.
     pub fn remove_left_over(&self) -> Result<bool> {
         let Ok(lock) = File::open(self.file(LOCK)) else {
-            // It went just now, or it is nothing of ours.
+            // The folder was removed meanwhile, or it is not a guest's folder.
             return Ok(!self.folder.exists());
         };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -346,7 +346,7 @@ fn unfinished(root: &Path, owner: u32) -> PathBuf {
     root.join(format!(".new-{owner}"))
 }
 
-/// Gives `false` where the name is taken.
+/// Renames a folder. Returns `false` if the name is taken.
 fn rename(from: &Path, to: &Path) -> Result<bool> {
     match rustix::fs::rename(from, to) {
         Ok(()) => Ok(true),
@@ -364,7 +364,8 @@ fn remove(folder: &Path) -> Result<()> {
     }
 }
 
-/// Makes a folder that only this user may enter, or takes one that is so already: anybody may write to `/tmp`.
+/// Creates a folder with mode 700, or accepts an existing one that only this user may write to. The check is necessary because all users
+/// may write to `/tmp`.
 fn make(folder: &Path, uid: u32) -> Result<PathBuf> {
     match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -396,7 +397,7 @@ mod tests {
             name: name.to_owned(),
             phase: Phase::Starting,
             supervisor: std::process::id(),
-            // No process has this number: Linux's largest is 2^22.
+            // An impossible process ID: Linux's maximum is 2^22.
             group: 1 << 23,
             qemu: None,
             daemon: None,
@@ -432,7 +433,7 @@ mod tests {
             "nothing is left of the refused one"
         );
         registry.claim("two", 3, &state("two")).unwrap();
-        // Nobody holds it now, and its folder is still there: it was killed.
+        // The lock is free and the folder exists: the supervisor was killed.
         drop(claim);
         assert!(registry.running().unwrap().is_empty());
         assert!(

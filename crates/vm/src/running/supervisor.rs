@@ -1,4 +1,4 @@
-//! Starts a daemon and QEMU for one guest, waits for their ends, and leaves nothing behind.
+//! Starts a daemon and QEMU for one guest, waits for their ends, and cleans up.
 
 use super::agent_port::{AgentPort, accept};
 use super::console::Console;
@@ -17,63 +17,63 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Their starts are a matter of milliseconds; the machine may be busy.
+/// Timeout of their starts, which take milliseconds on an idle machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// QEMU ends at once when it is asked to, a daemon when its disks are flushed.
+/// Timeouts of their ends: QEMU ends immediately, a daemon after flushing its disks.
 const QEMU_END_LIMIT: Duration = Duration::from_secs(5);
 const DAEMON_END_LIMIT: Duration = Duration::from_secs(30);
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// A program and its arguments.
+/// A program with its arguments.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Its path.
+    /// Path.
     pub path: PathBuf,
-    /// Its arguments.
+    /// Arguments.
     pub arguments: Vec<String>,
 }
 
-/// A daemon of the guest's own.
+/// A daemon for one guest.
 #[derive(Clone, Debug)]
 pub struct Daemon {
     /// `lunette serve` with the guest's disks.
     pub program: Program,
-    /// Sockets that it makes.
+    /// Sockets that it creates.
     pub sockets: Vec<PathBuf>,
 }
 
-/// What is expected of a guest's system.
+/// Expectation about a guest's system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// Its agent greets within this time.
+    /// The agent greets within this time.
     Agent(Duration),
-    /// Nothing: the system is the user's own.
+    /// None: the system belongs to the user.
     Nothing,
 }
 
-/// What to run. Paths in the arguments are below the guest's folder, which [`Registry::place`] tells.
+/// Programs and settings of a guest. Paths in the arguments are below the guest's folder ([`Registry::place`]).
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    /// What is known before anything runs.
+    /// Initial state.
     pub state: State,
-    /// A daemon of the guest's own, or none.
+    /// Daemon of the guest, if it has its own.
     pub daemon: Option<Daemon>,
-    /// Programs that QEMU needs beside it, with the sockets that they make.
+    /// Further programs for QEMU, with the sockets that they create.
     pub helpers: Vec<Daemon>,
-    /// The tap whose descriptors are in QEMU's arguments.
+    /// Tap with descriptors in QEMU's arguments.
     pub tap: Option<Arc<Tap>>,
-    /// QEMU, whose ports and monitor are those of [`ports`].
+    /// QEMU, with the ports and the monitor of [`ports`].
     pub qemu: Program,
-    /// What is expected of the system.
+    /// Expectation about the system.
     pub expect: Expect,
-    /// Gets all that the console prints.
+    /// File for all console output.
     pub serial: Option<PathBuf>,
-    /// What to try where the guest does not come up.
+    /// Hint for an error during the start of the guest.
     pub hint: String,
 }
 
-/// QEMU's arguments for a guest's console, its agent's port and its monitors. `serial_bus` are properties of the agent's
-/// virtio-serial device, such as its place.
+/// Returns QEMU's arguments for the console, the agent's port and the monitors. `serial_bus` contains properties of the agent's
+/// virtio-serial device, such as its address.
 pub fn ports(place: &Place, serial_bus: &str) -> Vec<String> {
     let file = |name: &str| qemu_value(&place.file(name));
     let words = [
@@ -102,12 +102,12 @@ pub fn ports(place: &Place, serial_bus: &str) -> Vec<String> {
     words.map(str::to_owned).to_vec()
 }
 
-/// A path as the value of one of QEMU's options, in which a comma is written twice.
+/// Escapes a path for QEMU's option syntax, where a comma is doubled.
 pub fn qemu_value(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-/// Clients' sockets in a guest's folder: its agent, its console, QEMU's machine protocol and its monitor.
+/// Client sockets in a guest's folder: agent, console, QEMU's machine protocol and monitor.
 pub const AGENT_SOCKET: &str = "agent.sock";
 /// See [`AGENT_SOCKET`].
 pub const CONSOLE_SOCKET: &str = "console.sock";
@@ -118,10 +118,10 @@ pub const MONITOR_SOCKET: &str = "monitor.sock";
 const CONSOLE_PORT: &str = "console.port";
 const AGENT_PORT: &str = "agent.port";
 
-/// A guest that is being started, runs, or is being stopped.
+/// A guest that is starting, running or stopping.
 pub struct Supervisor {
     recipe: Recipe,
-    // Dropped, and with that ended, in this order.
+    // Dropped in this order; each drop ends its processes.
     qemu: Option<Process>,
     helpers: Vec<Process>,
     daemon: Option<Process>,
@@ -132,17 +132,17 @@ pub struct Supervisor {
     watcher: Option<Watcher>,
 }
 
-/// How a guest came to its end.
+/// End of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEnd {
-    /// It powered itself off, or was told to.
+    /// It powered off.
     PoweredOff,
-    /// We were told to end.
+    /// The supervisor was interrupted.
     Interrupted,
 }
 
 impl Supervisor {
-    /// Takes the guest's name. `watch` is this program with the words that lead to [`super::watch_parent`].
+    /// Claims the guest's name. `watch` is the command line of this program that calls [`super::watch_parent`].
     pub fn claim(registry: &Registry, recipe: Recipe, watch: Command) -> Result<Supervisor> {
         let serial = recipe.serial.as_ref().map(|path| {
             let file = File::options().create(true).append(true).open(path);
@@ -174,20 +174,20 @@ impl Supervisor {
         })
     }
 
-    /// The process that cleans up, to note what else is to be cleaned up.
+    /// Returns the watcher, to register further clean-up.
     pub fn watcher(&mut self) -> Result<&mut Watcher> {
         self.watcher.as_mut().context("the guest has ended")
     }
 
-    /// The console's socket: there once this is.
+    /// Returns the console's socket, which exists as long as this supervisor.
     pub fn console_socket(&self) -> Result<PathBuf> {
         Ok(self.place()?.file(CONSOLE_SOCKET))
     }
 
-    /// Starts what the guest needs, and the guest: it boots when this returns.
+    /// Starts the helpers, the daemon and QEMU. The guest is booting on return.
     pub fn start(&mut self) -> Result<()> {
         let place = self.place()?.clone();
-        // Ports before QEMU, so that nothing that a guest prints is lost; sockets when there is somebody behind them.
+        // Ports are bound before QEMU starts, so that no output is lost. Client sockets are created when they are served.
         let console_port = UnixListener::bind(place.file(CONSOLE_PORT))
             .with_context(|| format!("cannot make a socket in {}", place.folder().display()))?;
         let agent_port = UnixListener::bind(place.file(AGENT_PORT))?;
@@ -202,7 +202,7 @@ impl Supervisor {
             wait_for(&helper.sockets, &mut process, || true)?;
             self.helpers.push(process);
         }
-        // From now on it is QEMU's alone, and ends with it.
+        // QEMU alone owns the tap from now on, so that it ends with QEMU.
         let tap = self.recipe.tap.take();
         if let Some(tap) = &tap {
             tap.set_inherited(true)?;
@@ -222,7 +222,7 @@ impl Supervisor {
         })
     }
 
-    /// Waits until the guest is up, as far as that is expected of it.
+    /// Waits until the guest meets the expectation.
     pub fn wait_until_up(&mut self) -> Result<()> {
         let Expect::Agent(limit) = self.recipe.expect else {
             return Ok(());
@@ -268,7 +268,7 @@ impl Supervisor {
                 return Ok(GuestEnd::PoweredOff);
             }
             if let Some(daemon) = &mut self.daemon {
-                // Its disks hang from now on: better a guest that ends with a reason.
+                // Its disks would hang from now on, so the guest ends with a reason.
                 daemon
                     .check_running()
                     .context("the guest's disks are gone")?;
@@ -281,17 +281,17 @@ impl Supervisor {
         }
     }
 
-    /// The end of what its console has printed.
+    /// Returns the end of the console output.
     pub fn console_tail(&self) -> String {
         self.console.tail(&self.state.name)
     }
 
-    /// Sends all away who look at the console.
+    /// Disconnects all watchers of the console.
     pub fn close_console(&self) {
         self.console.close();
     }
 
-    /// Ends everything and removes the folder.
+    /// Ends all processes and removes the folder.
     pub fn stop(mut self) -> Result<()> {
         self.end()
     }
@@ -302,7 +302,7 @@ impl Supervisor {
         };
         self.state = claim.place.state().unwrap_or(self.state.clone());
         self.state.phase = Phase::Stopping;
-        // A full disk is no reason to leave the rest undone.
+        // A full disk must not prevent the rest of the clean-up.
         claim.place.set_state(&self.state).unwrap_or(());
         if let Some(qemu) = self.qemu.take() {
             end_process(qemu, QEMU_END_LIMIT);
@@ -315,7 +315,7 @@ impl Supervisor {
             end_process(daemon, DAEMON_END_LIMIT);
         }
         self.console.close();
-        // While the folder is there the name is taken; the watcher removes it, and what is in other daemons.
+        // The name is taken while the folder exists. The watcher removes it, and the objects in other daemons.
         match self.watcher.take() {
             Some(watcher) => watcher.finish(),
             None => Ok(()),
@@ -356,7 +356,7 @@ impl Supervisor {
         self.save()
     }
 
-    /// What others have changed in the state meanwhile stays.
+    /// Stores the state. Fields that other processes change are preserved.
     fn save(&mut self) -> Result<()> {
         let place = self.place()?.clone();
         place.change(|state| {
@@ -366,7 +366,7 @@ impl Supervisor {
         })
     }
 
-    /// The guest's folder.
+    /// Returns the guest's folder.
     pub fn place(&self) -> Result<&Place> {
         let claim = self.claim.as_ref();
         Ok(&claim.context("the guest has ended")?.place)
@@ -375,12 +375,12 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        // The error that led here is the one to tell.
+        // The error that led here is the one to report.
         self.end().unwrap_or(());
     }
 }
 
-/// Waits until sockets are there and `is_ready`.
+/// Waits until the sockets exist and `is_ready` returns true.
 fn wait_for(sockets: &[PathBuf], process: &mut Process, is_ready: impl Fn() -> bool) -> Result<()> {
     let ready = wait_until(START_LIMIT, || match process.check_running() {
         Err(error) => Some(Err(error)),
@@ -398,7 +398,7 @@ fn wait_for(sockets: &[PathBuf], process: &mut Process, is_ready: impl Fn() -> b
     })
 }
 
-/// Asks it to end, and makes it.
+/// Sends SIGTERM, then kills the process after the limit.
 fn end_process(mut process: Process, limit: Duration) {
     if process.signal(Signal::TERM).is_ok() {
         let end = Instant::now() + limit;
@@ -406,5 +406,5 @@ fn end_process(mut process: Process, limit: Duration) {
             std::thread::sleep(MOMENT);
         }
     }
-    // Killed by the drop if it still runs.
+    // The drop kills the process if it still runs.
 }

@@ -1,8 +1,8 @@
-//! The process that outlives a guest's supervisor by a moment: it reads a pipe whose other end only the supervisor has, and
-//! at its end kills what the supervisor had started and removes the guest's folder.
+//! The watcher process, which outlives a guest's supervisor. It reads a pipe from the supervisor; at the end of the pipe it kills the
+//! supervisor's processes and removes the guest's folder.
 //!
-//! Whatever the supervisor starts joins the watcher's process group, before it becomes another program. A child that has been
-//! forked and is not yet in the group still has the pipe's other end, so that the end is not seen before the group is complete.
+//! Each child of the supervisor joins the watcher's process group before exec. A forked child that has not joined yet still holds the
+//! pipe, so the pipe does not end before the group is complete.
 
 use super::registry::Registry;
 use anyhow::{Context, Result};
@@ -14,11 +14,11 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The kernel needs a moment to end a process with much memory.
+/// Timeout for the kernel to end a process with much memory.
 const KILL_LIMIT: Duration = Duration::from_secs(30);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// The supervisor's end.
+/// Supervisor side of the watcher.
 #[derive(Debug)]
 pub struct Watcher {
     child: Child,
@@ -26,7 +26,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Starts it. `command` is this program with the words that lead to [`watch_parent`].
+    /// Starts the watcher. `command` is the command line of this program that calls [`watch_parent`].
     pub fn start(mut command: Command) -> Result<Watcher> {
         let mut child = command
             .stdin(Stdio::piped())
@@ -39,18 +39,18 @@ impl Watcher {
         Ok(Watcher { child, pipe })
     }
 
-    /// Its process, and the group that children of the supervisor join.
+    /// Returns its process ID, which is also the group of the supervisor's children.
     pub fn group(&self) -> u32 {
         self.child.id()
     }
 
-    /// Has it deleted `path` of the daemon at `control` at the end, unless [`Watcher::forget`] takes it back. To be called before
-    /// the thing is made.
+    /// Registers `path` of the daemon at `control` for deletion at the end, unless [`Watcher::forget`] revokes it. Must be called before
+    /// the object is created.
     pub fn delete_at_end(&mut self, control: &Path, path: &str) -> Result<()> {
         self.say(&format!("+ {path} {}", control.display()))
     }
 
-    /// Takes one back.
+    /// Revokes a registration.
     pub fn forget(&mut self, control: &Path, path: &str) -> Result<()> {
         self.say(&format!("- {path} {}", control.display()))
     }
@@ -60,7 +60,7 @@ impl Watcher {
         writeln!(pipe, "{line}").context("the process that cleans up is gone")
     }
 
-    /// Lets it clean up, and waits until it has.
+    /// Closes the pipe and waits until the watcher has cleaned up.
     pub fn finish(mut self) -> Result<()> {
         self.pipe = None;
         self.child.wait()?;
@@ -68,9 +68,9 @@ impl Watcher {
     }
 }
 
-/// The watcher's life: until its stdin is at its end, and a moment longer.
+/// Runs the watcher: waits for the end of stdin and cleans up.
 pub fn watch_parent(registry: &Registry, name: &str) -> Result<()> {
-    // A line that was cut off by the end was about something that has not been made.
+    // A truncated line refers to an object that has not been created.
     let mut bytes = Vec::new();
     std::io::stdin().read_to_end(&mut bytes).unwrap_or_default();
     let lines = String::from_utf8_lossy(&bytes);
@@ -80,7 +80,7 @@ pub fn watch_parent(registry: &Registry, name: &str) -> Result<()> {
     registry.remove_owned(name, group)
 }
 
-/// Carries out what [`Watcher::delete_at_end`] has noted, last first.
+/// Deletes the objects registered by [`Watcher::delete_at_end`], last first.
 fn delete_all(lines: &str) {
     let mut left: Vec<&str> = Vec::new();
     for line in lines
@@ -95,14 +95,14 @@ fn delete_all(lines: &str) {
     }
     for what in left.iter().rev() {
         if let Some((path, control)) = what.split_once(' ') {
-            // The daemon may have ended, or never have made it.
+            // The daemon may have ended, or may not have created the object.
             let client = Client::new(Path::new(control));
             let _gone = client.change(Method::DELETE, &format!("{path}?force=true"), None);
         }
     }
 }
 
-/// Asks a process to end, or kills it. It may have ended since it was looked up.
+/// Sends SIGTERM or SIGKILL to a process, which may have ended meanwhile.
 pub fn terminate(pid: u32, by_force: bool) {
     let signal = if by_force { Signal::KILL } else { Signal::TERM };
     if let Some(number) = Pid::from_raw(pid as i32)
@@ -112,7 +112,7 @@ pub fn terminate(pid: u32, by_force: bool) {
     }
 }
 
-/// Kills what a dead guest's processes still are: those of its group that name its folder.
+/// Kills the remaining processes of a dead guest: members of its group with its folder in the command line.
 pub(super) fn kill_left_over(group: u32, folder: &Path) {
     let folder = format!("{}/", folder.display());
     kill_group(group, |pid| {
@@ -121,7 +121,7 @@ pub(super) fn kill_left_over(group: u32, folder: &Path) {
     });
 }
 
-/// Kills everybody in a process group but this process, and waits until they are gone.
+/// Kills all members of a process group except this process and waits until they are gone.
 fn kill_group(group: u32, also: impl Fn(u32) -> bool) {
     let end = Instant::now() + KILL_LIMIT;
     loop {
@@ -138,7 +138,7 @@ fn kill_group(group: u32, also: impl Fn(u32) -> bool) {
     }
 }
 
-/// By a descriptor, so that no other process of the same number is meant.
+/// Uses a descriptor, so that a reused process ID is not affected.
 fn kill(pid: u32, group: u32) {
     let Some(number) = Pid::from_raw(pid as i32) else {
         return;
@@ -146,7 +146,7 @@ fn kill(pid: u32, group: u32) {
     if let Ok(process) = pidfd_open(number, PidfdFlags::empty())
         && is_member(pid, group)
     {
-        // It may have ended since.
+        // It may have ended meanwhile.
         pidfd_send_signal(&process, Signal::KILL).unwrap_or(());
     }
 }
@@ -156,10 +156,10 @@ fn processes() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Is it of this process group, and no zombie?
+/// Returns true if the process is in this group and not a zombie.
 fn is_member(pid: u32, group: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // After the name in parentheses, which may hold spaces: state, parent, process group (proc(5)).
+    // Fields after the name in parentheses, which may contain spaces: state, parent, process group (proc(5)).
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
     let mut fields = fields.split(' ');
     let state = fields.next();

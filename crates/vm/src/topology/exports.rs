@@ -1,4 +1,4 @@
-//! A plan of exports that a running daemon has: names, sockets and logical units are the daemon's.
+//! Plan of a running daemon's exports: names, sockets and logical units are the daemon's.
 
 use super::options::PlanOptions;
 use super::pci::lay_out;
@@ -9,17 +9,17 @@ use std::path::PathBuf;
 /// A vhost-user export of a running daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownExport {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its socket.
+    /// Socket.
     pub socket: PathBuf,
-    /// The most request queues that it offers; `None`: as many as the front end wants.
+    /// Maximum number of request queues; `None`: no limit.
     pub queues: Option<u32>,
-    /// What it shows.
+    /// Disks of the export.
     pub shows: Shown,
 }
 
-/// What an export shows to a guest.
+/// Disks that an export presents to a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shown {
     /// One disk, by name.
@@ -31,16 +31,16 @@ pub enum Shown {
 /// A logical unit of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KnownUnit {
-    /// Its target.
+    /// Target number.
     pub target: u32,
-    /// Its number.
+    /// Logical unit number.
     pub lun: u32,
-    /// Its disk.
+    /// Name of the disk.
     pub disk: String,
 }
 
 impl KnownExport {
-    /// The words that would describe it, for the builder of plans.
+    /// Returns the equivalent group of a topology, for the plan builder.
     fn group(&self, cpus: u32) -> Group {
         let disks = match &self.shows {
             Shown::Disk(disk) => vec![disk.clone()],
@@ -73,10 +73,10 @@ impl KnownExport {
 }
 
 impl Plan {
-    /// A guest with these exports, in this order.
+    /// Creates the plan of a guest with these exports, in this order.
     ///
     /// # Errors
-    /// What cannot be, and why.
+    /// The reason why the plan is impossible.
     pub fn of_exports(
         exports: &[KnownExport],
         options: PlanOptions,

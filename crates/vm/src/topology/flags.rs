@@ -1,30 +1,30 @@
-//! A plan as the daemon's flags, or as commands for a daemon that runs.
+//! A plan as the daemon's flags, or as commands for a running daemon.
 
 use super::plan::{Medium, Place, Plan, PlannedDevice, PlannedDisk};
 use super::text::{qemu_value, shell_command, shell_word};
 use super::words::Via;
 use std::path::Path;
 
-/// A comma in a path is written twice, as in QEMU's options.
+/// Escapes a path: a comma is doubled, as in QEMU's options.
 fn path_value(path: &Path) -> String {
     qemu_value(&path.display().to_string())
 }
 
 impl Plan {
-    /// Disks that Lunette serves, with their devices.
+    /// Returns the disks served by Lunette with their devices.
     pub(super) fn served(&self) -> impl Iterator<Item = (&PlannedDisk, &PlannedDevice)> {
         let disks = self.disks.iter();
         let disks = disks.map(|disk| (disk, self.device_of(disk)));
         disks.filter(|(_, device)| device.via == Via::Lunette)
     }
 
-    /// Does a running daemon have a disk of this plan?
+    /// Returns true if the plan uses a disk of a running daemon.
     pub fn uses_running_daemon(&self) -> bool {
         let mut disks = self.disks.iter();
         disks.any(|disk| disk.medium == Medium::Daemon)
     }
 
-    /// Arguments of `lunette serve`; none where QEMU does everything. Disks of a running daemon are taken for granted.
+    /// Returns the arguments of `lunette serve`; empty if QEMU serves all disks. Disks of a running daemon are assumed to exist.
     pub fn daemon_flags(&self) -> Vec<String> {
         let mut flags = Vec::new();
         for (disk, _) in self.served() {
@@ -51,7 +51,7 @@ impl Plan {
         flags
     }
 
-    /// The command that serves the disks; for a running daemon, the commands that add what it lacks.
+    /// Returns the command that serves the disks; for a running daemon, the commands that add the missing objects.
     pub fn flags_text(&self) -> String {
         if !self.needs_daemon() {
             return "# QEMU serves all disks itself: no daemon is needed\n".to_owned();
@@ -64,7 +64,6 @@ impl Plan {
         shell_command(&words)
     }
 
-    /// Commands that change a running daemon.
     fn commands(&self) -> String {
         let mut lines = Vec::new();
         let mut add = |words: &[&str]| {
@@ -97,7 +96,7 @@ impl Plan {
     }
 }
 
-/// `NAME=KIND:...` of a disk that the daemon shall have.
+/// Returns `NAME=KIND:...` of a disk that the daemon creates.
 fn disk_flag(disk: &PlannedDisk) -> Option<String> {
     let mut value = match &disk.medium {
         Medium::Ram { size } => format!("{}=ram:{size}", disk.name),

@@ -1,4 +1,4 @@
-//! A plan as JSON, for programs: everything that the other forms say.
+//! A plan as JSON, with the content of all other forms.
 
 use super::plan::{Place, Plan, PlannedDevice, PlannedDisk};
 use super::qemu::QEMU;
@@ -6,7 +6,7 @@ use super::words::Via;
 use serde_json::{Value, json};
 
 impl Plan {
-    /// The plan as one JSON object.
+    /// Returns the plan as one JSON object.
     pub fn json(&self) -> Value {
         let mut qemu = vec![QEMU.to_owned()];
         qemu.extend(self.qemu_arguments());

@@ -1,7 +1,7 @@
 //! A plan as libvirt's domain XML.
 //!
-//! libvirt has elements for virtio-blk over vhost-user and for all that QEMU emulates. It has none for virtio-scsi over vhost-user, which
-//! goes through `<qemu:commandline>`, nor for a few properties, which go through `<qemu:override>`.
+//! libvirt has elements for virtio-blk over vhost-user and for all devices that QEMU emulates. Virtio-scsi over vhost-user has no element
+//! and uses `<qemu:commandline>`; a few properties use `<qemu:override>`.
 
 use super::names::letters;
 use super::options::PlanOptions;
@@ -11,7 +11,7 @@ use super::words::Via;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Text between tags, or in quotes.
+/// Escapes text between tags or in quotes.
 pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::new();
     for c in text.chars() {
@@ -27,7 +27,7 @@ pub(crate) fn escape(text: &str) -> String {
     escaped
 }
 
-/// Lines with their depth.
+/// Indented lines.
 #[derive(Default)]
 struct Xml(String);
 
@@ -39,7 +39,7 @@ impl Xml {
 }
 
 impl Plan {
-    /// The domain that `virsh create` starts, or `virsh define` keeps.
+    /// Returns the domain for `virsh create` or `virsh define`.
     pub fn libvirt_xml(&self) -> String {
         let mut xml = Xml::default();
         xml.line(0, &head(&self.options));
@@ -59,7 +59,7 @@ impl Plan {
             for disk in self.disks_of(index) {
                 match (device.via, device.is_scsi) {
                     (Via::Lunette, false) => vhost_user_disk(&mut xml, device, disk),
-                    // Its controller is on QEMU's command line.
+                    // The controller is on QEMU's command line.
                     (Via::Lunette, true) => {}
                     _ => self.qemu_disk(&mut xml, device, disk),
                 }
@@ -75,7 +75,7 @@ impl Plan {
         xml.0
     }
 
-    /// What is not a device.
+    /// Writes the elements that are not devices.
     fn guest(&self, xml: &mut Xml) {
         let options = &self.options;
         xml.line(1, &format!("<name>{}</name>", escape(&options.name)));
@@ -113,7 +113,7 @@ impl Plan {
             }
         }
         xml.line(1, "</os>");
-        // Without them libvirt starts a machine that has no ACPI, whose guest does not hear of hot-plug and power-off.
+        // Without this element libvirt's machine has no ACPI, and the guest does not notice hot-plug and power-off.
         let acpi = if options.has_acpi { "<acpi/>" } else { "" };
         xml.line(1, &format!("<features>{acpi}<apic/></features>"));
         match options.cpu.as_str() {
@@ -129,7 +129,7 @@ impl Plan {
         }
     }
 
-    /// Which of QEMU's own controllers this is: libvirt's index.
+    /// Returns libvirt's index of a QEMU controller.
     fn host(&self, device: usize) -> usize {
         let before = self.devices.iter().take(device);
         before
@@ -203,7 +203,7 @@ impl Plan {
         xml.line(2, "</disk>");
     }
 
-    /// A name for libvirt, which wants one for each disk; SCSI disks need not get it in the guest.
+    /// Returns the target name, which libvirt requires for each disk. The guest may name SCSI disks differently.
     fn target(&self, disk: &PlannedDisk) -> (String, &'static str) {
         if let (Place::Blk { .. }, Some(device)) = (disk.place, &disk.guest.device) {
             return (device.trim_start_matches("/dev/").to_owned(), "virtio");
@@ -214,7 +214,7 @@ impl Plan {
         (letters("sd", index.unwrap_or_default()), "scsi")
     }
 
-    /// virtio-scsi over vhost-user, and arguments of the user's.
+    /// Writes virtio-scsi over vhost-user, and the user's arguments.
     fn command_line(&self, xml: &mut Xml) {
         let devices = self.devices.iter().enumerate();
         let mut devices = devices
@@ -225,7 +225,7 @@ impl Plan {
         }
         xml.line(1, "<qemu:commandline>");
         for (index, device) in devices {
-            // libvirt calls the bus behind a port pci.N.
+            // libvirt's name of the bus behind a port is pci.N.
             let mut device = device.clone();
             if device.address.number > 0 {
                 device.address.bus = format!("pci.{}", device.address.number);
@@ -241,11 +241,11 @@ impl Plan {
         xml.line(1, "</qemu:commandline>");
     }
 
-    /// Properties for which libvirt has no word.
+    /// Writes properties without an element in libvirt.
     fn overrides(&self, xml: &mut Xml) {
         let mut lines = Vec::new();
         for (index, device) in self.devices.iter().enumerate() {
-            // Controllers of Lunette's are in the command line, with all their properties.
+            // Lunette's controllers are on the command line with all their properties.
             let is_element = !device.is_scsi || device.via.is_qemu();
             if is_element && !device.indirect {
                 let alias = match device.is_scsi || !device.via.is_qemu() {
@@ -336,7 +336,7 @@ fn queue_attributes(device: &PlannedDevice) -> String {
     text
 }
 
-/// libvirt counts threads from 1, as their names do.
+/// Returns the number in a thread name; libvirt counts threads from 1, as the names do.
 fn thread_number(name: &str) -> &str {
     name.trim_start_matches("iothread")
 }

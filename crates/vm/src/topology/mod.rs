@@ -1,7 +1,7 @@
 //! A guest's disks, described in words: `scsi:4x1,queues=2 blk:4 via=qemu`.
 //!
-//! [`Topology::parse`] reads the words, [`Plan::new`] resolves them, and a plan is written down as the daemon's flags, its
-//! TOML, QEMU's command line, libvirt's XML or JSON. All of it is pure: nothing is opened, created or started.
+//! [`Topology::parse`] parses the words and [`Plan::new`] resolves them. A plan can be written as the daemon's flags or TOML, QEMU's
+//! command line, libvirt's XML, or JSON. All functions are pure: nothing is opened, created or started.
 
 mod exports;
 mod flags;

@@ -1,34 +1,33 @@
-//! What a Linux guest will call a disk, as far as that can be said in advance.
+//! Names of a disk in a Linux guest, as far as they are predictable.
 //!
-//! `vd` names follow the order of PCI devices. `sd` names do not follow from anything: Linux probes several SCSI disks at
-//! a time. Links below `/dev/disk` are those of systemd's udev rules; sg3-utils adds its own.
+//! `vd` names follow the order of PCI devices. `sd` names are unpredictable, because Linux probes several SCSI disks at a time. Links
+//! below `/dev/disk` follow systemd's udev rules; sg3-utils adds more.
 
 use super::pci::PciAddress;
 
 /// Names and addresses in a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestNames {
-    /// `/dev/vdc`, or `None` where it can be any of several.
+    /// `/dev/vdc`, or `None` if unpredictable.
     pub device: Option<String>,
-    /// Where `device` is `None`: the command that finds it.
+    /// Command that finds the device if `device` is `None`.
     pub find: Option<String>,
-    /// Links below `/dev/disk/by-id` that udev makes of what the device says of itself.
+    /// Links below `/dev/disk/by-id`, which udev derives from the device's identification.
     pub by_id: Vec<String>,
     /// Links below `/dev/disk/by-path`.
     pub by_path: Vec<String>,
-    /// `host:0:target:lun` of a SCSI disk. The host's number counts virtio-scsi controllers only: other adapters of the guest
-    /// shift it.
+    /// `host:0:target:lun` of a SCSI disk. The host number counts only virtio-scsi controllers; other adapters of the guest shift it.
     pub scsi: Option<String>,
-    /// Hardware queues, which a guest has at most one of for each virtual CPU.
+    /// Number of hardware queues, at most one per virtual CPU.
     pub queues: u32,
 }
 
-/// Linux's number for a LUN: from 256 on, with the bits of the flat space addressing method (SAM-5, 4.7.7.3) in it.
+/// Returns Linux's number of a LUN: from 256 on, it includes the address method bits of flat space addressing (SAM-5, 4.7.7.3).
 pub fn kernel_lun(lun: u32) -> u32 {
     if lun < 256 { lun } else { lun | 0x4000 }
 }
 
-/// `vda` of 0, `vdz` of 25, `vdaa` of 26.
+/// Returns the name for an index: `vda` for 0, `vdz` for 25, `vdaa` for 26.
 pub(super) fn letters(prefix: &str, index: usize) -> String {
     let mut name = Vec::new();
     let mut rest = index + 1;
@@ -40,7 +39,7 @@ pub(super) fn letters(prefix: &str, index: usize) -> String {
     format!("{prefix}{}", String::from_utf8_lossy(&name))
 }
 
-/// Of a virtio-blk disk, the `index`th of them.
+/// Returns the names of the virtio-blk disk with this index.
 pub(crate) fn of_blk(
     index: usize,
     address: &PciAddress,
@@ -58,13 +57,13 @@ pub(crate) fn of_blk(
     }
 }
 
-/// A SCSI disk behind a controller, the `host`th of them.
+/// A SCSI disk on the controller with index `host`.
 pub(super) struct ScsiPlace<'a> {
     pub host: usize,
     pub target: u32,
     pub lun: u32,
     pub address: &'a PciAddress,
-    /// Is it the guest's only one?
+    /// It is the guest's only SCSI disk, so its name is `sda`.
     pub is_alone: bool,
 }
 
@@ -84,7 +83,7 @@ pub(super) fn of_scsi(place: &ScsiPlace<'_>, wwn: Option<u64>, queues: u32) -> G
     }
 }
 
-/// The same without knowing whether it is the only one: of the disk at a target and LUN behind the `host`th controller.
+/// Returns the names of the disk at this target and LUN of controller `host`, which may not be the only SCSI disk.
 pub(crate) fn of_scsi_at(
     host: usize,
     (target, lun): (u32, u32),
@@ -102,7 +101,7 @@ pub(crate) fn of_scsi_at(
     of_scsi(&place, wwn, queues)
 }
 
-/// udev replaces what a link's name cannot hold.
+/// Replaces characters that udev does not permit in link names.
 fn link_text(text: &str) -> String {
     let kept = text.chars().map(|c| match c {
         c if c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c) => c,

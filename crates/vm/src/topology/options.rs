@@ -1,4 +1,4 @@
-//! What a plan is made for: the guest around its disks, and the QEMU that will run it.
+//! Options of a plan: the guest around its disks, and the QEMU version.
 
 use super::pci::MachineType;
 use super::words::TopologyError;
@@ -6,23 +6,23 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-/// A version of QEMU, as far as its options differ.
+/// QEMU version, as far as its options differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QemuVersion {
-    /// The first number.
+    /// Major version.
     pub major: u32,
-    /// The second.
+    /// Minor version.
     pub minor: u32,
 }
 
 impl QemuVersion {
-    /// The oldest that is supported.
+    /// Oldest supported version.
     pub const OLDEST: QemuVersion = QemuVersion { major: 7, minor: 2 };
 
-    /// Reads `7.2`, `10.0.3`, or what `qemu-system-x86_64 --version` prints.
+    /// Parses `7.2`, `10.0.3`, or the output of `qemu-system-x86_64 --version`.
     ///
     /// # Errors
-    /// Where no number is, or it is too old.
+    /// There is no version number, or the version is too old.
     pub fn parse(text: &str) -> Result<QemuVersion, TopologyError> {
         let wrong =
             |problem: String| TopologyError::new("QEMU's version", problem, "--qemu-version 7.2");
@@ -46,7 +46,7 @@ impl QemuVersion {
         }
     }
 
-    /// Is it this version, or a later one?
+    /// Returns true for this version and later ones.
     pub fn is_at_least(self, major: u32, minor: u32) -> bool {
         self >= QemuVersion { major, minor }
     }
@@ -58,32 +58,32 @@ impl fmt::Display for QemuVersion {
     }
 }
 
-/// A kernel that QEMU loads itself.
+/// A kernel that QEMU loads directly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// The image.
+    /// Image.
     pub image: PathBuf,
-    /// The first file system.
+    /// Initial RAM file system.
     pub initrd: Option<PathBuf>,
-    /// The command line.
+    /// Command line.
     pub append: String,
 }
 
-/// A disk that the guest boots from, or has beside the others; always the first one.
+/// A disk with the guest's system, or an additional disk; always the first one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SystemDisk {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Is it qcow2? Else it is raw.
+    /// The format is qcow2, otherwise raw.
     pub is_qcow2: bool,
-    /// Served by Lunette; else by QEMU.
+    /// Served by Lunette, otherwise by QEMU.
     pub by_lunette: bool,
 }
 
-/// What a running daemon says of one of its disks.
+/// Properties of a running daemon's disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownDisk {
-    /// Bytes.
+    /// Size in bytes.
     pub size: Option<u64>,
     /// Serial number.
     pub serial: Option<String>,
@@ -94,41 +94,41 @@ pub struct KnownDisk {
 /// The guest around the disks.
 #[derive(Clone, Debug)]
 pub struct PlanOptions {
-    /// The guest's name.
+    /// Name of the guest.
     pub name: String,
-    /// Its UUID.
+    /// UUID.
     pub uuid: Option<String>,
-    /// What makes its disks' serial numbers differ from those of other guests on this and other machines.
+    /// Seed of the disks' serial numbers, which makes them unique across guests and machines.
     pub seed: String,
-    /// Virtual CPUs.
+    /// Number of virtual CPUs.
     pub cpus: u32,
-    /// Memory.
+    /// Memory in MiB.
     pub memory_mib: u32,
-    /// Is it shared, also where no device of the plan needs that?
+    /// Share the memory even if no device of the plan requires that.
     pub is_memory_shared: bool,
-    /// The chipset.
+    /// Machine type.
     pub machine: MachineType,
-    /// Has it ACPI, by which it hears of power-off and hot-plug?
+    /// Provide ACPI, which the guest needs for power-off and hot-plug.
     pub has_acpi: bool,
     /// QEMU's `-cpu`.
     pub cpu: String,
-    /// QEMU's `-accel`, in the order in which QEMU tries them.
+    /// QEMU's `-accel` values, in the order of preference.
     pub accelerators: Vec<String>,
-    /// The folder of the exports' sockets.
+    /// Folder of the exports' sockets.
     pub sockets: PathBuf,
-    /// The QEMU that is to run it.
+    /// Version of QEMU.
     pub qemu: QemuVersion,
-    /// What it boots without a disk.
+    /// Kernel for a direct boot.
     pub kernel: Option<Kernel>,
-    /// What it boots from.
+    /// System disk.
     pub system: Option<SystemDisk>,
-    /// Names of PCI devices that the caller adds: each gets an address, from the upper end of the bus.
+    /// Names of PCI devices that the caller adds. Each gets an address from the upper end of the bus.
     pub reserved: Vec<String>,
-    /// Arguments of QEMU that come last.
+    /// Further QEMU arguments, added last.
     pub extra: Vec<String>,
-    /// QEMU's consoles, unless the caller has its own.
+    /// QEMU arguments for consoles, unless the caller has its own.
     pub console: Vec<String>,
-    /// Of disks that a running daemon has, by name.
+    /// Known disks of a running daemon, by name.
     pub known: BTreeMap<String, KnownDisk>,
 }
 

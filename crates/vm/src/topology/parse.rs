@@ -1,40 +1,40 @@
-//! Reads the words of a topology: `scsi:4x1,queues=2`, `blk:4`, `via=qemu`, `backing=ram:700M`.
+//! Parser for the words of a topology: `scsi:4x1,queues=2`, `blk:4`, `via=qemu`, `backing=ram:700M`.
 //!
-//! `scsi:` and `blk:` words describe groups of disks. `via=` and `backing=` as words of their own are for all groups that
-//! do not have their own. Every mistake names the word, what is allowed in its place, and something to write instead.
+//! `scsi:` and `blk:` words describe groups of disks. Separate `via=` and `backing=` words are defaults for all groups. Every error names
+//! the word, the permitted values and an example.
 
 use super::words::{Aio, Backing, Group, Shape, Topology, TopologyError, Via};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Targets that QEMU's controllers announce.
+/// Maximum number of targets that QEMU's controllers support.
 const TARGETS_MAX: u32 = 256;
 
-/// Logical units of one target.
+/// Maximum number of logical units of one target.
 const LUNS_MAX: u32 = 16384;
 
-/// Disks of one group; more have never booted in a useful time.
+/// Maximum number of disks of one group; guests with more do not boot in a reasonable time.
 const DISKS_MAX: u32 = 4096;
 
-/// Request queues of one export of the daemon.
+/// Maximum number of request queues of one export of the daemon.
 const BLK_QUEUES_MAX: u32 = 256;
 const SCSI_QUEUES_MAX: u32 = 254;
 
-/// Of a disk whose words name no size.
+/// Default size of a disk in bytes.
 const SIZE: u64 = 256 << 20;
 
-/// Sectors are never larger, so every disk has whole ones.
+/// Sizes are multiples of the largest sector size.
 const SIZE_UNIT: u64 = 4096;
 
 const GROUP_KEYS: &str = "queues, virtqueue_size, packed, indirect, via, backing, size, aio, ioeventfd, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun";
 
-/// What stands behind a word's colon and commas.
+/// Options after a word's colon and commas.
 struct Options<'a> {
     word: &'a str,
     pairs: Vec<(String, Option<&'a str>)>,
 }
 
-/// Settings that a word of its own gives to all groups.
+/// Defaults for all groups.
 #[derive(Default)]
 struct Defaults {
     via: Option<Via>,
@@ -42,10 +42,10 @@ struct Defaults {
 }
 
 impl Topology {
-    /// Reads words, each of which may hold several with spaces between them.
+    /// Parses words. Each string may contain several words, separated by spaces.
     ///
     /// # Errors
-    /// The first word that makes no sense.
+    /// The first invalid word.
     pub fn parse<S: AsRef<str>>(words: &[S]) -> Result<Topology, TopologyError> {
         let words: Vec<&str> = words
             .iter()
@@ -167,7 +167,7 @@ fn group(word: &str, defaults: &Defaults) -> Result<Group, TopologyError> {
     Ok(group)
 }
 
-/// What disks lie on where no word says so: both can be had without preparation, and end with their owner or the machine.
+/// Returns the default backing, which needs no preparation and disappears with its owner or the machine.
 fn default_backing(given: Option<(Backing, Option<u64>)>, via: Via) -> (Backing, Option<u64>) {
     given.unwrap_or_else(|| match via {
         Via::Lunette => (Backing::Ram, None),
@@ -239,7 +239,7 @@ fn number(word: &str, what: &str, text: &str, from: u32, to: u32) -> Result<u32,
         })
 }
 
-/// A size with K, M, G or T, in bytes.
+/// Parses a size with K, M, G or T, in bytes.
 fn size(word: &str, text: &str) -> Result<u64, TopologyError> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'K') => (&text[..text.len() - 1], 10),
@@ -340,7 +340,7 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// The value of a key, if it is there; one without a value has none.
+    /// Removes a key and returns its value; the inner option is `None` for a key without a value.
     fn take(&mut self, key: &str) -> Option<Option<&'a str>> {
         let at = self.pairs.iter().position(|(name, _)| name == key)?;
         Some(self.pairs.remove(at).1)
@@ -397,7 +397,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Options that do not go together.
+/// Rejects options that exclude each other.
 fn check(group: &Group) -> Result<(), TopologyError> {
     let wrong = |problem: String, hint: &str| Err(TopologyError::new(&group.word, problem, hint));
     let is_scsi = matches!(group.shape, Shape::Scsi { .. });

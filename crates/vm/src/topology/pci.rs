@@ -1,16 +1,15 @@
-//! Where devices sit on a guest's PCI bus: slots directly on the bus while there are enough, and behind ports or bridges
-//! when there are not.
+//! Addresses on a guest's PCI bus: slots of the first bus while there are enough, otherwise slots of root ports or bridges.
 
 use super::words::TopologyError;
 use std::fmt;
 
-/// Slots of one bus.
+/// Number of slots of one bus.
 const SLOTS: u32 = 32;
 
-/// Functions of one slot: as many devices fit behind one root port.
+/// Number of functions of one slot, and of devices behind one root port.
 const FUNCTIONS: u32 = 8;
 
-/// What the guest's machine is.
+/// Machine type of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MachineType {
     /// PCI Express.
@@ -20,7 +19,7 @@ pub enum MachineType {
 }
 
 impl MachineType {
-    /// QEMU's word.
+    /// Returns QEMU's name of the machine.
     pub fn word(self) -> &'static str {
         match self {
             MachineType::Q35 => "q35",
@@ -28,7 +27,7 @@ impl MachineType {
         }
     }
 
-    /// QEMU's name of the first bus.
+    /// Returns QEMU's name of the first bus.
     pub fn bus(self) -> &'static str {
         match self {
             MachineType::Q35 => "pcie.0",
@@ -36,7 +35,7 @@ impl MachineType {
         }
     }
 
-    /// Slots that the chipset occupies.
+    /// Returns the slots of the chipset.
     pub fn chipset(self) -> &'static [u32] {
         match self {
             // host bridge; LPC, AHCI and SMBus
@@ -46,7 +45,7 @@ impl MachineType {
         }
     }
 
-    /// Devices behind one port or bridge.
+    /// Returns the number of devices behind one port or bridge.
     fn behind(self) -> u32 {
         match self {
             MachineType::Q35 => FUNCTIONS,
@@ -55,7 +54,7 @@ impl MachineType {
         }
     }
 
-    /// What brings more room.
+    /// Returns the name of the device that adds slots.
     pub fn extension(self) -> &'static str {
         match self {
             MachineType::Q35 => "root port",
@@ -64,23 +63,23 @@ impl MachineType {
     }
 }
 
-/// Where a device sits.
+/// PCI address of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciAddress {
     /// QEMU's name of the bus.
     pub bus: String,
-    /// The number that the guest gives to the bus: that of the firmware's and the kernel's order.
+    /// Bus number in the guest, assigned by firmware and kernel.
     pub number: u32,
     /// Slot on the bus.
     pub slot: u32,
     /// Function in the slot.
     pub function: u32,
-    /// Are there more functions in the slot?
+    /// The slot has further functions.
     pub multifunction: bool,
 }
 
 impl PciAddress {
-    /// The properties of a QEMU device.
+    /// Returns the address as properties of a QEMU device.
     pub fn properties(&self) -> Vec<(String, String)> {
         let mut properties = vec![("bus".to_owned(), self.bus.clone())];
         let address = match self.multifunction {
@@ -94,13 +93,13 @@ impl PciAddress {
         properties
     }
 
-    /// Does the address in the guest follow from the command line alone, without the firmware's numbers?
+    /// Returns true if the address in the guest follows from the command line, independent of the firmware's bus numbers.
     pub fn is_certain(&self) -> bool {
         self.number == 0
     }
 }
 
-/// As Linux writes it: `0000:00:03.0`.
+/// Formats the address like Linux: `0000:00:03.0`.
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -111,42 +110,42 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// A root port, or a PCI bridge, that makes room.
+/// A root port or a PCI bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// Its name, which is also that of the bus behind it.
+    /// Name of the port and of the bus behind it.
     pub id: String,
     /// Number of its bus, from 1.
     pub number: u32,
-    /// Where it sits.
+    /// Slot on the first bus.
     pub slot: u32,
 }
 
-/// How many slots there are and who has them.
+/// Use of the slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Slots of the first bus.
+    /// Number of slots of the first bus.
     pub slots: u32,
-    /// Of these, in use by the chipset, devices and ports.
+    /// Slots in use by the chipset, devices and ports.
     pub used: u32,
-    /// Devices that are planned.
+    /// Number of planned devices.
     pub devices: u32,
-    /// Ports or bridges that these need.
+    /// Number of ports or bridges for the devices.
     pub ports: u32,
-    /// Where the ports are needed: the word of the group that does not fit, and slots that were free for it.
+    /// Reason for the ports: the word of the group that does not fit, and the number of slots that were free for it.
     pub reason: Option<(String, u32)>,
-    /// What such a port is called.
+    /// Name of a port or bridge for messages.
     pub extension: &'static str,
 }
 
 impl Budget {
-    /// Slots that are left.
+    /// Returns the number of free slots.
     pub fn free(&self) -> u32 {
         self.slots.saturating_sub(self.used)
     }
 }
 
-/// "12 of 32 slots used, 20 free", and what ports are for.
+/// Formats "12 of 32 slots used, 20 free", and the reason for ports.
 impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -168,22 +167,22 @@ impl fmt::Display for Budget {
     }
 }
 
-/// What is on the bus.
+/// Addresses of all devices.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
-    /// Of each device, in the order in which they were given.
+    /// Addresses of the devices, in the given order.
     pub devices: Vec<PciAddress>,
-    /// Of each reserved place.
+    /// Addresses of the reserved devices.
     pub reserved: Vec<PciAddress>,
     /// Ports, in the order of their buses.
     pub ports: Vec<Port>,
-    /// The count.
+    /// Use of the slots.
     pub budget: Budget,
 }
 
-/// Gives every device a place, in the order in which Linux will find them: those directly on the first bus, by slot, then
-/// those behind ports, by port. `devices` are groups of devices with their words; `reserved` are single devices that others add, which
-/// come from the upper end, so that they are found last.
+/// Assigns addresses in Linux's probe order: first those on the first bus by slot, then those behind ports by
+/// port. `devices` are groups of devices with their words; `reserved` is the number of devices added by the caller, which are placed at
+/// the upper end, so that they are found last.
 pub(super) fn lay_out(
     machine: MachineType,
     devices: &[(String, u32)],
@@ -257,12 +256,12 @@ pub(super) fn lay_out(
     })
 }
 
-/// The fewest ports with which so many devices find room in so many slots.
+/// Returns the smallest number of ports that makes room for the devices.
 fn ports_for(machine: MachineType, devices: u32, slots: u32) -> Option<u32> {
     (0..=slots).find(|ports| slots - ports + ports * machine.behind() >= devices)
 }
 
-/// The first group that does not fit, and what was free for it.
+/// Returns the first group that does not fit, and the number of free slots for it.
 fn overflowing(devices: &[(String, u32)], mut free: u32) -> Option<(String, u32)> {
     for (word, count) in devices {
         if *count > free {

@@ -1,5 +1,5 @@
-//! The resolved plan: every disk with its name, serial number, size and place, and every device with its PCI address.
-//! The renderers beside this file only write it down.
+//! The resolved plan: every disk with name, serial number, size and position, and every device with its PCI address. The renderers in
+//! this folder only format it.
 
 use super::names::{self, GuestNames, ScsiPlace};
 use super::options::{PlanOptions, SystemDisk};
@@ -9,53 +9,53 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The longest path of a socket: sockaddr_un has 108 bytes, one of which ends it.
+/// Maximum length of a socket path: sockaddr_un has 108 bytes including the NUL.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Bytes of a virtio-blk serial number (virtio 1.3, 5.2.6).
+/// Length of a virtio-blk serial number in bytes (virtio 1.3, 5.2.6).
 const SERIAL_MAX: usize = 20;
 
-/// Where a disk's content is.
+/// Storage of a disk's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// Memory of the daemon.
     Ram {
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
-    /// A raw file, created with this size where it is missing.
+    /// A raw file, created with this size if it does not exist.
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
-        /// Does it lie in memory, where the page cache is all there is?
+        /// The file is in memory (tmpfs), where only the page cache exists.
         is_tmpfs: bool,
     },
     /// A block device of the host.
     Block {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
     },
-    /// A disk that the running daemon has under its name.
+    /// A disk of the running daemon with this name.
     Daemon,
-    /// The system disk, as it is.
+    /// The system disk, unmodified.
     System(SystemDisk),
-    /// A file or device that is there, as it is.
+    /// An existing file or device, unmodified.
     Existing {
-        /// The file or device.
+        /// Path of the file or device.
         path: PathBuf,
-        /// Is it qcow2? Else it is raw.
+        /// The format is qcow2, otherwise raw.
         is_qcow2: bool,
-        /// Is it read and written past the page cache?
+        /// Use direct I/O.
         is_direct: bool,
-        /// Is it a block device?
+        /// It is a block device.
         is_device: bool,
     },
 }
 
 impl Medium {
-    /// The file or device.
+    /// Returns the path of the file or device.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Medium::File { path, .. } | Medium::Block { path } | Medium::Existing { path, .. } => {
@@ -66,7 +66,7 @@ impl Medium {
         }
     }
 
-    /// Is it read and written past the page cache?
+    /// Returns true for direct I/O.
     pub fn is_direct(&self) -> bool {
         let is_cached = matches!(
             self,
@@ -79,7 +79,7 @@ impl Medium {
         !is_cached
     }
 
-    /// The back end of a daemon that serves a file of this format.
+    /// Returns the daemon's back end for a file of this format.
     pub fn kind(&self) -> &'static str {
         match self.is_qcow2() {
             true => "image",
@@ -87,7 +87,7 @@ impl Medium {
         }
     }
 
-    /// Is it qcow2? Else it is raw.
+    /// Returns true for qcow2, false for raw.
     pub fn is_qcow2(&self) -> bool {
         match self {
             Medium::System(system) => system.is_qcow2,
@@ -96,7 +96,7 @@ impl Medium {
         }
     }
 
-    /// Is it a block device?
+    /// Returns true for a block device.
     pub fn is_device(&self) -> bool {
         matches!(
             self,
@@ -109,27 +109,27 @@ impl Medium {
     }
 }
 
-/// Which device a disk belongs to.
+/// Device of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A virtio-blk device of its own: an index into [`Plan::devices`].
+    /// A virtio-blk device: an index into [`Plan::devices`].
     Blk {
-        /// The device.
+        /// Index of the device.
         device: usize,
     },
     /// A logical unit of a virtio-scsi controller.
     Scsi {
-        /// The controller: an index into [`Plan::devices`].
+        /// Index of the controller in [`Plan::devices`].
         device: usize,
-        /// The target.
+        /// Target number.
         target: u32,
-        /// The logical unit number.
+        /// Logical unit number.
         lun: u32,
     },
 }
 
 impl Place {
-    /// The index of the device.
+    /// Returns the index of the device.
     pub fn device(self) -> usize {
         match self {
             Place::Blk { device } | Place::Scsi { device, .. } => device,
@@ -140,63 +140,63 @@ impl Place {
 /// One disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedDisk {
-    /// Its name in the daemon, and the id of its device in QEMU.
+    /// Name in the daemon, and ID of its device in QEMU.
     pub name: String,
-    /// Where its content is.
+    /// Storage of its content.
     pub medium: Medium,
-    /// Bytes, where they are known.
+    /// Size in bytes, if known.
     pub size: Option<u64>,
-    /// Serial number, where it is known.
+    /// Serial number, if known.
     pub serial: Option<String>,
-    /// NAA identifier, where it is known.
+    /// NAA identifier, if known.
     pub wwn: Option<u64>,
-    /// Has it a removable medium?
+    /// The medium is removable.
     pub removable: bool,
-    /// Its device.
+    /// Device of the disk.
     pub place: Place,
-    /// What the guest calls it.
+    /// Names in the guest.
     pub guest: GuestNames,
 }
 
 /// One virtio device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedDevice {
-    /// Its id in QEMU, and the name of its export in the daemon.
+    /// ID in QEMU, and name of its export in the daemon.
     pub id: String,
-    /// Where it sits.
+    /// PCI address.
     pub address: PciAddress,
-    /// Is it a virtio-scsi controller? Else it is a virtio-blk device.
+    /// It is a virtio-scsi controller, otherwise a virtio-blk device.
     pub is_scsi: bool,
-    /// Who emulates it.
+    /// Program that emulates it.
     pub via: Via,
-    /// Request queues that it offers.
+    /// Number of request queues.
     pub queues: u32,
     /// Entries of each queue.
     pub queue_size: Option<u32>,
-    /// Commands that a logical unit may have in flight.
+    /// Maximum number of commands in flight per logical unit.
     pub cmd_per_lun: Option<u32>,
-    /// Packed rings.
+    /// Use packed rings.
     pub packed: bool,
-    /// Indirect descriptors.
+    /// Use indirect descriptors.
     pub indirect: bool,
-    /// How QEMU does its I/O.
+    /// QEMU's I/O mode.
     pub aio: Aio,
-    /// Does a kick arrive by eventfd?
+    /// Use an eventfd for kicks.
     pub ioeventfd: Option<bool>,
-    /// Threads for I/O that serve it: one, or as many as its queues are spread over.
+    /// I/O threads: one, or the set over which its queues are distributed.
     pub iothreads: Vec<String>,
-    /// Are its queues spread over its threads?
+    /// Its queues are distributed over its threads.
     pub is_mapped: bool,
-    /// Its vhost-user socket.
+    /// vhost-user socket.
     pub socket: Option<PathBuf>,
-    /// Does the guest boot from it?
+    /// The guest boots from it.
     pub boots: bool,
 }
 
-/// A guest's disks, resolved.
+/// Resolved disks of a guest.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The guest around them.
+    /// Options of the guest.
     pub options: PlanOptions,
     /// Disks, in the order of the words.
     pub disks: Vec<PlannedDisk>,
@@ -204,11 +204,11 @@ pub struct Plan {
     pub devices: Vec<PlannedDevice>,
     /// Root ports or bridges.
     pub ports: Vec<Port>,
-    /// Addresses for the devices that the caller adds.
+    /// Addresses for devices that the caller adds.
     pub reserved: Vec<(String, PciAddress)>,
-    /// The count of slots.
+    /// Use of the PCI slots.
     pub budget: Budget,
-    /// What is worth knowing about this plan.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
@@ -216,7 +216,7 @@ impl Plan {
     /// Resolves a topology.
     ///
     /// # Errors
-    /// What cannot be, and why.
+    /// The reason why the plan is impossible.
     pub fn new(topology: &Topology, options: PlanOptions) -> Result<Plan, TopologyError> {
         check_options(&options)?;
         let mut words: Vec<(String, u32)> = Vec::new();
@@ -235,23 +235,23 @@ impl Plan {
         builder.finish(layout)
     }
 
-    /// Is any device Lunette's?
+    /// Returns true if Lunette emulates a device.
     pub fn needs_daemon(&self) -> bool {
         self.devices.iter().any(|device| device.via == Via::Lunette)
     }
 
-    /// The device of a disk.
+    /// Returns the device of a disk.
     pub fn device_of(&self, disk: &PlannedDisk) -> &PlannedDevice {
         &self.devices[disk.place.device()]
     }
 
-    /// The disks of a device, by its index.
+    /// Returns the disks of a device, by its index.
     pub fn disks_of(&self, device: usize) -> impl Iterator<Item = &PlannedDisk> {
         let disks = self.disks.iter();
         disks.filter(move |disk| disk.place.device() == device)
     }
 
-    /// Files that QEMU needs before it starts, and their sizes: the daemon creates its own.
+    /// Returns the files that QEMU needs before it starts, with their sizes. The daemon creates its files itself.
     pub fn files_of_qemu(&self) -> Vec<(&Path, u64)> {
         let disks = self.disks.iter();
         let disks = disks.filter(|disk| self.device_of(disk).via.is_qemu());
@@ -289,7 +289,7 @@ pub(super) fn check_options(options: &PlanOptions) -> Result<(), TopologyError> 
     Ok(())
 }
 
-/// Fills a plan, group by group.
+/// Builds a plan, group by group.
 pub(super) struct Builder {
     options: PlanOptions,
     addresses: std::vec::IntoIter<PciAddress>,
@@ -300,7 +300,7 @@ pub(super) struct Builder {
     hosts: usize,
     next_disk: usize,
     iothreads: usize,
-    /// A group whose devices share threads: its word, its first thread, its devices so far.
+    /// Group with devices that share threads: its word, its first thread, and its number of devices so far.
     shared: Option<(String, usize, u32)>,
 }
 
@@ -345,7 +345,7 @@ impl Builder {
             vq_mapping: None,
             iothreads: None,
         };
-        // QEMU gives a kernel that it loads itself the first place in the boot order.
+        // QEMU gives a directly loaded kernel the first place in the boot order.
         let boots = self.options.kernel.is_none();
         let device = self.device("system".to_owned(), &group, boots);
         self.disk(
@@ -390,7 +390,7 @@ impl Builder {
         Ok(())
     }
 
-    /// The next SCSI disk belongs to another controller.
+    /// Ends a controller; the next SCSI disk belongs to another one.
     pub(super) fn end_controller(&mut self) {
         self.hosts += 1;
     }
@@ -399,7 +399,7 @@ impl Builder {
         self.devices.iter().any(|device| device.id == id)
     }
 
-    /// A socket that is where the daemon made it.
+    /// Sets the socket of an existing export.
     pub(super) fn set_socket(&mut self, device: usize, socket: PathBuf) {
         self.devices[device].socket = Some(socket);
     }
@@ -428,7 +428,7 @@ impl Builder {
         group.queues.unwrap_or(self.options.cpus)
     }
 
-    /// The name and the medium of a group's next disk.
+    /// Returns the name and the medium of a group's next disk.
     fn medium(&mut self, group: &Group, index: u32) -> Result<(String, Medium), TopologyError> {
         let at = index as usize;
         let size = group.size.unwrap_or_default();
@@ -463,7 +463,7 @@ impl Builder {
         Ok((name, medium))
     }
 
-    /// The thread of the next device of a group whose devices share some, one after the other.
+    /// Returns the thread of the next device in a group with shared threads, in turn.
     fn shared_thread(&mut self, group: &Group, threads: u32) -> (usize, usize) {
         let devices = match group.shape {
             Shape::Blk { count } => count,
@@ -480,7 +480,7 @@ impl Builder {
         (thread, thread + 1)
     }
 
-    /// Adds a device and gives its index.
+    /// Adds a device. Returns its index.
     pub(super) fn device(&mut self, id: String, group: &Group, boots: bool) -> usize {
         let queues = self.queues(group);
         let threads = match group.via {
@@ -496,7 +496,7 @@ impl Builder {
         let socket = self.options.sockets.join(format!("{id}.sock"));
         self.devices.push(PlannedDevice {
             id,
-            // One was laid out for each device.
+            // The layout has one address per device.
             address: self.addresses.next().unwrap_or(PciAddress {
                 bus: self.options.machine.bus().to_owned(),
                 number: 0,
@@ -552,7 +552,7 @@ impl Builder {
                     target,
                     lun,
                     address: &device.address,
-                    // Known when all are there.
+                    // Determined when all disks are added.
                     is_alone: false,
                 };
                 names::of_scsi(&place, known.wwn, queues)
@@ -614,7 +614,7 @@ impl Builder {
         })
     }
 
-    /// Devices and disks of SCSI controllers have their names side by side in QEMU.
+    /// Checks names: devices and disks of SCSI controllers share QEMU's ID space.
     fn check_names(&self) -> Result<(), TopologyError> {
         let disks = self.disks.iter();
         let disks = disks.filter(|disk| disk.guest.scsi.is_some());
@@ -662,8 +662,8 @@ impl Builder {
     }
 }
 
-/// Serial number and NAA identifier of a disk that the plan makes. They follow from the guest's seed and the disk's name, so
-/// that a plan is the same whenever it is printed, and from nothing that another guest has too.
+/// Returns serial number and NAA identifier of a new disk. They are derived from the guest's seed and name and the disk's name, so a plan
+/// is reproducible and identifiers differ between guests.
 fn identity(options: &PlanOptions, name: &str) -> super::options::KnownDisk {
     let mut hash = Sha256::new();
     for part in [&options.seed, &options.name, name] {

@@ -8,13 +8,13 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The program.
+/// Name of the program.
 pub const QEMU: &str = "qemu-system-x86_64";
 
-/// Properties in the order in which they are written.
+/// Properties in output order.
 type Properties = Vec<(String, String)>;
 
-/// A device with its properties, as `-device` takes it.
+/// Formats a device with its properties for `-device`.
 fn device(driver: &str, properties: Properties) -> String {
     let properties = properties.iter();
     let properties = properties.map(|(key, value)| format!(",{key}={}", qemu_value(value)));
@@ -30,7 +30,7 @@ fn on_off(value: bool) -> &'static str {
 }
 
 impl Plan {
-    /// QEMU's arguments, without the program.
+    /// Returns QEMU's arguments, without the program.
     pub fn qemu_arguments(&self) -> Vec<String> {
         let mut arguments = machine(
             &self.options,
@@ -71,7 +71,7 @@ impl Plan {
         arguments
     }
 
-    /// The command line for a shell, after the commands that create the files it needs.
+    /// Returns the command line for a shell, after the commands that create the required files.
     pub fn qemu_text(&self) -> String {
         let files = self.files_of_qemu().into_iter().map(|(path, size)| {
             let path = shell_word(&path.display().to_string());
@@ -118,7 +118,7 @@ impl Plan {
     }
 }
 
-/// What is not a disk.
+/// Returns the arguments that are not about disks.
 fn machine(options: &PlanOptions, is_shared: bool) -> Vec<String> {
     let memory = options.memory_mib;
     let mut arguments: Vec<String> = ["-nodefaults", "-no-user-config", "-name"]
@@ -164,7 +164,7 @@ fn boot(options: &PlanOptions) -> Vec<String> {
     arguments
 }
 
-/// The device that the guest sees: a virtio-blk disk, or a virtio-scsi controller.
+/// Returns the device that the guest sees: a virtio-blk disk or a virtio-scsi controller.
 fn controller(planned: &PlannedDevice, disk: Option<&PlannedDisk>) -> String {
     let is_lunette = planned.via == Via::Lunette;
     let driver = match (planned.is_scsi, is_lunette) {
@@ -217,7 +217,7 @@ fn controller(planned: &PlannedDevice, disk: Option<&PlannedDisk>) -> String {
     }
 }
 
-/// A device whose queues are spread over threads: a list, which only QEMU's JSON form can say.
+/// Returns a device with queues distributed over threads. Only QEMU's JSON syntax supports that list.
 fn mapped(driver: &str, properties: Properties, threads: &[String]) -> String {
     let mut object = Map::new();
     object.insert("driver".to_owned(), json!(driver));
@@ -262,7 +262,7 @@ fn scsi_disk(planned: &PlannedDevice, disk: &PlannedDisk) -> String {
     device("scsi-hd", properties)
 }
 
-/// What QEMU opens for a disk of its own device.
+/// Returns the block node for a disk of an emulated device.
 fn blockdev(planned: &PlannedDevice, disk: &PlannedDisk) -> String {
     let path = disk.medium.path().unwrap_or(Path::new(""));
     let path = qemu_value(&path.display().to_string());

@@ -1,10 +1,10 @@
-//! A plan for people: every form of it under a heading, and what the guest will see.
+//! A plan for users: every form under a heading, and the view of the guest.
 
 use super::plan::{Plan, PlannedDisk};
 use std::fmt::Write;
 
 impl Plan {
-    /// All forms, as comments and commands that a shell takes.
+    /// Returns all forms, as comments and commands for a shell.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail.
@@ -27,7 +27,7 @@ impl Plan {
         text
     }
 
-    /// Names of the disks in the guest, the count of PCI slots, and notes, as comments.
+    /// Returns names of the disks in the guest, use of PCI slots, and notes, as comments.
     pub fn guest_text(&self) -> String {
         let mut text = String::new();
         for disk in &self.disks {

@@ -1,6 +1,6 @@
-//! Text that shells and QEMU read back as it was meant.
+//! Quoting for shells and QEMU.
 
-/// A word for a POSIX shell, quoted where it has to be.
+/// Quotes a word for a POSIX shell if necessary.
 pub fn shell_word(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=+:,./@%^".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {
@@ -9,7 +9,7 @@ pub fn shell_word(word: &str) -> String {
     }
 }
 
-/// A command over several lines, one option and its value on each.
+/// Formats a command over several lines, one option with its value per line.
 pub fn shell_command(words: &[String]) -> String {
     let mut text = String::new();
     let mut open = false;
@@ -28,7 +28,7 @@ pub fn shell_command(words: &[String]) -> String {
     text
 }
 
-/// A value in QEMU's `key=value,...`: a comma is written twice.
+/// Escapes a value in QEMU's `key=value,...`: a comma is doubled.
 pub fn qemu_value(value: &str) -> String {
     value.replace(',', ",,")
 }

@@ -4,7 +4,7 @@ use super::plan::{Medium, Place, Plan, PlannedDisk};
 use std::fmt::Write;
 use std::path::Path;
 
-/// A TOML basic string.
+/// Formats a TOML basic string.
 pub(crate) fn text(value: &str) -> String {
     let mut quoted = String::from("\"");
     for c in value.chars() {
@@ -23,7 +23,7 @@ pub(crate) fn path_text(path: &Path) -> String {
 }
 
 impl Plan {
-    /// The configuration file that serves the disks.
+    /// Returns the configuration file that serves the disks.
     pub fn toml(&self) -> String {
         if !self.needs_daemon() {
             return "# QEMU serves all disks itself: no daemon is needed\n".to_owned();

@@ -1,55 +1,55 @@
-//! What the words of a topology mean: groups of disks, how they reach the guest, and what their content lies on.
+//! Data model of a topology: groups of disks, their devices, and their storage.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Who emulates a disk's device.
+/// Program that emulates a disk's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
     /// Lunette, over vhost-user.
     Lunette,
     /// QEMU, in its main loop.
     Qemu,
-    /// QEMU, in threads for I/O.
+    /// QEMU, in I/O threads.
     QemuIothread,
 }
 
 impl Via {
-    /// All, by their words.
+    /// All values with their words.
     pub const WORDS: [(&str, Via); 3] = [
         ("lunette", Via::Lunette),
         ("qemu", Via::Qemu),
         ("qemu-iothread", Via::QemuIothread),
     ];
 
-    /// Its word.
+    /// Returns the word.
     pub fn word(self) -> &'static str {
         let found = Via::WORDS.iter().find(|(_, via)| *via == self);
         found.map_or("", |(word, _)| word)
     }
 
-    /// Is it a device of QEMU's own?
+    /// Returns true for devices emulated by QEMU.
     pub fn is_qemu(self) -> bool {
         self != Via::Lunette
     }
 }
 
-/// What the content of disks lies on.
+/// Storage of the disks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// Memory of the daemon.
     Ram,
-    /// A raw file for each disk in a folder.
+    /// A raw file per disk in a folder.
     File(PathBuf),
-    /// The same in a folder that is memory, where O_DIRECT may not work.
+    /// A raw file per disk in a folder in memory, where O_DIRECT may not work.
     Tmpfs(PathBuf),
-    /// Block devices of the host, one for each disk.
+    /// Block devices of the host, one per disk.
     Block(Vec<PathBuf>),
-    /// Disks that a running daemon has, by name.
+    /// Disks of a running daemon, by name.
     Daemon(Vec<String>),
 }
 
-/// How QEMU does the I/O of its own devices.
+/// I/O mode of QEMU's own devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aio {
     /// Linux's native asynchronous I/O, which needs O_DIRECT.
@@ -61,39 +61,39 @@ pub enum Aio {
 }
 
 impl Aio {
-    /// All, by their words.
+    /// All values with their words.
     pub const WORDS: [(&str, Aio); 3] = [
         ("native", Aio::Native),
         ("io_uring", Aio::IoUring),
         ("threads", Aio::Threads),
     ];
 
-    /// Its word, which QEMU and libvirt use too.
+    /// Returns the word, which QEMU and libvirt also use.
     pub fn word(self) -> &'static str {
         let found = Aio::WORDS.iter().find(|(_, aio)| *aio == self);
         found.map_or("", |(word, _)| word)
     }
 }
 
-/// How the disks of a group are arranged.
+/// Arrangement of the disks of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// One virtio-scsi controller with so many targets, and so many logical units in each.
+    /// One virtio-scsi controller with a number of targets and of logical units per target.
     Scsi {
-        /// Targets, numbered from 0.
+        /// Number of targets, numbered from 0.
         targets: u32,
-        /// Logical units of each target, numbered from 0.
+        /// Number of logical units per target, numbered from 0.
         luns: u32,
     },
-    /// So many virtio-blk devices.
+    /// Separate virtio-blk devices.
     Blk {
-        /// Devices.
+        /// Number of devices.
         count: u32,
     },
 }
 
 impl Shape {
-    /// Disks of the group.
+    /// Returns the number of disks in the group.
     pub fn disks(self) -> u32 {
         match self {
             Shape::Scsi { targets, luns } => targets.saturating_mul(luns),
@@ -101,7 +101,7 @@ impl Shape {
         }
     }
 
-    /// PCI devices of the group.
+    /// Returns the number of PCI devices of the group.
     pub fn devices(self) -> u32 {
         match self {
             Shape::Scsi { .. } => 1,
@@ -110,56 +110,56 @@ impl Shape {
     }
 }
 
-/// One `scsi:` or `blk:` word with all that applies to it.
+/// One `scsi:` or `blk:` word with its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// The word as it was written.
+    /// The word as written.
     pub word: String,
-    /// How its disks are arranged.
+    /// Arrangement of the disks.
     pub shape: Shape,
-    /// Request queues of each device; `None`: one for each virtual CPU.
+    /// Request queues per device; `None`: one per virtual CPU.
     pub queues: Option<u32>,
-    /// Entries of each queue; `None`: QEMU's default.
+    /// Entries per queue; `None`: QEMU's default.
     pub queue_size: Option<u32>,
-    /// Commands that a logical unit may have in flight; `None`: QEMU's default.
+    /// Maximum number of commands in flight per logical unit; `None`: QEMU's default.
     pub cmd_per_lun: Option<u32>,
-    /// So many of its disks, from the first, have a removable medium.
+    /// Number of disks, from the first, with a removable medium.
     pub removable: u32,
-    /// Packed rings.
+    /// Use packed rings.
     pub packed: bool,
-    /// A request may take one descriptor of the ring, whatever its parts (VIRTIO_F_INDIRECT_DESC).
+    /// Use indirect descriptors (VIRTIO_F_INDIRECT_DESC): a request needs one descriptor of the ring, regardless of its parts.
     pub indirect: bool,
-    /// Who emulates the devices.
+    /// Program that emulates the devices.
     pub via: Via,
-    /// What the disks lie on.
+    /// Storage of the disks.
     pub backing: Backing,
-    /// Size of each disk in bytes; `None`: what lies there has one.
+    /// Size of each disk in bytes; `None`: that of the existing storage.
     pub size: Option<u64>,
-    /// How QEMU does its I/O.
+    /// QEMU's I/O mode.
     pub aio: Option<Aio>,
-    /// Does a kick arrive by eventfd? `None`: QEMU's default.
+    /// Use an eventfd for kicks; `None`: QEMU's default.
     pub ioeventfd: Option<bool>,
-    /// Each device's queues are spread over so many threads for I/O.
+    /// Number of I/O threads over which the queues of each device are distributed.
     pub vq_mapping: Option<u32>,
-    /// Threads that the group's devices share.
+    /// Number of threads that the group's devices share.
     pub iothreads: Option<u32>,
 }
 
 /// All disks of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// In the order in which they were written.
+    /// Groups, in the order of the words.
     pub groups: Vec<Group>,
 }
 
-/// A word that makes no sense, or a plan that cannot be.
+/// An invalid word, or an impossible plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopologyError {
     /// The word.
     pub word: String,
-    /// What is wrong with it, with the values that are allowed.
+    /// Description of the problem, with the permitted values.
     pub problem: String,
-    /// What to write instead.
+    /// Text to use instead.
     pub hint: String,
 }
 

@@ -1,4 +1,4 @@
-//! Clients over sockets, and a guest that this test plays.
+//! Clients over sockets, and a guest simulated by the test.
 
 use super::super::client::{Ended, ExecInput, exec};
 use super::*;
@@ -47,7 +47,6 @@ impl Rig {
         self.folder.path().join("agent.sock")
     }
 
-    /// Runs `script` on a thread of its own.
     fn exec(&self, script: &str, input: ExecInput) -> Running {
         let (socket, script) = (self.socket(), script.to_owned());
         std::thread::spawn(move || {
@@ -80,7 +79,7 @@ impl Guest {
         self.decoder = Decoder::default();
     }
 
-    /// Reads until a frame is one that `wanted` takes.
+    /// Reads frames until `wanted` accepts one.
     fn expect<T>(&mut self, mut wanted: impl FnMut(u32, Frame) -> Option<T>) -> T {
         let mut found = None;
         let mut byte = [0];
@@ -187,7 +186,7 @@ fn a_client_that_leaves_has_its_command_killed_and_its_output_dropped() {
     drop(client);
     rig.guest
         .expect(|_, frame| (frame == Frame::Signal(9)).then_some(()));
-    // The dying command's output must not wait for a reader: credit comes back.
+    // The output of the killed command must not wait for a reader: window updates continue.
     let mut sent = 0;
     while sent < 2 * WINDOW {
         rig.guest.send(id, Frame::Output(vec![0; PAYLOAD_MAX]));
@@ -209,7 +208,7 @@ fn input_goes_in_windows_and_output_has_no_length_limit() {
     let mut held = std::collections::VecDeque::new();
     let mut at_end = false;
     let mut buffer = vec![0; 4096];
-    // What comes in goes out, as far as credit allows.
+    // Echoes input to output within the credit.
     while !(at_end && held.is_empty()) {
         let count = rig.guest.stream.read(&mut buffer).unwrap();
         let mut taken = 0;
