@@ -1,6 +1,6 @@
 //! Requests to a virtio-blk device (virtio 1.3, 5.2.6), many in flight.
 //!
-//! A request's memory belongs to a slot: take one, fill its data, submit, publish, reap, release.
+//! A request uses the memory of a slot: take a slot, fill its data, submit, publish, reap, release.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::queue::{Queue, QueueOptions};
 use crate::session::FrontEnd;
 use crate::{Error, Result};
 
-/// Kinds of requests.
+/// Request types.
 pub mod kind {
     #![allow(missing_docs)]
     pub const IN: u32 = 0;
@@ -21,22 +21,22 @@ pub mod kind {
     pub const WRITE_ZEROES: u32 = 13;
 }
 
-/// How requests end.
+/// Request status values.
 pub mod status {
     #![allow(missing_docs)]
     pub const OK: u8 = 0;
     pub const IOERR: u8 = 1;
     pub const UNSUPP: u8 = 2;
-    /// Put there by the front end: the device has written nothing.
+    /// Initial value, written by the front end: the device has written no status.
     pub const NONE: u8 = 0xff;
 }
 
 const HEADER: usize = 16;
 const PAGE: usize = 4096;
-/// A header and a status in a place of their own.
+/// Size of the separate area for a header and a status, and the offset of the status.
 const SMALL: usize = 64;
 const SMALL_STATUS: usize = 32;
-/// How long the waiting calls wait.
+/// Timeout of the blocking calls.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// One range of a discard or write-zeroes request.
@@ -44,14 +44,14 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub struct Range {
     /// First sector of 512 bytes.
     pub sector: u64,
-    /// Sectors.
+    /// Number of sectors.
     pub sectors: u32,
     /// Bit 0: unmap.
     pub flags: u32,
 }
 
 impl Range {
-    /// As it is on the wire.
+    /// Returns the wire format.
     pub fn bytes(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.sector.to_le_bytes());
@@ -61,14 +61,14 @@ impl Range {
     }
 }
 
-/// A request that came back.
+/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlkDone {
-    /// Its slot; to be released.
+    /// Slot to release.
     pub slot: u16,
-    /// Its status.
+    /// Status.
     pub status: u8,
-    /// Bytes that the device says to have written.
+    /// Number of bytes written according to the device.
     pub written: u32,
 }
 
@@ -76,12 +76,12 @@ pub struct BlkDone {
 pub struct BlkQueue {
     queue: Queue,
     cuts: Cuts,
-    /// Headers and statuses for requests that are cut as usual.
+    /// Headers and statuses of requests with the usual cuts.
     small: Area,
-    /// Per slot: a page that ends with the header, then data with room for a status behind.
+    /// Per slot: a page that ends with the header, then the data with room for a status after it.
     large: Area,
     stride: usize,
-    /// Where each slot's status lies in guest memory.
+    /// Status of each slot in guest memory.
     statuses: Vec<Area>,
     free: Vec<u16>,
     depth: u16,
@@ -90,7 +90,7 @@ pub struct BlkQueue {
 }
 
 impl BlkQueue {
-    /// Starts queue `index` with room for `depth` requests of `max_io` bytes.
+    /// Starts queue `index` with `depth` slots for requests of up to `max_io` bytes.
     pub fn start(
         front_end: &mut FrontEnd,
         index: u16,
@@ -103,7 +103,7 @@ impl BlkQueue {
         BlkQueue::over(front_end, queue, depth, max_io, cuts)
     }
 
-    /// The same over a queue that is there already.
+    /// Uses an existing queue, otherwise like [`BlkQueue::start`].
     pub fn over(
         front_end: &mut FrontEnd,
         queue: Queue,
@@ -128,46 +128,46 @@ impl BlkQueue {
         })
     }
 
-    /// The queue below.
+    /// Returns the underlying queue.
     pub fn queue(&mut self) -> &mut Queue {
         &mut self.queue
     }
 
-    /// Cuts requests in another way from now on.
+    /// Sets the descriptor layout of further requests.
     pub fn set_cuts(&mut self, cuts: Cuts) {
         self.cuts = cuts;
     }
 
-    /// Slots in all.
+    /// Returns the number of slots.
     pub fn depth(&self) -> u16 {
         self.depth
     }
 
-    /// Requests in flight, or taken.
+    /// Returns the number of requests that are in flight or taken.
     pub fn in_flight(&self) -> u16 {
         self.depth - self.free.len() as u16
     }
 
-    /// Takes a slot.
+    /// Takes a free slot.
     #[inline]
     pub fn take(&mut self) -> Option<u16> {
         self.free.pop()
     }
 
-    /// Gives a slot back.
+    /// Releases a slot.
     #[inline]
     pub fn release(&mut self, slot: u16) {
         self.free.push(slot);
     }
 
-    /// A slot's data.
+    /// Returns the data area of a slot.
     pub fn data(&self, slot: u16) -> Area {
         let at = usize::from(slot) * self.stride + PAGE;
         self.large.part(at, self.stride - PAGE)
     }
 
-    /// Adds a request: `out` bytes of the slot's data are for the device to read, `into` bytes for it to write.
-    /// False where the ring has no room; the slot stays taken.
+    /// Adds a request: the device reads `out` bytes of the slot's data and writes `into` bytes. Returns false if the ring has no room;
+    /// the slot stays taken.
     pub fn submit(&mut self, slot: u16, kind: u32, sector: u64, out: usize, into: usize) -> bool {
         let data = usize::from(slot) * self.stride + PAGE;
         let (header, status) = if self.cuts.contiguous() {
@@ -204,13 +204,13 @@ impl BlkQueue {
             .add(&self.readable, &self.writable, u64::from(slot))
     }
 
-    /// Shows the device what was submitted.
+    /// Makes submitted requests visible to the device.
     #[inline]
     pub fn publish(&mut self) {
         self.queue.publish();
     }
 
-    /// Takes a request that came back.
+    /// Returns a completed request.
     pub fn reap(&mut self) -> Option<BlkDone> {
         let used = self.queue.pop_used()?;
         let slot = used.token as u16;
@@ -223,12 +223,12 @@ impl BlkQueue {
         })
     }
 
-    /// Waits for a request to come back.
+    /// Waits for a completed request.
     pub fn wait(&mut self) -> Result<BlkDone> {
         self.wait_for(LIMIT)
     }
 
-    /// Waits so long for a request to come back.
+    /// Waits up to `limit` for a completed request.
     pub fn wait_for(&mut self, limit: Duration) -> Result<BlkDone> {
         loop {
             if let Some(done) = self.reap() {
@@ -238,13 +238,13 @@ impl BlkQueue {
         }
     }
 
-    /// One request from start to end, with nothing else in flight.
+    /// Runs one request, with no other request in flight.
     fn alone(&mut self, kind: u32, sector: u64, out: &[u8], into: &mut [u8]) -> Result<BlkDone> {
         let Some(slot) = self.take() else {
             return Err(Error::Wrong("all slots are taken".into()));
         };
         let data = self.data(slot);
-        // What the device does not write stays as it was; a request moves data one way only.
+        // Bytes that the device does not write keep their value; a request transfers data in one direction only.
         data.write(0, into);
         data.write(0, out);
         if !self.submit(slot, kind, sector, out.len(), into.len()) {
@@ -271,27 +271,27 @@ impl BlkQueue {
         Ok(done)
     }
 
-    /// Reads from a byte offset; gives the status.
+    /// Reads from a byte offset. Returns the status.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<u8> {
         Ok(self.alone(kind::IN, offset >> 9, &[], into)?.status)
     }
 
-    /// Writes to a byte offset; gives the status.
+    /// Writes to a byte offset. Returns the status.
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<u8> {
         Ok(self.alone(kind::OUT, offset >> 9, from, &mut [])?.status)
     }
 
-    /// Makes everything written durable; gives the status.
+    /// Flushes all written data. Returns the status.
     pub fn flush(&mut self) -> Result<u8> {
         Ok(self.alone(kind::FLUSH, 0, &[], &mut [])?.status)
     }
 
-    /// Discards ranges; gives the status.
+    /// Discards ranges. Returns the status.
     pub fn discard(&mut self, ranges: &[Range]) -> Result<u8> {
         self.ranges(kind::DISCARD, ranges)
     }
 
-    /// Writes zeroes to ranges; gives the status.
+    /// Writes zeroes to ranges. Returns the status.
     pub fn write_zeroes(&mut self, ranges: &[Range]) -> Result<u8> {
         self.ranges(kind::WRITE_ZEROES, ranges)
     }
@@ -301,7 +301,7 @@ impl BlkQueue {
         Ok(self.alone(kind, 0, &bytes, &mut [])?.status)
     }
 
-    /// Asks for the serial number; gives the status with it.
+    /// Requests the serial number. Returns it with the status.
     pub fn get_id(&mut self) -> Result<(u8, [u8; 20])> {
         let mut id = [0; 20];
         let done = self.alone(kind::GET_ID, 0, &[], &mut id)?;

@@ -1,6 +1,6 @@
-//! Messages of the vhost-user protocol ("Message Specification"), as bytes and descriptors on a Unix socket.
+//! Messages of the vhost-user protocol ("Message Specification"), with bytes and descriptors on a Unix socket.
 //!
-//! A message is request, flags and size of the payload, 32 bits each in the machine's byte order, then the payload.
+//! A message consists of request, flags and payload size, 32 bits each in native byte order, and the payload.
 
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use rustix::net::{
 
 use crate::{Error, Result};
 
-/// Numbers of the requests that a front end makes.
+/// Request numbers of the front end.
 pub mod request {
     #![allow(missing_docs)]
     pub const GET_FEATURES: u32 = 1;
@@ -46,24 +46,24 @@ pub mod request {
     pub const REM_MEM_REG: u32 = 38;
 }
 
-/// Version 1 of the protocol, in the lower two bits of the flags.
+/// Protocol version 1, in the lower two bits of the flags.
 pub const VERSION: u32 = 1;
-/// This message is an answer.
+/// The message is a reply.
 pub const REPLY: u32 = 1 << 2;
-/// This message wants an answer even where there would be none.
+/// The message requests a reply even if it would have none.
 pub const NEED_REPLY: u32 = 1 << 3;
 
-/// Answers are short: this much is a mistake.
+/// Limit of a reply's payload; valid replies are shorter.
 const PAYLOAD_MAX: usize = 64 * 1024;
 
-/// A message that has come.
+/// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What it is.
+    /// Request number.
     pub request: u32,
-    /// Version and the like.
+    /// Flags, including the version.
     pub flags: u32,
-    /// Its payload.
+    /// Payload.
     pub payload: Vec<u8>,
 }
 
@@ -79,7 +79,7 @@ impl Channel {
         Ok(Channel::over(UnixStream::connect(path)?))
     }
 
-    /// Speaks over a stream that is connected already.
+    /// Uses a connected stream.
     pub fn over(stream: UnixStream) -> Channel {
         Channel {
             stream,
@@ -87,14 +87,14 @@ impl Channel {
         }
     }
 
-    /// The stream itself.
+    /// Returns the stream.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }
 
-    /// Sends bytes as they are, and descriptors with them.
+    /// Sends raw bytes with descriptors.
     pub fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
-        // SCM_MAX_FD is 253; the largest number that any test sends is far below.
+        // SCM_MAX_FD is 253; tests send far fewer.
         let mut space = vec![std::mem::MaybeUninit::uninit(); 1024];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -135,7 +135,7 @@ impl Channel {
         Ok(self.receive_with_fd()?.0)
     }
 
-    /// The same, with the descriptor that came with it.
+    /// Waits for the next message and its descriptor.
     fn receive_with_fd(&self) -> Result<(Message, Option<OwnedFd>)> {
         let mut header = [0; 12];
         let (read, fd) = self.read_with_fd(&mut header)?;
@@ -160,13 +160,13 @@ impl Channel {
         Ok((message, fd))
     }
 
-    /// Sends a request that has an answer, and waits for it.
+    /// Sends a request with a reply and waits for the reply.
     pub fn call(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Vec<u8>> {
         self.send(request, 0, payload, fds)?;
         self.answer(request)
     }
 
-    /// Sends a request that has none of its own and waits for its acknowledgement (`REPLY_ACK`).
+    /// Sends a request without a reply and waits for its acknowledgement (`REPLY_ACK`).
     pub fn acknowledged(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         self.send(request, NEED_REPLY, payload, fds)?;
         let answer = self.answer(request)?;
@@ -177,7 +177,7 @@ impl Channel {
         }
     }
 
-    /// Sends a request whose answer comes with a descriptor, and waits for both.
+    /// Sends a request and waits for its reply and descriptor.
     pub fn call_for_fd(&self, request: u32, payload: &[u8]) -> Result<(Vec<u8>, OwnedFd)> {
         self.send(request, 0, payload, &[])?;
         let (answer, fd) = self.receive_with_fd()?;
@@ -192,7 +192,7 @@ impl Channel {
         payload_of(request, self.receive()?)
     }
 
-    /// Waits until the back end has closed the session; whatever it says before is thrown away.
+    /// Waits until the back end has closed the session. Ignores messages before that.
     pub fn wait_closed(&self, limit: Duration) -> Result<()> {
         let until = Instant::now() + limit;
         let mut bytes = [0; 4096];
@@ -210,12 +210,12 @@ impl Channel {
         }
     }
 
-    /// Is the session closed by now?
+    /// Returns true if the session is closed.
     pub fn is_closed(&self) -> bool {
         self.wait_closed(Duration::ZERO).is_ok()
     }
 
-    /// Reads the first bytes of a message, and the descriptor that comes with them.
+    /// Reads the first bytes of a message, with the descriptor.
     fn read_with_fd(&self, into: &mut [u8]) -> Result<(usize, Option<OwnedFd>)> {
         if !readable(&self.stream, self.limit)? {
             return Err(Error::Timeout(self.limit));
@@ -259,7 +259,7 @@ impl Channel {
     }
 }
 
-/// The payload of the answer to `request`.
+/// Returns the payload of the reply to `request`.
 fn payload_of(request: u32, answer: Message) -> Result<Vec<u8>> {
     if answer.request != request || answer.flags & REPLY == 0 {
         return Err(Error::Answer {
@@ -277,7 +277,7 @@ fn closed(errno: rustix::io::Errno) -> Error {
     }
 }
 
-/// Waits until something can be read, or the time is up.
+/// Waits until a descriptor is readable or the limit expires.
 pub(crate) fn readable(fd: impl std::os::fd::AsFd, limit: Duration) -> Result<bool> {
     let until = Instant::now() + limit;
     loop {

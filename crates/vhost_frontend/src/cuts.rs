@@ -1,24 +1,24 @@
-//! How a request's bytes are cut into descriptors: a device must not care (virtio 1.3, 2.7.4.2).
+//! Descriptor layouts of a request; a device must accept any layout (virtio 1.3, 2.7.4.2).
 
-/// A way to cut.
+/// A descriptor layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Cuts {
-    /// Header, data and status each in a descriptor, as Linux does.
+    /// A descriptor each for header, data and status, as in Linux.
     #[default]
     Usual,
-    /// What is contiguous in one descriptor: header with the data to be written, data read with the status.
+    /// One descriptor per contiguous range: header with data to write, data to read with status.
     Merged,
-    /// A cut after so many bytes, wherever that falls.
+    /// A new descriptor after this number of bytes, at any position.
     Every(u32),
 }
 
 impl Cuts {
-    /// Does it want the parts of a request next to each other?
+    /// Returns true if the parts of a request must be adjacent.
     pub(crate) fn contiguous(self) -> bool {
         self != Cuts::Usual
     }
 
-    /// Appends the parts, cut, to `elements`. Parts without bytes leave nothing.
+    /// Appends the parts to `elements` in this layout. Empty parts are skipped.
     pub(crate) fn cut(self, parts: &[(u64, u32)], elements: &mut Vec<(u64, u32)>) {
         let parts = parts.iter().filter(|part| part.1 > 0);
         let Cuts::Every(bytes) = self else {

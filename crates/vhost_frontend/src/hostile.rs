@@ -1,7 +1,7 @@
-//! Front ends that break the rules, one case each: what a daemon has to survive.
+//! Front ends that violate the protocol, one case each, for tests of a daemon's robustness.
 //!
-//! A case connects to a socket, does one wrong thing, and sees its session closed, or, where the thing is not
-//! forbidden but mean, leaves. Whoever runs it looks after everybody else: see `tests/` of the crate `vhost_user`.
+//! A case connects to a socket, commits one violation and expects its session to be closed. For hostile but permitted behaviour it just
+//! disconnects. The caller checks that other sessions are not affected: see `tests/` of the crate `vhost_user`.
 
 mod descriptors;
 mod messages;
@@ -12,23 +12,23 @@ use std::time::Duration;
 
 use crate::{Error, FrontEnd, Options, Queue, QueueOptions, Result, request};
 
-/// One way to break the rules.
+/// One violation.
 #[derive(Clone, Copy)]
 pub struct Case {
-    /// What it does.
+    /// Description.
     pub name: &'static str,
-    /// It waits for a time-out of the back end.
+    /// The case waits for a timeout of the back end.
     pub slow: bool,
     run: fn(&Path) -> Result<()>,
 }
 
 impl Case {
-    /// Does it to the back end at `socket`, a virtio-blk device with one queue or more.
+    /// Runs the case with the back end at `socket`, a virtio-blk device with at least one queue.
     ///
     /// # Errors
-    /// When the session was not closed as it should be.
+    /// The session was not closed as expected.
     pub fn run(&self, socket: &Path) -> Result<()> {
-        // A case that truncates a file truncates its own mapping too.
+        // A case that truncates a file also truncates its own mapping.
         guest_memory::sigbus::install()?;
         (self.run)(socket)
     }
@@ -42,13 +42,13 @@ const fn case(name: &'static str, run: fn(&Path) -> Result<()>) -> Case {
     }
 }
 
-/// All cases.
+/// Returns all cases.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
     let all = [messages::CASES, setup::CASES, descriptors::CASES];
     all.into_iter().flatten()
 }
 
-/// A session is closed within this, unless the back end waits for the rest of a message: 3 s.
+/// Timeout for the end of a session. The back end waits 3 s for the rest of a message.
 const LIMIT: Duration = Duration::from_secs(25);
 
 fn options(packed: bool) -> Options {
@@ -69,12 +69,12 @@ fn started(socket: &Path, packed: bool) -> Result<(FrontEnd, Queue)> {
     Ok((front_end, queue))
 }
 
-/// The session has to be closed, whatever was answered before.
+/// Expects the session to be closed, regardless of earlier replies.
 fn ends(front_end: &FrontEnd) -> Result<()> {
     front_end.channel().wait_closed(LIMIT)
 }
 
-/// The request has to be refused: the session goes on, as the front end was told, or is closed.
+/// Expects the request to be refused, with the session either intact or closed.
 fn refused(front_end: &FrontEnd, result: Result<()>) -> Result<()> {
     match result {
         Ok(()) => Err(Error::Wrong("it was accepted".into())),
@@ -82,7 +82,7 @@ fn refused(front_end: &FrontEnd, result: Result<()>) -> Result<()> {
     }
 }
 
-/// The request may be refused or not; only a session that is over may be silent.
+/// Accepts success or refusal of the request. A missing reply is valid only if the session is closed.
 fn borne(front_end: &FrontEnd, result: Result<()>) -> Result<()> {
     match result {
         Ok(()) | Err(Error::Refused(_)) => {

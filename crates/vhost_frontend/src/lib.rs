@@ -1,10 +1,9 @@
-//! A vhost-user front end: what a VMM and its guest's driver do, for tests and benchmarks.
+//! A vhost-user front end: acts as a VMM and its guest's driver, for tests and benchmarks.
 //!
-//! `channel` sends and receives messages, of its own making, so that both ends of a test do not share a mistake;
-//! [`FrontEnd`] negotiates, shares memory and sets vrings up; [`Queue`] is one running vring with its eventfds;
-//! [`BlkQueue`] and [`ScsiQueue`] put requests into it, many in flight. [`Verifier`] writes and reads back, [`VerifiedLoad`] goes on doing so;
-//! [`hostile`] holds front ends that break the rules. Blocks its thread where it waits; trusts its back end,
-//! but for [`hostile`].
+//! `channel` has its own message code, so that both ends of a test do not share a mistake; [`FrontEnd`] negotiates, shares memory and
+//! configures vrings; [`Queue`] is a running vring with its eventfds; [`BlkQueue`] and [`ScsiQueue`] submit requests, many in flight.
+//! [`Verifier`] writes and reads back, [`VerifiedLoad`] repeats that on a thread; [`hostile`] contains front ends that violate the
+//! protocol. Waits block the calling thread. Trusts its back end, except for [`hostile`].
 
 #![forbid(unsafe_code)]
 
@@ -32,47 +31,47 @@ pub use scsi::{ScsiDone, ScsiQueue, ScsiRequest, attribute};
 pub use session::{FrontEnd, Options, feature, protocol_feature};
 pub use verify::Verifier;
 
-/// Why something did not work.
+/// Errors of the front end.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The back end has closed the session.
     #[error("the back end closed the session")]
     Closed,
-    /// The kernel says no.
+    /// The kernel reported an error.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The back end answered that a request failed.
+    /// The back end reported that a request failed.
     #[error("the back end refused request {0}")]
     Refused(u32),
-    /// The back end's answer is not one.
+    /// The reply of the back end is invalid.
     #[error("request {request} got an answer that is none: {what}")]
     Answer {
-        /// What was asked.
+        /// Request number.
         request: u32,
-        /// What is wrong.
+        /// Description of the fault.
         what: String,
     },
-    /// The machine has not set aside as many huge pages.
+    /// The machine has too few huge pages.
     #[error(
         "{pages} huge pages of 2 MiB are needed ({error}); hint, as root: \
          echo $(($(cat /proc/sys/vm/nr_hugepages) + {pages})) > /proc/sys/vm/nr_hugepages"
     )]
     HugePages {
-        /// How many are needed.
+        /// Number of required huge pages.
         pages: u64,
-        /// What the kernel said.
+        /// Error of the kernel.
         error: std::io::Error,
     },
-    /// Nothing came in time.
+    /// A wait timed out.
     #[error("no answer within {0:?}")]
     Timeout(std::time::Duration),
     /// Memory is too small, or an address is outside of it.
     #[error("{0}")]
     Memory(#[from] guest_memory::MemoryError),
-    /// There is no room left in the front end's memory.
+    /// The front end's memory is full.
     #[error("no {0} bytes left in the front end's memory")]
     Full(u64),
-    /// What came back is not what had been written, or an answer is wrong.
+    /// Data or a reply is wrong.
     #[error("{0}")]
     Wrong(String),
 }
@@ -83,5 +82,5 @@ impl From<rustix::io::Errno> for Error {
     }
 }
 
-/// What things here give back.
+/// Result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

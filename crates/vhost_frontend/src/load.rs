@@ -1,4 +1,4 @@
-//! Verified I/O on a thread of its own: whoever suffers from what another front end does.
+//! Verified I/O on a thread, to detect effects of another front end's behaviour.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::session::{FrontEnd, Options};
 use crate::verify::Verifier;
 use crate::{Error, Result};
 
-/// Between two batches, so that it shares the machine with what it watches.
+/// Pause between two batches, which leaves CPU time for the observed processes.
 const PAUSE: Duration = Duration::from_micros(500);
 const BLOCKS: usize = 256;
 const DEPTH: u16 = 4;
@@ -21,11 +21,11 @@ const DEPTH: u16 = 4;
 #[derive(Default)]
 struct Progress {
     verified: AtomicU64,
-    /// Microseconds, since somebody looked last.
+    /// Duration of the slowest batch in microseconds since the last query.
     slowest_batch: AtomicU64,
 }
 
-/// A well-behaved front end of a virtio-blk device, at work.
+/// A running, well-behaved front end of a virtio-blk device.
 pub struct VerifiedLoad {
     stop: Arc<AtomicBool>,
     progress: Arc<Progress>,
@@ -33,15 +33,15 @@ pub struct VerifiedLoad {
 }
 
 impl VerifiedLoad {
-    /// Connects, and writes and verifies the first MiB of the disk until told to finish.
+    /// Connects, and writes and verifies the first MiB of the disk until [`VerifiedLoad::finish`].
     pub fn start(socket: &Path) -> Result<VerifiedLoad> {
         VerifiedLoad::start_with(socket, &Options::default())
     }
 
-    /// As [`VerifiedLoad::start`], with a front end of this kind.
+    /// As [`VerifiedLoad::start`], with these front-end options.
     ///
     /// # Errors
-    /// As there.
+    /// As [`VerifiedLoad::start`].
     pub fn start_with(socket: &Path, options: &Options) -> Result<VerifiedLoad> {
         let mut front_end = FrontEnd::connect(socket, options)?;
         let queue = QueueOptions::default();
@@ -50,7 +50,7 @@ impl VerifiedLoad {
         let (ending, seen) = (stop.clone(), progress.clone());
         let thread = std::thread::spawn(move || {
             let worked = work(queue, &ending, &seen);
-            // The session has to outlive the work on its queue.
+            // The session must outlive the work on its queue.
             drop(front_end);
             worked
         });
@@ -61,20 +61,20 @@ impl VerifiedLoad {
         })
     }
 
-    /// Requests verified so far.
+    /// Returns the number of verified requests.
     pub fn verified(&self) -> u64 {
         self.progress.verified.load(Ordering::Relaxed)
     }
 
-    /// How long the slowest batch of requests took since this was called before.
+    /// Returns the duration of the slowest batch since the previous call.
     pub fn slowest_batch(&self) -> Duration {
         Duration::from_micros(self.progress.slowest_batch.swap(0, Ordering::Relaxed))
     }
 
-    /// Waits until more is verified than now.
+    /// Waits for progress.
     ///
     /// # Errors
-    /// When the load has ended, or stands still.
+    /// The load has ended or makes no progress.
     pub fn goes_on(&self, limit: Duration) -> Result<()> {
         let (before, until) = (self.verified(), Instant::now() + limit);
         while self.verified() == before {
@@ -89,10 +89,10 @@ impl VerifiedLoad {
         Ok(())
     }
 
-    /// Ends it; gives the requests verified.
+    /// Ends the load. Returns the number of verified requests.
     ///
     /// # Errors
-    /// What went wrong with any request.
+    /// The first failure of a request.
     pub fn finish(mut self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         match self.thread.take().map(JoinHandle::join) {

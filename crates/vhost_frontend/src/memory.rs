@@ -1,4 +1,4 @@
-//! A guest's memory as its VMM shares it: regions of memfds, and areas handed out from the first of them.
+//! Guest memory shared by a VMM: memfd regions, with an allocator for areas in the first one.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -9,22 +9,22 @@ use rustix::fs::{FallocateFlags, MemfdFlags, memfd_create};
 
 use crate::{Error, Result};
 
-/// Where the front end says that its regions lie in its own address space; only the back end translates it.
+/// Offset of the claimed user addresses; only the back end translates them.
 const USER_OFFSET: u64 = 0x7f00_0000_0000;
-/// Nothing lies at guest-physical address 0, so that a forgotten address is a wrong one.
+/// First guest-physical address. Address 0 is invalid, so that an unset address is detected.
 const FIRST_ADDRESS: u64 = 0x10_0000;
 
-/// Bytes of a huge page.
+/// Size of a huge page in bytes.
 pub const HUGE_PAGE: u64 = 2 << 20;
 
-/// A range of a region, to be read and written.
+/// A readable and writable range of a region.
 #[derive(Clone)]
 pub struct Area {
     mapping: Arc<Mapping>,
     offset: usize,
     /// Guest-physical address.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: usize,
 }
 
@@ -41,7 +41,7 @@ impl Area {
         self.mapping.write(self.offset + at, from);
     }
 
-    /// A part of it.
+    /// Returns a part of the area.
     pub fn part(&self, at: usize, length: usize) -> Area {
         assert!(at + length <= self.length, "part outside of an area");
         Area {
@@ -52,17 +52,17 @@ impl Area {
         }
     }
 
-    /// Address and length, as a descriptor has them.
+    /// Returns address and length for a descriptor.
     pub fn element(&self) -> (u64, u32) {
         (self.address, self.length as u32)
     }
 }
 
-/// One region: a memfd, mapped.
+/// One region: a mapped memfd.
 pub struct Region {
-    /// Addresses and size, as the back end is told.
+    /// Addresses and size, as sent to the back end.
     pub spec: RegionSpec,
-    /// Its file.
+    /// The memfd.
     pub file: File,
     mapping: Arc<Mapping>,
 }
@@ -73,7 +73,7 @@ impl Region {
         if huge_pages {
             flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
         }
-        // Huge pages are taken here: to touch one that is not there would be SIGBUS.
+        // Huge pages are reserved here, because touching a missing one would raise SIGBUS.
         let make = || {
             let file = File::from(memfd_create("front-end", flags)?);
             file.set_len(size as u64)?;
@@ -105,7 +105,7 @@ impl Region {
         })
     }
 
-    /// Its memory.
+    /// Returns the whole region as an area.
     pub fn area(&self) -> Area {
         Area {
             mapping: self.mapping.clone(),
@@ -115,7 +115,7 @@ impl Region {
         }
     }
 
-    /// The region as a message's payload has it: guest address, size, user address, offset in the file.
+    /// Returns the region in the format of a message payload: guest address, size, user address, file offset.
     pub fn payload(&self) -> [u8; 32] {
         let RegionSpec {
             guest_address,
@@ -135,13 +135,13 @@ impl Region {
 /// All regions of one guest.
 pub struct Memory {
     regions: Vec<Region>,
-    /// Next free address of the first region, next address for a new region.
+    /// Next free address of the first region, and address of the next region.
     free: u64,
     next: u64,
 }
 
 impl Memory {
-    /// Memory with one region.
+    /// Creates memory with one region.
     pub fn new(size: usize, huge_pages: bool) -> Result<Memory> {
         let first = Region::new(FIRST_ADDRESS, size, huge_pages)?;
         Ok(Memory {
@@ -151,12 +151,12 @@ impl Memory {
         })
     }
 
-    /// The regions, the first one first.
+    /// Returns the regions in order.
     pub fn regions(&self) -> &[Region] {
         &self.regions
     }
 
-    /// Hands out memory of the first region.
+    /// Allocates memory in the first region.
     pub fn allocate(&mut self, bytes: usize, alignment: u64) -> Result<Area> {
         let first = &self.regions[0];
         let at = self.free.next_multiple_of(alignment);
@@ -173,7 +173,7 @@ impl Memory {
         Ok(self.regions[0].area().part(offset as usize, bytes))
     }
 
-    /// Adds a region after the others; the back end is not told.
+    /// Adds a region after the others, without a message to the back end.
     pub fn add(&mut self, size: usize) -> Result<&Region> {
         let region = Region::new(self.next, size, false)?;
         self.next = (self.next + size as u64).next_multiple_of(1 << 20);
@@ -181,7 +181,7 @@ impl Memory {
         Ok(&self.regions[self.regions.len() - 1])
     }
 
-    /// Takes a region out; the back end is not told.
+    /// Removes a region, without a message to the back end.
     pub fn take(&mut self, guest_address: u64) -> Option<Region> {
         let at = self
             .regions
@@ -190,12 +190,12 @@ impl Memory {
         Some(self.regions.remove(at))
     }
 
-    /// Puts a region back.
+    /// Adds a removed region again.
     pub fn put(&mut self, region: Region) {
         self.regions.push(region);
     }
 
-    /// The regions as a table, as the driver side of a ring wants it.
+    /// Returns the regions as a table for the driver side of a ring.
     pub fn table(&self) -> Result<MemoryTable> {
         let mut table = MemoryTable::default();
         for region in &self.regions {
@@ -204,7 +204,7 @@ impl Memory {
         Ok(table)
     }
 
-    /// Payload of `SET_MEM_TABLE`, and the descriptors that go with it.
+    /// Returns the payload and the descriptors of `SET_MEM_TABLE`.
     pub fn payload(&self) -> (Vec<u8>, Vec<std::os::fd::BorrowedFd<'_>>) {
         let mut payload = Vec::new();
         payload.extend((self.regions.len() as u32).to_ne_bytes());

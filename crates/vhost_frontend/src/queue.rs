@@ -11,14 +11,14 @@ use crate::channel::readable;
 use crate::session::{FrontEnd, feature};
 use crate::{Error, Result};
 
-/// How a queue is used.
+/// Options of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueOptions {
-    /// Entries.
+    /// Ring size.
     pub size: u16,
-    /// Descriptors of an indirect table; `None`: chains are direct.
+    /// Descriptors per indirect table; `None`: direct chains.
     pub indirect: Option<u16>,
-    /// Never sleep: the back end need not interrupt.
+    /// Poll; the back end need not interrupt.
     pub polled: bool,
 }
 
@@ -32,7 +32,7 @@ impl Default for QueueOptions {
     }
 }
 
-/// A vring in use. It may be driven from another thread than its session.
+/// A running vring. It may be driven from another thread than its session.
 pub struct Queue {
     index: u16,
     layout: RingLayout,
@@ -90,17 +90,17 @@ impl Queue {
         })
     }
 
-    /// The queue's number.
+    /// Returns the queue index.
     pub fn index(&self) -> u16 {
         self.index
     }
 
-    /// Where the ring lies.
+    /// Returns the addresses of the ring.
     pub fn layout(&self) -> &RingLayout {
         &self.layout
     }
 
-    /// Where a new ring begins, as `SET_VRING_BASE` has it.
+    /// Returns the start of a new ring, in the format of `SET_VRING_BASE`.
     pub fn base(&self) -> u32 {
         if self.layout.packed {
             virtqueue::PACKED_START
@@ -109,38 +109,38 @@ impl Queue {
         }
     }
 
-    /// The ring's bare fields.
+    /// Returns unchecked access to the ring.
     pub fn raw(&self) -> &RawRing {
         &self.raw
     }
 
-    /// The driver side.
+    /// Returns the driver side.
     pub fn driver(&mut self) -> &mut DriverQueue {
         &mut self.driver
     }
 
-    /// The kick's descriptor.
+    /// Returns the kick descriptor.
     pub fn kick_fd(&self) -> &OwnedFd {
         &self.kick
     }
 
-    /// The interrupt's descriptor.
+    /// Returns the interrupt descriptor.
     pub fn call(&self) -> &OwnedFd {
         &self.call
     }
 
-    /// Replaces the interrupt; the session has to tell the back end.
+    /// Replaces the interrupt descriptor. The session must send it to the back end.
     pub fn replace_call(&mut self) -> Result<()> {
         self.call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(())
     }
 
-    /// Kicks sent so far.
+    /// Returns the number of kicks.
     pub fn kicks(&self) -> u64 {
         self.kicks
     }
 
-    /// Adds a chain; false where the ring has no room. Seen after [`Queue::publish`].
+    /// Adds a chain. Returns false if the ring has no room. The device sees it after [`Queue::publish`].
     #[inline]
     pub fn add(&mut self, readable: &[(u64, u32)], writable: &[(u64, u32)], token: u64) -> bool {
         if self.indirect {
@@ -151,7 +151,7 @@ impl Queue {
         .is_some()
     }
 
-    /// Shows the device what was added, and kicks where it wants to be.
+    /// Makes added chains visible to the device, and kicks if the device wants it.
     #[inline]
     pub fn publish(&mut self) {
         if self.driver.publish() {
@@ -159,20 +159,20 @@ impl Queue {
         }
     }
 
-    /// Kicks.
+    /// Sends a kick.
     pub fn kick(&mut self) {
         self.kicks += 1;
-        // A full counter means that a kick is pending anyway.
+        // A full counter means that a kick is already pending.
         rustix::io::write(&self.kick, &1u64.to_ne_bytes()).ok();
     }
 
-    /// Takes a chain that came back.
+    /// Returns a completed chain.
     #[inline]
     pub fn pop_used(&mut self) -> Option<Used> {
         self.driver.pop_used()
     }
 
-    /// Waits until a chain has come back.
+    /// Waits for a completed chain.
     pub fn wait(&mut self, limit: Duration) -> Result<()> {
         let until = Instant::now() + limit;
         loop {
@@ -186,7 +186,7 @@ impl Queue {
             if self.polled {
                 std::thread::yield_now();
             } else if readable(&self.call, left)? {
-                // Nobody else reads it; it was just found readable.
+                // The descriptor is readable, and this thread is its only reader.
                 rustix::io::read(&self.call, &mut [0u8; 8]).ok();
             }
         }

@@ -26,33 +26,33 @@ pub mod attribute {
     pub const ACA: u8 = 3;
 }
 
-/// What is asked of a logical unit.
+/// A request to a logical unit.
 #[derive(Clone, Copy, Debug)]
 pub struct ScsiRequest<'a> {
-    /// Target.
+    /// Target number.
     pub target: u8,
-    /// Logical unit.
+    /// Logical unit number.
     pub lun: u16,
     /// Command tag.
     pub tag: u64,
-    /// Command, up to 32 bytes.
+    /// CDB, up to 32 bytes.
     pub cdb: &'a [u8],
 }
 
-/// A request that came back.
+/// A completed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScsiDone {
-    /// Its slot; to be released.
+    /// Slot to release.
     pub slot: u16,
-    /// `VIRTIO_SCSI_S_OK` is 0.
+    /// virtio-scsi response; `VIRTIO_SCSI_S_OK` is 0.
     pub response: u8,
     /// SCSI status.
     pub status: u8,
-    /// Bytes that were not transferred.
+    /// Number of bytes that were not transferred.
     pub residual: u32,
     /// Sense data.
     pub sense: Vec<u8>,
-    /// Bytes that the device says to have written.
+    /// Number of bytes written according to the device.
     pub written: u32,
 }
 
@@ -61,7 +61,7 @@ pub struct ScsiQueue {
     queue: Queue,
     cuts: Cuts,
     small: Area,
-    /// Per slot: a page that ends with the request, data out, a page that ends with the response, data in.
+    /// Per slot: a page that ends with the request, data-out, a page that ends with the response, data-in.
     large: Area,
     room: usize,
     responses: Vec<Area>,
@@ -72,7 +72,7 @@ pub struct ScsiQueue {
 }
 
 impl ScsiQueue {
-    /// Starts queue `index` (the first request queue is 2) with room for `depth` requests of `max_io` bytes.
+    /// Starts queue `index` (the first request queue is 2) with `depth` slots for requests of up to `max_io` bytes.
     pub fn start(
         front_end: &mut FrontEnd,
         index: u16,
@@ -99,44 +99,44 @@ impl ScsiQueue {
         })
     }
 
-    /// The queue below.
+    /// Returns the underlying queue.
     pub fn queue(&mut self) -> &mut Queue {
         &mut self.queue
     }
 
-    /// What is submitted from now on has this task attribute.
+    /// Sets the task attribute of further requests.
     pub fn set_attribute(&mut self, attribute: u8) {
         self.attribute = attribute;
     }
 
-    /// A slot's request in the ring's memory, which the device reads; not where requests and data are contiguous.
+    /// Returns a slot's request header in guest memory, unless headers and data are contiguous.
     pub fn header(&self, slot: u16) -> Area {
         self.small.part(usize::from(slot) * SMALL, REQUEST)
     }
 
-    /// Takes a slot.
+    /// Takes a free slot.
     pub fn take(&mut self) -> Option<u16> {
         self.free.pop()
     }
 
-    /// Gives a slot back.
+    /// Releases a slot.
     pub fn release(&mut self, slot: u16) {
         self.free.push(slot);
     }
 
-    /// A slot's data for the device to read.
+    /// Returns the data-out area of a slot.
     pub fn data_out(&self, slot: u16) -> Area {
         self.large
             .part(usize::from(slot) * 2 * self.room + PAGE, self.room - PAGE)
     }
 
-    /// A slot's data for the device to write.
+    /// Returns the data-in area of a slot.
     pub fn data_in(&self, slot: u16) -> Area {
         let at = (usize::from(slot) * 2 + 1) * self.room + PAGE;
         self.large.part(at, self.room - PAGE)
     }
 
-    /// Adds a request that moves `out` bytes to the device and `into` bytes from it. False where the ring has no room.
+    /// Adds a request that transfers `out` bytes to the device and `into` bytes from it. Returns false if the ring has no room.
     pub fn submit(&mut self, slot: u16, what: &ScsiRequest<'_>, out: usize, into: usize) -> bool {
         let (data_out, data_in) = (self.data_out(slot), self.data_in(slot));
         let (request, response) = if self.cuts.contiguous() {
@@ -173,12 +173,12 @@ impl ScsiQueue {
             .add(&self.readable, &self.writable, u64::from(slot))
     }
 
-    /// Shows the device what was submitted.
+    /// Makes submitted requests visible to the device.
     pub fn publish(&mut self) {
         self.queue.publish();
     }
 
-    /// Takes a request that came back.
+    /// Returns a completed request.
     pub fn reap(&mut self) -> Option<ScsiDone> {
         let used = self.queue.pop_used()?;
         let slot = used.token as u16;
@@ -198,7 +198,7 @@ impl ScsiQueue {
         })
     }
 
-    /// Waits for a request to come back.
+    /// Waits for a completed request.
     pub fn wait(&mut self) -> Result<ScsiDone> {
         loop {
             if let Some(done) = self.reap() {
@@ -208,13 +208,13 @@ impl ScsiQueue {
         }
     }
 
-    /// One command from start to end, with nothing else in flight.
+    /// Runs one command, with no other command in flight.
     pub fn run(&mut self, what: &ScsiRequest<'_>, out: &[u8], into: &mut [u8]) -> Result<ScsiDone> {
         let Some(slot) = self.take() else {
             return Err(Error::Wrong("all slots are taken".into()));
         };
         self.data_out(slot).write(0, out);
-        // What the device does not write stays as it was.
+        // Bytes that the device does not write keep their value.
         self.data_in(slot).write(0, into);
         if !self.submit(slot, what, out.len(), into.len()) {
             return Err(Error::Wrong("the ring has no room".into()));

@@ -1,6 +1,6 @@
-//! A session: features agreed on, memory shared, vrings set up and stopped, configuration read and written.
+//! A session: feature negotiation, shared memory, start and stop of vrings, configuration space.
 //!
-//! Every request that can be is acknowledged, so that a refusal is seen where it happens.
+//! Requests use acknowledgements where possible, so that a refusal is attributed to its request.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -34,18 +34,18 @@ pub mod protocol_feature {
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
 }
 
-/// What a front end wants of its session.
+/// Options of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Packed rings.
+    /// Use packed rings.
     pub packed: bool,
-    /// `VIRTIO_F_EVENT_IDX`, if offered.
+    /// Accept `VIRTIO_F_EVENT_IDX` if offered.
     pub event_idx: bool,
-    /// Bits of the device type that are accepted, if offered.
+    /// Feature bits of the device type to accept if offered.
     pub device_features: u64,
-    /// Bytes of the first memory region.
+    /// Size of the first memory region in bytes.
     pub memory: usize,
-    /// That region consists of huge pages, which the machine must have set aside.
+    /// Use huge pages for that region, which the machine must have reserved.
     pub huge_pages: bool,
 }
 
@@ -71,12 +71,12 @@ pub struct FrontEnd {
 }
 
 impl FrontEnd {
-    /// Connects, agrees on features and shares the memory.
+    /// Connects, negotiates features and shares the memory.
     pub fn connect(path: &Path, options: &Options) -> Result<FrontEnd> {
         FrontEnd::over(Channel::connect(path)?, options)
     }
 
-    /// The same over a channel that is open already.
+    /// As [`FrontEnd::connect`], over an open channel.
     pub fn over(channel: Channel, options: &Options) -> Result<FrontEnd> {
         let mut front_end = FrontEnd {
             channel,
@@ -118,58 +118,58 @@ impl FrontEnd {
         channel.acknowledged(request::SET_FEATURES, &self.features.to_ne_bytes(), &[])
     }
 
-    /// The messages themselves.
+    /// Returns the message channel.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
 
-    /// Feature bits that the back end offers.
+    /// Returns the feature bits offered by the back end.
     pub fn offered(&self) -> u64 {
         self.offered
     }
 
-    /// Feature bits agreed on.
+    /// Returns the negotiated feature bits.
     pub fn features(&self) -> u64 {
         self.features
     }
 
-    /// Was a feature agreed on?
+    /// Returns true if a feature was negotiated.
     pub fn has(&self, bit: u64) -> bool {
         self.features & bit != 0
     }
 
-    /// Queues that the device has.
+    /// Returns the number of queues of the device.
     pub fn queue_count(&self) -> u16 {
         self.queue_count
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// The guest's memory, to be changed behind the back end's back.
+    /// Returns the guest's memory for changes without messages to the back end.
     pub fn memory_mut(&mut self) -> &mut Memory {
         &mut self.memory
     }
 
-    /// The memory as the driver side of a ring wants it.
+    /// Returns the memory as a table for the driver side of a ring.
     pub fn table(&self) -> Result<Arc<MemoryTable>> {
         Ok(Arc::new(self.memory.table()?))
     }
 
-    /// Hands out guest memory.
+    /// Allocates guest memory.
     pub fn allocate(&mut self, bytes: usize, alignment: u64) -> Result<Area> {
         self.memory.allocate(bytes, alignment)
     }
 
-    /// Tells the back end all regions anew (`SET_MEM_TABLE`).
+    /// Sends all regions (`SET_MEM_TABLE`).
     pub fn send_memory(&self) -> Result<()> {
         let (payload, fds) = self.memory.payload();
         self.acknowledged(request::SET_MEM_TABLE, &payload, &fds)
     }
 
-    /// Adds a region while everything runs (`ADD_MEM_REG`).
+    /// Adds a region during operation (`ADD_MEM_REG`).
     pub fn add_region(&mut self, size: usize) -> Result<Area> {
         let region = self.memory.add(size)?;
         let area = region.area();
@@ -209,25 +209,25 @@ impl FrontEnd {
         self.acknowledged(request::SET_CONFIG, &payload, &[])
     }
 
-    /// Sets a vring up and starts it.
+    /// Configures and starts a vring.
     pub fn start_queue(&mut self, index: u16, options: &QueueOptions) -> Result<Queue> {
         let queue = self.place_queue(index, options)?;
         self.begin_queue(&queue, queue.base())?;
         Ok(queue)
     }
 
-    /// Lays a ring out in memory, without a word to the back end.
+    /// Allocates a ring in memory, without a message to the back end.
     pub fn place_queue(&mut self, index: u16, options: &QueueOptions) -> Result<Queue> {
         Queue::place(self, index, options)
     }
 
-    /// Tells the back end of a ring and starts it, from `base` on.
+    /// Configures a ring in the back end and starts it from `base` on.
     pub fn begin_queue(&self, queue: &Queue, base: u32) -> Result<()> {
         let (call, kick) = (queue.call().as_fd(), queue.kick_fd().as_fd());
         self.begin_ring(queue.index(), queue.layout(), base, call, kick)
     }
 
-    /// The same for a ring that the caller drives by itself.
+    /// As [`FrontEnd::begin_queue`], for a ring driven by the caller.
     pub fn begin_ring(
         &self,
         index: u16,
@@ -242,7 +242,7 @@ impl FrontEnd {
         self.enable(index, true)
     }
 
-    /// Size, base and addresses of a ring.
+    /// Sends size, base and addresses of a ring.
     pub fn describe_queue(&self, queue: &Queue, base: u32) -> Result<()> {
         self.describe_ring(queue.index(), queue.layout(), base)
     }
@@ -262,7 +262,7 @@ impl FrontEnd {
         self.set_addresses(index, addresses.map(|address| self.user_address(address)))
     }
 
-    /// Addresses of a ring in the front end's own space: descriptors, used, available.
+    /// Sends the user addresses of a ring: descriptors, used, available.
     pub fn set_addresses(&self, index: u16, addresses: [u64; 3]) -> Result<()> {
         let mut payload = state(index, 0).to_vec();
         for address in addresses {
@@ -272,7 +272,7 @@ impl FrontEnd {
         self.acknowledged(request::SET_VRING_ADDR, &payload, &[])
     }
 
-    /// A guest-physical address in the front end's own space; one outside of the memory is left as it is.
+    /// Translates a guest-physical address to a user address. An address outside the memory is returned unchanged.
     pub fn user_address(&self, guest_address: u64) -> u64 {
         let regions = self.memory.regions().iter();
         let offset = |s: &RegionSpec| {
@@ -286,7 +286,7 @@ impl FrontEnd {
             .unwrap_or(guest_address)
     }
 
-    /// Stops a vring; gives where it stands. What was in flight has been answered then.
+    /// Stops a vring after its requests in flight. Returns its base.
     pub fn stop_queue(&self, index: u16) -> Result<u32> {
         let answer = self
             .channel
@@ -300,17 +300,17 @@ impl FrontEnd {
         }
     }
 
-    /// Gives another interrupt, or none.
+    /// Sets or removes the interrupt descriptor.
     pub fn set_call(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
         self.set_fd(request::SET_VRING_CALL, index, fd)
     }
 
-    /// Gives another kick, or none: the ring is then looked at all the time.
+    /// Sets or removes the kick descriptor. Without one, the back end polls the ring.
     pub fn set_kick(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
         self.set_fd(request::SET_VRING_KICK, index, fd)
     }
 
-    /// Gives another error notification, or none.
+    /// Sets or removes the error descriptor.
     pub fn set_error(&self, index: u16, fd: Option<BorrowedFd<'_>>) -> Result<()> {
         self.set_fd(request::SET_VRING_ERR, index, fd)
     }
@@ -321,24 +321,24 @@ impl FrontEnd {
         self.acknowledged(request, &payload.to_ne_bytes(), fd.as_slice())
     }
 
-    /// Lets a vring take requests, or not.
+    /// Enables or disables a vring.
     pub fn enable(&self, index: u16, enabled: bool) -> Result<()> {
         let payload = state(index, u32::from(enabled));
         self.acknowledged(request::SET_VRING_ENABLE, &payload, &[])
     }
 
-    /// Resets the device; everything is to be set up again.
+    /// Resets the device; it must be configured again.
     pub fn reset_device(&self) -> Result<()> {
         self.acknowledged(request::RESET_DEVICE, &[], &[])
     }
 
-    /// Any request that is only acknowledged.
+    /// Sends any request that only has an acknowledgement.
     pub fn acknowledged(&self, request: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         self.channel.acknowledged(request, payload, fds)
     }
 }
 
-/// Payload of the vring state messages: index and number.
+/// Returns the payload of vring state messages: index and number.
 pub(crate) fn state(index: u16, number: u32) -> [u8; 8] {
     let mut payload = [0; 8];
     payload[..4].copy_from_slice(&u32::from(index).to_ne_bytes());
@@ -346,12 +346,12 @@ pub(crate) fn state(index: u16, number: u32) -> [u8; 8] {
     payload
 }
 
-/// Padding, then the region.
+/// Returns padding, then the region.
 fn single_region(region: [u8; 32]) -> Vec<u8> {
     [&[0; 8][..], &region].concat()
 }
 
-/// Offset, size, flags (0: by the driver).
+/// Returns offset, size and flags (0: written by the driver).
 fn config_header(offset: u32, length: u32) -> Vec<u8> {
     [offset, length, 0]
         .iter()

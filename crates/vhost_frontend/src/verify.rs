@@ -1,21 +1,21 @@
-//! Verified I/O: every block that was written reads back as it was written last, whatever happens elsewhere.
+//! Verified I/O: every written block reads back with its last content, regardless of other activity.
 
 use crate::block::{BlkDone, BlkQueue, kind, status};
 use crate::{Error, Result};
 
 const BLOCK: usize = 4096;
 
-/// What each block of a range of a disk should hold.
+/// Expected content of a range of a disk.
 pub struct Verifier {
     first: u64,
-    /// How often each block was written; 0: unknown.
+    /// Number of writes per block; 0: content unknown.
     generations: Vec<u32>,
     random: u64,
     requests: u64,
 }
 
 impl Verifier {
-    /// `blocks` blocks of 4096 bytes from byte `offset` on.
+    /// Creates a verifier for `blocks` blocks of 4096 bytes from byte `offset` on.
     pub fn new(offset: u64, blocks: usize, seed: u64) -> Verifier {
         Verifier {
             first: offset / BLOCK as u64,
@@ -25,13 +25,13 @@ impl Verifier {
         }
     }
 
-    /// Requests verified so far.
+    /// Returns the number of verified requests.
     pub fn requests(&self) -> u64 {
         self.requests
     }
 
     fn random(&mut self) -> u64 {
-        // xorshift64: any sequence will do that a test can repeat.
+        // xorshift64: any reproducible sequence is sufficient.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
@@ -48,12 +48,12 @@ impl Verifier {
         bytes
     }
 
-    /// One batch of requests in flight at once, half of them writes; returns when all are verified.
+    /// Runs one batch of concurrent requests, half of them writes. Returns when all are verified.
     pub fn round(&mut self, queue: &mut BlkQueue, depth: u16) -> Result<()> {
         self.round_with(queue, depth, BlkQueue::wait)
     }
 
-    /// The same, where `wait` returns the next request that has ended: it may connect the queue again meanwhile.
+    /// As [`Verifier::round`], with a custom `wait` for the next completed request, which may reconnect the queue.
     pub fn round_with(
         &mut self,
         queue: &mut BlkQueue,
@@ -111,7 +111,7 @@ impl Verifier {
         Ok(())
     }
 
-    /// Reads every block that was written.
+    /// Reads and checks every block that was written.
     pub fn check_all(&mut self, queue: &mut BlkQueue) -> Result<()> {
         for block in 0..self.generations.len() {
             if self.generations[block] == 0 {

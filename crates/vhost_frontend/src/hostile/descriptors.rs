@@ -1,4 +1,4 @@
-//! What goes wrong inside of a ring that runs.
+//! Violations in a running ring.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use super::{Case, LIMIT, case, started};
 use crate::memory::Area;
 use crate::{Error, FrontEnd, Queue, Result};
 
-/// A place where descriptors may point to: 16 KiB.
+/// Size of the area that descriptors may point to.
 const ROOM: usize = 16 << 10;
 
 pub const CASES: &[Case] = &[
@@ -190,15 +190,15 @@ pub const CASES: &[Case] = &[
     }),
 ];
 
-/// What has to become of the session.
+/// Expected result for the session.
 type Then = fn(&FrontEnd, &mut Queue) -> Result<()>;
 
-/// The ring cannot be trusted.
+/// Expects the end of the session, because the ring is invalid.
 fn ends(front_end: &FrontEnd, _: &mut Queue) -> Result<()> {
     super::ends(front_end)
 }
 
-/// The request comes back, and nothing else happens.
+/// Expects a completed request and an open session.
 fn goes_on(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
     queue.wait(LIMIT)?;
     match front_end.channel().is_closed() {
@@ -207,7 +207,7 @@ fn goes_on(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
     }
 }
 
-/// A queue that takes one request at a time has answered the first one by then.
+/// Accepts both results: a queue that handles one request at a time may have answered the first one already.
 fn ends_or_goes_on(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
     let until = Instant::now() + LIMIT;
     while !queue.driver().has_used() && !front_end.channel().is_closed() {
@@ -219,7 +219,7 @@ fn ends_or_goes_on(front_end: &FrontEnd, queue: &mut Queue) -> Result<()> {
     Ok(())
 }
 
-/// What is broken is written over a good request; then so many are made available.
+/// Overwrites a valid request with the violation and makes `available` requests available.
 fn split(socket: &Path, then: Then, available: u16, break_it: fn(&RawRing, &Area)) -> Result<()> {
     let (mut front_end, mut queue) = started(socket, false)?;
     let at = front_end.allocate(ROOM, 4096)?;
@@ -230,7 +230,7 @@ fn split(socket: &Path, then: Then, available: u16, break_it: fn(&RawRing, &Area
     then(&front_end, &mut queue)
 }
 
-/// A read of one sector, in descriptors 0 to 2.
+/// Writes a read of one sector into descriptors 0 to 2.
 fn good(ring: &RawRing, at: &Area) {
     at.write(0, &[0; 16]);
     ring.set_descriptor(0, at.address, 16, NEXT, 1);
@@ -262,7 +262,7 @@ fn indirect(socket: &Path, length: u32, fill: fn(&Area)) -> Result<()> {
     goes_on(&front_end, &mut queue)
 }
 
-/// A descriptor of an indirect table.
+/// Writes a descriptor of an indirect table.
 fn entry(table: &Area, index: u16, address: u64, length: u32, flags: u16, next: u16) {
     let mut bytes = address.to_le_bytes().to_vec();
     bytes.extend(length.to_le_bytes());
@@ -279,7 +279,7 @@ fn packed(socket: &Path, then: Then, break_it: fn(&RawRing, &Area)) -> Result<()
     then(&front_end, &mut queue)
 }
 
-/// Until the device has had enough.
+/// Writes random bytes into a ring until the device ends the session.
 fn scribbled(socket: &Path, packed: bool) -> Result<()> {
     let (front_end, mut queue) = started(socket, packed)?;
     let region = front_end.memory().regions()[0].area();

@@ -1,4 +1,4 @@
-//! What goes wrong on the socket itself.
+//! Violations on the socket.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -146,7 +146,7 @@ pub const CASES: &[Case] = &[
         config(socket, 32, 0, &[])
     }),
     case("a configuration read beyond the end", |socket| {
-        // The one request with an answer that says no: a payload without bytes.
+        // This reply reports an error by an empty payload.
         let front_end = connect(socket)?;
         match front_end.config(200, 100) {
             Ok(_) => Err(Error::Wrong("it was answered".into())),
@@ -169,7 +169,7 @@ fn random_bytes(socket: &Path) -> Result<()> {
             bytes.extend(random.to_ne_bytes());
         }
         if round % 2 == 1 {
-            // A header that might be one, so that more of it is read.
+            // A plausible header, so that the back end reads further.
             bytes[0] %= 43;
             bytes[1..4].fill(0);
             bytes[4..8].copy_from_slice(&VERSION.to_ne_bytes());
@@ -213,7 +213,7 @@ fn with_descriptors(socket: &Path, request: u32, payload: &[u8], count: usize) -
     let fds: Vec<BorrowedFd<'_>> = vec![file.as_fd(); count];
     let sent = front_end.acknowledged(request, payload, &fds);
     match request {
-        // They are closed unseen, unless there are more of them than any message has.
+        // The descriptors are ignored and closed, unless there are more than any message may have.
         request::SET_VRING_NUM => borne(&front_end, sent),
         _ => refused(&front_end, sent),
     }

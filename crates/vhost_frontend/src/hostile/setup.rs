@@ -1,4 +1,4 @@
-//! What goes wrong when memory is shared and rings are set up, and with the descriptors that go with them.
+//! Violations during setup: shared memory, rings and their descriptors.
 
 use std::fs::File;
 use std::io::Write;
@@ -151,7 +151,7 @@ pub const CASES: &[Case] = &[
             let queue = front_end.place_queue(0, &QueueOptions::default())?;
             front_end.memory().regions()[0].file.set_len(0)?;
             match front_end.begin_queue(&queue, 0) {
-                // It ends when the ring is looked at.
+                // The session ends when the ring is read.
                 Ok(()) => ends(&front_end),
                 other => borne(&front_end, other),
             }
@@ -178,7 +178,7 @@ pub const CASES: &[Case] = &[
         linger(&front_end, queue)
     }),
     case("an interrupt that is full and blocks", |socket| {
-        // The counter's maximum: one more would have to wait for a reader, who never comes.
+        // Maximum of the counter: a further write blocks, because there is no reader.
         let full = eventfd(0, EventfdFlags::CLOEXEC)?;
         rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes())?;
         interrupted(socket, full)
@@ -203,7 +203,7 @@ pub const CASES: &[Case] = &[
     }),
 ];
 
-/// A region that no front end here has.
+/// A region that differs from those of all front ends here.
 const SPEC: RegionSpec = RegionSpec {
     guest_address: 1 << 40,
     size: 4096,
@@ -231,7 +231,7 @@ fn bad_region(socket: &Path, change: fn(&mut RegionSpec)) -> Result<()> {
     refused(&front_end, sent)
 }
 
-/// Starts a ring with addresses made from the right ones and the end of the memory region.
+/// Starts a ring with addresses computed from the valid ones and the end of the memory region.
 fn bad_addresses(socket: &Path, change: fn([u64; 3], u64) -> [u64; 3]) -> Result<()> {
     let mut front_end = connect(socket)?;
     let queue = front_end.place_queue(0, &QueueOptions::default())?;
@@ -261,7 +261,7 @@ fn bad_size(socket: &Path, size: u32) -> Result<()> {
     refused(&front_end, started)
 }
 
-/// `payload` names queue 255 where its index has but 8 bits, and one beyond any elsewhere.
+/// `payload` names queue 255 if the index has 8 bits, otherwise a queue index beyond any device.
 fn bad_index(socket: &Path, request: u32, payload: &[u8]) -> Result<()> {
     let front_end = connect(socket)?;
     let has_8_bits = [
@@ -276,7 +276,7 @@ fn bad_index(socket: &Path, request: u32, payload: &[u8]) -> Result<()> {
     refused(&front_end, sent)
 }
 
-/// Writes from a second region, and truncates one of the two under it.
+/// Writes from a second region and truncates one of the two regions.
 fn truncated(socket: &Path, which: fn(&FrontEnd, &File) -> std::io::Result<File>) -> Result<()> {
     let (mut front_end, mut queue) = started(socket, false)?;
     let data = front_end.add_region(1 << 20)?;
@@ -285,14 +285,14 @@ fn truncated(socket: &Path, which: fn(&FrontEnd, &File) -> std::io::Result<File>
     let second = &front_end.memory().regions()[1].file;
     which(&front_end, second)?.set_len(0)?;
     let readable = [header.part(0, 16).element(), data.element()];
-    // Our own view of a truncated ring is gone, too: the handler of this process has put zeroes there.
+    // The mapping of a truncated ring is lost in this process too: its SIGBUS handler has mapped zeroes.
     queue.add(&readable, &[header.part(64, 1).element()], 0);
     queue.publish();
     queue.kick();
     ends(&front_end)
 }
 
-/// Starts a ring with an odd kick. It may be refused; if it is not, the worker must bear it.
+/// Starts a ring with an unusual kick descriptor. The back end may refuse it; otherwise its worker must tolerate it.
 fn served_with_kick(socket: &Path, kick: OwnedFd) -> Result<()> {
     let mut front_end = connect(socket)?;
     let queue = front_end.place_queue(0, &QueueOptions::default())?;
@@ -304,7 +304,7 @@ fn served_with_kick(socket: &Path, kick: OwnedFd) -> Result<()> {
     }
 }
 
-/// Stays for a moment, so that a worker that cannot bear it shows.
+/// Waits briefly, so that a failure of the worker becomes visible.
 fn linger(front_end: &FrontEnd, queue: Queue) -> Result<()> {
     let closed = front_end
         .channel()
@@ -316,7 +316,7 @@ fn linger(front_end: &FrontEnd, queue: Queue) -> Result<()> {
     }
 }
 
-/// Has requests answered whose interrupt blocks whoever writes to it.
+/// Runs requests with an interrupt descriptor that blocks on write.
 fn interrupted(socket: &Path, call: OwnedFd) -> Result<()> {
     let (mut front_end, queue) = started(socket, false)?;
     match front_end.set_call(0, Some(call.as_fd())) {
