@@ -1,4 +1,4 @@
-//! CPUs: clocks, sleep states, interrupts of disks, time that others take.
+//! CPUs: clocks, sleep states, disk interrupts, stolen time.
 
 use crate::Question;
 use crate::finding::{Area, Finding};
@@ -6,9 +6,9 @@ use crate::host::{Host, cpus_of};
 
 const CPUS: &str = "/sys/devices/system/cpu";
 
-/// A sleep state that takes longer to leave than an I/O of a fast disk takes.
+/// Limit of the exit latency of a sleep state in microseconds: an I/O of a fast disk.
 const DEEP_US: i64 = 20;
-/// Steal below this is not noticed.
+/// Limit of steal time in percent.
 const STEAL_PERCENT: f64 = 1.0;
 
 pub(crate) fn examine(host: &Host, question: &Question, findings: &mut Vec<Finding>) {
@@ -29,7 +29,7 @@ fn has_word(host: &Host, word: &str) -> bool {
     line.split_whitespace().any(|one| one == word)
 }
 
-/// Does the host run under a hypervisor itself?
+/// Returns true if the host runs under a hypervisor.
 pub(crate) fn is_virtual(host: &Host) -> bool {
     has_flag(host, "hypervisor")
 }
@@ -50,7 +50,7 @@ fn governor(host: &Host) -> Option<Finding> {
             let governor = host.text(file).unwrap_or_default();
             let folder = file.trim_end_matches("scaling_governor");
             let preference = host.text(&format!("{folder}energy_performance_preference"));
-            // With these drivers the firmware chooses the clock, by this preference.
+            // With these drivers the firmware selects the clock by this preference.
             let prefers_speed = preference.as_deref() == Some("performance");
             !(governor == "performance" || prefers_speed)
         })
@@ -91,7 +91,7 @@ fn idle_poll(host: &Host) -> Option<Finding> {
         .then(|| Finding::note("idle_poll", Area::Cpu, "booted with idle=poll", why))
 }
 
-/// A guest that polls before it halts saves an exit for each request.
+/// Checks the haltpoll driver: polling before a halt saves an exit per request in a guest.
 fn halt_poll(host: &Host) -> Option<Finding> {
     let driver = host.text(&format!("{CPUS}/cpuidle/current_driver"))?;
     if !is_virtual(host) || driver == "haltpoll" {
@@ -124,7 +124,7 @@ fn smt(host: &Host, question: &Question) -> Option<Finding> {
 fn steal(host: &Host) -> Option<Finding> {
     let text = host.text("/proc/stat")?;
     let line = text.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    // user nice system idle iowait irq softirq steal; guest time is in user's already.
+    // user nice system idle iowait irq softirq steal; user already includes guest time.
     let times: Vec<f64> = line
         .split_whitespace()
         .take(8)
@@ -148,7 +148,7 @@ fn nodes(host: &Host) -> Option<Finding> {
     (nodes > 1).then(|| Finding::note("numa", Area::Cpu, found, why))
 }
 
-/// Interrupts of disks that all go to one CPU.
+/// Checks for disk interrupts that all go to one CPU.
 fn interrupts(host: &Host) -> Option<Finding> {
     let text = host.text("/proc/interrupts")?;
     let is_disk = |name: &str| {
@@ -181,7 +181,7 @@ fn interrupts(host: &Host) -> Option<Finding> {
     })
 }
 
-/// A control group that stops the CPUs when its share is used up.
+/// Checks for a CPU quota of the control group.
 fn quota(host: &Host) -> Option<Finding> {
     let text = host.text("/sys/fs/cgroup/cpu.max")?;
     let (quota, period) = text.split_once(' ')?;

@@ -1,15 +1,15 @@
-//! What a check has found.
+//! Results of checks.
 
 use serde_json::{Value, json};
 
-/// What a finding is about.
+/// Subject of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Area {
-    /// CPUs: their clocks, sleep and interrupts.
+    /// CPUs: clocks, sleep states and interrupts.
     Cpu,
     /// KVM.
     Virtualization,
-    /// Block devices and files below disks.
+    /// Block devices, and files of disks.
     Storage,
     /// Memory and limits.
     Memory,
@@ -18,7 +18,7 @@ pub enum Area {
 }
 
 impl Area {
-    /// One word.
+    /// Returns the name.
     pub const fn word(self) -> &'static str {
         match self {
             Area::Cpu => "cpu",
@@ -30,36 +30,36 @@ impl Area {
     }
 }
 
-/// Files of `/proc` or `/sys` and the value that each should get. The first has what is there now.
+/// Files of `/proc` or `/sys` with a recommended value. The first file has the current value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Their paths.
+    /// Paths.
     pub files: Vec<String>,
-    /// What to write.
+    /// Value to write.
     pub value: String,
 }
 
-/// One thing that was found.
+/// A finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// Name of the check.
     pub check: &'static str,
-    /// What it is about.
+    /// Subject.
     pub area: Area,
-    /// It costs speed, and can be changed here; else it is only good to know.
+    /// The finding costs performance and can be fixed here; otherwise it is a note.
     pub is_worth_changing: bool,
-    /// What was found.
+    /// Description of the finding.
     pub found: String,
-    /// Why it matters.
+    /// Reason why it matters.
     pub why: &'static str,
-    /// What changes it.
+    /// Command that fixes it.
     pub command: Option<String>,
-    /// The same as values of files, where that is all.
+    /// The same fix as file values, if it consists only of them.
     pub change: Option<Change>,
 }
 
 impl Finding {
-    /// Something to know.
+    /// Creates a note.
     pub(crate) fn note(
         check: &'static str,
         area: Area,
@@ -77,7 +77,7 @@ impl Finding {
         }
     }
 
-    /// Something to change.
+    /// Creates a finding that is worth fixing.
     pub(crate) fn worth(
         check: &'static str,
         area: Area,
@@ -97,7 +97,7 @@ impl Finding {
         }
     }
 
-    /// The command follows from the change.
+    /// Adds a change, and the command that makes it.
     pub(crate) fn by_writing(self, files: Vec<String>, value: &str) -> Finding {
         let command = match files.as_slice() {
             [one] => format!("echo {value} > {one}"),
@@ -114,7 +114,7 @@ impl Finding {
         }
     }
 
-    /// For programs.
+    /// Returns the finding as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "check": self.check,
@@ -127,7 +127,7 @@ impl Finding {
     }
 }
 
-/// A shell's pattern for files of all CPUs.
+/// Returns a shell pattern for the files of all CPUs.
 fn pattern_of(path: &str) -> String {
     path.replacen("/cpu0/", "/cpu[0-9]*/", 1)
 }

@@ -1,9 +1,9 @@
-//! A host's files: of this machine, or recorded.
+//! Files of a host: of this machine, or from a record.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The files that checks read; `*` stands for any part of one component.
+/// Files that checks read; `*` matches any part of one component.
 pub const FILES: &[&str] = &[
     "/proc/cmdline",
     "/proc/cpuinfo",
@@ -75,7 +75,7 @@ pub const FILES: &[&str] = &[
     "/run/.containerenv",
 ];
 
-/// What stands before a file's name in a record.
+/// Prefix of a file name in a record.
 const MARK: &str = "--- ";
 
 /// A host.
@@ -89,15 +89,15 @@ enum Source {
 }
 
 impl Host {
-    /// This machine, or what is mounted at another root.
+    /// Uses this machine, or a file system mounted at another root.
     pub fn at(root: impl Into<PathBuf>) -> Host {
         Host(Source::Root(root.into()))
     }
 
-    /// One that [`Host::record`] has written. Devices have no content.
+    /// Parses a record from [`Host::record`]. Devices have no content.
     ///
     /// # Errors
-    /// When the text does not begin with a file's name.
+    /// The text does not begin with a file name.
     pub fn recorded(text: &str) -> Result<Host, String> {
         let mut files = BTreeMap::new();
         let mut current: Option<(String, String)> = None;
@@ -123,7 +123,7 @@ impl Host {
         Ok(Host(Source::Record(files)))
     }
 
-    /// Its files, for [`Host::recorded`] to read elsewhere.
+    /// Returns all files as text for [`Host::recorded`].
     pub fn record(&self) -> String {
         let paths: BTreeSet<String> = FILES
             .iter()
@@ -133,7 +133,7 @@ impl Host {
         for path in paths {
             text.push_str(&format!("{MARK}{path}\n"));
             for line in self.text(&path).unwrap_or_default().lines() {
-                // A line of a file that looks like a name, or like a comment, would be one.
+                // Lines that look like a file name or a comment are indented.
                 let clash = line.starts_with(MARK) || line.starts_with("# ");
                 text.push_str(if clash { " " } else { "" });
                 text.push_str(line);
@@ -143,7 +143,7 @@ impl Host {
         text
     }
 
-    /// The content of a file without blanks around it; `None`: it is not there, or cannot be read.
+    /// Returns the trimmed content of a file; `None` if it does not exist or cannot be read.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
         let text = match &self.0 {
             Source::Root(root) => {
@@ -162,7 +162,7 @@ impl Host {
         self.text(path)?.parse().ok()
     }
 
-    /// Is there such a file, device or folder?
+    /// Returns true if the file, device or folder exists.
     pub(crate) fn has(&self, path: &str) -> bool {
         match &self.0 {
             Source::Root(root) => inside(root, path).exists(),
@@ -175,7 +175,7 @@ impl Host {
         }
     }
 
-    /// Names in a folder, in order: numbers by their value.
+    /// Returns the names in a folder, sorted; numbers are sorted by value.
     pub(crate) fn names(&self, folder: &str) -> Vec<String> {
         let mut names: Vec<String> = match &self.0 {
             Source::Root(root) => {
@@ -205,7 +205,7 @@ impl Host {
         names
     }
 
-    /// Files that a pattern of [`FILES`] stands for.
+    /// Returns the files that match a pattern of [`FILES`].
     pub(crate) fn find(&self, pattern: &str) -> Vec<String> {
         let mut found = vec![String::new()];
         for part in pattern.split('/').skip(1) {
@@ -240,7 +240,7 @@ fn inside(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }
 
-/// The CPUs of a list such as `0-3,8`.
+/// Parses a CPU list such as `0-3,8`.
 pub(crate) fn cpus_of(list: &str) -> Vec<u32> {
     let mut cpus = Vec::new();
     for range in list.trim().split(',').filter(|range| !range.is_empty()) {

@@ -1,9 +1,9 @@
-//! Is a host set up for fast disks of virtual machines? Looks at `/proc` and `/sys`, and says what it found, why it matters, and the
-//! command that changes it.
+//! Checks a host's configuration for fast virtual disks. Reads `/proc` and `/sys` and returns findings with a reason and the command that
+//! fixes each.
 //!
-//! [`Host`] is this machine, or one that was recorded: a text with the files that the checks read ([`FILES`]). [`examine`] makes the findings;
-//! they depend on nothing else, so each check is tested on recorded hosts (`hosts/`). [`Profile`] is a set of kernel parameters that are
-//! compared with those of the host.
+//! [`Host`] is this machine or a record: a text with the files that the checks read ([`FILES`]). [`examine`] returns the findings. They
+//! depend only on the host, so each check is tested with recorded hosts (`hosts/`). [`Profile`] is a set of kernel parameters to compare
+//! with those of the host.
 
 #![forbid(unsafe_code)]
 
@@ -21,16 +21,16 @@ pub use host::{FILES, Host};
 pub use profile::{PROFILES, Parameter, Profile, Row};
 pub use storage::DiskOf;
 
-/// What to look at, besides the host itself.
+/// Scope of an examination.
 #[derive(Clone, Debug, Default)]
 pub struct Question {
-    /// Disks that are served, or will be; none: all block devices of the host.
+    /// Served or planned disks; empty: all block devices of the host.
     pub disks: Vec<DiskOf>,
-    /// The host is a guest that was looked into.
+    /// The host is a guest under examination.
     pub is_guest: bool,
 }
 
-/// All findings, those worth a change first, else in the order of the areas.
+/// Returns all findings: first those worth fixing, then in the order of the areas.
 pub fn examine(host: &Host, question: &Question) -> Vec<Finding> {
     let mut findings = Vec::new();
     cpu::examine(host, question, &mut findings);

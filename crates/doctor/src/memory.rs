@@ -5,9 +5,9 @@ use crate::finding::{Area, Finding};
 use crate::host::Host;
 
 const MIB: u64 = 1 << 20;
-/// Sockets, kicks and calls of some dozens of guests.
+/// Descriptors for the sockets, kicks and interrupts of some dozens of guests.
 const NOFILE: u64 = 4096;
-/// Buffers that io_uring registers.
+/// Bytes for buffers registered with io_uring.
 const MEMLOCK: u64 = 64 * MIB;
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 
@@ -23,7 +23,7 @@ pub(crate) fn examine(host: &Host, question: &Question, findings: &mut Vec<Findi
     findings.extend(zone_reclaim(host));
 }
 
-/// What stands in brackets of `always [madvise] never`.
+/// Returns the value in brackets of `always [madvise] never`.
 pub(crate) fn chosen(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once('[')?;
     rest.split(']').next()
@@ -70,7 +70,7 @@ fn swap(host: &Host) -> Option<Finding> {
         .skip(1)
         .filter_map(|line| line.split_whitespace().next())
         .collect();
-    // Compressed memory costs no disk.
+    // Compressed memory does not use a disk.
     let on_disk = devices
         .iter()
         .any(|device| !device.starts_with("/dev/zram"));

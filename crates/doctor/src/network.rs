@@ -1,11 +1,11 @@
-//! The network, as iSCSI uses it.
+//! Network settings for iSCSI.
 
 use crate::finding::{Area, Finding};
 use crate::host::Host;
 
-/// Links from here on need more than default buffers.
+/// Link speed in Mbit/s above which default buffers are too small.
 const FAST_MBIT: i64 = 10_000;
-/// What a link of 10 Gbit/s has under way in 10 ms, rounded up.
+/// Buffer size in bytes: data in flight on a 10 Gbit/s link in 10 ms, rounded up.
 const BUFFER: i64 = 16 << 20;
 const JUMBO: i64 = 9000;
 

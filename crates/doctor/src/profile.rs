@@ -2,25 +2,25 @@
 
 use crate::Host;
 
-/// A kernel parameter and the value that a profile gives it.
+/// A kernel parameter with the value of a profile.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameter {
-    /// As sysctl(8) names it.
+    /// Name as in sysctl(8).
     pub name: &'static str,
-    /// Its value.
+    /// Value.
     pub value: &'static str,
-    /// What it is for.
+    /// Purpose.
     pub why: &'static str,
 }
 
 /// Parameters for one purpose.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// What it is for.
+    /// Purpose.
     pub about: &'static str,
-    /// Its parameters.
+    /// Parameters.
     pub parameters: &'static [Parameter],
 }
 
@@ -63,21 +63,21 @@ pub const PROFILES: [Profile; 1] = [Profile {
     ],
 }];
 
-/// One parameter beside the host's value.
+/// One parameter with the host's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The parameter.
+    /// Name.
     pub name: &'static str,
-    /// What the host has; `None`: it does not have the parameter.
+    /// Value of the host; `None` if it does not have the parameter.
     pub is: Option<String>,
-    /// What it should have.
+    /// Value of the profile.
     pub wanted: &'static str,
-    /// What it is for.
+    /// Purpose.
     pub why: &'static str,
 }
 
 impl Row {
-    /// Is there something to change? A host may have more than a profile asks for.
+    /// Returns true if the value should change. Larger values than the profile's are accepted.
     pub fn differs(&self) -> bool {
         let Some(is) = &self.is else {
             return false;
@@ -93,7 +93,7 @@ impl Row {
         }
     }
 
-    /// The parameter's file.
+    /// Returns the path of the parameter's file.
     pub fn file(&self) -> String {
         file_of(self.name)
     }
@@ -104,12 +104,12 @@ fn file_of(name: &str) -> String {
 }
 
 impl Profile {
-    /// The profile of a name.
+    /// Finds a profile by name.
     pub fn named(name: &str) -> Option<&'static Profile> {
         PROFILES.iter().find(|profile| profile.name == name)
     }
 
-    /// Its parameters beside a host's.
+    /// Compares the parameters with a host's.
     pub fn rows(&self, host: &Host) -> Vec<Row> {
         let rows = self.parameters.iter().map(|parameter| Row {
             name: parameter.name,

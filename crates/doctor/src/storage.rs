@@ -1,4 +1,4 @@
-//! What lies below disks: schedulers, queues, and layers that do the same work twice.
+//! Storage below disks: schedulers, queues, and layers that duplicate work.
 
 use std::path::Path;
 
@@ -7,21 +7,21 @@ use crate::finding::{Area, Finding};
 use crate::host::Host;
 use crate::memory::chosen;
 
-/// A disk of Lunette's, or one to be.
+/// An existing or planned disk of Lunette.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskOf {
-    /// Its name, or the path again.
+    /// Name, or the path if it has none.
     pub name: String,
-    /// The file or block device that it lies in.
+    /// File or block device of the disk.
     pub path: String,
-    /// Its I/O goes through the page cache.
+    /// I/O uses the page cache.
     pub is_cached: bool,
-    /// Bytes of the file, and bytes that it takes.
+    /// Size of the file and its allocated size, in bytes.
     pub size: Option<(u64, u64)>,
 }
 
 const BLOCK: &str = "/sys/block";
-/// Fewer requests than queues of one guest have entries.
+/// Threshold for `nr_requests`. A lower value is less than one guest's queue size.
 const NR_REQUESTS: i64 = 64;
 
 pub(crate) fn examine(host: &Host, question: &Question, findings: &mut Vec<Finding>) {
@@ -40,7 +40,7 @@ pub(crate) fn examine(host: &Host, question: &Question, findings: &mut Vec<Findi
     findings.extend(tracing(host));
 }
 
-/// The block devices to look at: those that disks lie on, or all that are more than memory or layers.
+/// Returns the block devices to examine: those of the disks, or all except RAM disks and stacked devices.
 fn devices(host: &Host, question: &Question) -> Vec<String> {
     let all: Vec<String> = host.names(BLOCK);
     let of_disks: Vec<String> = question
@@ -66,13 +66,13 @@ fn devices(host: &Host, question: &Question) -> Vec<String> {
     all.into_iter().filter(is_real).collect()
 }
 
-/// The mount that a path is on: device, folder, type.
+/// Returns the mount of a path: device, folder, type.
 fn mount_of(host: &Host, path: &str) -> Option<(String, String, String)> {
     let text = host.text("/proc/mounts")?;
     let mounts = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         let (device, folder, kind) = (words.next()?, words.next()?, words.next()?);
-        // Blanks are written as octal numbers.
+        // Blanks are escaped as octal numbers.
         let folder = folder.replace("\\040", " ");
         Path::new(path)
             .starts_with(&folder)
@@ -81,14 +81,14 @@ fn mount_of(host: &Host, path: &str) -> Option<(String, String, String)> {
     mounts.max_by_key(|(_, folder, _)| folder.len())
 }
 
-/// The whole device below a path.
+/// Returns the whole device of a path.
 fn device_of(host: &Host, path: &str) -> Option<String> {
     let device = match path.strip_prefix("/dev/") {
         Some(name) => name.to_owned(),
         None => mount_of(host, path)?.0.strip_prefix("/dev/")?.to_owned(),
     };
     let names = host.names(BLOCK);
-    // A partition is named after its device.
+    // The name of a partition begins with its device's name.
     let whole = names
         .iter()
         .filter(|name| device.starts_with(name.as_str()));
@@ -146,7 +146,7 @@ fn throttling(host: &Host, device: &str) -> Option<Finding> {
     ))
 }
 
-/// A guest whose disk has fewer queues than it has CPUs.
+/// Checks in a guest for disks with fewer queues than CPUs.
 fn single_queue(host: &Host, device: &str, question: &Question) -> Option<Finding> {
     let queues = host.names(&format!("{BLOCK}/{device}/mq")).len();
     let cpus = crate::host::cpus_of(&host.text("/sys/devices/system/cpu/online")?).len();

@@ -1,4 +1,4 @@
-//! KVM: is it there, and does it deliver interrupts without exits?
+//! KVM: availability, and delivery of interrupts without exits.
 
 use crate::Question;
 use crate::cpu::{has_flag, is_virtual};

@@ -1,4 +1,4 @@
-//! What is found on six recorded hosts. They are small and made by hand; `lunette doctor --record` makes such a text of a real one.
+//! Findings on six recorded hosts. The records are small and written by hand; `lunette doctor --record` creates one from a real host.
 
 use doctor::{DiskOf, Finding, Host, Question, examine};
 
@@ -23,7 +23,7 @@ fn found(name: &str, disks: Vec<DiskOf>) -> Vec<Finding> {
     examine(&host(name), &question)
 }
 
-/// Names of the checks that found something to change, then of those that found something to know.
+/// Returns the names of checks with findings worth fixing, and of those with notes.
 fn checks(findings: &[Finding]) -> (Vec<&str>, Vec<&str>) {
     let names = |worth: bool| {
         findings
@@ -72,7 +72,7 @@ fn laptop() {
 fn server_of_two_sockets() {
     let findings = found("xeon", vec![]);
     let (worth, known) = checks(&findings);
-    // The disk that spins keeps its scheduler, and C6 is switched off.
+    // The rotating disk keeps its scheduler, and C6 is disabled.
     assert_eq!(
         worth,
         [
@@ -177,7 +177,6 @@ fn a_host_without_any_file_is_without_kvm_and_that_is_all() {
     assert_eq!(checks(&findings), (vec![], vec!["kvm"]));
 }
 
-/// Whatever a file holds, nothing panics.
 #[test]
 fn files_that_make_no_sense_are_passed_over() {
     for name in ["laptop", "xeon", "cloud", "container"] {
