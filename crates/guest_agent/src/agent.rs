@@ -1,8 +1,7 @@
-//! The guest's end of the command line that the lab keeps to it, over a serial port.
+//! Guest side of the lab's command port, over a serial port.
 //!
-//! Host to guest: `RUN id length\n` and a shell script of that length. Guest to host: `READY\n` once, and for each
-//! script, when it ends, `END id code stdout-length stderr-length\n` and both outputs. Scripts run side by side.
-//! The port is trusted: only the lab writes to it.
+//! Host to guest: `RUN id length\n` and a shell script of that length. Guest to host: `READY\n` once, and at the end of each script
+//! `END id code stdout-length stderr-length\n` and both outputs. Scripts run in parallel. The port is trusted: only the lab writes to it.
 
 use crate::args::Args;
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
@@ -12,7 +11,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-/// Serves until the port closes, which it does not in the life of a guest.
+/// Serves until the port closes, which does not happen while the guest runs.
 pub fn serve(args: &Args) -> Result<bool, String> {
     let path = args.text("file")?;
     let port = OpenOptions::new()
@@ -36,7 +35,7 @@ pub fn serve(args: &Args) -> Result<bool, String> {
     Ok(true)
 }
 
-/// No echo, no line editing, no signals from characters.
+/// Disables echo, line editing and signal characters.
 fn make_raw(port: &File) -> rustix::io::Result<()> {
     let mut attributes = tcgetattr(port)?;
     attributes.make_raw();
@@ -44,7 +43,7 @@ fn make_raw(port: &File) -> rustix::io::Result<()> {
     tcsetattr(port, OptionalActions::Flush, &attributes)
 }
 
-/// The next script and its id, `None` at the end of the port.
+/// Receives the next script with its ID. Returns `None` at the end of the port.
 fn receive(port: &mut impl BufRead) -> std::io::Result<Option<(String, String)>> {
     let mut line = String::new();
     if port.read_line(&mut line)? == 0 {
@@ -68,7 +67,7 @@ fn receive(port: &mut impl BufRead) -> std::io::Result<Option<(String, String)>>
     )))
 }
 
-/// Runs one script to its end and gives the message about it.
+/// Runs one script to its end. Returns the message about it.
 fn run(id: &str, script: &str) -> Vec<u8> {
     let (code, stdout, stderr) = match Command::new("/bin/sh").arg("-c").arg(script).output() {
         Ok(output) => {
@@ -90,7 +89,7 @@ fn run(id: &str, script: &str) -> Vec<u8> {
     message
 }
 
-/// One message at a time; the port is the only way to report, so its failure ends in silence and the host's time-out.
+/// Sends one message at a time. A failure of the port cannot be reported; the host then times out.
 fn send(port: &Mutex<File>, message: &[u8]) {
     if let Ok(mut port) = port.lock() {
         port.write_all(message)

@@ -1,14 +1,14 @@
-//! `--name value` options, with sizes such as `64M`. Small on purpose: the program is carried into every guest.
+//! Parser for `--name value` options, with sizes such as `64M`. Kept small, because every guest contains this program.
 
 use std::collections::BTreeMap;
 
-/// The options of one call.
+/// Options of one call.
 pub struct Args(BTreeMap<String, String>);
 
 const SWITCHES: [&str; 1] = ["buffered"];
 
 impl Args {
-    /// Takes `--name value` pairs and the switches.
+    /// Parses `--name value` pairs and switches.
     pub fn parse(words: impl Iterator<Item = String>) -> Result<Args, String> {
         let mut options = BTreeMap::new();
         let mut words = words.peekable();
@@ -28,7 +28,7 @@ impl Args {
         Ok(Args(options))
     }
 
-    /// An option that has no default.
+    /// Returns a required option.
     pub fn text(&self, name: &str) -> Result<&str, String> {
         self.0
             .get(name)
@@ -36,7 +36,7 @@ impl Args {
             .ok_or_else(|| format!("--{name} is missing"))
     }
 
-    /// A number, with K, M or G for powers of 1024.
+    /// Returns a number; K, M and G are powers of 1024.
     pub fn number(&self, name: &str, default: u64) -> Result<u64, String> {
         self.0.get(name).map_or(Ok(default), |text| {
             parse_size(text).ok_or_else(|| {
@@ -45,7 +45,7 @@ impl Args {
         })
     }
 
-    /// Is the switch there?
+    /// Returns true if the switch is present.
     pub fn switch(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }

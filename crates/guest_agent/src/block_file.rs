@@ -1,4 +1,4 @@
-//! A block device or file, opened for direct I/O, and buffers that satisfy it.
+//! Block devices and files for direct I/O, with aligned buffers.
 
 use crate::args::Args;
 use rustix::fs::OFlags;
@@ -6,10 +6,10 @@ use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 
-/// O_DIRECT wants memory aligned to the disk's logical block; no disk here has larger ones.
+/// Alignment of buffers for O_DIRECT: at least the logical block size of every disk here.
 const ALIGNMENT: usize = 4096;
 
-/// Opens `--file`, with O_DIRECT unless `--buffered` was given.
+/// Opens `--file` with O_DIRECT, unless `--buffered` is set.
 pub fn open(args: &Args, write: bool) -> Result<File, String> {
     let path = args.text("file")?;
     let flags = if args.switch("buffered") {
@@ -25,7 +25,7 @@ pub fn open(args: &Args, write: bool) -> Result<File, String> {
         .map_err(|error| format!("cannot open {path}: {error}"))
 }
 
-/// `--size`, or else the whole file or device.
+/// Returns `--size`, or the size of the file or device.
 pub fn size(args: &Args, file: &File) -> Result<u64, String> {
     let mut file = file;
     let end = file
@@ -39,7 +39,7 @@ pub fn size(args: &Args, file: &File) -> Result<u64, String> {
     }
 }
 
-/// Memory that starts at a multiple of 4096.
+/// Memory aligned to 4096 bytes.
 pub struct Buffer {
     memory: Vec<u8>,
     start: usize,
@@ -47,7 +47,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `length` bytes of zeroes.
+    /// Creates a buffer of `length` zero bytes.
     pub fn new(length: usize) -> Self {
         let memory = vec![0; length + ALIGNMENT];
         let start = memory.as_ptr().align_offset(ALIGNMENT);
@@ -58,12 +58,12 @@ impl Buffer {
         }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.memory[self.start..self.start + self.length]
     }
 
-    /// The bytes, to be changed.
+    /// Returns the bytes as mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.memory[self.start..self.start + self.length]
     }

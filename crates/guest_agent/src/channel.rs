@@ -1,8 +1,7 @@
-//! The guest's end of `crates/guest_channel`: commands that the host starts through a virtio-serial port, side by side.
+//! Guest side of `crates/guest_channel`: commands that the host starts in parallel through a virtio-serial port.
 //!
-//! One thread reads the port and never writes to it, so that both directions cannot wait for each other; each command has a
-//! thread for its end and one for each of its streams. The host is trusted: a violation of the protocol ends the agent, and
-//! who started it starts it again.
+//! One thread only reads the port, so that the two directions cannot block each other. Each command has a thread for its end and one per
+//! stream. The host is trusted: a protocol violation ends the agent, and its parent restarts it.
 
 mod command;
 
@@ -17,27 +16,26 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The port's name, as QEMU's command line gives it.
+/// Name of the port on QEMU's command line.
 const PORT: &str = "lunette.agent";
 const PORTS: &str = "/sys/class/virtio-ports";
-/// Ports appear a moment after their module has been loaded.
+/// Attempts to find the port, which appears shortly after its module is loaded.
 const LOOKS: u32 = 100;
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Who writes to the port, and the commands that run.
+/// Writer of the port, and the running commands.
 pub struct Agent {
     port: Mutex<File>,
     channels: Mutex<HashMap<u32, Arc<Channel>>>,
 }
 
-/// A poisoned lock still guards what it guarded.
+/// Locks a mutex. A poisoned lock is used anyway, because its data is still valid.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Agent {
-    /// Sends a frame of a command unless it has sent its last one. The port is the only way to report: its failure ends in
-    /// silence.
+    /// Sends a frame of a command, unless its last frame has been sent. A failure of the port cannot be reported.
     pub fn send(&self, id: u32, channel: &Channel, frame: &Frame) {
         let mut port = lock(&self.port);
         if channel.ended.load(Ordering::Relaxed) {
@@ -75,7 +73,7 @@ pub fn serve(_args: &Args) -> Result<bool, String> {
     loop {
         let count = port.read(&mut buffer).map_err(said)?;
         if count == 0 {
-            // The host's end is not connected just now.
+            // The host side is not connected at the moment.
             std::thread::sleep(LOOK_AGAIN);
             continue;
         }
@@ -91,7 +89,6 @@ pub fn serve(_args: &Args) -> Result<bool, String> {
     }
 }
 
-/// The port's device, found by its name.
 fn find_port() -> Result<PathBuf, String> {
     for _ in 0..LOOKS {
         let ports = std::fs::read_dir(PORTS).into_iter().flatten().flatten();
@@ -106,7 +103,7 @@ fn find_port() -> Result<PathBuf, String> {
     Err(format!("no port {PORT} in {PORTS}"))
 }
 
-/// A script that grows piece by piece; `None` once it is too long.
+/// Partially received scripts; `None` for a script that is too long.
 type Scripts = HashMap<u32, Option<Vec<u8>>>;
 
 fn take(agent: &Arc<Agent>, scripts: &mut Scripts, id: u32, frame: Frame) -> Result<(), Violation> {

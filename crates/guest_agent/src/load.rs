@@ -1,4 +1,4 @@
-//! A timed workload: `--depth` threads, each with one I/O under way.
+//! A timed workload: `--depth` threads with one I/O each in flight.
 
 use crate::args::Args;
 use crate::block_file::{self, Buffer};
@@ -29,7 +29,7 @@ struct Workload {
     next_block: AtomicU64,
 }
 
-/// Runs what the options describe and prints the report.
+/// Runs the workload of the options and prints the report.
 pub fn run(args: &Args) -> Result<bool, String> {
     let rw = args.text("rw")?.to_owned();
     let (random, read_percent) = match rw.as_str() {

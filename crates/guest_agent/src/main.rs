@@ -1,7 +1,7 @@
-//! What runs inside a lab guest: workloads with verified content, probes for errors, and the agent that starts them.
+//! Program in a lab guest: workloads with verified content, probes for errors, and the agent that starts them.
 //!
-//! Linked statically, because the guest is an initramfs with busybox and little else. Each subcommand prints one JSON
-//! object on stdout and exits with 1 when an I/O failed or data was wrong, with 2 when it was called wrongly.
+//! Linked statically, because the guest is an initramfs with little more than busybox. Each subcommand prints one JSON object on stdout.
+//! Exit codes: 1 if an I/O failed or data was wrong, 2 for invalid arguments.
 #![forbid(unsafe_code)]
 
 mod agent;

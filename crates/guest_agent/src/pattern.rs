@@ -1,25 +1,25 @@
-//! Self-describing block content: where it belongs, which write made it, and a checksum over all of it.
+//! Self-describing block content: its offset, the write that created it, and a checksum.
 //!
-//! Layout, little endian: magic, seed, offset, sequence, checksum of the other words, then noise from all of these.
+//! Layout, little endian: magic, seed, offset, sequence, checksum of the other words, then noise derived from all of these.
 
 use crate::random::Random;
 
 const MAGIC: u64 = 0x6c75_6e65_7474_6501;
 const HEADER: usize = 40;
 
-/// Which write a block's content came from.
+/// Identity of the write of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// The run.
+    /// Seed of the run.
     pub seed: u64,
-    /// Where on the disk it belongs, in bytes.
+    /// Offset on the disk in bytes.
     pub offset: u64,
-    /// The how many-th write of the run it is.
+    /// Sequence number of the write in the run.
     pub sequence: u64,
 }
 
 impl Origin {
-    /// Fills `block`, which is at least 512 bytes and a multiple of 8.
+    /// Fills `block`, with at least 512 bytes and a multiple of 8.
     pub fn write(&self, block: &mut [u8]) {
         let mut noise =
             Random::new(self.seed ^ self.offset.rotate_left(20) ^ self.sequence.rotate_left(44));
@@ -37,7 +37,7 @@ impl Origin {
         block[32..40].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// What is wrong with `found`, `None` when it is exactly what this write left. `scratch` has the same length.
+    /// Describes the difference between `found` and the content of this write; `None` if they are equal. `scratch` has the same length.
     pub fn difference(&self, found: &[u8], scratch: &mut [u8]) -> Option<String> {
         self.write(scratch);
         if found == scratch {
@@ -73,7 +73,7 @@ fn word(block: &[u8], index: usize) -> u64 {
         .map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// FNV-1a over 64-bit words, the checksum's own word left out.
+/// Returns FNV-1a over 64-bit words, without the checksum's own word.
 fn checksum(block: &[u8]) -> u64 {
     let mut sum = 0xcbf2_9ce4_8422_2325u64;
     for (index, chunk) in block.chunks_exact(8).enumerate() {

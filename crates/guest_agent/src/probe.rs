@@ -1,11 +1,11 @@
-//! Single I/Os whose outcome is the point: how many bytes, or which errno.
+//! Single I/Os that report their result: number of bytes, or errno.
 
 use crate::args::Args;
 use crate::block_file::{self, Buffer};
 use serde_json::json;
 use std::os::unix::fs::FileExt;
 
-/// One read, write or flush; its failure is a result, not an error of this program.
+/// Runs one read, write or flush. A failed I/O is a result, not an error of this program.
 pub fn one(args: &Args) -> Result<bool, String> {
     let op = args.text("op")?;
     let (offset, length) = (args.number("offset", 0)?, args.number("length", 512)?);
@@ -33,7 +33,7 @@ pub fn one(args: &Args) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Reads a range and says where the first byte is that is not zero.
+/// Reads a range and reports the offset of the first nonzero byte.
 pub fn zeroes(args: &Args) -> Result<bool, String> {
     let file = block_file::open(args, false)?;
     let start = args.number("offset", 0)?;

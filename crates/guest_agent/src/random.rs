@@ -1,16 +1,16 @@
-//! SplitMix64: a seed gives the same sequence in every run, which is what lets a later pass replay an earlier one.
+//! SplitMix64: a seed always produces the same sequence, so that a later pass can replay an earlier one.
 
-/// A generator of 64-bit numbers.
+/// Generator of 64-bit numbers.
 #[derive(Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence that belongs to `seed`.
+    /// Creates the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Random(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -19,7 +19,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which is not 0. The bias is far below what a test could see.
+    /// Returns a number below `bound`, which must not be 0. The bias is too small for tests to detect.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }

@@ -1,4 +1,4 @@
-//! Latencies of one direction, and what is reported of them. Every sample is kept: exact percentiles, small runs.
+//! Latencies of one direction and their report. Every sample is stored: exact percentiles, for short runs.
 
 use serde::Serialize;
 use std::time::Duration;
@@ -11,7 +11,7 @@ pub struct Samples {
     first_error: Option<String>,
 }
 
-/// What is printed for one direction.
+/// Report of one direction.
 #[derive(Serialize)]
 pub struct Summary {
     ios: u64,
@@ -28,18 +28,18 @@ pub struct Summary {
 }
 
 impl Samples {
-    /// One I/O that went well.
+    /// Records a successful I/O.
     pub fn record(&mut self, latency: Duration) {
         self.latencies_ns.push(latency.as_nanos() as u64);
     }
 
-    /// One that did not.
+    /// Records a failed I/O.
     pub fn fail(&mut self, what: String) {
         self.errors += 1;
         self.first_error.get_or_insert(what);
     }
 
-    /// Takes over what another thread saw.
+    /// Adds the samples of another thread.
     pub fn merge(&mut self, other: Samples) {
         self.latencies_ns.extend(other.latencies_ns);
         self.errors += other.errors;
@@ -48,12 +48,12 @@ impl Samples {
         }
     }
 
-    /// Did anything fail?
+    /// Returns true after a failure.
     pub fn failed(&self) -> bool {
         self.errors > 0
     }
 
-    /// The figures over `elapsed`, for I/Os of `block_size` bytes.
+    /// Returns the report for a time of `elapsed` and I/Os of `block_size` bytes.
     pub fn summary(mut self, block_size: u64, elapsed: Duration) -> Summary {
         self.latencies_ns.sort_unstable();
         let sorted = &self.latencies_ns;
@@ -75,7 +75,7 @@ impl Samples {
     }
 }
 
-/// The nearest-rank percentile of sorted nanoseconds, in microseconds; 0 of nothing.
+/// Returns the nearest-rank percentile of sorted nanoseconds, in microseconds; 0 without samples.
 fn percentile_us(sorted_ns: &[u64], fraction: f64) -> f64 {
     let rank = (fraction * sorted_ns.len() as f64).ceil() as usize;
     sorted_ns

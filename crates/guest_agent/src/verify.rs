@@ -1,7 +1,7 @@
-//! Writes whose content a later pass can check: `fill` and `check` share nothing but a seed, so the check holds across
-//! remounts, reboots and restarts of the daemon; `soak` writes and verifies at the same time.
+//! Writes with verifiable content. `fill` and `check` share only a seed, so verification works across remounts, reboots and restarts of
+//! the daemon; `soak` writes and verifies at the same time.
 //!
-//! Thread `t` of `n` owns the blocks whose number is `t` modulo `n`, so that the last writer of a block is known.
+//! Thread `t` of `n` owns the blocks with number `t` modulo `n`, so that the last writer of each block is known.
 
 use crate::args::Args;
 use crate::block_file::{self, Buffer};
@@ -12,7 +12,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// What a pass did and found.
 #[derive(Default, Serialize)]
 struct Report {
     writes: u64,
@@ -24,7 +23,7 @@ struct Report {
     problems: Vec<String>,
 }
 
-/// At most this many problems are spelt out.
+/// Maximum number of described problems.
 const PROBLEMS_SHOWN: usize = 5;
 
 impl Report {
@@ -47,7 +46,7 @@ impl Report {
     }
 }
 
-/// The options that all passes share.
+/// Options of all passes.
 struct Plan {
     file: File,
     seed: u64,
@@ -79,12 +78,12 @@ impl Plan {
         })
     }
 
-    /// How many blocks thread `index` owns.
+    /// Returns the number of blocks that thread `index` owns.
     fn owned(&self, index: u64) -> u64 {
         (self.blocks - index).div_ceil(self.threads)
     }
 
-    /// Runs `work` for each thread and prints the sum of the reports.
+    /// Runs `work` on each thread and prints the sum of the reports. Returns true if no problem was found.
     fn run(&self, work: impl Fn(Lane) -> Report + Sync) -> bool {
         let mut report = Report::default();
         std::thread::scope(|scope| {
@@ -108,7 +107,7 @@ impl Plan {
     }
 }
 
-/// One thread's share: its blocks, its sequence of random numbers, its buffers.
+/// State of one thread: blocks, random numbers, buffers.
 struct Lane<'a> {
     plan: &'a Plan,
     index: u64,
@@ -181,7 +180,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// The n-th write of a lane goes to a random block of its own, n counted from 1.
+/// Replays the writes of a lane: the n-th write, counted from 1, goes to a random block of the lane.
 fn replay(lane: &mut Lane<'_>, writes: u64, mut each: impl FnMut(&mut Lane<'_>, u64, u64)) {
     let owned = lane.plan.owned(lane.index);
     for sequence in 1..=writes {
@@ -190,7 +189,7 @@ fn replay(lane: &mut Lane<'_>, writes: u64, mut each: impl FnMut(&mut Lane<'_>, 
     }
 }
 
-/// Random writes with content that `check` knows, then a flush.
+/// Writes random blocks with content that `check` can verify, then flushes.
 pub fn fill(args: &Args) -> Result<bool, String> {
     let plan = Plan::new(args, true)?;
     let writes = args.number("writes", 1000)?.div_ceil(plan.threads);
@@ -206,7 +205,7 @@ pub fn fill(args: &Args) -> Result<bool, String> {
     Ok(good)
 }
 
-/// Reads back every block that a `fill` with the same options wrote.
+/// Reads back every block written by a `fill` with the same options.
 pub fn check(args: &Args) -> Result<bool, String> {
     let plan = Plan::new(args, false)?;
     let writes = args.number("writes", 1000)?.div_ceil(plan.threads);
@@ -226,7 +225,7 @@ pub fn check(args: &Args) -> Result<bool, String> {
     }))
 }
 
-/// For `--runtime` seconds writes random blocks and verifies random earlier ones; at the end verifies all of them.
+/// For `--runtime` seconds, writes random blocks and verifies random earlier ones; finally verifies all of them.
 pub fn soak(args: &Args) -> Result<bool, String> {
     let plan = Plan::new(args, true)?;
     let end = Instant::now() + Duration::from_secs(args.number("runtime", 5)?);
@@ -240,7 +239,7 @@ pub fn soak(args: &Args) -> Result<bool, String> {
                 lane.verify(own, known);
             } else {
                 sequence += 1;
-                // After a failed write either content may be there: the block is unknown until written again.
+                // After a failed write the content is undefined until the next write.
                 last[own as usize] = if lane.write(own, sequence) {
                     sequence
                 } else {

@@ -1,4 +1,4 @@
-//! One command: its process, its three streams, its end.
+//! One command: process, three streams, and end.
 
 use super::{Agent, lock};
 use guest_channel::{Allowance, Budget, Frame, PAYLOAD_MAX, SCRIPT_MAX, Stream, Violation};
@@ -12,21 +12,21 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// What the port's reader and a command's threads share.
+/// State shared by the port's reader and a command's threads.
 #[derive(Default)]
 pub struct Channel {
-    /// Its last frame has been sent.
+    /// The last frame of the command has been sent.
     pub ended: AtomicBool,
-    /// What may be sent of its stdout.
+    /// Send window of stdout.
     pub output: Credit,
-    /// And of its stderr.
+    /// Send window of stderr.
     pub errors: Credit,
     input: Mutex<Input>,
     more_input: Condvar,
     process: Mutex<Process>,
 }
 
-/// Bytes that wait for its stdin. The host sends no more than a window.
+/// Bytes queued for stdin. The host sends at most a window.
 #[derive(Default)]
 struct Input {
     pieces: VecDeque<Vec<u8>>,
@@ -37,11 +37,11 @@ struct Input {
 #[derive(Default)]
 struct Process {
     group: Option<Pid>,
-    // A signal that came before the process.
+    // A signal that arrived before the process started.
     pending: Option<u8>,
 }
 
-/// What may be sent of one stream.
+/// Send window of one stream.
 #[derive(Default)]
 pub struct Credit {
     budget: Mutex<Budget>,
@@ -49,14 +49,14 @@ pub struct Credit {
 }
 
 impl Credit {
-    /// Raises what the host takes by a number of bytes.
+    /// Raises the send window by `count` bytes.
     pub fn grant(&self, count: u32) -> Result<(), Violation> {
         lock(&self.budget).grant(count)?;
         self.more.notify_all();
         Ok(())
     }
 
-    /// Waits until something may be sent and gives how much.
+    /// Waits until the send window is open. Returns its size.
     fn wait(&self) -> usize {
         let budget = lock(&self.budget);
         let budget = self.more.wait_while(budget, |budget| budget.left() == 0);
@@ -69,7 +69,7 @@ impl Credit {
 }
 
 impl Channel {
-    /// Bytes for the command's stdin, or its end.
+    /// Queues bytes for the command's stdin, or its end.
     pub fn input(&self, data: Option<Vec<u8>>) {
         let mut input = lock(&self.input);
         match data {
@@ -89,7 +89,7 @@ impl Channel {
         }
     }
 
-    /// The next piece; `None` at the end, or when the command is over.
+    /// Returns the next input; `None` at the end, or after the command has ended.
     fn next_input(&self) -> Option<Vec<u8>> {
         let input = lock(&self.input);
         let waiting = |input: &mut Input| input.pieces.is_empty() && !input.at_end && !input.over;
@@ -113,7 +113,7 @@ impl Channel {
     }
 }
 
-/// To whoever is left of the group: nobody is no failure.
+/// Sends a signal to the remaining processes of the group. An empty group is not an error.
 fn send_signal(group: Pid, number: u8) {
     if let Some(signal) = Signal::from_named_raw(i32::from(number)) {
         kill_process_group(group, signal).unwrap_or(());
@@ -145,7 +145,7 @@ pub fn run(agent: &Arc<Agent>, id: u32, channel: &Arc<Channel>, script: Option<V
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     if let Some(stdin) = stdin {
         let (agent, channel) = (Arc::clone(agent), Arc::clone(channel));
-        // Not waited for: what the command has left behind may have its stdin open and never read it.
+        // The thread is detached: a process left behind by the command may keep stdin open without reading it.
         std::thread::spawn(move || feed(&agent, id, &channel, stdin));
     }
     let status = std::thread::scope(|scope| {
@@ -164,7 +164,7 @@ pub fn run(agent: &Arc<Agent>, id: u32, channel: &Arc<Channel>, script: Option<V
     agent.send(id, channel, &last);
 }
 
-/// From the command to the host, as far as the host takes it.
+/// Forwards output of the command to the host within the send window.
 fn pump(agent: &Agent, id: u32, channel: &Channel, stream: Stream, pipe: Option<impl Read>) {
     let Some(mut pipe) = pipe else { return };
     let credit = match stream {
@@ -189,7 +189,7 @@ fn pump(agent: &Agent, id: u32, channel: &Channel, stream: Stream, pipe: Option<
     }
 }
 
-/// From the host to the command. What a command that has closed its stdin does not read is dropped.
+/// Forwards input from the host to the command. Input after the command has closed its stdin is dropped.
 fn feed(agent: &Agent, id: u32, channel: &Channel, stdin: ChildStdin) {
     let mut stdin = Some(stdin);
     let mut allowance = Allowance::default();
