@@ -1,10 +1,9 @@
-//! `guest-bench files`: what programs do with a file system, as the studies of virtual disks have it: files that are made, read and
-//! written by several threads, and a mail server.
+//! `guest-bench files`: file system workloads as in studies of virtual disks: files created, read and written by several threads, and a
+//! mail server.
 //!
-//! `create`: files of 1 MiB, written in pieces of 64 KiB, made durable, and removed when the share of the file system is full.
-//! `seqread`: 64 KiB pieces of a large file of each thread, past the page cache. `randread`, `randwrite`: 4 KiB, likewise; 64 writes are
-//! made durable together. `mail`: of seven operations four read a whole message, two write one of 1 to 64 KiB and make it durable, one
-//! removes one.
+//! `create`: files of 1 MiB, written in 64 KiB pieces, synced, and removed when the thread's share of the file system is full. `seqread`:
+//! 64 KiB reads of a large file per thread, with direct I/O. `randread`, `randwrite`: 4 KiB, with direct I/O; one sync per 64 writes.
+//! `mail`: of seven operations, four read a whole message, two write and sync one of 1 to 64 KiB, and one removes one.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, create_dir_all, remove_file};
@@ -18,17 +17,16 @@ use anyhow::{Context, Result, bail, ensure};
 use bench::workload::Random;
 use serde_json::{Value, json};
 
-/// Another number on another processor.
+/// The value differs between processor architectures.
 const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
 const ALIGNMENT: usize = 4096;
 const PIECE: usize = 64 << 10;
 const BLOCK: usize = 4096;
 const CREATED: u64 = 1 << 20;
 const MESSAGE_MAX: u64 = 64 << 10;
-/// Writes of `randwrite` that become durable together.
+/// Number of writes per sync in `randwrite`.
 const TOGETHER: u64 = 64;
 
-/// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Preset {
     Create,
@@ -38,7 +36,7 @@ enum Preset {
     Mail,
 }
 
-/// Their words.
+/// Workloads by name.
 const PRESETS: [(&str, Preset); 5] = [
     ("create", Preset::Create),
     ("seqread", Preset::SequentialRead),
@@ -47,7 +45,7 @@ const PRESETS: [(&str, Preset); 5] = [
     ("mail", Preset::Mail),
 ];
 
-/// Runs `PRESET FOLDER THREADS MILLISECONDS BYTES`, where BYTES is what all files together may take, and prints the result in the form of fio's.
+/// Runs `PRESET FOLDER THREADS MILLISECONDS BYTES` and prints the result in fio's format. BYTES is the limit for all files together.
 pub fn run(words: &[String]) -> Result<()> {
     let [preset, folder, threads, time, bytes] = words else {
         bail!("usage: guest-bench files PRESET FOLDER THREADS MILLISECONDS BYTES");
@@ -74,7 +72,7 @@ pub fn run(words: &[String]) -> Result<()> {
     writeln!(std::io::stdout(), "{document}").context("cannot write the result")
 }
 
-/// All threads begin together, when each has made its files.
+/// Runs the threads. They begin at the same time, after each has created its files.
 fn work(
     preset: Preset,
     folder: &Path,
@@ -121,14 +119,14 @@ struct Worker {
     folder: PathBuf,
     random: Random,
     share: u64,
-    /// The large file of those that have one.
+    /// Large file, in workloads that use one.
     file: Option<File>,
-    /// Memory at an address that O_DIRECT takes.
+    /// Memory that contains an aligned buffer for O_DIRECT.
     memory: Vec<u8>,
     aligned: usize,
     at: u64,
     unsynced: u64,
-    /// Small files with their sizes, the oldest first.
+    /// Small files with their sizes, oldest first.
     files: std::collections::VecDeque<(u64, u64)>,
     next: u64,
     used: u64,
@@ -194,7 +192,6 @@ impl Worker {
         }
     }
 
-    /// One operation.
     fn step(&mut self) -> Result<()> {
         match self.preset {
             Preset::Create => self.create(),
@@ -216,7 +213,7 @@ impl Worker {
         }
     }
 
-    /// What is still to be made durable.
+    /// Syncs the remaining writes.
     fn end(&mut self) -> Result<()> {
         match (&self.file, self.unsynced) {
             (Some(file), 1..) => Ok(file.sync_data()?),
@@ -310,7 +307,7 @@ impl Worker {
     }
 }
 
-/// How long operations took.
+/// Durations of operations.
 #[derive(Default)]
 struct Times {
     bins: BTreeMap<u64, u64>,
@@ -322,7 +319,7 @@ struct Times {
 impl Times {
     fn note(&mut self, time: Duration, bytes: u64) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1);
-        // Six bits are kept: bins of 3 %.
+        // Six significant bits: bins of 3 %.
         let shift = (64 - nanos.leading_zeros()).saturating_sub(6);
         *self.bins.entry(nanos >> shift << shift).or_insert(0) += 1;
         self.count += 1;
@@ -339,7 +336,7 @@ impl Times {
         self.bytes += other.bytes;
     }
 
-    /// As fio has it.
+    /// Returns the result in fio's format.
     fn json(&self, elapsed: Duration) -> Value {
         let seconds = elapsed.as_secs_f64();
         let bins: BTreeMap<String, u64> = self

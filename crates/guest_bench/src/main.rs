@@ -1,8 +1,8 @@
-//! `lunette bench` for guests: runs a job file of fio's language on the files and block devices that it names.
+//! `lunette bench` for guests: runs a job file in fio's language on the named files and block devices.
 //!
-//! Linked statically, because `lunette vm bench` puts it into whatever system a guest runs. Prints fio's JSON on stdout and writes the
-//! logs that the jobs ask for into the current folder. `files` does what programs do with a file system, `profile` samples what CPUs
-//! do. Exits with 1 when something failed, and with 2 when it was called wrongly.
+//! Linked statically, because `lunette vm bench` copies it into any guest system. Prints fio's JSON on stdout and writes the requested
+//! logs into the current folder. `files` runs file system workloads, `profile` samples the CPUs. Exit codes: 1 after a failure, 2 for
+//! invalid arguments.
 #![forbid(unsafe_code)]
 
 use std::io::Write;

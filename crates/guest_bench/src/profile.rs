@@ -1,7 +1,7 @@
-//! `guest-bench profile`: which functions CPUs are in, sampled by the kernel's own clock (`perf_event_open(2)`), as folded stacks.
+//! `guest-bench profile`: samples the functions that CPUs execute with the kernel's clock (`perf_event_open(2)`). Output: folded stacks.
 //!
-//! In a guest all CPUs are sampled, but for what this program does itself; on the host some processes. Stacks are the kernel's. Of a program
-//! only the function is known: programs are built without frame pointers.
+//! In a guest all CPUs are sampled, without this program; on the host only given processes. Only the kernel has complete stacks. For a
+//! program only the function is known, because programs are built without frame pointers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -15,11 +15,11 @@ use serde_json::json;
 
 use crate::symbols::{Kernel, Programs};
 
-/// Bytes of a ring for samples: seconds of them.
+/// Size of a sample ring in bytes: several seconds of samples.
 const RING_BYTES: usize = 4 << 20;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Samples for a time, and prints a JSON object: stacks with their counts, `comm;outermost;...;innermost`.
+/// Samples for a time and prints a JSON object: stacks with counts, `comm;outermost;...;innermost`.
 pub fn run(words: &[String]) -> Result<()> {
     let [time, hertz, pids @ ..] = words else {
         anyhow::bail!("usage: guest-bench profile MILLISECONDS HERTZ [PID...]");
@@ -32,7 +32,7 @@ pub fn run(words: &[String]) -> Result<()> {
         .map(|pid| pid.parse().context("PID is no number"))
         .collect::<Result<_>>()?;
     let (mut samplers, has_kernel) = open(&pids, hertz)?;
-    // Reading the kernel's names takes a while, and is no work of the guest's.
+    // Reading kernel symbols takes a while and must not be sampled.
     let mut samples = Samples::new(pids.is_empty().then(std::process::id));
     for sampler in &mut samplers {
         sampler.enable().context("cannot begin to sample")?;
@@ -53,11 +53,11 @@ pub fn run(words: &[String]) -> Result<()> {
     writeln!(std::io::stdout(), "{document}").context("cannot write the profile")
 }
 
-/// A sampler for each CPU, or for each thread of some processes; and whether the kernel may be looked into.
+/// Opens a sampler per CPU, or per thread of the given processes. Returns them, and whether kernel samples are permitted.
 fn open(pids: &[i32], hertz: u64) -> Result<(Vec<Sampler>, bool)> {
     match open_with(pids, hertz, true) {
         Ok(samplers) => Ok((samplers, true)),
-        // Whoever is not root may see its own programs (kernel.perf_event_paranoid).
+        // Other users than root may sample their own programs (kernel.perf_event_paranoid).
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied && !pids.is_empty() => {
             let samplers = open_with(pids, hertz, false).context("perf_event_open")?;
             Ok((samplers, false))
@@ -95,7 +95,7 @@ fn open_with(pids: &[i32], hertz: u64, kernel: bool) -> std::io::Result<Vec<Samp
             match add(&|builder| {
                 builder.observe_pid(thread).any_cpu();
             }) {
-                // It has just ended.
+                // The thread has just ended.
                 Err(error) if error.raw_os_error() == Some(ESRCH) => {}
                 added => added?,
             }
@@ -106,7 +106,7 @@ fn open_with(pids: &[i32], hertz: u64, kernel: bool) -> std::io::Result<Vec<Samp
 
 const ESRCH: i32 = 3;
 
-/// The CPUs that run, of a text such as `0-3,8`.
+/// Returns the online CPUs, from text such as `0-3,8`.
 fn online() -> std::io::Result<Vec<usize>> {
     let text = fs::read_to_string("/sys/devices/system/cpu/online")?;
     let number = |word: &str| word.trim().parse::<usize>().ok();
@@ -126,7 +126,7 @@ struct Samples {
     stacks: BTreeMap<String, u64>,
     idle: u64,
     lost: u64,
-    /// Whose samples do not count.
+    /// Process to exclude.
     left_out: Option<u32>,
 }
 
@@ -143,7 +143,7 @@ impl Samples {
         }
     }
 
-    /// Everything that a ring has.
+    /// Reads all records of a ring.
     fn take(&mut self, sampler: &mut Sampler) {
         use perf_event::data::Record;
         while let Some(record) = sampler.next_record() {
@@ -162,7 +162,7 @@ impl Samples {
                     self.add(pid, tid, ip, &chain);
                 }
                 Ok(Record::Lost(lost)) => self.lost += lost.lost,
-                // A sample that is not understood is not there.
+                // An invalid sample counts as lost.
                 Err(_) => self.lost += 1,
                 Ok(_) => {}
             }
@@ -196,12 +196,12 @@ impl Samples {
     }
 }
 
-/// The upper half of the addresses is the kernel's.
+/// Kernel addresses are in the upper half.
 fn is_kernel(address: u64) -> bool {
     address >> 63 == 1
 }
 
-/// Not a mark that what follows is the kernel's or a program's (PERF_CONTEXT_MAX).
+/// Returns true for a kernel address, false for a context marker (PERF_CONTEXT_MAX).
 fn is_address(address: u64) -> bool {
     is_kernel(address) && address < u64::MAX - 4095
 }
@@ -229,7 +229,7 @@ mod tests {
         let begin = Instant::now();
         let mut sum = 0_u64;
         while begin.elapsed() < Duration::from_millis(300) {
-            // Far more of this than of looking at the clock, which is not this program's.
+            // Most of the time must be in this program, not in the system's clock functions.
             for _ in 0..10_000 {
                 sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(1));
             }

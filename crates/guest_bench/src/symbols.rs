@@ -1,4 +1,4 @@
-//! Addresses as names of functions: the kernel's by `/proc/kallsyms`, a program's by the symbols of its file.
+//! Function names of addresses: for the kernel from `/proc/kallsyms`, for programs from the symbols of their files.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,13 +6,13 @@ use std::path::Path;
 
 use object::{Object, ObjectSegment, ObjectSymbol};
 
-/// The kernel's functions.
+/// Functions of the kernel.
 pub struct Kernel {
     functions: Vec<(u64, String)>,
 }
 
 impl Kernel {
-    /// Those of the kernel that runs.
+    /// Reads the functions of the running kernel.
     pub fn read() -> Kernel {
         Kernel::of(&fs::read_to_string("/proc/kallsyms").unwrap_or_default())
     }
@@ -30,12 +30,12 @@ impl Kernel {
         Kernel { functions }
     }
 
-    /// Are there names? Without the right to see addresses (kernel.kptr_restrict) there are none.
+    /// Returns true if names are available. Without permission for kernel addresses (kernel.kptr_restrict) there are none.
     pub fn has_symbols(&self) -> bool {
         !self.functions.is_empty()
     }
 
-    /// The function that an address is in.
+    /// Returns the function of an address.
     pub fn function(&self, address: u64) -> &str {
         let behind = self
             .functions
@@ -47,7 +47,7 @@ impl Kernel {
     }
 }
 
-/// A file that is mapped into a process.
+/// A file mapped into a process.
 struct Mapped {
     begin: u64,
     end: u64,
@@ -55,11 +55,11 @@ struct Mapped {
     path: String,
 }
 
-/// The functions of a file by their addresses in it.
+/// Functions of a file by address in the file.
 #[derive(Default)]
 struct Functions(Vec<(u64, u64, String)>);
 
-/// The programs that were met.
+/// Programs found so far.
 #[derive(Default)]
 pub struct Programs {
     mapped: HashMap<u32, Vec<Mapped>>,
@@ -67,7 +67,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// The function that an address of a process is in, `FILE:FUNCTION`; without symbols the file alone.
+    /// Returns the function of an address in a process as `FILE:FUNCTION`, or only the file if it has no symbols.
     pub fn function(&mut self, pid: u32, address: u64) -> String {
         let mapped = self.mapped.entry(pid).or_insert_with(|| maps(pid));
         let Some(found) = mapped
@@ -106,7 +106,7 @@ impl Functions {
     }
 }
 
-/// `/proc/PID/maps`, of what may be run.
+/// Reads the executable mappings from `/proc/PID/maps`.
 fn maps(pid: u32) -> Vec<Mapped> {
     let text = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let lines = text.lines().filter_map(|line| {
@@ -126,7 +126,7 @@ fn maps(pid: u32) -> Vec<Mapped> {
     lines.collect()
 }
 
-/// A file's functions and its segments: offset, size, address. A file that cannot be read has none.
+/// Reads a file's functions and its segments: offset, size, address. An unreadable file has none.
 fn symbols(path: &Path) -> (Functions, Vec<[u64; 3]>) {
     let Ok(bytes) = fs::read(path) else {
         return Default::default();
