@@ -1,19 +1,19 @@
-//! From bytes to frames, and where to begin.
+//! Decoder of frames, and search for the start of a session.
 
 use crate::frame::{
     Frame, GREETING, HEADER, HELLO, MAGIC, PAYLOAD_MAX, Violation, WELCOME, greeting_header,
     read_header,
 };
 
-/// Takes bytes in pieces of any size and gives frames. Never holds more than one frame that is not whole.
+/// Decodes frames from pieces of any size. Stores at most one incomplete frame.
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
 }
 
 impl Decoder {
-    /// Takes `input`, hands each whole frame with its channel to `each`, and stops at the first error: its own, or one that
-    /// `each` gives. After an error the decoder is of no use.
+    /// Consumes `input` and passes each complete frame with its channel to `each`. Stops at the first error, of the decoder or of `each`;
+    /// the decoder must not be used afterwards.
     ///
     /// # Errors
     /// A violation of the protocol.
@@ -41,7 +41,7 @@ impl Decoder {
         }
     }
 
-    /// Bytes held of a frame that is not whole.
+    /// Returns the number of stored bytes of an incomplete frame.
     pub fn held(&self) -> usize {
         self.bytes.len()
     }
@@ -50,7 +50,7 @@ impl Decoder {
         self.bytes.get(..HEADER)?.try_into().ok()
     }
 
-    /// Bytes until the header, then until the frame, is whole.
+    /// Returns the number of bytes missing from the header, or from the frame if the header is complete.
     fn missing(&self) -> Result<usize, Violation> {
         match self.header() {
             None => Ok(HEADER - self.bytes.len()),
@@ -63,7 +63,7 @@ impl Decoder {
     }
 }
 
-/// Skips bytes until a greeting: header, magic, version and random number without a gap.
+/// Skips bytes until a contiguous greeting: header, magic, version and random number.
 #[derive(Debug)]
 pub struct Hunter {
     wanted: Vec<u8>,
@@ -71,12 +71,12 @@ pub struct Hunter {
 }
 
 impl Hunter {
-    /// For the host: any agent's [`Frame::Hello`].
+    /// Searches for any agent's [`Frame::Hello`], on the host.
     pub fn for_hello() -> Hunter {
         Hunter::new(HELLO, None)
     }
 
-    /// For the agent: the [`Frame::Welcome`] with its own number.
+    /// Searches for the [`Frame::Welcome`] with this number, in the agent.
     pub fn for_welcome(number: [u8; 16]) -> Hunter {
         Hunter::new(WELCOME, Some(number))
     }
@@ -91,11 +91,11 @@ impl Hunter {
         }
     }
 
-    /// Takes bytes; when the greeting is whole gives its number and what comes after it.
+    /// Consumes bytes. Returns the number of a complete greeting and the bytes after it.
     pub fn feed<'a>(&mut self, input: &'a [u8]) -> Option<([u8; 16], &'a [u8])> {
         for (at, &byte) in input.iter().enumerate() {
             self.window.push(byte);
-            // What stands at the front cannot begin a greeting: the next byte may.
+            // Drops bytes from the front that cannot begin a greeting.
             while !self.may_begin() {
                 self.window.remove(0);
             }
@@ -129,7 +129,7 @@ mod tests {
         let mut stream = lead_in();
         stream.extend(Frame::Hello(number).bytes(0));
         stream.extend(b"rest");
-        // The zeroes fill the frame up; what follows is no header, so that the hunt begins before the greeting does.
+        // The zeroes complete the frame. The following bytes are not a header, so the search begins before the greeting.
         let mut filled = 0;
         let refused = decoder.feed(&stream[..HEADER + PAYLOAD_MAX], |_, _| {
             filled += 1;

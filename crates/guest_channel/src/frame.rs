@@ -1,21 +1,21 @@
-//! Frames and their bytes.
+//! Encoding and decoding of frames.
 
 use std::fmt;
 
-/// Bytes of a frame's header.
+/// Length of a frame's header in bytes.
 pub const HEADER: usize = 12;
-/// Most bytes of a frame's payload. The kernel's virtio-serial takes 32 KiB at a time.
+/// Maximum length of a frame's payload in bytes: the kernel's virtio-serial transfers 32 KiB at a time.
 pub const PAYLOAD_MAX: usize = 32 << 10;
-/// Most bytes of a script: Linux passes a program no longer argument (`MAX_ARG_STRLEN`, with its NUL).
+/// Maximum length of a script in bytes: Linux limits an argument to `MAX_ARG_STRLEN`, including its NUL.
 pub const SCRIPT_MAX: usize = (128 << 10) - 1;
-/// The protocol's version. Both sides are of one release: another version is a mistake.
+/// Protocol version. Both sides have the same release, so another version is an error.
 pub const VERSION: u32 = 1;
 
-/// Every header's first byte: no text has it at a place where it means a character.
+/// First byte of every header. In UTF-8 it is a continuation byte, so no character begins with it.
 const MARK: u8 = 0xa7;
-/// What a greeting begins with, after its header.
+/// Start of a greeting, after its header.
 pub(crate) const MAGIC: [u8; 16] = *b"\xa7lunette-guest\r\n";
-/// Magic, version, random number.
+/// Length of magic, version and random number in bytes.
 pub(crate) const GREETING: usize = 36;
 
 pub(crate) const HELLO: u8 = 1;
@@ -31,47 +31,47 @@ const EXIT: u8 = 10;
 const FAILED: u8 = 11;
 const SIGNAL: u8 = 12;
 
-/// One of a channel's three streams.
+/// A stream of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
-    /// What the command reads.
+    /// Standard input of the command.
     Input,
-    /// What it writes to stdout.
+    /// Standard output.
     Output,
-    /// What it writes to stderr.
+    /// Standard error.
     Errors,
 }
 
-/// One frame's meaning.
+/// A decoded frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// The agent has started; its random number.
+    /// The agent has started; with its random number.
     Hello([u8; 16]),
-    /// The host has read the greeting with this number.
+    /// The host has received the greeting with this number.
     Welcome([u8; 16]),
-    /// A piece of the script that [`Frame::Start`] runs.
+    /// A part of the script that [`Frame::Start`] runs.
     Script(Vec<u8>),
     /// Runs the script with a shell.
     Start,
-    /// Bytes for its stdin.
+    /// Bytes for stdin.
     Input(Vec<u8>),
-    /// Its stdin is at its end.
+    /// End of stdin.
     InputEnd,
-    /// Bytes of its stdout.
+    /// Bytes of stdout.
     Output(Vec<u8>),
-    /// Bytes of its stderr.
+    /// Bytes of stderr.
     Errors(Vec<u8>),
-    /// Raises by a number of bytes what may be sent on a stream.
+    /// Raises the send window of a stream by a number of bytes.
     Credit(Stream, u32),
     /// The command has ended with this code, 128 + n after signal n.
     Exit(u32),
     /// The channel has ended without an exit code, for this reason.
     Failed(String),
-    /// Sends a signal to the command and what it has started.
+    /// Sends a signal to the command's process group.
     Signal(u8),
 }
 
-/// What a peer sent against the protocol.
+/// Description of a peer's protocol violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(pub String);
 
@@ -83,13 +83,13 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// What the agent sends before its greeting: whatever frame was cut off by a reboot ends in it.
+/// Returns the bytes before the agent's greeting, which complete any frame truncated by a reboot.
 pub fn lead_in() -> Vec<u8> {
     vec![0; HEADER + PAYLOAD_MAX]
 }
 
 impl Frame {
-    /// Appends the frame's bytes. A payload beyond [`PAYLOAD_MAX`] is a mistake of ours.
+    /// Appends the encoded frame. The payload must not exceed [`PAYLOAD_MAX`].
     pub fn encode(&self, channel: u32, bytes: &mut Vec<u8>) {
         let (kind, payload) = match self {
             Frame::Hello(number) => (HELLO, greeting(number)),
@@ -118,14 +118,14 @@ impl Frame {
         put(kind, channel, &payload, bytes);
     }
 
-    /// The frame's bytes.
+    /// Returns the encoded frame.
     pub fn bytes(&self, channel: u32) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.encode(channel, &mut bytes);
         bytes
     }
 
-    /// Reads a payload whose header has been checked.
+    /// Decodes a payload. The header must be validated before.
     pub(crate) fn read(kind: u8, payload: &[u8]) -> Result<Frame, Violation> {
         let wrong = || {
             Violation(format!(
@@ -152,7 +152,7 @@ impl Frame {
     }
 }
 
-/// A header's kind, channel and payload length.
+/// Decodes a header: kind, channel and payload length.
 pub(crate) fn read_header(header: &[u8; HEADER]) -> Result<(u8, u32, usize), Violation> {
     if header.iter().all(|byte| *byte == 0) {
         let lead_in =
@@ -164,7 +164,7 @@ pub(crate) fn read_header(header: &[u8; HEADER]) -> Result<(u8, u32, usize), Vio
     let (channel, length) = (word(0), word(4) as usize);
     let allowed = match kind {
         HELLO | WELCOME => length == GREETING,
-        // Of an empty piece of data nobody would ever see the end.
+        // Empty data frames are invalid, because flow control does not limit their number.
         SCRIPT | INPUT | OUTPUT | ERRORS => (1..=PAYLOAD_MAX).contains(&length),
         START | INPUT_END => length == 0,
         CREDIT => length == 5,
@@ -179,7 +179,7 @@ pub(crate) fn read_header(header: &[u8; HEADER]) -> Result<(u8, u32, usize), Vio
     Ok((kind, channel, length))
 }
 
-/// The header of a greeting, which stands before its magic.
+/// Returns the header of a greeting, which precedes its magic.
 pub(crate) fn greeting_header(kind: u8) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     (header[0], header[1], header[8]) = (MARK, kind, GREETING as u8);

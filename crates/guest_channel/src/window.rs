@@ -1,11 +1,11 @@
-//! How much of a stream may be on its way: the sender's account and the receiver's.
+//! Flow control of a stream: accounts of the sender and of the receiver.
 
 use crate::frame::Violation;
 
-/// Bytes that may be on their way on one stream.
+/// Maximum number of bytes in flight on one stream.
 pub const WINDOW: u32 = 256 << 10;
 
-/// The sender's account: what may still be sent.
+/// Account of the sender: bytes that it may send.
 #[derive(Debug)]
 pub struct Budget(u32);
 
@@ -16,12 +16,12 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// Bytes that may be sent.
+    /// Returns the number of bytes that may be sent.
     pub fn left(&self) -> u32 {
         self.0
     }
 
-    /// Counts bytes that are sent. More than are left is a mistake of ours.
+    /// Counts sent bytes. More than [`Budget::left`] is a bug of the caller.
     pub fn spend(&mut self, count: u32) {
         assert!(
             count <= self.0,
@@ -31,10 +31,10 @@ impl Budget {
         self.0 -= count;
     }
 
-    /// The receiver gives more.
+    /// Adds credit from the receiver.
     ///
     /// # Errors
-    /// When it gives what it has not received.
+    /// The credit exceeds the received bytes.
     pub fn grant(&mut self, count: u32) -> Result<(), Violation> {
         if count > WINDOW - self.0 {
             return Err(Violation(format!(
@@ -47,7 +47,7 @@ impl Budget {
     }
 }
 
-/// The receiver's account: what the sender may send, and what has been used up and not yet given back.
+/// Account of the receiver: bytes that the sender may send, and consumed bytes that are not credited yet.
 #[derive(Debug)]
 pub struct Allowance {
     open: u32,
@@ -64,10 +64,10 @@ impl Default for Allowance {
 }
 
 impl Allowance {
-    /// Counts bytes that have come.
+    /// Counts received bytes.
     ///
     /// # Errors
-    /// When they are more than were allowed.
+    /// The bytes exceed the window.
     pub fn receive(&mut self, count: usize) -> Result<(), Violation> {
         let allowed = self.open;
         let count = u32::try_from(count).ok().filter(|count| *count <= allowed);
@@ -80,7 +80,7 @@ impl Allowance {
         Ok(())
     }
 
-    /// Counts bytes that have been used. Gives the credit to send, now and then, so that credit is no flood of its own.
+    /// Counts consumed bytes. Returns the credit to send, at intervals, to limit the number of credit frames.
     pub fn consume(&mut self, count: u32) -> Option<u32> {
         self.used += count;
         if self.used < WINDOW / 4 {
@@ -91,14 +91,14 @@ impl Allowance {
         Some(given)
     }
 
-    /// All that has come is used up: gives what to tell the sender.
+    /// Marks all received bytes as consumed. Returns the credit to send.
     pub fn refill(&mut self) -> Option<u32> {
         let given = WINDOW - self.open;
         (self.open, self.used) = (WINDOW, 0);
         (given > 0).then_some(given)
     }
 
-    /// Raises by a number of bytes what may come.
+    /// Raises the window by `count` bytes.
     pub fn give(&mut self, count: u32) {
         self.open = self.open.saturating_add(count).min(WINDOW);
     }

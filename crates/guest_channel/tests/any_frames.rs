@@ -1,4 +1,4 @@
-//! Frames survive any cut of the stream; bytes of any kind end in frames or in a violation, with bounded memory.
+//! Frames survive any split of the stream; arbitrary bytes produce frames or a violation, with bounded memory.
 #![forbid(unsafe_code)]
 
 use guest_channel::{
@@ -38,7 +38,7 @@ fn frame() -> impl Strategy<Value = Frame> {
     ]
 }
 
-/// Cuts `bytes` into pieces whose sizes come round and round.
+/// Splits `bytes` into pieces with repeating sizes.
 fn pieces<'a>(mut bytes: &'a [u8], sizes: &[usize]) -> Vec<&'a [u8]> {
     let mut cut = Vec::new();
     for size in sizes.iter().cycle() {
@@ -100,13 +100,14 @@ proptest! {
     #[test]
     fn a_greeting_is_found_behind_anything(
         before in proptest::collection::vec(prop_oneof![Just(0xa7u8), Just(1), Just(0), any::<u8>()], 0..200),
-        // Cut behind its version it looks whole with the zeroes: the host's answer finds nobody, and the zeroes end that session.
+        // A greeting cut after its version looks complete with the zeroes. The host's answer then matches no agent, and the zeroes end
+        // that session.
         cut in 0usize..29,
         number in any::<[u8; 16]>(),
         sizes in proptest::collection::vec(1usize..60, 1..4),
     ) {
         let hello = Frame::Hello(number).bytes(0);
-        // Anything, then a greeting that was cut off, then a whole one.
+        // Arbitrary bytes, then a truncated greeting, then a complete one.
         let bytes = [&before[..], &hello[..cut], &[0; 40], &hello, b"after"].concat();
         let mut hunter = Hunter::for_hello();
         let mut found = None;
@@ -139,7 +140,7 @@ proptest! {
                 }
             }
             prop_assert!(waiting <= WINDOW);
-            // A sender that has nothing left is always given more once all is used.
+            // A sender without window always gets credit after all bytes are consumed.
             prop_assert!(waiting > 0 || sender.left() > 0);
         }
     }
