@@ -1,4 +1,4 @@
-//! Which daemon a command asks: by its control socket, or over TCP with a token.
+//! Address of the daemon for a command: a control socket, or TCP with a token.
 
 use std::path::PathBuf;
 
@@ -22,17 +22,17 @@ pub struct DaemonAddress {
     pub token_file: Option<PathBuf>,
 }
 
-/// A daemon of one's own comes first; else the system's, which may let one's group in.
+/// Returns the user's own socket if it exists, otherwise the system's, which the user's group may have access to.
 fn usual_socket() -> PathBuf {
     let own = control::default_socket().filter(|own| own.exists());
     own.unwrap_or_else(|| PathBuf::from(control::SYSTEM_SOCKET))
 }
 
 impl DaemonAddress {
-    /// A client of that daemon.
+    /// Creates a client of that daemon.
     ///
     /// # Errors
-    /// When it cannot be told which one, or the token cannot be read.
+    /// The options do not select one daemon, or the token cannot be read.
     pub fn client(&self) -> Result<Client, Failure> {
         match (&self.socket, &self.api, &self.token_file) {
             (Some(_), Some(_), _) => Err(Failure::mistake("--socket and --api exclude each other")),

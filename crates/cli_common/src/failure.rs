@@ -1,4 +1,4 @@
-//! How a subcommand fails, and what it prints.
+//! Results of subcommands, and their output and exit codes.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -8,40 +8,40 @@ use control::ClientError;
 
 use crate::terminal;
 
-/// Why a subcommand did not do what was asked.
+/// Reasons why a subcommand did not succeed.
 #[derive(Debug)]
 pub enum Failure {
-    /// With these reasons, one a line.
+    /// Reasons to print, one per line.
     Reasons(Vec<String>),
-    /// The reasons have been printed already, in the form that was asked for.
+    /// The reasons have been printed in the requested format.
     Told,
-    /// What was looked for is not as it should be; that has been printed, and the command's exit code says what it is.
+    /// The command reported findings, which have been printed; the exit code describes them.
     Found(u8),
-    /// The configuration, or the command line, has mistakes, which have been printed: trying again will not help.
+    /// The configuration or the command line is invalid, which has been printed. A retry will not help.
     Mistaken,
-    /// Ctrl-C, or its like, came before the end; what there was has been printed.
+    /// The command was interrupted (Ctrl-C or similar); partial results have been printed.
     Interrupted,
-    /// Nobody reads what is printed: that is no failure.
+    /// The reader of the output has closed it, which is not an error.
     NobodyReads,
 }
 
-/// The exit code for a command line or a configuration with mistakes, the same as clap's: a service manager need not try again.
+/// Exit code for an invalid command line or configuration, as with clap. A service manager need not retry.
 const MISTAKEN: u8 = 2;
 
-/// As a shell tells of a command that SIGINT has ended.
+/// Exit code after SIGINT, as in a shell.
 const INTERRUPTED: u8 = 128 + 2;
 
-/// What a subcommand gives back.
+/// Result of a subcommand.
 pub type Outcome = Result<(), Failure>;
 
 impl Failure {
-    /// A mistake in the command line, which is told at once.
+    /// Prints a mistake in the command line.
     pub fn mistake(reason: impl fmt::Display) -> Failure {
         say_reason(&reason.to_string());
         Failure::Mistaken
     }
 
-    /// One reason.
+    /// Creates a failure with one reason.
     pub fn because(reason: impl Into<String>) -> Failure {
         Failure::Reasons(vec![reason.into()])
     }
@@ -50,7 +50,7 @@ impl Failure {
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
         match &error {
-            // The daemon could not read what was asked: the words of the command line are in it.
+            // The daemon rejected the request, which contains words of the command line.
             ClientError::Problem { problem } if problem.status == 400 => Failure::mistake(error),
             _ => Failure::because(error.to_string()),
         }
@@ -66,7 +66,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// A line on stderr, which nobody may read any more: that is no failure either.
+/// Prints a line on stderr. A closed stderr is not an error.
 pub fn say(line: &dyn fmt::Display) {
     writeln!(terminal::stderr(), "{line}").ok();
 }
@@ -76,7 +76,7 @@ pub fn say_reason(reason: &str) {
     say(&format_args!("lunette: {}", reason.replace('\n', "\n  ")));
 }
 
-/// Prints what is to be said, and gives the exit code.
+/// Prints the reasons. Returns the exit code.
 pub fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(()) | Err(Failure::NobodyReads) => ExitCode::SUCCESS,

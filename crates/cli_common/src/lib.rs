@@ -1,5 +1,5 @@
-//! What the command lines of `lunette` and `lunette-lab` share: how they fail and log, their man pages and completions, how
-//! each finds the other, and which daemon they ask.
+//! Common parts of the command lines of `lunette` and `lunette-lab`: failures, logging, man pages and completions, paths to each other's
+//! program, and the daemon's address.
 
 #![forbid(unsafe_code)]
 

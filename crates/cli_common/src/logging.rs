@@ -1,6 +1,6 @@
-//! The log: to stderr, one line per event, as `--log` or else `RUST_LOG` says, until `lunette log` says otherwise.
+//! Log to stderr, one line per event, filtered by `--log` or `RUST_LOG`; `lunette log` changes the filter at run time.
 //!
-//! Under systemd the lines carry their priority and no time, for the journal has its own.
+//! Under systemd the lines have a priority and no time, because the journal adds its own.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -19,12 +19,12 @@ use tracing_subscriber::{Layer, Registry, reload};
 use crate::failure::Failure;
 use crate::terminal::LogLines;
 
-/// What a filter may be, for messages.
+/// Valid filters, for messages.
 const ALLOWED: &str = "a level (off, error, warn, info, debug, trace), or PART=LEVEL,...";
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// For people, and for the journal.
@@ -52,7 +52,7 @@ pub struct LogOptions {
     pub log_format: LogFormat,
 }
 
-/// The filter in force.
+/// Current filter.
 #[derive(Debug)]
 pub struct Levels {
     handle: reload::Handle<Targets, Registry>,
@@ -60,16 +60,16 @@ pub struct Levels {
 }
 
 impl Levels {
-    /// The filter's text.
+    /// Returns the filter as text.
     pub fn filter(&self) -> String {
         let text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
         text.clone()
     }
 
-    /// Puts another filter in its place.
+    /// Replaces the filter.
     ///
     /// # Errors
-    /// What is wrong with it; the old one stays in force.
+    /// The filter is invalid; the previous one stays active.
     pub fn set_filter(&self, filter: &str) -> Result<(), String> {
         let read = read(filter)?;
         let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +87,7 @@ impl LogOptions {
     /// Starts logging.
     ///
     /// # Errors
-    /// When the filter makes no sense.
+    /// The filter is invalid.
     pub fn start(&self) -> Result<Levels, Failure> {
         start(self.log.as_deref(), self.log_format)
     }
@@ -126,7 +126,7 @@ fn start(filter: Option<&str>, format: LogFormat) -> Result<Levels, Failure> {
 
 fn read(text: &str) -> Result<Targets, String> {
     for part in text.split(',').map(str::trim) {
-        // To the filter's reader a misspelt level is a part of the program, of which everything is to be logged.
+        // The filter parser treats a misspelt level as a part of the program with all levels enabled.
         if !part.contains('=') && !LEVELS.contains(&part.to_lowercase().as_str()) {
             let guess = nearest_level(part);
             let guess = guess.map_or(String::new(), |guess| format!("; did you mean {guess}?"));
@@ -143,7 +143,7 @@ fn nearest_level(word: &str) -> Option<&'static str> {
     near.min().map(|(_, level)| level)
 }
 
-/// Does stderr go to the journal? `$JOURNAL_STREAM` is the device and inode of its socket.
+/// Returns true if stderr is the journal. `$JOURNAL_STREAM` contains device and inode of its socket.
 fn is_journal() -> bool {
     let Ok(stream) = std::env::var("JOURNAL_STREAM") else {
         return false;
@@ -152,7 +152,7 @@ fn is_journal() -> bool {
     stat.is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
 }
 
-/// A line with its priority in front (`sd-daemon(3)`), without time and level.
+/// Formats a line with its priority first (`sd-daemon(3)`), without time and level.
 struct Journal(Format<Full, ()>);
 
 impl Journal {

@@ -1,4 +1,4 @@
-//! Man pages and completions of a program, from the same definitions as `--help`.
+//! Man pages and completions of a program, from the definitions of `--help`.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -23,16 +23,16 @@ pub struct ManArguments {
     pub folder: PathBuf,
 }
 
-/// A program's man pages and completions.
+/// Generator of a program's man pages and completions.
 #[derive(Debug)]
 pub struct Pages {
-    /// The definition of its command line.
+    /// Definition of the command line.
     pub command: clap::Command,
-    /// The program.
+    /// Name of the program.
     pub program: &'static str,
-    /// The program that users type before its subcommands: `lunette` also where `lunette-lab` runs them.
+    /// Program that users type before its subcommands: `lunette`, even if `lunette-lab` runs them.
     pub typed: &'static str,
-    /// Subcommands that the other program runs, and has pages for.
+    /// Subcommands that the other program implements and documents.
     pub elsewhere: &'static [&'static str],
 }
 
@@ -40,7 +40,7 @@ impl Pages {
     /// Prints a shell's completion script.
     ///
     /// # Errors
-    /// When it cannot be printed.
+    /// The script cannot be printed.
     pub fn completion(mut self, arguments: &CompletionArguments) -> Outcome {
         let mut script = Vec::new();
         clap_complete::generate(
@@ -53,10 +53,10 @@ impl Pages {
         Ok(())
     }
 
-    /// Writes a man page for the command and one for each subcommand, and for what these have in turn.
+    /// Writes man pages for the command and for all nested subcommands.
     ///
     /// # Errors
-    /// When a page cannot be written.
+    /// A page cannot be written.
     pub fn man(self, arguments: &ManArguments) -> Outcome {
         let folder = &arguments.folder;
         let failed = |path: &Path, error: std::io::Error| {
@@ -70,7 +70,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Every page with its file's name.
+    /// Returns every page with its file name.
     pub fn all(self) -> Vec<(String, String)> {
         let mut command = self.command.disable_help_subcommand(true);
         command.build();
@@ -86,7 +86,7 @@ impl Pages {
     }
 }
 
-/// Pages of a command, of which one has its name and those of its subcommands begin with `prefix`.
+/// Adds the pages of a command and its subcommands. The command's page is called `name`; names of subcommands' pages begin with `prefix`.
 fn add_pages(
     command: &clap::Command,
     (name, prefix): (&str, &str),
@@ -103,7 +103,7 @@ fn add_pages(
 
 fn page(command: &clap::Command, (name, prefix): (&str, &str), parent: Option<&str>) -> String {
     let title = name.to_uppercase();
-    // Examples and tables are laid out already: they have a section of their own, as they are.
+    // Examples and tables are preformatted, so they get a verbatim section.
     let after = command.get_after_help().map(ToString::to_string);
     let has_subcommands = command.has_subcommands();
     let command = command.clone().after_help("");
@@ -114,7 +114,7 @@ fn page(command: &clap::Command, (name, prefix): (&str, &str), parent: Option<&s
             .manual("Lunette")
             .source(concat!("Lunette ", env!("CARGO_PKG_VERSION")))
     };
-    // Subcommands' pages are found by this name: lunette-disk(1) lists lunette-disk-add(1).
+    // Pages of subcommands use this name: lunette-disk(1) lists lunette-disk-add(1).
     let (man, subcommands) = (man(name), man(prefix));
     let mut page = Vec::new();
     let written = man
@@ -139,7 +139,7 @@ fn page(command: &clap::Command, (name, prefix): (&str, &str), parent: Option<&s
     page
 }
 
-/// A section that is shown as it is written.
+/// Returns a section with preformatted text.
 fn verbatim(title: &str, text: &str) -> String {
     let mut section = format!(".SH {title}\n.nf\n");
     for line in text.lines() {

@@ -1,4 +1,4 @@
-//! The other program of the two: beside this one, else in PATH.
+//! Finds the other one of the two programs: next to this one, or in PATH.
 
 use std::env;
 use std::os::unix::fs::PermissionsExt;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use crate::Failure;
 
-/// The path of the program `name`.
+/// Returns the path of the program `name`.
 ///
 /// # Errors
-/// When it is in neither place.
+/// The program is in neither place.
 pub fn find(name: &str) -> Result<PathBuf, Failure> {
     let own = env::current_exe()?;
     let folder = own.parent().unwrap_or(Path::new("/"));
