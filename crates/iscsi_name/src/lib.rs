@@ -1,23 +1,22 @@
-//! iSCSI names, as they are compared: normalised, without regard to case (RFC 7143, 4.2.7; RFC 3722).
+//! Normalization and comparison of iSCSI names, without regard to case (RFC 7143, 4.2.7; RFC 3722).
 //!
-//! A name has one normalised form. Whatever is keyed by a name (targets, access lists, sessions, registrations, statistics) is
-//! keyed by that form, so that two spellings of one name are one initiator or one target everywhere. Peers send names: length
-//! and work are bounded. Control path only.
+//! A name has one normalized form, which is the key of targets, access lists, sessions, registrations and statistics. Two spellings of a
+//! name are therefore the same initiator or target everywhere. Peers send names: length and work are bounded. Control path only.
 #![forbid(unsafe_code)]
 
 use std::borrow::Cow;
 
-/// The longest iSCSI name in bytes (RFC 7143, 4.2.7.2).
+/// Maximum length of an iSCSI name in bytes (RFC 7143, 4.2.7.2).
 pub const NAME_MAX: usize = 223;
 
-/// What a name begins with: its type designator.
+/// Type designators: valid prefixes of a name.
 const TYPES: [&str; 3] = ["iqn.", "eui.", "naa."];
 
-/// The form of `name` in which it is compared; `None` where it is not an iSCSI name.
+/// Returns the normalized form of `name`; `None` if it is not an iSCSI name.
 ///
-/// ASCII letters become small ones; other text goes through the mapping, normalisation and prohibition of RFC 3722, which are
-/// those of nameprep. Of ASCII only white space, control characters and the comma, which ends a name in a SCSI port name and in a
-/// TransportID, are refused: RFC 3722 prohibits more, `_` for one, but initiators with such names are in use.
+/// ASCII letters become lower case; other text is mapped, normalized and checked as in RFC 3722, which uses nameprep. In ASCII only white
+/// space, control characters and the comma, which ends a name in a SCSI port name and in a TransportID, are rejected. RFC 3722 prohibits
+/// more, for example `_`, but initiators with such names are in use.
 pub fn normalised(name: &str) -> Option<Cow<'_, str>> {
     if name.len() > NAME_MAX {
         return None;
@@ -29,19 +28,19 @@ pub fn normalised(name: &str) -> Option<Cow<'_, str>> {
     } else {
         Cow::Borrowed(name)
     };
-    // Full stops of other scripts become ASCII's only here.
+    // Normalization may have turned full stops of other scripts into ASCII.
     let has_type = TYPES.iter().any(|designator| form.starts_with(designator));
     let is_allowed =
         |c: char| !c.is_control() && !c.is_whitespace() && !",\u{3001}\u{3002}".contains(c);
     (has_type && form.len() <= NAME_MAX && form.chars().all(is_allowed)).then_some(form)
 }
 
-/// Is this an iSCSI name?
+/// Returns true if the name is a valid iSCSI name.
 pub fn is_iscsi_name(name: &str) -> bool {
     normalised(name).is_some()
 }
 
-/// Are these one name? What is not an iSCSI name is only itself.
+/// Returns true if both names are equal after normalization. Invalid names are compared byte by byte.
 pub fn is_same(one: &str, other: &str) -> bool {
     match (normalised(one), normalised(other)) {
         (Some(one), Some(other)) => one == other,
@@ -61,7 +60,7 @@ mod tests {
             ("iqn.2026-11.org.example:t0", "IQN.2026-11.ORG.Example:T0"),
             ("eui.02004567a425678d", "EUI.02004567A425678D"),
             ("naa.52004567ba64678d", "naa.52004567BA64678D"),
-            // table B.2 of RFC 3454: sharp s; KC: full width letters, ligatures; B.1: soft hyphen is mapped to nothing
+            // Table B.2 of RFC 3454: sharp s; KC: full width letters, ligatures; B.1: the soft hyphen is removed
             (
                 "iqn.2026-11.org.example:stra\u{df}e",
                 "iqn.2026-11.org.example:STRASSE",
@@ -99,7 +98,7 @@ mod tests {
     #[test]
     fn what_rfc_3722_prohibits_is_no_name() {
         let long = format!("iqn.2026-11.org.example:{}", "a".repeat(NAME_MAX - 23));
-        // 111 capital I with a dot above become twice as many characters
+        // Normalization doubles the length: each capital I with a dot above becomes two characters
         let grows = format!("iqn.{}", "\u{130}".repeat(109));
         for name in [
             "",
@@ -114,7 +113,7 @@ mod tests {
             "iqn.2026-11.org.example:a\u{e000}",
             "iqn.2026-11.org.example:a\u{fffd}",
             "iqn.2026-11.org.example:a\u{3002}",
-            // right to left beside left to right (RFC 3454, 6)
+            // Right-to-left next to left-to-right text (RFC 3454, 6)
             "iqn.2026-11.org.example:\u{5d0}",
             &long,
             &grows,
