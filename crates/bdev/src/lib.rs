@@ -143,7 +143,7 @@ pub trait IoChannel {
         tag: Tag,
     ) -> Submission;
 
-    /// Is it worth telling what comes next, by [`IoChannel::expect`]?
+    /// Is it worth telling what comes next, by [`IoChannel::prefetch`]?
     fn wants_prefetch(&self) -> bool {
         false
     }
