@@ -20,7 +20,16 @@ const CLOSE_TRIES: usize = 3000;
 /// Largest buffer that stays allocated between two calls.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// A block device and one thread's way to it.
+/// Interval at which an I/O with a [`Patience`] looks whether it is wanted.
+const PATIENCE_STEP: Duration = Duration::from_millis(50);
+
+/// Limits of the wait for an I/O.
+struct Patience {
+    is_wanted: Box<dyn Fn() -> bool + Send>,
+    limit: Option<Duration>,
+}
+
+/// A block device and one thread's way to it. Dropping it waits for an I/O that was given up, which has its memory until it ends.
 pub struct BlockingIo {
     ring: Ring,
     /// `None` before the first I/O of a lazy one, and after [`BlockingIo::detach`].
@@ -33,6 +42,32 @@ pub struct BlockingIo {
     alignment: u64,
     /// Memory that reads and writes share.
     buffer: IoBuffer,
+    patience: Option<Patience>,
+    /// An I/O was given up before it ended. No other I/O is submitted.
+    is_hung: bool,
+}
+
+impl Drop for BlockingIo {
+    fn drop(&mut self) {
+        if !self.is_hung {
+            return;
+        }
+        let Some(channel) = &mut self.channel else {
+            return;
+        };
+        let (mut completions, mut finished) = (Vec::new(), Vec::new());
+        while channel.in_flight() > 0 {
+            if let Err(error) = self.ring.enter(Wait::Until(None), &mut completions) {
+                tracing::error!("cannot wait for an I/O that was given up: {error}");
+                return;
+            }
+            for completion in completions.drain(..) {
+                if completion.owner.0 >= self.first_owner {
+                    channel.complete(&mut self.ring, completion, &mut finished);
+                }
+            }
+        }
+    }
 }
 
 impl BlockingIo {
@@ -59,7 +94,21 @@ impl BlockingIo {
             alignment: device.info().io_alignment.into(),
             device,
             buffer: IoBuffer::default(),
+            patience: None,
+            is_hung: false,
         })
+    }
+
+    /// Gives up an I/O that is not wanted any more or takes longer than `limit`. All later I/Os fail.
+    #[must_use]
+    pub fn while_wanted(
+        mut self,
+        is_wanted: impl Fn() -> bool + Send + 'static,
+        limit: Option<Duration>,
+    ) -> BlockingIo {
+        let is_wanted = Box::new(is_wanted);
+        self.patience = Some(Patience { is_wanted, limit });
+        self
     }
 
     fn attached(&mut self) -> io::Result<(&mut Ring, &mut Box<dyn IoChannel>)> {
@@ -153,20 +202,28 @@ impl BlockingIo {
             0 => io::Error::other(error.to_string()),
             errno => io::Error::from_raw_os_error(errno),
         };
+        if self.is_hung {
+            return Err(io::Error::other("an earlier I/O has not ended"));
+        }
         let (ring, channel) = self.attached()?;
         let submitted = channel.submit(ring, io, &mut buffer, Tag(0));
         if let Submission::Done(outcome) = submitted {
             return outcome.map(|()| buffer).map_err(failed);
         }
         let (mut completions, mut finished) = (Vec::new(), Vec::<Finished>::new());
+        let mut waited = Duration::ZERO;
         loop {
             #[cfg(feature = "simulated")]
             if uring::simulated::Files::are_simulated() {
                 crate::stepped::step_owners_of(&*self.device);
             }
             let first_owner = self.first_owner;
+            let step = self.patience.as_ref().map(|_| PATIENCE_STEP);
             let (ring, channel) = self.attached()?;
-            ring.enter(Wait::Until(None), &mut completions)?;
+            ring.enter(Wait::Until(step), &mut completions)?;
+            if completions.is_empty() {
+                waited += PATIENCE_STEP;
+            }
             for completion in completions.drain(..) {
                 if completion.owner.0 >= first_owner {
                     channel.complete(ring, completion, &mut finished);
@@ -174,6 +231,19 @@ impl BlockingIo {
             }
             if let Some(one) = finished.pop() {
                 return one.outcome.map(|()| one.buffer).map_err(failed);
+            }
+            if let Some(patience) = &self.patience {
+                let is_late = patience.limit.is_some_and(|limit| waited > limit);
+                if is_late || !(patience.is_wanted)() {
+                    self.is_hung = true;
+                    let (ring, channel) = self.attached()?;
+                    channel.abort(ring, Tag(0));
+                    let reason = match is_late {
+                        true => "the I/O takes too long",
+                        false => "the I/O was given up",
+                    };
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
+                }
             }
         }
     }

@@ -76,7 +76,7 @@ pub use kept_memory::{DescriptorStore, set_descriptor_store};
 pub use layer::Layer;
 pub use librbd::{ClusterConfig, ImageName};
 pub use medium::{IdentityRecord, Medium, Stamp};
-pub use mirror::{Mirror, MirrorProgress};
+pub use mirror::{Mirror, MirrorProgress, TARGET_PATIENCE};
 pub use null::{Null, NullOptions};
 pub use on_error::{ErrorPolicy, OnError};
 pub use ram::{Ram, RamOptions};

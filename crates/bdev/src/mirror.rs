@@ -8,12 +8,14 @@
 //! ```
 //!
 //! Whoever copies holds the range ([`crate::RangeLocks`]) until [`MirrorProgress::advance`]: no write is in flight there meanwhile.
-//! A write that fails on the target ends the mirror, and clients hear nothing of it. Two writes of one range that are in flight at the
+//! A write that fails on the target, or that it does not answer within [`TARGET_PATIENCE`], ends the mirror. Clients see no error: a write is
+//! answered by the source alone from then on. Its I/O on the target keeps its slot and its memory until it ends. Two writes of one range that are in flight at the
 //! same time may end in either order on each device, as on RAID 1. Tests: here, and `tests/mirror.rs`.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use block::{
     CompareAndWrite, DiskInfo, IoError, IoErrorKind, IoFlags, IoKind, IoOutcome, IoRequest,
@@ -23,10 +25,20 @@ use uring::{Completion, Owner, Ring};
 
 use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, Tag};
 
+/// Longest wait of a client's write for the target.
+pub const TARGET_PATIENCE: Duration = Duration::from_secs(20);
+/// Interval at which a channel looks after the I/Os of its target.
+const TICK: Duration = Duration::from_millis(100);
+/// ETIMEDOUT
+const TIMED_OUT: i32 = 110;
+const TICKS_MAX: u32 = (TARGET_PATIENCE.as_millis() / TICK.as_millis()) as u32;
+
 /// How far the copy is, and whether it is still one.
 #[derive(Debug, Default)]
 pub struct MirrorProgress {
     copied: AtomicU64,
+    /// I/Os in flight on the target after their clients were answered.
+    detached: AtomicU64,
     has_failed: AtomicBool,
     error: Mutex<Option<IoError>>,
 }
@@ -47,6 +59,16 @@ impl MirrorProgress {
         *self.error.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Number of I/Os on the target that have not ended, although their clients were answered.
+    pub fn detached(&self) -> u64 {
+        self.detached.load(Ordering::Acquire)
+    }
+
+    /// Ends the mirror: writes that wait for the target alone are answered soon.
+    pub fn abandon(&self) {
+        self.fail(IoErrorKind::Cancelled.into());
+    }
+
     #[cold]
     fn fail(&self, error: IoError) {
         let mut first = self.error.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,6 +79,10 @@ impl MirrorProgress {
     /// Does a change that begins here go to the target, too?
     fn reaches(&self, offset: u64) -> bool {
         offset < self.copied() && !self.has_failed.load(Ordering::Acquire)
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Acquire)
     }
 }
 
@@ -110,12 +136,15 @@ impl Layer for Mirror {
     }
 
     fn attach_layer(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        let owner = attach.owner();
         let (source, source_owners) = attach.below(|attach| self.source.attach(attach))?;
         let target = self.target.attach(attach)?;
         Ok(Box::new(MirrorChannel {
             source,
             source_owners,
             target,
+            owner,
+            is_ticking: false,
             progress: Arc::clone(&self.progress),
             discard_zeroes: self.discard_zeroes,
             slots: Vec::new(),
@@ -132,12 +161,27 @@ struct Slot {
     outcome: IoOutcome,
     /// Devices that have not answered.
     missing: u8,
+    target: OnTarget,
+}
+
+/// I/O of a slot on the target.
+#[derive(Clone, Copy, PartialEq)]
+enum OnTarget {
+    /// None, or it has ended.
+    None,
+    /// In flight; the number of ticks since it was submitted.
+    InFlight(u32),
+    /// In flight after the client was answered.
+    Detached,
 }
 
 struct MirrorChannel {
     source: Box<dyn IoChannel>,
     source_owners: Vec<Owner>,
     target: Box<dyn IoChannel>,
+    /// Owner of the timer.
+    owner: Owner,
+    is_ticking: bool,
     progress: Arc<MirrorProgress>,
     discard_zeroes: bool,
     slots: Vec<Slot>,
@@ -152,6 +196,7 @@ impl MirrorChannel {
             buffer: IoBuffer::default(),
             outcome: Ok(()),
             missing: 0,
+            target: OnTarget::None,
         };
         match self.free.pop() {
             Some(index) => {
@@ -191,26 +236,84 @@ impl MirrorChannel {
     fn submit_target(&mut self, ring: &mut Ring, io: &IoRequest, mut buffer: IoBuffer, index: u32) {
         let submitted = self.target.submit(ring, io, &mut buffer, Tag(index.into()));
         match submitted {
-            Submission::Pending => self.slots[index as usize].missing += 1,
+            Submission::Pending => {
+                let slot = &mut self.slots[index as usize];
+                slot.missing += 1;
+                slot.target = OnTarget::InFlight(0);
+                self.tick_later(ring);
+            }
             Submission::Done(Ok(())) => {}
             Submission::Done(Err(error)) => self.progress.fail(error),
         }
     }
 
-    /// One device has answered; `Some`: both have.
+    /// Records the answer of one device. Returns the finished I/O if the client gets its answer now.
     fn answered(&mut self, index: u32) -> Option<Finished> {
         let slot = &mut self.slots[index as usize];
         slot.missing -= 1;
         if slot.missing > 0 {
-            return None;
+            return self.detach(index);
         }
         self.free.push(index);
         let slot = &mut self.slots[index as usize];
+        if slot.target == OnTarget::Detached {
+            self.progress.detached.fetch_sub(1, Ordering::Release);
+            return None;
+        }
         Some(Finished {
             tag: slot.tag,
             buffer: std::mem::take(&mut slot.buffer),
             outcome: slot.outcome,
         })
+    }
+
+    /// Answers a client without the target if only that is missing and the mirror has failed.
+    fn detach(&mut self, index: u32) -> Option<Finished> {
+        let slot = &mut self.slots[index as usize];
+        let is_in_flight = matches!(slot.target, OnTarget::InFlight(_));
+        if !is_in_flight || slot.missing != 1 || !self.progress.has_failed() {
+            return None;
+        }
+        slot.target = OnTarget::Detached;
+        self.progress.detached.fetch_add(1, Ordering::Release);
+        Some(Finished {
+            tag: slot.tag,
+            buffer: std::mem::take(&mut slot.buffer),
+            outcome: slot.outcome,
+        })
+    }
+
+    fn tick_later(&mut self, ring: &mut Ring) {
+        if !self.is_ticking {
+            self.is_ticking = true;
+            ring.timer(self.owner, 0, TICK);
+        }
+    }
+
+    /// Fails the mirror if the target takes too long, and answers clients without it then.
+    #[cold]
+    fn tick(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
+        self.is_ticking = false;
+        let mut is_waiting = false;
+        for slot in &mut self.slots {
+            let OnTarget::InFlight(ticks) = &mut slot.target else {
+                continue;
+            };
+            is_waiting = true;
+            *ticks += 1;
+            if *ticks >= TICKS_MAX {
+                let error = IoError::with_errno(IoErrorKind::WriteMedium, TIMED_OUT);
+                self.progress.fail(error);
+            }
+        }
+        if self.progress.has_failed() {
+            for index in 0..self.slots.len() as u32 {
+                finished.extend(self.detach(index));
+            }
+        }
+        if is_waiting {
+            self.tick_later(ring);
+        }
     }
 }
 
@@ -254,6 +357,9 @@ impl IoChannel for MirrorChannel {
     }
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
+        if completion.owner == self.owner {
+            return self.tick(ring, finished);
+        }
         let is_source = self.source_owners.contains(&completion.owner);
         let mut over = std::mem::take(&mut self.over);
         match is_source {
@@ -262,6 +368,12 @@ impl IoChannel for MirrorChannel {
         }
         for one in over.drain(..) {
             let index = one.tag.0 as u32;
+            if !is_source
+                && let slot = &mut self.slots[index as usize]
+                && slot.target != OnTarget::Detached
+            {
+                slot.target = OnTarget::None;
+            }
             match (is_source, one.outcome) {
                 (true, outcome) => {
                     let slot = &mut self.slots[index as usize];
@@ -276,7 +388,8 @@ impl IoChannel for MirrorChannel {
     }
 
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
-        let named = |slot: &Slot| slot.tag == tag && slot.missing > 0;
+        let named =
+            |slot: &Slot| slot.tag == tag && slot.missing > 0 && slot.target != OnTarget::Detached;
         if let Some(index) = self.slots.iter().position(named) {
             self.source.abort(ring, Tag(index as u64));
             self.target.abort(ring, Tag(index as u64));
@@ -284,12 +397,18 @@ impl IoChannel for MirrorChannel {
     }
 
     fn close(&mut self, ring: &mut Ring) {
+        if self.is_ticking {
+            ring.cancel(self.owner, 0);
+        }
         self.source.close(ring);
         self.target.close(ring);
     }
 
     fn is_closed(&self) -> bool {
-        self.in_flight() == 0 && self.source.is_closed() && self.target.is_closed()
+        self.in_flight() == 0
+            && !self.is_ticking
+            && self.source.is_closed()
+            && self.target.is_closed()
     }
 
     fn in_flight(&self) -> usize {
