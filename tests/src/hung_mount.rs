@@ -49,6 +49,8 @@ struct State {
     /// Content by inode number, from 2 on.
     files: HashMap<u64, Vec<u8>>,
     hung: Vec<u32>,
+    /// Only requests for this file hang; `None`: for all.
+    hung_file: Option<u64>,
     held: Vec<Vec<u8>>,
 }
 
@@ -94,7 +96,9 @@ impl HungMount {
             while let Ok(length) = requests.read(&mut bytes) {
                 let request = &bytes[..length];
                 let mut state = lock(&of_thread);
-                if state.hung.contains(&u32_at(request, 4)) {
+                let is_meant = |file| file == u64_at(request, 16);
+                if state.hung.contains(&u32_at(request, 4)) && state.hung_file.is_none_or(is_meant)
+                {
                     state.held.push(request.to_vec());
                 } else {
                     state.answer(&requests, request);
@@ -115,7 +119,16 @@ impl HungMount {
 
     /// Requests of these kinds are not answered from now on.
     pub fn hang(&self, kinds: &[u32]) {
-        lock(&self.state).hung = kinds.to_vec();
+        let mut state = lock(&self.state);
+        state.hung = kinds.to_vec();
+        state.hung_file = None;
+    }
+
+    /// Requests of these kinds for one file are not answered from now on.
+    pub fn hang_file(&self, name: &str, kinds: &[u32]) {
+        let mut state = lock(&self.state);
+        state.hung = kinds.to_vec();
+        state.hung_file = state.names.get(name.as_bytes()).copied();
     }
 
     /// Number of requests that wait for an answer.

@@ -9,6 +9,7 @@ use control::{Client, ClientError, Method};
 use end_to_end::hung_mount::{HungMount, kind};
 use end_to_end::{Context, Result, Rig, ensure};
 use serde_json::{Value, json};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
 
 const MIB: usize = 1 << 20;
 /// Longest time of a call that waits for nothing: the machine may be busy.
@@ -20,23 +21,27 @@ struct Bed {
     rig: Rig,
 }
 
+const H: &str = "h=file:@h.raw,cache=writeback";
+const JOB: &str = "/v1/disks/h/job";
+
 type Answer = Result<(u16, Value), ClientError>;
 
 impl Bed {
-    /// A daemon with the RAM disk `ram` and others in a mount, `@` in their options, with the files `h.raw` and `t.raw`.
-    fn new(disks: &[&str]) -> Result<Bed> {
+    /// A daemon with the RAM disk `ram`, and others on a mount, which is `@` in their options and has the files `h.raw` and `t.raw`.
+    /// Requests of the kind `hung` are not answered.
+    fn new(disks: &[&str], hung: &[u32], exports: &[&str]) -> Result<Bed> {
         let mut mount = None;
         let rig = Rig::prepared(|scratch, daemon| {
             let folder = scratch.file("mnt");
             let new = HungMount::new(&folder, &[("h.raw", 4 * MIB), ("t.raw", 4 * MIB)])?;
-            if !disks.is_empty() {
-                new.hang(&[kind::OPEN]);
-            }
+            new.hang(hung);
             mount = Some(new);
             let at = |disk: &&str| disk.replace('@', &format!("{}/", folder.display()));
             let daemon = daemon.disk("ram=ram:4M").arguments(["--sandbox", "off"]);
             let disks = disks.iter().map(at);
-            Ok(disks.fold(daemon, |daemon, disk| daemon.disk(&disk)))
+            let daemon = disks.fold(daemon, |daemon, disk| daemon.disk(&disk));
+            let exports = exports.iter();
+            Ok(exports.fold(daemon, |daemon, export| daemon.vhost_blk(export)))
         })?;
         let mount = mount.context("no mount")?;
         Ok(Bed { mount, rig })
@@ -79,6 +84,64 @@ impl Bed {
         Ok(running)
     }
 
+    /// A daemon that serves `h`.
+    fn with_client() -> Result<Bed> {
+        Bed::new(&[H], &[], &["h"])
+    }
+
+    fn job(&self, kind: &str) -> Value {
+        json!({ "kind": kind, "target": self.file("t.raw") })
+    }
+
+    fn job_state(&self) -> Result<String> {
+        let shown: Value = self.client().get(JOB)?;
+        Ok(shown["state"].as_str().unwrap_or_default().to_owned())
+    }
+
+    fn job_becomes(&self, state: &str) -> Result<()> {
+        let is_so = || Ok(self.job_state()? == state);
+        waits_until(is_so).with_context(|| format!("job is not {state}: {:?}", self.job_state()))
+    }
+
+    /// Starts a write of a client.
+    fn writes(&self, offset: u64) -> JoinHandle<Result<()>> {
+        let socket = self.rig.socket("h");
+        std::thread::spawn(move || {
+            let mut front_end = FrontEnd::connect(&socket, &Options::default())?;
+            let options = QueueOptions::default();
+            let mut queue = BlkQueue::start(&mut front_end, 0, &options, 16, 1 << 20, Cuts::Usual)?;
+            let written = queue.write(offset, &[7; 4096])?;
+            ensure!(written == status::OK, "write at {offset}: status {written}");
+            Ok(())
+        })
+    }
+
+    /// Cancels the job, which ends when its storage answers. Until then the disk is served, and the target is not free.
+    fn cancels(&self) -> Result<()> {
+        self.succeeds_soon(Method::DELETE, JOB, None)?;
+        let state = self.job_state()?;
+        ensure!(state == "cancelling", "the job is {state}");
+        let target = self.file("t.raw");
+        self.refused_soon(Method::PUT, "/v1/disks/t", &target, "is in use")?;
+        written_soon(self.writes(0))?;
+        self.mount.release();
+        self.job_becomes("cancelled")?;
+        self.succeeds_soon(Method::PUT, "/v1/disks/t", Some(&target))?;
+        self.succeeds_soon(Method::DELETE, "/v1/disks/t", None)
+    }
+
+    /// Makes calls about a disk with a job. No call waits for the storage.
+    fn steers(&self) -> Result<()> {
+        for paused in [true, false] {
+            let paused = json!({ "paused": paused });
+            self.succeeds_soon(Method::PUT, JOB, Some(&paused))?;
+        }
+        let size = json!({ "size": "8M" });
+        self.refused_soon(Method::PUT, "/v1/disks/h/size", &size, "at work")?;
+        let removed = self.soon(Method::DELETE, "/v1/disks/h?force=true", None)?;
+        is_refused(removed, "at work")
+    }
+
     fn state(&self, disk: &str) -> Result<String> {
         let shown: Value = self.client().get(&format!("/v1/disks/{disk}"))?;
         let state = shown["status"]["state"].as_str();
@@ -95,6 +158,11 @@ fn waits_until(is_so: impl Fn() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
+fn written_soon(running: JoinHandle<Result<()>>) -> Result<()> {
+    waits_until(|| Ok(running.is_finished()))?;
+    running.join().ok().context("the thread panicked")?
+}
+
 fn ended(running: JoinHandle<Answer>) -> Result<Answer> {
     waits_until(|| Ok(running.is_finished()))?;
     running.join().ok().context("the thread panicked")
@@ -109,7 +177,7 @@ fn is_refused(answer: Answer, reason: &str) -> Result<()> {
 #[test]
 #[ignore = "as root: see the head of this file"]
 fn disk_that_hangs_while_it_is_opened_holds_up_no_other_change() -> Result<()> {
-    let bed = Bed::new(&[])?;
+    let bed = Bed::new(&[], &[], &[])?;
     let (put, h, file) = (Method::PUT, "/v1/disks/h", bed.file("h.raw"));
     let ram = json!({ "backend": "ram", "size": "1M" });
     bed.mount.hang(&[kind::LOOKUP]);
@@ -146,11 +214,93 @@ fn disk_that_hangs_while_it_is_opened_holds_up_no_other_change() -> Result<()> {
 #[test]
 #[ignore = "as root: see the head of this file"]
 fn disk_that_hangs_at_the_start_becomes_available_later() -> Result<()> {
-    let bed = Bed::new(&["h=file:@h.raw,cache=writeback"])?;
+    let bed = Bed::new(&[H], &[kind::OPEN], &[])?;
     ensure!(bed.state("h")? == "opening", "{}", bed.state("h")?);
     ensure!(bed.state("ram")? == "ready");
     let ram = json!({ "backend": "ram", "size": "1M" });
     bed.succeeds_soon(Method::PUT, "/v1/disks/other", Some(&ram))?;
     bed.mount.release();
     waits_until(|| Ok(bed.state("h")? == "ready"))
+}
+
+#[test]
+#[ignore = "as root: see the head of this file"]
+fn job_is_cancelled_while_its_own_write_hangs() -> Result<()> {
+    let bed = Bed::with_client()?;
+    for kind in ["backup", "mirror"] {
+        bed.mount.hang_file("t.raw", &[kind::WRITE]);
+        bed.succeeds_soon(Method::POST, JOB, Some(&bed.job(kind)))?;
+        waits_until(|| Ok(bed.mount.held() > 0))?;
+        bed.steers()?;
+        written_soon(bed.writes(2 << 20))?;
+        bed.cancels()?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "as root: see the head of this file"]
+fn job_is_cancelled_while_its_last_flush_hangs() -> Result<()> {
+    let bed = Bed::with_client()?;
+    bed.mount.hang_file("t.raw", &[kind::FSYNC]);
+    bed.succeeds_soon(Method::POST, JOB, Some(&bed.job("backup")))?;
+    waits_until(|| Ok(bed.mount.held() > 0))?;
+    bed.steers()?;
+    bed.cancels()?;
+    bed.succeeds_soon(Method::POST, JOB, Some(&bed.job("mirror")))?;
+    bed.job_becomes("ready")?;
+    bed.mount.hang_file("t.raw", &[kind::FSYNC]);
+    bed.succeeds_soon(Method::POST, &format!("{JOB}/switch"), None)?;
+    waits_until(|| Ok(bed.mount.held() > 0))?;
+    bed.steers()?;
+    bed.cancels()
+}
+
+#[test]
+#[ignore = "as root: see the head of this file"]
+fn job_is_cancelled_while_its_target_is_opened() -> Result<()> {
+    let bed = Bed::with_client()?;
+    bed.mount.hang_file("t.raw", &[kind::OPEN]);
+    let starting = bed.hangs(Method::POST, JOB, &bed.job("mirror"))?;
+    bed.steers()?;
+    bed.succeeds_soon(Method::DELETE, JOB, None)?;
+    is_refused(ended(starting)?, "was cancelled")?;
+    bed.job_becomes("cancelling")?;
+    written_soon(bed.writes(0))?;
+    bed.mount.release();
+    bed.job_becomes("cancelled")
+}
+
+#[test]
+#[ignore = "as root: see the head of this file"]
+fn clients_wait_20_s_for_a_target_unless_the_mirror_is_cancelled() -> Result<()> {
+    let bed = Bed::with_client()?;
+    for is_cancelled in [true, false] {
+        bed.succeeds_soon(Method::POST, JOB, Some(&bed.job("mirror")))?;
+        bed.job_becomes("ready")?;
+        bed.mount.hang_file("t.raw", &[kind::WRITE]);
+        let begun = Instant::now();
+        let writing = bed.writes(0);
+        waits_until(|| Ok(bed.mount.held() > 0))?;
+        ensure!(!writing.is_finished(), "the write is not mirrored");
+        if is_cancelled {
+            bed.succeeds_soon(Method::DELETE, JOB, None)?;
+            written_soon(writing)?;
+            bed.cancels()?;
+            continue;
+        }
+        // 20 s after the write, and a margin.
+        while !writing.is_finished() {
+            ensure!(begun.elapsed() < Duration::from_secs(60), "the write waits");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        ensure!(begun.elapsed() >= Duration::from_secs(15), "too soon");
+        written_soon(writing)?;
+        bed.mount.release();
+        bed.job_becomes("failed")?;
+        let shown: Value = bed.client().get(JOB)?;
+        let reason = shown["reason"].as_str().unwrap_or_default();
+        ensure!(reason.contains("cannot write to the target"), "{reason}");
+    }
+    Ok(())
 }

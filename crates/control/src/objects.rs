@@ -97,6 +97,8 @@ pub enum JobState {
     Ready,
     /// It is about to end.
     Finishing,
+    /// It was cancelled, and an I/O or an open of its own has not ended yet. The disk is served.
+    Cancelling,
     /// It has done what it was to do.
     Done,
     /// It has failed: the disk is as it was.
@@ -113,6 +115,7 @@ impl JobState {
             JobState::Paused => "paused",
             JobState::Ready => "ready",
             JobState::Finishing => "finishing",
+            JobState::Cancelling => "cancelling",
             JobState::Done => "done",
             JobState::Failed => "failed",
             JobState::Cancelled => "cancelled",

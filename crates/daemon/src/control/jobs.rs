@@ -17,6 +17,7 @@ use super::allowed_paths::Caller;
 use super::api::{Api, Path, json};
 use super::disks::one;
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
+use super::server::blocking;
 use crate::jobs::{
     Context, Copy, JobKind, Overlay, remove_bitmap as remove, snapshot as take, start_commit,
     start_copy, start_stream,
@@ -24,8 +25,8 @@ use crate::jobs::{
 use crate::objects::{Fault, Refusal};
 use config::disk_json;
 
-/// How long whoever cancels a job waits for its disk to be as it was.
-const CANCEL_PATIENCE: Duration = Duration::from_secs(30);
+/// Longest wait of a cancellation for the end of the job.
+const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// List jobs.
 #[utoipa::path(get, path = "/v1/jobs", responses(
@@ -90,7 +91,12 @@ pub(super) async fn start(
         return Err(Refusal::Invalid(vec![fault]).into());
     }
     let mut target = disk_json(&name, target).map_err(Refusal::from)?;
-    target.backend = target.backend.requested(None, true);
+    // It looks for the file, which may block.
+    let target = blocking(move || {
+        target.backend = target.backend.requested(None, true);
+        target
+    });
+    let target = target.await?;
     caller.check_target(&api, &target)?;
     let copy = Copy {
         target,

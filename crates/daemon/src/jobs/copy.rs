@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bdev::{BlockDevice, BlockingIo, DirtyBitmap, DiscardMode, Disk, Mirror};
+use bdev::{BlockDevice, BlockingIo, DirtyBitmap, DiscardMode, Disk, Mirror, TARGET_PATIENCE};
 use block::{Allocation, Extent, IoFlags, IoRequest};
 use control::objects::JobState;
 
@@ -28,6 +28,8 @@ const HOLE_MAX: u64 = 64 << 30;
 const OWN_MAX: u64 = 512 << 20;
 /// Steps over holes get longer while one takes less than this, and shorter otherwise: clients wait for them.
 const HOLE_TIME: Duration = Duration::from_millis(10);
+/// Interval at which a job that has ended looks whether I/Os on its target have.
+const DETACHED_STEP: Duration = Duration::from_millis(20);
 /// Bytes that have not changed since the last backup that are passed over at a time.
 const UNCHANGED_MAX: u64 = 1 << 40;
 
@@ -69,31 +71,30 @@ pub(super) struct Copying {
 /// Nothing has changed then.
 pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     let (disk, now) = context.disk(&copy.disk)?;
-    let mut config = place(&now, &copy.target, &disk);
+    let mut target = copy.target.clone();
+    target.backend = target.backend.at_absolute_paths();
     if copy.kind == JobKind::Mirror {
-        config.backend = config.backend.with_named_files_of(&now.backend);
+        target.backend = target.backend.with_named_files_of(&now.backend);
     }
     // A session for the same unit would end the one of the disk, which has the same ISID.
     if let (BlockDeviceConfig::Iscsi(one), BlockDeviceConfig::Iscsi(other)) =
-        (&now.backend, &config.backend)
+        (&now.backend, &target.backend)
         && one.unit == other.unit
     {
         return Err(super::same_medium(&copy.disk, &copy.disk));
     }
-    let shown = shown(&config.backend);
+    let shown = shown(&target.backend);
     let mut job = Job::new(&disk, copy.kind, Some(shown));
     job.incremental.clone_from(&copy.incremental);
     job.set(None, Some(copy.speed));
     job.control().switches = copy.switches;
     let job = context.jobs.begin(job)?;
-    let begun = begin(context, &job, &disk, config, copy.incremental.as_deref());
-    let copying = match begun {
-        Ok(copying) => copying,
-        Err(refusal) => {
-            job.give_up(&context.jobs, &refusal);
-            return Err(refusal);
-        }
-    };
+    let (of_thread, its_job) = (context.clone(), Arc::clone(&job));
+    let incremental = copy.incremental.clone();
+    let copying = job.begin_while_wanted(&context.jobs, move || {
+        let config = place(&now, &target, &disk);
+        begin(&of_thread, &its_job, &disk, config, incremental.as_deref())
+    })?;
     run_copying(copying)?;
     Ok(job)
 }
@@ -273,6 +274,9 @@ fn open_target(
     config.backend.open(config).map_err(in_words)
 }
 
+/// Devices of the job. An I/O on them may be in flight after it was given up, so they are closed last: closing waits for it.
+type Hung = Vec<BlockingIo>;
+
 /// Why a copy ends early.
 enum Early {
     Cancelled,
@@ -288,11 +292,16 @@ impl Copying {
         });
         let disk = Arc::clone(&self.disk);
         let name = disk.name();
-        let ended = self.copy(&mirror);
+        self.job.has_mirror(&mirror);
+        let mut hung = Hung::new();
+        let ended = self.copy(&mirror, &mut hung);
         let (state, reason) = match ended {
             Ok(()) => (JobState::Done, None),
             Err(early) => {
+                // Clients do not wait for the target any more.
+                mirror.progress().abandon();
                 self.back_to_source();
+                self.wait_for_hung_io(&mirror, hung, &early);
                 if self.is_commit()
                     && let Err(error) = self.target.give_up_writing()
                 {
@@ -326,15 +335,15 @@ impl Copying {
         event_bus.tell(event, &name);
     }
 
-    fn copy(&mut self, mirror: &Arc<Mirror>) -> Result<(), Early> {
+    fn copy(&mut self, mirror: &Arc<Mirror>, hung: &mut Hung) -> Result<(), Early> {
         let refused = |refusal: Refusal| Early::Failed(refusal.to_string());
         if self.begun.is_none() {
             let mirror = Arc::clone(mirror) as Arc<dyn BlockDevice>;
             self.change_to(mirror, None).map_err(refused)?;
         }
-        self.copy_parts(mirror)?;
+        self.copy_parts(mirror, hung)?;
         if self.job.kind == JobKind::Backup {
-            return self.end_backup(mirror);
+            return self.end_backup(mirror, hung);
         }
         self.job.set_state(JobState::Ready, None);
         if !self.is_commit() {
@@ -347,7 +356,7 @@ impl Copying {
                 return Err(self.early(mirror));
             }
             self.job.set_state(JobState::Finishing, None);
-            match self.switch(mirror) {
+            match self.switch(mirror, hung) {
                 Ok(()) => {
                     // Nobody opens it as this disk again: memory that was kept for that is given back.
                     self.source.forget();
@@ -368,6 +377,24 @@ impl Copying {
     fn check_target(&self) -> Result<(), Early> {
         let checked = self.target.check_file();
         checked.map_err(|error| Early::Failed(format!("cannot use the target: {error}")))
+    }
+
+    /// A client that cancels the job does not wait for its I/O.
+    fn patient(&self, io: BlockingIo, limit: Option<Duration>) -> BlockingIo {
+        let job = Arc::clone(&self.job);
+        io.while_wanted(move || !job.is_cancelled(), limit)
+    }
+
+    /// Waits until no I/O of the job and of clients uses the target: its file must not be used again before.
+    fn wait_for_hung_io(&self, mirror: &Mirror, hung: Hung, early: &Early) {
+        if let Early::Failed(reason) = early {
+            self.job
+                .set_state(JobState::Finishing, Some(reason.clone()));
+        }
+        drop(hung);
+        while mirror.progress().detached() > 0 && !self.context.jobs.is_ending() {
+            std::thread::sleep(DETACHED_STEP);
+        }
     }
 
     fn is_commit(&self) -> bool {
@@ -440,11 +467,22 @@ impl Copying {
         Ok(bytes)
     }
 
-    fn switch(&self, mirror: &Mirror) -> Result<(), Refusal> {
+    fn switch(&self, mirror: &Mirror, hung: &mut Hung) -> Result<(), Refusal> {
         let name = self.disk.name();
-        let mut flush = Flush::prepare(name, Arc::clone(&self.target))?;
+        let patient = |io| self.patient(io, None);
+        let mut flush = Flush::prepare(name, Arc::clone(&self.target), patient)?;
         // Most of it is durable before the disk is held: clients wait for the second flush alone.
-        flush.run()?;
+        let mut switched = flush.run();
+        if switched.is_ok() {
+            flush = flush.limit(|io| self.patient(io, Some(TARGET_PATIENCE)));
+            switched = self.switch_with(&mut flush, mirror);
+        }
+        hung.push(flush.into_io());
+        switched
+    }
+
+    fn switch_with(&self, flush: &mut Flush, mirror: &Mirror) -> Result<(), Refusal> {
+        let name = self.disk.name();
         if self.job.is_cancelled() {
             return Err(failed(name, &"cancelled"));
         }
@@ -475,12 +513,24 @@ impl Copying {
         }
     }
 
-    fn copy_parts(&self, mirror: &Mirror) -> Result<(), Early> {
+    fn copy_parts(&self, mirror: &Mirror, hung: &mut Hung) -> Result<(), Early> {
         let open = |device: &Arc<dyn BlockDevice>| {
             let io = BlockingIo::new(Arc::clone(device));
+            let io = io.map(|io| self.patient(io, None));
             io.map_err(|error| Early::Failed(format!("cannot attach: {error}")))
         };
         let (mut source, mut target) = (open(&self.source)?, open(&self.target)?);
+        let copied = self.copy_all(mirror, &mut source, &mut target);
+        hung.extend([source, target]);
+        copied
+    }
+
+    fn copy_all(
+        &self,
+        mirror: &Mirror,
+        source: &mut BlockingIo,
+        target: &mut BlockingIo,
+    ) -> Result<(), Early> {
         let total = self.job.total;
         let (mut part, mut hole_max) = (None, HOLE_MIN);
         loop {
@@ -497,16 +547,19 @@ impl Copying {
                 return Ok(());
             }
             let began = Instant::now();
-            let hole = self.passed_over(&mut source, from, hole_max);
+            let hole = self.passed_over(source, from, hole_max);
             let end = hole.unwrap_or((from + PART).min(total));
             let is_wanted = || !self.job.is_cancelled();
             let Ok(_held) = self.disk.hold_while(from, end - from, is_wanted) else {
                 // Something of a client takes long there.
                 continue;
             };
-            let bytes = self
-                .copy_held(&mut source, &mut target, from, end)
-                .map_err(|error| Early::Failed(format!("at byte {from}: {error}")))?;
+            let bytes = self.copy_held(source, target, from, end).map_err(|error| {
+                match self.job.is_cancelled() {
+                    true => Early::Cancelled,
+                    false => Early::Failed(format!("at byte {from}: {error}")),
+                }
+            })?;
             mirror.progress().advance(end);
             self.job.advance(end, bytes);
             if hole.is_some() {
@@ -520,12 +573,13 @@ impl Copying {
     }
 
     /// What was written until now is in the backup, and nothing later.
-    fn end_backup(&mut self, mirror: &Mirror) -> Result<(), Early> {
+    fn end_backup(&mut self, mirror: &Mirror, hung: &mut Hung) -> Result<(), Early> {
         self.job.set_state(JobState::Finishing, None);
         let refused = |refusal: Refusal| Early::Failed(refusal.to_string());
         let source = Arc::clone(&self.source);
         let target = Arc::clone(&self.target);
-        let mut flush = Flush::prepare(self.disk.name(), target).map_err(refused)?;
+        let patient = |io| self.patient(io, None);
+        let mut flush = Flush::prepare(self.disk.name(), target, patient).map_err(refused)?;
         self.change(source, None, || {
             if let Some(incremental) = &self.incremental {
                 incremental.record();
@@ -537,7 +591,14 @@ impl Copying {
             return Err(self.early(mirror));
         }
         // Nobody writes to it any more.
-        flush.run().map_err(refused)?;
+        let flushed = flush.run();
+        hung.push(flush.into_io());
+        if let Err(refusal) = flushed {
+            return Err(match self.job.is_cancelled() {
+                true => Early::Cancelled,
+                false => refused(refusal),
+            });
+        }
         self.check_target()?;
         let Some(incremental) = &mut self.incremental else {
             return Ok(());

@@ -58,10 +58,28 @@ pub(super) struct Flush {
 }
 
 impl Flush {
-    pub fn prepare(disk: &str, device: Arc<dyn BlockDevice>) -> Result<Flush, Refusal> {
+    /// Attaches to a device; `limit` sets how long a flush may take.
+    pub fn prepare(
+        disk: &str,
+        device: Arc<dyn BlockDevice>,
+        limit: impl FnOnce(BlockingIo) -> BlockingIo,
+    ) -> Result<Flush, Refusal> {
         let disk = disk.to_owned();
         let io = BlockingIo::new(device).map_err(|error| failed(&disk, &error))?;
+        let io = limit(io);
         Ok(Flush { disk, io })
+    }
+
+    /// Changes how long a flush may take.
+    pub fn limit(self, limit: impl FnOnce(BlockingIo) -> BlockingIo) -> Flush {
+        let Flush { disk, io } = self;
+        let io = limit(io);
+        Flush { disk, io }
+    }
+
+    /// Returns the device. An I/O that was given up may still be in flight there.
+    pub fn into_io(self) -> BlockingIo {
+        self.io
     }
 
     pub fn run(&mut self) -> Result<(), Refusal> {

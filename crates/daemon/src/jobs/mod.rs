@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   running ⇄ paused ──▶ ready (a mirror that waits for its switch) ──▶ finishing ──▶ done
-//!      └────────┴──────────┴──▶ cancelled, failed
+//!      └────────┴──────────┴──▶ cancelling (while its I/O hangs) ──▶ cancelled, failed
 //! ```
 
 mod backing_name;
@@ -17,11 +17,11 @@ mod stream;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use bdev::{BlockDevice, Disk};
+use bdev::{BlockDevice, Disk, Mirror, MirrorProgress};
 use control::objects::JobState;
 
 use crate::bitmaps::Bitmaps;
@@ -139,6 +139,8 @@ pub struct Job {
     started: Instant,
     control: Mutex<Control>,
     changed: Condvar,
+    /// Writes of clients do not wait for its target any more when the job is cancelled.
+    mirror: OnceLock<Arc<MirrorProgress>>,
 }
 
 impl Job {
@@ -162,6 +164,7 @@ impl Job {
                 ended: None,
             }),
             changed: Condvar::new(),
+            mirror: OnceLock::new(),
         }
     }
 
@@ -178,16 +181,16 @@ impl Job {
     pub fn body(&self) -> control::objects::Job {
         let control = self.control();
         let until = control.ended.unwrap_or_else(Instant::now);
-        let is_paused = control.is_paused && control.state == JobState::Running;
+        let is_paused = control.is_paused;
         control::objects::Job {
             disk: self.disk.clone(),
             kind: self.kind.word().to_owned(),
             target: self.target.get().cloned(),
             incremental: self.incremental.clone(),
-            state: if is_paused {
-                JobState::Paused
-            } else {
-                control.state
+            state: match control.state {
+                _ if control.is_cancelled && control.ended.is_none() => JobState::Cancelling,
+                JobState::Running if is_paused => JobState::Paused,
+                state => state,
             },
             done: self.done.load(Ordering::Relaxed),
             copied: self.copied.load(Ordering::Relaxed),
@@ -207,6 +210,44 @@ impl Job {
     fn give_up(&self, jobs: &Jobs, refusal: &Refusal) {
         self.set_state(JobState::Failed, Some(refusal.to_string()));
         jobs.forget(&self.disk);
+    }
+
+    /// Runs the start of the job, which may block, on a thread of its own. Returns early if the job is cancelled; the job ends when the
+    /// thread does.
+    fn begin_while_wanted<T: Send + 'static>(
+        self: &Arc<Job>,
+        jobs: &Jobs,
+        work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        // The result is handed over or comes back to the thread.
+        let (result, begun) = mpsc::sync_channel(0);
+        let job = Arc::clone(self);
+        let thread = std::thread::Builder::new()
+            .name("begin-job".to_owned())
+            .stack_size(bdev::STACK_BYTES);
+        let spawned = thread.spawn(move || {
+            if let Err(unwanted) = result.send(work()) {
+                // Its files are closed before the job ends.
+                drop(unwanted);
+                job.set_state(JobState::Cancelled, None);
+            }
+        });
+        if let Err(error) = spawned {
+            let refusal = exchange::failed(&self.disk, &format!("cannot start a thread: {error}"));
+            self.give_up(jobs, &refusal);
+            return Err(refusal);
+        }
+        loop {
+            match begun.recv_timeout(BEGIN_STEP) {
+                Ok(begun) => return begun.inspect_err(|refusal| self.give_up(jobs, refusal)),
+                Err(mpsc::RecvTimeoutError::Timeout) if self.is_cancelled() => {
+                    let detail = format!("disk {}: the job was cancelled", self.disk);
+                    return Err(Refusal::Conflict(vec![Fault::new(detail)]));
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(Refusal::Ending),
+            }
+        }
     }
 
     /// Changes how it is done.
@@ -234,9 +275,22 @@ impl Job {
         Ok(())
     }
 
+    /// Clients of its disk write to this mirror.
+    fn has_mirror(&self, mirror: &Mirror) {
+        let control = self.control();
+        self.mirror.set(Arc::clone(mirror.progress())).ok();
+        if control.is_cancelled {
+            mirror.progress().abandon();
+        }
+    }
+
     /// Has it end, with the disk as it was.
     pub fn cancel(&self) {
-        self.control().is_cancelled = true;
+        let mut control = self.control();
+        control.is_cancelled = true;
+        if let Some(mirror) = self.mirror.get() {
+            mirror.abandon();
+        }
         self.changed.notify_all();
     }
 
@@ -286,13 +340,17 @@ impl Job {
 
     /// Waits until a copy that is complete is to be used. False: it is cancelled, or not `is_well` any more.
     fn waits_for_switch(&self, is_well: impl Fn() -> bool) -> bool {
-        let mut control = self.control();
-        while is_well() && !control.is_cancelled {
+        // The check may block: nothing is locked meanwhile.
+        while is_well() {
+            let control = self.control();
+            if control.is_cancelled {
+                return false;
+            }
             if control.switches {
                 return true;
             }
             let waited = self.changed.wait_timeout(control, PAUSE);
-            control = waited.unwrap_or_else(PoisonError::into_inner).0;
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
         }
         false
     }
@@ -306,6 +364,11 @@ impl Job {
         self.copied.fetch_add(copied, Ordering::Relaxed);
     }
 }
+
+/// Interval at which the start of a job looks whether it is cancelled.
+const BEGIN_STEP: Duration = Duration::from_millis(50);
+/// Longest wait for the threads of jobs when the daemon ends. A thread with an I/O that hangs ends with the process.
+const END_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often it is looked whether a job that waits may go on: what it waits for may have failed.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -421,9 +484,17 @@ impl Jobs {
             )
         };
         jobs.values().for_each(|job| job.cancel());
+        let until = Instant::now() + END_PATIENCE;
         for thread in threads {
-            // One that panicked has said so.
-            thread.join().ok();
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(BEGIN_STEP / 10);
+            }
+            if thread.is_finished() {
+                // A panic was logged.
+                thread.join().ok();
+            } else {
+                tracing::warn!("a job's I/O has not ended");
+            }
         }
     }
 }

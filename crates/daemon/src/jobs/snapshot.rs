@@ -67,7 +67,7 @@ fn change_over(context: &Context, made: &[Made]) -> Result<(), Refusal> {
     let changes: Vec<NewDevice> = made.iter().map(|one| one.change.clone()).collect();
     let flushes = made.iter().map(|one| {
         let name = one.change.disk.name();
-        Flush::prepare(name, Arc::clone(&one.before))
+        Flush::prepare(name, Arc::clone(&one.before), |io| io)
     });
     let mut flushes = flushes.collect::<Result<Vec<_>, _>>()?;
     // Most of it is durable before the disks are held: clients wait for the second flush alone.
