@@ -10,7 +10,7 @@ use zerocopy::FromBytes;
 
 use crate::buffer::{IoBuffer, Segment};
 use crate::table::Hits;
-use crate::{GuestView, MemoryError};
+use crate::{GuestView, MemoryError, volatile};
 
 /// Appends ranges of client memory to a buffer that pins it.
 pub struct Appender<'a> {
@@ -164,8 +164,8 @@ impl<T: FromBytes + Copy> TableFiller<'_, T> {
         }
         let offset = index * size_of::<T>();
         // SAFETY: the count, 0 at first, never passes `most`, which is at most the table's length: so this is an entry, in a region
-        // that the view keeps mapped; FromBytes makes any bytes a value.
-        Some(unsafe { self.entries.add(offset).cast::<T>().read_unaligned() })
+        // that the view keeps mapped.
+        Some(unsafe { volatile::load(self.entries.add(offset).cast::<T>()) })
     }
 
     /// As [`Filler::append`].

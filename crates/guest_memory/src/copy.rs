@@ -82,6 +82,9 @@ pub unsafe fn from_client(from: *const u8, into: *mut u8, length: usize) {
     unsafe { copy::<false>(from, into, length) }
 }
 
+/// Data of a request are copied without volatile loads: they are not parsed, so a copy that a client tears by writing at the same
+/// time has bytes that the client wrote, and no other effect.
+///
 /// `FETCH_SOURCE`: it is what is copied from that is fetched ahead, not what is copied to.
 #[inline]
 unsafe fn copy<const FETCH_SOURCE: bool>(from: *const u8, into: *mut u8, length: usize) {

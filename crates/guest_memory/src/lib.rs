@@ -16,6 +16,7 @@ mod ring_memory;
 pub mod sigbus;
 mod table;
 mod used_pages;
+mod volatile;
 
 pub use appender::{Appender, Filler, TableFiller};
 pub use bits::SharedBits;

@@ -317,7 +317,7 @@ impl Mapping {
         copy::expect_from_client(self.base.wrapping_add(offset), length);
     }
 
-    /// Copies out of the mapping. Panics outside of it.
+    /// Copies out of the mapping, for data that are not parsed. Panics outside of it.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         let from = self.checked(offset, into.len());
         // SAFETY: source checked above, destination is an exclusive slice; they cannot overlap, because no

@@ -1,7 +1,7 @@
 //! A checked range of client memory for ring structures: resolved once, then read and written field by field.
 //!
 //! What says whether something else may be read (indices, flags, events) is loaded and stored atomically. What it guards
-//! (descriptors, elements, entries of in-flight regions) is copied by plain loads into a value of our own, of a type of which
+//! (descriptors, elements, entries of in-flight regions) is copied by volatile loads into a value of our own, of a type of which
 //! every bit pattern is a value: a client that writes at the same time makes the copy wrong, half of this and half of that,
 //! and no more, for it is checked after it was copied. Bounds are asserted: whoever indexes with a value of a peer has
 //! masked it before.
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::Mapping;
+use crate::{Mapping, volatile};
 
 /// A range of a mapping, kept mapped.
 pub struct RingMemory {
@@ -74,9 +74,8 @@ impl RingMemory {
     #[inline(always)]
     pub fn read<T: FromBytes + Copy>(&self, offset: usize) -> T {
         let at = self.at::<T>(offset);
-        // SAFETY: `at` checked the range; FromBytes makes every bit pattern a value; unaligned reads are
-        // allowed by `read_unaligned`, which on the targets we build for is one load per machine word.
-        unsafe { at.read_unaligned() }
+        // SAFETY: `at` checked the range.
+        unsafe { volatile::load(at) }
     }
 
     /// Writes a plain value.
@@ -224,7 +223,7 @@ impl<T> RingEntries<T> {
         T: FromBytes + Copy,
     {
         // SAFETY: as in `RingMemory::read`.
-        unsafe { self.at(index).read_unaligned() }
+        unsafe { volatile::load(self.at(index)) }
     }
 
     /// Writes an entry.
@@ -262,7 +261,7 @@ impl<T> RingEntries<T> {
     {
         let at = self.at(index);
         // SAFETY: as in `RingMemory::read`, for `renew` has cut the values where the entries end.
-        let here = |i: usize| unsafe { at.add(i).read_unaligned() };
+        let here = |i: usize| unsafe { volatile::load(at.add(i)) };
         let differs = (values.iter().enumerate())
             .fold(false, |differs, (i, value)| differs | (here(i) != *value));
         if differs {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use zerocopy::FromBytes;
 
 use crate::buffer::{IoBuffer, Segment, prefetch_line};
-use crate::{Appender, Filler, Mapping, RingMemory};
+use crate::{Appender, Filler, Mapping, RingMemory, volatile};
 
 /// Where a region lies, as the front end says it (vhost-user `SET_MEM_TABLE`, `ADD_MEM_REG`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -424,8 +424,8 @@ impl GuestView {
     pub fn read<T: FromBytes>(&self, address: u64) -> Result<T, MemoryError> {
         const { assert!(size_of::<T>() > 0, "nothing to read") };
         if let Some(host) = self.inner.hits.find(address, size_of::<T>() as u64) {
-            // SAFETY: in a region, which the table keeps mapped; FromBytes makes any bytes a value.
-            return Ok(unsafe { host.cast::<T>().read_unaligned() });
+            // SAFETY: in a region, which the table keeps mapped.
+            return Ok(unsafe { volatile::load(host.cast::<T>()) });
         }
         self.read_in_pieces(address)
     }
@@ -439,7 +439,7 @@ impl GuestView {
             // SAFETY: the segment is mapped, kept by the table, and the pieces add up to the value's size.
             unsafe {
                 let into = value.as_mut_ptr().cast::<u8>().add(done);
-                std::ptr::copy_nonoverlapping(segment.base(), into, segment.len());
+                volatile::copy_out(segment.base(), into, segment.len());
             }
             done += segment.len();
         })?;
