@@ -24,6 +24,32 @@ fn hear_all(events: &mut Events, wanted: &[(&str, &str)]) -> Result<()> {
     Ok(())
 }
 
+/// Checks that `lunette status` fails and names these listeners.
+fn check_status(rig: &Rig, listeners: &[String]) -> Result<()> {
+    let shown = rig.daemon.ask(&["status"])?;
+    let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+    ensure!(!shown.status.success(), "all is well: {text}");
+    for listener in listeners {
+        let line = format!("{listener} is not open: ");
+        ensure!(text.contains(&line), "no line {line:?} in {text}");
+    }
+    Ok(())
+}
+
+/// Checks that a change leaves waiting listeners as they are, and that a new listener that cannot be opened fails.
+fn refuse_new_socket(rig: &Rig) -> Result<()> {
+    rig.daemon.lunette(&["disk", "add", "f=ram:1M"])?;
+    let missing = rig.scratch.file("missing/f.sock").display().to_string();
+    let added = format!("f:{missing}");
+    let refused = rig.daemon.ask(&["export", "add", "vhost-blk", &added])?;
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(
+        !refused.status.success() && said.contains(&missing),
+        "{said}"
+    );
+    Ok(())
+}
+
 #[test]
 fn listeners_of_every_kind_wait_at_the_start_and_open_later() -> Result<()> {
     let busy = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0"));
@@ -67,17 +93,15 @@ fn listeners_of_every_kind_wait_at_the_start_and_open_later() -> Result<()> {
         kinds == ["api", "iscsi", "metrics", "vhost-user"],
         "{kinds:?}"
     );
-    let shown = rig.daemon.ask(&["status"])?;
-    let text = String::from_utf8_lossy(&shown.stdout).into_owned();
-    ensure!(!shown.status.success(), "all is well: {text}");
-    for line in [
-        format!("export d: socket {} is not open: ", socket.display()),
-        format!("export {TARGET}: portal {portal_at} is not open: "),
-        format!("api listener {api_at} is not open: "),
-        format!("metrics listener {metrics_at} is not open: "),
-    ] {
-        ensure!(text.contains(&line), "no line {line:?} in {text}");
-    }
+    check_status(
+        &rig,
+        &[
+            format!("export d: socket {}", socket.display()),
+            format!("export {TARGET}: portal {portal_at}"),
+            format!("api listener {api_at}"),
+            format!("metrics listener {metrics_at}"),
+        ],
+    )?;
     let page = rig.daemon.lunette(&["export", "show", "d", "--json"])?;
     let shown: Value = serde_json::from_str(&page)?;
     ensure!(
@@ -85,18 +109,8 @@ fn listeners_of_every_kind_wait_at_the_start_and_open_later() -> Result<()> {
         "{shown}"
     );
 
-    // A change leaves them as they are. A new listener that cannot be opened fails.
     let mut events = Events::listen(&rig.daemon.control())?;
-    rig.daemon.lunette(&["disk", "add", "f=ram:1M"])?;
-    let missing = rig.scratch.file("missing/f.sock").display().to_string();
-    let refused = rig
-        .daemon
-        .ask(&["export", "add", "vhost-blk", &format!("f:{missing}")])?;
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    ensure!(
-        !refused.status.success() && said.contains(&missing),
-        "{said}"
-    );
+    refuse_new_socket(&rig)?;
 
     drop((portal, api, metrics));
     std::fs::create_dir(rig.scratch.socket("later"))?;

@@ -66,15 +66,13 @@ fn look(seconds: u64) -> Look {
             pid: 4711,
             uptime_seconds: seconds,
             sandbox: "log".to_owned(),
-            sandbox_missing: Vec::new(),
             workers: 2,
             disks: Vec::<DiskStatus>::new(),
-            damaged_state: Vec::new(),
             exports: vec![
                 export("idle", "vhost-scsi", false),
                 export("d0", "vhost-blk", true),
             ],
-            waiting_listeners: Vec::new(),
+            ..Status::default()
         },
         statistics: Statistics {
             jobs: Vec::new(),
