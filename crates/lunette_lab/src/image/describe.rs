@@ -87,19 +87,7 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
             )?;
         }
         for bitmap in data["bitmaps"].as_array().into_iter().flatten() {
-            let name = bitmap["name"].as_str().unwrap_or_default();
-            let flags = bitmap["flags"].as_array().into_iter().flatten();
-            let flags: Vec<&str> = flags.filter_map(Value::as_str).collect();
-            let state = match () {
-                () if flags.contains(&IN_USE) => ", not saved, and invalid",
-                () if flags.contains(&AUTO) => "",
-                () => ", disabled",
-            };
-            writeln!(
-                stdout,
-                "bitmap {name}: {} bytes for each bit{state}",
-                bitmap["granularity"]
-            )?;
+            write_bitmap(&mut stdout, bitmap)?;
         }
         for snapshot in value["snapshots"].as_array().into_iter().flatten() {
             let word = |key: &str| printable(snapshot[key].as_str().unwrap_or_default());
@@ -107,6 +95,23 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Prints a persistent bitmap.
+fn write_bitmap(out: &mut impl Write, bitmap: &Value) -> std::io::Result<()> {
+    let name = bitmap["name"].as_str().unwrap_or_default();
+    let flags = bitmap["flags"].as_array().into_iter().flatten();
+    let flags: Vec<&str> = flags.filter_map(Value::as_str).collect();
+    let state = match () {
+        () if flags.contains(&IN_USE) => ", not saved, and invalid",
+        () if flags.contains(&AUTO) => "",
+        () => ", disabled",
+    };
+    let granularity = &bitmap["granularity"];
+    writeln!(
+        out,
+        "bitmap {name}: {granularity} bytes for each bit{state}"
+    )
 }
 
 /// Files of a chain, by device and inode.
