@@ -357,8 +357,9 @@ impl<S: Storage> Image<S> {
         for block in blocks {
             let first = block * per_block;
             let counts = self.refcounts.counts(&self.storage, block)?;
-            for cluster in first..first + per_block {
-                let (used, counted) = (check.uses.get(cluster), counts.get(cluster - first));
+            let uses = check.uses.range(first..first + per_block);
+            for (cluster, used) in (first..).zip(uses) {
+                let counted = counts.get(cluster - first);
                 let finding = || {
                     format!("cluster {cluster} is used {used} times and counted {counted} times")
                 };

@@ -55,20 +55,34 @@ impl ClusterSet {
     }
 }
 
+type Chunk = Box<[u8; COUNT_CHUNK as usize]>;
+
 /// Use count of each cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
     /// Counts of 128 adjacent clusters. 255 means that the count is in `large`.
-    chunks: HashMap<u64, Box<[u8; COUNT_CHUNK as usize]>>,
+    chunks: HashMap<u64, Chunk>,
     large: HashMap<u64, u64>,
 }
 
 impl Uses {
     /// Adds `times` uses to a cluster.
     pub fn add(&mut self, cluster: u64, times: u64) {
-        if times > 0 {
-            self.set(cluster, self.get(cluster).saturating_add(times));
+        if times == 0 {
+            return;
         }
+        let count = self.count_mut(cluster);
+        match u64::from(*count).saturating_add(times) {
+            // The sum is below the mark for large counts, and so was the count.
+            sum if sum < u8::MAX.into() => *count = sum as u8,
+            _ => self.set(cluster, self.get(cluster).saturating_add(times)),
+        }
+    }
+
+    fn count_mut(&mut self, cluster: u64) -> &mut u8 {
+        let chunk = self.chunks.entry(cluster / COUNT_CHUNK);
+        let chunk = chunk.or_insert_with(|| Box::new([0; COUNT_CHUNK as usize]));
+        &mut chunk[(cluster % COUNT_CHUNK) as usize]
     }
 
     /// Subtracts one use from a cluster.
@@ -77,9 +91,7 @@ impl Uses {
     }
 
     fn set(&mut self, cluster: u64, uses: u64) {
-        let chunk = self.chunks.entry(cluster / COUNT_CHUNK);
-        let chunk = chunk.or_insert_with(|| Box::new([0; COUNT_CHUNK as usize]));
-        let count = &mut chunk[(cluster % COUNT_CHUNK) as usize];
+        let count = self.count_mut(cluster);
         *count = u8::try_from(uses).unwrap_or(u8::MAX);
         if *count == u8::MAX {
             self.large.insert(cluster, uses);
@@ -87,11 +99,28 @@ impl Uses {
     }
 
     pub fn get(&self, cluster: u64) -> u64 {
-        let chunk = self.chunks.get(&(cluster / COUNT_CHUNK));
+        self.count_in(self.chunks.get(&(cluster / COUNT_CHUNK)), cluster)
+    }
+
+    fn count_in(&self, chunk: Option<&Chunk>, cluster: u64) -> u64 {
         match chunk.map_or(0, |chunk| chunk[(cluster % COUNT_CHUNK) as usize]) {
             u8::MAX => self.large.get(&cluster).copied().unwrap_or(0),
             count => count.into(),
         }
+    }
+
+    /// Returns the counts of a range of clusters.
+    pub fn range(&self, clusters: Range<u64>) -> Vec<u64> {
+        let mut counts = Vec::new();
+        let mut at = clusters.start;
+        while at < clusters.end {
+            let chunk = self.chunks.get(&(at / COUNT_CHUNK));
+            let end = (at / COUNT_CHUNK + 1) * COUNT_CHUNK;
+            let here = at..end.min(clusters.end);
+            at = here.end;
+            counts.extend(here.map(|cluster| self.count_in(chunk, cluster)));
+        }
+        counts
     }
 
     /// Returns the sorted indexes of the groups of `clusters` adjacent clusters that may have uses.
@@ -147,6 +176,8 @@ mod tests {
             uses.add(cluster, 1);
             assert_eq!(uses.get(cluster), times + 1);
         }
+        assert_eq!(uses.range(126..130), [0, 255, 256, (1 << 40) + 1]);
+        assert_eq!(uses.range(4..6), [0, 2]);
         uses.add(6, 0);
         uses.add(1 << 54, 1);
         uses.lower(1 << 54);
