@@ -9,12 +9,12 @@
 //! **Write order.** A killed process or a power cut leaves at most leaked clusters:
 //!
 //! 1. Clusters are reserved in runs. They are zeroed and their reference counts are raised, both on stable storage, before the first one
-//!   is used.
+//!    is used.
 //! 2. Data copied from the backing image, a snapshot or a compressed cluster is on stable storage before a table refers to it.
 //! 3. A table entry is written before data is written into the cluster. After a kill of the process, the data is therefore found. A flush
-//!   of the storage makes entries and data durable together.
+//!    of the storage makes entries and data durable together.
 //! 4. A freed cluster is reused only after the entry that referred to it is gone from stable storage and all users of the old entry have
-//!   finished ([`Image::release`]).
+//!    finished ([`Image::release`]).
 //!
 //! Metadata is validated once, when it is read. A bad table fails only the I/Os that need it.
 //! Tests: in each module, `tests/power_cut.rs` (states that a crash may leave), `tests/hostile.rs` (damaged images), and
