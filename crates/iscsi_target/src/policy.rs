@@ -38,15 +38,20 @@ fn may_take_part(visitor: &Visitor, session: &SessionNexus) -> bool {
         && visitor.chap_user == session.chap_user
 }
 
-/// Returns the CHAP algorithms that all of these targets allow, strongest first.
-fn algorithms_of(targets: impl IntoIterator<Item = Arc<IscsiTarget>>) -> Vec<Algorithm> {
-    let mut algorithms = Algorithm::strongest_first();
-    for target in targets {
-        if let Some(allowed) = &target.options.bounds.chap_algorithms {
-            algorithms.retain(|algorithm| allowed.contains(algorithm));
-        }
+/// Returns the CHAP algorithms that all of these targets allow, strongest first. If they have none in common, returns those that any of
+/// them allows: otherwise no initiator could discover them.
+fn algorithms_of(targets: &[Arc<IscsiTarget>]) -> Vec<Algorithm> {
+    let allows = |target: &Arc<IscsiTarget>, algorithm: &Algorithm| {
+        let allowed = target.options.bounds.chap_algorithms.as_ref();
+        allowed.is_none_or(|allowed| allowed.contains(algorithm))
+    };
+    let (mut common, mut any) = (Algorithm::strongest_first(), Algorithm::strongest_first());
+    common.retain(|algorithm| targets.iter().all(|target| allows(target, algorithm)));
+    any.retain(|algorithm| targets.iter().any(|target| allows(target, algorithm)));
+    match common.is_empty() {
+        true => any,
+        false => common,
     }
-    algorithms
 }
 
 fn warn_of_contest(identity: &SessionIdentity, before: IpAddr, now: IpAddr) {
@@ -166,7 +171,7 @@ impl TargetPolicy for Shared {
             let can = must_authenticate || !with_users.is_empty();
             return Ok(Admission {
                 chap: if can {
-                    algorithms_of(with_users)
+                    algorithms_of(&with_users)
                 } else {
                     Vec::new()
                 },
@@ -187,7 +192,7 @@ impl TargetPolicy for Shared {
         offer.session.max_connections = offer.session.max_connections.min(most);
         Ok(Admission {
             chap: if must_authenticate {
-                algorithms_of([Arc::clone(&target)])
+                algorithms_of(&[Arc::clone(&target)])
             } else {
                 Vec::new()
             },
@@ -493,8 +498,8 @@ mod tests {
             Arc::new(IscsiTarget::new(options, &[], &units))
         };
         let allowed = |targets: &[Option<&str>]| {
-            let algorithms = algorithms_of(targets.iter().map(|list| target(*list)));
-            Algorithm::list(&algorithms)
+            let targets: Vec<_> = targets.iter().map(|list| target(*list)).collect();
+            Algorithm::list(&algorithms_of(&targets))
         };
         assert_eq!(allowed(&[None]), "sha3-256 sha256 sha1 md5");
         assert_eq!(allowed(&[Some("sha256 sha3")]), "sha3-256 sha256");
@@ -502,6 +507,8 @@ mod tests {
             allowed(&[Some("sha256 md5"), None, Some("sha1 md5")]),
             "md5"
         );
+        assert_eq!(allowed(&[Some("sha256"), Some("md5 sha1")]), "sha256 sha1 md5");
+        assert_eq!(allowed(&[]), "sha3-256 sha256 sha1 md5");
     }
 
     #[test]
