@@ -2,10 +2,11 @@
 //! root for the part about permissions. Takes: 2 s.
 #![forbid(unsafe_code)]
 
-use end_to_end::{DaemonBuilder, Result, Scratch, ensure};
+use end_to_end::{Context, DaemonBuilder, Result, Scratch, ensure};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use vm::wait_until;
 
 #[test]
 fn sandbox_names_itself_and_its_key() -> Result<()> {
@@ -50,6 +51,9 @@ fn sandbox_names_itself_and_its_key() -> Result<()> {
     ensure!(daemon.stop(Duration::from_secs(30))?.success());
     // The key helps.
     let daemon = start(&["--sandbox-path", &outside.to_string()])?;
+    // The log of the daemon before has the line that `start` waits for.
+    let control = daemon.control();
+    wait_until(Duration::from_secs(30), || control.exists().then_some(())).context("no socket")?;
     for words in commands.iter().enumerate().filter(|(at, _)| *at != 2) {
         daemon.lunette(words.1)?;
     }

@@ -1,0 +1,98 @@
+//! Calls to the API while each kind of job is at work: none of them waits for the job. Needs: qemu-img. Takes: 10 s.
+#![forbid(unsafe_code)]
+
+use end_to_end::{Context, Result, Rig, ensure};
+use serde_json::Value;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
+use vm::wait_until;
+
+/// Longest time of a call. The machine may be busy; a job takes two minutes at its speed.
+const SOON: Duration = Duration::from_secs(15);
+const SPEED: [&str; 2] = ["--speed", "64K"];
+const MIB: usize = 1 << 20;
+
+/// An image with 4 MiB of data over a backing image with 8 MiB.
+fn image_over_another() -> Result<Rig> {
+    Rig::prepared(|scratch, daemon| {
+        let create = |words: &[&str]| -> Result<()> {
+            let output = Command::new("qemu-img")
+                .args(words)
+                .current_dir(scratch.files())
+                .output()
+                .context("cannot run qemu-img; hint: apt-get install qemu-utils")?;
+            ensure!(output.status.success(), "qemu-img {words:?}: {output:?}");
+            Ok(())
+        };
+        let file = |name: &str| scratch.file(name);
+        std::fs::write(file("base.raw"), vec![7; 8 * MIB])?;
+        create(&["convert", "-O", "qcow2", "base.raw", "base.qcow2"])?;
+        let over = ["-b", "base.qcow2", "-F", "qcow2", "d.qcow2"];
+        create(&[&["create", "-q", "-f", "qcow2"], &over[..]].concat())?;
+        let disk = format!("d=image:{},cache=writeback", file("d.qcow2").display());
+        Ok(daemon.disk(&disk).vhost_blk("d"))
+    })
+}
+
+fn write_data(rig: &Rig) -> Result<()> {
+    let mut front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
+    let options = QueueOptions::default();
+    let mut queue = BlkQueue::start(&mut front_end, 0, &options, 1, MIB, Cuts::Usual)?;
+    for at in 0..4 {
+        let done = queue.write((at * MIB) as u64, &vec![9; MIB])?;
+        ensure!(done == status::OK, "status {done}");
+    }
+    Ok(())
+}
+
+/// Makes a call, which may be refused, and checks its time.
+fn soon(rig: &Rig, words: &[&str]) -> Result<String> {
+    let begun = Instant::now();
+    let output = rig.daemon.ask(words)?;
+    let took = begun.elapsed();
+    ensure!(took < SOON, "{words:?} took {took:?}");
+    let texts = [output.stdout, output.stderr].concat();
+    Ok(String::from_utf8_lossy(&texts).into_owned())
+}
+
+fn state(rig: &Rig) -> Result<String> {
+    let job: Value = control::get(&rig.daemon.control(), "/v1/disks/d/job")?;
+    let state = job["state"].as_str();
+    Ok(state.with_context(|| job.to_string())?.to_owned())
+}
+
+#[test]
+fn no_call_waits_for_a_job() -> Result<()> {
+    let rig = image_over_another()?;
+    let target = |name: &str| format!("file:{}", rig.scratch.file(name).display());
+    let (mirror, backup, other) = (target("mirror.raw"), target("backup.raw"), target("other.raw"));
+    for job in [
+        &["mirror", "d", &mirror][..],
+        &["backup", "d", &backup],
+        &["stream", "d"],
+        &["commit", "d"],
+    ] {
+        write_data(&rig)?;
+        rig.daemon
+            .lunette(&[&["disk"], job, &SPEED[..]].concat())?;
+        ensure!(state(&rig)? == "running", "{job:?}: {}", state(&rig)?);
+        soon(&rig, &["job", "pause", "d"])?;
+        ensure!(state(&rig)? == "paused", "{job:?}: {}", state(&rig)?);
+        soon(&rig, &["job", "resume", "d"])?;
+        for refused in [
+            &["disk", "remove", "d", "--force"][..],
+            &["disk", "resize", "d", "16M"],
+            &["disk", "backup", "d", &other],
+        ] {
+            let answer = soon(&rig, refused)?;
+            ensure!(answer.contains("job"), "{job:?}, {refused:?}: {answer}");
+        }
+        // The disk is served meanwhile.
+        write_data(&rig)?;
+        soon(&rig, &["job", "cancel", "d"])?;
+        let is_over = || (!["running", "cancelling"].contains(&&*state(&rig).ok()?)).then_some(());
+        wait_until(SOON, is_over).with_context(|| format!("{job:?} goes on"))?;
+    }
+    Ok(())
+}
