@@ -534,3 +534,66 @@ fn token_names_files_in_allowed_folders_only() -> Result<()> {
     ensure!(ask("t", &path("disks/t.raw"))?.status == 201);
     Ok(())
 }
+
+fn qemu_img(words: &[&str]) -> Result<()> {
+    let output = Command::new("qemu-img")
+        .args(words)
+        .output()
+        .context("cannot run qemu-img; hint: apt-get install qemu-utils")?;
+    ensure!(output.status.success(), "qemu-img {words:?}: {output:?}");
+    Ok(())
+}
+
+/// A commit writes the backing image, and a backup reads the files that the last backup names.
+#[test]
+fn jobs_of_a_token_reach_allowed_folders_only() -> Result<()> {
+    let mut rig = with_allowed_folders()?;
+    let address = address(&mut rig, "API served over TCP")?;
+    let path = |name: &str| rig.scratch.file(name).display().to_string();
+    let header = format!("Authorization: Bearer {CONTROL}");
+    let job = |disk: &str, body: &str| {
+        let stream = TcpStream::connect(&address)?;
+        let at = format!("/v1/disks/{disk}/job");
+        http::ask(stream, "POST", &at, &[&header], body)
+    };
+    let (base, image, secret) = (
+        path("private/base.raw"),
+        path("disks/x.qcow2"),
+        path("private/secret"),
+    );
+    write(
+        &rig.scratch.file("private/base.raw"),
+        &"b".repeat(1 << 20),
+        0o600,
+    )?;
+    qemu_img(&[
+        "create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &image,
+    ])?;
+    rig.daemon
+        .lunette(&["disk", "add", &format!("x=image:{image},named_files=any")])?;
+    let refused = job("x", "{\"kind\": \"commit\"}")?;
+    ensure!(
+        refused.status == 403 && refused.body.contains(&base),
+        "{refused:?}"
+    );
+
+    let backup = |name: &str| {
+        let target = format!("{{\"backend\": \"image\", \"path\": \"{}\"}}", path(name));
+        job(
+            "d",
+            &format!("{{\"kind\": \"backup\", \"target\": {target}, \"incremental\": \"n\"}}"),
+        )
+    };
+    let first = backup("disks/first.qcow2")?;
+    ensure!(first.status == 201, "{first:?}");
+    rig.daemon.lunette(&["job", "wait", "d"])?;
+    let last = path("disks/first.qcow2");
+    qemu_img(&["rebase", "-u", "-b", &secret, "-F", "raw", &last])?;
+    let second = backup("disks/second.qcow2")?;
+    ensure!(
+        second.status != 201 && second.body.contains("is not in the folder of the image"),
+        "{second:?}"
+    );
+    ensure!(!rig.scratch.file("disks/second.qcow2").exists());
+    Ok(())
+}

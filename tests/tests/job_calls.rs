@@ -66,7 +66,11 @@ fn state(rig: &Rig) -> Result<String> {
 fn no_call_waits_for_a_job() -> Result<()> {
     let rig = image_over_another()?;
     let target = |name: &str| format!("file:{}", rig.scratch.file(name).display());
-    let (mirror, backup, other) = (target("mirror.raw"), target("backup.raw"), target("other.raw"));
+    let (mirror, backup, other) = (
+        target("mirror.raw"),
+        target("backup.raw"),
+        target("other.raw"),
+    );
     for job in [
         &["mirror", "d", &mirror][..],
         &["backup", "d", &backup],
@@ -74,8 +78,7 @@ fn no_call_waits_for_a_job() -> Result<()> {
         &["commit", "d"],
     ] {
         write_data(&rig)?;
-        rig.daemon
-            .lunette(&[&["disk"], job, &SPEED[..]].concat())?;
+        rig.daemon.lunette(&[&["disk"], job, &SPEED[..]].concat())?;
         ensure!(state(&rig)? == "running", "{job:?}: {}", state(&rig)?);
         soon(&rig, &["job", "pause", "d"])?;
         ensure!(state(&rig)? == "paused", "{job:?}: {}", state(&rig)?);

@@ -246,6 +246,11 @@ pub struct File {
 }
 
 impl File {
+    /// Returns true if opening it created the file.
+    pub(crate) fn is_created(&self) -> bool {
+        self.shared.created
+    }
+
     /// Opens a file or block device, or creates a file.
     ///
     /// # Errors

@@ -68,8 +68,8 @@ pub use file::{CacheMode, Container, File, FileOptions, ImageFormat, sync_folder
 pub use image::stepped;
 pub use image::{
     BackingFormat, BackingImage, BackingName, CHAIN_MAX, Committable, Image, ImageOptions,
-    NamedFiles, STACK_BYTES, backing_named, backing_of, data_file_of, is_remote, open_remote,
-    open_tables,
+    NamedFiles, STACK_BYTES, backing_named, backing_of, backing_path_of, data_file_of, is_remote,
+    open_remote, open_tables,
 };
 pub use iscsi::IscsiOptions;
 pub use kept_memory::{DescriptorStore, set_descriptor_store};

@@ -442,6 +442,15 @@ impl BlockDeviceConfig {
         self
     }
 
+    /// Sets a policy for an image without one. Returns false if an image has a policy that permits more than `most`.
+    pub fn limit_named_files(&mut self, most: NamedFiles) -> bool {
+        let BlockDeviceConfig::Image { named_files, .. } = self else {
+            return true;
+        };
+        let wanted = *named_files.get_or_insert(most);
+        wanted == NamedFiles::None || wanted == most
+    }
+
     /// Does it get another size by others, which it follows? `is_device`: so do block devices of this machine. `None`: it has no size but
     /// its own.
     pub fn follows_size(&self, is_device: impl FnOnce(&Path) -> bool) -> Option<bool> {

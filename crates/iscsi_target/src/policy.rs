@@ -507,7 +507,10 @@ mod tests {
             allowed(&[Some("sha256 md5"), None, Some("sha1 md5")]),
             "md5"
         );
-        assert_eq!(allowed(&[Some("sha256"), Some("md5 sha1")]), "sha256 sha1 md5");
+        assert_eq!(
+            allowed(&[Some("sha256"), Some("md5 sha1")]),
+            "sha256 sha1 md5"
+        );
         assert_eq!(allowed(&[]), "sha3-256 sha256 sha1 md5");
     }
 

@@ -10,14 +10,23 @@ use crate::{File, FileOptions, OpenError};
 
 /// The data file that an image says it has, wherever that is.
 pub fn data_file_of(path: &Path) -> Option<PathBuf> {
+    Some(path.parent()?.join(name(&header_of(path)?)?))
+}
+
+/// Returns the path of the backing image that the header of an image names.
+pub fn backing_path_of(path: &Path) -> Option<PathBuf> {
+    let named = super::names::backing_of(path, &header_of(path)?).ok()??;
+    Some(named.path)
+}
+
+fn header_of(path: &Path) -> Option<Header> {
     let file = File::open(FileOptions {
         read_only: true,
         lock: false,
         is_container: true,
         ..FileOptions::new(path)
     });
-    let header = Header::read(&file.ok()?.container().ok()?).ok()?;
-    Some(path.parent()?.join(name(&header)?))
+    Header::read(&file.ok()?.container().ok()?).ok()
 }
 
 /// The name in the header; QEMU may put the protocol before it.

@@ -30,7 +30,7 @@ use qcow2::Map;
 
 use crate::{Attach, BlockDevice, CacheMode, CopiedUp, File, IoChannel, Medium, OpenError};
 pub use commit::Committable;
-pub use data_file::data_file_of;
+pub use data_file::{backing_path_of, data_file_of};
 pub use names::{BackingFormat, BackingImage, NamedFiles, backing_named, backing_of};
 pub use open::{CHAIN_MAX, STACK_BYTES, open_tables};
 pub use overlay::BackingName;

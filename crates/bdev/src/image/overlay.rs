@@ -57,18 +57,13 @@ impl Image {
     ) -> Result<Image, OpenError> {
         let path = options.path.as_path();
         if path.exists() {
-            return Err(open::fail(
-                path,
-                "exists already; hint: give the path of a file that is to be made, or remove it first",
-            ));
+            return Err(open::fail(path, EXISTS));
         }
-        let made = make(path, size, backing);
-        made.and_then(|()| open())
-            .and_then(Image::serve)
-            .inspect_err(|_| {
-                // The error says what was wrong; half an image would only hide that next time.
-                std::fs::remove_file(path).ok();
-            })
+        make(path, size, backing)?;
+        open().and_then(Image::serve).inspect_err(|_| {
+            // Half an image would hide the error next time.
+            std::fs::remove_file(path).ok();
+        })
     }
 }
 
@@ -93,6 +88,10 @@ fn check_openable(
     Ok(())
 }
 
+const EXISTS: &str =
+    "exists already; hint: give the path of a file that is to be made, or remove it first";
+
+/// Creates the file and writes the image into it. A file that is there already, or was created by another request meanwhile, stays.
 fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), OpenError> {
     let file = File::open(FileOptions {
         size: Some(FIRST_BYTES),
@@ -100,12 +99,18 @@ fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), Ope
         is_container: true,
         ..FileOptions::new(path)
     })?;
-    let container = file.container().map_err(|error| open::fail(path, error))?;
+    if !file.is_created() {
+        return Err(open::fail(path, EXISTS));
+    }
     let options = CreateOptions {
         backing: backing.map(|backing| (backing.name.clone(), backing.format.to_owned())),
         ..shape(size)
     };
-    qcow2::create(&container, &options).map_err(|error| open::fail(path, error))
+    let written = file.container().map_err(|error| open::fail(path, error));
+    let written = written.and_then(|container| {
+        qcow2::create(&container, &options).map_err(|error| open::fail(path, error))
+    });
+    written.inspect_err(|_| file.remove_if_created())
 }
 
 /// Pieces of an image that one call of `copy_up` passes over: each may take a read of a table and a block status of the backing image.

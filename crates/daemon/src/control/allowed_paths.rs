@@ -1,11 +1,14 @@
-//! Files of this machine that a client of the API may name.
+//! Files of this machine that a client of the API may use.
 //!
 //! Root and the daemon's own user may name every file. The requests of others, which are members of `control_group` and holders of the
 //! token, are carried out with the rights of the daemon's user: they may name files below the folders in `allow_paths` only. By default
 //! these are the folders of the disks and sockets in the configuration file.
 //!
 //! A path is compared as it is written, and a symbolic link on the way is followed. This is safe because from an allowed folder down to
-//! the file only root and the daemon's user may write to any folder: nobody else can place a link, or exchange a folder after the check.
+//! the file only root and the daemon's user may write to any folder: no other user can place a link, or exchange a folder after the check.
+//!
+//! Clients can write the headers of images, and images name files. So an image of such a client names only files in its folder
+//! ([`NamedFiles::Folder`]), and none ([`NamedFiles::None`]) if its own path, such as that of a device, is an entry of `allow_paths`.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -17,9 +20,10 @@ use axum::http::request::Parts;
 use super::ErrorResponse;
 use super::access::{Peer, Right};
 use super::api::Api;
+use super::server::blocking;
 use crate::confinement::folder_of;
 use crate::objects::{Fault, Refusal};
-use bdev::NamedFiles;
+use bdev::{ClusterConfig, NamedFiles};
 use config::{BlockDeviceConfig, Config, DiskConfig, ExportRef};
 
 /// Who sent the request.
@@ -52,19 +56,20 @@ impl Caller {
         }
     }
 
-    /// Checks all paths of a disk that the caller asks for. `at` is the JSON pointer of the disk in the request.
-    pub fn check_disk(self, api: &Api, disk: &DiskConfig, at: &str) -> Result<(), ErrorResponse> {
+    /// Checks all paths of a disk that the caller asks for, and limits the files that an image may name.
+    pub fn check_disk(self, api: &Api, disk: &mut DiskConfig) -> Result<(), ErrorResponse> {
         let Some(allowed) = self.allowed(api)? else {
             return Ok(());
         };
         let known = api.overview()?.live().config;
         let mut faults = Vec::new();
-        allowed.check_disk(disk, known.disk(&disk.name), at, &mut faults);
+        let before = known.disk(&disk.name);
+        allowed.check_disk(disk, before, "", &mut faults);
         refuse(faults)
     }
 
-    /// Checks all paths of the target of a job, which is a new device.
-    pub fn check_target(self, api: &Api, target: &DiskConfig) -> Result<(), ErrorResponse> {
+    /// Checks all paths of the target of a job, which is a new device, and limits the files that an image may name.
+    pub fn check_target(self, api: &Api, target: &mut DiskConfig) -> Result<(), ErrorResponse> {
         let mut faults = Vec::new();
         if let Some(allowed) = self.allowed(api)? {
             allowed.check_disk(target, None, "/target", &mut faults);
@@ -84,15 +89,16 @@ impl Caller {
     }
 
     /// Checks all paths of a whole configuration.
-    pub fn check_all(self, api: &Api, wanted: &Config) -> Result<(), ErrorResponse> {
+    pub fn check_all(self, api: &Api, wanted: &mut Config) -> Result<(), ErrorResponse> {
         let Some(allowed) = self.allowed(api)? else {
             return Ok(());
         };
         let known = api.overview()?.live().config;
         let mut faults = Vec::new();
-        for (index, disk) in wanted.disks.iter().enumerate() {
+        for (index, disk) in wanted.disks.iter_mut().enumerate() {
             let at = format!("/disks/{index}");
-            allowed.check_disk(disk, known.disk(&disk.name), &at, &mut faults);
+            let before = known.disk(&disk.name);
+            allowed.check_disk(disk, before, &at, &mut faults);
         }
         for (index, export) in wanted.exports().enumerate() {
             let at = format!("/exports/{index}");
@@ -107,6 +113,26 @@ impl Caller {
             None => Ok(()),
             Some(allowed) => refuse(allowed.check(path, at).err().into_iter().collect()),
         }
+    }
+
+    /// Checks the backing image of a disk, into which a commit writes.
+    pub async fn check_commit(self, api: &Api, disk: &str) -> Result<(), ErrorResponse> {
+        let Some(allowed) = self.allowed(api)? else {
+            return Ok(());
+        };
+        let live = api.overview()?.live();
+        let backend = live.config.disk(disk).map(|disk| &disk.backend);
+        let Some(BlockDeviceConfig::Image { path, .. }) = backend else {
+            return Ok(());
+        };
+        let path = path.clone();
+        let written = blocking(move || {
+            let base = bdev::backing_path_of(&path);
+            let data = base.as_deref().and_then(bdev::data_file_of);
+            base.into_iter().chain(data)
+        });
+        let check = |path: PathBuf| allowed.check(&path, "").err();
+        refuse(written.await?.filter_map(check).collect())
     }
 
     /// The paths that the caller may name. `None`: all.
@@ -163,7 +189,7 @@ impl AllowedPaths {
 
     fn check_disk(
         &self,
-        disk: &DiskConfig,
+        disk: &mut DiskConfig,
         known: Option<&DiskConfig>,
         at: &str,
         faults: &mut Vec<Fault>,
@@ -181,31 +207,25 @@ impl AllowedPaths {
                 faults.extend(self.check(path, &format!("{at}/{key}")).err());
             }
         }
-        match &disk.backend {
-            BlockDeviceConfig::Image {
-                named_files: None | Some(NamedFiles::Any),
-                path,
-                ..
-            } if !is_missing(path) => {
-                let detail = "this client may not let an image name any file";
-                let fault = Fault::at(format!("{at}/named_files"), detail);
-                faults.push(fault.help("leave the key out, or use folder or none"));
+        let is_entry = disk.backend.file().is_some_and(|path| self.has(path));
+        let (most, help) = match is_entry {
+            true => (NamedFiles::None, "use named_files=none"),
+            false => (NamedFiles::Folder, "use named_files=folder or none"),
+        };
+        if !disk.backend.limit_named_files(most) {
+            let detail = "this client may not let the image name these files";
+            faults.push(Fault::at(format!("{at}/named_files"), detail).help(help));
+        }
+        if let BlockDeviceConfig::Rbd(rbd) = &disk.backend {
+            let own = self.base.disks.iter();
+            let is_known = own.map(|disk| &disk.backend).any(
+                |own| matches!(own, BlockDeviceConfig::Rbd(known) if known.cluster == rbd.cluster),
+            );
+            if rbd.cluster != ClusterConfig::default() && !is_known {
+                // They name files, libraries and commands for the process. Monitors can set such options, too.
+                let detail = "this client may use only Ceph clusters with the keys of a disk in the configuration file";
+                faults.push(Fault::at(at, detail).help(AS_ADMINISTRATOR));
             }
-            BlockDeviceConfig::Rbd(rbd) => {
-                let (own, wanted) = (&self.base.disks, &rbd.cluster);
-                let is_plain =
-                    wanted.conf.is_none() && wanted.keyring.is_none() && wanted.options.is_empty();
-                let is_known = own.iter().any(|disk| match &disk.backend {
-                    BlockDeviceConfig::Rbd(known) => known.cluster == *wanted,
-                    _ => false,
-                });
-                if !is_plain && !is_known {
-                    // They name files, libraries and commands for the process.
-                    let detail = "this client may use only files and options of Ceph that a disk in the configuration file uses";
-                    faults.push(Fault::at(at, detail).help(AS_ADMINISTRATOR));
-                }
-            }
-            _ => {}
         }
     }
 
@@ -233,6 +253,11 @@ impl AllowedPaths {
         }
     }
 
+    /// Returns true if the path itself is an entry.
+    fn has(&self, path: &Path) -> bool {
+        std::path::absolute(path).is_ok_and(|path| self.places.contains(&path))
+    }
+
     /// Checks one path.
     fn check(&self, path: &Path, at: &str) -> Result<(), Fault> {
         let path = std::path::absolute(path).unwrap_or(path.to_owned());
@@ -243,7 +268,7 @@ impl AllowedPaths {
                 "{shown}: this client may not use `..` in paths"
             )));
         }
-        if self.places.contains(&path) {
+        if self.has(&path) {
             return Ok(());
         }
         let above = |place: &&PathBuf| path.starts_with(place);
@@ -281,12 +306,6 @@ impl AllowedPaths {
 }
 
 const AS_ADMINISTRATOR: &str = "add its folder to allow_paths and restart the daemon, or run the command as root or as the user of the daemon";
-
-/// Returns true if there is no such file, and no link of this name.
-fn is_missing(path: &Path) -> bool {
-    let found = std::fs::symlink_metadata(path);
-    found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
-}
 
 /// The folder of a file. Of a device its node alone: its folder has all others.
 fn place_of(path: &Path) -> PathBuf {
@@ -378,7 +397,7 @@ mod tests {
         let known = base.disk("a");
         let refused = |disk: &DiskConfig| {
             let mut faults = Vec::new();
-            paths.check_disk(disk, known, "", &mut faults);
+            paths.check_disk(&mut disk.clone(), known, "", &mut faults);
             !faults.is_empty()
         };
         let mut disk = base.disks[0].clone();
@@ -391,11 +410,11 @@ mod tests {
 
     #[test]
     fn image_may_not_name_any_file_and_ceph_uses_known_files() {
-        let base = config("allow_paths = [\"/\"]\n");
+        let base = config("allow_paths = [\"/\", \"/etc/passwd\"]\n");
         let faults = |text: &str| {
             let wanted = config(&format!("[[disk]]\nname = \"x\"\n{text}"));
-            let mut faults = Vec::new();
-            AllowedPaths::of(&base).check_disk(&wanted.disks[0], None, "", &mut faults);
+            let (mut disk, mut faults) = (wanted.disks[0].clone(), Vec::new());
+            AllowedPaths::of(&base).check_disk(&mut disk, None, "", &mut faults);
             faults
                 .into_iter()
                 .map(|fault| fault.pointer)
@@ -406,13 +425,18 @@ mod tests {
             faults(&format!("{image}named_files = \"any\"\n")),
             ["/named_files"]
         );
-        assert_eq!(faults(image), ["/named_files"]);
+        assert_eq!(faults(image), [""; 0]);
+        let entry = "backend = \"image\"\npath = \"/etc/passwd\"\n";
+        let folder = format!("{entry}named_files = \"folder\"\n");
+        assert_eq!(faults(&folder), ["/named_files"]);
+        assert_eq!(faults(entry), [""; 0]);
         assert_eq!(
             faults(&format!("{image}named_files = \"folder\"\n")),
             [""; 0]
         );
         let rbd = "backend = \"rbd\"\nimage = \"p/i\"\n";
         assert_eq!(faults(rbd), [""; 0]);
+        assert_eq!(faults(&format!("{rbd}mon_host = \"[::1]\"\n")), [""]);
         assert_eq!(faults(&format!("{rbd}conf = \"/srv/ceph.conf\"\n")), [""]);
         assert_eq!(
             faults(&format!("{rbd}option = {{ log_file = \"/etc/x\" }}\n")),

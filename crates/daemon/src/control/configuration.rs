@@ -65,8 +65,8 @@ pub(super) async fn replace(
     let body = json(body)?;
     let base = api.overview()?.live().config.without_objects();
     let wanted = blocking(move || objects_json(&body, base)).await?;
-    let wanted = wanted.map_err(Refusal::from)?;
-    caller.check_all(&api, &wanted)?;
+    let mut wanted = wanted.map_err(Refusal::from)?;
+    caller.check_all(&api, &mut wanted)?;
     let change = Change::Replace(Box::new(wanted.into()));
     match api.change(change, force).await? {
         Some(made) => Ok(Json(summary(&made.plan)).into_response()),

@@ -59,7 +59,7 @@ pub(super) async fn put(
     let existing = live.config.disk(&name).map(|disk| &disk.backend);
     disk.backend = disk.backend.requested(existing, false);
     drop(live);
-    caller.check_disk(&api, &disk, "")?;
+    caller.check_disk(&api, &mut disk)?;
     let Some(made) = api.change(Change::PutDisk(disk), force).await? else {
         return api.accepted();
     };

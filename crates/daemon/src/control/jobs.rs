@@ -69,6 +69,7 @@ pub(super) async fn start(
         "mirror" => JobKind::Mirror,
         "backup" => JobKind::Backup,
         "commit" => {
+            caller.check_commit(&api, &name).await?;
             let job = elsewhere(move || start_commit(&context, &name, speed)).await?;
             return Ok((StatusCode::CREATED, Json(job.body())).into_response());
         }
@@ -96,8 +97,8 @@ pub(super) async fn start(
         target.backend = target.backend.requested(None, true);
         target
     });
-    let target = target.await?;
-    caller.check_target(&api, &target)?;
+    let mut target = target.await?;
+    caller.check_target(&api, &mut target)?;
     let copy = Copy {
         target,
         disk: name,

@@ -192,7 +192,10 @@ fn begin(
         ));
     }
     let bytes = info.geometry.capacity_bytes();
-    let new_file = config.backend.file().filter(|path| !path.exists());
+    let new_image = match &config.backend {
+        BlockDeviceConfig::Image { path, .. } if !path.exists() => Some(path.clone()),
+        _ => None,
+    };
     let incremental = incremental
         .map(|name| Incremental::prepare(context, disk, name, &config))
         .transpose()?;
@@ -200,6 +203,7 @@ fn begin(
     let target = open_target(&config, bytes, over.flatten().as_ref());
     let mut target = target.map_err(|error| failed(disk.name(), &error))?;
     context.check_medium(disk.name(), &*target)?;
+    let opened = Arc::clone(&target);
     let checked = match job.kind {
         // No client uses it.
         JobKind::Backup => disk.check_copy(&*target),
@@ -209,8 +213,9 @@ fn begin(
         }
     };
     if let Err(broken) = checked {
-        if let Some(path) = new_file {
-            // It was made for nothing.
+        // No job uses what was created for it.
+        opened.remove_if_created();
+        if let Some(path) = new_image {
             std::fs::remove_file(path).ok();
         }
         return Err(failed(disk.name(), &format!("the target: {broken}")));
@@ -266,7 +271,12 @@ fn open_target(
             ..bdev::ImageOptions::new(path)
         };
         if let Some(last) = over {
-            return image_over(&options, last, bytes);
+            // Clients that may not let an image name any file have a policy in the target, which holds for the last backup, too.
+            let last = DiskConfig {
+                backend: last.backend.clone().with_named_files_of(&config.backend),
+                ..last.clone()
+            };
+            return image_over(&options, &last, bytes);
         }
         let image = bdev::Image::create(&options, bytes).map_err(in_words)?;
         return Ok(Arc::new(image));
