@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use control::objects::Bitmap;
@@ -186,6 +187,20 @@ impl Served {
         Ok(Served { daemon, session })
     }
 
+    /// Has another initiator send REGISTER with APTPL, and RESERVE of the type exclusive access.
+    fn reserve(&mut self) -> Result<()> {
+        let mut holder = IscsiSession::login(&portal(&mut self.daemon)?, TARGET, 1)?;
+        let mut register = [0; 24];
+        (register[15], register[20]) = (7, 1);
+        let mut reserve = [0; 24];
+        reserve[7] = 7;
+        for (action, kind, list) in [(0, 0, register), (1, 3, reserve)] {
+            let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
+            ensure!(holder.command(&cdb, Some(&list), 0)?.status == 0);
+        }
+        Ok(())
+    }
+
     fn answer(&mut self, lun: u8, cdb: &[u8], out: Option<&[u8]>) -> Result<Answer> {
         for _ in 0..8 {
             let done = self.session.command_on(lun, cdb, out, 512)?;
@@ -261,16 +276,7 @@ impl Place {
         // SANITIZE, block erase.
         let sanitize = [0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0];
         ensure!(served.answer(SANITIZED, &sanitize, None)? == Good);
-        // REGISTER with APTPL, and RESERVE of the type exclusive access.
-        let mut holder = IscsiSession::login(&portal(&mut served.daemon)?, TARGET, 1)?;
-        let mut register = [0; 24];
-        (register[15], register[20]) = (7, 1);
-        let mut reserve = [0; 24];
-        reserve[7] = 7;
-        for (action, kind, list) in [(0, 0, register), (1, 3, reserve)] {
-            let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
-            ensure!(holder.command(&cdb, Some(&list), 0)?.status == 0);
-        }
+        served.reserve()?;
         // A driver that turns the write cache off, with VIRTIO_BLK_F_CONFIG_WCE.
         let mut front_end = FrontEnd::connect(&scratch.socket("d5.sock"), &Options::default())?;
         let options = QueueOptions::default();
@@ -523,5 +529,89 @@ fn damaged_state_of_each_kind_has_its_outcome() -> Result<()> {
             alone.with_context(|| format!("{kind}, {damage:?}"))?;
         }
     }
+    Ok(())
+}
+
+#[test]
+fn reset_moves_only_the_named_file_and_saves_known_state_again() -> Result<()> {
+    let scratch = Scratch::new()?;
+    fs::write(scratch.file("d3"), [0; 1 << 20])?;
+    let state = scratch.socket("state");
+    let mut served = Served::start(&scratch)?;
+    served.reserve()?;
+    let limit = ["disk", "limit", "d1", "iops=100000"];
+    served.daemon.lunette(&limit)?;
+    let listed = |served: &Served, name: &str| -> Result<Option<StateFile>> {
+        let mut files = served.state()?.into_iter();
+        Ok(files.find(|one| one.file == name))
+    };
+    let identity = |served: &Served| served.daemon.lunette(&["disk", "identity", "d4"]);
+    let before = identity(&served)?;
+    let files = served.state()?.into_iter();
+    let saved = files
+        .map(|one| one.file)
+        .find(|name| name.starts_with("reservations-") && fs::metadata(state.join(name)).is_ok());
+    let saved = saved.context("no reservations")?;
+
+    // Copies under other names are no state, and their reset leaves the state alone.
+    for (name, copied) in [
+        ("identities.json", "identities-copy.json"),
+        ("changes.json", "changes-copy.json"),
+        ("ports.saved", "ports-copy.saved"),
+        // A code for a letter that needs none.
+        (&*saved, &*saved.replacen('r', "_72", 1)),
+    ] {
+        let content = fs::read(state.join(name))?;
+        fs::write(state.join(copied), &content)?;
+        let found = listed(&served, copied)?.context("not listed")?;
+        ensure!(found.kind.is_empty(), "{found:?}");
+        let refused = served.daemon.ask(&["state", "reset", copied, "--yes"])?;
+        let answer = String::from_utf8_lossy(&refused.stderr);
+        ensure!(
+            !refused.status.success() && answer.contains("no state file of this daemon"),
+            "{answer}"
+        );
+        ensure!(fs::read(state.join(name))? == content, "{name} was moved");
+    }
+
+    // A file of the old format does not count beside a checked one.
+    let old = saved.replace(".saved", ".state");
+    fs::write(state.join(&old), b"old")?;
+    let content = fs::read(state.join(&saved))?;
+    served.daemon.lunette(&["state", "reset", &old, "--yes"])?;
+    ensure!(fs::read(state.join(&saved))? == content && !state.join(&old).exists());
+
+    // The daemon has read these files before they are damaged.
+    for name in [&*saved, "ports.saved", "identities.json"] {
+        let content = fs::read(state.join(name))?;
+        fs::write(state.join(name), [&content[..], b"x"].concat())?;
+        let answer = served.daemon.lunette(&["state", "reset", name, "--yes"])?;
+        ensure!(answer.contains("saved again"), "{name}: {answer}");
+        ensure!(fs::read(state.join(name))? == content, "{name} differs");
+    }
+
+    // A FIFO would block its reader.
+    let fifo = "sanitize-x.saved";
+    let made = Command::new("mkfifo").arg(state.join(fifo)).status()?;
+    ensure!(made.success());
+    let found = listed(&served, fifo)?.context("not listed")?;
+    ensure!(
+        found.reason.as_deref() == Some("is not a regular file"),
+        "{found:?}"
+    );
+    served.daemon.lunette(&["state", "reset", fifo, "--yes"])?;
+    ensure!(listed(&served, fifo)?.is_none());
+
+    served.daemon.stop(SOON)?;
+    let mut served = Served::start(&scratch)?;
+    ensure!(
+        served.read(RESERVED)? == Conflict,
+        "the reservation is lost"
+    );
+    ensure!(
+        identity(&served)? == before,
+        "the RAM disk has another identity"
+    );
+    served.daemon.stop(SOON)?;
     Ok(())
 }

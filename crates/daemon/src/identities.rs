@@ -99,17 +99,45 @@ impl Identities {
         }
     }
 
-    /// Resets the file: disks without a medium get new identities.
+    /// Resets the file. Disks without a medium get new identities, or the known ones are saved again.
     ///
     /// # Errors
-    /// The file is still there.
+    /// The file is still there, or the known identities cannot be saved.
     pub(crate) fn reset(&mut self) -> std::io::Result<()> {
         if let Some(folder) = &self.folder {
             state_files::move_aside(&folder.join(VOLATILE))?;
         }
         self.damaged.cleared(VOLATILE);
-        self.unusable = None;
-        Ok(())
+        match self.unusable.take() {
+            Some(_) => Ok(()),
+            None => self.save_volatile(),
+        }
+    }
+
+    fn save_volatile(&self) -> std::io::Result<()> {
+        let Some(folder) = &self.folder else {
+            return Ok(());
+        };
+        let text = serde_json::to_vec_pretty(&self.volatile).unwrap_or_default();
+        let text = state_files::with_check_line(VOLATILE, &text);
+        state::replace(&folder.join(VOLATILE), &text)
+    }
+
+    /// Saves the identity record with this key again, if a disk of the daemon has it.
+    ///
+    /// # Errors
+    /// The reason why it cannot be saved.
+    pub(crate) fn save_again(disks: &Disks, key: &str, store: &dyn Store) -> std::io::Result<()> {
+        let known = disks.values().find(|disk| {
+            let device = disk.device();
+            device
+                .medium()
+                .is_some_and(|medium| store_key(&medium.key()) == key)
+        });
+        known.map_or(Ok(()), |disk| {
+            let written = Identities::write(disk.info().identity, &*disk.device(), store);
+            written.map_err(std::io::Error::other)
+        })
     }
 
     /// Returns the identity of a disk without a medium.
@@ -161,13 +189,9 @@ impl Identities {
             return;
         }
         self.volatile = volatile;
-        let Some(folder) = &self.folder else { return };
-        let text = serde_json::to_vec_pretty(&self.volatile).unwrap_or_default();
-        let (file, text) = (
-            folder.join(VOLATILE),
-            state_files::with_check_line(VOLATILE, &text),
-        );
-        if let Err(error) = state::replace(&file, &text) {
+        if let Err(error) = self.save_volatile() {
+            let folder = self.folder.clone().unwrap_or_default();
+            let file = folder.join(VOLATILE);
             let file = file.display();
             tracing::error!(
                 "cannot write {file}; RAM disks get new identities at the next start: {error}"

@@ -14,7 +14,7 @@ pub use bdev::iscsi_initiator::default_state_folder as default_folder;
 use config::Config;
 
 pub(crate) use crate::state_files::file_name;
-use crate::state_files::{DamagedFiles, decode, encode, kind_of, move_aside};
+use crate::state_files::{DamagedFiles, Unread, decode, encode, kind_of, move_aside, read_regular};
 
 /// Where what is changed at run time is kept: only in a folder that was chosen, for two daemons that share the usual one
 /// must not find each other's disks.
@@ -84,10 +84,10 @@ fn replace_in(
     bytes: &[u8],
     synchronise_folder: impl Fn() -> io::Result<()>,
 ) -> io::Result<()> {
-    let before = match fs::read(path) {
+    let before = match read_regular(path) {
         Ok(before) => Some(before),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(error),
+        Err(Unread::Absent) => None,
+        Err(unread) => return Err(unread.into()),
     };
     let beside = path.with_extension("new");
     let written = write_beside(&beside, bytes);
@@ -112,14 +112,14 @@ fn replace_in(
 }
 
 fn write_beside(beside: &Path, bytes: &[u8]) -> io::Result<()> {
+    // A crash may have left a file there. A FIFO would block the open.
+    fs::remove_file(beside).ok();
     // Whatever the umask: what is kept here decides what is served.
     let mut file = File::options()
         .write(true)
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .mode(0o600)
         .open(beside)?;
-    // A crash may have left it with another mode.
     file.set_permissions(fs::Permissions::from_mode(0o600))?;
     fault("created");
     file.write_all(bytes)?;
@@ -152,11 +152,11 @@ pub(crate) fn fault(step: &str) {
 impl scsi::Store for FolderStore {
     fn load(&self, key: &str) -> Result<Option<Vec<u8>>, scsi::Unusable> {
         for (name, is_checked) in [(checked_name(key), true), (unchecked_name(key), false)] {
-            let loaded = match fs::read(self.folder.join(&name)) {
+            let loaded = match read_regular(&self.folder.join(&name)) {
                 Ok(file) if is_checked => decode(key, &file).map_err(str::to_owned),
                 Ok(file) => Ok(file),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => Err(format!("cannot be read: {error}")),
+                Err(Unread::Absent) => continue,
+                Err(unread) => Err(unread.to_string()),
             };
             return match loaded {
                 Ok(payload) => Ok(Some(payload)),
@@ -212,12 +212,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("state");
         let store = FolderStore::new(inner.clone(), DamagedFiles::default());
-        assert_eq!(store.load("ports/3001"), Ok(None));
-        store.save("ports/3001", b"one").unwrap();
-        store.save("ports/3001", b"two").unwrap();
+        assert_eq!(store.load("virtio-blk a/b 1"), Ok(None));
+        store.save("virtio-blk a/b 1", b"one").unwrap();
+        store.save("virtio-blk a/b 1", b"two").unwrap();
         store.save("reservations-3001", b"other").unwrap();
         let again = FolderStore::new(inner.clone(), DamagedFiles::default());
-        assert_eq!(again.load("ports/3001"), Ok(Some(b"two".to_vec())));
+        assert_eq!(again.load("virtio-blk a/b 1"), Ok(Some(b"two".to_vec())));
         assert_eq!(again.load("reservations-3001"), Ok(Some(b"other".to_vec())));
         assert_eq!(
             fs::read_dir(inner).unwrap().count(),

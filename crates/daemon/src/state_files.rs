@@ -11,13 +11,16 @@
 //! A new kind gets a row in both, and in `tests/tests/saved_state.rs`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bdev::iscsi_initiator::is_identity_text;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 /// How the content of a file is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +42,20 @@ pub struct Kind {
     prefix: &'static str,
     /// End of the file's name; of a key it is not used.
     suffix: &'static str,
+    /// The daemon has one file of the kind: nothing is between prefix and suffix.
+    is_single: bool,
     /// How the content is checked.
     pub check: Check,
 }
 
 impl Kind {
+    /// Returns true for the name of a file of this kind, or its key.
+    fn matches(&self, text: &str) -> bool {
+        let rest = text.strip_prefix(self.prefix);
+        let middle = rest.and_then(|rest| rest.strip_suffix(self.suffix));
+        middle.is_some_and(|middle| middle.is_empty() || !self.is_single)
+    }
+
     /// Returns the key of a file of this kind; `None`: it has none.
     pub(crate) fn key(&self, name: &str) -> Option<String> {
         saved_key(name).filter(|_| self.check == Check::Saved)
@@ -64,7 +76,16 @@ const fn saved(word: &'static str, prefix: &'static str) -> Kind {
         word,
         prefix,
         suffix: "",
+        is_single: false,
         check: Check::Saved,
+    }
+}
+
+/// Returns the kind as one with a single file.
+const fn single(kind: Kind) -> Kind {
+    Kind {
+        is_single: true,
+        ..kind
     }
 }
 
@@ -73,6 +94,7 @@ const fn text(word: &'static str, prefix: &'static str, suffix: &'static str) ->
         word,
         prefix,
         suffix,
+        is_single: false,
         check: Check::Line,
     }
 }
@@ -82,6 +104,7 @@ const fn other(word: &'static str, prefix: &'static str, suffix: &'static str) -
         word,
         prefix,
         suffix,
+        is_single: false,
         check: Check::Elsewhere,
     }
 }
@@ -93,17 +116,17 @@ pub const KINDS: [Kind; 16] = [
     saved("sanitize", "sanitize-"),
     saved("last-disk", "virtio-blk disk /"),
     saved("cache-mode", "virtio-blk "),
-    saved("ports", "ports"),
-    saved("daemon", "daemon"),
+    single(saved("ports", "ports")),
+    single(saved("daemon", "daemon")),
     saved("identity", "identity-"),
-    text("identities", "identities", ".json"),
-    text("changes", "changes", ".json"),
-    text("resizing", "resizing", ".json"),
+    single(text("identities", "identities", ".json")),
+    single(text("changes", "changes", ".json")),
+    single(text("resizing", "resizing", ".json")),
     text("bitmaps", "bitmaps/", ".json"),
     other("bitmap-bits", "bitmaps/", ".bits"),
     other("initiator", "initiator", ""),
     other("isid-lock", "isid-", ".lock"),
-    other("lock", "lock", ""),
+    single(other("lock", "lock", "")),
 ];
 
 /// End of the names of files that were reset, before the time.
@@ -117,17 +140,72 @@ const UNCHECKED: &str = ".state";
 pub fn kind_of(name: &str) -> Option<&'static Kind> {
     let key = saved_key(name);
     KINDS.iter().find(|kind| match (kind.check, &key) {
-        (Check::Saved, Some(key)) => key.starts_with(kind.prefix),
+        (Check::Saved, Some(key)) => kind.matches(key),
         (Check::Saved, None) | (_, Some(_)) => false,
-        _ => name.starts_with(kind.prefix) && name.ends_with(kind.suffix),
+        _ => kind.matches(name),
     })
 }
 
+/// Returns the key of a file, if this is the name that the daemon gives to a file of the key.
 fn saved_key(name: &str) -> Option<String> {
-    let key = name
+    let stem = name
         .strip_suffix(SAVED)
-        .or_else(|| name.strip_suffix(UNCHECKED));
-    key.map(key_of)
+        .or_else(|| name.strip_suffix(UNCHECKED))?;
+    let key = key_of(stem);
+    (file_name(&key) == stem).then_some(key)
+}
+
+/// Returns true if the file is in the format without a checksum, and does not count because a checked file is beside it.
+pub(crate) fn is_superseded(folder: &Path, name: &str) -> bool {
+    let stem = name.strip_suffix(UNCHECKED);
+    let checked = stem.map(|stem| folder.join(format!("{stem}{SAVED}")));
+    checked.is_some_and(|path| path.symlink_metadata().is_ok())
+}
+
+/// Reads a regular file. Anything else is an error: a FIFO or a device may block its reader.
+pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>, Unread> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+    let mut file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(file) => File::from(file),
+        Err(Errno::NOENT) => return Err(Unread::Absent),
+        // A symbolic link, and a socket.
+        Err(Errno::LOOP | Errno::NXIO) => return Err(Unread::NotRegular),
+        Err(errno) => return Err(Unread::Failed(errno.into())),
+    };
+    if !file.metadata().map_err(Unread::Failed)?.is_file() {
+        return Err(Unread::NotRegular);
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes).map_err(Unread::Failed)?;
+    Ok(bytes)
+}
+
+/// Reason why a file was not read. Its text continues a sentence that begins with the file.
+#[derive(Debug)]
+pub(crate) enum Unread {
+    Absent,
+    NotRegular,
+    Failed(io::Error),
+}
+
+impl fmt::Display for Unread {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unread::Absent => f.write_str("does not exist"),
+            Unread::NotRegular => f.write_str("is not a regular file"),
+            Unread::Failed(error) => write!(f, "cannot be read: {error}"),
+        }
+    }
+}
+
+impl From<Unread> for io::Error {
+    fn from(unread: Unread) -> io::Error {
+        match unread {
+            Unread::Absent => io::ErrorKind::NotFound.into(),
+            Unread::NotRegular => io::Error::other("not a regular file"),
+            Unread::Failed(error) => error,
+        }
+    }
 }
 
 /// Returns the name of the file for a key: characters other than lower-case letters, digits and dashes are written as their code.
@@ -288,10 +366,10 @@ pub(crate) fn read_text(
     name: &str,
     damaged: &DamagedFiles,
 ) -> Result<Option<Vec<u8>>, String> {
-    let file = match fs::read(folder.join(name)) {
+    let file = match read_regular(&folder.join(name)) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(damaged.found(folder, name, &format!("cannot be read: {error}"))),
+        Err(Unread::Absent) => return Ok(None),
+        Err(unread) => return Err(damaged.found(folder, name, &unread.to_string())),
     };
     match without_check_line(name, &file) {
         Ok(text) => Ok(Some(text.to_vec())),
@@ -338,13 +416,13 @@ pub(crate) fn condition(folder: &Path, name: &str) -> Condition {
     let Some(kind) = kind_of(name) else {
         return Condition::Unchecked;
     };
+    let file = match read_regular(&folder.join(name)) {
+        Ok(file) => file,
+        Err(unread) => return Condition::Damaged(unread.to_string()),
+    };
     if name.ends_with(UNCHECKED) {
         return Condition::Unchecked;
     }
-    let file = match fs::read(folder.join(name)) {
-        Ok(file) => file,
-        Err(error) => return Condition::Damaged(format!("cannot be read: {error}")),
-    };
     let checked = match (kind.word, name.strip_suffix(SAVED)) {
         (_, Some(key)) => decode(&key_of(key), &file).map(drop),
         ("initiator", _) => match std::str::from_utf8(&file).is_ok_and(is_identity_text) {
@@ -408,6 +486,15 @@ mod tests {
             ("initiator-0123".to_owned(), Some("initiator")),
             ("isid-80.lock".to_owned(), Some("isid-lock")),
             ("lock".to_owned(), Some("lock")),
+            // Copies, and a name that the daemon does not give to a file of this key.
+            ("identities-copy.json".to_owned(), None),
+            ("changes-2.json".to_owned(), None),
+            ("resizing-2.json".to_owned(), None),
+            ("lock-2".to_owned(), None),
+            (saved("ports2"), None),
+            (saved("daemon-copy"), None),
+            ("reservations-ab_63.saved".to_owned(), None),
+            ("reservations-1 copy.saved".to_owned(), None),
         ] {
             assert_eq!(kind_of(&name).map(|kind| kind.word), word, "{name}");
         }
@@ -452,6 +539,25 @@ mod tests {
             flipped[bit / 8] ^= 1 << (bit % 8);
             without_check_line("changes.json", &flipped).expect_err("a file with a wrong bit");
         }
+    }
+
+    #[test]
+    fn files_that_are_not_regular_are_damaged_and_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sanitize-1.saved");
+        let expected = Condition::Damaged("is not a regular file".to_owned());
+        let make: [fn(&Path); 3] = [
+            |path| rustix::fs::mkfifoat(rustix::fs::CWD, path, Mode::RWXU).unwrap(),
+            |path| std::os::unix::fs::symlink("/dev/zero", path).unwrap(),
+            |path| drop(std::os::unix::net::UnixListener::bind(path).unwrap()),
+        ];
+        for make in make {
+            make(&path);
+            assert_eq!(condition(folder.path(), "sanitize-1.saved"), expected);
+            fs::remove_file(&path).unwrap();
+        }
+        fs::create_dir(&path).unwrap();
+        assert_eq!(condition(folder.path(), "sanitize-1.saved"), expected);
     }
 
     #[test]

@@ -368,6 +368,10 @@ fn load(path: &Path) -> Result<Option<Stored>, Failure> {
             path.file_name().unwrap_or_default().display()
         ))
     };
+    // A FIFO would block its reader.
+    if fs::symlink_metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(damaged("it is not a regular file".to_owned()));
+    }
     match fs::read_to_string(path) {
         Ok(text) => match Stored::parse(&text) {
             Some(stored) => Ok(Some(stored)),

@@ -339,6 +339,14 @@ impl LogicalUnit {
         state.unknown.is_empty()
     }
 
+    /// Saves the state under this key again, after its file was reset. Does nothing if the unit does not have that state.
+    ///
+    /// # Errors
+    /// The store cannot save it.
+    pub fn save_again(&self, key: &str) -> std::io::Result<()> {
+        self.state().save_again(self.directory.store(), key)
+    }
+
     pub(crate) fn attach_nexus(&self, nexus: &Arc<Nexus>) {
         let mut state = self.state();
         state.nexuses.retain(|known| known.strong_count() > 0);

@@ -1,6 +1,7 @@
 //! What of a logical unit changes at run time and is not on the request path: behind the unit's mutex.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, Weak};
 
 use block::DiskInfo;
@@ -123,6 +124,8 @@ pub(crate) struct UnitState {
     pub sanitize_may_exit: bool,
     /// An operation that a restart interrupted.
     pub unfinished: Option<Kept>,
+    /// Saved form of the operation: empty without one.
+    pub operation: Vec<u8>,
     /// Access states of target port groups that have changed at least once.
     pub groups: BTreeMap<u16, GroupState>,
     pub copies: CopyResults,
@@ -171,6 +174,7 @@ impl UnitState {
             progress: Progress::Idle,
             sanitize_may_exit: false,
             unfinished: None,
+            operation: Vec::new(),
             modes: ModePages::new(&info),
             reservations: Reservations::default(),
             info,
@@ -226,6 +230,7 @@ impl UnitState {
                 };
                 self.sanitize_may_exit = kept.as_ref().is_some_and(|kept| kept.may_exit);
                 self.unfinished = kept.filter(|kept| !kept.failed);
+                self.operation = bytes.to_vec();
             }
         }
         true
@@ -248,11 +253,31 @@ impl UnitState {
     }
 
     /// Keeps a sanitize or format operation; `None`: there is none any more.
-    pub fn save_operation(&self, store: &dyn Store, kept: Option<&Kept>) -> Result<(), Sense> {
+    pub fn save_operation(&mut self, store: &dyn Store, kept: Option<&Kept>) -> Result<(), Sense> {
         let bytes = kept.map(Kept::encode).unwrap_or_default();
         store
             .save(&Saved::Operation.key(&self.info), &bytes)
-            .map_err(|_| store_failed())
+            .map_err(|_| store_failed())?;
+        self.operation = bytes;
+        Ok(())
+    }
+
+    /// Saves the state under this key again. Does nothing if the unit does not have that state, or it is unknown.
+    pub fn save_again(&self, store: &dyn Store, key: &str) -> io::Result<()> {
+        let is_unknown = |kind| self.unknown.iter().any(|(unknown, _)| *unknown == kind);
+        let mut kinds = Saved::ALL.into_iter();
+        let Some(kind) = kinds.find(|kind| kind.key(&self.info) == key && !is_unknown(*kind))
+        else {
+            return Ok(());
+        };
+        let bytes = match kind {
+            // The image has them.
+            Saved::Reservations if self.sharing.is_some() => return Ok(()),
+            Saved::Reservations => self.reservations.encode(),
+            Saved::ModePages => self.modes.encode_saved(),
+            Saved::Operation => self.operation.clone(),
+        };
+        store.save(key, &bytes)
     }
 
     /// Keeps the saved values of the mode pages.

@@ -710,3 +710,28 @@ fn log_pages_and_task_management_functions_are_told() {
     let functions = [0xa3, 0x0d, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0];
     assert_eq!(bed.run(0, &functions, &[], 16).data, [0xde, 0x07, 0, 0]);
 }
+
+#[test]
+fn known_state_is_saved_again_under_its_key() {
+    let identity = info(512, 64, 0).identity;
+    let [modes, operation] = ["mode-pages", "sanitize"].map(|kind| format!("{kind}-{identity}"));
+    let directory = Directory::new(Box::new(MemoryStore::default()));
+    let store = directory.store();
+    let mut bed = Bed::over(directory.clone(), info(512, 64, 0), false);
+    assert_eq!(
+        select(&mut bed, true, &control(0, 0x08)).status,
+        Status::Good
+    );
+    // A sanitize operation that failed. The unit then answers MODE SELECT with NOT READY.
+    store.save(&operation, &[1, 1, 0]).unwrap();
+    let bed = Bed::over(directory.clone(), info(512, 64, 0), false);
+    for key in [modes, operation] {
+        let saved = store.load(&key).unwrap();
+        assert!(saved.is_some(), "{key}");
+        store.remove(&key);
+        bed.unit(0).save_again("reservations-0").unwrap();
+        assert_eq!(store.load(&key), Ok(None));
+        bed.unit(0).save_again(&key).unwrap();
+        assert_eq!(store.load(&key), Ok(saved), "{key}");
+    }
+}

@@ -179,7 +179,13 @@ impl Store for WithPorts {
     fn set_aside(&self, key: &str) -> io::Result<()> {
         self.inner.set_aside(key)?;
         if key == KEY {
-            self.ports.lock().unusable = None;
+            let mut numbers = self.ports.lock();
+            // Numbers that were read from the file, or saved to it, are still in use.
+            if numbers.unusable.take().is_none() && numbers.written {
+                numbers.written = false;
+                self.inner.save(KEY, &numbers.encode())?;
+                numbers.written = true;
+            }
         }
         Ok(())
     }
@@ -304,6 +310,8 @@ mod tests {
         assert_eq!(store.load("reservations-1"), Ok(Some(b"some".to_vec())));
         assert_eq!((ports.number("b"), ports.number("a")), (b, a));
         store.save("reservations-2", b"new").unwrap();
+        // They are known now: a second reset saves them again.
+        store.set_aside(KEY).unwrap();
         let saved = format!("{a} a\n{b} b\n");
         assert_eq!(kept.load(KEY), Ok(Some(saved.into_bytes())));
     }

@@ -106,16 +106,17 @@ impl Units {
         unit
     }
 
-    /// Resets damaged saved state, and loads the state again that was unknown because of it.
+    /// Resets damaged saved state. State that was unknown because of it is loaded again, and known state is saved again.
     ///
     /// # Errors
-    /// The damaged state is still there.
+    /// The damaged state is still there, or the known state cannot be saved.
     pub fn reset_saved(&self, key: &str) -> std::io::Result<()> {
         self.directory.store().set_aside(key)?;
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let units: Vec<Entry> = entries.all.iter().flatten().cloned().collect();
         drop(entries);
         for (disk, unit) in units {
+            unit.save_again(key)?;
             if unit.unknown_state().is_some() {
                 unit.reload_unknown_state();
                 disk.state().set_reservations_unknown(unit.unknown_state());

@@ -397,7 +397,7 @@ impl Bitmaps {
         }
         record.bitmaps.extend(new);
         record.bitmaps.sort_by(|a, b| a.name.cmp(&b.name));
-        self.reset(disk)?;
+        self.reset(&state::file_name(disk))?;
         save(folder, disk, &record)?;
         let mut state = self.lock();
         let Some(of_disk) = state.disks.get_mut(disk) else {
@@ -413,19 +413,19 @@ impl Bitmaps {
         Ok(Some(old.len()))
     }
 
-    /// Moves a record that cannot be used aside. Does nothing if the disk has none.
+    /// Moves a record that cannot be used aside. Does nothing if there is none of this name.
     ///
     /// # Errors
     /// The record is still there.
-    pub(crate) fn reset(&self, disk: &str) -> io::Result<()> {
-        let (Some(folder), file) = (&self.folder, state::file_name(disk)) else {
+    pub(crate) fn reset(&self, stem: &str) -> io::Result<()> {
+        let Some(folder) = &self.folder else {
             return Ok(());
         };
-        if self.lock().unusable.contains_key(&file) {
-            state_files::move_aside(&Bitmaps::record_path(folder, disk))?;
-            self.lock().unusable.remove(&file);
-            self.damaged
-                .cleared(&format!("{FOLDER}/{}", record_name(disk)));
+        if self.lock().unusable.contains_key(stem) {
+            let name = format!("{stem}.json");
+            state_files::move_aside(&folder.join(&name))?;
+            self.lock().unusable.remove(stem);
+            self.damaged.cleared(&format!("{FOLDER}/{name}"));
         }
         Ok(())
     }
@@ -480,7 +480,7 @@ impl Bitmaps {
     /// A disk is gone for good, and with it its bitmaps.
     pub(crate) fn forget(&self, disk: &str) {
         let Some(folder) = &self.folder else { return };
-        if let Err(error) = self.reset(disk) {
+        if let Err(error) = self.reset(&state::file_name(disk)) {
             tracing::warn!(disk, "cannot reset its dirty bitmaps: {error}");
         }
         let mut state = self.lock();
@@ -516,7 +516,8 @@ impl Bitmaps {
             let bits = record.bitmaps.iter_mut().filter(|one| one.broken.is_none());
             let durable = { bits }.try_for_each(|bitmap| {
                 let path = Bitmaps::bits_path(folder, &name, bitmap.bits);
-                bitmap.checksum = Some(state_files::checksum_of(&std::fs::read(&path)?));
+                bitmap.checksum =
+                    Some(state_files::checksum_of(&state_files::read_regular(&path)?));
                 File::open(path)?.sync_all()
             });
             (record.in_use, record.left) = (None, Left::of(&files(&name)));
@@ -549,7 +550,7 @@ fn record_name(disk: &str) -> String {
 
 /// Checks the bits of a disk that was closed.
 fn check_bits(path: &Path, saved: u32) -> io::Result<()> {
-    match state_files::checksum_of(&std::fs::read(path)?) == saved {
+    match state_files::checksum_of(&state_files::read_regular(path)?) == saved {
         true => Ok(()),
         false => Err(io::Error::other(
             "the bits have another content than was saved",

@@ -1,7 +1,7 @@
 //! Files of the state folder: their list, and the reset of a damaged one.
 //!
-//! A reset moves the file aside, so that it stays for inspection. Its object is then served with the default state at once, except for
-//! the cache mode of a virtio-blk export, which is read when the export is opened.
+//! A reset moves the file aside, so that it stays for inspection. State that could not be read has its default value at once, except for
+//! the cache mode of a virtio-blk export, which is read when the export is opened. State that the daemon has in memory is saved again.
 
 use std::path::PathBuf;
 
@@ -9,6 +9,7 @@ use control::StateFile;
 
 use super::owner::{Owner, refused};
 use super::refusal::{Fault, Refusal};
+use crate::identities::Identities;
 use crate::state;
 use crate::state_files::{self, Condition, Kind};
 
@@ -80,8 +81,11 @@ impl Owner {
                 fault.help("lunette state list shows all"),
             ));
         };
-        let kind = state_files::kind_of(file);
-        let (Some(kind), "damaged" | "unchecked") = (kind, &*found.condition) else {
+        let Some(kind) = state_files::kind_of(file) else {
+            let detail = format!("{file} is no state file of this daemon");
+            return Err(Refusal::conflict(detail, "move or remove it by hand"));
+        };
+        let ("damaged" | "unchecked") = &*found.condition else {
             let detail = format!("state file {file} is not damaged");
             return Err(Refusal::conflict(
                 detail,
@@ -90,20 +94,26 @@ impl Owner {
         };
         let path = folder.join(file);
         let done = match (kind.key(file), kind.word) {
+            (Some(_), _) if state_files::is_superseded(&folder, file) => {
+                state_files::move_aside(&path)
+            }
+            (Some(key), "identity") => {
+                let units = &self.servers.units;
+                let saved = units.reset_saved(&key);
+                saved.and_then(|()| Identities::save_again(&self.disks, &key, units.store()))
+            }
             (Some(key), _) => self.servers.units.reset_saved(&key),
             (None, "identities") => self.identities.reset(),
             (None, "bitmaps") => {
-                let disk = state_files::key_of(&kind.subject(file));
-                self.bitmaps
-                    .reset(&disk)
-                    .and_then(|()| state_files::move_aside(&path))
+                let reset = self.bitmaps.reset(&kind.subject(file));
+                reset.and_then(|()| state_files::move_aside(&path))
             }
             (None, _) => state_files::move_aside(&path),
         };
-        done.map_err(|error| refused(vec![format!("cannot move {}: {error}", path.display())]))?;
+        done.map_err(|error| refused(vec![format!("cannot reset {}: {error}", path.display())]))?;
         self.damaged.cleared(file);
         if kind.word == "changes" {
-            // The daemon has read the file before it was damaged.
+            // The changes are in memory: the daemon does not start without them.
             self.keep(&self.config, false)?;
         }
         tracing::warn!(

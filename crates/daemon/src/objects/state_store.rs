@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::overlay::Overlay;
 use crate::state::{self, fault};
-use crate::state_files;
+use crate::state_files::{self, Unread};
 use config::Config;
 
 const CHANGES: &str = "changes.json";
@@ -79,9 +79,9 @@ impl StateStore {
 
     /// Reads a file and removes its first line; `None`: there is no such file.
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
-        match std::fs::read(self.folder.join(name)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(self.unusable(name, &format!("it cannot be read: {error}"))),
+        match state_files::read_regular(&self.folder.join(name)) {
+            Err(Unread::Absent) => Ok(None),
+            Err(unread) => Err(self.unusable(name, &format!("it {unread}"))),
             Ok(file) => match state_files::without_check_line(name, &file) {
                 Ok(text) => Ok(Some(text.to_vec())),
                 Err(reason) => Err(self.unusable(name, &format!("it {reason}"))),

@@ -529,7 +529,8 @@ Examples:
     lunette state reset reservations-6f9619ff-8b86-4011-b42d-00c04fc964ff.saved
 
 A file that is empty, cut short, changed or unreadable is not used and not replaced: its
-object is unavailable or answers BUSY. Restore the file from a backup, or reset it.";
+object is unavailable or answers BUSY. Restore the file from a backup, or reset it.
+State that the daemon still has in memory is saved again by the reset.";
 
 /// What to do with state files.
 #[derive(Debug, Subcommand)]

@@ -21,7 +21,17 @@ pub fn run(command: StateCommand) -> Outcome {
                 confirm(&file)?;
             }
             let path = format!("/v1/state/{}", escape(&file));
-            ask.change(Method::DELETE, &path, None)
+            ask.change(Method::DELETE, &path, None)?;
+            let files: Vec<StateFile> = ask.daemon.client()?.get("/v1/state")?;
+            if !ask.json && files.iter().any(|one| one.file == file) {
+                let mut stdout = cli_common::stdout();
+                writeln!(
+                    stdout,
+                    "{file} was moved aside and saved again: the daemon has its state in memory"
+                )?;
+                stdout.flush()?;
+            }
+            Ok(())
         }
     }
 }
@@ -54,7 +64,7 @@ fn confirm(file: &str) -> Outcome {
     let mut stderr = cli_common::stderr();
     write!(
         stderr,
-        "Reset {file}? Its reservations, identity or other state are lost for clients. [y/N] "
+        "Reset {file}? Its reservations, identity or other state are lost, unless the daemon has them in memory. [y/N] "
     )?;
     stderr.flush()?;
     let mut answer = String::new();

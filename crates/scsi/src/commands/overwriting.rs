@@ -98,7 +98,7 @@ impl Overwriting {
 
     /// What is kept from now on; a store that fails has said so, and the operation goes on.
     fn save(&self, kept: Option<&Kept>) -> Result<(), Sense> {
-        let state = self.unit.state();
+        let mut state = self.unit.state();
         state.save_operation(self.unit.directory().store(), kept)
     }
 
