@@ -17,9 +17,11 @@ mod relay;
 mod resume;
 mod session;
 mod socket;
+mod socket_path;
 mod vring;
 mod whole_message;
 
 pub use listener::{ExportStatus, Server, WaitingSocket};
 pub use record::HandedOver;
-pub use socket::{Rights, SocketError, bind, connect_at_once};
+pub use socket::{Rights, SocketError, bind};
+pub use socket_path::{FileId, FolderLock, Obstacle, file_at, lock_folder, remove_stale};

@@ -8,7 +8,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +22,7 @@ use virtio_device::VirtioDevice;
 use crate::front_end::{self, Resumed, SessionHandle};
 use crate::record::HandedOver;
 use crate::socket::{self, InheritedSockets, Rights, SocketError};
+use crate::socket_path::{FileId, file_at};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
@@ -103,8 +103,8 @@ struct Export {
     listening: Listening,
     rights: Rights,
     path: Option<PathBuf>,
-    /// Device and inode of the socket's file.
-    file: Option<(u64, u64)>,
+    /// The socket's file.
+    file: Option<FileId>,
     /// The front end that is connected.
     session: Arc<Mutex<Option<SessionHandle>>>,
     serving: Option<Serving>,
@@ -288,15 +288,16 @@ impl Server {
         rights: Rights,
         device: Arc<dyn VirtioDevice>,
     ) -> Result<bool, SocketError> {
-        let listening = match lock(&self.inherited).bind(path, rights) {
-            Ok(listener) => Listening::Open(Arc::new(listener)),
+        let (listening, file) = match lock(&self.inherited).bind(path, rights) {
+            Ok(bound) => (Listening::Open(Arc::new(bound.listener)), bound.file),
             Err(error) if error.can_heal() && self.may_wait.load(Ordering::Relaxed) => {
-                Listening::Waiting(Retry::first(&error, Instant::now()))
+                let retry = Retry::first(&error, Instant::now());
+                (Listening::Waiting(retry), None)
             }
             Err(error) => return Err(error),
         };
         let is_open = listening.listener().is_some();
-        self.add(listening, Some((path.to_owned(), rights)), device)
+        self.add(listening, Some((path.to_owned(), rights, file)), device)
             .map_err(|e| SocketError::Io(path.to_owned(), e))?;
         Ok(is_open)
     }
@@ -341,15 +342,15 @@ impl Server {
             if !retry.is_due(now) {
                 continue;
             }
-            let bound = socket::bind_with(path, export.rights).and_then(|listener| {
+            let bound = socket::bind_with(path, export.rights).and_then(|bound| {
                 let io_error = |error| SocketError::Io(path.clone(), error);
-                listener.set_nonblocking(true).map_err(io_error)?;
-                Ok(listener)
+                bound.listener.set_nonblocking(true).map_err(io_error)?;
+                Ok(bound)
             });
             match bound {
-                Ok(listener) => {
-                    export.file = file_at(path);
-                    export.listening = Listening::Open(Arc::new(listener));
+                Ok(bound) => {
+                    export.file = bound.file;
+                    export.listening = Listening::Open(Arc::new(bound.listener));
                     opened.push(export.device.name().to_owned());
                 }
                 Err(error) => retry.again(&error, now),
@@ -470,20 +471,21 @@ impl Server {
     fn add(
         &self,
         listening: Listening,
-        place: Option<(PathBuf, Rights)>,
+        place: Option<(PathBuf, Rights, Option<FileId>)>,
         device: Arc<dyn VirtioDevice>,
     ) -> io::Result<()> {
-        let (path, rights) = place.unzip();
+        let (path, rights, file) = match place {
+            Some((path, rights, file)) => (Some(path), rights, file),
+            None => (None, Rights::default(), None),
+        };
         if let Some(listener) = listening.listener() {
             listener.set_nonblocking(true)?;
         }
         let session = Arc::new(Mutex::new(None));
-        let own = path.as_deref().filter(|_| listening.listener().is_some());
-        let file = own.and_then(file_at);
         lock(&self.state.exports).push(Export {
             device,
             listening,
-            rights: rights.unwrap_or_default(),
+            rights,
             path,
             file,
             session,
@@ -539,12 +541,6 @@ impl Server {
             true
         })
     }
-}
-
-/// Device and inode of what lies at a path.
-fn file_at(path: &Path) -> Option<(u64, u64)> {
-    let meta = std::fs::symlink_metadata(path).ok()?;
-    Some((meta.dev(), meta.ino()))
 }
 
 /// Nobody comes any more: whoever connects must not wait for an answer until the session has ended.

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
+use crate::socket_path::{FileId, Obstacle, file_at, lock_folder, remove_stale};
+
 /// Connections that wait to be accepted: the limit of the system, as for sockets of the standard library.
 const BACKLOG: i32 = -1;
 
@@ -23,6 +25,14 @@ pub enum SocketError {
     Io(PathBuf, io::Error),
     /// Mode, owner or group could not be set.
     Rights(PathBuf, io::Error),
+}
+
+/// A socket that listens at a path.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    pub listener: UnixListener,
+    /// File of the socket at its path.
+    pub file: Option<FileId>,
 }
 
 /// Mode, owner and group of a socket. The kernel chooses those that are absent.
@@ -123,13 +133,14 @@ impl InheritedSockets {
     }
 
     /// What is inherited for a path, or a new socket.
-    pub fn bind(&mut self, path: &Path, rights: Rights) -> Result<UnixListener, SocketError> {
+    pub fn bind(&mut self, path: &Path, rights: Rights) -> Result<Bound, SocketError> {
         if let Some(at) = self.0.iter().position(|(known, _)| known == path) {
             let (_, listener) = self.0.swap_remove(at);
             let is_there = std::fs::symlink_metadata(path);
             if is_there.is_ok_and(|found| found.file_type().is_socket()) {
                 set_rights(path, rights)?;
-                return Ok(listener);
+                let file = file_at(path);
+                return Ok(Bound { listener, file });
             }
         }
         match bind_with(path, rights) {
@@ -146,10 +157,9 @@ impl InheritedSockets {
     pub fn forget(&mut self) {
         for (path, listener) in self.0.drain(..) {
             drop(listener);
-            // Another one that listens there answers.
-            if connect_at_once(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused) {
-                std::fs::remove_file(&path).ok();
-            }
+            let _lock = lock_folder(&path);
+            // The socket of another process stays.
+            remove_stale(&path).ok();
         }
     }
 }
@@ -159,75 +169,57 @@ impl InheritedSockets {
 /// # Errors
 /// When another process listens there, something else is in the way, or the kernel refuses.
 pub fn bind(path: &Path) -> Result<UnixListener, SocketError> {
-    bind_with(path, Rights::default())
+    bind_with(path, Rights::default()).map(|bound| bound.listener)
 }
 
 /// Listens on a path, at a socket with these rights. No other process can connect before the socket has them.
 ///
 /// # Errors
 /// As [`bind`], or when the rights cannot be set.
-pub(crate) fn bind_with(path: &Path, rights: Rights) -> Result<UnixListener, SocketError> {
+pub(crate) fn bind_with(path: &Path, rights: Rights) -> Result<Bound, SocketError> {
     let io_error = |error| SocketError::Io(path.to_owned(), error);
-    match std::fs::symlink_metadata(path) {
-        Ok(meta) if !meta.file_type().is_socket() => {
-            return Err(SocketError::NotASocket(path.to_owned()));
-        }
-        Ok(_) => match connect_at_once(path) {
-            // Its owner sees a client that comes and goes.
-            Ok(()) => return Err(SocketError::InUse(path.to_owned())),
-            // Its line is full.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Err(SocketError::InUse(path.to_owned()));
-            }
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path).map_err(io_error)?;
-            }
-            Err(error) => return Err(io_error(error)),
-        },
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(io_error(error)),
-    }
-    let bound = match rights == Rights::default() {
-        true => UnixListener::bind(path),
-        false => return listen_with(path, rights),
-    };
-    bound.map_err(|error| bind_error(path, error))
-}
-
-fn bind_error(path: &Path, error: io::Error) -> SocketError {
-    match error.kind() {
+    let lock = lock_folder(path);
+    remove_stale(path).map_err(|obstacle| match obstacle {
+        Obstacle::InUse => SocketError::InUse(path.to_owned()),
+        Obstacle::NotASocket => SocketError::NotASocket(path.to_owned()),
+        Obstacle::NoAccess(error) | Obstacle::Io(error) => io_error(error),
+    })?;
+    let socket = bind_socket(path, rights).map_err(|error| match error.kind() {
         // Another process was faster.
         io::ErrorKind::AddrInUse => SocketError::InUse(path.to_owned()),
-        _ => SocketError::Io(path.to_owned(), error),
-    }
-}
-
-/// Makes a socket that does not listen yet, sets its rights, and then listens.
-fn listen_with(path: &Path, rights: Rights) -> Result<UnixListener, SocketError> {
-    let bound = || -> io::Result<OwnedFd> {
-        let address = SocketAddrUnix::new(path)?;
-        let flags = SocketFlags::CLOEXEC;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        if rights.mode.is_some() {
-            // Linux gives the socket file the mode of the socket, less the umask.
-            fchmod(&socket, Mode::empty())?;
-        }
-        rustix::net::bind(&socket, &address)?;
-        Ok(socket)
-    };
-    let socket = bound().map_err(|error| bind_error(path, error))?;
+        _ => io_error(error),
+    })?;
+    // No other daemon replaces the file of a bound socket, and none holds the lock.
+    let file = file_at(path);
+    drop(lock);
     let listening = set_rights(path, rights).and_then(|_| {
-        let listened = rustix::net::listen(&socket, BACKLOG);
-        listened.map_err(|errno| SocketError::Io(path.to_owned(), errno.into()))
+        rustix::net::listen(&socket, BACKLOG).map_err(|errno| io_error(errno.into()))
     });
     match listening {
-        Ok(()) => Ok(UnixListener::from(socket)),
+        Ok(()) => Ok(Bound {
+            listener: UnixListener::from(socket),
+            file,
+        }),
         Err(error) => {
-            std::fs::remove_file(path).ok();
+            if file.is_some() && file_at(path) == file {
+                std::fs::remove_file(path).ok();
+            }
             Err(error)
         }
     }
+}
+
+/// Makes a socket at a path that does not listen yet.
+fn bind_socket(path: &Path, rights: Rights) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Linux gives the socket file the mode of the socket, less the umask. A new owner or group alone needs the default mode.
+    if rights.mode.is_some() {
+        fchmod(&socket, Mode::empty())?;
+    }
+    rustix::net::bind(&socket, &address)?;
+    Ok(socket)
 }
 
 /// Sets mode, owner and group of a socket's file as far as they are given. Returns those that it had.
@@ -267,18 +259,10 @@ pub(crate) fn set_rights(path: &Path, rights: Rights) -> Result<Rights, SocketEr
     }
 }
 
-/// Tells whether anybody serves there, without waiting.
-///
-/// # Errors
-/// What the system says; `WouldBlock`: the line is full, so somebody does.
-pub fn connect_at_once(path: &Path) -> io::Result<()> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    Ok(rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     #[test]
@@ -293,12 +277,65 @@ mod tests {
     }
 
     #[test]
+    fn socket_that_does_not_listen_yet_is_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let rights = Rights {
+            mode: Some(0o660),
+            ..Rights::default()
+        };
+        let first = bind_socket(&path, rights).unwrap();
+        let file = file_at(&path);
+        for rights in [Rights::default(), rights] {
+            assert!(matches!(
+                bind_with(&path, rights),
+                Err(SocketError::InUse(_))
+            ));
+        }
+        assert_eq!(file_at(&path), file);
+        set_rights(&path, rights).unwrap();
+        rustix::net::listen(&first, BACKLOG).unwrap();
+        UnixStream::connect(&path).unwrap();
+    }
+
+    #[test]
+    fn one_of_many_that_replace_a_stale_socket_gets_the_path() {
+        const STARTERS: usize = 4;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let rights = Rights {
+            mode: Some(0o600),
+            ..Rights::default()
+        };
+        for round in 0..100 {
+            // The last round left a stale socket.
+            let ready = std::sync::Barrier::new(STARTERS);
+            let start = || {
+                ready.wait();
+                bind_with(&path, rights)
+            };
+            let all: Vec<_> = std::thread::scope(|scope| {
+                let threads = [(); STARTERS].map(|()| scope.spawn(start));
+                threads.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            let (won, lost): (Vec<_>, Vec<_>) = all.into_iter().partition(Result::is_ok);
+            let in_use = |one: &_| matches!(one, Err(SocketError::InUse(_)));
+            assert!(lost.iter().all(in_use), "round {round}: {lost:?}");
+            assert_eq!(won.len(), 1, "round {round}");
+            let winner = won.into_iter().next().unwrap().unwrap();
+            assert_eq!(winner.file, file_at(&path), "round {round}");
+            UnixStream::connect(&path).unwrap();
+            winner.listener.accept().unwrap();
+        }
+    }
+
+    #[test]
     fn socket_whose_line_is_full_is_in_use_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let listener = bind(&path).unwrap();
         rustix::net::listen(&listener, 0).unwrap();
-        let _in_line = std::os::unix::net::UnixStream::connect(&path).unwrap();
+        let _in_line = UnixStream::connect(&path).unwrap();
         assert!(matches!(bind(&path), Err(SocketError::InUse(_))));
     }
 
@@ -365,7 +402,7 @@ mod tests {
         assert_eq!(mode(), 0o666);
         let before = set_rights(&path, rights(0o600)).unwrap();
         assert_eq!((before.mode, mode()), (Some(0o666), 0o600));
-        std::os::unix::net::UnixStream::connect(&path).unwrap();
+        UnixStream::connect(&path).unwrap();
         // A link in place of the socket leads to nothing.
         let other = dir.path().join("other");
         std::fs::write(&other, "data").unwrap();

@@ -1,21 +1,18 @@
 //! A Unix socket at a path: its mode (0600 unless others are let in) from the first moment, a stale one replaced, a live one never stolen.
 //!
-//! Two daemons that start at once are kept apart by a lock on the folder, held while the path is looked at.
+//! Two daemons that start at once are kept apart by a lock on the folder, held while the path is looked at ([`vhost_user::remove_stale`]).
 
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, Mode, fchmod, flock};
-use rustix::io::Errno;
+use rustix::fs::{Mode, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use vhost_user::connect_at_once;
+use vhost_user::{FileId, Obstacle, file_at, lock_folder};
 
 /// Why a socket could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -67,8 +64,8 @@ pub struct Bound {
     /// Absent: it has been left to another process.
     listener: Option<UnixListener>,
     path: PathBuf,
-    /// Device and inode of our socket: another one at the same path stays.
-    identity: Option<(u64, u64)>,
+    /// File of this socket. Another socket at the same path stays.
+    identity: Option<FileId>,
 }
 
 /// A control socket that is left to another process.
@@ -100,6 +97,7 @@ impl Left {
         let path = self.path().filter(|_| !self.is_passed);
         drop(self);
         if let Some(path) = path {
+            let _lock = lock_folder(&path);
             // A live one stays, and of one that stays though it is stale nobody needs to hear.
             remove_stale(&path).ok();
         }
@@ -144,17 +142,11 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        if self.identity.is_some() && identity(&self.path) == self.identity {
+        if self.identity.is_some() && file_at(&self.path) == self.identity {
             // Gone already is as good, and there is nobody to tell of anything else.
             let _removed = std::fs::remove_file(&self.path);
         }
     }
-}
-
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    use std::os::unix::fs::MetadataExt;
-    let metadata = std::fs::symlink_metadata(path).ok()?;
-    Some((metadata.dev(), metadata.ino()))
 }
 
 /// Who may connect.
@@ -185,7 +177,7 @@ pub fn bind(path: &Path, audience: Audience, left: Option<Left>) -> Result<Bound
         Some(left) if is_ours(&left) => {
             let listener = UnixListener::from(left.socket);
             let mut bound = Bound::passed(path.to_owned(), listener);
-            bound.identity = identity(path).filter(|_| !left.is_passed);
+            bound.identity = file_at(path).filter(|_| !left.is_passed);
             return Ok(bound);
         }
         Some(other) => other.forget(),
@@ -205,65 +197,34 @@ pub fn bind(path: &Path, audience: Audience, left: Option<Left>) -> Result<Bound
     if !folder.is_dir() {
         std::fs::create_dir_all(folder).map_err(system("make the folder of"))?;
     }
-    let lock = File::open(folder).map_err(system("open the folder of"))?;
-    lock_for_a_moment(&lock, path, MOMENT).map_err(system("lock the folder of"))?;
+    let _lock = lock_folder(path);
     remove_stale(path)?;
 
-    let listener = listen(path, mode).map_err(system("listen on"))?;
+    let (listener, file) = listen(path, mode).map_err(system("listen on"))?;
     Ok(Bound {
         listener: Some(listener),
         path: path.to_owned(),
-        identity: identity(path),
+        identity: file,
     })
 }
 
-/// Another daemon has the lock for far less. Whoever can read the folder can hold it for ever, in which case it keeps nobody apart.
-const MOMENT: Duration = Duration::from_millis(200);
-
-fn lock_for_a_moment(lock: &File, path: &Path, patience: Duration) -> io::Result<()> {
-    let begun = Instant::now();
-    loop {
-        match flock(lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(()),
-            Err(Errno::WOULDBLOCK) if begun.elapsed() < patience => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Err(Errno::WOULDBLOCK) => {
-                let path = path.display();
-                tracing::warn!(
-                    "somebody holds a lock on the folder of {path}, which daemons need for a moment; going on without it: \
-                     no other daemon may start on that socket now"
-                );
-                return Ok(());
-            }
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-}
-
+/// Removes the stale socket at a path. The caller holds the lock of [`lock_folder`].
 fn remove_stale(path: &Path) -> Result<(), BindError> {
-    let Ok(metadata) = std::fs::symlink_metadata(path) else {
-        return Ok(());
-    };
-    let path = path.to_owned();
-    if !metadata.file_type().is_socket() {
-        return Err(BindError::NotASocket { path });
-    }
-    match connect_at_once(&path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(&path).map_err(|source| BindError::System {
-                what: "remove the stale socket",
+    vhost_user::remove_stale(path).map_err(|obstacle| {
+        let path = path.to_owned();
+        match obstacle {
+            Obstacle::InUse | Obstacle::NoAccess(_) => BindError::InUse { path },
+            Obstacle::NotASocket => BindError::NotASocket { path },
+            Obstacle::Io(source) => BindError::System {
+                what: "listen on",
                 path,
                 source,
-            })
+            },
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        // Whoever holds it does not answer us, but holds it.
-        _ => Err(BindError::InUse { path }),
-    }
+    })
 }
 
-fn listen(path: &Path, mode: Mode) -> io::Result<UnixListener> {
+fn listen(path: &Path, mode: Mode) -> io::Result<(UnixListener, Option<FileId>)> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd =
@@ -271,16 +232,19 @@ fn listen(path: &Path, mode: Mode) -> io::Result<UnixListener> {
     // Linux gives the socket file the mode of the socket: there is no moment in which others may connect.
     fchmod(&socket, mode)?;
     rustix::net::bind(&socket, &address)?;
+    let file = file_at(path);
     // The umask has its say in that; where it took something away, the path gets it back.
     rustix::fs::chmod(path, mode)?;
     // Whoever finds it full is told to come again: rather wait in the line.
     rustix::net::listen(&socket, 1024)?;
-    Ok(UnixListener::from(socket))
+    Ok((UnixListener::from(socket), file))
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+
+    use rustix::fs::FlockOperation;
 
     use super::*;
 
@@ -346,8 +310,23 @@ mod tests {
         for _ in 0..2 {
             line.push(std::os::unix::net::UnixStream::connect(&path).unwrap());
         }
-        connect_at_once(&path).expect_err("there is room in the line");
+        let flags = SocketFlags::NONBLOCK;
+        let kind = SocketType::STREAM;
+        let next = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let address = SocketAddrUnix::new(&path).unwrap();
+        rustix::net::connect(&next, &address).expect_err("there is room in the line");
         assert!(matches!(bind_own(&path), Err(BindError::InUse { .. })));
+    }
+
+    #[test]
+    fn a_socket_that_does_not_listen_yet_is_in_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let first = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&first, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        assert!(matches!(bind_own(&path), Err(BindError::InUse { .. })));
+        rustix::net::listen(&first, 1).unwrap();
+        std::os::unix::net::UnixStream::connect(&path).unwrap();
     }
 
     #[test]
@@ -366,8 +345,8 @@ mod tests {
     #[test]
     fn a_lock_that_somebody_holds_for_ever_keeps_no_daemon_from_starting() {
         let folder = tempfile::tempdir().unwrap();
-        let held = File::open(folder.path()).unwrap();
-        flock(&held, FlockOperation::LockExclusive).unwrap();
+        let held = std::fs::File::open(folder.path()).unwrap();
+        rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
         bind_own(&folder.path().join("s")).unwrap();
     }
 
