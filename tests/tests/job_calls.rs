@@ -66,6 +66,10 @@ fn state(rig: &Rig) -> Result<String> {
 fn no_call_waits_for_a_job() -> Result<()> {
     let rig = image_over_another()?;
     let target = |name: &str| format!("file:{}", rig.scratch.file(name).display());
+    for target in ["null:8M", "ram:8M", "delay:1us,size=8M,around=ram"] {
+        let answer = soon(&rig, &["disk", "mirror", "d", target, "--switch"])?;
+        ensure!(answer.contains("does not keep its data"), "{answer}");
+    }
     let (mirror, backup, other) = (
         target("mirror.raw"),
         target("backup.raw"),

@@ -76,6 +76,15 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     if copy.kind == JobKind::Mirror {
         target.backend = target.backend.with_named_files_of(&now.backend);
     }
+    if loses_data(&now.backend, &target.backend) {
+        let (disk, word) = (&copy.disk, target.backend.word());
+        return Err(Refusal::conflict(
+            format!(
+                "disk {disk}: the target, a {word} disk, does not keep its data when the daemon ends"
+            ),
+            "use a file, a block device, an image, an RBD image or an iSCSI unit",
+        ));
+    }
     // A session for the same unit would end the one of the disk, which has the same ISID.
     if let (BlockDeviceConfig::Iscsi(one), BlockDeviceConfig::Iscsi(other)) =
         (&now.backend, &target.backend)
@@ -170,6 +179,19 @@ pub(crate) fn shown(backend: &BlockDeviceConfig) -> String {
             Some(path) => format!("{}:{}", other.word(), path.display()),
             None => other.word().to_owned(),
         },
+    }
+}
+
+/// Returns true if data of the disk would not be there after a restart of the daemon, and are now.
+fn loses_data(disk: &BlockDeviceConfig, target: &BlockDeviceConfig) -> bool {
+    match target {
+        BlockDeviceConfig::Null { .. } | BlockDeviceConfig::Delay { .. } => true,
+        BlockDeviceConfig::Ram { .. } => !matches!(disk, BlockDeviceConfig::Ram { .. }),
+        BlockDeviceConfig::File { .. }
+        | BlockDeviceConfig::Image { .. }
+        | BlockDeviceConfig::Rbd(_)
+        | BlockDeviceConfig::Iscsi(_)
+        | BlockDeviceConfig::ScsiGeneric { .. } => false,
     }
 }
 
