@@ -99,7 +99,7 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
 
 /// Prints a persistent bitmap.
 fn write_bitmap(out: &mut impl Write, bitmap: &Value) -> std::io::Result<()> {
-    let name = bitmap["name"].as_str().unwrap_or_default();
+    let name = printable(bitmap["name"].as_str().unwrap_or_default());
     let flags = bitmap["flags"].as_array().into_iter().flatten();
     let flags: Vec<&str> = flags.filter_map(Value::as_str).collect();
     let state = match () {
