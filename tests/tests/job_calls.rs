@@ -62,6 +62,20 @@ fn state(rig: &Rig) -> Result<String> {
     Ok(state.with_context(|| job.to_string())?.to_owned())
 }
 
+/// A job that is refused leaves the record of the last one.
+#[test]
+fn refused_job_leaves_the_record_of_the_last_one() -> Result<()> {
+    let rig = image_over_another()?;
+    let target = |name: &str| format!("file:{}", rig.scratch.file(name).display());
+    let (backup, nowhere) = (target("backup.raw"), target("missing/x.raw"));
+    rig.daemon
+        .lunette(&["disk", "backup", "d", &backup, "--wait"])?;
+    let refused = soon(&rig, &["disk", "mirror", "d", &nowhere])?;
+    ensure!(refused.contains("missing"), "{refused}");
+    ensure!(state(&rig)? == "done", "{}", state(&rig)?);
+    Ok(())
+}
+
 #[test]
 fn no_call_waits_for_a_job() -> Result<()> {
     let rig = image_over_another()?;

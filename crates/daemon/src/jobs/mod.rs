@@ -209,7 +209,7 @@ impl Job {
     /// It was not begun after all.
     fn give_up(&self, jobs: &Jobs, refusal: &Refusal) {
         self.set_state(JobState::Failed, Some(refusal.to_string()));
-        jobs.forget(&self.disk);
+        jobs.take_back(&self.disk);
     }
 
     /// Runs the start of the job, which may block, on a thread of its own. Returns early if the job is cancelled; the job ends when the
@@ -245,7 +245,16 @@ impl Job {
                     return Err(Refusal::Conflict(vec![Fault::new(detail)]));
                 }
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Err(mpsc::RecvTimeoutError::Disconnected) => return Err(Refusal::Ending),
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    let detail = format!(
+                        "disk {}: the thread that began the job has failed",
+                        self.disk
+                    );
+                    let refusal =
+                        Refusal::Failed(vec![Fault::new(detail).help("see the daemon's log")]);
+                    self.give_up(jobs, &refusal);
+                    return Err(refusal);
+                }
             }
         }
     }
@@ -399,6 +408,8 @@ impl Drop for Unannounced {
 #[derive(Default)]
 struct All {
     jobs: BTreeMap<String, Arc<Job>>,
+    /// The jobs before these, for those that are not begun after all.
+    before: BTreeMap<String, Arc<Job>>,
     threads: Vec<JoinHandle<()>>,
     is_ending: bool,
 }
@@ -441,6 +452,15 @@ impl Jobs {
         }
     }
 
+    /// Removes a job that was not begun after all. The job before it is shown again.
+    fn take_back(&self, disk: &str) {
+        let mut all = self.lock();
+        match all.before.remove(disk) {
+            Some(before) => all.jobs.insert(disk.to_owned(), before),
+            None => all.jobs.remove(disk),
+        };
+    }
+
     /// Enters a job.
     fn begin(&self, job: Job) -> Result<Arc<Job>, Refusal> {
         let mut all = self.lock();
@@ -454,7 +474,10 @@ impl Jobs {
             return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
         }
         let job = Arc::new(job);
-        all.jobs.insert(job.disk.clone(), Arc::clone(&job));
+        match all.jobs.insert(job.disk.clone(), Arc::clone(&job)) {
+            Some(before) => all.before.insert(job.disk.clone(), before),
+            None => all.before.remove(&job.disk),
+        };
         Ok(job)
     }
 
