@@ -1,5 +1,5 @@
 //! Storage that stops answering: it holds up what is done to its own disks, and nothing else. Needs: root, FUSE, mount(8); `make unit` runs
-//! them. Takes: 20 s.
+//! them. Takes: 60 s.
 #![forbid(unsafe_code)]
 
 use std::thread::JoinHandle;
@@ -175,7 +175,7 @@ fn is_refused(answer: Answer, reason: &str) -> Result<()> {
 }
 
 #[test]
-#[ignore = "as root: see the head of this file"]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
 fn disk_that_hangs_while_it_is_opened_holds_up_no_other_change() -> Result<()> {
     let bed = Bed::new(&[], &[], &[])?;
     let (put, h, file) = (Method::PUT, "/v1/disks/h", bed.file("h.raw"));
@@ -212,7 +212,7 @@ fn disk_that_hangs_while_it_is_opened_holds_up_no_other_change() -> Result<()> {
 }
 
 #[test]
-#[ignore = "as root: see the head of this file"]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
 fn disk_that_hangs_at_the_start_becomes_available_later() -> Result<()> {
     let bed = Bed::new(&[H], &[kind::OPEN], &[])?;
     ensure!(bed.state("h")? == "opening", "{}", bed.state("h")?);
@@ -224,7 +224,7 @@ fn disk_that_hangs_at_the_start_becomes_available_later() -> Result<()> {
 }
 
 #[test]
-#[ignore = "as root: see the head of this file"]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
 fn job_is_cancelled_while_its_own_write_hangs() -> Result<()> {
     let bed = Bed::with_client()?;
     for kind in ["backup", "mirror"] {
@@ -239,7 +239,7 @@ fn job_is_cancelled_while_its_own_write_hangs() -> Result<()> {
 }
 
 #[test]
-#[ignore = "as root: see the head of this file"]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
 fn job_is_cancelled_while_its_last_flush_hangs() -> Result<()> {
     let bed = Bed::with_client()?;
     bed.mount.hang_file("t.raw", &[kind::FSYNC]);
@@ -257,7 +257,7 @@ fn job_is_cancelled_while_its_last_flush_hangs() -> Result<()> {
 }
 
 #[test]
-#[ignore = "as root: see the head of this file"]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
 fn job_is_cancelled_while_its_target_is_opened() -> Result<()> {
     let bed = Bed::with_client()?;
     bed.mount.hang_file("t.raw", &[kind::OPEN]);
@@ -272,7 +272,7 @@ fn job_is_cancelled_while_its_target_is_opened() -> Result<()> {
 }
 
 #[test]
-#[ignore = "as root: see the head of this file"]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
 fn clients_wait_20_s_for_a_target_unless_the_mirror_is_cancelled() -> Result<()> {
     let bed = Bed::with_client()?;
     for is_cancelled in [true, false] {

@@ -7,8 +7,9 @@
 //! A path is compared as it is written, and a symbolic link on the way is followed. This is safe because from an allowed folder down to
 //! the file only root and the daemon's user may write to any folder: no other user can place a link, or exchange a folder after the check.
 //!
-//! Clients can write the headers of images, and images name files. So an image of such a client names only files in its folder
-//! ([`NamedFiles::Folder`]), and none ([`NamedFiles::None`]) if its own path, such as that of a device, is an entry of `allow_paths`.
+//! Clients can write the headers of images, and images name files. Images of such a client may therefore name files in their own folder
+//! ([`NamedFiles::Folder`]). They may name no file ([`NamedFiles::None`]) if their own path, such as that of a device, is an entry of
+//! `allow_paths`.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -26,7 +27,7 @@ use crate::objects::{Fault, Refusal};
 use bdev::{ClusterConfig, NamedFiles};
 use config::{BlockDeviceConfig, Config, DiskConfig, ExportRef};
 
-/// Who sent the request.
+/// Sender of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller(Right);
 
@@ -153,7 +154,7 @@ fn refuse(faults: Vec<Fault>) -> Result<(), ErrorResponse> {
     }
 }
 
-/// What restricted clients may name.
+/// Paths that restricted clients may use.
 #[derive(Debug)]
 struct AllowedPaths {
     /// Folders, and single files such as device nodes. Absolute, as the configuration has them.
@@ -264,9 +265,8 @@ impl AllowedPaths {
         let refused = |reason: String| Fault::at(at, reason).help(AS_ADMINISTRATOR);
         let shown = path.display();
         if path.components().any(|part| part == Component::ParentDir) {
-            return Err(refused(format!(
-                "{shown}: this client may not use `..` in paths"
-            )));
+            let detail = format!("{shown}: this client may not use `..` in paths");
+            return Err(Fault::at(at, detail).help("write the path without `..`"));
         }
         if self.has(&path) {
             return Ok(());
@@ -307,7 +307,7 @@ impl AllowedPaths {
 
 const AS_ADMINISTRATOR: &str = "add its folder to allow_paths and restart the daemon, or run the command as root or as the user of the daemon";
 
-/// The folder of a file. Of a device its node alone: its folder has all others.
+/// Returns the folder of a file, or the node of a device: the folder of the node contains all other devices.
 fn place_of(path: &Path) -> PathBuf {
     match std::fs::canonicalize(path) {
         Ok(found) if found.starts_with("/dev") => path.to_owned(),
