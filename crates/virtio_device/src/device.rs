@@ -1,4 +1,4 @@
-//! A device as a front end's control plane sees it. Nothing here is on a request's way.
+//! Control-plane interface of a device, used by front ends. Nothing here is on the request path.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -8,24 +8,25 @@ use latency::Labels;
 use reactor::{Io, Source, SourceId};
 use virtqueue::{QueueConfig, QueueError};
 
-/// Told once, from the worker's thread, when a queue ends because of its driver or front end: how, and in words.
+/// Called once, on the worker's thread, when a queue ends because of its driver or front end. Arguments: the kind of breach and a
+/// description.
 pub type OnBroken = Arc<dyn Fn(Breach, &str) + Send + Sync>;
 
-/// How a queue was broken.
+/// Kind of rule violation that ended a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Breach {
-    /// Rules of the ring or the device were broken.
+    /// The driver violated the rules of the ring or of the device type.
     Rules,
-    /// The worker was made to wait for a descriptor of the front end's, and everybody else that it serves with it.
+    /// A descriptor of the front end blocked the worker, and with it all other sources of that worker.
     HeldUp,
 }
 
-/// A front end's access to the configuration space was refused.
+/// Refused write to the configuration space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     /// First byte of the access.
     pub offset: u32,
-    /// Bytes of the access.
+    /// Length of the access in bytes.
     pub length: usize,
 }
 
@@ -41,141 +42,142 @@ impl std::fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// All that a queue is made from.
+/// Parameters of a new queue.
 pub struct QueueSetup {
-    /// The queue's index in its device.
+    /// Index of the queue in its device.
     pub index: u16,
-    /// Features that driver and device agreed on.
+    /// Negotiated feature bits.
     pub features: u64,
-    /// Where the ring lies and how it works.
+    /// Ring addresses, size and layout.
     pub config: QueueConfig,
-    /// The client's memory.
+    /// Guest memory.
     pub memory: Arc<MemoryTable>,
-    /// Where what is in flight is kept for the daemon after this one.
+    /// In-flight region of the queue. It survives this daemon.
     pub inflight: Option<RingMemory>,
-    /// Readable when the driver kicks.
+    /// Kick eventfd: readable when the driver kicks.
     pub kick: Option<OwnedFd>,
-    /// Written to interrupt the driver.
+    /// Call eventfd: written to interrupt the driver.
     pub call: Option<OwnedFd>,
-    /// Written when the queue ends because of the driver.
+    /// Error eventfd: written when the queue ends because of the driver.
     pub error: Option<OwnedFd>,
-    /// Requests are taken only while this is so.
+    /// False: no chains are popped.
     pub enabled: bool,
-    /// Who is told that the queue ended because of the driver.
+    /// Called when the queue ends because of the driver.
     pub on_broken: OnBroken,
-    /// Names for statistics; `worker` is filled in by whoever places the queue.
+    /// Labels of the statistics. The code that places the queue sets `worker`.
     pub labels: Labels,
 }
 
 /// A change to a running queue.
 pub enum QueueChange {
-    /// The client's memory is another from now on; what is in flight keeps the old.
+    /// Replaces the guest memory. Requests in flight continue to use the old memory.
     Memory(Arc<MemoryTable>),
-    /// Another interrupt.
+    /// Replaces the call eventfd.
     Call(Option<OwnedFd>),
-    /// Another kick; the worker must watch it.
+    /// Replaces the kick eventfd. The worker must watch the new one.
     Kick(Option<OwnedFd>),
-    /// Another error notification.
+    /// Replaces the error eventfd.
     Error(Option<OwnedFd>),
-    /// Take requests, or do not.
+    /// Enables or disables popping of chains.
     Enabled(bool),
 }
 
-/// How the control plane reaches a queue inside of its worker.
+/// Control-plane access to a queue that a worker owns.
 pub trait QueueControl {
     /// Applies a change.
     ///
     /// # Errors
-    /// When the ring is not in the client's new memory; the queue has then ended.
+    /// Fails if the ring is outside of the new guest memory. The queue has then ended.
     fn change(&mut self, change: QueueChange) -> Result<(), QueueError>;
 
-    /// The queue is about to be stopped and its front end is gone: requests that fail from now on are left unanswered where an
-    /// in-flight region tells the next device of them, which carries them out again.
+    /// Announces that the queue is about to stop and that its front end is gone. From now on, failed requests stay unanswered if the queue
+    /// has an in-flight region: the next device finds them there and repeats them.
     fn leave_failed(&mut self);
 
-    /// Where the ring stands, as `GET_VRING_BASE` answers it.
+    /// Returns the position in the ring, in the format of `GET_VRING_BASE`.
     fn base(&self) -> u32;
 }
 
-/// A queue, made on its worker.
+/// A queue that was built on its worker.
 pub struct BuiltQueue {
-    /// What the worker owns.
+    /// The queue as an event source of the worker.
     pub source: Box<dyn Source>,
-    /// The same object, as the control plane sees it.
+    /// Returns the control-plane interface of `source`.
     pub control: fn(&mut dyn Source) -> Option<&mut dyn QueueControl>,
 }
 
-/// Makes a queue; runs on the worker that will own it.
+/// Builds a queue. Runs on the worker that will own it.
 pub type QueueMaker = Box<dyn FnOnce(&mut Io, SourceId) -> Result<BuiltQueue, String> + Send>;
 
-/// A device: one export's shared half. One front end at a time configures it.
+/// The part of a device that its queues share; one per export. One front end at a time configures it.
 pub trait VirtioDevice: Send + Sync + 'static {
-    /// The export's name.
+    /// Returns the export's name.
     fn name(&self) -> &str;
 
-    /// The device type's own feature bits; those of the transport and the rings are not its business.
+    /// Returns the feature bits of the device type, without those of the transport and the rings.
     fn features(&self) -> u64;
 
-    /// Feature bits that the type offers with some disk or option. A driver may have accepted them before the device lost them.
+    /// Returns all feature bits that the type offers with any disk or option. A driver may have accepted a feature that the device no
+    /// longer offers.
     fn known_features(&self) -> u64 {
         self.features()
     }
 
-    /// Queues that a driver may use.
+    /// Returns the number of queues that a driver may use.
     fn queue_count(&self) -> u16;
 
-    /// Queues that a driver with these features may use: more than [`VirtioDevice::queue_count`] if it accepted the features
-    /// when the device had more.
+    /// Returns the number of queues that a driver with these features may use. It is larger than [`VirtioDevice::queue_count`] if the
+    /// driver accepted the features when the device had more queues.
     fn queue_limit(&self, features: u64) -> u16 {
         let _ = features;
         self.queue_count()
     }
 
-    /// The whole configuration space.
+    /// Returns the whole configuration space.
     fn config(&self) -> Vec<u8>;
 
-    /// The driver writes to the configuration space.
+    /// Handles a driver's write to the configuration space.
     ///
     /// # Errors
-    /// When the field is not writable.
+    /// Fails if the field is not writable.
     fn write_config(&self, offset: u32, data: &[u8]) -> Result<(), ConfigError>;
 
-    /// Does the type work with packed rings?
+    /// Returns true if the type supports packed rings.
     fn packed(&self) -> bool;
 
-    /// A front end has connected or left, or the driver has reset the device: what belongs to a connection ends.
+    /// Drops all state of the connection. Called when a front end connects or leaves, and when the driver resets the device.
     fn reset(&self);
 
-    /// The driver has reset the device, or has stopped its rings and left. After the mere end of a connection it has not, for the
-    /// guest may go on with another.
+    /// Called when the driver has reset the device, or has stopped its rings and disconnected. Not called for a mere disconnection: the
+    /// guest may continue on another connection.
     fn forget_driver(&self) {}
 
-    /// It has left: what was written to the configuration space does not hold for the next driver. After a reset it does: QEMU
-    /// shows that driver what the one before it wrote, and does not ask.
+    /// Drops driver writes to the configuration space. Called when the driver has left. A reset keeps them: QEMU shows the next driver the
+    /// values that the previous one wrote, and does not read them again.
     fn forget_config(&self) {}
 
-    /// Is the disk another one than that of the last driver, which has no way to hear of it?
+    /// Returns true if the disk differs from that of the last driver, and that driver cannot be notified.
     fn is_replaced(&self) -> bool {
         false
     }
 
-    /// A driver starts a queue and knows the disk. May block.
+    /// Records that a driver starts a queue for the current disk. May block.
     fn driver_started(&self) {}
 
-    /// A driver resumes a queue of a replaced disk: it still means the disk before. May block.
+    /// Records that a driver resumes a queue of a replaced disk, and still addresses the old disk. May block.
     fn driver_resumes(&self) {}
 
-    /// Does queue `index` move data? One that does not is placed where it disturbs nobody.
+    /// Returns true if queue `index` moves data. Other queues are placed on the least important worker.
     fn carries_data(&self, _index: u16) -> bool {
         true
     }
 
-    /// What makes queue `setup.index`, on the worker `worker`.
+    /// Returns the function that builds queue `setup.index` on `worker`.
     fn queue(&self, setup: QueueSetup, worker: &reactor::WorkerHandle) -> QueueMaker;
 
-    /// A queue that [`VirtioDevice::queue`] made has stopped; the device forgets its place.
+    /// Called when a queue made by [`VirtioDevice::queue`] has stopped. The device forgets its place.
     fn queue_stopped(&self, index: u16);
 
-    /// Where queue `index` runs now: the device may need to reach it (task management, events).
+    /// Stores the place of queue `index`. The device needs it for task management and events.
     fn queue_placed(&self, index: u16, worker: &reactor::WorkerHandle, source: SourceId);
 }

@@ -1,9 +1,7 @@
-//! What virtio-blk and virtio-scsi share: a queue's slots, its batches, answers and stamps, and how a front end's
-//! control plane reaches them.
+//! Common queue code of virtio-blk and virtio-scsi: slots, batches, answers, stamps and control-plane access.
 //!
-//! A device is two things: a [`VirtioDevice`], shared, that a front end configures, and per queue a [`Protocol`]
-//! that reads requests and writes answers. [`Queue`] joins a protocol with a ring and is what a worker owns.
-//! Nothing here allocates or locks per request.
+//! A device has two parts. A front end configures the shared [`VirtioDevice`]. Each queue has a [`Protocol`], which parses requests and
+//! writes answers. [`Queue`] connects a protocol with a ring; a worker owns it. Nothing here allocates or locks per request.
 
 #![forbid(unsafe_code)]
 

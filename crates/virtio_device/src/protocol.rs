@@ -1,4 +1,4 @@
-//! What a device type does with a request: the part of a queue that differs between virtio-blk and virtio-scsi.
+//! Request handling that differs between virtio-blk and virtio-scsi.
 //!
 //! ```text
 //!   begin -> Step::Data | Step::Scratch -> (I/O) -> resume -> Step ... -> Step::Answer -> answer -> bytes written
@@ -16,79 +16,79 @@ use reactor::{Io, Tag};
 pub use reactor::{Job, Step};
 use virtqueue::{Chain, ErrorPlace};
 
-/// A request, in the slot that it keeps from its first hop to its last: hops hand on which slot, not what is in it. What each
-/// request needs lies together, and what few need at the end of the state.
+/// A request in its slot. It stays in one slot from its first hop to its last; hops pass the slot number only. Fields that each request
+/// needs are adjacent. Fields that few requests need are at the end of the state.
 #[derive(Default)]
 #[repr(C)]
 pub struct Request<S> {
-    /// What is asked of a disk next: for [`Step::Data`] and [`Step::Scratch`].
+    /// The next I/O on a disk, for [`Step::Data`] and [`Step::Scratch`].
     pub job: Job,
-    /// Its memory.
+    /// The descriptor chain.
     pub chain: Chain,
-    /// What its device type remembers of it; it holds what the slot's last request left.
+    /// State of the device type. A new request finds the state of the slot's previous request.
     pub state: S,
 }
 
-/// A chain that holds no request of the device type: the peer's fault. It is refused: see [`Protocol::refuse`].
+/// A chain without a valid request header, by the driver's fault. It is refused with [`Protocol::refuse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 
-/// A request as it begins.
+/// A request after parsing.
 pub struct Start {
-    /// What to do first.
+    /// First step.
     pub step: Step,
-    /// How it is counted.
+    /// Operation for the statistics.
     pub operation: Operation,
-    /// Bytes of data that it moves.
+    /// Data length in bytes.
     pub bytes: u32,
 }
 
-/// A request as it ends.
+/// Result of a finished request.
 pub struct Answer {
-    /// Bytes of the chain's writable part that were written (virtio 1.3, 2.7.8.2).
+    /// Bytes written to the chain's device-writable part (virtio 1.3, 2.7.8.2).
     pub written: u32,
-    /// Was it answered without an error?
+    /// True if the status reports success.
     pub good: bool,
 }
 
-/// One queue's side of a device type.
+/// The device type's part of one queue.
 pub trait Protocol: 'static {
-    /// What a request needs to remember; reused by later requests of its slot.
+    /// Per-request state. Later requests of the same slot reuse it.
     type State: Default;
 
-    /// May a queue serve several disks? Then each of them is measured by itself.
+    /// A queue may serve several disks, which are then measured separately.
     const SEVERAL_DISKS: bool = false;
 
-    /// Does the answer begin what the device writes of a chain, in a cache line of its own?
+    /// The response is the first device-writable part of a chain, in a cache line of its own.
     const ANSWERED_APART: bool = false;
 
-    /// Which of several disks a request is for, once it has begun.
+    /// Returns the number of the disk that a parsed request addresses.
     fn disk_number(&self, _request: &Request<Self::State>) -> DiskNumber {
         DiskNumber::NONE
     }
 
-    /// Has a request begun, since this was asked last, that is for another disk than the one before it?
+    /// Returns true if a request parsed since the last call addresses another disk than its predecessor.
     #[inline(always)]
     fn disk_changed(&mut self) -> bool {
         false
     }
 
-    /// The next request counts as one for another disk.
+    /// Makes the next request count as one for another disk.
     fn forget_disk(&mut self) {}
 
-    /// The name of a disk that a request was for; `None` when it has gone.
+    /// Returns the name of a request's disk, or `None` if the disk is gone.
     fn disk_name(&self, _number: DiskNumber) -> Option<String> {
         None
     }
 
-    /// A batch of requests is about to begin: time to look at what changes between iterations only.
+    /// Called before each batch. Checks state that changes between iterations only.
     #[inline(always)]
     fn look(&mut self) {}
 
-    /// Reads a request. Sets the window of the chain's buffer to the data when there is any.
+    /// Parses a request. Sets the window of the chain's buffer to the data, if there is any.
     ///
     /// # Errors
-    /// [`Malformed`], when the chain has no whole header or no room for an answer.
+    /// [`Malformed`] if the chain has no complete header or no room for a response.
     fn begin(
         &mut self,
         io: &mut Io,
@@ -96,7 +96,7 @@ pub trait Protocol: 'static {
         tag: Tag,
     ) -> Result<Start, Malformed>;
 
-    /// The step's I/O has ended; `scratch` is the memory of a [`Step::Scratch`].
+    /// Handles the end of a step's I/O. `scratch` is the memory of a [`Step::Scratch`].
     fn resume(
         &mut self,
         io: &mut Io,
@@ -105,7 +105,7 @@ pub trait Protocol: 'static {
         scratch: Option<IoBuffer>,
     ) -> Step;
 
-    /// As [`Protocol::resume`] after a [`Step::Data`].
+    /// Like [`Protocol::resume`], after a [`Step::Data`].
     #[inline(always)]
     fn resume_data(
         &mut self,
@@ -116,43 +116,43 @@ pub trait Protocol: 'static {
         self.resume(io, request, outcome, None)
     }
 
-    /// Goes on after [`Step::AnswerAndGoOn`], without a chain.
+    /// Continues after [`Step::AnswerAndGoOn`], without a chain.
     fn go_on(&mut self, _io: &mut Io, _request: &mut Request<Self::State>) -> Step {
         Step::Over
     }
 
-    /// Which of several logical units a request is for.
+    /// Returns the logical unit that a request addresses, if the device has several.
     fn unit(&self, _request: &Request<Self::State>) -> Option<UnitAddress> {
         None
     }
 
-    /// The queue is being stopped: what is in flight is to end soon.
+    /// Called when the queue is being stopped. Requests in flight must end soon.
     fn stop(&mut self) {}
 
-    /// Writes the answer into the chain.
+    /// Writes the response into the chain.
     fn answer(&mut self, request: &mut Request<Self::State>) -> Answer;
 
-    /// The driver may see all that was answered so far.
+    /// Called when all answers so far are visible to the driver.
     #[inline(always)]
     fn shown(&mut self) {}
 
-    /// Writes an error into a chain that cannot be served, if there is a place for it; gives the bytes written. The place begins
-    /// behind the chain's readable bytes. Nothing else is known of the request, and it has not begun.
+    /// Writes an error response into a chain that cannot be served, if it has room for one. Returns the bytes written. `place` begins
+    /// behind the chain's readable bytes. The request has not been parsed.
     fn refuse(&mut self, request: &mut Request<Self::State>, place: ErrorPlace) -> u32;
 
-    /// May chains be taken now? A queue that holds buffers for events says no until there is an event.
+    /// Returns true if chains may be popped. A queue with event buffers returns false until there is an event.
     fn wants_chains(&self) -> bool {
         true
     }
 
-    /// Most chains that it wants to take in one go.
+    /// Returns the maximum number of chains per batch.
     fn batch_limit(&self) -> usize {
         usize::MAX
     }
 
-    /// A disk is being taken out of the process: close the handle on it, if there is one.
+    /// Closes the handle of a disk that is being removed from the process.
     fn let_go(&mut self, _io: &mut Io, _disk: &Arc<Disk>) {}
 
-    /// The queue has stopped and nothing is in flight: let go of disks.
+    /// Closes all disks. The queue has stopped and has nothing in flight.
     fn close(&mut self, io: &mut Io);
 }

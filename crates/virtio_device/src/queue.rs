@@ -1,10 +1,10 @@
-//! A virtqueue with its device: what a worker owns. The hops of a request are the methods here, in order.
+//! A virtqueue and its device model, owned by one worker. The methods are the hops of a request, in order.
 //!
-//! `drain` takes a batch: pop (**popped**), begin each (**parsed**), submit each (**submitted**); what completes at
-//! once is **reaped** right there, what is pending comes back through `finish`. `publish` answers all that is done
-//! (**answered**), stores the used index once and interrupts once (**notified**); a driver that polls is asked later whether it
-//! wants that (`interrupt_moderation`). Requests that do not go through at once are in `waiting`. A driver that breaks the rules
-//! ends a request or this queue, with one log line, and nothing else (`breach`).
+//! `drain` processes a batch: pops all chains (**popped**), parses them (**parsed**) and submits them (**submitted**). I/Os that complete
+//! synchronously are **reaped** there; pending ones end in `finish`. `publish` answers all completed requests (**answered**), stores the
+//! used index once and interrupts once (**notified**). For a polling driver, the check of its interrupt suppression is deferred
+//! (`interrupt_moderation`). `waiting` holds requests that do not finish in one pass. If the driver breaks the rules, `breach` ends the
+//! request or this queue, with one log line, and nothing more.
 
 mod batch_size;
 mod breach;
@@ -36,33 +36,33 @@ use batch_size::{BATCH, BatchSize};
 use breach::REFUSED_BYTES;
 use interrupt_moderation::InterruptModeration;
 
-/// Bytes after which a batch ends, so that other sources of the worker do not wait: what a RAM disk copies in a millisecond or two.
+/// Bytes after which a batch ends, so that other sources of the worker do not wait. A RAM disk copies as much in 1 or 2 ms.
 const BATCH_BYTES: u64 = 8 << 20;
 
-/// I/Os behind their first that a queue's requests may have in an iteration when they end at once, and bytes that count as one more:
-/// long requests give way to the worker's other work. On the chain's own memory only the bytes count.
+/// Limit of follow-up I/Os per iteration that complete synchronously; each `STEP_BYTES` bytes count as one more. Long requests yield to
+/// other work of the worker. For I/O on the chain's own memory only the bytes count.
 const STEPS_MAX: u64 = 32;
 const STEP_BYTES: u64 = 128 << 10;
 
-/// In a batch of so many the lines of answers that lie apart from their requests are asked for when chains are popped. Parsing
-/// takes a third of the time of popping, and would ask for more lines at once than a core can have under way.
+/// From this batch size on, response cache lines that are apart from their requests are prefetched while popping. Parsing takes a third of
+/// the time of popping: prefetches there would exceed the number of outstanding lines of a core.
 const MANY: usize = 16;
 
-/// How far a request has come.
+/// Progress of a request.
 enum Progress {
-    /// It can be answered.
+    /// Ready to be answered.
     Done,
-    /// Somebody will come back to it.
+    /// Waiting for an I/O completion, an event or a later iteration.
     Pending,
-    /// It was answered before and has ended.
+    /// Finished, and answered before.
     Over,
 }
 
-/// A queue of a device whose requests `P` understands.
+/// A virtqueue with its device model `P`.
 pub struct Queue<P: Protocol> {
     id: SourceId,
     index: u16,
-    /// What its requests' IDs begin with.
+    /// Upper bits of the request IDs in USDT probes.
     probed: u64,
     ring: DeviceQueue,
     view: GuestView,
@@ -70,28 +70,28 @@ pub struct Queue<P: Protocol> {
     slots: Slots<P::State>,
     batch_size: BatchSize,
     interrupt_moderation: InterruptModeration,
-    /// What has counted towards [`STEPS_MAX`] in this iteration.
+    /// Follow-up steps of this iteration, limited by [`STEPS_MAX`].
     steps: u64,
-    /// Lines of the batch's answers were asked for when its chains were popped.
+    /// Response cache lines were prefetched when the batch was popped.
     early: bool,
     /// Slots of the batch that is being drained.
     batch: Vec<u16>,
-    /// Slots of the batch whose I/O is pending.
+    /// Slots of the batch with pending I/O.
     pended: Vec<u16>,
-    /// Slots to be answered when the iteration ends.
+    /// Slots to be answered at the end of the iteration.
     done: Vec<u16>,
-    /// Slots that have been answered and go on.
+    /// Answered slots that still have work to do.
     going_on: Vec<u16>,
-    /// Slots that have given way, with the next step, in the order in which they go on.
+    /// Slots that yielded, with their next step, in order of continuation.
     resting: VecDeque<(u16, Step)>,
-    /// Requests of this iteration that completed at once, by operation, with the stamps that they share.
+    /// Requests of this iteration that completed synchronously: shared stamps, a count per operation, and the partition.
     iterations: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
-    /// Requests of the batch that is being submitted, while those in flight are for several disks.
+    /// Counts of the batch that is being submitted, while requests in flight address several disks.
     mixed: MixedBatch,
     several: bool,
-    /// Else whose measurements all of them belong to.
+    /// Partition of all measurements, unless `several` is set.
     part: Part,
-    /// Batches that were sorted by disk.
+    /// Number of batches sorted by disk (wraps).
     sorted: u8,
     timeline: QueueTimeline,
     kick: Option<RingFd>,
@@ -99,22 +99,22 @@ pub struct Queue<P: Protocol> {
     error: Option<Signal>,
     enabled: bool,
     stopping: bool,
-    /// An in-flight region says what is unanswered.
+    /// An in-flight region records unanswered requests.
     is_tracked: bool,
-    /// Requests that fail are left to the next device.
+    /// Failed requests stay unanswered for the next device.
     leaves_failed: bool,
     broken: bool,
     reaped: Stamp,
-    /// When the last iteration with requests began.
+    /// Start of the last iteration that had requests.
     noticed: Stamp,
     on_broken: OnBroken,
 }
 
 impl<P: Protocol> Queue<P> {
-    /// A queue from what a front end said; `id` is its place in its worker.
+    /// Creates a queue from a front end's parameters; `id` is its place in its worker.
     ///
     /// # Errors
-    /// When the ring is not where the front end said, or cannot be.
+    /// Fails if the ring is not in guest memory, or if its parameters are invalid.
     pub fn new(
         setup: QueueSetup,
         id: SourceId,
@@ -163,7 +163,7 @@ impl<P: Protocol> Queue<P> {
         })
     }
 
-    /// The queue as a worker and a control plane take it.
+    /// Returns the queue in the form that workers and control planes use.
     pub fn built(self) -> BuiltQueue {
         fn control<P: Protocol>(source: &mut dyn Source) -> Option<&mut dyn QueueControl> {
             let queue = (source as &mut dyn Any).downcast_mut::<Queue<P>>()?;
@@ -175,12 +175,12 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// The device type's half, for events and task management.
+    /// Returns the device type's part, for events and task management.
     pub fn protocol(&mut self) -> &mut P {
         &mut self.protocol
     }
 
-    /// Hop 2: takes chains from the ring into slots.
+    /// Hop 2: pops chains from the ring into slots.
     fn pop_batch(&mut self) {
         let polls = self.timeline.counters().polls.get();
         let there = usize::from(self.ring.waiting());
@@ -207,7 +207,7 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Hop 3: reads each request.
+    /// Hop 3: parses each request.
     fn begin_batch(&mut self, io: &mut Io) {
         self.protocol.look();
         let batch = std::mem::take(&mut self.batch);
@@ -247,7 +247,7 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Hop 4: gives each request's I/O to its disk. Those that end at once are done.
+    /// Hop 4: submits each request's I/O to its disk. Those that complete synchronously are done.
     #[inline(always)]
     fn submit_batch<const SEVERAL: bool>(&mut self, io: &mut Io, stamps: Stamps) {
         let mut counts = PartCounts {
@@ -257,7 +257,7 @@ impl<P: Protocol> Queue<P> {
         let mut batch = std::mem::take(&mut self.batch);
         let done_before = self.done.len();
         let mut done = 0;
-        // So many of them have one behind them of which its disk wants to know.
+        // Number of requests with a successor that is worth a prefetch hint.
         let followed = match io.wants_prefetch() {
             true => batch.len().saturating_sub(1),
             false => 0,
@@ -274,7 +274,7 @@ impl<P: Protocol> Queue<P> {
             }
             match self.take_first_step(io, index) {
                 Progress::Done => {
-                    // Behind what is still to be submitted.
+                    // Stored in the part of `batch` that is already submitted.
                     batch[done] = index;
                     done += 1;
                     counts.at_once[operation] += 1;
@@ -298,7 +298,7 @@ impl<P: Protocol> Queue<P> {
         }
         if !self.pended.is_empty() {
             probes::submitted(|| self.pended.iter().map(id));
-            // What is pending has now been given to its disk; what ended at once was given when it was parsed.
+            // Pending requests are submitted now. Requests that completed synchronously were submitted when they were parsed.
             let mut stamps = stamps;
             stamps.mark(Stage::Submitted, now);
             for index in self.pended.drain(..) {
@@ -321,7 +321,7 @@ impl<P: Protocol> Queue<P> {
         self.mixed = mixed;
     }
 
-    /// Takes a request's first step, which mostly is an I/O, and mostly the only one.
+    /// Executes a request's first step: usually an I/O, and usually the only step.
     #[inline(always)]
     fn take_first_step(&mut self, io: &mut Io, index: u16) -> Progress {
         let tag = self.tag(index);
@@ -340,8 +340,8 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// What is submitted after the request at `at` of the batch, and what later. Where a slot begins with something else its job
-    /// is an old one, and nothing comes of it.
+    /// Sends prefetch hints for the request after `at` in the batch, and for a later one. If a slot begins with another step, its job is
+    /// stale; the hint is then useless but harmless.
     #[inline(never)]
     fn prefetch_next(&mut self, io: &Io, next: u16, batch: &[u16], at: usize) {
         let job = &self.slots.get(next).request.job;
@@ -358,7 +358,7 @@ impl<P: Protocol> Queue<P> {
         self.advance(io, index, step.unwrap_or(Step::Data))
     }
 
-    /// Takes a request's steps as far as they go without waiting.
+    /// Executes a request's steps until one has to wait.
     #[inline(never)]
     fn advance(&mut self, io: &mut Io, index: u16, mut step: Step) -> Progress {
         let tag = self.tag(index);
@@ -405,7 +405,7 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Hop 6: writes the answers and returns the chains.
+    /// Hop 6: writes the responses and returns the chains.
     #[inline(always)]
     fn answer_done<const SEVERAL: bool>(&mut self) {
         for &index in &self.done {
@@ -433,7 +433,7 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// The time, where anybody wants to know it.
+    /// Returns the time, or the default stamp if nothing is recorded.
     #[inline]
     fn stamp(&self, io: &Io) -> Stamp {
         match self.timeline.is_recording() {
@@ -442,7 +442,7 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Hops 6 and 7, for whoever follows requests.
+    /// Fires the probes of hops 6 and 7.
     #[inline]
     fn tell_probes(&mut self) {
         let (probed, done, slots) = (self.probed, &self.done, &mut self.slots);
@@ -566,7 +566,7 @@ impl<P: Protocol> Source for Queue<P> {
         }
         let wanted = self.show();
         self.protocol.shown();
-        // By now the driver may see the answers.
+        // The answers are visible to the driver.
         let answered = self.stamp(io);
         let mut notified = answered;
         let told = wanted && self.call.is_some();
@@ -587,7 +587,7 @@ impl<P: Protocol> Source for Queue<P> {
             }
             self.timeline.record_iteration(counts, stamps);
         }
-        // Without a completion in this iteration something else has ended the wait, just now.
+        // Without a completion in this iteration, another event has just ended the wait.
         if self.reaped == Stamp::default() {
             self.reaped = answered;
         }
@@ -620,7 +620,7 @@ impl<P: Protocol> Source for Queue<P> {
         if !self.accepts() {
             return false;
         }
-        // A driver that gives no kick is looked at all the time (vhost-user protocol, SET_VRING_KICK).
+        // A driver without a kick eventfd is polled (vhost-user protocol, SET_VRING_KICK).
         if self.kick.is_none() {
             return self.slots.has_free();
         }
@@ -670,7 +670,7 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
-        // A request between two steps keeps its handle, which may be another disk's when it goes on.
+        // A request between two steps keeps its handle. The handle could belong to another disk when the request continues.
         for slot in self.slots.all() {
             let job = &mut slot.request.job;
             if io.is_of(job.disk, disk) {

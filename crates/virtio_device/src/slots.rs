@@ -1,7 +1,7 @@
-//! A queue's slot table: as many requests as the ring has entries, made once.
+//! Slot table of a queue: one slot per ring entry, allocated once.
 //!
-//! Slots are taken last-in first-out, so that a queue at depth d touches d slots. A chain whose ID is in flight
-//! already is the driver's fault and is detected here.
+//! Slots are taken last-in first-out, so that a queue at depth d touches d slots. A chain ID that is already in flight is a driver error
+//! and is detected here.
 
 use guest_memory::GuestView;
 use latency::{Operation, Part, Stamp};
@@ -9,31 +9,31 @@ use virtqueue::Chain;
 
 use crate::protocol::{Request, Step};
 
-/// A request's place. It begins with a cache line, and what each request needs lies in the first three.
+/// One slot. It is cache-line aligned; the fields that each request needs are in the first three lines.
 #[repr(C, align(64))]
 pub(crate) struct Slot<S> {
     pub operation: Operation,
-    /// It was answered without an error.
+    /// Answered without an error.
     pub good: bool,
-    /// It begins with another step than [`Step::Data`].
+    /// Begins with another step than [`Step::Data`].
     pub otherwise: bool,
-    /// Its I/O runs on scratch memory, not on the chain's buffer.
+    /// The I/O uses scratch memory instead of the chain's buffer.
     pub scratch: bool,
-    /// Its I/O was pending, so its stamps are recorded one by one.
+    /// The I/O was pending, so its stamps are recorded one by one.
     pub pended: bool,
-    /// It waits for [`crate::Queue::resume_waiting`].
+    /// Waits for [`crate::Queue::resume_waiting`].
     pub waiting: bool,
-    /// Once answered, it goes on without its driver.
+    /// Continues after its answer, without a chain.
     pub goes_on: bool,
-    /// It holds a request that has not been answered.
+    /// Holds an unanswered request.
     pub active: bool,
     pub bytes: u32,
-    /// Whose measurements it belongs to, while those in flight are of several disks.
+    /// Partition of its measurements, while requests in flight address several disks.
     pub part: Part,
-    /// First byte of its first I/O on the disk.
+    /// Disk offset of its first I/O in bytes.
     pub offset: u64,
     pub request: Request<S>,
-    /// What is to be done next, between two hops of a batch, if `otherwise`.
+    /// Next step between two hops of a batch, if `otherwise` is set.
     pub step: Option<Step>,
     pub noticed: Stamp,
     pub popped: Stamp,
@@ -82,26 +82,26 @@ impl<S> Slot<S> {
     }
 }
 
-/// What came of filling a slot.
+/// Result of filling a slot.
 pub(crate) enum Fill<E> {
-    /// This slot holds a chain now, of so many bytes.
+    /// Slot that now holds a chain, and the chain's bytes.
     Filled(u16, u64),
-    /// No slot was free.
+    /// No slot is free.
     Full,
-    /// There was no chain.
+    /// The ring is empty.
     Empty,
-    /// The chain's ID is in flight already.
+    /// This chain ID is already in flight.
     Twice(u16),
-    /// This free slot holds a chain that cannot be served, or nothing where the ring is broken.
+    /// Free slot with a chain that cannot be served, or without one if the ring is broken.
     Failed(u16, E),
 }
 
 pub(crate) struct Slots<S> {
     slots: Vec<Slot<S>>,
     free: Vec<u16>,
-    /// By chain ID: is it in flight?
+    /// Indexed by chain ID: the chain is in flight.
     busy: Vec<bool>,
-    /// What was in flight when the memory was changed may have pinned the memory before.
+    /// The guest memory was replaced. Requests of that time may still pin the old memory.
     changed: bool,
 }
 
@@ -117,7 +117,7 @@ impl<S: Default> Slots<S> {
         }
     }
 
-    /// Requests in flight.
+    /// Returns the number of requests in flight.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -128,8 +128,8 @@ impl<S: Default> Slots<S> {
         !self.free.is_empty()
     }
 
-    /// Fetches what the last request of the next slot to be taken began with: where few are in flight, the next one lies
-    /// there as a rule.
+    /// Prefetches the buffer start of the last request in the next free slot. With few requests in flight, the next request usually has the
+    /// same buffer.
     #[inline(always)]
     pub fn guess(&self) {
         if let Some(&index) = self.free.last() {
@@ -141,8 +141,8 @@ impl<S: Default> Slots<S> {
         }
     }
 
-    /// Takes a free slot for the chain that `pop` gives, and notes the chain's ID. `answered_apart`: the line of its answer is asked
-    /// for, too, before that of its header, with which a processor that fetches lines in pairs would take it for reading.
+    /// Takes a free slot for the chain from `pop` and marks the chain ID as busy. `answered_apart`: prefetches the response line before the
+    /// header. In the reverse order, a processor that fetches lines in pairs would fetch the response line for reading.
     #[inline(always)]
     pub fn fill<E>(
         &mut self,
@@ -175,19 +175,19 @@ impl<S: Default> Slots<S> {
         Fill::Filled(index, bytes)
     }
 
-    /// Is a chain with this ID in flight?
+    /// Returns true if a chain with this ID is in flight, or if the ID is out of range.
     pub fn is_busy(&self, id: u16) -> bool {
         self.busy.get(usize::from(id)).is_none_or(|busy| *busy)
     }
 
-    /// The driver may use the request's ID again, for it has been answered; its memory is let go, but for what is of
-    /// the memory in use, `view`.
+    /// Releases the chain ID of an answered request; the driver may reuse it. Releases its memory, except for memory of `view`, the current
+    /// table.
     #[inline(always)]
     pub fn answered(&mut self, index: u16, view: &GuestView) -> &mut Slot<S> {
         self.answer(index, view, |_| ()).0
     }
 
-    /// As [`Slots::answered`], of a request that is answered by `how`.
+    /// Like [`Slots::answered`]; `how` answers the request.
     #[inline(always)]
     fn answer<R>(
         &mut self,
@@ -208,7 +208,7 @@ impl<S: Default> Slots<S> {
         (slot, result)
     }
 
-    /// Answers a request by `how`. Its ID is free again, and its slot unless the request goes on: is it free?
+    /// Answers a request with `how` and releases its chain ID. Releases its slot, and returns true, unless the request continues.
     #[inline(always)]
     pub fn answer_and_release(
         &mut self,
@@ -225,14 +225,14 @@ impl<S: Default> Slots<S> {
         free
     }
 
-    /// An answered request goes on without a chain; which one it had can still be told.
+    /// Detaches the chain from an answered request that continues. The chain ID stays readable.
     pub fn let_go(&mut self, index: u16) {
         let chain = &mut self.slots[usize::from(index)].request.chain;
         chain.buffer.clear();
         (chain.readable, chain.writable) = (0, 0);
     }
 
-    /// Lets go of the pins that free slots keep: the memory in use is another from now on.
+    /// Releases the pins of free slots. Called when the guest memory is replaced.
     pub fn unpin(&mut self) {
         self.changed = true;
         for index in &self.free {
@@ -240,7 +240,7 @@ impl<S: Default> Slots<S> {
         }
     }
 
-    /// The slot of a request that was answered before is free again. What is told of it stands until it is taken again.
+    /// Releases the slot of an answered request. Its data stays readable until the slot is reused.
     #[inline(always)]
     pub fn free_slot(&mut self, index: u16) {
         self.slots[usize::from(index)].make_free();
@@ -252,12 +252,12 @@ impl<S: Default> Slots<S> {
         &mut self.slots[usize::from(index)]
     }
 
-    /// Every slot, free ones too.
+    /// Iterates over all slots, including free ones.
     pub fn all(&mut self) -> impl Iterator<Item = &mut Slot<S>> {
         self.slots.iter_mut()
     }
 
-    /// Every request in flight that is not answered yet, for look-ups that walk them (task management).
+    /// Iterates over all unanswered requests, for searches such as task management.
     pub fn active(&mut self) -> impl Iterator<Item = (u16, &mut Slot<S>)> {
         let numbered = (0..).zip(&mut self.slots);
         numbered.filter(|(_, slot)| slot.active)

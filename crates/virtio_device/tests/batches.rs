@@ -1,5 +1,5 @@
-//! How many requests an iteration takes: all that wait, half of many that came at once after polling had found none, or a few
-//! whose answers wake a driver that sleeps. And when it is woken that had been polling.
+//! Batch sizes: all waiting chains, half of many that arrive at once after an idle poll, or a few for a sleeping driver. Also interrupts
+//! for a driver that has stopped polling.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use virtqueue::QueueConfig;
 use virtqueue::driver::{DriverConfig, DriverQueue, RingLayout};
 
 const MEMORY: usize = 1 << 20;
-/// Where the one header lies that all requests use, and where data and statuses go.
+/// Address of the header that all requests share, and of data and statuses.
 const HEADER: u64 = 64 << 10;
 const DATA: u64 = 128 << 10;
 
-/// The device, and with it what a request looks like.
+/// Device type, with its request format.
 #[derive(Clone, Copy, PartialEq)]
 enum Transport {
     Blk,
@@ -31,7 +31,7 @@ enum Transport {
 }
 
 impl Transport {
-    /// A device with one disk, and the index of its first request queue.
+    /// Creates a device with one disk. Returns it with the index of its first request queue.
     fn device(self, disk: Arc<Disk>) -> (Box<dyn VirtioDevice>, u16) {
         let queues = 1;
         if self == Transport::Blk {
@@ -48,7 +48,7 @@ impl Transport {
         (Box::new(device), 2)
     }
 
-    /// A read of one sector, the first.
+    /// Returns the header of a read of sector 0.
     fn header(self) -> Vec<u8> {
         if self == Transport::Blk {
             // VIRTIO_BLK_T_IN, sector 0: zeroes.
@@ -61,7 +61,7 @@ impl Transport {
         header
     }
 
-    /// What the device writes, in 1 KiB at an address: a SCSI response comes before the data (virtio 1.3, 5.6.6.1).
+    /// Returns the device-writable descriptors in the 1 KiB at `at`. A SCSI response precedes the data (virtio 1.3, 5.6.6.1).
     fn writable(self, at: u64) -> [(u64, u32); 2] {
         match self {
             Transport::Blk => [(at, 512), (at + 512, 1)],
@@ -79,12 +79,12 @@ struct Rig {
 }
 
 impl Rig {
-    /// A driver of virtio-blk that polls.
+    /// Creates a virtio-blk driver that polls.
     fn new() -> Rig {
         Rig::with(Transport::Blk, false, false, false)
     }
 
-    /// A driver of virtio-blk that sleeps until it is interrupted.
+    /// Creates a virtio-blk driver that sleeps until it is interrupted.
     fn sleeping(packed: bool) -> Rig {
         Rig::with(Transport::Blk, packed, true, false)
     }
@@ -150,13 +150,13 @@ impl Rig {
         self.driver.publish();
     }
 
-    /// Answers of one iteration.
+    /// Runs one iteration and returns the number of answers.
     fn iterate(&mut self) -> usize {
         self.worker.iterate_once();
         std::iter::from_fn(|| self.driver.pop_used()).count()
     }
 
-    /// Interrupts since the last time.
+    /// Returns the number of interrupts since the last call.
     fn interrupts(&mut self) -> u64 {
         let mut count = [0; 8];
         match rustix::io::read(&self.call, &mut count) {
@@ -172,7 +172,7 @@ fn many_at_once_after_a_wait_are_taken_by_halves() {
     assert_eq!(rig.iterate(), 0);
     rig.ask(40);
     assert_eq!(rig.iterate(), 20);
-    // Those that come meanwhile wait behind the other half.
+    // Newly arrived chains wait behind the other half.
     rig.ask(20);
     assert_eq!(rig.iterate(), 20);
     assert_eq!(rig.iterate(), 20);
@@ -187,7 +187,7 @@ fn few_at_once_are_taken_at_once() {
         (Transport::Blk, true),
     ] {
         let mut rig = Rig::with(transport, packed, false, false);
-        // Unit attentions of a new unit, and what else is answered only once.
+        // Consumes the unit attentions of a new unit and other one-time responses.
         rig.ask(1);
         assert_eq!(rig.iterate(), 1);
         assert_eq!(rig.iterate(), 0);
@@ -205,7 +205,7 @@ fn growing_depth_is_not_served_by_the_old_batch_size() {
     assert_eq!(rig.iterate(), 0);
     rig.ask(16);
     assert_eq!(rig.iterate(), 8);
-    // Before polling finds none again. The other half is known, what is behind it is not.
+    // Arrives before the next idle poll: only the other half keeps the old batch size.
     rig.ask(60);
     assert_eq!((rig.iterate(), rig.iterate()), (8, 60));
     assert_eq!(rig.iterate(), 0);
@@ -235,7 +235,7 @@ fn a_half_that_comes_alone_is_not_halved_again() {
         rig.ask(40);
         assert_eq!(rig.iterate(), 40);
     }
-    // Both halves at once: they are told apart again.
+    // Both halves at once: they are split again.
     assert_eq!(rig.iterate(), 0);
     rig.ask(80);
     assert_eq!(rig.iterate(), 40);
@@ -297,9 +297,9 @@ fn a_driver_that_has_begun_to_poll_is_given_all_at_once() {
     assert_eq!((rig.iterate(), rig.interrupts()), (7, 0));
 }
 
-/// A driver that has polled for so long that it is no longer asked for its wish each time; it has one request in flight.
+/// Creates a driver that has polled long enough for deferred suppression checks. It has one request in flight.
 fn polled_for_long(transport: Transport, packed: bool) -> Rig {
-    // With VIRTIO_F_EVENT_IDX, so that only what came after the driver asked for an interrupt interrupts it.
+    // With VIRTIO_F_EVENT_IDX, only answers after the driver's request for an interrupt cause one.
     let mut rig = Rig::with(transport, packed, true, true);
     rig.driver.disable_interrupts();
     for _ in 0..200 {
@@ -312,7 +312,7 @@ fn polled_for_long(transport: Transport, packed: bool) -> Rig {
     rig
 }
 
-/// Each transport and kind of ring.
+/// Each transport with each ring layout.
 const RINGS: [(Transport, bool); 4] = [
     (Transport::Blk, false),
     (Transport::Blk, true),
@@ -332,7 +332,7 @@ fn driver_that_stops_polling_is_interrupted_on_an_idle_queue() {
         let told = (0..1_000_000).map(|_| iterate()).find(|told| *told > 0);
         assert_eq!(told, Some(1));
         assert_eq!(rig.iterate(), 1);
-        // From now on it is asked at once.
+        // From now on the check is immediate.
         rig.driver.enable_interrupts();
         rig.ask(1);
         assert_eq!((rig.iterate(), rig.interrupts()), (1, 1));
@@ -344,7 +344,7 @@ fn a_driver_that_goes_to_sleep_is_interrupted_while_others_poll() {
     for (transport, packed) in RINGS {
         let mut rig = polled_for_long(transport, packed);
         assert!(!rig.driver.enable_interrupts());
-        // One takes the answers without wanting to be told; what was asked for before it stays asked for.
+        // Takes the answers without asking for an interrupt. The earlier request for one stays valid.
         let mut iterate = || {
             rig.worker.iterate_once();
             while rig.driver.pop_used().is_some() {}
@@ -361,7 +361,7 @@ fn driver_that_stops_polling_is_interrupted_at_queue_end() {
     for (transport, packed) in RINGS {
         let mut rig = polled_for_long(transport, packed);
         assert!(!rig.driver.enable_interrupts());
-        // It takes the request in this iteration, shows the answer, and is stopped in the next.
+        // The first iteration processes the request and publishes the answer. The next one stops the queue.
         rig.worker.iterate_once();
         let (told, ends) = (rig.interrupts(), std::rc::Rc::new(std::cell::Cell::new(0)));
         let ended = ends.clone();

@@ -1,4 +1,4 @@
-//! What a disk is told of I/Os that come next: those of the batch that is being submitted, each before the one ahead of it.
+//! Prefetch hints to a disk: for each I/O of the batch, sent before the I/O ahead of it is submitted.
 
 #[path = "../../bdev/tests/common/listening.rs"]
 mod listening;
@@ -20,7 +20,7 @@ const MEMORY: usize = 1 << 20;
 const HEADERS: u64 = 64 << 10;
 const DATA: u64 = 128 << 10;
 
-/// A queue of a disk, on a worker.
+/// A queue with one disk, on a worker.
 struct Rig {
     driver: DriverQueue,
     memory: Arc<Mapping>,
@@ -65,7 +65,7 @@ impl Rig {
         }
     }
 
-    /// Reads of these sectors; of a type that is no I/O where there is none.
+    /// Submits reads of these sectors; `None` submits a request without I/O.
     fn ask(&mut self, sectors: &[Option<u64>]) {
         for (i, sector) in (0..).zip(sectors) {
             let mut header = [0; 16];
@@ -103,7 +103,7 @@ fn prefetch_hint_of_each_io_precedes_the_io_before_it() {
     assert_eq!(rig.answers(), 3);
     let all = [Next(8), Now(70), Next(33), Now(8), Now(33)];
     assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), all);
-    // Of more the first hears of the one that is some places behind it, too.
+    // With more requests, the first also triggers a hint for the request [`PREFETCH_DISTANCE`] places behind it.
     rig.ask(&[Some(9), Some(2), Some(3), Some(4), Some(5)]);
     worker.iterate_once();
     assert_eq!(rig.answers(), 5);
@@ -114,12 +114,12 @@ fn prefetch_hint_of_each_io_precedes_the_io_before_it() {
     ];
     assert_eq!(PREFETCH_DISTANCE, 3);
     assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), all.concat());
-    // One that is alone has none behind it.
+    // A single request has no successor.
     rig.ask(&[Some(5)]);
     worker.iterate_once();
     assert_eq!(std::mem::take(&mut *heard.lock().unwrap()), [Now(5)]);
     assert_eq!(rig.answers(), 1);
-    // What is no I/O is answered all the same, whatever was said of what its slot held before.
+    // A request without I/O is answered even if a hint was sent for the old job of its slot.
     rig.ask(&[Some(1), None, Some(2)]);
     worker.iterate_once();
     assert_eq!(rig.answers(), 3);

@@ -1,5 +1,4 @@
-//! A disk that is taken out of the process while a request is between two of its steps: the next disk of the worker may get
-//! the handle that the request has.
+//! Removal of a disk while a request is between two steps. The next disk of the worker may get the handle that the request holds.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,10 +13,10 @@ use virtqueue::driver::{DriverConfig, DriverQueue, RingLayout};
 
 const MEMORY: usize = 1 << 20;
 const DATA: u64 = 128 << 10;
-/// More than a queue takes in one iteration.
+/// More than a queue executes in one iteration.
 const WRITES: usize = 100;
 
-/// Writes to its disk again and again before it answers.
+/// Writes to its disk [`WRITES`] times before it answers.
 struct Writer {
     disk: DiskHandle,
     outcomes: Arc<Mutex<Vec<IoOutcome>>>,

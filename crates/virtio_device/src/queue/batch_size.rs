@@ -1,35 +1,35 @@
-//! How many of the chains that wait an iteration takes.
+//! Number of waiting chains that an iteration takes.
 //!
-//! All of them as a rule. Where many come at once after polling had found none, driver and device wait for each other in turns: half
-//! of them are taken first, so that the driver goes on with their answers while the others are worked off. A driver that sleeps
-//! until it is interrupted is told of its first answers before all others. Figures: `docs/performance.md`.
+//! Usually all of them. If many chains arrive at once after polling had found none, driver and device wait for each other in turns. Then
+//! half of them are taken first: the driver processes their answers while the device processes the other half. A driver that sleeps until
+//! it is interrupted gets its first answers ahead of all others. Figures: `docs/performance.md`.
 
-/// Most requests taken in one go: bounds how long other sources of the worker wait.
+/// Maximum number of requests per batch. Limits the time that other sources of the worker wait.
 pub(super) const BATCH: usize = 128;
 
-/// Where so many come at once after polling had found none, driver and device have waited for each other in turns, and half of
-/// them are taken first. An iteration more costs as much as a few requests.
+/// Minimum number of chains, arrived at once after an idle poll, that are taken in two halves. One more iteration costs as much as a few
+/// requests.
 const HALVED: usize = 8;
 
-/// What the most chains that came at once is counted in. One part is forgotten each time that polling had found none: more
-/// slowly than driver and device get out of step, after which all come at once again.
+/// Resolution of the recent maximum, in fractions of a chain. Each idle poll that precedes chains reduces the maximum by one fraction. This is
+/// slower than the drift between driver and device, after which all chains arrive at once again.
 const MOST_PARTS: usize = 64;
 
-/// A driver that sleeps until it is interrupted is told of so many answers before the rest of its requests is worked off: it
-/// needs long to wake, and not to sleep at all if it is told soon enough.
+/// First batch for a driver that sleeps until it is interrupted. Such a driver takes long to wake, and does not sleep at all if the
+/// interrupt is early enough.
 const EARLY: usize = 2;
 
-/// What a queue knows of how its driver asks.
+/// Observed submission pattern of a driver.
 pub(super) struct BatchSize {
-    /// How often polling had found nothing when chains were taken last.
+    /// Number of idle polls when chains were last taken.
     polls: u64,
-    /// Most chains that are taken in one go since then.
+    /// Maximum batch size since then.
     size: usize,
-    /// Most that came at once lately, in parts.
+    /// Recent maximum of chains that arrived at once, in fractions of [`MOST_PARTS`].
     most: usize,
-    /// Chains were taken after polling had found none, and their answers are not published yet.
+    /// Chains were taken after an idle poll, and their answers are not published yet.
     fresh: bool,
-    /// The driver wanted to be interrupted for the first answers after it had been silent, and their I/Os had ended at once.
+    /// The driver wanted an interrupt for the first answers after an idle time, and their I/Os had completed synchronously.
     awaited: bool,
 }
 
@@ -44,9 +44,9 @@ impl BatchSize {
         }
     }
 
-    /// Most chains to be taken now, by how often polling has found none so far and how many are `there`. What is said stays until
-    /// polling finds nothing again, or until there are more than the driver is known to ask: it has more in flight now, and nobody
-    /// waits meanwhile.
+    /// Returns the maximum batch size for `there` waiting chains; `polls` is the number of idle polls so far. The result stays the same
+    /// until the next idle poll. It is raised if there are more chains than the driver usually has in flight: its depth has grown, and
+    /// neither side waits.
     #[inline(always)]
     pub(super) fn next(&mut self, polls: u64, there: usize) -> usize {
         let parts = there * MOST_PARTS;
@@ -65,7 +65,7 @@ impl BatchSize {
         }
     }
 
-    /// Answers were published: did the driver want an interrupt, and had their I/Os ended at once?
+    /// Called when answers were published. `awaited`: the driver wanted an interrupt, and the I/Os had completed synchronously.
     #[inline(always)]
     pub(super) fn published(&mut self, awaited: bool) {
         if std::mem::take(&mut self.fresh) {
@@ -74,8 +74,8 @@ impl BatchSize {
     }
 }
 
-/// Of so many chains that are there, and where so many came at once lately, how many are taken in one go. What comes alone and is
-/// about a half is such a half: halved again it would take twice the iterations.
+/// Returns the batch size for `there` chains if recently `most` arrived at once. About half of `most` is one of the halves and is taken
+/// whole: halved again it would take twice the iterations.
 fn size_of_batch(there: usize, most: usize) -> usize {
     if most < HALVED {
         BATCH
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// What a driver asks, in whatever order: chains, looks that found none before, and whether it wants an interrupt.
+        /// Random driver behaviour: chains, idle polls before them, and whether the driver wants an interrupt.
         #[test]
         fn batch_size_reaches_what_is_there_in_a_few_iterations(
             asked in proptest::collection::vec((1usize..=BATCH, 0u64..3, any::<bool>()), 1..60),
@@ -109,7 +109,7 @@ mod tests {
                     batch_size.published(awaited);
                     iterations += 1;
                 }
-                // Early answers, and halves of what may be half as much again as what came at once before.
+                // Covers early answers, and halves of up to one and a half times the previous maximum.
                 prop_assert!(iterations <= 5, "{iterations} iterations for {there} chains");
             }
         }

@@ -1,6 +1,6 @@
-//! What becomes of a driver's mistakes (`docs/adr/0003-a-broken-queue-ends-its-session.md`): a request that cannot be served is
-//! answered with an error, where there is a place for one, and the queue goes on; a ring that cannot be trusted ends its queue.
-//! Nothing here is on a request's usual way. Tests: `crates/vhost_user/tests/refusals.rs`.
+//! Handling of driver errors (`docs/adr/0003-a-broken-queue-ends-its-session.md`). A request that cannot be served gets an error response,
+//! if it has room for one, and the queue continues. A ring that cannot be trusted ends its queue. Nothing here is on the normal request
+//! path. Tests: `crates/vhost_user/tests/refusals.rs`.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::device::Breach;
 use crate::protocol::{Malformed, Protocol, Step};
 use uring::HeldUp;
 
-/// What a refused request counts in a batch, for its chain may have been walked along twice, and there may be ever more of them.
+/// Bytes that a refused request counts in a batch. Its chain may have been walked twice, and a driver may send an endless sequence of them.
 pub(super) const REFUSED_BYTES: u64 = 1 << 20;
 
-/// One line per second in all: a hostile driver must not fill the log.
+/// One line per second for all queues: a hostile driver must not fill the log.
 static BROKEN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 static REFUSED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
@@ -53,7 +53,7 @@ impl<P: Protocol> Queue<P> {
         (self.on_broken)(breach, &why.to_string());
     }
 
-    /// Popping into the free slot `index` failed. False: the queue has ended.
+    /// Handles a failed pop into the free slot `index`. Returns false if the queue has ended.
     #[cold]
     pub(super) fn refuse_popped(&mut self, index: u16, error: PopError) -> bool {
         let id = self.slots.get(index).request.chain.id;
@@ -68,7 +68,7 @@ impl<P: Protocol> Queue<P> {
         !self.broken
     }
 
-    /// A chain that holds no request: it is over.
+    /// Refuses a chain without a valid request. The request is finished.
     #[cold]
     pub(super) fn refuse_begun(&mut self, index: u16, malformed: Malformed) {
         let writable = self.slots.get(index).request.chain.writable;
@@ -81,7 +81,7 @@ impl<P: Protocol> Queue<P> {
         slot.begin_otherwise(Step::Over);
     }
 
-    /// Gives the slot's chain back at once.
+    /// Returns the slot's chain immediately.
     fn refuse(&mut self, index: u16, place: ErrorPlace, why: &dyn Display) {
         self.timeline.counters().malformed.add(1);
         if let Some(suppressed) = REFUSED_LOG.pass() {

@@ -1,4 +1,4 @@
-//! What a control plane changes about a queue, between two iterations of its worker.
+//! Control-plane changes to a queue, applied between two iterations of its worker.
 
 use guest_memory::GuestView;
 use uring::RingFd;
@@ -23,7 +23,7 @@ impl<P: Protocol> QueueControl for Queue<P> {
             }
             QueueChange::Call(call) => {
                 self.call = call.map(Signal::new);
-                // What was answered before the driver gave its interrupt would otherwise never be told.
+                // Without this interrupt the driver would miss answers from before it set the call eventfd.
                 if let Some(call) = &self.call
                     && call.send() == Err(HeldUp)
                 {

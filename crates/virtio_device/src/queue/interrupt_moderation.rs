@@ -1,9 +1,9 @@
-//! When a driver is asked whether it wants to be told of its answers.
+//! Decides when to read the driver's interrupt suppression fields.
 //!
-//! InterruptModeration waits until the driver's core has let go of the used index' line, for else both sides could miss each other (virtio 1.3,
-//! 2.7.10): a tenth of what an iteration of a few requests costs. A driver that polls wants to be told of nothing. It is shown its
-//! answers at once and asked later: when `PATIENCE` is over, and before the worker sleeps. A driver that wanted to be told lately
-//! is asked at once. Figures: `docs/performance.md`.
+//! A read right after the store of the used index needs a full barrier, or both sides could miss each other (virtio 1.3, 2.7.10). The
+//! barrier waits until the driver's core releases the cache line of the used index: a tenth of the cost of an iteration with few requests.
+//! A polling driver wants no interrupts. Its answers are published at once, and the read is deferred until `PATIENCE` is over or the worker
+//! is about to sleep. If the driver wanted an interrupt recently, the read is immediate. Figures: `docs/performance.md`.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use super::Queue;
 use crate::protocol::Protocol;
 use uring::HeldUp;
 
-/// A driver that has wanted to be told of nothing so often, one time after the other, polls. An interrupt handler that finds more
-/// answers each time that it looks may do so for some iterations.
+/// After this many suppressed notifications in a row the driver is assumed to poll. An interrupt handler that finds more answers on each
+/// pass may suppress them for some iterations.
 const QUIET: u32 = 64;
-/// A driver that polls no longer is told so much later, at most, while others keep its queue's worker busy.
+/// Maximum delay of the interrupt for a driver that has stopped polling, while other sources occupy the worker.
 const PATIENCE: Duration = Duration::from_micros(5);
 
-/// What a queue knows of how its driver wants to be told.
+/// Observed interrupt suppression of a driver.
 pub(super) struct InterruptModeration {
-    /// How often it has wanted to be told of nothing since it last wanted to.
+    /// Number of suppressed notifications in a row.
     quiet: u32,
-    /// When it was shown the first answers of which it was not asked, if there are any.
+    /// Time of the first published answers with a deferred suppression check, if any.
     shown: Stamp,
     /// [`PATIENCE`] in ticks.
     patience: u64,
@@ -38,25 +38,25 @@ impl InterruptModeration {
         }
     }
 
-    /// Is there no hurry to ask?
+    /// Returns true if the check may be deferred.
     #[inline(always)]
     fn later(&self) -> bool {
         self.quiet >= QUIET
     }
 
-    /// It is shown answers in the iteration that began `now`, the first ones of which it is not asked.
+    /// Records that the iteration begun at `now` published the first answers with a deferred check.
     #[inline(always)]
     fn shown(&mut self, now: Stamp) {
         self.shown = now;
     }
 
-    /// Has it been shown answers long enough ago?
+    /// Returns true if the deferred check is due.
     #[inline(always)]
     fn is_due(&self, now: Stamp) -> bool {
         now.since(self.shown) >= self.patience
     }
 
-    /// What it said.
+    /// Records whether the driver wanted an interrupt.
     #[inline(always)]
     fn heard(&mut self, wanted: bool) {
         self.quiet = if wanted {
@@ -68,7 +68,7 @@ impl InterruptModeration {
 }
 
 impl<P: Protocol> Queue<P> {
-    /// Asks the driver, if it is time to, of what it was shown unasked.
+    /// Checks the suppression of answers published without a check, if the check is due.
     #[inline(always)]
     pub(super) fn ask_in_time(&mut self, now: Stamp) {
         if self.ring.is_unasked() && self.interrupt_moderation.is_due(now) {
@@ -76,7 +76,7 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Asks the driver of what it was shown unasked, and tells it if it wants to be told.
+    /// Checks the suppression of answers published without a check. Interrupts the driver if it wants that.
     #[inline(never)]
     pub(super) fn ask(&mut self) {
         if self.ring.is_unasked() {
@@ -99,7 +99,7 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Shows the driver the answers that were pushed; says whether it wants to be told of them now.
+    /// Publishes the pushed answers. Returns true if the driver wants an interrupt now.
     #[inline(always)]
     pub(super) fn show(&mut self) -> bool {
         if self.broken || self.done.is_empty() {

@@ -1,7 +1,7 @@
-//! What a queue's requests leave behind for the tables: disk by disk where there are several, and the slowest whole.
+//! Measurements of requests: per disk if there are several, and complete records of the slowest requests.
 //!
-//! While all that is in flight is for one disk nothing here is asked, and a request costs a comparison with the one before it
-//! (`Protocol::disk_changed`). Else each slot says whose measurements it belongs to. Tests: `crates/vhost_user/tests/scsi.rs`.
+//! While all requests in flight address one disk, this code is not called, and a request costs one comparison with its predecessor
+//! (`Protocol::disk_changed`). Otherwise each slot stores its partition. Tests: `crates/vhost_user/tests/scsi.rs`.
 
 use latency::{DiskNumber, Operation, Part, PartCounts, SlowRequest, Stage, Stamp, Stamps};
 use reactor::Io;
@@ -10,8 +10,8 @@ use super::Queue;
 use crate::protocol::Protocol;
 
 impl<P: Protocol> Queue<P> {
-    /// The batch is not as simply as the one before for the disk of all that is in flight: whose measurements does each
-    /// request belong to?
+    /// Assigns each request of the batch to the partition of its disk. Called when the batch may address another disk than the requests in
+    /// flight.
     #[inline(never)]
     pub(super) fn sort_by_disk(&mut self) {
         let others = self.slots.in_flight() > self.batch.len();
@@ -25,7 +25,7 @@ impl<P: Protocol> Queue<P> {
             let disk = self.protocol.disk_number(&slot.request);
             let name = || self.protocol.disk_name(disk);
             slot.part = self.timeline.part_of(disk, slot.operation, name);
-            // Its first I/O will give it a part.
+            // Its first I/O will allocate a partition.
             again |= slot.part == Part::REST && disk != DiskNumber::NONE;
             alike &= *first.get_or_insert(slot.part) == slot.part;
         }
@@ -45,10 +45,10 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Requests of one batch and one disk have been given to it.
+    /// Counts the requests of one batch and one partition that were submitted.
     #[inline(always)]
     pub(super) fn count_submitted(&mut self, counts: &PartCounts, mut stamps: Stamps, now: Stamp) {
-        // That of a single disk is selected already: by `sort_by_disk`, and after each publishing.
+        // The partition of a single disk is selected already: by `sort_by_disk`, and after each publishing.
         if P::SEVERAL_DISKS && self.several {
             self.timeline.select(counts.part);
         }
@@ -73,7 +73,7 @@ impl<P: Protocol> Queue<P> {
         self.answer_done::<true>();
     }
 
-    /// Some of the requests that have just been answered were slow; their slots still say what they were.
+    /// Records the slow requests among those just answered. Their slots still hold the data.
     #[cold]
     pub(super) fn keep_slow(&mut self, io: &Io, answered: Stamp, notified: Stamp) {
         for index in &self.done {

@@ -1,4 +1,4 @@
-//! Where a ring goes on that nobody kept an in-flight region of: only the ring can tell.
+//! Finds the ring position to resume from if there is no in-flight region.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use latency::Labels;
 use reactor::RateLimit;
 use virtqueue::{DeviceQueue, QueueError, Resumed};
 
-/// A front end that starts one ring again and again must not fill the log.
+/// Limits the log if a front end starts one ring again and again.
 static RESUMED_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(100), 64);
 
-/// Goes on as the in-flight region says; without one with what the ring says is unanswered, with a log line, where the front end has
-/// said otherwise.
+/// Resumes from the in-flight region. Without one, resumes with the requests that are unanswered according to the ring. Logs if this
+/// differs from the front end's base.
 pub(super) fn resume(
     ring: &mut DeviceQueue,
     region: Option<RingMemory>,

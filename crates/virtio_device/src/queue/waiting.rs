@@ -1,4 +1,4 @@
-//! Requests that are between two steps: they wait for somebody, give way to other work, or go on after their answer.
+//! Requests between two steps: waiting for an event, deferred in favour of other work, or continuing after their answer.
 
 use reactor::Io;
 
@@ -6,8 +6,8 @@ use super::{Progress, Queue, STEPS_MAX};
 use crate::protocol::{Protocol, Request, Step};
 
 impl<P: Protocol> Queue<P> {
-    /// Calls `with` for all that the device type remembers of requests in flight, with whether the request waits: its step was
-    /// [`Step::Wait`]. One that waits and for which it says so is answered now; the caller wakes the source afterwards.
+    /// Calls `with` for the state of each request in flight. The `bool` argument is true if the request waits ([`Step::Wait`]). If `with`
+    /// returns true for a waiting request, the request is answered. The caller must wake the source afterwards.
     pub fn for_each_request(&mut self, mut with: impl FnMut(&mut P, &mut P::State, bool) -> bool) {
         for (index, slot) in self.slots.active() {
             let answer = with(&mut self.protocol, &mut slot.request.state, slot.waiting);
@@ -17,13 +17,13 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// What the device type remembers of the request in a slot.
+    /// Returns the device type's state of the request in a slot.
     pub fn state(&mut self, slot: u32) -> Option<&P::State> {
         let index = u16::try_from(slot).ok()?;
         Some(&self.slots.get(index).request.state)
     }
 
-    /// The slot of the request that waits there, if it is the one that is meant.
+    /// Returns the slot if its request waits and `is_meant` accepts it.
     fn waiting(&mut self, slot: u32, is_meant: impl FnOnce(&P::State) -> bool) -> Option<u16> {
         let index = u16::try_from(slot).ok()?;
         let slot = self.slots.get(index);
@@ -32,8 +32,8 @@ impl<P: Protocol> Queue<P> {
         meant.then_some(index)
     }
 
-    /// Ends the wait of a request whose step was [`Step::Wait`], with its result, unless another one is in its slot by now: the
-    /// caller wakes the source afterwards.
+    /// Ends the [`Step::Wait`] of a request and sets its result. Does nothing if another request uses the slot by now. The caller must wake
+    /// the source afterwards.
     pub fn resume_waiting(
         &mut self,
         slot: u32,
@@ -46,8 +46,8 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Goes on with a request whose step was [`Step::Wait`], with the step that `next` gives, unless another one is in its slot
-    /// by now; the caller wakes the source afterwards.
+    /// Continues a request after [`Step::Wait`] with the step that `next` returns. Does nothing if another request uses the slot by now.
+    /// The caller must wake the source afterwards.
     pub fn proceed(
         &mut self,
         io: &mut Io,
@@ -67,7 +67,7 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Requests that gave way in an earlier iteration.
+    /// Continues requests that yielded in an earlier iteration.
     #[cold]
     pub(super) fn go_on_resting(&mut self, io: &mut Io) {
         for _ in 0..self.resting.len() {
@@ -85,7 +85,7 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Requests that were answered and go on without their driver.
+    /// Continues answered requests that still have work to do.
     #[cold]
     pub(super) fn go_on(&mut self, io: &mut Io) {
         for index in std::mem::take(&mut self.going_on) {
