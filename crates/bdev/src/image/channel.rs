@@ -1,7 +1,7 @@
-//! One worker's I/O on an image. Reads and overwrites of clusters that are the image's own go to the file at once; everything else goes
-//! to the image's owner first, or to the backing image.
+//! I/O of one worker on an image. Reads and overwrites of the image's own clusters go directly to the file. All other I/O goes to the owner
+//! of the image first, or to the backing image.
 //!
-//! An I/O is done piece by piece, each a part of the disk with one mapping; nearly always there is one piece.
+//! An I/O is split into pieces with one mapping each. Nearly all I/O has one piece.
 
 use std::io;
 use std::sync::Arc;
@@ -22,45 +22,45 @@ use crate::admit::Limits;
 use crate::inbox::Inbox;
 use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
 
-/// Clusters that are made writable with one command, at most.
+/// Maximum number of clusters that one command makes writable.
 const PREPARED_MAX: u64 = 512;
 
-/// Clusters that one block status I/O looks at in tables with entries.
+/// Maximum number of clusters that one block status I/O examines in loaded tables.
 const STATUS_CLUSTERS_MAX: u64 = 4096;
 
-/// What an I/O waits for.
+/// The event that an I/O waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waits {
-    /// Nothing: its slot is free, or being worked on.
+    /// None: the slot is free or in progress.
     Nothing,
-    /// The file moves the whole buffer.
+    /// Completion of the file, which moves `bytes`; `whole`: with the buffer of the I/O itself.
     File { whole: bool, bytes: u64 },
-    /// The backing image reads into a part of the buffer, or all of it.
+    /// Completion of the backing image; fields as in `File`.
     Backing { whole: bool, bytes: u64 },
-    /// The file of the tables makes them durable, where data have another: then that makes them durable.
+    /// Flush of the tables, if the data is in another file. A flush of the data follows.
     Tables,
-    /// The file makes all durable: then the I/O is over.
+    /// Flush of the data, which completes the I/O.
     Durable,
-    /// The owner answers the command of this number; `bytes` more are done then.
+    /// Answer to command `token` of the owner; `bytes` more are done afterwards.
     Answer { token: u64, bytes: u64 },
 }
 
 struct Slot {
     tag: Tag,
     io: IoRequest,
-    /// Except while the file or the backing image has it.
+    /// Buffer of the I/O; empty while the file or the backing image has it.
     buffer: IoBuffer,
-    /// Bytes from the start that are done.
+    /// Bytes done, from the start of the I/O.
     done: u64,
     waits: Waits,
     generation: u64,
 }
 
-/// What comes next for an I/O.
+/// Result of one step of an I/O.
 enum Next {
-    /// It waits.
+    /// The I/O waits for an event.
     Waits(Waits),
-    /// More bytes are done: this number.
+    /// This many more bytes are done.
     Done(u64),
     Failed(IoError),
 }
@@ -71,10 +71,10 @@ pub(super) struct ImageChannel {
     map_number: u64,
     limits: Limits,
     reader: Reader,
-    /// The file that data go to.
+    /// Channel of the file that stores the data.
     file: Box<dyn IoChannel>,
     file_owners: Vec<Owner>,
-    /// The file of the tables, if it is another: for flushes.
+    /// Channel of the file with the tables, if the data is in another file; for flushes.
     tables: Option<(Box<dyn IoChannel>, Vec<Owner>)>,
     backing: Option<Box<dyn IoChannel>>,
     owner: Owner,
@@ -166,7 +166,7 @@ impl ImageChannel {
         }
     }
 
-    /// Goes on with an I/O until it waits. `Some`: it is over.
+    /// Advances an I/O until it waits. Returns `Some` when it has ended.
     fn advance(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
         loop {
             let slot = &self.slots[index as usize];
@@ -192,7 +192,7 @@ impl ImageChannel {
                 Next::Done(bytes) => self.slots[index as usize].done += bytes,
                 Next::Failed(error) => return Some(Err(error)),
             }
-            // A flush that was answered at once.
+            // A flush that completed synchronously.
             if matches!(io.kind, IoKind::Flush) || left == 0 {
                 return Some(Ok(()));
             }
@@ -237,7 +237,7 @@ impl ImageChannel {
         }
     }
 
-    /// Has clusters from `at` on made writable.
+    /// Asks the owner to make clusters from `at` on writable.
     fn prepare(&mut self, at: u64, length: u64) -> Next {
         let bits = self.map.cluster_bytes().trailing_zeros();
         let (first, last) = (at >> bits, (at + length - 1) >> bits);
@@ -246,14 +246,14 @@ impl ImageChannel {
         self.send(Command::PrepareWrite(offsets), 0)
     }
 
-    /// Whole clusters become zeroes in the tables, if their space may be given back or they have none; parts of clusters in the file.
+    /// Zeroes whole clusters in the tables, if their space may be released or they have none. Zeroes parts of clusters in the file.
     fn zero(&mut self, ring: &mut Ring, index: u32, left: u64) -> Next {
         let (at, Segment { mapping, length }) = self.segment(index, left);
         let cluster = self.map.cluster_bytes();
         let io = self.slots[index as usize].io;
         let gives_back = io.kind == IoKind::Discard || io.flags.has(IoFlags::UNMAP);
         let is_covered = at < self.shared.backing_bytes;
-        // The last cluster of a disk may be cut.
+        // The last cluster of a disk may be partial.
         let reaches_end = at + left >= self.map.size();
         let whole = match (at.is_multiple_of(cluster), reaches_end) {
             (true, true) => left,
@@ -289,7 +289,7 @@ impl ImageChannel {
             }
             Mapping::Zero => Next::Done(length),
             Mapping::Unallocated if !is_covered => {
-                // What lies before the end of the backing image is not passed over with what lies beyond.
+                // `at` lies beyond the backing image, where unallocated clusters read as zeroes.
                 Next::Done(length)
             }
             Mapping::NotLoaded => self.send(Command::Load(at), 0),
@@ -302,7 +302,7 @@ impl ImageChannel {
         }
     }
 
-    /// Gives the file a piece: with the I/O's own buffer if that is all of it.
+    /// Submits a piece to the file. A piece that is the whole I/O uses the buffer of the I/O.
     fn move_data(&mut self, ring: &mut Ring, index: u32, io: IoRequest) -> Next {
         let slot = &mut self.slots[index as usize];
         let (mut buffer, whole) = piece(slot, &io);
@@ -316,13 +316,13 @@ impl ImageChannel {
         }
     }
 
-    /// Lists extents of the image up to the first part that the tables in memory do not describe. If the range begins with a part of the
-    /// backing image, that lists its own.
+    /// Lists extents of the image up to the first part that the tables in memory do not describe. If the range begins in the backing image,
+    /// the backing image lists its extents.
     #[cold]
     fn block_status(&mut self, ring: &mut Ring, index: u32) -> Next {
         let io = self.slots[index as usize].io;
         let covered = self.shared.backing_bytes;
-        // A worker looks at a bounded number of entries.
+        // Bounds the number of entries that a worker examines.
         let length = match self.map.absent_bytes(io.offset) {
             0 => io
                 .length
@@ -396,7 +396,8 @@ impl ImageChannel {
         }
     }
 
-    /// Tables were written before what they refer to was answered, and so one flush of the file, or of both, is one of the image.
+    /// Makes all completed I/O durable, with one flush of each file. Tables are written before the I/O that needs them completes, so that
+    /// the flush covers them.
     fn make_durable(&mut self, ring: &mut Ring, index: u32) -> Next {
         let Some((tables, _)) = &mut self.tables else {
             return self.flush_data(ring, index);
@@ -431,7 +432,7 @@ impl ImageChannel {
         };
         match self.requests.send(request) {
             Ok(()) => Next::Waits(Waits::Answer { token, bytes }),
-            // Its thread has ended: a defect of ours that has been said.
+            // The owner thread has ended; that defect is already logged.
             Err(_) => Next::Failed(IoErrorKind::Offline.into()),
         }
     }
@@ -443,7 +444,7 @@ impl ImageChannel {
         IoError::with_errno(IoErrorKind::ReadMedium, libc::EIO)
     }
 
-    /// What is over below goes on, or is over here.
+    /// Continues I/O after its lower part has ended, until it waits again or has ended.
     fn go_on(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
         self.refresh_map();
         let mut below = std::mem::take(&mut self.finished_below);
@@ -520,7 +521,7 @@ impl ImageChannel {
             return;
         };
         match slot.io.kind {
-            // A compressed cluster, of which a part was wanted.
+            // Copies the requested part of a compressed cluster.
             IoKind::Read if bytes > 0 => {
                 let at = (slot.io.offset + slot.done) % self.map.cluster_bytes();
                 let part = &content[at as usize..(at + bytes) as usize];
@@ -532,7 +533,7 @@ impl ImageChannel {
     }
 }
 
-/// The memory of a piece: the I/O's own buffer, if the piece is all of it.
+/// Returns the buffer of a piece. A piece that is the whole I/O takes the buffer of the I/O.
 fn piece(slot: &mut Slot, io: &IoRequest) -> (IoBuffer, bool) {
     if !io.moves_data() {
         return (IoBuffer::default(), false);
@@ -565,7 +566,7 @@ impl IoChannel for ImageChannel {
         if let Some(outcome) = self.limits.begin(io, buffer) {
             return Submission::Done(outcome);
         }
-        // Before the map is read.
+        // Must precede reading the map.
         let generation = self.reader.begin(&self.shared.readers);
         self.refresh_map();
         let index = self.occupy(tag, io, generation);
@@ -599,7 +600,7 @@ impl IoChannel for ImageChannel {
         }
     }
 
-    /// What waits for the owner is answered at once; what the owner says later is dropped.
+    /// I/O that waits for the owner is cancelled at once; a later answer of the owner is dropped.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let named = |slot: &Slot| slot.tag == tag && slot.waits != Waits::Nothing;
         let Some(index) = self.slots.iter().position(named) else {

@@ -1,5 +1,5 @@
-//! An image over a device below that can be written, so that what the image has can go there while the disk is in use. The image and what
-//! it stands on are opened anew: each is one device, whose tables are in memory once, whoever reads or writes it.
+//! Opens an image and its backing device for writing, to commit the image's data to the backing device while the disk is in use. Both are
+//! opened again: each is then one device, and all readers and writers share one copy of its tables in memory.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
@@ -14,17 +14,17 @@ use super::remote_backing::is_remote;
 use super::{Image, ImageOptions, open};
 use crate::{BlockDevice, File, FileOptions, OpenError};
 
-/// An image, and what it stands on, opened to be written.
+/// An image and its backing device, opened for writing.
 pub struct Committable {
     /// The image.
     pub overlay: Arc<dyn BlockDevice>,
-    /// What it stands on, as large as the image.
+    /// Backing device, as large as the image.
     pub base: Arc<dyn BlockDevice>,
-    /// Where that is.
+    /// Path of the backing device.
     pub base_path: PathBuf,
-    /// It is a qcow2 image itself; else raw.
+    /// The backing device is a qcow2 image; otherwise it is raw.
     pub base_is_image: bool,
-    /// Size to configure: that of the image, on a block device that is larger.
+    /// Size to configure, in bytes: the size of the image, if the backing device is a larger block device.
     pub base_size: Option<u64>,
 }
 
@@ -82,7 +82,7 @@ fn open_both(
     let base_size =
         (found > wanted && !base_is_image && is_block_device(&base_path)).then_some(wanted);
     if base_size.is_some() {
-        // The rest of the device is not the disk's.
+        // The rest of the block device does not belong to the disk.
         base.capacity().set(wanted);
     } else if found > wanted {
         return Err(open::fail(
@@ -123,7 +123,7 @@ fn open_base(
     let options = ImageOptions {
         path: path.to_owned(),
         data_file: None,
-        // Whoever commits means all that the image stands on.
+        // A commit applies to the whole chain.
         trusts_name: true,
         ..options.clone()
     };
@@ -138,7 +138,7 @@ fn open_base(
 }
 
 impl Owner {
-    /// Which pieces of a range have clusters of this image, or zeroes of its own.
+    /// Lists the pieces of a range: the end of each, and whether the image has clusters or zeroes for it.
     pub(super) fn own_pieces(
         &mut self,
         offset: u64,

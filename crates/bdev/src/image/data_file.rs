@@ -1,4 +1,4 @@
-//! The file that has the data of an image, each cluster at its offset in the disk.
+//! Locates the external data file of an image. It stores each cluster at the cluster's offset in the disk.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use super::names::{folder_of, lies_below};
 use super::{ImageOptions, open};
 use crate::{File, FileOptions, OpenError};
 
-/// The data file that an image says it has, wherever that is.
+/// Returns the path of the data file that the header of an image names, without a check of the path.
 pub fn data_file_of(path: &Path) -> Option<PathBuf> {
     Some(path.parent()?.join(name(&header_of(path)?)?))
 }
@@ -29,7 +29,7 @@ fn header_of(path: &Path) -> Option<Header> {
     Header::read(&file.ok()?.container().ok()?).ok()
 }
 
-/// The name in the header; QEMU may put the protocol before it.
+/// Returns the name in the header without the `file:` protocol that QEMU may prepend.
 fn name(header: &Header) -> Option<&str> {
     let name = header
         .data_file
@@ -39,10 +39,10 @@ fn name(header: &Header) -> Option<&str> {
     name.filter(|name| !name.is_empty())
 }
 
-/// Where the data file of an image is; `None`: its data are in the image.
+/// Returns the path of the external data file; `None` if the data is in the image itself.
 ///
-/// An image says itself which file that is, and an image may come from anybody. So a file that is to be written is named by the options;
-/// for those who trust the image it is enough that it lies in its folder.
+/// The name in the header is not trusted, because an image may come from anywhere. A data file that is opened for writing must therefore be
+/// named by the options. With `trusts_name` it is enough that the file lies in the folder of the image.
 pub(super) fn path(options: &ImageOptions, header: &Header) -> Result<Option<PathBuf>, OpenError> {
     let path = options.path.as_path();
     let fail = |what: String| Err(open::fail(path, what));

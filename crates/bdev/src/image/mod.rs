@@ -1,9 +1,9 @@
-//! `image`: a disk in a qcow2 image, in a file or on a block device, with the images that it stands on.
+//! `image`: a disk in a qcow2 image, in a file or on a block device, with its backing images.
 //!
-//! Workers read the image's tables without a lock ([`qcow2::Map`]) and move data through the file as a raw disk does (`channel`). What
-//! changes tables is done by the image's owner, a thread (`owner`); clusters that are given up wait for the I/O that may be at them
-//! (`readers`). The order of writes, by which a crash leaves an image without faults, is that of the crate `qcow2`.
-//! Tests: `tests/image.rs`, and `tests/model.rs` with the other devices.
+//! Workers read the tables without a lock ([`qcow2::Map`]) and move data through the file like a raw disk (`channel`). The owner thread of
+//! the image makes all changes to tables (`owner`). Released clusters become free after the I/O that may access them (`readers`). The crate
+//! `qcow2` defines the order of writes that leaves a consistent image after a crash. Tests: `tests/image.rs`, and `tests/model.rs` with the
+//! other devices.
 
 mod channel;
 mod commit;
@@ -38,28 +38,28 @@ use owner::{Change, Request};
 use readers::Readers;
 pub use remote_backing::{is_remote, open_remote};
 
-/// Which image, and how.
+/// Options for opening an image.
 #[derive(Clone, Debug)]
 pub struct ImageOptions {
-    /// A file or block device that has an image.
+    /// Path of the file or block device that contains the image.
     pub path: PathBuf,
-    /// What stands between a write and the device.
+    /// Cache mode of all files of the image.
     pub cache: CacheMode,
-    /// Refuse writes, and let others read at the same time.
+    /// Refuse writes, and permit other readers.
     pub read_only: bool,
     /// Bytes per logical block; 512 by default.
     pub block_size: Option<u32>,
-    /// The file that has its data, if they are not in the image. It wins over the name in the image.
+    /// Path of the external data file, if the data is not in the image. Overrides the name in the image.
     pub data_file: Option<PathBuf>,
-    /// Without `data_file`, the name in the image is enough also to write that file, if it lies in the image's folder: for tools, whose
-    /// user has the image at hand. Otherwise the name is taken for reading only.
+    /// Without `data_file`, permits writing to the data file that the image names, if it lies in the folder of the image. For tools: their
+    /// user has the image at hand. If false, the name in the image is accepted for reading only.
     pub trusts_name: bool,
-    /// Files that it may name, and those that its backing images may name.
+    /// Policy for the files that the image and its backing images may name.
     pub named_files: NamedFiles,
 }
 
 impl ImageOptions {
-    /// An image that is written past the page cache.
+    /// Returns options for a writable image with direct I/O.
     pub fn new(path: &Path) -> ImageOptions {
         ImageOptions {
             path: path.to_owned(),
@@ -73,10 +73,10 @@ impl ImageOptions {
     }
 }
 
-/// What the owner and all workers share.
+/// State shared by the owner and all workers.
 struct Shared {
     file: File,
-    /// Has the data, if the image has not.
+    /// External data file, if any.
     data_file: Option<File>,
     info: DiskInfo,
     capacity: Arc<Capacity>,
@@ -84,9 +84,9 @@ struct Shared {
     /// See [`ImageOptions::named_files`].
     named_files: NamedFiles,
     backing: Option<Arc<dyn BlockDevice>>,
-    /// Bytes of the backing image; 0: there is none.
+    /// Size of the backing image in bytes; 0 without a backing image.
     backing_bytes: u64,
-    /// Clusters that the backing image has can be made zeroes in the tables.
+    /// Clusters that the backing image covers can be zeroed in the tables.
     can_zero: bool,
     map: Mutex<Arc<Map>>,
     map_number: AtomicU64,
@@ -97,12 +97,12 @@ struct Shared {
 }
 
 impl Shared {
-    /// The file that data go to.
+    /// Returns the file that stores the data.
     fn data(&self) -> &File {
         self.data_file.as_ref().unwrap_or(&self.file)
     }
 
-    /// All that it lies in.
+    /// Returns the image file and the external data file.
     fn files(&self) -> impl Iterator<Item = &File> {
         std::iter::once(&self.file).chain(&self.data_file)
     }
@@ -111,7 +111,7 @@ impl Shared {
         self.file.path().display()
     }
 
-    /// The number of the newest map.
+    /// Returns the number of the newest map.
     #[inline]
     fn map_number(&self) -> u64 {
         self.map_number.load(Ordering::Acquire)
@@ -128,7 +128,7 @@ impl Shared {
         self.map_number.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Has this I/O to be durable when it is answered?
+    /// Returns true if the I/O must be durable before it completes.
     fn is_durable(&self, io: &IoRequest) -> bool {
         io.modifies() && (io.flags.has(IoFlags::FUA) || self.cache == CacheMode::Writethrough)
     }
@@ -157,12 +157,12 @@ impl Shared {
 }
 
 thread_local! {
-    /// Backing images that this thread is about to drop; `None`: it drops none.
+    /// Backing images that this thread still has to drop; `None` if no drop is in progress.
     static DROPPED: RefCell<Option<Vec<Arc<dyn BlockDevice>>>> = const { RefCell::new(None) };
 }
 
 impl Drop for Shared {
-    /// Drops a chain in a loop: a recursion would need more stack than a thread has.
+    /// Drops a chain in a loop: recursion could overflow the stack.
     fn drop(&mut self) {
         let Some(backing) = self.backing.take() else {
             return;
@@ -197,15 +197,15 @@ pub struct Image {
 }
 
 impl Image {
-    /// Opens an image and the images that it stands on.
+    /// Opens an image and its backing images.
     ///
     /// # Errors
-    /// What cannot be opened or served, why, and what to do about it.
+    /// A file cannot be opened or is not supported. The message names the file and the reason, with a hint.
     pub fn open(options: &ImageOptions) -> Result<Image, OpenError> {
         Image::serve(open::open(options)?)
     }
 
-    /// Starts the thread of an open image.
+    /// Starts the owner thread of an open image.
     fn serve(opened: open::Opened) -> Result<Image, OpenError> {
         let path = opened.shared.file.path().to_owned();
         let (requests, waiting) = channel();
@@ -266,7 +266,7 @@ impl Image {
         self.requests.as_ref().ok_or_else(gone)
     }
 
-    /// Has the owner do something, and waits for it.
+    /// Sends a request to the owner and waits for the answer.
     fn ask<T>(&self, change: impl FnOnce(Sender<io::Result<T>>) -> Change) -> io::Result<T> {
         let (reply, answer) = channel();
         let gone = || io::Error::other("the image is closed");
@@ -283,15 +283,16 @@ impl Image {
         self.ask(change)
     }
 
-    /// The file that it lies in.
+    /// Returns the path of the image file.
     pub fn path(&self) -> &Path {
         self.shared.file.path()
     }
 }
 
 impl Drop for Image {
-    /// What was reserved is given back before the locks are. The thread ends when nobody can send it a command any more; a worker that lets go of
-    /// the image before its channel must not wait for that.
+    /// Waits until the owner has returned reserved clusters, so that this happens before the locks are released. The thread ends with the
+    /// last sender of commands. While a channel exists it is not joined: a worker that drops the image before its own channel would wait
+    /// forever.
     fn drop(&mut self) {
         self.requests = None;
         let has_channels = self.shared.readers.has_any();
@@ -327,7 +328,7 @@ impl BlockDevice for Image {
         self.shared.files().try_for_each(File::check_file)
     }
 
-    /// Its owner closes it, and reads tables from then on.
+    /// The owner closes the image and only reads tables afterwards.
     fn give_up_writing(&self) -> io::Result<()> {
         self.change(Change::GiveUpWriting)?;
         self.shared.files().try_for_each(File::give_up_writing)
@@ -337,7 +338,7 @@ impl BlockDevice for Image {
         self.shared.files().try_for_each(File::release_locks)
     }
 
-    /// Those of what it stands on, too: nobody else may write there.
+    /// Takes the locks of the backing images too, so that no other process writes there.
     fn take_locks(&self) -> io::Result<()> {
         if let Some(below) = &self.shared.backing {
             below.take_locks()?;
@@ -369,7 +370,7 @@ impl BlockDevice for Image {
         self.change(Change::LeaveBacking)
     }
 
-    /// Others cannot change it while it is open.
+    /// Returns the known size: no other process can change it while the image is open.
     fn found_size(&self) -> io::Result<Option<u64>> {
         Ok(Some(self.shared.capacity.bytes()))
     }

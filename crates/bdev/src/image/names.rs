@@ -1,4 +1,4 @@
-//! Names of other files in the header of an image: their meaning, and the rules by which they are followed.
+//! Names of other files in the header of an image: their syntax, and the policy that permits opening them.
 //!
 //! ```text
 //!   PATH, file:PATH                                             a file or block device, relative to the image
@@ -16,7 +16,7 @@ use super::open::fail;
 use super::remote_backing::is_remote;
 use crate::OpenError;
 
-/// Which files an image may name: its backing image and its data file.
+/// Policy for the files that an image may name: its backing image and its data file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NamedFiles {
     /// Any file of this host, logical unit or RBD image.
@@ -29,7 +29,7 @@ pub enum NamedFiles {
 }
 
 impl NamedFiles {
-    /// All of them, with their words.
+    /// All policies with their configuration words.
     pub const WORDS: [(&'static str, NamedFiles); 3] = [
         ("any", NamedFiles::Any),
         ("folder", NamedFiles::Folder),
@@ -61,9 +61,9 @@ impl NamedFiles {
 /// The format of a backing image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackingFormat {
-    /// Bytes as they are.
+    /// Raw bytes.
     Raw,
-    /// QEMU's images.
+    /// A qcow2 image.
     Qcow2,
 }
 
@@ -80,9 +80,9 @@ impl BackingFormat {
 /// The backing image of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingImage {
-    /// A file or block device; or the name of a logical unit or an RBD image.
+    /// Path of a file or block device, or the name of a logical unit or an RBD image.
     pub path: PathBuf,
-    /// Its format, as the image states it.
+    /// Format stated by the image.
     pub format: BackingFormat,
 }
 
@@ -97,7 +97,7 @@ pub fn backing_of(image: &Path, header: &Header) -> Result<Option<BackingImage>,
         .transpose()
 }
 
-/// Returns the backing image that a name and a format in the header of `image` mean.
+/// Parses the name and the format of a backing image, as stored in the header of `image`.
 ///
 /// # Errors
 /// As [`backing_of`].
@@ -152,7 +152,7 @@ pub fn backing_named(
     })
 }
 
-/// Returns the path in a name that is not JSON; `None`: a protocol of QEMU stands before it.
+/// Returns the path in a name that is not JSON; `None` if the name has a QEMU protocol prefix.
 fn plain_path(name: &str) -> Option<&Path> {
     if let Some(path) = name.strip_prefix("file:") {
         return Some(Path::new(path));
@@ -197,7 +197,7 @@ fn json_path(text: &str) -> Result<(PathBuf, Option<String>), String> {
     let Some((is_protocol_node, path)) = path.filter(|(_, path)| !path.is_empty()) else {
         return Err(format!("names no file; {JSON_HINT}"));
     };
-    // A node of the protocol layer names its file itself, and is raw.
+    // A node of the protocol layer names its file directly and is raw.
     let protocol = match is_protocol_node {
         true if protocol.is_some() => return Err(format!("has two protocols; {JSON_HINT}")),
         true => driver.clone(),
@@ -243,7 +243,7 @@ pub(super) fn folder_of(image: &Path) -> &Path {
     image.parent().unwrap_or(Path::new(""))
 }
 
-/// Returns true if a file lies in a folder or below it, and is no symbolic link.
+/// Returns true if a file lies in a folder or below it and is not a symbolic link.
 pub(super) fn lies_below(file: &Path, folder: &Path) -> bool {
     let canonical = |path: Option<&Path>| {
         let path = path.filter(|path| *path != Path::new(""));

@@ -1,4 +1,4 @@
-//! Opening an image, with the images that it stands on.
+//! Opens an image and its backing images.
 
 use std::collections::HashSet;
 use std::io;
@@ -19,24 +19,24 @@ use crate::error::check_size;
 use crate::file::Container;
 use crate::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, OpenError};
 
-/// Stack of a thread that does I/O. The channels of a chain call each other; in a debug build each takes less than 4 KiB.
+/// Stack size in bytes of threads that do I/O. The channels of a chain call each other; in a debug build each takes less than 4 KiB.
 pub const STACK_BYTES: usize = 8 << 20;
-/// Most qcow2 images in a chain: more than a daily backup makes in a year. Each costs a thread and some descriptors.
+/// Maximum number of qcow2 images in a chain, more than a year of daily backups. Each image costs a thread and some descriptors.
 pub const CHAIN_MAX: usize = 512;
 
 const BLOCK_SIZE_DEFAULT: u32 = 512;
 const STANDS_ON_ITSELF: &str = "it stands on itself, through its backing images";
 
-/// An image that is open, before its thread is there.
+/// An open image without its owner thread.
 pub(super) struct Opened {
     image: qcow2::Image<Container>,
     pub shared: Arc<Shared>,
 }
 
 impl Opened {
-    /// On the thread that will own it.
+    /// Creates the owner. Called on the owner thread.
     pub fn start(self) -> io::Result<Owner> {
-        // Only allocations and copies read the backing image here: a read-only image needs no descriptors for that.
+        // Only allocations and copies read the backing image here. A read-only image needs no descriptors for that.
         let backing = match &self.shared.backing {
             Some(device) if !self.shared.info.read_only => {
                 Some(BlockingIo::lazy(Arc::clone(device))?)
@@ -52,14 +52,14 @@ impl Opened {
     }
 }
 
-/// Files of a chain by device and inode: one that stands on itself would have no end.
+/// Device and inode of each file of a chain, to detect a chain that contains itself.
 type Seen = HashSet<(u64, u64)>;
 
 pub(super) fn open(options: &ImageOptions) -> Result<Opened, OpenError> {
     let mut seen = Seen::new();
     let files = open_level(options, &mut seen)?;
     let mut below = open_below(options, &files.header, &mut seen)?;
-    // A loop instead of a recursion: a chain may be long, and the stack of a thread is not.
+    // A loop instead of a recursion: a long chain could overflow the stack.
     let mut levels = Vec::new();
     let mut device = loop {
         match below {
@@ -79,7 +79,7 @@ pub(super) fn open(options: &ImageOptions) -> Result<Opened, OpenError> {
     assemble(options, files, device)
 }
 
-/// Opens an image whose backing image is open already.
+/// Opens an image over a backing device that is already open.
 pub(super) fn open_over(
     options: &ImageOptions,
     below: Arc<dyn BlockDevice>,
@@ -122,7 +122,7 @@ fn open_level(options: &ImageOptions, seen: &mut Seen) -> Result<Files, OpenErro
     open_files(options)
 }
 
-/// Makes an image of its files and the device of its backing image.
+/// Builds an image from its files and its backing device.
 fn assemble(
     options: &ImageOptions,
     files: Files,
@@ -144,7 +144,7 @@ fn assemble(
         data,
         OpenOptions {
             read_only: options.read_only,
-            // Its guest can still read it.
+            // The guest can still read a corrupt image.
             accept_corrupt: true,
             ..OpenOptions::READ_WRITE
         },
@@ -182,7 +182,7 @@ fn assemble(
     })
 }
 
-/// Logs that the image is read-only because of damage, or that opening it has made its bitmaps invalid.
+/// Logs that the image is read-only because of damage, or that opening it has invalidated its persistent bitmaps.
 fn log_state(options: &ImageOptions, header: &Header, image: &qcow2::Image<Container>) {
     let shown = options.path.display();
     if image.corruption().is_some() {
@@ -201,7 +201,7 @@ struct Files {
     file: File,
     container: Container,
     header: Header,
-    /// What has the data, if the image has not.
+    /// External data file, if any.
     data: Option<(File, Container)>,
 }
 
@@ -221,13 +221,13 @@ fn open_files(options: &ImageOptions) -> Result<Files, OpenError> {
             data,
         })
     };
-    // A channel makes durable what has to be, with the tables: the file need not do so with each piece.
+    // The channel makes writes durable together with the tables. The file need not sync each piece.
     let cache = match options.cache {
         CacheMode::None => CacheMode::None,
         CacheMode::Writeback | CacheMode::Writethrough => CacheMode::Writeback,
     };
     let opened = open(cache)?;
-    // A page of the cache with tables and data would write old data back over what went past the cache.
+    // Writing back a cached page that holds both tables and data would overwrite newer data written with direct I/O.
     let page = rustix::param::page_size() as u64;
     if cache == CacheMode::None && opened.header.subcluster_bytes() < page {
         drop(opened);
@@ -258,11 +258,11 @@ fn open_file(
     Ok((file, container))
 }
 
-/// Opens an image for a program that reads and changes its tables itself, with its data file if it has one. Persistent bitmaps stay valid,
-/// so that the program must not alter the content of the disk.
+/// Opens an image, with its data file if it has one, for a program that reads and changes the tables itself. Persistent bitmaps stay valid;
+/// therefore the program must not change the content of the disk.
 ///
 /// # Errors
-/// What cannot be opened or served, and why.
+/// A file cannot be opened, or the image is not supported.
 pub fn open_tables(options: &ImageOptions) -> Result<qcow2::Image<Container>, OpenError> {
     let files = open_files(options)?;
     let data = files.data.map(|(_, container)| container);
@@ -287,13 +287,13 @@ fn not_served(error: &qcow2::Error) -> String {
 /// The backing image of an image.
 enum Below {
     Nothing,
-    /// A device that is open, read-only.
+    /// An open read-only device.
     Device(Arc<dyn BlockDevice>),
-    /// An image that is to be opened so.
+    /// A qcow2 image to open with these options.
     Image(ImageOptions),
 }
 
-/// Opens the backing image if it is raw.
+/// Opens a raw or remote backing image. For a qcow2 image, returns the options to open it with.
 fn open_below(
     options: &ImageOptions,
     header: &Header,
@@ -368,12 +368,12 @@ fn describe(file: &DiskInfo, options: &ImageOptions, header: &Header, block_size
         read_only: options.read_only,
         write_cache: writable && options.cache != CacheMode::Writethrough,
         discard_granularity: writable.then_some(cluster.max(block_size)),
-        // Parts of clusters are zeroed.
+        // Partial clusters are zeroed.
         discard_zeroes: writable,
         write_zeroes: writable,
         anchors: false,
         compare_and_write: Some(CompareAndWrite::Emulated),
-        // A write may lie in two clusters that are not neighbours.
+        // A write may span two clusters that are not adjacent in the file.
         atomic_writes: None,
         shared: false,
         rotational: file.rotational,

@@ -1,4 +1,4 @@
-//! A new image over the device of a disk: an external snapshot. And the way back: what lies below comes up into the image.
+//! Creates an image over the device of a disk (external snapshot), and copies data of the backing image into an image.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use super::owner::Owner;
 use super::{Image, ImageOptions, open};
 use crate::{BlockDevice, CacheMode, CopiedUp, File, FileOptions, OpenError};
 
-/// An empty file is made this large; the image makes it larger.
+/// Initial size of the file in bytes; creating the image makes it larger.
 const FIRST_BYTES: u64 = 512;
 
-/// How an image names what it stands on, for whoever opens it next.
+/// Name of a backing image, as stored in the header of the image over it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingName {
-    /// As QEMU reads it: a path, `iscsi://...` or `rbd:...`.
+    /// Name in QEMU syntax: a path, `iscsi://...` or `rbd:...`.
     pub name: String,
-    /// `raw` or `qcow2`.
+    /// Format: `raw` or `qcow2`.
     pub format: &'static str,
 }
 
 impl Image {
-    /// Makes an empty image of this size over a device, and opens it. Where the device has ended, it reads as zeroes.
+    /// Creates an empty image of `size` bytes over a device, and opens it. Beyond the end of the device it reads as zeroes.
     ///
     /// # Errors
-    /// When there is such a file already, or what cannot be made. No file is left behind.
+    /// The file exists already, or cannot be created. No file is left behind.
     pub fn create_over(
         options: &ImageOptions,
         name: &BackingName,
@@ -41,10 +41,7 @@ impl Image {
         })
     }
 
-    /// Makes an empty image that stands alone.
-    ///
-    /// # Errors
-    /// As [`Image::create_over`].
+    /// Creates and opens an empty image without a backing image.
     pub fn create(options: &ImageOptions, size: u64) -> Result<Image, OpenError> {
         Image::create_with(options, size, None, || open::open(options))
     }
@@ -61,7 +58,7 @@ impl Image {
         }
         make(path, size, backing)?;
         open().and_then(Image::serve).inspect_err(|_| {
-            // Half an image would hide the error next time.
+            // An incomplete image would hide the error at the next attempt.
             std::fs::remove_file(path).ok();
         })
     }
@@ -91,7 +88,7 @@ fn check_openable(
 const EXISTS: &str =
     "exists already; hint: give the path of a file that is to be made, or remove it first";
 
-/// Creates the file and writes the image into it. A file that is there already, or was created by another request meanwhile, stays.
+/// Creates the file and writes the image into it. A file that exists already, or that another request creates meanwhile, is left as it is.
 fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), OpenError> {
     let file = File::open(FileOptions {
         size: Some(FIRST_BYTES),
@@ -113,13 +110,13 @@ fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), Ope
     written.inspect_err(|_| file.remove_if_created())
 }
 
-/// Pieces of an image that one call of `copy_up` passes over: each may take a read of a table and a block status of the backing image.
+/// Maximum number of pieces that one call of `copy_up` skips. Each may need a table read and a block status of the backing image.
 const PIECES_MAX: usize = 64;
 
-/// Why an image and what it stands on stay as they are.
+/// Reason why the image keeps its backing image and cannot be committed.
 pub(super) const HAS_SNAPSHOTS: &str = "it has snapshots inside, which read what they have not from its backing image; hint: remove them with lunette image snapshot --delete, or move the disk with lunette disk mirror";
 
-/// Of a new image.
+/// Returns the options of a new image.
 fn shape(size: u64) -> CreateOptions {
     #[cfg(feature = "simulated")]
     if let Some(shape) = super::stepped::shape_of_new_images() {
@@ -129,7 +126,7 @@ fn shape(size: u64) -> CreateOptions {
 }
 
 impl Owner {
-    /// Its snapshots would read otherwise.
+    /// Refuses an image with internal snapshots, because their content would change.
     fn has_no_snapshots(&self) -> qcow2::Result<()> {
         match self.image.snapshots() {
             [] => Ok(()),
@@ -137,14 +134,14 @@ impl Owner {
         }
     }
 
-    /// Stands alone from now on. All of what it stood on has been copied.
+    /// Removes the reference to the backing image. All data of the backing image must have been copied.
     pub(super) fn leave_backing(&mut self) -> qcow2::Result<()> {
         self.has_no_snapshots()?;
         self.image.set_backing(None)
     }
 
-    /// Allocates clusters with the data that lies below them. Holes below stay unallocated: they read as zeroes once the image stands
-    /// alone.
+    /// Allocates clusters with the data of the backing image. Holes of the backing image stay unallocated: they read as zeroes once the
+    /// image has no backing image.
     pub(super) fn copy_up(&mut self, offset: u64, length: u64) -> qcow2::Result<CopiedUp> {
         self.has_no_snapshots()?;
         let end = self.shared.backing_bytes;
@@ -166,7 +163,7 @@ impl Owner {
                 at = below.end.max(at + 1);
                 continue;
             }
-            // Whole clusters, also where a part of one is a hole or the image's own.
+            // Whole clusters, even if a part is a hole or belongs to the image.
             at = at / cluster * cluster;
             while at < below.end && clusters.len() < count_max {
                 clusters.push(at);

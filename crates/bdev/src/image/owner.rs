@@ -1,5 +1,5 @@
-//! The thread that owns an image: it allocates, zeroes and reads what no worker can by itself, one thing after the other, and answers
-//! the worker that sent the command. Workers that send none never meet it.
+//! The thread that owns an image. It allocates and zeroes clusters, loads tables and reads compressed clusters, and answers the worker that
+//! sent the command. Workers that send no command never wait for it.
 
 use std::io;
 use std::sync::Arc;
@@ -14,43 +14,43 @@ use crate::file::Container;
 use crate::inbox::Inbox;
 use crate::{BlockingIo, CopiedUp};
 
-/// How often it is looked whether those who may be at clusters that were given up are done.
+/// Interval of the checks whether released clusters can be freed.
 const RELEASE_PAUSE: Duration = Duration::from_millis(20);
-/// Requests that are served together.
+/// Maximum number of requests in a batch.
 const BATCH_MAX: usize = 256;
 
-/// What a worker cannot do by itself.
+/// Operations that a worker cannot do by itself.
 #[derive(Clone, Debug)]
 pub(super) enum Command {
-    /// The table of an offset, in the map.
+    /// Loads the table of an offset into the map.
     Load(u64),
-    /// Clusters that may be written in place: their offsets.
+    /// Makes the clusters at these offsets writable in place.
     PrepareWrite(Vec<u64>),
-    /// Whole clusters that read as zeroes.
+    /// Makes whole clusters read as zeroes.
     Zero { offset: u64, length: u64 },
-    /// The content of a compressed cluster.
+    /// Returns the content of the compressed cluster at an offset.
     ReadCompressed(u64),
 }
 
-/// What the control plane wants.
+/// Requests of the control plane.
 pub(super) enum Change {
-    /// Another size.
+    /// Changes the size, in bytes.
     Resize(u64, Sender<io::Result<()>>),
-    /// Nobody writes any more: what was reserved is given back.
+    /// Ends writing and returns reserved clusters.
     GiveUpWriting(Sender<io::Result<()>>),
-    /// What the backing image has in a range, the image has itself.
+    /// Copies data of the backing image in a range into the image.
     CopyUp {
         offset: u64,
         length: u64,
         reply: Sender<io::Result<CopiedUp>>,
     },
-    /// Which pieces of a range it has itself.
+    /// Lists the pieces of a range that the image itself stores.
     OwnPieces {
         offset: u64,
         length: u64,
         reply: Sender<io::Result<Vec<(u64, bool)>>>,
     },
-    /// It stands on no backing image any more: it has everything itself.
+    /// Removes the reference to the backing image; the image must store all data itself.
     LeaveBacking(Sender<io::Result<()>>),
 }
 
@@ -63,7 +63,7 @@ pub(super) enum Request {
     Control(Change),
 }
 
-/// Bytes, for commands that bring some.
+/// Result of a command. The bytes are the content of a compressed cluster, otherwise empty.
 pub(super) type Answer = Result<Vec<u8>, IoError>;
 
 /// A command `PrepareWrite`: offsets, token, and the inbox for the answer.
@@ -73,12 +73,12 @@ pub(super) struct Owner {
     pub image: Image<Container>,
     pub backing: Option<BlockingIo>,
     pub shared: Arc<Shared>,
-    /// Clusters that are free once all I/O that began before this generation is over.
+    /// Released clusters, which become free once all I/O that began before this generation has ended.
     pub freeing: Option<(u64, Vec<u64>)>,
 }
 
 impl Owner {
-    /// Until nobody is left who could send a command.
+    /// Serves requests until the last sender is dropped.
     pub fn run(mut self, requests: &Receiver<Request>) {
         loop {
             let first = match self.freeing {
@@ -99,7 +99,7 @@ impl Owner {
         self.close_at_last();
     }
 
-    /// Serves what waits, without waiting for more; false once nobody is left, and the image closed.
+    /// Serves queued requests without waiting for more. Returns false when all senders are gone and the image is closed.
     #[cfg(feature = "simulated")]
     pub fn step(&mut self, requests: &Receiver<Request>) -> bool {
         use std::sync::mpsc::TryRecvError;
@@ -119,7 +119,7 @@ impl Owner {
         true
     }
 
-    /// Nobody is left who could hear of an error.
+    /// Closes the image after the last sender is gone. Errors can only be logged.
     fn close_at_last(&mut self) {
         if let Err(error) = self.close() {
             let path = self.shared.path();
@@ -134,7 +134,7 @@ impl Owner {
         self.image.close()
     }
 
-    /// Begins to free what was given up, or ends it when all are done with it.
+    /// Begins to free released clusters, or frees them once no I/O can access them.
     fn free(&mut self) {
         if let Some((generation, _)) = &self.freeing
             && self.shared.readers.are_past(*generation)
@@ -184,7 +184,7 @@ impl Owner {
         }
     }
 
-    /// Once the image is marked as corrupt, workers get a map without writable clusters.
+    /// Publishes a map without writable clusters once the image is marked as corrupt.
     fn follow_corruption(&self) {
         if let Some(why) = self.image.corruption() {
             self.shared.make_read_only(why, || self.image.map());
@@ -217,11 +217,11 @@ impl Owner {
             Change::LeaveBacking(reply) => (self.leave_backing().map_err(system), reply),
         };
         self.follow_corruption();
-        // Whoever wanted it may have left.
+        // The requester may be gone.
         reply.send(changed).ok();
     }
 
-    /// All allocations of a batch are one: what has to be durable in between is so by one sync.
+    /// Makes the allocations of a batch in one step, which needs one intermediate sync.
     fn prepare(&mut self, writes: Vec<Writes>) {
         if writes.is_empty() {
             return;
@@ -252,7 +252,7 @@ impl Owner {
     fn answer(&mut self, command: &Command) -> qcow2::Result<Vec<u8>> {
         match command {
             Command::Load(offset) => self.image.load(*offset)?,
-            // Served by `prepare`.
+            // Handled by `prepare`.
             Command::PrepareWrite(_) => {}
             Command::Zero { offset, length } => {
                 let backing = self.shared.backing_bytes;
@@ -276,7 +276,7 @@ impl Owner {
         }
     }
 
-    /// What the backing image has; where it does not say, data.
+    /// Returns the extent of the backing image at `at`; data if the backing image does not report it.
     pub(super) fn below(&mut self, at: u64, end: u64) -> Extent {
         let unknown = Extent::data(end);
         let Some(backing) = &mut self.backing else {

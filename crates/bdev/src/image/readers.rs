@@ -1,34 +1,34 @@
-//! Who may still be at a cluster that was given up: workers that found it in the map before.
+//! Tracks which workers may still access released clusters, having found them in an older map.
 //!
-//! I/O has the generation in which it began. Clusters are given up, then a generation begins; when all I/O of earlier ones is over,
-//! nobody can be at them. At most two generations have I/O, for the owner begins none before. A worker writes its own line, and only when
-//! it begins after a pause, or the generation has changed.
+//! Each I/O carries the generation of its start. After clusters are released, a new generation begins. Once all I/O of earlier generations
+//! has ended, no worker can access the clusters. At most two generations have I/O, because the owner begins no third one before. Each
+//! worker writes its own cache line, and only when it begins I/O after a pause or when the generation has changed.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// No I/O.
+/// The worker has no I/O.
 const IDLE: u64 = u64::MAX;
 
-/// All workers of an image.
+/// The workers of an image.
 #[derive(Debug, Default)]
 pub(super) struct Readers {
     generation: AtomicU64,
     each: Mutex<Vec<Weak<Oldest>>>,
 }
 
-/// The oldest generation of which a worker has I/O.
+/// Oldest generation of the worker's I/O.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Oldest(AtomicU64);
 
 impl Readers {
-    /// From now on I/O has this generation.
+    /// Begins a new generation for all later I/O and returns its number.
     pub fn begin_generation(&self) -> u64 {
         self.generation.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Is all I/O over that began before this generation?
+    /// Returns true if all I/O that began before this generation has ended.
     pub fn are_past(&self, generation: u64) -> bool {
         fence(Ordering::SeqCst);
         let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
@@ -37,13 +37,13 @@ impl Readers {
         alive.all(|oldest| oldest.0.load(Ordering::SeqCst) >= generation)
     }
 
-    /// Has any worker a channel?
+    /// Returns true if any worker has a channel.
     pub fn has_any(&self) -> bool {
         let each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
         each.iter().any(|oldest| oldest.strong_count() > 0)
     }
 
-    /// Another worker.
+    /// Registers a worker.
     pub fn add(&self) -> Reader {
         let oldest = Arc::new(Oldest(AtomicU64::new(IDLE)));
         let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +58,7 @@ impl Readers {
     }
 }
 
-/// One worker's I/O, by generation.
+/// I/O counts of one worker, by generation.
 #[derive(Debug)]
 pub(super) struct Reader {
     oldest: Arc<Oldest>,
@@ -69,7 +69,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// An I/O begins: its generation.
+    /// Registers the start of an I/O and returns its generation.
     #[inline]
     pub fn begin(&mut self, readers: &Readers) -> u64 {
         let generation = readers.generation.load(Ordering::SeqCst);
@@ -91,11 +91,11 @@ impl Reader {
         if self.before_count == 0 {
             self.oldest.0.store(generation, Ordering::SeqCst);
         }
-        // Before the map is read: either the owner sees this, or what it has changed is seen.
+        // Before the map is read: either the owner sees this store, or this worker sees the owner's changes.
         fence(Ordering::SeqCst);
     }
 
-    /// An I/O of this generation is over.
+    /// Registers the end of an I/O of this generation.
     #[inline]
     pub fn end(&mut self, generation: u64) {
         if generation == self.now {
@@ -130,7 +130,7 @@ mod tests {
         assert!(first < beside && beside == later && !readers.are_past(generation));
         one.end(first);
         assert!(readers.are_past(generation));
-        // The other worker does not hold up what began before its I/O.
+        // I/O of the other worker began later and does not delay the generation.
         let next = readers.begin_generation();
         assert!(!readers.are_past(next));
         one.end(beside);

@@ -1,4 +1,4 @@
-//! Disks that are no files, named as QEMU does: logical units of iSCSI targets and RBD images. As backing images they are raw, and only read.
+//! Network disks by their QEMU names: logical units of iSCSI targets and RBD images. As backing images they are raw and read-only.
 //!
 //! ```text
 //!   iscsi://HOST[:PORT]/TARGET/LUN
@@ -17,13 +17,13 @@ use crate::rbd::{Rbd, RbdLock, RbdOptions};
 use crate::scsi::ScsiDisk;
 use crate::{BlockDevice, IscsiOptions, OpenError};
 
-/// Commands in flight, and how long I/O waits for a session that is lost: as for disks that do not say.
+/// Commands in flight, and (next constant) the time that I/O waits for a lost session: the defaults of disks.
 const QUEUE_DEPTH: usize = 128;
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(120);
-/// A target that does not answer a login is given up after this.
+/// Time limit for a login.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A way to an image that is no file.
+/// A network disk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Remote {
     Iscsi(UnitAddress),
@@ -31,10 +31,10 @@ pub(super) enum Remote {
 }
 
 impl Remote {
-    /// `None`: it is not named in one of these ways.
+    /// Parses a name. Returns `None` if the name has neither form.
     ///
     /// # Errors
-    /// What is wrong with the name.
+    /// The name is malformed.
     pub fn parse(name: &str) -> Option<Result<Remote, String>> {
         if UnitAddress::looks_like_one(name) {
             return Some(unit(name).map(Remote::Iscsi));
@@ -43,7 +43,7 @@ impl Remote {
         Some(image_of(image).map(|(image, cluster)| Remote::Rbd(image, cluster)))
     }
 
-    /// Opens it; may block.
+    /// Opens the disk. May block.
     pub fn open(self, read_only: bool) -> Result<Arc<dyn BlockDevice>, OpenError> {
         match self {
             Remote::Iscsi(address) => Ok(Arc::new(ScsiDisk::open_iscsi(&IscsiOptions {
@@ -58,7 +58,7 @@ impl Remote {
                     queue_depth: QUEUE_DEPTH,
                     replacement_timeout: REPLACEMENT_TIMEOUT,
                 },
-                // Several images may stand on one unit, each with a session of its own; nothing that is only read needs to be fenced.
+                // Several images may use one unit, each with its own session. Read-only use needs no fencing.
                 disk: None,
                 read_only,
                 passthrough: None,
@@ -75,22 +75,22 @@ impl Remote {
     }
 }
 
-/// A disk that is no file, by the name that a backing image would have; it may block.
+/// Opens a network disk by its name as a backing image. May block.
 ///
 /// # Errors
-/// What is wrong with the name, or why it cannot be opened.
+/// The name is malformed, or the disk cannot be opened.
 pub fn open_remote(name: &str, read_only: bool) -> Result<Arc<dyn BlockDevice>, String> {
     let remote = Remote::parse(name).unwrap_or_else(|| Err(format!("{name} is a file")));
     remote?.open(read_only).map_err(|error| error.to_string())
 }
 
-/// Is it the name of a disk that is no file?
+/// Returns true if `name` is the name of a network disk.
 pub fn is_remote(name: &str) -> bool {
     Remote::parse(name).is_some()
 }
 
 impl BackingName {
-    /// An RBD image, with the way to its cluster.
+    /// Returns the name of an RBD image, with the options of its cluster.
     pub fn of_rbd(image: &ImageName, cluster: &ClusterConfig) -> BackingName {
         let path = |path: &PathBuf| path.display().to_string();
         let named = [
@@ -113,7 +113,7 @@ impl BackingName {
         }
     }
 
-    /// A logical unit that is reached without CHAP.
+    /// Returns the name of a logical unit that is accessed without CHAP.
     pub fn of_unit(unit: &UnitAddress) -> BackingName {
         BackingName {
             name: unit.to_string(),
@@ -122,7 +122,7 @@ impl BackingName {
     }
 }
 
-/// Of a name: see [`words`].
+/// Escapes one word of a name; see [`words`].
 fn word(text: &str) -> String {
     text.replace('\\', "\\\\").replace(':', "\\:")
 }
@@ -131,14 +131,14 @@ fn unit(name: &str) -> Result<UnitAddress, String> {
     let address: UnitAddress = name.parse()?;
     match &address.user {
         None => Ok(address),
-        // The secret would have to stand in the image, for everybody who reads it.
+        // The secret would have to be stored in the image, where every reader of the image could see it.
         Some(user) => Err(format!(
             "{name} names the CHAP user {user}, whose secret nobody gives; hint: let this host's initiator read without CHAP, or serve the unit as a disk"
         )),
     }
 }
 
-/// Words are set apart by colons; one that belongs to a word has a backslash before it.
+/// Splits a name at its colons. A backslash escapes the next character.
 fn words(text: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut letters = text.chars();

@@ -1,4 +1,4 @@
-//! Owners of images in a simulation: not threads, but what the simulation's one thread has do a step each when it likes.
+//! Image owners in a simulation. Instead of threads they are objects that the simulation's only thread steps one at a time.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) fn add(owner: Owner, requests: Receiver<Request>) {
     OWNERS.with_borrow_mut(|owners| owners.push(Stepped { owner, requests }));
 }
 
-/// New images have this shape, and not the usual one, whose clusters are larger than the disks of a simulation.
+/// Sets the shape of new images. The clusters of the default shape are larger than simulated disks.
 pub fn shape_new_images(shape: CreateOptions) {
     SHAPE.set(Some(shape));
 }
@@ -33,17 +33,18 @@ pub(super) fn shape_of_new_images() -> Option<CreateOptions> {
     SHAPE.with_borrow(Clone::clone)
 }
 
-/// How many images have an owner.
+/// Returns the number of images that have an owner.
 pub fn image_owners() -> usize {
     OWNERS.with_borrow(Vec::len)
 }
 
-/// Each owner serves what waits for it; those that nobody needs any more close their image.
+/// Lets each owner serve its queued requests. Owners without senders close their images.
 pub fn step_image_owners() {
     step_some(|_| true);
 }
 
-/// Within a step of an owner, which reads what its image stands on: the owners of that. The others' steps may need what has not ended.
+/// Steps only the owners of `device` and of its backing devices. Called within the step of an owner that reads its backing image: the steps
+/// of unrelated owners may depend on the step in progress.
 pub(crate) fn step_owners_of(device: &dyn BlockDevice) {
     let mut devices = vec![device];
     while let Some(below) = devices.last().and_then(|device| device.below()) {
@@ -65,7 +66,7 @@ fn step_some(is_meant: impl Fn(&Owner) -> bool) {
     }
 }
 
-/// The process is killed: they end as they are.
+/// Simulates a process kill: drops all owners without closing their images.
 pub fn kill_image_owners() {
     OWNERS.take();
 }
