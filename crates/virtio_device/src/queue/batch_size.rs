@@ -11,8 +11,8 @@ pub(super) const BATCH: usize = 128;
 /// requests.
 const HALVED: usize = 8;
 
-/// Resolution of the recent maximum, in fractions of a chain. Each idle poll that precedes chains reduces the maximum by one fraction. This is
-/// slower than the drift between driver and device, after which all chains arrive at once again.
+/// Resolution of the recent maximum, in fractions of a chain. Each idle poll that precedes chains reduces the maximum by one fraction.
+/// This is slower than the drift between driver and device, after which all chains arrive at once again.
 const MOST_PARTS: usize = 64;
 
 /// First batch for a driver that sleeps until it is interrupted. Such a driver takes long to wake, and does not sleep at all if the
