@@ -1,4 +1,4 @@
-//! A RAM disk behind a portal, to try initiators on: `portal 127.0.0.1:3260 SIZE_MIB [BLOCK_SIZE]`.
+//! Exports a RAM disk through a portal, for tests with initiators: `portal 127.0.0.1:3260 SIZE_MIB [BLOCK_SIZE]`.
 
 use std::sync::Arc;
 
@@ -34,6 +34,6 @@ fn main() {
     };
     let portals = server.add_target(target, &[(0, disk)]).expect("a target");
     println!("ready {portals:?}");
-    // Until its standard input ends.
+    // Runs until standard input ends.
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink()).ok();
 }

@@ -1,9 +1,9 @@
-//! Who may come in: portals, networks, access control lists, demo mode.
+//! Access control: portals, networks, access control lists and demo mode.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-/// Where initiators come in.
+/// A network portal of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Portal {
     /// Address and TCP port; port 0 lets the kernel choose.
@@ -24,7 +24,7 @@ const PORT: u16 = 3260;
 impl FromStr for Portal {
     type Err = String;
 
-    /// `ADDRESS`, `ADDRESS:PORT` or `[ADDRESS]:PORT`, then `,GROUP`.
+    /// Parses `ADDRESS`, `ADDRESS:PORT` or `[ADDRESS]:PORT`, then an optional `,GROUP`.
     fn from_str(text: &str) -> Result<Portal, String> {
         let (address, group) = match text.rsplit_once(',') {
             None => (text, 1),
@@ -46,10 +46,11 @@ impl FromStr for Portal {
     }
 }
 
-/// An address at which initiators find portals of a group that have others here: behind address translation, or by a name.
+/// An announced address of a portal group, if initiators cannot use the portal's own address: behind address translation, or for a DNS
+/// name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announced {
-    /// A TargetAddress value without its group (RFC 7143, 13.8): `address:port`, `[address]:port` or `name:port`.
+    /// TargetAddress value without the portal group tag (RFC 7143, 13.8): `address:port`, `[address]:port` or `name:port`.
     pub address: String,
     /// Target portal group tag.
     pub group: u16,
@@ -64,7 +65,7 @@ impl std::fmt::Display for Announced {
 impl FromStr for Announced {
     type Err = String;
 
-    /// As a portal; a name of the domain name system may take the place of the address.
+    /// Parses the syntax of a portal, or a DNS name in place of the address.
     fn from_str(text: &str) -> Result<Announced, String> {
         if let Ok(Portal { address, group }) = text.parse::<Portal>() {
             let is_scoped = matches!(address, SocketAddr::V6(ip) if ip.scope_id() != 0);
@@ -91,7 +92,7 @@ impl FromStr for Announced {
             let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
             (1..=63).contains(&label.len()) && label.bytes().all(allowed)
         };
-        // What ends in a number is an address that is wrong.
+        // A name with a numeric last label is an invalid address.
         let last = name.rsplit('.').next().unwrap_or_default();
         let is_number = last.bytes().all(|byte| byte.is_ascii_digit());
         if port == 0 || name.len() > 253 || is_number || !name.split('.').all(is_label) {
@@ -114,7 +115,7 @@ pub struct Network {
 impl FromStr for Network {
     type Err = String;
 
-    /// `ADDRESS` or `ADDRESS/PREFIX`.
+    /// Parses `ADDRESS` or `ADDRESS/PREFIX`.
     fn from_str(text: &str) -> Result<Network, String> {
         let (address, prefix) = match text.split_once('/') {
             Some((address, prefix)) => (address, Some(prefix)),
@@ -141,7 +142,7 @@ impl std::fmt::Display for Network {
 }
 
 impl Network {
-    /// Is this address one of them? IPv4 addresses that came in through an IPv6 socket count as such.
+    /// Returns true if the network contains the address. IPv4-mapped IPv6 addresses count as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.address, address.to_canonical()) {
             (IpAddr::V4(ours), IpAddr::V4(theirs)) => {
@@ -159,14 +160,14 @@ impl Network {
     }
 }
 
-/// An initiator that may log in.
+/// An entry of the access control list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AclEntry {
-    /// Its name; `None`: any.
+    /// Initiator name; `None`: any.
     pub initiator: Option<String>,
-    /// Where it comes from; `None`: anywhere.
+    /// Source network; `None`: any.
     pub network: Option<Network>,
-    /// It may not write.
+    /// Writes are refused.
     pub read_only: bool,
 }
 
@@ -178,15 +179,15 @@ impl AclEntry {
     }
 }
 
-/// What initiators may do that no access control list names, where no CHAP user is asked for.
+/// Access of initiators that are not in the access control list, if the target has no CHAP users.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DemoMode {
-    /// Nothing.
+    /// No access.
     #[default]
     None,
-    /// Anyone may read.
+    /// Read access for all initiators.
     ReadOnly,
-    /// Anyone may read and write.
+    /// Read and write access for all initiators.
     ReadWrite,
 }
 

@@ -1,7 +1,7 @@
-//! Page-aligned memory for command data: a pool per connection, what is in use of it bounded per session (`memory`).
+//! Page-aligned memory for command data: one pool per connection. Memory in use is limited per session (`memory`).
 //!
-//! Buffers are kept by size class and used again without being zeroed: what is sent of one is only what was put there
-//! for that command. Kept as well: shells, which point at memory of others, for their heap space.
+//! Free buffers are kept by size class and reused without being zeroed: only bytes that were written for the current command are sent.
+//! Empty shells, which point at memory of a disk, are kept too, for their heap allocation.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::memory::{MemoryShare, SessionMemory};
 use crate::shared::Place;
 use scsi_exec::WorkMemory;
 
-/// Sizes that are kept.
+/// Size classes in bytes.
 const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
-/// Bytes kept while nobody uses them.
+/// Maximum bytes of free buffers that are kept.
 const KEPT_MAX: usize = 16 << 20;
-/// Shells kept: as many as commands of a full window, and what is being sent of them.
+/// Maximum number of free shells: one for each command of a full window and for each response that is being sent.
 const SHELLS_MAX: usize = 256;
 
 pub(crate) struct Buffers {
@@ -46,36 +46,36 @@ impl Buffers {
         }
     }
 
-    /// From now on what is in use counts there.
+    /// Counts memory in use in `memory` from now on.
     pub fn count_in(&mut self, memory: Arc<SessionMemory>) {
         self.lease = MemoryShare::new(memory);
         self.lease.force(self.in_use);
     }
 
-    /// What commands work with is counted there.
+    /// Returns the working memory that commands are counted in.
     pub fn work(&self) -> &Arc<WorkMemory> {
         &self.lease.memory().work
     }
 
-    /// The connection is told when there may be more memory; it has to try once more first.
+    /// Wakes the connection at `place` when memory may be available. The caller must try once more after this call.
     pub fn wait(&self, place: &Place) {
         self.lease.memory().wait(place);
     }
 
-    /// Is there memory for so many bytes beside what is in use? If there is, they are to be taken.
+    /// Returns true if `length` more bytes are available. They are then reserved, and the caller must take them.
     #[inline]
     pub fn has(&mut self, length: usize) -> bool {
         self.lease.covers(self.in_use + size(length))
     }
 
-    /// A buffer of at least so many bytes, unless too much is in use.
+    /// Takes a buffer of at least `length` bytes, unless the limit is reached.
     #[cfg(test)]
     fn take(&mut self, length: usize) -> Option<IoBuffer> {
         self.has(length).then(|| self.hand_out(length))
     }
 
-    /// A buffer of at least so many bytes, whatever is in use: for what [`Buffers::has`] has found room for, or what is
-    /// bounded elsewhere.
+    /// Takes a buffer of at least `length` bytes, even above the limit. For memory that [`Buffers::has`] has reserved, or that has another
+    /// limit.
     #[inline]
     pub fn take_anyway(&mut self, length: usize) -> IoBuffer {
         self.lease.force(self.in_use + size(length));
@@ -94,7 +94,7 @@ impl Buffers {
         }
     }
 
-    /// A copy of what a shell points at, if it lies in one of these ranges of addresses; whatever is in use.
+    /// Copies the data of a shell that overlaps one of these address ranges. Ignores the limit.
     pub fn copy_held(&mut self, shell: &IoBuffer, held: &[Range<usize>]) -> Option<IoBuffer> {
         let view = shell.view()?;
         let overlaps = |range: &Range<usize>| view.start < range.end && range.start < view.end;
@@ -106,13 +106,13 @@ impl Buffers {
         Some(own)
     }
 
-    /// An empty buffer to point at memory of others; to be given back by [`Buffers::give_shell`].
+    /// Takes an empty buffer that can point at memory of a disk. The caller must return it with [`Buffers::give_shell`].
     #[inline]
     pub fn take_shell(&mut self) -> IoBuffer {
         self.shells.pop().unwrap_or_default()
     }
 
-    /// Takes a shell back, and with it its pin.
+    /// Returns a shell and releases its pin.
     #[inline]
     pub fn give_shell(&mut self, mut shell: IoBuffer) {
         if self.shells.len() < SHELLS_MAX {
@@ -121,7 +121,7 @@ impl Buffers {
         }
     }
 
-    /// Takes a buffer back, or a shell that points at a disk.
+    /// Returns a buffer or a shell.
     #[inline]
     pub fn give(&mut self, buffer: IoBuffer) {
         if !buffer.is_owned() {
@@ -138,18 +138,18 @@ impl Buffers {
         }
     }
 
-    /// A buffer that somebody else may still write to is gone.
+    /// Stops counting a buffer that the kernel may still write to. It is not reused.
     pub fn lose(&mut self, buffer: &IoBuffer) {
         self.in_use -= buffer.total_len();
         self.lease.shrink(self.in_use);
     }
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     pub fn in_use(&self) -> usize {
         self.in_use
     }
 
-    /// Lets go of what is kept.
+    /// Frees all unused buffers and shells.
     pub fn trim(&mut self) {
         self.free.iter_mut().for_each(|free| *free = Vec::new());
         self.shells = Vec::new();
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn memory_in_use_is_bounded_but_one_large_buffer_gets_through() {
         let mut buffers = Buffers::new(SessionMemory::new(64 << 10));
-        // One that finds no room gets through, and what is left is there for others.
+        // One buffer may exceed the limit; the rest stays available to others.
         let large = buffers.take(1 << 20).unwrap();
         let held: Vec<_> = (0..16).map(|_| buffers.take(4096).unwrap()).collect();
         assert!(buffers.take(1).is_none());

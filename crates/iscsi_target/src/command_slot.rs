@@ -1,4 +1,4 @@
-//! A command as the executor sees it: its data-out is requested by R2T where it has not come yet, and memory for data may be short.
+//! A command as the SCSI executor's transport. Missing data-out is requested by R2T, and memory for data may be short.
 
 use guest_memory::IoBuffer;
 use reactor::Io;
@@ -29,8 +29,8 @@ impl Transport for CommandSlot<'_> {
         }
     }
 
-    /// What lies in memory as it is is sent from there. Not with a data digest, for it may change after that was made, nor where it may
-    /// have to be sent again.
+    /// Borrows data that a disk has in memory and sends it from there. Not with a data digest, because the data may change after the digest
+    /// was computed, and not if it may have to be sent again.
     #[inline]
     fn data_in(&mut self, io: &mut Io) -> Data {
         let connection = &mut *self.connection;
@@ -58,7 +58,7 @@ impl Transport for CommandSlot<'_> {
         }
         let Connection { slots, iscsi, .. } = &mut *self.connection;
         let slot = slots.get(self.index);
-        // Of a task that is being failed none comes; it will be said to be abandoned.
+        // A task that is being failed gets no data; it will be reported as abandoned.
         let there = |task| iscsi.solicit(task, length as u32).ok();
         match slot.iscsi.map_or(Some(true), there) {
             Some(true) => Data::There,
@@ -98,7 +98,7 @@ impl Transport for CommandSlot<'_> {
 }
 
 impl CommandSlot<'_> {
-    /// Is there memory for so many bytes? Else the command is taken up again when there is.
+    /// Reserves `length` bytes for the command. Without memory, returns false and queues the command until there is some.
     #[inline]
     fn has_memory(&mut self, length: usize) -> bool {
         let connection = &mut *self.connection;
@@ -108,7 +108,7 @@ impl CommandSlot<'_> {
         }
         let room = connection.has_room(length);
         if room {
-            // With what was in it before, where part of its data is there already.
+            // Preserves the buffer's content: part of the data may have arrived.
             connection.buffer_for(self.index, length);
         } else {
             let id = connection.slots.id(self.index);

@@ -1,4 +1,4 @@
-//! Commands through the SCSI core, and their plans through their I/Os. Their answers: `answers`.
+//! Passes commands to the SCSI core and executes the I/Os of their plans. Responses are in `responses`.
 
 use bdev::{PREFETCH_DISTANCE, Prefetch, Submission};
 use block::IoOutcome;
@@ -13,22 +13,22 @@ use crate::command_slot::CommandSlot;
 use crate::connection::Connection;
 use crate::slots::SlotId;
 
-/// I/Os on scratch memory that end at once, of all commands in one iteration, and bytes of these that count as one more: long ones give
-/// way to the worker's other work.
+/// Limit of synchronous scratch I/Os per iteration, over all commands; each `STEP_BYTES` bytes count as one more. Long commands yield to
+/// other work of the worker.
 pub(crate) const STEPS_MAX: usize = 32;
 const STEP_BYTES: usize = 128 << 10;
 
-/// How far a command has come.
+/// Progress of a command.
 enum Progress {
-    /// Its response is there.
+    /// The response is ready.
     Done,
-    /// Somebody will come back to it.
+    /// Waiting for an I/O completion, an event or a later iteration.
     Pending,
-    /// It was answered or aborted before and has ended.
+    /// Finished, and answered or aborted before.
     Over,
 }
 
-/// The attribute field of a SCSI Command (11.3.1).
+/// Converts the attribute field of a SCSI Command (RFC 7143, 11.3.1).
 fn attribute(field: u8) -> TaskAttribute {
     match field {
         2 => TaskAttribute::Ordered,
@@ -39,7 +39,7 @@ fn attribute(field: u8) -> TaskAttribute {
 }
 
 impl Connection {
-    /// The slot of an iSCSI task, taken at first sight.
+    /// Returns the slot of an iSCSI task. Takes one if the task has none.
     pub(crate) fn slot_of(&mut self, task: TaskId) -> u32 {
         match self.slots.find(task) {
             Some(slot) => slot.index,
@@ -47,7 +47,7 @@ impl Connection {
         }
     }
 
-    /// The slot's buffer with at least so many bytes, and what was in it before.
+    /// Returns the slot's buffer, enlarged to at least `length` bytes. The content is preserved.
     pub(crate) fn buffer_for(&mut self, slot: u32, length: usize) -> &IoBuffer {
         let expected = self
             .slots
@@ -61,7 +61,7 @@ impl Connection {
             .as_ref()
             .is_some_and(|buffer| buffer.total_len() >= length);
         if !large_enough {
-            // Unsolicited data is bounded by FirstBurstLength: one buffer takes it all, and small writes whole.
+            // Unsolicited data is limited by FirstBurstLength: one buffer of that size holds all of it, and whole small writes.
             let first_burst = 64 << 10;
             let larger = self
                 .buffers
@@ -79,7 +79,7 @@ impl Connection {
         slot.buffer.get_or_insert_default()
     }
 
-    /// A command, in the order of CmdSN.
+    /// Begins a command, in CmdSN order.
     pub(crate) fn begin(&mut self, task: TaskId) {
         let index = self.slot_of(task);
         if self.recovers {
@@ -101,7 +101,7 @@ impl Connection {
         }
     }
 
-    /// A command that is not SIMPLE, or comes while such a one is there: it starts when its place among the others allows it.
+    /// Begins a command that is not SIMPLE, or that arrives while such a command exists. It starts when the task order allows it.
     #[cold]
     fn start_in_order(&mut self, index: u32, attribute: TaskAttribute) {
         let lun = Lun(self.slots.get(index).lun);
@@ -111,7 +111,7 @@ impl Connection {
             Some((session.order.clone(), unit, session.nexus.id()))
         });
         if let Some((order, unit, nexus)) = unit {
-            // While it waits, too, it is one of this nexus' tasks.
+            // A waiting command also counts as a task of this nexus.
             self.slots.get(index).tag = Some(TaskTag { nexus, unit });
             let connection = &mut *self;
             let command = &mut CommandSlot { connection, index };
@@ -119,11 +119,11 @@ impl Connection {
                 return;
             }
         }
-        // What no unit gets is in no task set.
+        // A command for a missing unit is in no task set.
         self.start(index);
     }
 
-    /// What a command waited for is there. Where the command is gone, it is given back.
+    /// Delivers the resource that a command waited for. Drops it if the command is gone.
     pub(crate) fn grant(&mut self, id: SlotId, granted: Granted) {
         let Some(slot) = self.slots.current(id).filter(|slot| !slot.aborted) else {
             return;
@@ -136,7 +136,7 @@ impl Connection {
         }
     }
 
-    /// Hop 3: what the core makes of it.
+    /// Hop 3: lets the core plan the command.
     fn start(&mut self, index: u32) {
         let id = self.slots.id(index);
         let slot = self.slots.get(index);
@@ -198,7 +198,7 @@ impl Connection {
         self.batch.push(id);
     }
 
-    /// Hops 4 and 5: gives each command's I/O to its disk. What came with the same receive shares its stamps.
+    /// Hops 4 and 5: submits each command's I/O to its disk. Commands from the same receive share their stamps.
     pub(crate) fn submit_batch(&mut self, io: &mut Io, stamps: Option<&mut Stamps>) {
         if self.batch.is_empty() {
             return;
@@ -234,7 +234,7 @@ impl Connection {
             }
             let progress = self.advance(io, id.index);
             let slot = self.slots.get(id.index);
-            // What waits for its client's data has not been submitted yet.
+            // A command that waits for data-out is not submitted yet.
             let waits = slot.asked && slot.task.is_ready();
             let asked = slot.asked && !waits;
             if asked {
@@ -278,8 +278,8 @@ impl Connection {
         self.mixed = mixed;
     }
 
-    /// Of these the first is submitted after the one that is about to be, unless its data have yet to come. What lies in memory and
-    /// is read leaves soon, too: the kernel copies it.
+    /// Sends prefetch hints for the next commands of the batch, unless they wait for data-out. Reads from memory are included, because the
+    /// kernel will soon copy them.
     fn prefetch_next(&mut self, io: &mut Io, following: &[SlotId]) {
         for (at, soon) in [
             (0, Prefetch::Next),
@@ -295,7 +295,7 @@ impl Connection {
         }
     }
 
-    /// Takes a command as far as it goes without waiting.
+    /// Executes a command's steps until one has to wait.
     fn advance(&mut self, io: &mut Io, index: u32) -> Progress {
         let tag = Tag {
             source: self.place.source,
@@ -354,7 +354,7 @@ impl Connection {
         }
     }
 
-    /// Goes on in another iteration.
+    /// Defers a command to a later iteration.
     pub(crate) fn rest(&mut self, index: u32) {
         self.resting.push(self.slots.id(index));
         if self.resting.len() == 1 {
@@ -366,7 +366,7 @@ impl Connection {
         }
     }
 
-    /// Is there memory for so many bytes? They are taken at once, then. Else the connection is told when there is.
+    /// Reserves `length` bytes and returns true, or returns false and has the connection woken when memory may be available.
     #[inline]
     pub(crate) fn has_room(&mut self, length: usize) -> bool {
         if self.buffers.has(length) {
@@ -376,7 +376,7 @@ impl Connection {
         self.buffers.has(length)
     }
 
-    /// An I/O has finished.
+    /// Handles the end of an I/O.
     pub(crate) fn io_done(
         &mut self,
         io: &mut Io,
@@ -409,12 +409,12 @@ impl Connection {
         }
     }
 
-    /// Takes a command back. `wait` is let go of once it can touch no disk any more.
+    /// Aborts a command. Drops `wait` when the command can no longer access a disk.
     pub(crate) fn abort_slot(&mut self, io: &mut Io, index: u32, wait: Option<&Hold>) {
         if let Some(task) = self.slots.part(index) {
             let command = self.iscsi.command(task);
             self.slots.get(index).aborted_itt = command.map(|command| command.itt);
-            // Where the protocol gave it up itself there is nothing left to abort.
+            // Fails if the protocol has ended the task itself.
             self.iscsi.abort(task).ok();
         }
         let slot = self.slots.get(index);
@@ -435,14 +435,14 @@ impl Connection {
             if let Some(wait) = wait {
                 slot.task.hold(wait);
             }
-            // Nor does it wait any more for a disk that has failed it.
+            // Also cancels an I/O that waits to be retried after an error of its disk.
             io.cancel_waiting(self.place.source, |slot| slot == index);
         } else {
             self.release(index);
         }
     }
 
-    /// What no abort ends, or what was answered, goes on by itself.
+    /// Detaches a task that continues in the background: it cannot be aborted, or it was answered.
     #[cold]
     pub(crate) fn leave(&mut self, index: u32, next: impl FnOnce(&mut Task)) {
         let mut task = self.slots.get(index).task.detach();
@@ -450,7 +450,7 @@ impl Connection {
         go_on_in_background(&self.place.worker, &self.shared.units, task);
     }
 
-    /// Nothing of a command is left to do.
+    /// Releases the slot of a finished command.
     pub(crate) fn release(&mut self, index: u32) {
         let slot = self.slots.get(index);
         if let Some(buffer) = slot.buffer.take() {

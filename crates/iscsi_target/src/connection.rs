@@ -1,9 +1,8 @@
-//! One TCP connection, owned by one worker: where its parts meet, and its beginning and end.
+//! One TCP connection, owned by one worker: its parts, its begin and its end.
 //!
-//! Stages: a receive completes (**noticed**), its bytes are taken apart (**popped**) into commands with their plans
-//! (**parsed**), these are **submitted** and **reaped**; `publish` queues the answers (**answered**) and gives them to the
-//! kernel as one message (**notified**). Nothing here blocks. A peer that breaks the rules, is too slow or never reads
-//! loses its own connection and nothing else.
+//! Stages: a receive completes (**noticed**), its bytes are split into PDUs (**popped**), commands are planned (**parsed**), **submitted**
+//! and **reaped**. `publish` queues the responses (**answered**) and sends them as one message (**notified**). Nothing here blocks. A peer
+//! that breaks the rules, is too slow or never reads loses its own connection only.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -34,7 +33,7 @@ use crate::shared::{InFlight, Place, Shared};
 use crate::slots::{SlotId, Slots};
 use crate::target::IscsiTarget;
 
-/// What an operation on the ring was for.
+/// Tokens of operations on the ring.
 pub(crate) mod token {
     pub const RECEIVE: u64 = 0;
     pub const RECEIVE_DATA: u64 = 1;
@@ -42,24 +41,24 @@ pub(crate) mod token {
     pub const READABLE: u64 = 3;
 }
 
-// A host comes and goes with all its sessions at once, and each is worth a line; anybody may come again and again.
+// A host logs in and out with all its sessions at once, and each session is worth a log line. Any peer may reconnect endlessly.
 static COMING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
 static LEAVING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
 
-/// What a socket takes at once unless its peer is slow; below what stops receiving.
+/// Size up to which a socket usually takes a message at once, unless its peer is slow. It is below the limit that stops receiving.
 const QUIET_BYTES_MAX: u64 = 64 << 10;
 
-/// Within how many seconds an initiator that is asked to has to log out.
+/// Time limit of a requested logout in seconds.
 const LOGOUT_SECONDS: u16 = 2;
 
-/// Most requests in flight that the time line has room for at first.
+/// Initial capacity of the timeline in requests in flight.
 const TIMELINE_DEPTH: usize = 128;
 
-/// What a connection has once it is logged in to a target.
+/// State of a connection that is logged in to a target.
 pub(crate) struct Attached {
     pub target: Arc<IscsiTarget>,
     pub nexus: Arc<Nexus>,
-    /// Of the commands of all its session's connections.
+    /// Order of the commands of all connections of the session.
     pub order: Arc<TaskOrder>,
     pub view: TargetView,
     pub read_only: bool,
@@ -71,68 +70,68 @@ pub(crate) struct Connection {
     pub(crate) iscsi: iscsi::target::Connection,
     pub(crate) socket: RingFd,
     pub(crate) owner: Owner,
-    /// Operations of its own on the ring.
+    /// Number of the connection's own operations on the ring.
     pub(crate) operations: usize,
     pub(crate) input: Input,
     pub(crate) output: Output,
     pub(crate) buffers: Buffers,
     pub(crate) slots: Slots,
-    /// What a data digest is made of, in one piece.
+    /// Contiguous copy of data for a data digest.
     pub(crate) digested: Vec<u8>,
     pub(crate) session: Option<Attached>,
     key: Option<ConnectionKey>,
     pub(crate) disks: DiskHandles,
-    /// Slots with a step that can be taken now.
+    /// Slots with a step that can be executed.
     pub(crate) batch: Vec<SlotId>,
-    /// Slots whose responses are there.
+    /// Slots with a complete response.
     pub(crate) done: Vec<SlotId>,
-    /// Slots that wait for so much memory.
+    /// Slots that wait for memory, with the bytes needed.
     pub(crate) starved: VecDeque<(SlotId, usize)>,
-    /// Slots that have taken many steps in this iteration and give way to others.
+    /// Slots that have executed many steps in this iteration and yield to others.
     pub(crate) resting: Vec<SlotId>,
-    /// What their I/Os on scratch memory have taken of this iteration.
+    /// Scratch I/O steps of this iteration, limited by `STEPS_MAX`.
     pub(crate) scratch_steps: usize,
-    /// Flush what is queued, then end.
+    /// Queued output is sent, then the connection ends.
     pub(crate) closing: bool,
     pub(crate) ended: bool,
-    /// Its login is answered, and its input taken, once nothing is in flight of the connections that it replaces.
+    /// The login response and further input wait until the replaced connections have nothing in flight.
     pub(crate) login_waits: bool,
-    /// Its session outlives it, and takes over tasks of other connections.
+    /// Error recovery level 2: the session outlives the connection, and takes over tasks of other connections.
     pub(crate) recovers: bool,
-    /// Let go of when nothing is in flight any more.
+    /// Dropped when nothing is in flight any more.
     pub(crate) held_until_drained: Vec<Hold>,
-    /// The same, for those that log in through the same ports later.
+    /// The same, for later logins through the same ports.
     in_flight: Option<Arc<InFlight>>,
-    /// Aborts that this connection asked for, and has applied to itself already.
+    /// Aborts that this connection requested and has already applied to itself.
     pub(crate) own_aborts: Vec<Arc<AbortScope>>,
-    /// Functions of other connections of the session that wait until a ping is answered here.
+    /// Task management functions of other connections of the session that wait for the answer to a ping on this one.
     pub(crate) fences: Vec<(Option<u32>, Hold)>,
-    /// While it can run tasks.
+    /// Registration for task management, while the connection can run tasks.
     registration: Option<Registration>,
-    /// Let go of by the end of the server.
+    /// Dropped at the end, for the server that waits for it.
     pub(crate) drained: Option<mpsc::Sender<()>>,
-    /// The second in which it was accepted.
+    /// Second of the accept.
     accepted: u64,
-    /// The second in which something moved last.
+    /// Second of the last transfer.
     moved: u64,
-    /// The initiator was asked to log out; in this second it is dismissed.
+    /// Second at which an initiator that does not log out is dropped.
     leaves_at: Option<u64>,
     pub(crate) timeline: Option<QueueTimeline>,
-    /// Requests of this iteration that completed at once, by operation, with the stamps that they share.
+    /// Requests of this iteration that completed synchronously: shared stamps, a count per operation, and the partition.
     pub(crate) iterations: Vec<(Stamps, [u32; Operation::COUNT], Part)>,
-    /// Commands of the batch that is being submitted, while they are for several disks.
+    /// Counts of the batch that is being submitted, while its commands address several disks.
     pub(crate) mixed: MixedBatch,
     pub(crate) reaped: Stamp,
-    /// When the completion that is being looked at was noticed.
+    /// Time at which the current completion was noticed.
     pub(crate) heard: Stamp,
-    /// Commands of this iteration that may be among the slowest.
+    /// Candidates of this iteration for the slowest commands.
     pub(crate) slow: Vec<SlowRequest>,
-    /// What its commands' IDs begin with.
+    /// Upper bits of the command IDs in USDT probes.
     pub(crate) probed: u64,
 }
 
 impl Connection {
-    /// A connection that was just accepted.
+    /// Creates the state of a connection that was just accepted.
     pub fn new(
         io: &mut Io,
         place: Place,
@@ -203,7 +202,7 @@ impl Connection {
         &self.shared
     }
 
-    /// This connection's handle on a unit's disk.
+    /// Returns this connection's handle of a unit's disk.
     pub fn disk(&mut self, io: &mut Io, id: DiskId) -> Option<DiskHandle> {
         self.disks.get(io, &self.shared.units, id)
     }
@@ -216,7 +215,7 @@ impl Connection {
         self.session.as_ref().map(|session| session.nexus.id())
     }
 
-    /// The login is done.
+    /// Completes the login.
     pub fn logged_in(&mut self, io: &mut Io, login: &LoggedIn) {
         let key = login.connection;
         if !self.shared.logged_in(self.number(), key) {
@@ -228,8 +227,8 @@ impl Connection {
         self.slots.set_tasks(self.iscsi.task_slots());
         self.recovers = self.iscsi.recovers();
         self.input.enlarge();
-        // What the connections before it have in flight must not come after what this one does, nor after its initiator knows that the session
-        // is a new one (RFC 7143, 6.3.5): it may let others go on then.
+        // I/O of the replaced connections must finish before this connection's I/O, and before the initiator sees that the session is new
+        // (RFC 7143, 6.3.5): the initiator may then let other hosts continue.
         let wait = hold(&self.place, After::Login);
         self.login_waits = true;
         for old in &login.displaced {
@@ -260,7 +259,7 @@ impl Connection {
         let labels = Labels {
             export: found.target.options.name.clone(),
             disk: crate::shared::lock(&found.target.label).clone(),
-            // All connections of a target on a worker are told as one queue.
+            // Statistics show all connections of a target on one worker as one queue.
             queue: self.place.worker.index(),
             worker: self.place.worker.index(),
         };
@@ -302,7 +301,7 @@ impl Connection {
         }
     }
 
-    /// Is a unit attention waiting?
+    /// Returns true if a unit attention is pending.
     pub fn waiting_attention(&self, lun: Lun) -> bool {
         self.session.as_ref().is_some_and(|session| {
             let waiting = session.view.query_asynchronous_event(&session.nexus, lun);
@@ -310,14 +309,14 @@ impl Connection {
         })
     }
 
-    /// The core's part of a task management function.
+    /// Passes a task management function to the core.
     pub fn managed(&mut self, lun: Lun, function: TaskManagementFunction) -> Option<Managed> {
         let session = self.session.as_mut()?;
         session.view.refresh();
         Some(session.view.manage(&session.nexus, lun, function))
     }
 
-    /// TARGET COLD RESET ends every session of the target (RFC 7143, 11.5.1), this one when its answer has left.
+    /// TARGET COLD RESET ends every session of the target (RFC 7143, 11.5.1). This session ends after its response was sent.
     pub fn drop_target_sessions(&mut self) {
         let Some(session) = &self.session else { return };
         let name = &session.target.options.name;
@@ -333,8 +332,8 @@ impl Connection {
         self.closing = true;
     }
 
-    /// Asks the initiator to log out (RFC 7143, 11.9.1, event 1), and serves it until then: what it has begun it can end. Where
-    /// it does not in time, or is asked once more, it is dismissed.
+    /// Asks the initiator to log out (RFC 7143, 11.9.1, event 1), and serves it until then, so that it can finish its work. Drops it if it
+    /// does not log out in time, or if this is called again.
     pub fn ask_for_logout(&mut self, io: &mut Io) {
         if self.is_over() {
             return;
@@ -342,45 +341,45 @@ impl Connection {
         if self.leaves_at.is_some() || self.iscsi.request_logout(LOGOUT_SECONDS).is_err() {
             return self.dismiss(io, "its session is ended");
         }
-        // The first of these may pass at once.
+        // The first of these seconds may end immediately.
         let leaves_in = u64::from(LOGOUT_SECONDS) + 1;
         self.leaves_at = Some(self.shared.seconds() + leaves_in);
         self.shared.look_in(self.number(), leaves_in);
     }
 
-    /// Ends the connection as the target's wish: an initiator that takes what it is sent is told first.
+    /// Ends the connection on the target's initiative. Announces this to an initiator that reads its data.
     pub fn dismiss(&mut self, io: &mut Io, why: &str) {
         if self.closing {
             return;
         }
         self.iscsi.is_dismissed();
-        // What is under way might never be taken, and nobody waits for that.
+        // A message in flight might never be received. The connection does not wait for it.
         if self.ended || self.output.is_sending() || self.iscsi.announce_drop().is_err() {
             return self.end(io, why);
         }
         self.closing = true;
     }
 
-    /// Another connection of the session takes its tasks.
+    /// Ends the connection; another one of the session takes its tasks.
     pub fn is_removed_for_recovery(&mut self, io: &mut Io) {
         self.end(io, "removed for recovery");
     }
 
-    /// Another connection of the session has logged this one out.
+    /// Ends the connection; another one of the session has logged it out.
     pub fn is_logged_out(&mut self, io: &mut Io) {
         self.iscsi.is_logged_out();
         self.end(io, "logged out by another connection");
     }
 
-    /// Ends the connection: nothing more goes in or out; what is in flight drains.
+    /// Ends the connection: nothing more is received or sent. I/O in flight drains.
     pub fn end(&mut self, io: &mut Io, why: &str) {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
         self.log_end(why);
-        // Nothing is delivered here any more.
+        // Nothing is sent on this connection any more.
         self.fences.clear();
-        // Receives and sends that are in flight complete. A socket that is not connected any more has none.
+        // Completes receives and sends in flight. A socket that is already disconnected has none.
         self.socket.shut_down();
         if self.iscsi.recovers() {
             self.leave_commands_behind(io);
@@ -393,12 +392,12 @@ impl Connection {
         if let Some(key) = self.key {
             self.shared.tallies.disconnected(key.tsih, self.number());
         }
-        // Before the session is gone, so that the next one finds it.
+        // Before the session is removed, so that the next session finds the entry.
         if let Some(in_flight) = &self.in_flight {
             in_flight.ended();
         }
         let closed = self.iscsi.close();
-        // Who has asked for the end of the session need not be told of it.
+        // An initiator that has requested the end of the session is not notified.
         let asked_for = self.iscsi.logout_reason().is_some();
         for key in closed.drop {
             if asked_for {
@@ -421,13 +420,13 @@ impl Connection {
         });
     }
 
-    /// Something has come or gone.
+    /// Records a transfer.
     #[inline]
     pub(crate) fn moves(&mut self) {
         self.moved = self.shared.seconds();
     }
 
-    /// The time has come that was set: what does not move is pinged or ended, and the next time is set.
+    /// Handles an expired deadline: pings or ends an idle connection, and sets the next deadline.
     pub fn look_at_clock(&mut self, io: &mut Io) {
         if self.ended {
             return;
@@ -454,7 +453,7 @@ impl Connection {
             if quiet >= silent_time {
                 return self.end(io, "silent for too long");
             }
-            // It may pay at any time, and is idle from then on.
+            // The initiator may catch up at any time, and is idle from then on.
             next = idle_time.min(silent_time - quiet);
         } else if quiet >= idle_time {
             self.iscsi.ping();
@@ -467,19 +466,20 @@ impl Connection {
         self.shared.look_in(self.number(), next);
     }
 
-    /// Is there something that the initiator has to take or to answer?
+    /// Returns true if the initiator has to read output or answer a ping.
     fn owes(&self) -> bool {
         self.iscsi.pings_outstanding() > 0 || self.output.is_sending()
     }
 
-    /// Gives way to newer ones if it has not come as far as that. A discovery session has not: anybody may have one.
+    /// Ends a connection that is not logged in to a target, in favour of newer ones. Discovery sessions count as not logged in: every peer
+    /// can open one.
     pub fn end_unless_logged_in(&mut self, io: &mut Io) {
         if self.session.is_none() {
             self.end(io, "closed: too many connections have not logged in");
         }
     }
 
-    /// Ends if it is logging in to this target, which goes: what was asked of it need not be what another one of that name asks.
+    /// Ends a login to a target that is being removed. A new target of that name may require another authentication.
     pub fn end_login_to(&mut self, io: &mut Io, target: &str, hold: Hold) {
         let wanted = self.iscsi.visitor().target_name.as_deref();
         let is_this = wanted.is_some_and(|wanted| iscsi_name::is_same(wanted, target));
@@ -489,7 +489,7 @@ impl Connection {
         }
     }
 
-    /// Sends what is queued, and ends when that was all.
+    /// Sends queued output. Ends a closing connection when all is sent.
     fn flush(&mut self, io: &mut Io) {
         if !self.login_waits
             && let Some(mut message) = self.output.next(self.iscsi.outgoing(), &mut self.buffers)
@@ -500,7 +500,7 @@ impl Connection {
             if !(nobody_waits && short && self.output.owes_nobody()) {
                 self.send_message(io, message);
             } else if self.input.asks_singly() {
-                // Whoever waits for this one answer has it before anything else is done.
+                // The initiator waits for this one response, so it is sent before other work.
                 let result = self.socket.send_now(&mut message);
                 self.sent(io, message, result);
             } else {
@@ -537,7 +537,7 @@ impl Connection {
                 self.output.settle();
                 self.output_left();
             }
-            // Interrupted, no room just now, or recalled.
+            // Interrupted, no room at the moment, or recalled.
             Err(4 | 11 | 125) if !self.ended => {
                 self.output.replace_views(&mut message, &mut self.buffers);
                 self.send_message(io, message);
@@ -634,7 +634,7 @@ impl Source for Connection {
     }
 
     fn closed(&mut self, io: &mut Io) {
-        // What waited for something that only comes while the connection is there.
+        // Ends commands that wait for an event of this connection.
         let used: Vec<u32> = self.slots.used().collect();
         used.into_iter().for_each(|index| self.lose_answer(index));
         self.disks.close(io);

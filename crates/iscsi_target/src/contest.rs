@@ -2,17 +2,18 @@
 
 use std::net::IpAddr;
 
-/// Within [`SECONDS`], this many takeovers from another address are a contest.
+/// Number of takeovers from another address within [`SECONDS`] that make a contest.
 const MOVES: u32 = 3;
-/// Within [`SECONDS`], this many takeovers of sessions with connections are a contest, also from one address: containers share the
-/// address of their host. An initiator that has lost its connections may log in again some times before the target notices.
+/// Number of takeovers of sessions with connections within [`SECONDS`] that make a contest. Also counts takeovers from one address:
+/// containers share the address of their host. An initiator that has lost its connections may log in several times before the target
+/// notices the loss.
 const DISPLACED: u32 = 8;
 const SECONDS: u64 = 60;
 
 /// Takeovers of a session identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Contest {
-    /// Address of the initiator that has the session.
+    /// Address of the initiator that owns the session.
     pub address: IpAddr,
     moves: u32,
     displaced: u32,
@@ -21,7 +22,7 @@ pub(crate) struct Contest {
 }
 
 impl Contest {
-    /// Begins with the first session.
+    /// Starts counting with the first session.
     pub fn new(address: IpAddr, now: u64) -> Contest {
         Contest {
             address: address.to_canonical(),
@@ -31,7 +32,7 @@ impl Contest {
         }
     }
 
-    /// Counts a login that takes the session over, and whether the session had connections; true: warn.
+    /// Counts a login that takes over the session. Returns true if a warning is due.
     pub fn take_over(&mut self, address: IpAddr, has_displaced: bool, now: u64) -> bool {
         let address = address.to_canonical();
         if now.saturating_sub(self.since) > SECONDS {

@@ -1,10 +1,10 @@
-//! When a connection has to be looked at though nothing comes from it: it logs in too slowly, is idle, or owes an answer.
+//! Deadlines of connections without traffic: slow login, idle, or unanswered ping.
 //!
-//! Each has one time, in seconds of the thread that accepts. Only those whose time has come cost anything.
+//! Each connection has one deadline, in seconds of the accepting thread's clock. Only expired deadlines cost anything.
 
 use std::collections::{BTreeSet, HashMap};
 
-/// Connections by their numbers, in order of time.
+/// Deadlines by connection number and by time.
 #[derive(Default)]
 pub(crate) struct Deadlines {
     due: BTreeSet<(u64, u64)>,
@@ -12,7 +12,7 @@ pub(crate) struct Deadlines {
 }
 
 impl Deadlines {
-    /// Has this connection looked at then, unless it is looked at earlier anyway.
+    /// Sets the deadline of a connection, unless it has an earlier one.
     pub fn set(&mut self, number: u64, second: u64) {
         if self.of.get(&number).is_none_or(|set| *set > second) {
             self.forget(number);
@@ -27,7 +27,7 @@ impl Deadlines {
         }
     }
 
-    /// One whose time has come, which it then has no more.
+    /// Removes and returns a connection with an expired deadline.
     pub fn next_due(&mut self, second: u64) -> Option<u64> {
         let (due, number) = *self.due.first()?;
         if due > second {

@@ -1,37 +1,37 @@
-//! What each initiator did with each target, over all their sessions and connections.
+//! Counters per initiator and target, summed over all sessions and connections.
 //!
-//! Nothing here is on a command's way: connections count in words of their own, which are read when somebody asks, and
-//! added up here when the connection ends. What initiators that have left did is remembered of the last ones only.
+//! Nothing here is on the request path. Each connection has its own counters. They are read on request, and added up here when the
+//! connection ends. The counters of initiators without sessions are limited to the most recent ones.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use latency::{Counters, QueueRecord};
 
-/// Pairs of initiator and target that are remembered when no session is left.
+/// Maximum number of remembered initiator-target pairs without a session.
 const REMEMBERED_MAX: usize = 256;
 
 /// An initiator and a target.
 type Pair = (String, String);
 
-/// What an initiator did with a target.
+/// Counters of an initiator at a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitiatorStatus {
-    /// The target's name.
+    /// Target name.
     pub target: String,
-    /// The initiator's name.
+    /// Initiator name.
     pub initiator: String,
-    /// Sessions that it has.
+    /// Number of current sessions.
     pub sessions: usize,
-    /// What all of them have counted, those that have ended too.
+    /// Sum over all sessions, including ended ones.
     pub counters: Counters,
 }
 
 struct Live {
     pair: Pair,
-    /// By their numbers.
+    /// Connections by number.
     connections: Vec<(u64, Arc<QueueRecord>)>,
-    /// Of connections that have ended.
+    /// Sum of ended connections.
     ended: Counters,
 }
 
@@ -47,15 +47,15 @@ impl Live {
 
 #[derive(Default)]
 struct Inner {
-    /// By TSIH.
+    /// Sessions by TSIH.
     live: HashMap<u16, Live>,
-    /// Of sessions that have ended.
+    /// Sums of ended sessions.
     ended: BTreeMap<Pair, Counters>,
-    /// Pairs in the order in which their last sessions ended.
+    /// Pairs without a session, ordered by the end of their last session.
     left: VecDeque<Pair>,
 }
 
-/// The tallies of a server.
+/// Counters of all initiators of a server.
 #[derive(Default)]
 pub(crate) struct InitiatorCounters(Mutex<Inner>);
 
@@ -64,7 +64,7 @@ impl InitiatorCounters {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A session begins.
+    /// Adds a session.
     pub fn opened(&self, tsih: u16, target: &str, initiator: &str) {
         let live = Live {
             pair: (target.to_owned(), initiator.to_owned()),
@@ -76,14 +76,14 @@ impl InitiatorCounters {
         inner.live.insert(tsih, live);
     }
 
-    /// A connection of a session counts here.
+    /// Adds a connection to a session.
     pub fn connected(&self, tsih: u16, number: u64, record: Arc<QueueRecord>) {
         if let Some(live) = self.lock().live.get_mut(&tsih) {
             live.connections.push((number, record));
         }
     }
 
-    /// A connection of a session counts no more.
+    /// Removes a connection from a session and keeps its sum.
     pub fn disconnected(&self, tsih: u16, number: u64) {
         if let Some(live) = self.lock().live.get_mut(&tsih)
             && let Some(at) = live.connections.iter().position(|one| one.0 == number)
@@ -93,7 +93,7 @@ impl InitiatorCounters {
         }
     }
 
-    /// A session is over.
+    /// Removes a session and keeps its sum.
     pub fn closed(&self, tsih: u16) {
         let mut inner = self.lock();
         let Some(live) = inner.live.remove(&tsih) else {
@@ -115,7 +115,7 @@ impl InitiatorCounters {
         }
     }
 
-    /// What a session has counted so far.
+    /// Returns the counters of a session.
     pub fn of_session(&self, tsih: u16) -> Counters {
         let inner = self.lock();
         inner
@@ -125,7 +125,7 @@ impl InitiatorCounters {
             .unwrap_or_default()
     }
 
-    /// Every initiator that is here, and the last ones that were.
+    /// Returns all initiators with sessions, and the most recent ones without.
     pub fn all(&self) -> Vec<InitiatorStatus> {
         let inner = self.lock();
         let mut sums: BTreeMap<&Pair, (usize, Counters)> = BTreeMap::new();

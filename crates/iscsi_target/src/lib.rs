@@ -1,9 +1,8 @@
 //! The iSCSI transport: portals, connections and sessions on workers, around the sans-IO crate `iscsi` and the SCSI core.
 //!
-//! [`Server`] accepts on one control thread and puts each connection on a worker, where a `connection` owns it from
-//! then on: `receive` takes the stream apart, `commands` takes commands through the core and their I/Os, `output` sends.
-//! Connections of one session may be on different workers: what they share is in `shared`, and `management` takes
-//! task management across them.
+//! [`Server`] accepts on one control thread and places each connection on a worker. There, `connection` owns it: `receive` parses the
+//! stream, `commands` executes commands through the core, `output` sends. Connections of one session may be on different workers. They
+//! share state in `shared`; `management` applies task management to all of them.
 
 #![forbid(unsafe_code)]
 

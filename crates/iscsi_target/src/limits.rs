@@ -1,30 +1,30 @@
-//! What peers may make this transport hold. The protocol's own bounds are in `iscsi::Limits`.
+//! Limits of the resources that peers can occupy in this transport. The protocol's own limits are in `iscsi::Limits`.
 
 use std::time::Duration;
 
-/// Bounds of a server.
+/// Limits of a server.
 #[derive(Clone, Debug)]
 pub struct ServerLimits {
-    /// TCP connections at a time.
+    /// Maximum number of TCP connections.
     pub connections: usize,
-    /// Of these, connections that have not logged in to a target, discovery sessions too; one more ends the oldest of them.
+    /// Maximum number of connections that are not logged in to a target, including discovery sessions. One more ends the oldest.
     pub half_open: usize,
-    /// Sessions at a time.
+    /// Maximum number of sessions.
     pub sessions: usize,
-    /// Connections of one session: MaxConnections is negotiated down to it.
+    /// Maximum number of connections per session. MaxConnections is negotiated down to it.
     pub connections_per_session: u16,
-    /// Time to log in.
+    /// Time allowed for a login.
     pub login_time: Duration,
-    /// A connection from which nothing came for so long is pinged.
+    /// Time without input after which a connection is pinged.
     pub idle_time: Duration,
-    /// A connection that is pinged, or owed output, and on which nothing moves for so long is dropped.
+    /// Time without transfer after which a connection with an unanswered ping or unsent output is dropped.
     pub silent_time: Duration,
-    /// Bytes of command data that the connections of one session may hold together before the next command waits for
-    /// memory. Unsolicited data is taken beyond it: FirstBurstLength for each command of the window, at most.
+    /// Maximum bytes of command data of one session's connections. Further commands wait for memory. Unsolicited data is accepted beyond
+    /// it: at most FirstBurstLength for each command of the window.
     pub data_bytes: usize,
-    /// Bytes of output that one connection may have queued before nothing more is received from it, or looked at.
+    /// Bytes of queued output above which a connection neither receives nor parses input.
     pub output_bytes: u64,
-    /// Bounds inside a connection.
+    /// Limits within a connection.
     pub protocol: iscsi::Limits,
 }
 
@@ -37,7 +37,7 @@ impl Default for ServerLimits {
             connections_per_session: 16,
             login_time: Duration::from_secs(15),
             idle_time: Duration::from_secs(15),
-            // An initiator that does nothing else for a minute, as those without a thread of their own may, stays.
+            // Initiators without a thread of their own may not answer for up to a minute.
             silent_time: Duration::from_secs(60),
             data_bytes: 32 << 20,
             output_bytes: 8 << 20,

@@ -1,8 +1,8 @@
-//! Task management (RFC 7143, 11.5) across a target's connections, and everything else that waits for tasks of others.
+//! Task management (RFC 7143, 11.5) across a target's connections, and other operations that wait for tasks of other connections.
 //!
-//! Tasks run on the workers of their connections. A function marks those that it means, on every one of them, and
-//! waits until none of them can touch a disk any more. A [`Hold`] is kept by every message and every such task:
-//! when the last one lets go, whoever waits is told.
+//! Tasks run on the workers of their connections. A function is sent to all of them; each marks its matching tasks. The function completes
+//! when none of these tasks can access a disk. Every message and every such task has a clone of a [`Hold`]. Dropping the last clone runs
+//! the completion.
 
 use std::sync::Arc;
 
@@ -18,31 +18,31 @@ use scsi_exec::{Call, Effect, Exempt, Hold, Known, Runner, Tasks, Want};
 use crate::connection::Connection;
 use crate::shared::Place;
 
-/// What goes on when a wait is over.
+/// Operation that continues after a wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum After {
-    /// A login is answered, and the stream looked at again.
+    /// Send the login response and continue parsing.
     Login,
-    /// A task management function is answered.
+    /// Answer a task management function.
     Function { tag: u32 },
-    /// As before; then every connection of the target is dropped.
+    /// Answer the function, then drop all connections of the target.
     ColdReset { tag: u32 },
-    /// A logout is answered.
+    /// Answer a logout.
     Logout { tag: u32 },
 }
 
-/// A hold after whose last clone the connection at `place` goes on.
+/// Creates a hold that continues the connection at `place` when its last clone is dropped.
 pub(crate) fn hold(place: &Place, after: After) -> Hold {
     let place = place.clone();
     Hold::new(move || place.send(move |connection, io| connection.wait_is_over(io, after)))
 }
 
-/// How calls reach a connection.
+/// Creates the function that delivers task management calls to a connection.
 pub(crate) fn runner(place: Place) -> Runner {
     Arc::new(move |call: &Call, hold: Hold| {
         let call = call.clone();
         place.send(move |connection, io| {
-            // Of its own calls that has been done.
+            // The connection has already applied its own calls.
             let mut own = connection.own_aborts.iter();
             match own.position(|own| call.scope().is_some_and(|scope| Arc::ptr_eq(own, scope))) {
                 Some(own) => drop(connection.own_aborts.swap_remove(own)),
@@ -52,7 +52,7 @@ pub(crate) fn runner(place: Place) -> Runner {
     })
 }
 
-/// The address in a LUN field, if it is one of a unit.
+/// Returns the address in a LUN field, if it is a unit's address.
 fn unit_address(lun: [u8; 8]) -> Option<UnitAddress> {
     match Lun(lun).address() {
         LunAddress::Unit(lun) => Some(UnitAddress { target: 0, lun }),
@@ -70,7 +70,7 @@ impl Connection {
         }
         let function = match request.function {
             TaskFunction::AbortTask => return self.abort_one(io, request),
-            // it was found, or this would not be asked
+            // A missing task was answered by the protocol.
             TaskFunction::QueryTask => return self.function_done(request.tag, Answer::Succeeded),
             TaskFunction::QueryTaskSet => return self.query_task_set(request),
             TaskFunction::QueryAsynchronousEvent => {
@@ -108,7 +108,7 @@ impl Connection {
         }
     }
 
-    /// An initiator that may only read must not end what others have begun, nor the RESERVE of one.
+    /// Returns true if the function is not allowed: a read-only initiator must not end tasks or the RESERVE of other initiators.
     fn may_not(&self, function: TaskFunction) -> bool {
         use TaskFunction::*;
         let resets = matches!(
@@ -129,13 +129,13 @@ impl Connection {
         let hold = hold(self.place(), After::Function { tag: request.tag });
         match self.slots.find(task) {
             Some(slot) => self.abort_slot(io, slot.index, Some(&hold)),
-            // it has no slot: nothing of it was begun
+            // A task without a slot was not begun.
             None => self.iscsi.abort(task).unwrap_or_default(),
         }
     }
 
-    /// ABORT TASK of what has ended for the initiator: a reset by others, or another ABORT TASK, may have done so, and its I/O be in flight.
-    /// It would overtake what the initiator sends after the answer.
+    /// ABORT TASK for a task that has ended for the initiator. A reset by another initiator or an earlier ABORT TASK may have ended it,
+    /// while its I/O is still in flight. The response waits for that I/O, which could otherwise overtake the initiator's next commands.
     fn abort_one_again(&mut self, request: &TaskManagement) {
         let Some(slot) = self.slots.aborted(request.referenced_tag, request.lun) else {
             return self.function_done(request.tag, TaskFunctionResponse::TaskDoesNotExist);
@@ -167,8 +167,8 @@ impl Connection {
         }
     }
 
-    /// Aborts the tasks of a scope through every transport, this connection's at once. Of its own session's tasks those are meant
-    /// that are older than CmdSN `number`, of whatever connection (RFC 7143, 4.2.2.3.4).
+    /// Aborts the tasks of a scope in all transports, and in this connection immediately. In this session, only tasks with a CmdSN before
+    /// `number` are aborted, on all connections (RFC 7143, 4.2.2.3.4).
     pub(crate) fn abort_everywhere(
         &mut self,
         io: &mut Io,
@@ -180,13 +180,13 @@ impl Connection {
         let hold = hold(self.place(), after);
         let call = Call::of_scope(scope, want).except(self.sent_later(number));
         self.heed(io, &call, &hold);
-        // The runner of this connection is told as well.
+        // The call also reaches the runner of this connection.
         self.own_aborts.extend(call.scope().cloned());
         let runners = self.shared().units.runners().clone();
         runners.call(&call, move || drop(hold));
     }
 
-    /// The tasks of this session that are sent from CmdSN `number` on.
+    /// Returns the exemption for tasks of this session with CmdSN `number` or later.
     pub(crate) fn sent_later(&self, number: u32) -> Option<Exempt> {
         let nexus = self.nexus_id()?;
         Some(Exempt {
@@ -195,13 +195,13 @@ impl Connection {
         })
     }
 
-    /// The CmdSN of a command.
+    /// Returns the CmdSN of a command.
     pub(crate) fn cmd_sn(&self, index: u32) -> Option<u32> {
         let command = self.iscsi.command(self.slots.task(index)?)?;
         Some(command.cmd_sn)
     }
 
-    /// Does what any connection or queue wants of tasks.
+    /// Applies a call from any connection or queue.
     pub(crate) fn heed_other(&mut self, io: &mut Io, call: &Call, hold: &Hold) {
         if self.heed(io, call, hold) {
             self.iscsi.tell_window();
@@ -209,8 +209,9 @@ impl Connection {
         self.fence(call, hold);
     }
 
-    /// Response Fence (RFC 7143, 4.2.2.3.4): a function of this session on another of its connections, or its PREEMPT AND ABORT, is answered
-    /// when the initiator has all that was sent here before. Answers alone would not do: it may not know of an R2T of a task that is aborted.
+    /// Response Fence (RFC 7143, 4.2.2.3.4): delays the answer to a function, or to PREEMPT AND ABORT, on another connection of this
+    /// session until the initiator has received all earlier output of this connection. Fencing the responses only would not suffice: the
+    /// initiator may not have received an R2T of an aborted task.
     fn fence(&mut self, call: &Call, hold: &Hold) {
         let own = self.nexus_id();
         if !self.ended && call.exempt.is_some_and(|exempt| Some(exempt.nexus) == own) {
@@ -219,7 +220,7 @@ impl Connection {
         }
     }
 
-    /// The initiator may have answered what functions wait for. Those for which there was no room yet have theirs sent.
+    /// Removes fences with an answered ping. Sends the ping of fences that had no room for it.
     pub(crate) fn lift_fences(&mut self) {
         if self.fences.is_empty() {
             return;
@@ -234,14 +235,14 @@ impl Connection {
         }
     }
 
-    /// The same; were any aborted?
+    /// Applies a call to all slots. Returns true if it aborted any.
     fn heed(&mut self, io: &mut Io, call: &Call, hold: &Hold) -> bool {
         let mut any = false;
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
             let later = self.is_exempt(index, call);
             let slot = self.slots.get(index);
-            // What waits for its turn in the order of CmdSN is told that its unit is gone when it is there.
+            // A command that waits for its CmdSN turn finds out later that its unit is gone.
             let has_come = slot.begun || slot.tag.is_some();
             let known = Known {
                 task: &slot.task,
@@ -274,23 +275,23 @@ impl Connection {
         };
         self.iscsi.command(task).is_some_and(|command| {
             let older = before(command.cmd_sn, exempt.from);
-            // An immediate command has the number of the one after it.
+            // An immediate command has the CmdSN of its successor.
             let beside = command.immediate && command.cmd_sn == exempt.from;
             tag.nexus == exempt.nexus && !older && !beside
         })
     }
 
-    /// Does what is wanted of the tasks of units that are taken away from the target.
+    /// Applies a call to tasks of units that are being removed from the target.
     pub(crate) fn end_tasks(&mut self, io: &mut Io, target: &str, call: &Call, hold: &Hold) {
         let session = self.session.as_mut();
         if let Some(session) = session.filter(|session| session.target.options.name == target) {
-            // No command reaches them from here on.
+            // From here on, no new command reaches these units.
             session.view.refresh();
             self.heed_other(io, call, hold);
         }
     }
 
-    /// Goes on after a wait.
+    /// Continues after a wait.
     pub(crate) fn wait_is_over(&mut self, io: &mut Io, after: After) {
         match after {
             After::Login => {
@@ -309,7 +310,7 @@ impl Connection {
         }
     }
 
-    /// Takes back what a logout ends; it is answered when nothing of that can touch a disk any more (RFC 7143, 11.15).
+    /// Aborts the tasks that a logout ends. The response waits until none of them can access a disk (RFC 7143, 11.15).
     pub(crate) fn log_out(&mut self, io: &mut Io, logout: Logout) {
         let hold = hold(self.place(), After::Logout { tag: logout.tag });
         let own = self.iscsi.key();
@@ -335,7 +336,7 @@ impl Connection {
         }
     }
 
-    /// Closes another connection, whose tasks stay; the answer waits until nothing of it can touch a disk any more.
+    /// Closes another connection but retains its tasks. The response waits until none of its I/O can access a disk.
     fn remove_for_recovery(&mut self, lost: Option<ConnectionKey>, hold: &Hold) {
         if let Some(key) = lost {
             self.shared().remove_for_recovery(key, hold.clone());
@@ -347,7 +348,7 @@ impl Connection {
     }
 
     fn function_done(&mut self, tag: u32, answer: TaskFunctionResponse) {
-        // Its connection may be in its last iteration.
+        // Fails if the connection is in its last iteration.
         self.iscsi.task_management_response(tag, answer).ok();
     }
 }

@@ -1,4 +1,4 @@
-//! What commands leave behind for the tables: stamps of data that had to be asked for, counters, the slowest whole.
+//! Measurements of commands: stamps of solicited data, counters, and complete records of the slowest commands.
 
 use latency::{Clock, Operation, PartCounts, SlowRequest, Stage, Stamp, Stamps, UnitAddress};
 use reactor::Io;
@@ -6,11 +6,11 @@ use scsi::{Lun, LunAddress, Response, Status};
 
 use crate::connection::Connection;
 
-/// Most commands of one iteration that are looked at as possibly slow.
+/// Maximum number of slow candidates per iteration.
 const SLOW_MAX: usize = 64;
 
 impl Connection {
-    /// All the data that a command's client was asked for is there, and its I/O has been submitted.
+    /// Records the arrival of a command after its solicited data is complete and its I/O is submitted.
     pub(crate) fn data_came(&mut self, index: u32, submitted: Stamp) {
         let slot = self.slots.get(index);
         slot.asked = false;
@@ -29,7 +29,7 @@ impl Connection {
         }
     }
 
-    /// Commands of one batch and one disk have been given to it; those that ended at once have by `reaped`.
+    /// Counts the commands of one batch and one disk that were submitted. Synchronous ones had completed by `reaped`.
     #[inline]
     pub(crate) fn count_submitted(&mut self, counts: &PartCounts, stamps: &Stamps, reaped: Stamp) {
         let Some(timeline) = &mut self.timeline else {
@@ -46,7 +46,7 @@ impl Connection {
         }
     }
 
-    /// Data has come for a command; `whole`: nothing more of it is waited for.
+    /// Records the arrival of data for a command; `whole`: no more data is outstanding.
     pub(crate) fn data_arrived(&mut self, index: u32, whole: bool) {
         let (at, id) = (self.heard, probes::id(self.probed, index));
         let slot = self.slots.get(index);
@@ -63,7 +63,7 @@ impl Connection {
         }
     }
 
-    /// The time, where anybody wants to know it.
+    /// Returns the time, or the default stamp if nothing is recorded.
     pub(crate) fn stamp(&self, io: &Io) -> Stamp {
         match &self.timeline {
             Some(timeline) if timeline.is_recording() => io.now(),
@@ -71,7 +71,7 @@ impl Connection {
         }
     }
 
-    /// A command is being answered.
+    /// Counts a command that is being answered.
     pub(crate) fn count(&mut self, index: u32, response: &Response) {
         let Some(timeline) = &mut self.timeline else {
             return;
@@ -91,7 +91,7 @@ impl Connection {
         let id = probes::id(self.probed, index);
         probes::answered(|| std::iter::once((id, good)));
         probes::notified(|| std::iter::once(id));
-        // Its slot is about to go. Only what is answered and sent makes it as slow as that.
+        // The slot is about to be released. The factor covers the time until the response is sent.
         let latest = self.reaped.max(submitted);
         if timeline.may_be_slow(2 * latest.since(noticed)) && self.slow.len() < SLOW_MAX {
             let mut stamps = slot.stamps;
@@ -113,7 +113,7 @@ impl Connection {
         }
     }
 
-    /// Hop 7 is over: what this iteration measured.
+    /// Hop 7: records the measurements of this iteration.
     pub(crate) fn record(&mut self, clock: &Clock, answered: Stamp, notified: Stamp) {
         let Some(timeline) = &mut self.timeline else {
             return;
@@ -124,7 +124,7 @@ impl Connection {
             stamps.mark(Stage::Notified, notified);
             timeline.record_iteration(&counts, &stamps);
         }
-        // Without a completion in this iteration the I/Os have ended at once, just now.
+        // Without a completion in this iteration, the I/Os have completed synchronously.
         if self.reaped == Stamp::default() {
             self.reaped = answered;
         }

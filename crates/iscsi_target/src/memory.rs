@@ -1,8 +1,8 @@
-//! The memory of a session: what the commands of all its connections hold together is bounded.
+//! Memory limit of a session, for the commands of all its connections.
 //!
-//! Connections are on different workers, so each leases memory in pieces that serve many commands; only a connection that
-//! takes or gives back a piece touches what they share. One command at a time may get more than there is left: so the
-//! session goes on, however large a command is and whoever holds the rest.
+//! The connections are on different workers, so each leases memory in pieces that last for many commands. Shared state is accessed only to
+//! lease or return a piece. One command at a time may exceed the limit. The session therefore makes progress for commands of any size, even
+//! if other connections hold all memory.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,19 +11,19 @@ use scsi_exec::WorkMemory;
 
 use crate::shared::{Place, lock};
 
-/// Pieces that the memory of a session is leased in: a connection keeps up to two that it does not need.
+/// Number of pieces of a session's memory. A connection keeps up to two unused pieces.
 const PIECES: usize = 64;
 const PIECE_MIN: usize = 4 << 10;
 
 pub(crate) struct SessionMemory {
     piece: usize,
-    /// Not leased. Below nothing when what had to be taken was more than was left.
+    /// Bytes not leased. Negative if unavoidable allocations exceeded the limit.
     left: AtomicI64,
-    /// A command has more than was left.
+    /// A command exceeds the limit.
     overdrawn: AtomicBool,
     anyone_waits: AtomicBool,
     waiting: Mutex<Vec<Place>>,
-    /// What commands work with beside the data that moves: as much again.
+    /// Working memory of commands besides their data, with the same limit.
     pub work: Arc<WorkMemory>,
 }
 
@@ -57,12 +57,13 @@ impl SessionMemory {
             return;
         }
         for place in std::mem::take(&mut *lock(&self.waiting)) {
-            // It looks at what waits at the end of its iteration.
+            // At the end of its iteration the connection checks its waiting commands.
             place.send(|_, _| {});
         }
     }
 
-    /// The connection is told when there may be more. It has to look again afterwards: some may have come just before.
+    /// Wakes the connection when memory may be available. The caller must check again afterwards: memory may have been returned just
+    /// before.
     #[cold]
     pub fn wait(&self, place: &Place) {
         let mut waiting = lock(&self.waiting);
@@ -74,11 +75,11 @@ impl SessionMemory {
     }
 }
 
-/// One connection's part.
+/// One connection's share.
 pub(crate) struct MemoryShare {
     memory: Arc<SessionMemory>,
     bytes: usize,
-    /// What the command that finds room where there is none has beyond that.
+    /// Bytes beyond the limit for the one command that may exceed it.
     overdrawn: usize,
 }
 
@@ -95,13 +96,13 @@ impl MemoryShare {
         &self.memory
     }
 
-    /// Is there room for so many bytes in all? One command at a time finds room where there is none.
+    /// Reserves `bytes` in total and returns true if they are available. One command at a time may exceed the limit.
     #[inline]
     pub fn covers(&mut self, bytes: usize) -> bool {
         bytes <= self.bytes + self.overdrawn || self.extend(bytes) || self.overdraw(bytes)
     }
 
-    /// Makes room for so many bytes in all, whether there is any or not.
+    /// Reserves `bytes` in total, even above the limit.
     #[inline]
     pub fn force(&mut self, bytes: usize) {
         if bytes > self.bytes + self.overdrawn && !self.extend(bytes) {
@@ -124,7 +125,7 @@ impl MemoryShare {
 
     #[cold]
     fn overdraw(&mut self, bytes: usize) -> bool {
-        // Its own iteration lasts until what it took is given back.
+        // The turn of a connection lasts until it has returned the excess.
         let first = self.overdrawn == 0 && !self.memory.overdrawn.swap(true, Ordering::SeqCst);
         if first {
             self.overdrawn = bytes - self.bytes;
@@ -132,7 +133,7 @@ impl MemoryShare {
         first
     }
 
-    /// No more than so many bytes are needed now: what is too much goes back.
+    /// Returns memory beyond `needed` bytes, except for spare pieces.
     #[inline]
     pub fn shrink(&mut self, needed: usize) {
         let keep = needed + 2 * self.memory.piece;

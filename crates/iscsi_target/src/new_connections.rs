@@ -1,8 +1,8 @@
-//! Connections that have come and have no worker yet. While an export is placed, the target that the first Login request
-//! names decides which worker a connection gets, so the accepting thread waits for that request and looks at it.
+//! Accepted connections without a worker. While an export has a worker placement, the target name in the first Login request decides the
+//! worker of a connection. The accepting thread therefore waits for that request and reads it.
 //!
-//! Owned by the accepting thread, which does not block on any of them. One that says nothing is closed after the time that
-//! a login may take, or when too many others wait.
+//! Owned by the accepting thread, which does not block on any connection. A silent connection is closed after the login time, or when too
+//! many others wait.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -12,15 +12,15 @@ use std::time::Duration;
 
 use iscsi::login::{FIRST_BYTES_MAX, FirstTarget, first_target};
 
-/// When the rest of a request that has come in part is looked for.
+/// Interval of checks for the rest of a partial request.
 const REST: Duration = Duration::from_millis(10);
 
 struct Arrival {
     stream: TcpStream,
     peer: SocketAddr,
-    /// When it came.
+    /// Time of the accept.
     since: Duration,
-    /// A part of the request is there: the socket stays readable, and cannot be waited for.
+    /// A partial request is there. The socket stays readable, so it cannot be waited for.
     is_partial: bool,
 }
 
@@ -28,7 +28,7 @@ struct Arrival {
 pub(crate) struct Arrived {
     pub stream: TcpStream,
     pub peer: SocketAddr,
-    /// The target that it names, if any.
+    /// Target name in the request, if any.
     pub target: Option<String>,
 }
 
@@ -38,7 +38,7 @@ enum Look {
     Gone,
 }
 
-/// The connections, oldest first.
+/// Waiting connections, oldest first.
 #[derive(Default)]
 pub(crate) struct NewConnections {
     waiting: VecDeque<Arrival>,
@@ -49,7 +49,7 @@ impl NewConnections {
         self.waiting.len()
     }
 
-    /// A connection has come; beyond `most` the oldest is closed.
+    /// Adds a connection. Above `most`, closes the oldest.
     pub fn add(&mut self, stream: TcpStream, peer: SocketAddr, now: Duration, most: usize) {
         if stream.set_nonblocking(true).is_err() {
             return;
@@ -65,13 +65,13 @@ impl NewConnections {
         }
     }
 
-    /// The sockets to wait for.
+    /// Returns the sockets to wait for.
     pub fn sockets(&self) -> Vec<BorrowedFd<'_>> {
         let quiet = self.waiting.iter().filter(|one| !one.is_partial);
         quiet.map(|one| one.stream.as_fd()).collect()
     }
 
-    /// How long the sockets may be waited for: `None` where there is nothing to look at without a socket's word.
+    /// Returns the maximum time to wait for the sockets, or `None` if no connection waits.
     pub fn patience(&self, now: Duration, login_time: Duration) -> Option<Duration> {
         let oldest = self.waiting.front()?;
         let left = login_time.saturating_sub(now.saturating_sub(oldest.since));
@@ -81,7 +81,7 @@ impl NewConnections {
         }
     }
 
-    /// Takes those out whose request is there, and closes those that are gone or took too long.
+    /// Removes and returns connections with a complete request. Closes those that are disconnected or too slow.
     pub fn take(&mut self, now: Duration, login_time: Duration) -> Vec<Arrived> {
         let mut arrived = Vec::new();
         let mut bytes = Vec::new();
@@ -96,7 +96,7 @@ impl NewConnections {
                     one.is_partial = is_partial;
                     self.waiting.push_back(one);
                 }
-                // Workers leave the waiting to the kernel.
+                // Workers need a blocking socket: the kernel waits for them.
                 Look::Names(target) if one.stream.set_nonblocking(false).is_ok() => {
                     arrived.push(Arrived {
                         stream: one.stream,
@@ -111,7 +111,7 @@ impl NewConnections {
     }
 }
 
-/// Looks at what has come on a connection, and leaves it there.
+/// Parses a connection's input without consuming it.
 fn look(stream: &TcpStream, bytes: &mut [u8]) -> Look {
     let length = match stream.peek(bytes) {
         Ok(0) => return Look::Gone,
