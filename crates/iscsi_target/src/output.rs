@@ -1,4 +1,4 @@
-//! What a connection sends: one message at a time, made of everything that was queued when the one before had left.
+//! Output of a connection: one message at a time, built from all PDUs queued since the previous message was sent.
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use uring::Message;
 
 use crate::buffers::Buffers;
 
-/// What is kept until data that lie on a disk have been sent.
+/// Resources held until data in a disk's memory has been sent.
 #[derive(Default)]
 struct Owed {
-    /// One of the tasks of each unit: all of a connection are of one nexus.
+    /// One task per unit; all tasks of a connection have one nexus.
     tasks: Vec<TaskTag>,
     tickets: Vec<Ticket>,
     waits: Vec<Hold>,
@@ -39,59 +39,59 @@ impl Owed {
     }
 }
 
-/// Bytes of data that a connection may have copied because somebody writes to where they lie: two of the longest reads.
+/// Maximum bytes that a connection may have copied because of writes to data that it is sending: two of the longest reads.
 const COPIED_MAX: usize = 64 << 20;
 
-/// How far [`Output::give_back`] has come.
+/// Progress of [`Output::give_back`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GivingBack {
     Done,
-    /// The kernel has a message with such data, and is to be asked to let go of it.
+    /// The kernel holds a message with such data; recall it.
     Recall,
-    /// It was asked.
+    /// The message is being recalled.
     Recalled,
 }
 
 #[derive(Default)]
 pub(crate) struct Output {
-    /// Data queued with the protocol by its place here, and not yet in a message.
+    /// Queued data that is not in a message yet. The index is its name in the protocol.
     data: Vec<IoBuffer>,
-    /// Tasks whose data lie on a disk until they are sent: queued, and in the message.
+    /// Tasks with data in a disk's memory: queued, and in the message.
     owed: Owed,
     owed_in_message: Owed,
-    /// Not in the kernel: empty, or to go on.
+    /// Reusable message while the kernel has none.
     message: Option<Box<Message>>,
-    /// In the kernel: so many bytes.
+    /// Unsent bytes of the message in the kernel.
     sending: u64,
-    /// The kernel was asked to let go of the message, so that nothing is sent from these addresses of disks.
+    /// Address ranges of disks that caused the recall of the message.
     recalled: Vec<Range<usize>>,
-    /// Nothing of the message lies there.
+    /// Address ranges that the message no longer uses.
     freed: Vec<Range<usize>>,
-    /// Bytes copied since all had been sent.
+    /// Bytes copied since the output was last empty.
     copied: usize,
 }
 
 impl Output {
-    /// The next data's name.
+    /// Returns the name of the next data.
     pub fn name(&self) -> u64 {
         self.data.len() as u64
     }
 
-    /// Keeps data until it is sent, under the name that [`Output::name`] gave.
+    /// Keeps data until it is sent, under the name from [`Output::name`].
     pub fn keep(&mut self, buffer: IoBuffer) {
         self.data.push(buffer);
     }
 
-    /// The task is over when what is queued by now has left: only then its place and what waits for it may go.
+    /// Ends the task when the output queued so far has been sent. Its ticket and its waiters are released only then.
     pub fn owe(&mut self, task: TaskTag, ticket: Option<Ticket>, waits: Vec<Hold>) {
         self.owed.add(task);
         self.owed.tickets.extend(ticket);
         self.owed.waits.extend(waits);
     }
 
-    /// Keeps `hold` until the data of those tasks of the scope that are owed now have left.
+    /// Keeps `hold` until the queued data of the scope's tasks has been sent.
     pub fn wait_for_owed(&mut self, scope: &AbortScope, hold: &Hold) {
-        // What is queued leaves after what is in the message.
+        // Queued data is sent after the message.
         if self.owed.is_part_of(scope) {
             self.owed.waits.push(hold.clone());
         } else if self.owed_in_message.is_part_of(scope) {
@@ -99,12 +99,12 @@ impl Output {
         }
     }
 
-    /// Does nobody wait for what the message sends?
+    /// Returns true if nothing waits for the message to be sent.
     pub fn owes_nobody(&self) -> bool {
         self.owed_in_message.tickets.is_empty() && self.owed_in_message.waits.is_empty()
     }
 
-    /// Lets go of the tasks that are over now.
+    /// Releases the tasks of a completely sent message.
     pub fn settle(&mut self) {
         if !self.owed_in_message.tasks.is_empty() && !self.is_sending() {
             let over = &mut self.owed_in_message;
@@ -114,7 +114,7 @@ impl Output {
         }
     }
 
-    /// Copies what would be sent from these addresses.
+    /// Copies unsent data at these addresses, so that it is not sent from there.
     pub fn give_back(&mut self, held: &[Range<usize>], buffers: &mut Buffers) -> GivingBack {
         for data in &mut self.data {
             if let Some(own) = buffers.copy_held(data, held) {
@@ -134,7 +134,7 @@ impl Output {
         }
     }
 
-    /// What is left of a message that was recalled is sent from copies.
+    /// Replaces the rest of a recalled message by copies.
     pub fn replace_views(&mut self, message: &mut Message, buffers: &mut Buffers) {
         if self.recalled.is_empty() {
             return;
@@ -147,7 +147,7 @@ impl Output {
         });
     }
 
-    /// Has the initiator had more copied than it may, before it took any of that?
+    /// Returns true if more was copied for this initiator than allowed.
     pub fn has_copied_too_much(&self) -> bool {
         self.copied > COPIED_MAX
     }
@@ -156,12 +156,12 @@ impl Output {
         self.sending > 0
     }
 
-    /// Bytes that the kernel has not taken yet.
+    /// Returns the bytes that the kernel has not accepted yet.
     pub fn unsent(&self) -> u64 {
         self.sending
     }
 
-    /// The message that is to be sent now, if there is anything to send and none is on its way.
+    /// Returns the next message, if there is output and no message in flight.
     pub fn next(&mut self, outgoing: &mut Outgoing, buffers: &mut Buffers) -> Option<Box<Message>> {
         if self.is_sending() || outgoing.is_empty() {
             return None;
@@ -203,7 +203,7 @@ impl Output {
         Some(message)
     }
 
-    /// The kernel has sent so many bytes; gives what is left, to be sent next.
+    /// Records `bytes` as sent. Returns the rest of the message, if any.
     pub fn sent(
         &mut self,
         mut message: Box<Message>,
@@ -220,7 +220,7 @@ impl Output {
         None
     }
 
-    /// The message is not going to be sent.
+    /// Drops the rest of the message.
     pub fn recycle(&mut self, mut message: Box<Message>, buffers: &mut Buffers) {
         self.sending = 0;
         self.recalled.clear();

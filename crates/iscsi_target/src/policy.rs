@@ -1,4 +1,4 @@
-//! The decisions of the login phase, for all targets of a server.
+//! Decisions of the login phase, for all targets of a server.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -20,7 +20,7 @@ use crate::memory::SessionMemory;
 use crate::shared::{SessionNexus, Shared, lock};
 use crate::target::{IscsiTarget, Permission, is_on_link};
 
-/// Addresses are written by the connection itself, so they can be read.
+/// Parses addresses that the connection itself has formatted.
 fn addresses(visitor: &Visitor) -> Option<(IpAddr, SocketAddr)> {
     let initiator: SocketAddr = visitor.address.parse().ok()?;
     Some((initiator.ip(), visitor.portal.parse().ok()?))
@@ -30,8 +30,8 @@ fn permission(target: &IscsiTarget, visitor: &Visitor) -> Option<Permission> {
     target.permission(&visitor.initiator_name, addresses(visitor)?.0)
 }
 
-/// May a visitor that names this session be a part of it, or end it? What it may do was decided by who began it, and from where;
-/// initiators' names are no secret.
+/// Returns true if the visitor may join or end this session. Its rights and its CHAP user must match those of the session's first login;
+/// initiator names are not secret.
 fn may_take_part(visitor: &Visitor, session: &SessionNexus) -> bool {
     let may = permission(&session.target, visitor);
     may.is_some_and(|may| session.read_only || !may.read_only)
@@ -65,11 +65,11 @@ fn warn_of_contest(identity: &SessionIdentity, before: IpAddr, now: IpAddr) {
     );
 }
 
-/// The address under which an initiator that came to `came_to` finds a portal; `None`: it does not.
+/// Returns the address of a portal for an initiator that connected to `came_to`, or `None` if it cannot reach the portal.
 fn address_for(portal: SocketAddr, came_to: SocketAddr, is_here: bool) -> Option<SocketAddr> {
     let ip = portal.ip();
     if ip.is_unspecified() {
-        // It is the address that it knows of us; a wildcard of IPv4 hears nothing of IPv6.
+        // A wildcard is reachable at the address that the initiator used. An IPv4 wildcard does not serve IPv6.
         let mut found = came_to;
         found.set_ip(came_to.ip().to_canonical());
         found.set_port(portal.port());
@@ -83,7 +83,7 @@ fn address_for(portal: SocketAddr, came_to: SocketAddr, is_here: bool) -> Option
     is_reached.then_some(portal)
 }
 
-/// `TargetAddress` values of a target: what it announces, else its portals, where they can be reached from `asker`.
+/// Returns the `TargetAddress` values of a target that `asker` can reach: the announced addresses of each group, or else its portals.
 ///
 /// Leaves out the portals in `unreachable`.
 fn target_addresses(
@@ -105,9 +105,9 @@ fn target_addresses(
             let portals = group.portals.iter();
             let portals = portals.filter(|portal| !unreachable.contains(portal));
             let found = portals.filter_map(|portal| address_for(*portal, came_to, is_here));
-            // Another portal may name it more closely, and have another group.
+            // A more specific portal with this address may belong to another group.
             let is_ours = |at: &SocketAddr| target.group_at(*at).is_some_and(|g| g.tag == tag);
-            // Without a scope: it is one of this machine, and says nothing elsewhere.
+            // Without the scope ID, which is valid on this machine only.
             let written = |at: SocketAddr| format!("{},{tag}", SocketAddr::new(at.ip(), at.port()));
             of_group = found.filter(is_ours).map(written).collect();
         }
@@ -125,7 +125,7 @@ impl Shared {
         self.target(visitor.target_name.as_deref()?)
     }
 
-    /// The targets that a visitor may know of.
+    /// Returns the targets that a visitor may discover.
     fn visible<'a>(
         &self,
         visitor: &'a Visitor,
@@ -135,7 +135,7 @@ impl Shared {
         targets.filter(|target| permission(target, visitor).is_some())
     }
 
-    /// Gives up the nexus of a session that is gone.
+    /// Detaches the nexus of an ended session.
     fn lose_nexus(&self, tsih: u16, nexus: &SessionNexus) {
         self.retained.end(tsih);
         self.abort_left(tsih);
@@ -145,7 +145,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Ends a session that has no connection, if it has none; false where there is no such session.
+    /// Ends a session without connections. Returns false if there is none.
     pub fn end_abandoned(&self, tsih: u16) -> bool {
         self.end_waiting(tsih, &mut lock(&self.nexuses))
     }
@@ -164,7 +164,7 @@ impl TargetPolicy for Shared {
         let mut offer = Offer::default();
         offer.session.max_connections = self.limits.connections_per_session;
         if visitor.target_name.is_none() {
-            // Discovery: what is told is only what the visitor may see.
+            // Discovery lists only targets that the visitor may access.
             let must_authenticate = !self.discovery_users().is_empty();
             let visible = self.visible(visitor);
             let with_users: Vec<_> = visible.filter(|t| !t.chap_users().is_empty()).collect();
@@ -213,7 +213,7 @@ impl TargetPolicy for Shared {
         if !users.is_empty() {
             return users.get(name).cloned().into_iter().collect();
         }
-        // Initiators that offer nothing but CHAP have the names and secrets of the targets that they are to find.
+        // CHAP-only initiators have the names and secrets of the targets that they want to discover.
         let of_targets = self.visible(visitor).map(|target| target.chap_users());
         of_targets
             .filter_map(|users| users.get(name).cloned())
@@ -237,13 +237,13 @@ impl TargetPolicy for Shared {
     fn attach(&self, visitor: &Visitor, mut claim: Claim) -> Result<Attachment, LoginStatus> {
         if let Some(target) = self.visited(visitor) {
             claim.window = target.options.bounds.queue_depth;
-            // As it is written here, however it was asked for: sessions are told apart and found by it.
+            // Canonical spelling: sessions are compared and found by it.
             claim.identity.target_name = Some(target.options.name.clone());
         }
-        // Held throughout, so that a session and its nexus come and go together.
+        // Held throughout, so that a session and its nexus are added and removed together.
         let mut nexuses = lock(&self.nexuses);
         let identity = claim.identity.clone();
-        // Which it joins, or ends by taking its place.
+        // Session that this login joins or replaces.
         let there: u16 = match claim.tsih {
             0 => {
                 let mut sessions = self.sessions.sessions().into_iter();
@@ -258,7 +258,7 @@ impl TargetPolicy for Shared {
             return Err(LoginStatus::AuthorizationFailure);
         }
         let attachment = match self.sessions.attach(claim.clone()) {
-            // Sessions that wait for their connections give way.
+            // A session that waits for its connection gives way.
             Err(LoginStatus::OutOfResources) => {
                 let waits = |session: &Arc<Session>| session.connections().is_empty();
                 let waiting = self.sessions.sessions().into_iter().find(waits);
@@ -288,7 +288,7 @@ impl TargetPolicy for Shared {
                 let permission = permission(&target, visitor)?;
                 Some((target, group, permission))
             });
-            // The target went while its initiator logged in.
+            // The target was removed during the login.
             let Some((target, group, permission)) = found else {
                 self.sessions.detach(attachment.connection, Leaving::Lost);
                 return Err(LoginStatus::TargetRemoved);
@@ -337,7 +337,7 @@ impl TargetPolicy for Shared {
             visible.filter(|one| named.as_ref().is_none_or(|named| Arc::ptr_eq(named, one)));
         let record = |target: Arc<IscsiTarget>| {
             let addresses = target_addresses(&target, asker, came_to, &unreachable);
-            // Without an address it would be one that is found where the initiator has come to (RFC 7143, appendix C).
+            // Without an address, the record would stand for the address that the initiator used (RFC 7143, appendix C).
             (!addresses.is_empty()).then(|| TargetRecord {
                 name: target.options.name.clone(),
                 addresses,
@@ -356,7 +356,7 @@ mod tests {
     use crate::access::Portal;
     use crate::target::TargetOptions;
 
-    /// What a target with these portals, which also announces these addresses, tells an asker.
+    /// Returns the addresses that a target with these portals and announced addresses lists for an asker.
     fn told(portals: &[&str], announce: &[&str], asker: &str, came_to: &str) -> Vec<String> {
         let portals: Vec<Portal> = portals.iter().map(|text| text.parse().unwrap()).collect();
         let options = TargetOptions {
@@ -379,7 +379,7 @@ mod tests {
         let (four, six) = ("198.51.100.9", "2001:db8::9");
         let (at_four, at_six) = ("192.0.2.1:3260", "[2001:db8::1]:3260");
         for (portals, asker, came_to, wanted) in [
-            // wildcards: the address that the asker came to, in the families that are heard
+            // Wildcards: the address that the asker used, if its family is served.
             (
                 &["0.0.0.0:3260"][..],
                 four,
@@ -396,7 +396,7 @@ mod tests {
                 "[::ffff:192.0.2.1]:3260",
                 &["192.0.2.1:3260,1"],
             ),
-            // both: each family has its own
+            // One wildcard per family, each in its own group.
             (
                 &["[::]:3260,2", "0.0.0.0:3260,1"],
                 four,
@@ -421,7 +421,7 @@ mod tests {
                 at_four,
                 &["192.0.2.1:3260,2"],
             ),
-            // other interfaces are other paths
+            // Other interfaces are other paths.
             (
                 &[
                     "192.0.2.1:3260,1",
@@ -436,7 +436,7 @@ mod tests {
                     "[2001:db8::1]:3260,3",
                 ],
             ),
-            // loopback is here only, also for who comes from an address of this machine
+            // Loopback is listed on this machine only, including askers from one of its other addresses.
             (
                 &["127.0.0.1:3260", "192.0.2.1:3260"],
                 four,
@@ -462,7 +462,7 @@ mod tests {
                 "[::ffff:127.0.0.1]:3260",
                 &["192.0.2.1:3260,1", "[::1]:3260,1"],
             ),
-            // a link's addresses are known on that link, and its number is this machine's
+            // Link-local addresses are listed on their link only, without the local scope ID.
             (
                 &["[::]:3260"],
                 "fe80::9",

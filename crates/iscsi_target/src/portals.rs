@@ -1,8 +1,7 @@
-//! The sockets at which initiators come in.
+//! Listening sockets of the portals.
 //!
-//! Portals ask for addresses, and several may share a socket: a wildcard serves every address of its family. The two families
-//! have sockets of their own, also where `[::]` asks for both, so that `0.0.0.0` and `[::]` may be asked for in any order and by
-//! any target. Control thread only.
+//! Several portals may share a socket: a wildcard serves every address of its family. IPv4 and IPv6 always have separate sockets, even for
+//! `[::]`, so that targets can use `0.0.0.0` and `[::]` in any order. Control thread only.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,9 +14,9 @@ use reactor::{Retry, address_can_heal};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
 
-/// Connections that wait to be accepted, as the standard library has it.
+/// Listen backlog, as in the standard library.
 const BACKLOG: i32 = 128;
-/// How often a port is looked for that is free in both families.
+/// Attempts to find a port that is free in both families.
 const PORT_TRIES: usize = 16;
 
 /// A portal that is configured and not open yet.
@@ -31,13 +30,13 @@ pub struct WaitingPortal {
     pub next_try: Instant,
 }
 
-/// The sockets of all portals.
+/// Listening sockets of all portals.
 #[derive(Default)]
 pub(crate) struct Portals {
     open: BTreeMap<SocketAddr, Arc<TcpListener>>,
-    /// What was asked for, and its address: where a port was asked for as 0, the one that the kernel chose.
+    /// Configured and bound address of each portal. They differ in the port if 0 was configured.
     bound: BTreeMap<SocketAddr, SocketAddr>,
-    /// Sockets at which another process has listened, for whichever portals need them.
+    /// Listening sockets of the previous process, until portals need them.
     inherited: BTreeMap<SocketAddr, TcpListener>,
     /// Sockets that could not be bound and are retried.
     waiting: BTreeMap<SocketAddr, Retry>,
@@ -45,15 +44,15 @@ pub(crate) struct Portals {
     known: BTreeSet<SocketAddr>,
     /// Sockets that cannot be bound yet wait, also new ones.
     may_wait: bool,
-    /// Another process listens now: nothing is opened here any more.
+    /// Another process listens now; this one opens no more sockets.
     has_left: bool,
 }
 
 impl Portals {
-    /// Listens for these portals and no others.
+    /// Listens on exactly these portals.
     ///
     /// # Errors
-    /// The portal that cannot be had, and why; everything is as before then.
+    /// The portal that cannot be opened, and the cause. The open portals then remain as before.
     pub fn set(&mut self, asked: &BTreeSet<SocketAddr>) -> Result<(), (SocketAddr, io::Error)> {
         if self.has_left {
             return Ok(());
@@ -90,7 +89,7 @@ impl Portals {
                     next.open.insert(address, Arc::new(listener));
                     continue;
                 }
-                // `[::]` is what there is of a machine without IPv4.
+                // Without IPv4 on this machine, `[::]` consists of the IPv6 socket.
                 Err(error) if is_no_family(&error) && address.is_ipv4() => continue,
                 Err(error)
                     if address_can_heal(&error)
@@ -128,13 +127,13 @@ impl Portals {
         Ok(())
     }
 
-    /// What is inherited, or a new socket.
+    /// Returns the inherited socket of this address, or a new one.
     fn obtain(&mut self, address: SocketAddr) -> io::Result<TcpListener> {
         if let Some(listener) = self.inherited.remove(&address) {
             return Ok(listener);
         }
         match open(address) {
-            // Portals are others than before: what they leave unused may have the address, a wildcard for one.
+            // The configuration has changed: an unused inherited socket, such as a wildcard, may occupy the address.
             Err(error)
                 if error.kind() == io::ErrorKind::AddrInUse && !self.inherited.is_empty() =>
             {
@@ -207,7 +206,7 @@ impl Portals {
         portals.chain(self.waiting.keys().copied()).collect()
     }
 
-    /// Sockets at which another process has listened, and maybe initiators wait.
+    /// Takes the listening sockets of the previous process. Initiators may be waiting in their backlogs.
     pub fn inherit(&mut self, sockets: Vec<OwnedFd>) {
         let listening = sockets.into_iter().filter_map(|socket| {
             let is_listening = sockopt::socket_acceptconn(&socket).unwrap_or(false);
@@ -219,12 +218,12 @@ impl Portals {
         self.inherited = listening.collect();
     }
 
-    /// All portals are there: nobody waits at any other socket.
+    /// Closes unused inherited sockets after all portals were opened.
     pub fn forget_inherited(&mut self) {
         self.inherited.clear();
     }
 
-    /// Listens no more, but leaves the sockets open for another process: no initiator is refused.
+    /// Stops listening and returns the open sockets for another process, so that no initiator is refused.
     pub fn leave(&mut self) -> Vec<OwnedFd> {
         self.has_left = true;
         self.bound.clear();
@@ -234,24 +233,24 @@ impl Portals {
         left.map(OwnedFd::from).collect()
     }
 
-    /// Is this one of the sockets?
+    /// Returns true if this is one of the open sockets.
     pub fn has(&self, listener: &TcpListener) -> bool {
         let mut open = self.open.values();
         open.any(|one| std::ptr::eq(&**one, listener))
     }
 
-    /// The address of a portal that is listened for.
+    /// Returns the bound address of a portal.
     pub fn bound(&self, asked: SocketAddr) -> SocketAddr {
         self.bound.get(&asked).copied().unwrap_or(asked)
     }
 
-    /// All sockets.
+    /// Returns all open sockets.
     pub fn listeners(&self) -> Vec<Arc<TcpListener>> {
         self.open.values().cloned().collect()
     }
 }
 
-/// The sockets that serve these addresses.
+/// Returns the sockets that serve these addresses.
 fn sockets<'a>(bound: impl IntoIterator<Item = &'a SocketAddr>) -> BTreeSet<SocketAddr> {
     let mut all = BTreeSet::new();
     for address in bound {
@@ -279,7 +278,7 @@ fn wildcard(is_ipv4: bool, port: u16) -> SocketAddr {
     }
 }
 
-/// An IPv4 address that is written as an IPv6 one is an IPv4 address.
+/// Converts an IPv4-mapped IPv6 address to IPv4.
 fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
@@ -289,7 +288,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 
 type Open = (SocketAddr, Arc<TcpListener>);
 
-/// A port that is free, in both families where both are asked for.
+/// Opens a free port, in both families if both are configured.
 fn on_free_port(asked: SocketAddr) -> io::Result<(SocketAddr, Vec<Open>)> {
     let asked = canonical(asked);
     let mut tries = 0;
@@ -326,7 +325,7 @@ fn open(address: SocketAddr) -> io::Result<TcpListener> {
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-    // Connections of a portal that was closed do not keep it from being opened again.
+    // Connections of a closed portal do not block its address.
     sockopt::set_socket_reuseaddr(&socket, true)?;
     if address.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, true)?;
@@ -336,7 +335,7 @@ fn open(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(TcpListener::from(socket))
 }
 
-/// Closes a socket at once: the accepting thread may hold it a while longer, and whoever comes next wants the address now.
+/// Stops listening at once. The accepting thread may keep the socket open longer, while its address is needed again.
 fn shut(listener: &TcpListener) {
     rustix::net::shutdown(listener, rustix::net::Shutdown::Both).ok();
 }
@@ -407,11 +406,11 @@ mod tests {
         let port = port_of(&mut before, "127.0.0.1:0");
         let portal = addresses(&[&format!("127.0.0.1:{port}")]);
         let left = before.leave();
-        // A change that is made while the process ends takes nothing from the one that follows.
+        // A change during the end of the process takes nothing from its successor.
         before.set(&portal).unwrap();
         assert!(before.listeners().is_empty());
         drop(before);
-        // Nobody accepts, and nobody is refused.
+        // Not accepted yet, but not refused.
         let waits = TcpStream::connect(("127.0.0.1", port)).unwrap();
         let mut portals = Portals::default();
         portals.inherit(left);
@@ -421,7 +420,7 @@ mod tests {
         assert!(portals.has(&listeners[0]));
         let (_, peer) = listeners[0].accept().unwrap();
         assert_eq!(peer, waits.local_addr().unwrap());
-        // Others than before are not in the way of those that are wanted.
+        // Inherited sockets do not block different portals.
         let left = portals.leave();
         assert!(!portals.has(&listeners[0]));
         drop((portals, listeners));
@@ -430,7 +429,7 @@ mod tests {
         let wildcard = addresses(&[&format!("0.0.0.0:{port}")]);
         portals.set(&wildcard).unwrap();
         assert!(is_heard("127.0.0.2", port));
-        // What listens nowhere is no portal.
+        // A socket that does not listen is not inherited.
         let connection = TcpStream::connect(("127.0.0.1", port)).unwrap();
         portals.inherit(vec![connection.into()]);
         assert!(portals.inherited.is_empty());

@@ -1,7 +1,7 @@
-//! The stream on its way in: bytes to steps of the protocol, write data to its place.
+//! Input of a connection: passes bytes to the protocol and write data to its buffers.
 //!
-//! One receive is in flight at a time: into the connection's own buffer, or, for the rest of a data segment without
-//! digest, straight into its command's. Nothing is received, or looked at, while too much output is queued.
+//! One receive is in flight at a time: into the connection's own buffer, or, for the rest of a data segment without digest, directly into
+//! the buffer of its command. While too much output is queued, nothing is received or parsed.
 
 use std::time::Duration;
 
@@ -17,42 +17,42 @@ use crate::slots::SlotId;
 
 static LOGIN_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
-/// Before login: a header and the text of a Login Request.
+/// Receive size before login: a header and the text of a Login Request.
 const LOGIN_BYTES: usize = 8 << 10;
 const RECEIVE_BYTES: usize = 64 << 10;
-/// The protocol looks at the stream through a window of this size: write data is not copied there.
+/// Size of the window through which the protocol sees the stream. Write data bypasses it.
 const WINDOW_BYTES: usize = 2048;
-/// And behind data through this one.
+/// Size of the window after data.
 const WINDOW_BYTES_MIN: usize = 256;
-/// So many commands that came by themselves make it worth while to watch the socket: beginning and ending that costs as much
-/// as it spares a few of them.
+/// Number of single commands in a row after which the socket is watched. Starting and ending a watch costs as much as it saves for a few
+/// commands.
 const SINGLE_MIN: u32 = 16;
-/// The rest of a data segment that is worth a receive of its own.
+/// Minimum rest of a data segment for a direct receive.
 const DIRECT_BYTES_MIN: u32 = 4096;
 
 pub(crate) struct Input {
-    /// `None`: the kernel has it.
+    /// `None` while the kernel has it.
     buffer: Option<IoBuffer>,
     size: usize,
-    /// Bytes in it that are not looked at yet.
+    /// Range of unparsed bytes in `buffer`.
     from: usize,
     to: usize,
     window: Vec<u8>,
-    /// Its size next time: behind data comes one header.
+    /// Size of the next window. Data is usually followed by a single header.
     window_bytes: usize,
-    /// Data that the digest has to see.
+    /// Copy of data for the digest.
     seen: Vec<u8>,
-    /// Commands that the last receive ended.
+    /// Commands completed by the last receive.
     commands: u32,
-    /// So many receives in a row have ended one.
+    /// Number of receives in a row that completed one command each.
     single: u32,
-    /// While commands come one at a time: it tells of the next.
+    /// Watch for the next command, while commands arrive one at a time.
     watch: Option<WatchId>,
-    /// A receive into the buffer is in flight.
+    /// A receive into `buffer` is in flight.
     receiving: bool,
-    /// Whose data the kernel receives, and where.
+    /// Slot and data offset of the direct receive in flight.
     direct: Option<(SlotId, u32)>,
-    /// The rest is looked at when some of what is queued has left: its answers may be many times as long.
+    /// Unparsed input waits until queued output was sent. Its responses may be many times as long.
     waits_for_output: bool,
 }
 
@@ -75,18 +75,18 @@ impl Input {
         }
     }
 
-    /// Full feature phase: more comes at a time.
+    /// Enlarges the buffer for the full feature phase.
     pub fn enlarge(&mut self) {
         self.size = RECEIVE_BYTES;
     }
 
-    /// Did the last receive end one command? An initiator that gave one will hardly have given the next before it has
-    /// seen the answer.
+    /// Returns true if the last receive completed exactly one command. Such an initiator probably waits for the response before it sends
+    /// the next command.
     pub fn asks_singly(&self) -> bool {
         self.commands == 1
     }
 
-    /// Memory to receive into, which is the kernel's or comes back.
+    /// Takes the buffer of the next receive.
     fn take_buffer(&mut self) -> IoBuffer {
         let size = self.size;
         let kept = self.buffer.take();
@@ -96,7 +96,7 @@ impl Input {
 }
 
 impl Connection {
-    /// Queues the next receive, if there is none and there may be one, or watches for what is to come.
+    /// Starts the next receive or a watch of the socket, unless one is active or not allowed.
     pub(crate) fn receive_more(&mut self, io: &mut Io) {
         if self.input.watch.is_some() || !self.may_receive() {
             return;
@@ -130,7 +130,7 @@ impl Connection {
         queued <= self.shared().limits.output_bytes
     }
 
-    /// Some of the output has left: what had to wait for that is looked at, in a message of its own for its answers' sake.
+    /// Continues parsing that waited for output. Uses a message to the worker: its next iteration sends the responses.
     #[inline]
     pub(crate) fn output_left(&mut self) {
         if self.input.waits_for_output && self.has_output_room() {
@@ -145,13 +145,13 @@ impl Connection {
         self.came(io, completion.result, noticed);
     }
 
-    /// The watched socket has something; `more`: it is watched on.
+    /// Handles data on the watched socket; `more`: the watch stays active.
     pub(crate) fn readable(&mut self, io: &mut Io, more: bool, noticed: Stamp) {
         if !more {
             self.input.watch = None;
         }
         if !self.may_receive() {
-            // What is there is told once; a receive will find it.
+            // The watch reports data once. A later receive will find it.
             return self.unwatch(io);
         }
         let buffer = self.input.take_buffer();
@@ -164,7 +164,7 @@ impl Connection {
         }
     }
 
-    /// Goes back to receiving.
+    /// Ends the watch and returns to receives.
     pub(crate) fn unwatch(&mut self, io: &mut Io) {
         self.input.single = 0;
         if let Some(watch) = self.input.watch.take() {
@@ -193,7 +193,7 @@ impl Connection {
         }
     }
 
-    /// The kernel has put write data where it belongs.
+    /// Handles the end of a direct receive.
     pub(crate) fn received_data(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
         let Some((slot, offset)) = self.input.direct.take() else {
             return;
@@ -236,7 +236,7 @@ impl Connection {
         }
     }
 
-    /// Another connection of the session has made way.
+    /// Continues parsing after another connection of the session has unblocked it.
     pub(crate) fn look_again(&mut self, io: &mut Io) {
         if !self.is_over() {
             let now = io.now();
@@ -244,7 +244,7 @@ impl Connection {
         }
     }
 
-    /// Hops 2 to 5 for what has come.
+    /// Hops 2 to 5 for received bytes.
     fn take_in(&mut self, io: &mut Io, noticed: Stamp) {
         let mut stamps = Stamps::noticed(noticed);
         stamps.mark(Stage::Popped, self.stamp(io));
@@ -265,7 +265,7 @@ impl Connection {
         self.lift_fences();
     }
 
-    /// Takes one window's bytes; false when there is nothing more to do for now.
+    /// Parses one window. Returns false if nothing more can be done now.
     fn consume_window(&mut self, io: &mut Io, window: &mut Vec<u8>) -> bool {
         let most = std::mem::replace(&mut self.input.window_bytes, WINDOW_BYTES);
         let length = most.min(self.input.to - self.input.from);
@@ -300,7 +300,7 @@ impl Connection {
                     }
                 }
                 Step::TaskManagement(request) => {
-                    // What came before it is meant by it.
+                    // The function applies to all earlier commands.
                     self.submit_batch(io, None);
                     self.manage(io, &request);
                 }
@@ -344,8 +344,7 @@ impl Connection {
         }
     }
 
-    /// Puts write data where it belongs: what is here by copying, the rest by a receive of its own. False when the rest has
-    /// to come first.
+    /// Stores write data: copies received bytes and starts a direct receive for the rest. Returns false if the rest must arrive first.
     fn place_data(&mut self, io: &mut Io, placement: Placement) -> bool {
         let Placement {
             task,

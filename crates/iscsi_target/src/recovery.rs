@@ -1,4 +1,4 @@
-//! The loss of a connection at error recovery level 2: what becomes of each of its commands (RFC 7143, 7.2.2).
+//! Commands of a lost connection at error recovery level 2 (RFC 7143, 7.2.2).
 
 use iscsi::target::{Completion, Left, TaskId};
 use latency::Operation;
@@ -11,7 +11,7 @@ use crate::responses::transfer;
 use crate::retained::RetainedTask;
 
 impl Connection {
-    /// Leaves every command for another connection: to begin anew, to go on, or with its answer.
+    /// Hands every command to the session: to restart, still running, or with its response.
     #[cold]
     pub(crate) fn leave_commands_behind(&mut self, io: &mut Io) {
         let (Some(key), Some(session)) = (self.iscsi.key(), self.iscsi.session().cloned()) else {
@@ -24,7 +24,7 @@ impl Connection {
         shared
             .retained
             .lose(&session, shared.units.runners(), key, until);
-        // What is done is answered, and with that kept.
+        // Completed commands are answered, and their responses retained.
         let done = std::mem::take(&mut self.done);
         for id in done {
             self.answer(id);
@@ -44,7 +44,7 @@ impl Connection {
         };
         let (itt, cmd_sn) = (command.itt, command.cmd_sn);
         let is_read = command.is_media_read();
-        // What is neither SIMPLE nor untagged has a place among the others, which it loses.
+        // Other task attributes fix a position in the task order, which the task loses.
         let is_simple = command.attribute <= 1;
         let slot = self.slots.get(index);
         let medium = matches!(
@@ -52,7 +52,7 @@ impl Connection {
             Some(Operation::Read | Operation::Write | Operation::Flush | Operation::Discard)
         );
         let (begun, touched, busy) = (slot.begun, slot.touched, slot.busy);
-        // What its disk has failed, and waits to be tried again, may be tried again by another connection.
+        // An I/O that waits for a retry after a disk error can be restarted on another connection.
         let source = self.place().source;
         let waits = busy && medium && io.cancel_waiting(source, |slot| slot == index);
         let begins_anew = is_simple && (!begun || is_read || waits || (medium && !touched));
@@ -77,7 +77,7 @@ impl Connection {
                 return;
             }
         } else {
-            // How far it came is not known, and it must not be done twice.
+            // Its progress is unknown, and it must not be executed twice.
             let response = Response::aborted();
             let sense = response.sense_data();
             let completion = Completion {
@@ -90,7 +90,7 @@ impl Connection {
         self.abort_slot(io, index, None);
     }
 
-    /// A command that went on without its connection has ended: its answer waits for another one.
+    /// Retains the response of a command that ended after the loss of its connection.
     #[cold]
     pub(crate) fn keep_answer(&mut self, index: u32, goes_on: bool) {
         let slot = self.slots.get(index);
@@ -113,7 +113,7 @@ impl Connection {
         }
     }
 
-    /// The session is over: nobody comes for what went on without its connection.
+    /// Ends commands without a connection when their session is over.
     pub(crate) fn abort_left(&mut self, io: &mut Io) {
         let used: Vec<u32> = self.slots.used().collect();
         for index in used {
@@ -121,7 +121,7 @@ impl Connection {
         }
     }
 
-    /// A command that went on without its connection was aborted, or cannot end: nobody gets its answer.
+    /// Ends a command without a connection and without a response: it was aborted or cannot end.
     pub(crate) fn lose_answer(&mut self, index: u32) {
         if let (Some(itt), Some(session)) =
             (self.slots.get(index).lost.take(), self.iscsi.session())
@@ -130,7 +130,7 @@ impl Connection {
         }
     }
 
-    /// A task that is taken over from a connection that was lost: who waited for its end still does.
+    /// Takes over a task of a lost connection, with the holds that wait for its end.
     #[cold]
     pub(crate) fn take_over(&mut self, index: u32, task: TaskId) {
         let (Some(key), Some(command)) = (self.iscsi.key(), self.iscsi.command(task)) else {

@@ -1,4 +1,4 @@
-//! Answers to commands that are done: status, data and sense, in the order in which they became so.
+//! Responses to completed commands: status, data and sense, in order of completion.
 
 use guest_memory::IoBuffer;
 use iscsi::target::{Completion, TaskId, Then, Transfer};
@@ -9,10 +9,10 @@ use scsi_exec::Task;
 use crate::connection::Connection;
 use crate::slots::SlotId;
 
-/// Memory to make data digests of is kept unless it is larger.
+/// Maximum size of the data digest buffer that is kept.
 const DIGESTED_BYTES_KEPT: usize = 1 << 20;
 
-/// What the CDB moves, from what the initiator expects and the difference.
+/// Returns the bytes that the CDB transfers: the expected length, corrected by the residual.
 pub(crate) fn transfer(read: u32, write: Option<u32>, residual: Residual) -> Transfer {
     let moved = |expected: u32| {
         let expected = u64::from(expected);
@@ -35,7 +35,7 @@ pub(crate) fn transfer(read: u32, write: Option<u32>, residual: Residual) -> Tra
 }
 
 impl Connection {
-    /// Hop 6: answers everything that is done, and what that makes possible.
+    /// Hop 6: answers all completed commands, and executes the commands that this unblocks.
     pub(crate) fn answer_all(&mut self, io: &mut Io) {
         loop {
             let mut done = std::mem::take(&mut self.done);
@@ -53,7 +53,7 @@ impl Connection {
         }
     }
 
-    /// Commands that waited for memory go on as far as it reaches, in order.
+    /// Continues commands that wait for memory, in order, as far as it suffices.
     fn feed_starved(&mut self) {
         for _ in 0..self.starved.len() {
             let Some((id, length)) = self.starved.pop_front() else {
@@ -84,7 +84,7 @@ impl Connection {
         let slot = self.slots.get(index);
         let (goes_on, reads) = (std::mem::take(&mut slot.goes_on), slot.reads as usize);
         let transfer = transfer(slot.read_length, slot.write_length, response.residual);
-        // Of a read that failed what its device says to have transferred.
+        // A failed read sends the bytes that its device reports as transferred.
         let reads = match (response.status, response.residual) {
             (Status::Good | Status::ConditionMet, _) => reads,
             (_, Residual::Underflow(bytes)) => {
@@ -110,7 +110,7 @@ impl Connection {
                 transfer,
             };
             let borrowed = data.as_ref().is_some_and(|(buffer, _)| !buffer.is_owned());
-            // A task that the protocol ended by itself needs no answer.
+            // Fails if the protocol has ended the task itself.
             let queued = self.send(task, data, &completion).is_ok();
             self.slots.get(index).borrowed = borrowed && queued;
         }

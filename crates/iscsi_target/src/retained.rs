@@ -1,8 +1,8 @@
-//! Sessions at error recovery level 2 whose connections were lost: until the time is over their tasks wait for another connection
-//! (RFC 7143, 7.2.2 and 7.4). Control plane.
+//! Sessions at error recovery level 2 with lost connections. Until a timeout, their tasks wait for another connection (RFC 7143, 7.2.2 and
+//! 7.4). Control plane.
 //!
-//! What becomes of each task is the protocol's (`iscsi::target::ReassignableTasks`). Here is what the core knows them by: tasks that have
-//! yet to begin anew are aborted, and waited for, as those that run are.
+//! The protocol decides about each task (`iscsi::target::ReassignableTasks`). This file connects tasks that will restart with the SCSI
+//! core: task management aborts them and waits for them like running tasks.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,37 +16,37 @@ use scsi_exec::{Call, Effect, Hold, Known, Registration, Runner, Runners, Task};
 
 use crate::shared::lock;
 
-/// A task that is to begin anew.
+/// A task that will restart.
 pub(crate) struct RetainedTask {
     pub connection: ConnectionKey,
     pub cmd_sn: u32,
-    /// What the core knows it by, if it has been with it.
+    /// Tag in the SCSI core, if the task reached it.
     pub tag: Option<TaskTag>,
-    /// Who waits for its end.
+    /// Operations that wait for its end.
     pub holds: Vec<Hold>,
 }
 
-/// By ITT.
+/// Tasks by ITT.
 type RetainedTasks = Arc<Mutex<HashMap<u32, RetainedTask>>>;
 
 struct RetainedSession {
     session: Arc<Session>,
     tasks: RetainedTasks,
-    /// Connections that were lost, with the second in which their tasks end.
+    /// Lost connections, with the second at which their tasks expire.
     lost: Vec<(ConnectionKey, u64)>,
-    /// While its tasks can be aborted.
+    /// Registration for task management.
     _registration: Registration,
 }
 
 #[derive(Default)]
 pub(crate) struct Retained {
-    /// By TSIH.
+    /// Sessions by TSIH.
     sessions: Mutex<HashMap<u16, RetainedSession>>,
-    /// Their number, to be read without the lock.
+    /// Number of sessions, readable without the lock.
     count: AtomicUsize,
 }
 
-/// How calls reach the tasks of a session that have no connection.
+/// Creates the function that applies task management calls to the tasks of a session.
 fn runner(session: Arc<Session>, tasks: RetainedTasks) -> Runner {
     Arc::new(move |call: &Call, hold: Hold| {
         let idle = Task::default();
@@ -80,7 +80,7 @@ fn runner(session: Arc<Session>, tasks: RetainedTasks) -> Runner {
 }
 
 impl Retained {
-    /// A connection of a session was lost; `until`: the second in which its tasks end.
+    /// Records the loss of a connection. `until`: the second at which its tasks expire.
     pub fn lose(
         &self,
         session: &Arc<Session>,
@@ -102,14 +102,14 @@ impl Retained {
         self.count.store(all.len(), Ordering::Release);
     }
 
-    /// A task of a connection that was lost is to begin anew.
+    /// Adds a task of a lost connection that will restart.
     pub fn add(&self, itt: u32, task: RetainedTask) {
         if let Some(entry) = lock(&self.sessions).get(&task.connection.tsih) {
             lock(&entry.tasks).insert(itt, task);
         }
     }
 
-    /// It begins anew; gives who waits for its end.
+    /// Removes a task that restarts. Returns the holds that wait for its end.
     pub fn take(&self, tsih: u16, itt: u32) -> Vec<Hold> {
         if self.is_empty() {
             return Vec::new();
@@ -121,13 +121,13 @@ impl Retained {
         task.map_or(Vec::new(), |task| task.holds)
     }
 
-    /// The session is over.
+    /// Removes an ended session.
     pub fn end(&self, tsih: u16) {
         let mut all = lock(&self.sessions);
         let gone = all.remove(&tsih);
         self.count.store(all.len(), Ordering::Release);
         drop(all);
-        // Whoever waits for its tasks is told.
+        // Dropping the holds completes the operations that wait for its tasks.
         drop(gone);
     }
 
@@ -135,7 +135,7 @@ impl Retained {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Ends the tasks whose time is over; gives the sessions for which none wait any more.
+    /// Expires tasks. Returns the sessions without remaining tasks.
     pub fn expire(&self, now: u64) -> Vec<Arc<Session>> {
         let mut over = Vec::new();
         let mut all = lock(&self.sessions);

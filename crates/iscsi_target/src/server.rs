@@ -1,7 +1,6 @@
-//! The portals: one control thread accepts for all of them, and puts each connection on a worker: the next one, or one that
-//! its target is placed on.
+//! The accepting thread of all portals. It places each connection on the next worker, or on one that its target is placed on.
 //!
-//! The thread also keeps time: once a second, while there are connections, those whose time has come are told.
+//! The thread also runs the clock: once a second, while there are connections, it notifies those with an expired deadline.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -30,20 +29,20 @@ use crate::target::{AccessStates, IscsiTarget, PortGroupStatus, TargetOptions};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
-/// How long the end of a server waits for what is in flight.
+/// Time that the end of a server waits for connections to drain.
 const END_TIME: Duration = Duration::from_secs(5);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Why a target cannot be served.
+/// Error of a change to the targets.
 #[derive(Debug)]
 pub enum ServerError {
-    /// A portal cannot be listened on.
+    /// The portal's address cannot be listened on.
     Bind(SocketAddr, io::Error),
     /// The name is not an iSCSI name.
     Name(String),
-    /// There is a target of this name.
+    /// A target of this name exists.
     Exists(String),
-    /// There is no target of this name.
+    /// No target of this name exists.
     Missing(String),
     /// A logical unit cannot be attached.
     Lun(AttachError),
@@ -85,45 +84,45 @@ impl std::error::Error for ServerError {
     }
 }
 
-/// What a server says of one of its targets.
+/// Status of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetStatus {
-    /// Its name.
+    /// Target name.
     pub name: String,
-    /// Its open portals, as bound.
+    /// Open portals, as bound.
     pub portals: Vec<SocketAddr>,
-    /// Sessions logged in.
+    /// Number of sessions.
     pub sessions: usize,
-    /// Their connections.
+    /// Number of connections of these sessions.
     pub connections: usize,
 }
 
-/// A session of a target.
+/// Status of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionStatus {
-    /// Names it as long as it lasts.
+    /// Target session identifying handle, unique while the session exists.
     pub tsih: u16,
-    /// The target's name.
+    /// Target name.
     pub target: String,
-    /// The initiator's name.
+    /// Initiator name.
     pub initiator: String,
-    /// The initiator's part of the session identifier.
+    /// Initiator part of the session identifier.
     pub isid: [u8; 6],
     /// Target portal group tag.
     pub portal_group: u16,
-    /// Identifiers of its connections.
+    /// Connection identifiers (CID).
     pub connections: Vec<u16>,
-    /// What it has counted.
+    /// Counters since login.
     pub counters: latency::Counters,
-    /// What was negotiated.
+    /// Negotiated parameters.
     pub parameters: SessionParameters,
-    /// Commands in progress at a time.
+    /// Maximum number of commands in progress.
     pub window: u32,
 }
 
 struct State {
     shared: Arc<Shared>,
-    /// Not shared with connections: whoever drops it last joins the workers.
+    /// Not shared with connections: dropping the last reference joins the workers.
     pool: Arc<Pool>,
     portals: Mutex<Portals>,
     accepting: Accepting,
@@ -136,10 +135,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the accepting thread, with nothing to accept yet.
+    /// Starts the accepting thread, without portals.
     ///
     /// # Errors
-    /// When the kernel gives no thread or descriptor.
+    /// Fails if the kernel refuses a thread or a descriptor.
     pub fn start(pool: Arc<Pool>, units: Arc<Units>, limits: ServerLimits) -> io::Result<Server> {
         let state = Arc::new(State {
             shared: Arc::new(Shared::new(units, limits)),
@@ -160,10 +159,10 @@ impl Server {
         })
     }
 
-    /// Serves a target with these disks at their LUNs. Returns its open portals, as they are bound.
+    /// Adds a target with these disks at their LUNs. Returns its open portals, as bound.
     ///
     /// # Errors
-    /// When its name is wrong or taken, a portal cannot be listened on, or a LUN is not allowed.
+    /// Fails if the name is invalid or taken, a portal cannot be opened, or a LUN is not allowed.
     pub fn add_target(
         &self,
         options: TargetOptions,
@@ -200,8 +199,8 @@ impl Server {
         Ok(open.filter(|at| !unreachable.contains(at)).collect())
     }
 
-    /// Takes a target away: its sessions end, and portals that no other target has are closed. `hold` is kept until
-    /// nothing of it is in flight. False when there is none.
+    /// Removes a target: ends its sessions and closes portals that no other target has. `hold` is kept until none of its I/O is in flight.
+    /// Returns false if there is no such target.
     pub fn remove_target(&self, name: &str, hold: &Hold) -> bool {
         let shared = &self.state.shared;
         let key = iscsi_name::normalised(name).unwrap_or_default();
@@ -226,11 +225,10 @@ impl Server {
         true
     }
 
-    /// From now on these CHAP users may log in to a target that has some; who has logged in stays. False when they are those
-    /// that might before.
+    /// Replaces the CHAP users of a target. Current sessions continue. Returns false if the users are unchanged.
     ///
     /// # Errors
-    /// When there is no such target.
+    /// Fails if there is no such target.
     pub fn set_chap_users(
         &self,
         target: &str,
@@ -239,13 +237,13 @@ impl Server {
         Ok(self.found(target)?.set_chap_users(users))
     }
 
-    /// From now on every discovery session has to be one of these CHAP users', where there are any: name and secret of a target are
-    /// not enough. False when they are those that it had to be before.
+    /// Replaces the CHAP users of discovery sessions. If there are any, every discovery session must authenticate as one of them; the users
+    /// of targets are then not accepted. Returns false if the users are unchanged.
     pub fn set_discovery_users(&self, users: HashMap<String, ChapUser>) -> bool {
         self.state.shared.set_discovery_users(users)
     }
 
-    /// The CHAP users that may log in to a target; `None` when there is no such target.
+    /// Returns the CHAP users of a target, or `None` if there is no such target.
     pub fn chap_users(&self, target: &str) -> Option<Arc<HashMap<String, ChapUser>>> {
         Some(self.state.shared.target(target)?.chap_users())
     }
@@ -253,7 +251,7 @@ impl Server {
     /// Sets the access states of portal groups of a target.
     ///
     /// # Errors
-    /// When there is no such target.
+    /// Fails if there is no such target.
     pub fn set_access_states(
         &self,
         target: &str,
@@ -269,26 +267,26 @@ impl Server {
         target.map_or_else(Vec::new, |target| target.port_groups())
     }
 
-    /// Puts more disks into a target, all or none; its initiators are told by unit attentions.
+    /// Adds disks to a target, all or none. Initiators get unit attentions.
     ///
     /// # Errors
-    /// When there is no such target, or a LUN is taken.
+    /// Fails if there is no such target, or if a LUN is taken.
     pub fn add_luns(&self, target: &str, luns: &[(u16, Arc<Disk>)]) -> Result<(), ServerError> {
         self.found(target)?
             .add_luns(&self.state.shared.units, luns)
             .map_err(ServerError::Lun)
     }
 
-    /// Takes a disk out of a target; false when there is none at this LUN. Its initiators are told by unit
-    /// attentions on the others; commands get "logical unit not supported".
+    /// Removes a disk from a target. Returns false if the LUN has none. Initiators get unit attentions on the other units, and "logical
+    /// unit not supported" for later commands.
     ///
     /// # Errors
-    /// When there is no such target.
+    /// Fails if there is no such target.
     pub fn detach_lun(&self, target: &str, lun: u16) -> Result<bool, ServerError> {
         Ok(self.found(target)?.scsi.detach_unit(lun).is_some())
     }
 
-    /// `hold` is kept until no task of these units is in flight any more; with `abort` the tasks are aborted.
+    /// Keeps `hold` until no task of these units is in flight; `abort` also aborts the tasks.
     pub fn end_tasks(&self, target: &str, luns: &[u16], abort: bool, hold: &Hold) {
         let Some(target) = self.state.shared.target(target) else {
             return;
@@ -304,8 +302,8 @@ impl Server {
         }
     }
 
-    /// Ends a session: its initiator is asked to log out, and dropped when it has not after a few seconds, or when this is
-    /// called again. False when there is none with this TSIH.
+    /// Ends a session: asks its initiator to log out. Drops the initiator after a few seconds, or at the second call. Returns false if
+    /// there is no session with this TSIH.
     pub fn end_session(&self, tsih: u16) -> bool {
         let shared = &self.state.shared;
         let Some(session) = shared.sessions.session(tsih) else {
@@ -324,7 +322,7 @@ impl Server {
         found.ok_or_else(|| ServerError::Missing(target.to_owned()))
     }
 
-    /// Addresses that targets ask for.
+    /// Returns the configured portal addresses of all targets.
     fn asked(&self) -> BTreeSet<SocketAddr> {
         let targets = lock(&self.state.shared.targets);
         let asked = targets.values().flat_map(|target| &target.options.portals);
@@ -342,7 +340,7 @@ impl Server {
         self.state.accepting.wake();
     }
 
-    /// Listens for these portals as well; gives them as they are bound.
+    /// Opens these portals too. Returns them as bound.
     fn listen(&self, portals: &[Portal]) -> Result<Vec<Portal>, ServerError> {
         let mut asked = self.asked();
         asked.extend(portals.iter().map(|portal| portal.address));
@@ -397,7 +395,7 @@ impl Server {
         of_targets.collect()
     }
 
-    /// Every target and who is logged in.
+    /// Returns the status of every target.
     pub fn status(&self) -> Vec<TargetStatus> {
         let shared = &self.state.shared;
         let sessions = shared.sessions.sessions();
@@ -423,7 +421,7 @@ impl Server {
         targets.values().map(status).collect()
     }
 
-    /// Bytes that all connections hold for commands and for what is being sent. Asks every worker.
+    /// Returns the bytes that all connections hold for commands and output. Queries every worker.
     pub fn memory_in_use(&self) -> u64 {
         let bytes = |place: Place| {
             let (source, number) = (place.source, place.number);
@@ -439,7 +437,7 @@ impl Server {
         self.state.shared.connections().into_iter().map(bytes).sum()
     }
 
-    /// Every session of a target, discovery sessions left out.
+    /// Returns the status of every session, except discovery sessions.
     pub fn sessions(&self) -> Vec<SessionStatus> {
         let sessions = self.state.shared.sessions.sessions();
         let status = |session: Arc<iscsi::session::Session>| {
@@ -459,17 +457,17 @@ impl Server {
         sessions.into_iter().filter_map(status).collect()
     }
 
-    /// Every initiator that has sessions, and the last ones that had, with what they did.
+    /// Returns the counters of all initiators with sessions, and of the most recent ones without.
     pub fn initiators(&self) -> Vec<InitiatorStatus> {
         self.state.shared.tallies.all()
     }
 
-    /// Has whoever wants to know told of every session that comes or goes. It must not block; only the first counts.
+    /// Sets the function that is called when a session begins or ends. It must not block. Later calls have no effect.
     pub fn watch_sessions(&self, watcher: impl Fn(SessionChange) + Send + Sync + 'static) {
         self.state.shared.watcher.set(Box::new(watcher)).ok();
     }
 
-    /// Every connection of a target's sessions, with the worker that owns it: session, connection, worker.
+    /// Returns the connections of a target's sessions: TSIH, CID and worker number.
     pub fn placed(&self, target: &str) -> Vec<(u16, u16, u32)> {
         let sessions = self.state.shared.sessions.sessions();
         let ours = sessions
@@ -488,24 +486,24 @@ impl Server {
         lock(&self.state.portals).set_may_wait(may_wait);
     }
 
-    /// Sockets at which the daemon before has listened, for the portals of targets that are about to come.
+    /// Takes the listening sockets of the previous daemon, for portals that are about to be opened.
     pub fn inherit_portals(&self, sockets: Vec<OwnedFd>) {
         lock(&self.state.portals).inherit(sockets);
     }
 
-    /// All targets of the start are there.
+    /// Closes unused inherited sockets. All targets of the start were added.
     pub fn has_all_portals(&self) {
         lock(&self.state.portals).forget_inherited();
     }
 
-    /// Accepts nobody any more, and leaves its sockets to another process, where initiators wait meanwhile.
+    /// Stops accepting and returns the listening sockets for another process. Initiators wait in their backlogs meanwhile.
     pub fn leave_portals(&self) -> Vec<OwnedFd> {
         let left = lock(&self.state.portals).leave();
         self.state.accepting.wake();
         left
     }
 
-    /// TCP connections, logged in or not.
+    /// Returns the number of TCP connections, logged in or not.
     pub fn connections(&self) -> usize {
         self.state.shared.connection_count()
     }
@@ -518,8 +516,7 @@ impl Drop for Server {
             thread.join().ok();
         }
         lock(&self.state.portals).set(&BTreeSet::new()).ok();
-        // Each worker is asked twice: the connections have been told to end when the second answer comes, and are
-        // gone when none is left.
+        // Each connection drops its sender when it has drained.
         let (drained, all_drained) = mpsc::channel::<()>();
         for place in self.state.shared.connections() {
             let drained = drained.clone();
@@ -595,7 +592,7 @@ fn accept_one(
 ) {
     let accepted = {
         let portals = lock(&state.portals);
-        // Another process may accept here by now.
+        // Another process may accept here already.
         if !portals.has(listener) {
             return;
         }
@@ -604,10 +601,10 @@ fn accept_one(
     let (stream, peer) = match accepted {
         Ok(accepted) => accepted,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-        // Its portal was closed meanwhile.
+        // The portal was closed meanwhile.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => return,
         Err(error) => {
-            // Out of descriptors, say: the initiator stays in the backlog.
+            // For example out of descriptors: the initiator stays in the backlog.
             refuse(&error);
             std::thread::sleep(Duration::from_millis(10));
             return;
@@ -624,7 +621,7 @@ fn accept_one(
     keep_half_open(place(stream, peer, None, state), state, half_open);
 }
 
-/// Of too many connections that have not logged in the oldest ends.
+/// Records a connection that is not logged in. Above the limit, ends the oldest.
 fn keep_half_open(placed: io::Result<Place>, state: &State, half_open: &mut VecDeque<Place>) {
     let shared = &state.shared;
     match placed {
@@ -634,12 +631,12 @@ fn keep_half_open(placed: io::Result<Place>, state: &State, half_open: &mut VecD
     if half_open.len() > shared.limits.half_open
         && let Some(oldest) = half_open.pop_front()
     {
-        // Most have logged in long ago.
+        // Usually it has logged in long ago.
         oldest.send(Connection::end_unless_logged_in);
     }
 }
 
-/// Puts a connection on a worker. `target`: the name of the target that it is for, where that is known.
+/// Places a connection on a worker. `target`: the name in its Login request, if known.
 fn place(
     stream: TcpStream,
     peer: SocketAddr,
@@ -647,7 +644,7 @@ fn place(
     state: &State,
 ) -> io::Result<Place> {
     let portal = stream.local_addr()?;
-    // Every message is whole: waiting for more would only cost time.
+    // Every message is complete, so a delay would only cost time.
     stream.set_nodelay(true)?;
     let worker = match target.and_then(|name| state.shared.target(name)) {
         Some(target) => state.pool.place_for(&target.options.name),
@@ -665,7 +662,7 @@ fn place(
     })
 }
 
-/// A connection begins on this worker. `addresses`: the initiator's, and ours.
+/// Begins a connection on this worker. `addresses`: of the initiator and of the portal.
 pub(crate) fn begin(
     worker: &mut Worker,
     shared: Arc<Shared>,
@@ -688,7 +685,7 @@ pub(crate) fn begin(
         Ok(source) => source,
         Err(never) => match never {},
     };
-    // Its first receive is queued when it is published.
+    // The wake-up starts the first receive.
     worker.wake(source);
     source
 }

@@ -1,6 +1,6 @@
-//! What connections on different workers share: targets, sessions with their nexuses, and where each connection is.
+//! State shared by connections on different workers: targets, sessions with their nexuses, and the place of each connection.
 //!
-//! Control plane only: taken at login, at the end of a connection, and for task management.
+//! Control plane only: used at login, at the end of a connection, and for task management.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Puts users in the place of others; false when they are the same.
+/// Replaces the users. Returns false if they are unchanged.
 pub(crate) fn replace_users(
     known: &mut Arc<HashMap<String, ChapUser>>,
     users: HashMap<String, ChapUser>,
@@ -40,7 +40,7 @@ pub(crate) fn replace_users(
     true
 }
 
-/// Where a connection is. `number` tells it from any other that ever had its place.
+/// Address of a connection. `number` distinguishes connections that had the same source in turn.
 #[derive(Clone)]
 pub(crate) struct Place {
     pub worker: WorkerHandle,
@@ -49,7 +49,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Has something done with the connection, on its worker, unless it is gone by then.
+    /// Runs `message` with the connection, on its worker, unless it is gone by then.
     pub fn send(&self, message: impl FnOnce(&mut Connection, &mut Io) + Send + 'static) {
         let (source, number) = (self.source, self.number);
         self.worker.send(move |worker| {
@@ -60,7 +60,7 @@ impl Place {
     }
 }
 
-/// Runs `message` on a connection if it is still there.
+/// Runs `message` with a connection, if it exists.
 pub(crate) fn with(
     worker: &mut Worker,
     source: SourceId,
@@ -84,17 +84,17 @@ pub(crate) struct SessionNexus {
     pub target: Arc<IscsiTarget>,
     pub nexus: Arc<Nexus>,
     pub read_only: bool,
-    /// The initiator's name.
+    /// Initiator name.
     pub initiator: String,
-    /// Who began it.
+    /// CHAP user of the first login.
     pub chap_user: Option<String>,
     /// Takeovers of its identity.
     pub contest: Contest,
     pub memory: Arc<SessionMemory>,
 }
 
-/// What a connection has in flight, until nothing of it can reach a disk any more. Whoever logs in anew through the same ports
-/// waits for that, however the connection has ended: what it sends must not be overtaken by what was sent before.
+/// Exists until no I/O of a connection can access a disk. A later login through the same ports waits for this, even if the connection has
+/// ended: its I/O must not be overtaken by old I/O.
 pub(crate) struct InFlight {
     tsih: u16,
     place: Place,
@@ -103,19 +103,19 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// The connection begins nothing more.
+    /// Marks the connection as ended: it begins no more I/O.
     pub fn ended(&self) {
         self.ended.store(true, Ordering::Release);
     }
 
-    /// Keeps `hold` until it has drained.
+    /// Keeps `hold` until the connection has drained.
     pub fn keep(&self, hold: Hold) {
         lock(&self.waits).push(hold);
     }
 }
 
-/// Initiator port, and the target port by its relative identifier, which no other has: a portal group of a target. Another
-/// group of the same target is another port, where the initiator may use its ISID again (RFC 7143, 10.1.1).
+/// Initiator port and relative identifier of the target port, which is a portal group of a target. Another group of the target is another
+/// port, and the initiator may use the same ISID there (RFC 7143, 10.1.1).
 type Ports = (TransportId, u16);
 
 #[derive(Default)]
@@ -123,54 +123,54 @@ struct Places {
     all: HashMap<u64, Place>,
     by_key: HashMap<ConnectionKey, u64>,
     alarms: Deadlines,
-    /// To be dropped before it was known where they are.
+    /// Connections to be dropped before their place was known.
     doomed: VecDeque<ConnectionKey>,
 }
 
-/// Seconds in which there were connections, read by every connection whenever something moves: written once a second, beside
-/// nothing that is written more often.
+/// Coarse clock in seconds, running while connections exist. Every transfer reads it. It has cache lines of its own and is written once a
+/// second.
 #[derive(Default)]
 #[repr(align(128))]
 struct Seconds(AtomicU64);
 
-/// How many dooms are remembered: more than can be between a login and its first step.
+/// Maximum number of `doomed` entries: more than can exist between a login and its first step.
 const DOOMED_MAX: usize = 1024;
 
 pub(crate) struct Shared {
     pub units: Arc<Units>,
     pub limits: ServerLimits,
-    /// By their names, normalised.
+    /// Targets by normalised name.
     pub targets: Mutex<BTreeMap<String, Arc<IscsiTarget>>>,
     /// Bound addresses that nothing listens at yet: discovery leaves them out.
     pub unreachable_portals: Mutex<BTreeSet<SocketAddr>>,
-    /// CHAP users of discovery sessions; with any, every one of these has to be one.
+    /// CHAP users of discovery sessions. If there are any, discovery requires one of them.
     discovery_users: Mutex<Arc<HashMap<String, ChapUser>>>,
     pub sessions: SessionTable,
-    /// By TSIH.
+    /// Nexuses by TSIH.
     pub nexuses: Mutex<HashMap<u16, SessionNexus>>,
-    /// Sessions whose connections were lost.
+    /// Sessions with lost connections.
     pub retained: Retained,
-    /// What sessions did.
+    /// Counters per initiator.
     pub tallies: InitiatorCounters,
-    /// Who wants to know of sessions.
+    /// Called when a session begins or ends.
     pub watcher: OnceLock<SessionWatcher>,
     places: Mutex<Places>,
-    /// Of all connections that have not drained.
+    /// All connections that have not drained.
     in_flight: Mutex<HashMap<Ports, Vec<Weak<InFlight>>>>,
     seconds: Seconds,
     numbers: AtomicU64,
 }
 
-/// A session has come or gone.
+/// Begin or end of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionChange {
-    /// Names it as long as it lasts.
+    /// Target session identifying handle, unique while the session exists.
     pub tsih: u16,
-    /// The target's name.
+    /// Target name.
     pub target: String,
-    /// The initiator's name.
+    /// Initiator name.
     pub initiator: String,
-    /// Has it come?
+    /// True at the begin, false at the end.
     pub opened: bool,
 }
 
@@ -197,7 +197,7 @@ impl Shared {
         }
     }
 
-    /// A session with a target has begun, or is over. Call with `nexuses` held, so that what is told is in order.
+    /// Reports the begin or end of a session. The caller must hold `nexuses`, so that reports are in order.
     pub fn session_changed(&self, tsih: u16, nexus: &SessionNexus, opened: bool) {
         let (target, initiator) = (&nexus.target.options.name, &nexus.initiator);
         match opened {
@@ -227,7 +227,7 @@ impl Shared {
         lock(&self.discovery_users).clone()
     }
 
-    /// From now on these have to be proved in discovery sessions; false when they are those that had to be before.
+    /// Replaces the CHAP users of discovery sessions. Returns false if they are unchanged.
     pub fn set_discovery_users(&self, users: HashMap<String, ChapUser>) -> bool {
         replace_users(&mut lock(&self.discovery_users), users)
     }
@@ -236,8 +236,8 @@ impl Shared {
         lock(&self.nexuses).get(&tsih).cloned()
     }
 
-    /// A connection of a session that begins, and those through the same ports that it has to wait for: of sessions before, and
-    /// of its own what has ended.
+    /// Registers a new connection of a session. Returns its entry and the entries that it must wait for: connections of earlier sessions
+    /// through the same ports, and ended connections of its own session.
     pub fn begins(
         &self,
         nexus: &SessionNexus,
@@ -266,7 +266,7 @@ impl Shared {
         (new, older)
     }
 
-    /// A session is over: what its connections that were lost have left running is aborted, as far as it can be.
+    /// Aborts, as far as possible, the running tasks of an ended session's lost connections.
     pub fn abort_left(&self, tsih: u16) {
         let all = lock(&self.in_flight);
         let of_ports = all.values().flatten().filter_map(Weak::upgrade);
@@ -275,7 +275,7 @@ impl Shared {
         }
     }
 
-    /// Keeps `hold` until the connections of a session that have ended have nothing in flight any more.
+    /// Keeps `hold` until the ended connections of a session have drained.
     pub fn keep_until_drained(&self, nexus: &SessionNexus, tsih: u16, hold: &Hold) {
         let ports = (
             nexus.nexus.initiator().clone(),
@@ -290,13 +290,13 @@ impl Shared {
         }
     }
 
-    /// The time by which connections are looked at.
+    /// Returns the coarse clock.
     #[inline]
     pub fn seconds(&self) -> u64 {
         self.seconds.0.load(Ordering::Relaxed)
     }
 
-    /// A second has passed: gives the connections that are to be looked at now.
+    /// Advances the clock. Returns the connections with an expired deadline.
     pub fn second_passed(&self) -> Vec<Place> {
         let now = self.seconds.0.fetch_add(1, Ordering::Relaxed) + 1;
         for session in self.retained.expire(now) {
@@ -310,7 +310,7 @@ impl Shared {
         due
     }
 
-    /// Has a connection looked at in so many seconds, one at least, unless it is looked at earlier anyway.
+    /// Sets the deadline of a connection in `seconds`, at least 1, unless it has an earlier one.
     pub fn look_in(&self, number: u64, seconds: u64) {
         let second = self.seconds().saturating_add(seconds.max(1));
         let mut places = lock(&self.places);
@@ -319,14 +319,14 @@ impl Shared {
         }
     }
 
-    /// A connection has its place.
+    /// Adds a connection at its place.
     pub fn placed(&self, place: Place) {
         let number = place.number;
         lock(&self.places).all.insert(number, place);
         self.look_in(number, self.limits.login_time.as_secs());
     }
 
-    /// A connection has logged in; false when it has been displaced already.
+    /// Records the login of a connection. Returns false if it was displaced already.
     pub fn logged_in(&self, number: u64, key: ConnectionKey) -> bool {
         let mut places = lock(&self.places);
         if let Some(at) = places.doomed.iter().position(|doomed| *doomed == key) {
@@ -337,7 +337,7 @@ impl Shared {
         true
     }
 
-    /// A connection is gone.
+    /// Removes a connection.
     pub fn forget(&self, number: u64, key: Option<ConnectionKey>) {
         let mut places = lock(&self.places);
         places.all.remove(&number);
@@ -355,7 +355,7 @@ impl Shared {
         lock(&self.places).all.len()
     }
 
-    /// The number of the worker that owns a connection.
+    /// Returns the number of the worker that owns a connection.
     pub fn worker_of(&self, key: ConnectionKey) -> Option<u32> {
         self.place(key).map(|place| place.worker.index())
     }
@@ -366,7 +366,7 @@ impl Shared {
         places.all.get(number).cloned()
     }
 
-    /// Has a connection dropped, wherever it is; `held` is let go of once nothing of it is in flight.
+    /// Drops a connection. `held` is dropped when nothing of it is in flight.
     pub fn drop_connection(&self, key: ConnectionKey, held: Option<Hold>) {
         match self.place(key) {
             Some(place) => place.send(move |connection, io| {
@@ -383,7 +383,7 @@ impl Shared {
         }
     }
 
-    /// Has a connection closed whose tasks another one of its session takes over; `held` as above.
+    /// Closes a connection and leaves its tasks to another one of its session; `held` as above.
     pub fn remove_for_recovery(&self, key: ConnectionKey, held: Hold) {
         match self.place(key) {
             Some(place) => place.send(move |connection, io| {
@@ -394,7 +394,7 @@ impl Shared {
         }
     }
 
-    /// Has a connection closed that another one of its session has logged out: the session stays; `held` as above.
+    /// Closes a connection that another one of its session has logged out. The session continues; `held` as above.
     pub fn log_out_connection(&self, key: ConnectionKey, held: Hold) {
         match self.place(key) {
             Some(place) => place.send(move |connection, io| {
@@ -405,7 +405,7 @@ impl Shared {
         }
     }
 
-    /// Has a connection dropped because its session ends, of which its initiator is told; `held` as above.
+    /// Drops a connection because its session ends, after an announcement to the initiator; `held` as above.
     pub fn dismiss_connection(&self, key: ConnectionKey, held: Option<Hold>) {
         match self.place(key) {
             Some(place) => place.send(move |connection, io| {
@@ -416,7 +416,7 @@ impl Shared {
         }
     }
 
-    /// Has a connection's initiator asked to log out, within a bound.
+    /// Asks a connection's initiator to log out within a time limit.
     pub fn ask_for_logout(&self, key: ConnectionKey) {
         match self.place(key) {
             Some(place) => place.send(Connection::ask_for_logout),
@@ -424,7 +424,7 @@ impl Shared {
         }
     }
 
-    /// Has another connection of a session look at its stream again.
+    /// Makes another connection of a session continue parsing.
     pub fn wake(&self, tsih: u16, cid: u16) {
         let session = self.sessions.session(tsih);
         let key = session.and_then(|session| session.connection(cid));

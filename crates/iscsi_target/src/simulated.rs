@@ -1,4 +1,4 @@
-//! A target without portals and without an accepting thread: a simulation brings the connections and the seconds.
+//! A target without portals and accepting thread. The simulation provides connections and time.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -14,16 +14,16 @@ use crate::shared::{Shared, lock};
 use crate::target::IscsiTarget;
 use crate::{Portal, ServerLimits, TargetOptions};
 
-/// What [`crate::Server`] has, without its thread.
+/// Like [`crate::Server`], without its thread.
 pub struct SimulatedServer {
     shared: Arc<Shared>,
 }
 
 impl SimulatedServer {
-    /// With one target, which is as if it were found at its portals.
+    /// Creates a server with one target.
     ///
     /// # Errors
-    /// A LUN that is not allowed.
+    /// Fails if a LUN is not allowed.
     pub fn new(
         units: Arc<Units>,
         limits: ServerLimits,
@@ -41,25 +41,25 @@ impl SimulatedServer {
         Ok(SimulatedServer { shared })
     }
 
-    /// An initiator has connected; a worker serves it from now on.
+    /// Accepts a connection and places it on this worker.
     pub fn accept(&self, worker: &mut Worker, socket: OwnedFd, peer: SocketAddr, at: SocketAddr) {
         let number = self.shared.next_number();
         begin(worker, self.shared.clone(), number, socket, (peer, at));
     }
 
-    /// A second has passed.
+    /// Advances the clock by one second.
     pub fn second_passed(&self) {
         for place in self.shared.second_passed() {
             place.send(Connection::look_at_clock);
         }
     }
 
-    /// Connections that have not ended.
+    /// Returns the number of connections.
     pub fn connections(&self) -> usize {
         self.shared.connection_count()
     }
 
-    /// The daemon stops: connections end.
+    /// Ends all connections, as a stopping daemon does.
     pub fn dismiss(&self) {
         for place in self.shared.connections() {
             place.send(|connection, io| connection.dismiss(io, "the daemon is shutting down"));

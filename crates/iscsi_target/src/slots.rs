@@ -1,6 +1,6 @@
-//! A connection's commands: a slot each, from the first sight of a command until nothing of it is in flight.
+//! Commands of a connection: one slot each, from the first PDU of a command until none of its I/O is in flight.
 //!
-//! A slot outlives its iSCSI task where a task was aborted while its I/O ran, or goes on in the background.
+//! A slot outlives its iSCSI task if the task was aborted during I/O or continues in the background.
 
 use std::ops::{Deref, DerefMut};
 
@@ -11,7 +11,7 @@ use reactor::Job;
 use scsi::TaskTag;
 use scsi_exec::{Hold, Task, Ticket};
 
-/// Names a slot; a stale name finds another generation.
+/// Identifies a slot. A stale ID has another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotId {
     pub index: u32,
@@ -21,21 +21,21 @@ pub(crate) struct SlotId {
 #[derive(Default)]
 pub(crate) struct Slot {
     pub generation: u32,
-    /// The iSCSI task, as long as it is to be answered.
+    /// The iSCSI task, until it was answered.
     pub iscsi: Option<TaskId>,
     pub task: Task,
-    /// Its next I/O, or the one in flight.
+    /// The next I/O, or the one in flight.
     pub job: Job,
-    /// Command data; as large as what of it may move by now.
+    /// Command data, as large as the part that can be transferred by now.
     pub buffer: Option<IoBuffer>,
     state: State,
 }
 
-/// What begins anew with each command.
+/// State that is reset for each command.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct State {
     used: bool,
-    /// What was read is sent from where it lies on the disk: the task's order lasts until it has left.
+    /// Read data is sent from the disk's memory. The task keeps its place in the task order until the data was sent.
     pub borrowed: bool,
     /// The kernel receives into the buffer.
     pub receiving: bool,
@@ -43,40 +43,40 @@ pub(crate) struct State {
     pub busy: bool,
     /// An I/O was submitted.
     pub touched: bool,
-    /// Its connection is lost, and its answer waits for another one: its ITT.
+    /// ITT of a task without connection that has to retain its response.
     pub lost: Option<u32>,
-    /// The I/O works on scratch memory.
+    /// The I/O uses scratch memory.
     pub scratch: bool,
-    /// Aborted: it does nothing more.
+    /// The task was aborted and executes no further steps.
     pub aborted: bool,
-    /// The ITT that it had when it was aborted.
+    /// ITT at the time of the abort.
     pub aborted_itt: Option<u32>,
-    /// Aborted, but what it does goes on elsewhere after its present I/O.
+    /// Aborted, but continues in the background after the I/O in flight.
     pub left: bool,
     pub begun: bool,
-    /// The answer was sent, or there is none, and the task goes on.
+    /// The task continues after its answer.
     pub goes_on: bool,
     pub lun: [u8; 8],
     pub tag: Option<TaskTag>,
     pub read_length: u32,
     /// `None`: no data-out is expected.
     pub write_length: Option<u32>,
-    /// Bytes that a read moves into the buffer.
+    /// Bytes that a read stores in the buffer.
     pub reads: u32,
     pub operation: Option<Operation>,
-    /// Whose measurements it belongs to.
+    /// Partition of its measurements.
     pub part: Part,
     pub bytes: u32,
-    /// First byte on the disk.
+    /// Disk offset in bytes.
     pub offset: u64,
-    /// It has been through a batch before.
+    /// A batch has submitted it before.
     pub pended: bool,
-    /// Its data had to be waited for, and its way in is not recorded yet.
+    /// Its data was solicited, and its arrival is not recorded yet.
     pub asked: bool,
-    /// When the first and the last of that data were there.
+    /// Arrival times of the first and last solicited data.
     pub awaited: Stamp,
     pub received: Stamp,
-    /// As far as it has come.
+    /// Stamps of the stages so far.
     pub stamps: Stamps,
 }
 
@@ -95,7 +95,7 @@ impl DerefMut for Slot {
 }
 
 impl Slot {
-    /// As new, in place. Gives the command's place among the others, and who waited for its end.
+    /// Resets the slot. Returns the command's ticket in the task order and the holds that wait for its end.
     fn clear(&mut self) -> (Option<Ticket>, Vec<Hold>) {
         self.generation = self.generation.wrapping_add(1);
         (self.iscsi, self.buffer, self.state) = (None, None, State::default());
@@ -110,12 +110,12 @@ const NONE: u32 = u32::MAX;
 pub(crate) struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// By the iSCSI task's index.
+    /// Slots by index of the iSCSI task.
     by_task: Vec<u32>,
 }
 
 impl Slots {
-    /// Room for as many iSCSI tasks.
+    /// Allocates the index for `tasks` iSCSI tasks.
     pub fn set_tasks(&mut self, tasks: usize) {
         self.by_task.resize(tasks, NONE);
     }
@@ -129,7 +129,7 @@ impl Slots {
         })
     }
 
-    /// A slot for an iSCSI task that has none.
+    /// Takes a slot for an iSCSI task that has none.
     pub fn take(&mut self, task: TaskId) -> SlotId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
@@ -151,12 +151,12 @@ impl Slots {
         &mut self.slots[index as usize]
     }
 
-    /// Its iSCSI task, as long as that is to be answered.
+    /// Returns the slot's iSCSI task, if it is still to be answered.
     pub fn task(&self, index: u32) -> Option<TaskId> {
         self.slots[index as usize].iscsi
     }
 
-    /// Its command data.
+    /// Returns the slot's command data.
     pub fn buffer(&self, index: u32) -> Option<&IoBuffer> {
         self.slots[index as usize].buffer.as_ref()
     }
@@ -173,7 +173,7 @@ impl Slots {
         }
     }
 
-    /// The iSCSI task is over; the slot may go on.
+    /// Separates the slot from its ended iSCSI task. The slot may stay in use.
     pub fn part(&mut self, index: u32) -> Option<TaskId> {
         let task = self.slots[index as usize].iscsi.take()?;
         if let Some(place) = self.by_task.get_mut(task.index())
@@ -184,7 +184,8 @@ impl Slots {
         Some(task)
     }
 
-    /// Empties a slot, whose buffer must have been taken; gives the command's place among the others, and who waited for its end.
+    /// Frees a slot. The caller must have taken its buffer. Returns the command's ticket in the task order and the holds that wait for its
+    /// end.
     #[must_use]
     pub fn free(&mut self, index: u32) -> (Option<Ticket>, Vec<Hold>) {
         self.part(index);
@@ -193,7 +194,7 @@ impl Slots {
         ended
     }
 
-    /// What was aborted with this ITT and has I/O in flight.
+    /// Returns a slot that was aborted with this ITT and has I/O in flight.
     pub fn aborted(&mut self, itt: u32, lun: [u8; 8]) -> Option<&mut Slot> {
         let is_it = |slot: &Slot| {
             slot.used && slot.busy && slot.aborted_itt == Some(itt) && slot.lun == lun
@@ -201,7 +202,7 @@ impl Slots {
         self.slots.iter_mut().find(|slot| is_it(slot))
     }
 
-    /// Slots in use.
+    /// Returns the indices of the slots in use.
     pub fn used(&self) -> impl Iterator<Item = u32> {
         let all = self.slots.iter().enumerate();
         all.filter(|(_, slot)| slot.used)

@@ -1,4 +1,4 @@
-//! A target: its name, its portal groups, its logical units, and who may log in.
+//! An iSCSI target: name, portal groups, logical units and access rights.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -15,24 +15,24 @@ use scsi_exec::Units;
 use crate::access::{AclEntry, Announced, DemoMode, Portal};
 use crate::shared::{lock, replace_users};
 
-/// How a target is exported.
+/// Configuration of a target.
 #[derive(Clone, Debug, Default)]
 pub struct TargetOptions {
-    /// Its iSCSI name.
+    /// iSCSI name.
     pub name: String,
-    /// What people call it.
+    /// TargetAlias: a name for humans.
     pub alias: Option<String>,
-    /// Where it is found.
+    /// Portals to listen on.
     pub portals: Vec<Portal>,
-    /// Where initiators are told to find it, instead of the portals of the same group.
+    /// Addresses that discovery lists instead of the portals of the same group.
     pub announce: Vec<Announced>,
-    /// What unknown initiators may do.
+    /// Access of unknown initiators.
     pub demo_mode: DemoMode,
-    /// Initiators that may log in.
+    /// Access control list.
     pub acl: Vec<AclEntry>,
-    /// CHAP users by name; when there are any, every initiator has to be one.
+    /// CHAP users by name. If there are any, every initiator must authenticate as one of them.
     pub chap_users: HashMap<String, ChapUser>,
-    /// What it agrees to in logins.
+    /// Limits for login negotiation.
     pub bounds: LoginBounds,
     /// Access states of its portal groups.
     pub access_states: AccessStates,
@@ -52,23 +52,23 @@ pub struct PortGroupStatus {
     pub port_group: u16,
     /// Access state that the administrator set.
     pub state: AccessState,
-    /// Logical units in another state, which initiators set.
+    /// Logical units with another state, set by initiators.
     pub changed: Vec<(u16, AccessState)>,
 }
 
-/// What a target agrees to in logins, within the limits of the server.
+/// Limits for login negotiation, within the limits of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoginBounds {
-    /// The values that it brings into the negotiation (RFC 7143, 13).
+    /// The target's values for the negotiation (RFC 7143, 13).
     pub offer: Offer,
-    /// Commands of a session in progress at a time; `None`: as many as the server allows.
+    /// Maximum number of commands in progress per session; `None`: the server's limit.
     pub queue_depth: Option<u32>,
-    /// CHAP algorithms that initiators may use; `None`: all.
+    /// Allowed CHAP algorithms; `None`: all.
     pub chap_algorithms: Option<Vec<Algorithm>>,
 }
 
-/// How closely a portal names an address of ours: the address itself, all of its family, or with `[::]` those of the other one;
-/// `None`: not at all.
+/// Returns how specifically a portal matches a local address: 2 for the address itself, 1 for the wildcard of its family, 0 for `[::]` and
+/// an IPv4 address; `None`: no match.
 fn closeness(portal: SocketAddr, address: SocketAddr) -> Option<u8> {
     let (named, ip) = (portal.ip().to_canonical(), address.ip().to_canonical());
     if portal.port() != address.port() {
@@ -85,7 +85,7 @@ fn closeness(portal: SocketAddr, address: SocketAddr) -> Option<u8> {
     }
 }
 
-/// Are they on one link, as far as addresses are a link's?
+/// Returns false if both are link-local addresses of different links.
 pub(crate) fn is_on_link(one: SocketAddr, other: SocketAddr) -> bool {
     match (one, other) {
         (SocketAddr::V6(one), SocketAddr::V6(other)) => {
@@ -98,7 +98,7 @@ pub(crate) fn is_on_link(one: SocketAddr, other: SocketAddr) -> bool {
     }
 }
 
-/// What an initiator may do.
+/// Rights of an initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Permission {
     pub read_only: bool,
@@ -108,28 +108,28 @@ pub(crate) struct Permission {
 pub(crate) struct Group {
     pub tag: u16,
     pub port: Arc<TargetPort>,
-    /// As they are bound.
+    /// Bound addresses.
     pub portals: Vec<SocketAddr>,
 }
 
 pub(crate) struct IscsiTarget {
     pub options: TargetOptions,
-    /// Those of the options, or those that came after them.
+    /// CHAP users: those of the options, until they are replaced.
     chap_users: Mutex<Arc<HashMap<String, ChapUser>>>,
-    /// Those of the options, with later changes by the administrator.
+    /// Access states: those of the options, with later changes by the administrator.
     access_states: Mutex<AccessStates>,
     pub scsi: Arc<Target>,
     pub groups: Mutex<Vec<Arc<Group>>>,
-    /// The disk's name, when it has one.
+    /// Disk name, if there is one disk at LUN 0.
     pub label: Mutex<String>,
 }
 
 impl IscsiTarget {
-    /// `bound`: the options' portals, as they were bound.
+    /// Creates a target. `bound`: the bound portals of the options.
     pub fn new(mut options: TargetOptions, bound: &[Portal], units: &Units) -> IscsiTarget {
         let chap_users = std::mem::take(&mut options.chap_users);
         let access_states = std::mem::take(&mut options.access_states);
-        // What initiators compare with the name that they logged in to (SPC-4, 7.8.6.10).
+        // Initiators compare this name with the name that they logged in to (SPC-4, 7.8.6.10).
         let own = iscsi_name::normalised(&options.name);
         let own = own.map_or_else(|| options.name.clone(), |name| name.into_owned());
         let mut groups: Vec<Group> = Vec::new();
@@ -169,7 +169,7 @@ impl IscsiTarget {
         let attached: Vec<_> = attached.collect();
         let view = self.scsi.view();
         let known: HashSet<UnitId> = view.map().iter().map(|(_, unit)| unit.id()).collect();
-        // Before the first command can come through the ports.
+        // Before the first command can arrive through the ports.
         for group in lock(&self.groups).iter() {
             let state = self.configured_state(group.tag);
             for (_, unit) in attached
@@ -188,7 +188,7 @@ impl IscsiTarget {
         Ok(())
     }
 
-    /// Access state of a portal group that the administrator set.
+    /// Returns the access state of a portal group that the administrator set.
     fn configured_state(&self, tag: u16) -> AccessState {
         let states = lock(&self.access_states);
         states.get(&tag).copied().unwrap_or_default()
@@ -231,7 +231,7 @@ impl IscsiTarget {
         lock(&self.groups).iter().map(status).collect()
     }
 
-    /// The group that an address of ours belongs to: of the portal that names it most closely.
+    /// Returns the group of a local address: that of the most specific portal.
     pub fn group_at(&self, address: SocketAddr) -> Option<Arc<Group>> {
         let groups = lock(&self.groups);
         let closeness = |group: &Arc<Group>| {
@@ -243,22 +243,22 @@ impl IscsiTarget {
         let known = groups
             .iter()
             .filter_map(|group| Some((closeness(group)?, group)));
-        // the first of the closest
+        // The first one, if several are equally specific.
         let found = known.min_by_key(|(closeness, _)| Reverse(*closeness));
         found.map(|(_, group)| group.clone())
     }
 
-    /// Who may log in, if there is anybody in it.
+    /// Returns the CHAP users.
     pub fn chap_users(&self) -> Arc<HashMap<String, ChapUser>> {
         lock(&self.chap_users).clone()
     }
 
-    /// From now on these may log in; false when they are those that might before.
+    /// Replaces the CHAP users. Returns false if they are unchanged.
     pub fn set_chap_users(&self, users: HashMap<String, ChapUser>) -> bool {
         replace_users(&mut lock(&self.chap_users), users)
     }
 
-    /// May this initiator log in, its authentication set aside?
+    /// Returns the rights of an initiator, apart from authentication, or `None` if it may not log in.
     pub fn permission(&self, initiator: &str, address: IpAddr) -> Option<Permission> {
         let TargetOptions { acl, demo_mode, .. } = &self.options;
         if let Some(entry) = acl.iter().find(|entry| entry.matches(initiator, address)) {
@@ -269,7 +269,7 @@ impl IscsiTarget {
         match demo_mode {
             DemoMode::ReadWrite => Some(Permission { read_only: false }),
             DemoMode::ReadOnly => Some(Permission { read_only: true }),
-            // who knows a user's secret needs no list, where there is none
+            // Without a list, the secret of a CHAP user suffices.
             DemoMode::None if acl.is_empty() && !self.chap_users().is_empty() => {
                 Some(Permission { read_only: false })
             }
@@ -284,7 +284,7 @@ mod tests {
 
     use super::*;
 
-    /// Numbers of port and target port group of each portal group.
+    /// Returns the relative port identifier and target port group of each portal group.
     fn numbers(units: &Units, name: &str, portals: &[&str]) -> Vec<(u16, u16)> {
         let options = TargetOptions {
             name: name.to_owned(),
@@ -297,7 +297,7 @@ mod tests {
         ports.map(|port| (port.relative_id, port.group)).collect()
     }
 
-    /// States of LUN 0 in each portal group, and those that initiators changed.
+    /// Returns tag, configured state and number of changed units of each portal group.
     fn states(target: &IscsiTarget) -> Vec<(u16, AccessState, usize)> {
         let groups = target.port_groups().into_iter();
         let states = groups.map(|group| (group.tag, group.state, group.changed.len()));
@@ -326,7 +326,7 @@ mod tests {
         target.add_luns(&units, &[(0, first.clone())]).unwrap();
         let (active, standby) = (AccessState::ActiveOptimized, AccessState::Standby);
         assert_eq!(states(&target), [(1, active, 0), (2, standby, 0)]);
-        // As an initiator would set it.
+        // Set as by an initiator.
         let group = lock(&target.groups)[1].port.group;
         units.unit(&first).set_access_state(group, active);
         target.add_luns(&units, &[(1, second)]).unwrap();
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(port_groups[1].changed, [(0, active)]);
         target.set_access_states(&AccessStates::from([(2, standby)]));
         assert_eq!(states(&target), [(1, active, 0), (2, standby, 0)]);
-        // A target in its place begins with its own states.
+        // A new target of that name starts with its own states.
         let options = TargetOptions {
             name: "iqn.2026-11.org.example:t0".to_owned(),
             ..TargetOptions::default()
