@@ -1,4 +1,4 @@
-//! An iSCSI target, to any number of initiators. These find out by themselves what has come and gone: by UNIT ATTENTION conditions.
+//! iSCSI target for any number of initiators. Initiators learn of added and removed logical units from UNIT ATTENTION conditions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use scsi_exec::{Hold, Holding};
 use super::{ChapUsers, Endpoint, ExportDevice, Openable, Opening};
 use config::{AccessStates, ExportRef, IscsiConfig, LunConfig};
 
-/// How long the end of an export waits for what is in flight.
+/// Longest wait for commands in flight when an export is closed.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Openable for IscsiConfig {
@@ -75,7 +75,7 @@ impl ExportDevice for OpenTarget {
 
     fn detach_luns(&self, luns: &[LunConfig]) {
         for lun in luns {
-            // It was there when this was planned.
+            // The logical unit existed when the change was planned.
             self.server.detach_lun(&self.name, lun.lun).ok();
         }
     }
@@ -94,7 +94,7 @@ impl ExportDevice for OpenTarget {
     }
 
     fn set_access_states(&self, states: &AccessStates) {
-        // The target was there when this was planned.
+        // The target existed when the change was planned.
         self.server.set_access_states(&self.name, states).ok();
     }
 

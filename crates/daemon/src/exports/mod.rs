@@ -1,4 +1,4 @@
-//! Exports from their configuration: a file for each kind, which opens it ([`Openable`]) and changes it ([`ExportDevice`]).
+//! Opens exports from their configuration. Each kind has a file that opens it ([`Openable`]) and changes it ([`ExportDevice`]).
 
 mod iscsi;
 mod vhost;
@@ -28,29 +28,29 @@ use crate::state_files::DamagedFiles;
 use crate::state_thread::StateThread;
 use config::{AccessStates, Config, ExportRef, LunConfig, SocketRights, read_chap_users};
 
-/// An export that can be connected to. Its text is the line that says so.
+/// An export that accepts clients. `Display` writes its ready line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadyExport {
-    /// `vhost-blk` or `vhost-scsi`.
+    /// `vhost-blk`, `vhost-scsi` or `iscsi`.
     pub kind: &'static str,
     /// The export's name.
     pub name: String,
-    /// Where clients come in.
+    /// Endpoint for clients.
     pub endpoint: Endpoint,
 }
 
-/// Where an export's clients come in.
+/// Endpoint at which clients connect to an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// The socket at this path.
+    /// Socket at this path.
     Path(PathBuf),
-    /// A listening socket that was inherited.
+    /// Inherited listening socket.
     Listening,
-    /// A connection that was inherited: its client is the only one.
+    /// Inherited connection, which is the only client.
     Connection,
     /// Open iSCSI portals.
     Portals(Vec<SocketAddr>),
-    /// No listener of the export can be opened yet.
+    /// No listener of the export could be opened yet.
     Waiting,
 }
 
@@ -69,12 +69,12 @@ impl fmt::Display for ReadyExport {
     }
 }
 
-/// One registry, so that a disk is the same logical unit through every transport.
+/// Creates the registry of logical units. All transports share it, so a disk is the same logical unit through each of them.
 pub(crate) fn units(config: &Config, damaged: &DamagedFiles) -> std::io::Result<Arc<Units>> {
     Ok(Units::new(store(config, damaged)?))
 }
 
-/// Where logical units keep what must survive a restart.
+/// Opens the store for the state of logical units that must survive a restart.
 fn store(config: &Config, damaged: &DamagedFiles) -> std::io::Result<Box<dyn Store>> {
     Ok(match config.state.clone().or_else(state::default_folder) {
         Some(folder) => Box::new(StateThread::start(FolderStore::new(
@@ -90,14 +90,14 @@ fn store(config: &Config, damaged: &DamagedFiles) -> std::io::Result<Box<dyn Sto
     })
 }
 
-/// What an export is opened with.
+/// Arguments for opening an export.
 pub(crate) struct Opening<'a> {
     pub disks: &'a Disks,
     pub units: &'a Arc<Units>,
     pub transports: &'a Transports,
-    /// A socket that was handed over.
+    /// Socket that was handed over.
     pub inherited: Option<Inherited>,
-    /// Its CHAP users, where these are not to come from its file.
+    /// CHAP users that replace the contents of the CHAP file.
     pub users: Option<&'a ChapUsers>,
 }
 
@@ -107,7 +107,7 @@ impl Opening<'_> {
         disk.ok_or_else(|| format!("there is no disk {name}"))
     }
 
-    /// The logical units with their disks.
+    /// Returns the logical units with their disks.
     fn luns(&self, luns: &[LunConfig]) -> Result<Vec<(LunConfig, Arc<Disk>)>, String> {
         let found = luns.iter();
         let found = found.map(|lun| Ok((lun.clone(), self.disk(&lun.disk)?.clone())));
@@ -115,16 +115,16 @@ impl Opening<'_> {
     }
 }
 
-/// The configuration of an export, which becomes an open one.
+/// Export configuration that can be opened.
 pub(crate) trait Openable {
-    /// Opens it: clients can come.
+    /// Opens the export. Clients can connect from then on.
     ///
     /// # Errors
-    /// Why it cannot be opened; nothing of it is left then.
+    /// The reason why the export cannot be opened. It is then removed completely.
     fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String>;
 }
 
-/// The one place that knows which kinds there are.
+/// Returns the opener of an export. This is the only list of export kinds.
 fn kind(export: ExportRef<'_>) -> &dyn Openable {
     match export {
         ExportRef::VhostBlk(export) => export,
@@ -133,15 +133,15 @@ fn kind(export: ExportRef<'_>) -> &dyn Openable {
     }
 }
 
-/// An open export, as its owner changes it. An export of one disk has no logical units to change.
+/// An open export, changed by the owner. An export of one disk has no logical units to change.
 pub(crate) trait ExportDevice: Send + Sync {
-    /// Ends its sessions once what is in flight has been answered, and nobody can come any more.
+    /// Refuses new clients and ends the sessions once commands in flight are answered.
     fn close(&self);
 
-    /// Some logical units more.
+    /// Adds logical units.
     ///
     /// # Errors
-    /// Where the configuration that was checked cannot be: a defect of ours.
+    /// If the checked configuration cannot be applied, which is a defect of the daemon.
     fn add_luns(&self, luns: &[(LunConfig, Arc<Disk>)]) -> Result<(), String> {
         match luns {
             [] => Ok(()),
@@ -149,19 +149,19 @@ pub(crate) trait ExportDevice: Send + Sync {
         }
     }
 
-    /// Commands to these logical units are refused from now on.
+    /// Refuses new commands to these logical units.
     fn detach_luns(&self, luns: &[LunConfig]);
 
-    /// `hold` is dropped when no command to them is in flight any more; `abort`: they are aborted.
+    /// Drops `hold` once no command to these logical units is in flight. `abort` aborts the commands.
     fn end_tasks(&self, luns: &[LunConfig], abort: bool, hold: &Hold);
 
-    /// Clients that can be told hear that these logical units are gone.
+    /// Notifies clients, if the transport can, that these logical units were removed.
     fn tell_removed(&self, luns: &[LunConfig]);
 
-    /// Clients that can be told hear that its disk, or these logical units of it, have another size.
+    /// Notifies clients, if the transport can, that the disk or these logical units were resized.
     fn tell_resized(&self, luns: &[LunConfig]);
 
-    /// The CHAP users that it has, whatever their file says by now.
+    /// Returns the CHAP users in force, which may differ from the CHAP file.
     fn chap_users(&self) -> Option<Arc<ChapUsers>> {
         None
     }
@@ -169,23 +169,23 @@ pub(crate) trait ExportDevice: Send + Sync {
     /// Sets the access states of portal groups. Exports without portal groups ignore it.
     fn set_access_states(&self, _states: &AccessStates) {}
 
-    /// Has these from now on. False: it has them already, or has none at all.
+    /// Replaces the CHAP users. Returns false if they are unchanged or if the export has no CHAP users.
     fn set_chap_users(&self, _users: ChapUsers) -> bool {
         false
     }
 }
 
-/// An export that was opened.
+/// An open export.
 pub(crate) struct OpenExport {
     pub name: String,
     pub device: Arc<dyn ExportDevice>,
     pub ready: ReadyExport,
 }
 
-/// Opens an export. `users`: its CHAP users, where these are not to come from its file.
+/// Opens an export. `users` replaces the contents of its CHAP file.
 ///
 /// # Errors
-/// Why it cannot be opened; nothing of it is left then.
+/// The reason why the export cannot be opened. It is then removed completely.
 pub(crate) fn open(
     export: ExportRef<'_>,
     disks: &Disks,
@@ -195,7 +195,7 @@ pub(crate) fn open(
     users: Option<&ChapUsers>,
 ) -> Result<OpenExport, String> {
     let pool = &servers.pool;
-    // Before the first client comes.
+    // Workers are assigned before the first client connects.
     pool.assign(export.name(), export.placement())
         .map_err(|error| error.to_string())?;
     let opening = Opening {
@@ -218,27 +218,27 @@ pub(crate) fn open(
     })
 }
 
-/// Closes an export, whose workers are free then.
+/// Closes an export and releases its workers.
 pub(crate) fn close(name: &str, device: &dyn ExportDevice, pool: &Pool) {
     device.close();
     share(pool, name);
 }
 
-/// From now on an export has no workers of its choice. A dedicated one ends with what it serves.
+/// Returns an export to the shared workers. Its dedicated workers end.
 fn share(pool: &Pool, export: &str) {
     if let Err(error) = pool.assign(export, &ExportPlacement::Shared) {
         tracing::error!(export, "its workers stay: {error}");
     }
 }
 
-/// Can clients come to an export of this name?
+/// Returns true if clients can connect to an export of this name.
 pub(crate) fn is_served(name: &str, transports: &Transports) -> bool {
     let mut vhost = transports.vhost.status().into_iter();
     let mut iscsi = transports.iscsi.status().into_iter();
     vhost.any(|export| export.name == name) || iscsi.any(|target| target.name == name)
 }
 
-/// The exports that have a client.
+/// Returns the exports that have a client.
 pub(crate) fn connected(transports: &Transports) -> HashSet<String> {
     let vhost = transports.vhost.status().into_iter();
     let vhost = vhost.filter(|export| export.connected).map(|e| e.name);
@@ -247,7 +247,7 @@ pub(crate) fn connected(transports: &Transports) -> HashSet<String> {
     vhost.chain(iscsi).collect()
 }
 
-/// The portals of each target that are not open yet.
+/// Returns the portals of each target that are not open yet.
 pub(crate) fn waiting_portals(transports: &Transports) -> HashMap<String, Vec<WaitingPortal>> {
     let mut waiting: HashMap<String, Vec<WaitingPortal>> = HashMap::new();
     for (target, portal) in transports.iscsi.waiting_portals() {
@@ -280,10 +280,10 @@ pub(crate) fn port_groups(name: &str, transports: &Transports) -> Vec<PortGroup>
     groups.map(group).collect()
 }
 
-/// Sets mode, owner and group of an export's socket. Returns those that it had.
+/// Sets mode, owner and group of an export's socket. Returns the previous ones.
 ///
 /// # Errors
-/// Why they cannot be set; nothing has changed then.
+/// The reason why they cannot be set. Nothing has changed then.
 pub(crate) fn set_socket_rights(
     export: &str,
     rights: &SocketRights,
@@ -296,7 +296,7 @@ pub(crate) fn set_socket_rights(
 /// CHAP users by name.
 pub(crate) type ChapUsers = HashMap<String, ChapUser>;
 
-/// The CHAP users of an export as they are in its file now; none where it has none.
+/// Reads the CHAP file of an export. Returns no users if the export has no CHAP file.
 pub(crate) fn chap_users(export: ExportRef<'_>) -> Result<ChapUsers, String> {
     match export.object().chap_users() {
         Some(path) => read_chap_users(path),
@@ -304,7 +304,7 @@ pub(crate) fn chap_users(export: ExportRef<'_>) -> Result<ChapUsers, String> {
     }
 }
 
-/// The CHAP users of discovery sessions as they are in their file now; none where there is none.
+/// Reads the CHAP file of discovery sessions. Returns no users if none is configured.
 pub(crate) fn discovery_users(config: &Config) -> Result<ChapUsers, String> {
     match &config.discovery_auth {
         Some(path) => read_chap_users(path).map_err(|reason| format!("discovery_auth: {reason}")),

@@ -1,4 +1,4 @@
-//! What vhost-user exports share: their sockets.
+//! Sockets of vhost-user exports.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -35,10 +35,10 @@ pub(super) fn listen(
     }
 }
 
-/// Resolves names of users and groups.
+/// Resolves user and group names.
 ///
 /// # Errors
-/// That a name is unknown.
+/// If a name is unknown.
 pub(crate) fn numbers(rights: &SocketRights) -> Result<Rights, String> {
     let owner = rights.owner.as_deref().map(|user| {
         user_id(user).ok_or_else(|| format!("socket_owner: /etc/passwd has no user `{user}`"))
@@ -53,7 +53,7 @@ pub(crate) fn numbers(rights: &SocketRights) -> Result<Rights, String> {
     })
 }
 
-/// Programs that start back ends pass either kind of socket; the kernel tells which it is.
+/// Serves an inherited socket. Programs that start back ends pass a listening or a connected socket; SO_ACCEPTCONN distinguishes them.
 fn serve_inherited(
     server: &vhost_user::Server,
     device: Arc<dyn VirtioDevice>,

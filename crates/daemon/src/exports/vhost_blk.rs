@@ -1,4 +1,4 @@
-//! One disk as virtio-blk, to one front end.
+//! Exports one disk as virtio-blk to one front end.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -57,10 +57,10 @@ fn blk_device(config: &VhostBlkConfig, opening: &Opening<'_>) -> Result<Arc<BlkD
         queues: config.queues,
     };
     let disk = opening.disk(&config.disk)?;
-    // A guest that has turned write-back off sends no flushes from then on, whatever happens to the daemon.
+    // A guest that disabled write-back sends no flushes afterwards, so the choice must survive a daemon restart.
     let key = format!("virtio-blk {} {}", config.name, disk.info().identity);
     let writethrough = b"writethrough".as_slice();
-    // A damaged choice means the durable mode.
+    // A damaged record selects writethrough, the durable mode.
     let kept = units.store().load(&key);
     let kept = kept.unwrap_or_else(|_| Some(writethrough.to_vec()));
     let keep = {
@@ -71,32 +71,33 @@ fn blk_device(config: &VhostBlkConfig, opening: &Opening<'_>) -> Result<Arc<BlkD
             } else {
                 writethrough
             };
-            // The store says what it cannot keep.
+            // The store logs failed writes.
             units.store().save(&key, choice).ok();
         }
     };
     let device = BlkDevice::new(Arc::clone(disk), options);
     let device = device.with_choice(kept.as_deref() != Some(writethrough), keep);
     let device = remember_disk(device, &config.socket, units);
-    // A sanitize operation that a restart interrupted goes on, whichever transport its disk has.
+    // Creating the unit resumes a sanitize operation that a restart interrupted, on any transport.
     let unit = units.unit(disk);
     if disk.is_removable() {
-        // virtio-blk has no word for a medium that is gone: SCSI initiators cannot eject it meanwhile.
+        // virtio-blk cannot report a missing medium, so SCSI initiators must not eject it while this export is open.
         let hold = unit.hold_medium();
         return Ok(Arc::new(device.holding(hold)));
     }
     Ok(Arc::new(device))
 }
 
-/// A front end knows an export by its socket only: the disk that its driver started with is persisted under that.
+/// Persists the identity of the disk that the driver started with. The key is the socket path, the only name of an export that a front end
+/// has.
 fn remember_disk(device: BlkDevice, socket: &Path, units: &Arc<Units>) -> BlkDevice {
     let key = format!("virtio-blk disk {}", absolute(socket).display());
-    // A damaged identity matches no disk: a driver with queues in use is refused until it starts them anew.
+    // A damaged identity matches no disk: a driver with queues in use is refused until it restarts them.
     let last = units.store().load(&key);
     let last = last.unwrap_or_else(|_| Some(b"unknown".to_vec()));
     let last = last.and_then(|last| String::from_utf8(last).ok());
     let units = Arc::clone(units);
-    // The store says what it cannot persist.
+    // The store logs failed writes.
     device.with_last_disk(last, move |identity| {
         units.store().save(&key, identity.as_bytes()).ok();
     })

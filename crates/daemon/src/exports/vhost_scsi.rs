@@ -1,4 +1,4 @@
-//! A virtio-scsi controller, to one front end.
+//! Exports a virtio-scsi controller to one front end.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::vhost::listen;
 use super::{Endpoint, ExportDevice, Openable, Opening};
 use config::{LunConfig, VhostScsiConfig};
 
-/// CAPACITY DATA HAS CHANGED.
+/// Additional sense code CAPACITY DATA HAS CHANGED (2Ah/09h).
 const CAPACITY_CHANGED: Event = Event::Changed {
     code: 0x2a,
     qualifier: 0x09,

@@ -1,12 +1,12 @@
-//! How an image names what it stands on, for whoever opens it next.
+//! Name under which an image records its backing file.
 
 use bdev::BackingName;
 use config::BlockDeviceConfig;
 
-/// What keeps an image from standing on a device, and what helps.
+/// Reason why a device cannot be a backing file, and a hint.
 pub(super) type Obstacle = (String, &'static str);
 
-/// The name of a device as a backing image.
+/// Returns the backing file name of a device.
 pub(super) fn backing_name(backend: &BlockDeviceConfig) -> Result<BackingName, Obstacle> {
     match backend {
         BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {

@@ -1,5 +1,6 @@
-//! What an image has goes into the image that it stands on, and the disk goes on there. What is the image's own is copied as a mirror copies
-//! a disk ([`super::copy`]); what is not is there already. The image is left behind, and holds nothing that is not below it.
+//! Commits an overlay image into its backing image and switches the disk to the backing image. Clusters allocated in the overlay are copied
+//! as a mirror copies a disk ([`super::copy`]); all other data is in the backing image already. The overlay remains and holds no data that
+//! its backing image lacks.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -13,10 +14,10 @@ use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
 use config::{BlockDeviceConfig, DiskConfig};
 
-/// How long an attempt that has failed may take to close what it has opened.
+/// Longest wait for a failed attempt to close the files that it opened.
 const LETTING_GO: Duration = Duration::from_secs(5);
 
-/// Begins to commit a disk's image. Blocks.
+/// Starts to commit a disk's image. Blocks.
 ///
 /// # Errors
 /// Nothing has changed then.
@@ -55,7 +56,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     job.has_target(format!("{}", path.display()));
     let backend = match opened.base_is_image {
         true => BlockDeviceConfig::Image {
-            // What the image says was written to already, at the user's word.
+            // The image has already written to this data file, which the user permitted.
             data_file: bdev::data_file_of(&path),
             path,
             size: None,
@@ -93,7 +94,7 @@ fn no_overlay(name: &str) -> Refusal {
     )
 }
 
-/// Has the disk go on in the same image, over what can be written, with a mirror that has copied nothing yet.
+/// Reopens the image over a writable backing image and switches the disk to a mirror that has copied nothing yet.
 fn begin(
     context: &Context,
     disk: &Arc<Disk>,
@@ -113,7 +114,7 @@ fn begin(
         kept.map_err(|broken| failed(name, &format!("its backing image: {broken}")))?;
         Ok(mirror as Arc<dyn BlockDevice>)
     };
-    // The image is closed there before the first client writes here again.
+    // Runs before the first client writes to the disk again: the reopened image is closed then.
     let undo = || {
         if opened.take().is_some() {
             lock_again(name, &**before);
@@ -125,7 +126,7 @@ fn begin(
         .ok_or_else(|| failed(name, &"nothing was opened"))
 }
 
-/// Channels of the attempt may be closing still.
+/// Takes the locks of a device again. Retries while channels of the failed attempt are closing.
 fn lock_again(disk: &str, device: &dyn BlockDevice) {
     let until = Instant::now() + LETTING_GO;
     while let Err(error) = device.take_locks() {

@@ -1,5 +1,5 @@
-//! Copies of a disk to another place, under clients that go on: what is copied is written to both places from then on
-//! ([`bdev::Mirror`]). A mirror ends with the disk in the other place, a backup with a copy of what the disk was when it was complete.
+//! Copies a disk to a target while clients use it. Writes to the copied part go to source and target ([`bdev::Mirror`]). A mirror then
+//! switches the disk to the target. A backup drops the target, which holds the disk as of the end of the job.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -18,54 +18,54 @@ use super::{Context, Job, JobKind};
 use crate::objects::{NewDevice, Refusal};
 use config::{BlockDeviceConfig, DiskConfig};
 
-/// Bytes that are copied while clients wait for them.
+/// Bytes copied per step. Clients wait for a step that overlaps their I/O.
 const PART: u64 = 1 << 20;
 /// Bytes of the first step over a hole.
 const HOLE_MIN: u64 = 16 << 20;
-/// Most bytes of one step over a hole: an empty disk of 64 TiB takes 1024 steps.
+/// Most bytes of one step over a hole. An empty disk of 64 TiB takes 1024 steps.
 const HOLE_MAX: u64 = 64 << 30;
-/// Bytes of which an image lists its own pieces at once: those of one L2 table with usual clusters.
+/// Largest range in bytes of one query for an image's own pieces: the range of one L2 table with 64 KiB clusters.
 const OWN_MAX: u64 = 512 << 20;
-/// Steps over holes get longer while one takes less than this, and shorter otherwise: clients wait for them.
+/// Target duration of a step over a hole, because clients wait for it. Steps grow while they take less and shrink otherwise.
 const HOLE_TIME: Duration = Duration::from_millis(10);
-/// Interval at which a job that has ended looks whether I/Os on its target have.
+/// Poll interval for I/Os in flight on the target of an ended job.
 const DETACHED_STEP: Duration = Duration::from_millis(20);
-/// Bytes that have not changed since the last backup that are passed over at a time.
+/// Most unchanged bytes that an incremental backup skips per step.
 const UNCHANGED_MAX: u64 = 1 << 40;
 
-/// A copy that is to be made.
+/// Parameters of a copy.
 #[derive(Clone, Debug)]
 pub struct Copy {
     /// The disk's name.
     pub disk: String,
     /// Mirror or backup.
     pub kind: JobKind,
-    /// Where to: all else that is said of the disk stays.
+    /// Device and discard mode of the target. All other settings of the disk stay.
     pub target: DiskConfig,
-    /// Bytes in a second; 0: no limit.
+    /// Speed limit in bytes per second; 0 for none.
     pub speed: u64,
-    /// A mirror changes over as soon as it is complete.
+    /// The mirror switches to its target as soon as it is complete.
     pub switches: bool,
-    /// A backup is of what has changed since the last one of this name.
+    /// Name of the bitmap: the backup contains the changes since the last backup of this name.
     pub incremental: Option<String>,
 }
 
-/// A copy that is about to be made.
+/// A copy job and its devices.
 pub(super) struct Copying {
     pub context: Context,
     pub job: Arc<Job>,
     pub disk: Arc<Disk>,
     pub source: Arc<dyn BlockDevice>,
     pub target: Arc<dyn BlockDevice>,
-    /// How the disk is configured when it goes on in the target.
+    /// Configuration of the disk after the switch.
     pub config: DiskConfig,
-    /// The mirror that the disk has already.
+    /// Mirror that the disk uses already (commit).
     pub begun: Option<Arc<Mirror>>,
-    /// Of a backup with a bitmap.
+    /// Bitmap of an incremental backup.
     pub incremental: Option<Incremental>,
 }
 
-/// Begins to copy a disk, and returns when that goes on by itself. Blocks.
+/// Starts to copy a disk. Returns when the job's thread runs. Blocks.
 ///
 /// # Errors
 /// Nothing has changed then.
@@ -85,7 +85,7 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
             "use a file, a block device, an image, an RBD image or an iSCSI unit",
         ));
     }
-    // A session for the same unit would end the one of the disk, which has the same ISID.
+    // A second session for the same unit has the ISID of the disk's session and would end it.
     if let (BlockDeviceConfig::Iscsi(one), BlockDeviceConfig::Iscsi(other)) =
         (&now.backend, &target.backend)
         && one.unit == other.unit
@@ -108,7 +108,7 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     Ok(job)
 }
 
-/// Makes a copy on a thread of its own.
+/// Runs a copy on a thread of its own.
 pub(super) fn run_copying(copying: Copying) -> Result<(), Refusal> {
     let (context, job) = (copying.context.clone(), Arc::clone(&copying.job));
     context.event_bus.tell("job.started", &job.disk);
@@ -120,12 +120,12 @@ pub(super) fn run_copying(copying: Copying) -> Result<(), Refusal> {
     })
 }
 
-/// The disk as it is configured in the other place.
+/// Returns the configuration of the disk on the target.
 fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
     let info = disk.info();
     let bytes = info.geometry.capacity_bytes();
     let backend = match &target.backend {
-        // A file that is not there is made as large.
+        // A file that does not exist is created with the size of the disk.
         BlockDeviceConfig::File {
             path, size: None, ..
         } if !path.exists() || is_larger_device(path, bytes) => {
@@ -145,7 +145,7 @@ fn place(now: &DiskConfig, target: &DiskConfig, disk: &Disk) -> DiskConfig {
     }
 }
 
-/// Returns true if the default of `block_size` is that of the device.
+/// Returns true if `block_size` defaults to that of the device.
 fn has_own_block_size(backend: &BlockDeviceConfig) -> bool {
     match backend {
         BlockDeviceConfig::Iscsi(_) | BlockDeviceConfig::ScsiGeneric { .. } => true,
@@ -157,17 +157,17 @@ fn has_own_block_size(backend: &BlockDeviceConfig) -> bool {
     }
 }
 
-/// Returns whether a path is a block device of more than `bytes`. A volume is often rounded up: the disk keeps its size there.
+/// Returns true if `path` is a block device of more than `bytes`. Volume sizes are often rounded up; the disk keeps its size there.
 fn is_larger_device(path: &Path, bytes: u64) -> bool {
     let larger = || -> io::Result<bool> {
         let is_device = std::fs::metadata(path)?.file_type().is_block_device();
         Ok(is_device && File::open(path)?.seek(SeekFrom::End(0))? > bytes)
     };
-    // Opening it as a target reports what is wrong.
+    // Errors are reported when the target is opened.
     larger().unwrap_or(false)
 }
 
-/// A disk's device, for people.
+/// Returns a device name for display.
 pub(crate) fn shown(backend: &BlockDeviceConfig) -> String {
     match backend {
         BlockDeviceConfig::Rbd(rbd) => format!("rbd:{}", rbd.image),
@@ -182,7 +182,7 @@ pub(crate) fn shown(backend: &BlockDeviceConfig) -> String {
     }
 }
 
-/// Returns true if data of the disk would not be there after a restart of the daemon, and are now.
+/// Returns true if the target loses its data when the daemon restarts and the disk does not.
 fn loses_data(disk: &BlockDeviceConfig, target: &BlockDeviceConfig) -> bool {
     match target {
         BlockDeviceConfig::Null { .. } | BlockDeviceConfig::Delay { .. } => true,
@@ -195,7 +195,7 @@ fn loses_data(disk: &BlockDeviceConfig, target: &BlockDeviceConfig) -> bool {
     }
 }
 
-/// Opens the target, which is made if it is a file that is not there, and has all changes go through the mirror.
+/// Opens or creates the target and checks it.
 fn begin(
     context: &Context,
     job: &Arc<Job>,
@@ -227,7 +227,7 @@ fn begin(
     context.check_medium(disk.name(), &*target)?;
     let opened = Arc::clone(&target);
     let checked = match job.kind {
-        // No client uses it.
+        // No client uses the target of a backup.
         JobKind::Backup => disk.check_copy(&*target),
         _ => {
             (target, config.discard) = keep_discards(disk, target, config.discard);
@@ -235,7 +235,7 @@ fn begin(
         }
     };
     if let Err(broken) = checked {
-        // No job uses what was created for it.
+        // Removes the target if this job created it.
         opened.remove_if_created();
         if let Some(path) = new_image {
             std::fs::remove_file(path).ok();
@@ -255,7 +255,7 @@ fn begin(
     Ok(copying)
 }
 
-/// Puts a layer over a device where discards would break what clients of the disk were told. Also returns the mode to configure.
+/// Puts a layer over a device if its discards would break a property that clients of the disk have read. Also returns the mode to configure.
 pub(super) fn keep_discards(
     disk: &Disk,
     device: Arc<dyn BlockDevice>,
@@ -266,7 +266,7 @@ pub(super) fn keep_discards(
             let needed = DiscardMode::needed(&disk.info(), &device.info());
             (needed.over(device), needed)
         }
-        // The user's choice, with which the device was opened.
+        // Mode that the user chose. The device was opened with it.
         mode => (device, mode),
     }
 }
@@ -293,7 +293,8 @@ fn open_target(
             ..bdev::ImageOptions::new(path)
         };
         if let Some(last) = over {
-            // Clients that may not let an image name any file have a policy in the target, which holds for the last backup, too.
+            // If the client's rights restrict the files that an image may name, the target carries that policy. It applies to the last
+            // backup, too.
             let last = DiskConfig {
                 backend: last.backend.clone().with_named_files_of(&config.backend),
                 ..last.clone()
@@ -306,17 +307,18 @@ fn open_target(
     config.backend.open(config).map_err(in_words)
 }
 
-/// Devices of the job. An I/O on them may be in flight after it was given up, so they are closed last: closing waits for it.
+/// Devices of the job. I/Os that were given up may still be in flight there. The devices are closed last, because closing waits for these
+/// I/Os.
 type Hung = Vec<BlockingIo>;
 
-/// Why a copy ends early.
+/// Reason why a copy ends early.
 enum Early {
     Cancelled,
     Failed(String),
 }
 
 impl Copying {
-    /// To its end, whichever that is. The disk is on one device again then: the target after a switch, the source otherwise.
+    /// Runs the job to its end. The disk is then on one device: the target after a switch, the source otherwise.
     fn run(mut self) {
         let mirror = self.begun.clone().unwrap_or_else(|| {
             let (source, target) = (Arc::clone(&self.source), Arc::clone(&self.target));
@@ -330,7 +332,7 @@ impl Copying {
         let (state, reason) = match ended {
             Ok(()) => (JobState::Done, None),
             Err(early) => {
-                // Clients do not wait for the target any more.
+                // Clients stop waiting for the target.
                 mirror.progress().abandon();
                 self.back_to_source();
                 self.wait_for_hung_io(&mirror, hung, &early);
@@ -361,7 +363,7 @@ impl Copying {
             self.context.event_bus.clone(),
             name.to_owned(),
         );
-        // Whoever hears that it has ended finds its devices free.
+        // The devices are free before the end of the job is announced.
         drop((self, mirror));
         job.set_state(state, reason);
         event_bus.tell(event, &name);
@@ -390,13 +392,13 @@ impl Copying {
             self.job.set_state(JobState::Finishing, None);
             match self.switch(mirror, hung) {
                 Ok(()) => {
-                    // Nobody opens it as this disk again: memory that was kept for that is given back.
+                    // No device is opened as this disk again, so memory reserved for that is freed.
                     self.source.forget();
                     return Ok(());
                 }
                 Err(refusal) => {
                     self.check_target()?;
-                    // It is as complete as it was: whoever wanted it to be used may want it again.
+                    // The mirror is still complete. The switch can be requested again.
                     self.job.control().switches = false;
                     self.job
                         .set_state(JobState::Ready, Some(refusal.to_string()));
@@ -411,13 +413,13 @@ impl Copying {
         checked.map_err(|error| Early::Failed(format!("cannot use the target: {error}")))
     }
 
-    /// A client that cancels the job does not wait for its I/O.
+    /// Makes an I/O channel stop waiting when the job is cancelled.
     fn patient(&self, io: BlockingIo, limit: Option<Duration>) -> BlockingIo {
         let job = Arc::clone(&self.job);
         io.while_wanted(move || !job.is_cancelled(), limit)
     }
 
-    /// Waits until no I/O of the job and of clients uses the target: its file must not be used again before.
+    /// Waits until no I/O of the job or of clients uses the target. Its file must not be reused earlier.
     fn wait_for_hung_io(&self, mirror: &Mirror, hung: Hung, early: &Early) {
         if let Early::Failed(reason) = early {
             self.job
@@ -433,7 +435,7 @@ impl Copying {
         self.job.kind == JobKind::Commit
     }
 
-    /// The end of what begins here and has no data to copy. A client may write there before it is held.
+    /// Returns the end of a range at `from` that holds no data to copy. Clients can write to the range until the caller holds it.
     fn passed_over(&self, source: &mut BlockingIo, from: u64, hole_max: u64) -> Option<u64> {
         let total = self.job.total;
         if self.is_commit() {
@@ -462,13 +464,13 @@ impl Copying {
         hole_at(source, from, total.min(from + hole_max))
     }
 
-    /// What is to be copied, if that is not everything.
+    /// Returns the bitmap of ranges to copy, or `None` to copy everything.
     fn changed(&self) -> Option<&DirtyBitmap> {
         self.incremental.as_ref()?.changed()
     }
 
-    /// Copies a range that is held: of an image that is committed what is its own, and of an incremental backup what has changed, for the
-    /// rest is in the target. Bytes that were moved.
+    /// Copies a range that the caller holds. A commit copies only the image's own pieces, and an incremental backup only changed pieces;
+    /// the target has the rest. Returns the number of bytes copied.
     fn copy_held(
         &self,
         source: &mut BlockingIo,
@@ -503,7 +505,7 @@ impl Copying {
         let name = self.disk.name();
         let patient = |io| self.patient(io, None);
         let mut flush = Flush::prepare(name, Arc::clone(&self.target), patient)?;
-        // Most of it is durable before the disk is held: clients wait for the second flush alone.
+        // The first flush runs before the disk is held. Clients wait only for the second one.
         let mut switched = flush.run();
         if switched.is_ok() {
             flush = flush.limit(|io| self.patient(io, Some(TARGET_PATIENCE)));
@@ -572,7 +574,7 @@ impl Copying {
             if mirror.progress().error().is_some() {
                 return Err(self.early(mirror));
             }
-            // A later write would make a truncated file as long as before.
+            // A later write would restore the length of a truncated file.
             self.check_target()?;
             let from = mirror.progress().copied();
             if from >= total {
@@ -583,7 +585,7 @@ impl Copying {
             let end = hole.unwrap_or((from + PART).min(total));
             let is_wanted = || !self.job.is_cancelled();
             let Ok(_held) = self.disk.hold_while(from, end - from, is_wanted) else {
-                // Something of a client takes long there.
+                // A slow client I/O overlaps the range.
                 continue;
             };
             let bytes = self.copy_held(source, target, from, end).map_err(|error| {
@@ -604,7 +606,7 @@ impl Copying {
         }
     }
 
-    /// What was written until now is in the backup, and nothing later.
+    /// Ends a backup. It contains all writes up to this point and none after it.
     fn end_backup(&mut self, mirror: &Mirror, hung: &mut Hung) -> Result<(), Early> {
         self.job.set_state(JobState::Finishing, None);
         let refused = |refusal: Refusal| Early::Failed(refusal.to_string());
@@ -622,7 +624,7 @@ impl Copying {
         if mirror.progress().error().is_some() {
             return Err(self.early(mirror));
         }
-        // Nobody writes to it any more.
+        // No client writes to the target any more.
         let flushed = flush.run();
         hung.push(flush.into_io());
         if let Err(refusal) = flushed {
@@ -672,7 +674,7 @@ impl Copying {
         exchange(manager, &servers.pool, &changes, last)
     }
 
-    /// However long that takes: a disk must not stay on a mirror that nobody looks after.
+    /// Switches the disk back to its source. Retries without limit, because a disk must not stay on a mirror without a job.
     fn back_to_source(&self) {
         if Arc::ptr_eq(&self.disk.device(), &self.source) {
             return;
@@ -680,7 +682,7 @@ impl Copying {
         loop {
             match self.change_to(Arc::clone(&self.source), None) {
                 Ok(()) | Err(Refusal::Ending | Refusal::NotFound(_)) => return,
-                // All clients are gone, or are about to be.
+                // All clients are gone or about to be disconnected.
                 Err(_) if self.context.jobs.is_ending() => return,
                 Err(refusal) => {
                     let name = self.disk.name();
@@ -695,7 +697,7 @@ impl Copying {
     }
 }
 
-/// The end of the hole that begins here, if one does.
+/// Returns the end of the hole at `from`, if there is one.
 fn hole_at(source: &mut BlockingIo, from: u64, total: u64) -> Option<u64> {
     let extents = source.block_status(from, total - from).ok()?;
     let first: &Extent = extents.first()?;
@@ -703,7 +705,7 @@ fn hole_at(source: &mut BlockingIo, from: u64, total: u64) -> Option<u64> {
     is_hole.then(|| first.end.min(total))
 }
 
-/// Copies a range that is held. Bytes that were moved: none, if it is a hole still.
+/// Copies a range that the caller holds. Returns the number of bytes copied, which is 0 if the range is still a hole.
 fn copy_range(
     source: &mut BlockingIo,
     target: &mut BlockingIo,

@@ -1,5 +1,5 @@
-//! The moment at which disks change over to other devices. All that may fail or take long is done before, while clients go on; then the
-//! disks are held, and clients wait for no more than a flush and a message to each worker.
+//! Switches disks to other devices. Steps that may fail or take long run before, while clients do I/O. The disks are then held, and clients
+//! wait only for a flush and one message to each worker.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use reactor::Pool;
 
 use crate::objects::{Fault, Manager, NewDevice, Refusal};
 
-/// Workers that have attached to devices that are not in use yet. Dropping it lets them go.
+/// Workers attached to devices that are not in use yet. Dropping it detaches them.
 struct Prepared<'a> {
     pool: &'a Pool,
     disks: Vec<Arc<Disk>>,
@@ -37,7 +37,7 @@ impl Prepared<'_> {
             let (disk, device) = (Arc::clone(disk), Arc::clone(device));
             let name = disk.name().to_owned();
             let attached = worker.call(move |w| w.io().prepare_device(&disk, &device));
-            // A worker that has ended has no I/O.
+            // A worker that has ended does no I/O.
             attached
                 .unwrap_or(Ok(()))
                 .map_err(|error| failed(&name, &format!("cannot attach: {error}")))?;
@@ -46,12 +46,12 @@ impl Prepared<'_> {
     }
 }
 
-/// A refusal that is about a disk.
+/// Returns a refusal that names a disk.
 pub(super) fn failed(disk: &str, what: &dyn std::fmt::Display) -> Refusal {
     Refusal::Failed(vec![Fault::new(format!("disk {disk}: {what}"))])
 }
 
-/// A device on which everything is made durable while its disk is held. Attached to before that.
+/// Flushes a device while its disk is held. It is attached before the disk is held.
 pub(super) struct Flush {
     disk: String,
     io: BlockingIo,
@@ -77,7 +77,7 @@ impl Flush {
         Flush { disk, io }
     }
 
-    /// Returns the device. An I/O that was given up may still be in flight there.
+    /// Returns the I/O channel. An I/O that was given up may still be in flight there.
     pub fn into_io(self) -> BlockingIo {
         self.io
     }
@@ -88,8 +88,8 @@ impl Flush {
     }
 }
 
-/// Gives disks other devices, all of them at one moment. `last` is done while the disks are held: no write is in flight, and the next one
-/// goes to the other devices.
+/// Switches disks to other devices atomically. `last` runs while the disks are held: no write is in flight, and the next one goes to the
+/// new devices.
 pub(super) fn exchange(
     manager: &Manager,
     pool: &Pool,
@@ -115,8 +115,8 @@ pub(super) fn exchange(
     Ok(())
 }
 
-/// As [`exchange`], of one disk whose other device can be made only while the disk is held: what that takes, clients wait for. After a
-/// failure `undo` is done while the disk is held still, and no worker has the other device any more.
+/// Like [`exchange`], for one disk and a device that can be created only while the disk is held. Clients wait for `make`. After a failure,
+/// `undo` runs while the disk is still held and no worker has the new device.
 pub(super) fn exchange_held(
     manager: &Manager,
     pool: &Pool,
@@ -133,7 +133,7 @@ pub(super) fn exchange_held(
     exchanged
 }
 
-/// Gives a disk that is held another device.
+/// Switches a held disk to another device.
 fn change_one(
     manager: &Manager,
     pool: &Pool,
@@ -158,7 +158,7 @@ fn change_one(
     Ok(())
 }
 
-/// In the order of their names: two that want the same disks do not wait for each other.
+/// Holds the disks in the order of their names, so that two changes of the same disks do not deadlock.
 fn hold(changes: &[NewDevice]) -> Result<Vec<RangeLock>, Refusal> {
     let mut disks: Vec<&Arc<Disk>> = changes.iter().map(|change| &change.disk).collect();
     disks.sort_by_key(|disk| disk.name());

@@ -1,5 +1,5 @@
-//! Incremental backups: what a bitmap of the disk says has changed since the last backup goes to where that went, or into a new image over
-//! it. The first backup of a name copies everything. When a backup is complete, a new bitmap begins: see [`crate::bitmaps`].
+//! Incremental backups. Ranges marked in a dirty bitmap of the disk are copied to the target of the last backup, or into a new image over
+//! that target. The first backup of a name copies everything. A new bitmap begins when a backup is complete: see [`crate::bitmaps`].
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use crate::bitmaps::{Begun, Bitmaps, COUNT_MAX, Last, Shown, is_name};
 use crate::objects::{Fault, Refusal, bodies};
 use config::{BlockDeviceConfig, DiskConfig, disk_json};
 
-/// The part of a backup that is about its bitmap.
+/// Bitmap of a backup job.
 pub(super) struct Incremental {
     bitmaps: Arc<Bitmaps>,
     disk: String,
     name: String,
-    /// What is to be copied; `None`: everything.
+    /// Ranges to copy; `None` for everything.
     changed: Option<Arc<DirtyBitmap>>,
     begun: Option<Begun>,
     last: Last,
 }
 
 impl Incremental {
-    /// Looks how a backup of this name to `target` is made, and makes room for the bitmap that begins with its end. Also returns the last
-    /// backup, if the target is an image that is to be made over it.
+    /// Determines how a backup of this name to `target` is made and creates the bitmap that begins with its end. Also returns the last
+    /// backup if the target is an image to be created over it.
     ///
     /// # Errors
-    /// When it cannot be made so. Nothing has changed then.
+    /// If the backup cannot be made. Nothing has changed then.
     pub fn prepare(
         context: &Context,
         disk: &Arc<Disk>,
@@ -49,12 +49,12 @@ impl Incremental {
         let begun = bitmaps.begin(disk).map_err(|error| {
             failed(disk.name(), &format!("cannot make a dirty bitmap: {error}"))
         })?;
-        // From here on nobody removes it.
+        // The running job now prevents the removal of the bitmap.
         let changed = bitmaps.bits(disk.name(), name).filter(|_| !is_full);
         let last = Last {
             target: serde_json::json!(bodies::disk(target)),
             shown: shown(&target.backend),
-            // Known when it is complete.
+            // Set when the backup is complete.
             at: 0,
         };
         let incremental = Incremental {
@@ -68,24 +68,24 @@ impl Incremental {
         Ok((incremental, base))
     }
 
-    /// What is to be copied; `None`: everything.
+    /// Returns the ranges to copy, or `None` for everything.
     pub fn changed(&self) -> Option<&DirtyBitmap> {
         self.changed.as_deref()
     }
 
-    /// The bitmap's name.
+    /// Returns the name of the bitmap.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What changes from now on is for the next backup. The disk is held.
+    /// Starts to record changes for the next backup. The caller holds the disk.
     pub fn record(&self) {
         if let Some(begun) = &self.begun {
             self.bitmaps.record_in(&self.disk, begun);
         }
     }
 
-    /// The backup is complete, and durable.
+    /// Records that the backup is complete and durable.
     pub fn complete(&mut self) -> Result<(), Refusal> {
         let Some(begun) = &self.begun else {
             return Ok(());
@@ -138,7 +138,7 @@ fn check_name(bitmaps: &Bitmaps, disk: &str, name: &str, known: &[Shown]) -> Res
     Ok(())
 }
 
-/// Whether a backup copies everything of which there was one before, and which one its target is made over.
+/// Returns whether a further backup copies everything, and the backup over which its target image is created.
 fn base(
     disk: &str,
     known: &Shown,
@@ -153,7 +153,7 @@ fn base(
     }
     match (&target.backend, is_there) {
         (_, true) if is_same => Ok((false, None)),
-        // What was there is gone.
+        // The last backup was removed.
         (_, false) if is_same => Ok((true, None)),
         (BlockDeviceConfig::Image { .. }, false) => {
             let last = disk_json(disk, &known.last.target).map_err(Refusal::from)?;
@@ -188,7 +188,7 @@ fn last_is_gone(disk: &str, known: &Shown) -> Refusal {
 /// Removes a bitmap of a disk.
 ///
 /// # Errors
-/// When there is none of that name, or a job is at work that may need it.
+/// If the disk has no bitmap of that name, or if a running job may need it.
 pub fn remove_bitmap(context: &Context, disk: &str, name: &str) -> Result<(), Refusal> {
     if let Some(kind) = context.jobs.at_work(disk) {
         let detail = format!("disk {disk} has a {kind} at work");
@@ -204,7 +204,7 @@ pub fn remove_bitmap(context: &Context, disk: &str, name: &str) -> Result<(), Re
     }
 }
 
-/// Makes an image over the last backup.
+/// Creates an image over the last backup.
 pub(super) fn image_over(
     options: &ImageOptions,
     last: &DiskConfig,

@@ -1,6 +1,6 @@
-//! Long work on disks while clients use them: copies to another place (`copy`), what lies below an image brought up into it (`stream`) or the other way round (`commit`), and
-//! snapshots (`snapshot`), which are short. One job at a time for each disk, on a thread of its own. A daemon that ends, or is killed,
-//! leaves the disk as it was before the job: what a job has made so far is no disk of anybody.
+//! Long operations on disks while clients use them: copies to a target (`copy`), backing data copied up into an image (`stream`), an image
+//! committed into its backing image (`commit`), and snapshots (`snapshot`), which are short. A disk has at most one job, on a thread of its
+//! own. If the daemon ends or is killed, the disk stays as it was before the job, and the unfinished target belongs to no disk.
 //!
 //! ```text
 //!   running ⇄ paused ──▶ ready (a mirror that waits for its switch) ──▶ finishing ──▶ done
@@ -35,23 +35,23 @@ pub use incremental::remove_bitmap;
 pub use snapshot::{Overlay, snapshot};
 pub use stream::start_stream;
 
-/// What a job is.
+/// Kind of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobKind {
-    /// A copy of the disk that it goes on in.
+    /// Copies the disk, then switches it to the copy.
     Mirror,
-    /// A copy of the disk as it is when the copy is complete.
+    /// Copies the disk as of the end of the job.
     Backup,
-    /// What an image stands on comes into the image.
+    /// Copies the data of the backing image into the image.
     Stream,
-    /// What an image has goes into what it stands on.
+    /// Copies the data of the image into its backing image.
     Commit,
-    /// The disk goes on in a new image.
+    /// Switches the disk to a new image over the old device.
     Snapshot,
 }
 
 impl JobKind {
-    /// The word for it in the API.
+    /// Returns the name in the API.
     pub fn word(self) -> &'static str {
         match self {
             JobKind::Mirror => "mirror",
@@ -63,23 +63,23 @@ impl JobKind {
     }
 }
 
-/// What a job works with.
+/// Services that jobs use.
 #[derive(Clone)]
 pub struct Context {
-    /// Who makes changes.
+    /// Handle of the owner, which makes changes.
     pub manager: Manager,
     /// Workers.
     pub servers: Arc<Servers>,
     /// All jobs.
     pub jobs: Jobs,
-    /// What has changed on disks since their backups.
+    /// Dirty bitmaps of the disks.
     pub bitmaps: Arc<Bitmaps>,
-    /// Whom they are announced to.
+    /// Receives the events of jobs.
     pub event_bus: EventBus,
 }
 
 impl Context {
-    /// A disk that is served, and how it is configured.
+    /// Returns a served disk and its configuration.
     fn disk(&self, name: &str) -> Result<(Arc<Disk>, DiskConfig), Refusal> {
         let name = name.to_owned();
         self.manager.call(move |owner| {
@@ -87,7 +87,7 @@ impl Context {
             let config = owner.is_there(&disk)?.clone();
             owner.keeps_changes_of(&name)?;
             if !owner.is_shown_by_scsi(&name) {
-                // Virtio-blk clients have no such promise: only SCSI has LBPRZ.
+                // Only SCSI reports that unmapped blocks read as zeroes (LBPRZ). Virtio-blk clients have no such guarantee.
                 disk.withdraw_discard_zeroes();
             }
             Ok((disk, config))
@@ -117,7 +117,7 @@ fn same_medium(disk: &str, other: &str) -> Refusal {
 
 struct Control {
     state: JobState,
-    /// Bytes that it may copy in a second; 0: as many as it can.
+    /// Speed limit in bytes per second; 0 for none.
     speed: u64,
     is_paused: bool,
     switches: bool,
@@ -131,7 +131,7 @@ pub struct Job {
     disk: String,
     kind: JobKind,
     target: OnceLock<String>,
-    /// The bitmap of a backup.
+    /// Name of a backup's bitmap.
     incremental: Option<String>,
     total: u64,
     done: AtomicU64,
@@ -139,7 +139,7 @@ pub struct Job {
     started: Instant,
     control: Mutex<Control>,
     changed: Condvar,
-    /// Writes of clients do not wait for its target any more when the job is cancelled.
+    /// Abandoned when the job is cancelled, so that client writes stop waiting for the target.
     mirror: OnceLock<Arc<MirrorProgress>>,
 }
 
@@ -172,12 +172,12 @@ impl Job {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has it ended, in whatever way?
+    /// Returns true if the job has ended, with any result.
     pub fn has_ended(&self) -> bool {
         self.control().ended.is_some()
     }
 
-    /// As the API shows it.
+    /// Returns the job as an API object.
     pub fn body(&self) -> control::objects::Job {
         let control = self.control();
         let until = control.ended.unwrap_or_else(Instant::now);
@@ -201,12 +201,12 @@ impl Job {
         }
     }
 
-    /// Where it goes is known only now.
+    /// Sets the target, for jobs that learn it after their creation.
     fn has_target(&self, target: String) {
         self.target.set(target).ok();
     }
 
-    /// It was not begun after all.
+    /// Marks a job that could not start as failed and removes it.
     fn give_up(&self, jobs: &Jobs, refusal: &Refusal) {
         self.set_state(JobState::Failed, Some(refusal.to_string()));
         jobs.take_back(&self.disk);
@@ -219,7 +219,7 @@ impl Job {
         jobs: &Jobs,
         work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
-        // The result is handed over or comes back to the thread.
+        // With capacity 0, the caller receives the result or the thread keeps it.
         let (result, begun) = mpsc::sync_channel(0);
         let job = Arc::clone(self);
         let thread = std::thread::Builder::new()
@@ -259,7 +259,7 @@ impl Job {
         }
     }
 
-    /// Changes how it is done.
+    /// Pauses or resumes the job and sets its speed limit.
     pub fn set(&self, paused: Option<bool>, speed: Option<u64>) {
         let mut control = self.control();
         control.is_paused = paused.unwrap_or(control.is_paused);
@@ -267,13 +267,13 @@ impl Job {
         self.changed.notify_all();
     }
 
-    /// Has a mirror switch to its target: now, or as soon as it is complete.
+    /// Requests the switch of a mirror to its target: now, or as soon as it is complete.
     ///
     /// # Errors
-    /// When it does not switch.
+    /// If the job has no switch or has ended.
     pub fn switch(&self) -> Result<(), Refusal> {
         let mut control = self.control();
-        // A commit switches by itself, unless that has failed once.
+        // A commit switches without a request, unless its switch failed once.
         let switches = matches!(self.kind, JobKind::Mirror | JobKind::Commit);
         if !switches || control.ended.is_some() {
             let detail = format!("disk {} has no mirror that could be switched to", self.disk);
@@ -284,7 +284,7 @@ impl Job {
         Ok(())
     }
 
-    /// Clients of its disk write to this mirror.
+    /// Registers the mirror to which clients write.
     fn has_mirror(&self, mirror: &Mirror) {
         let control = self.control();
         self.mirror.set(Arc::clone(mirror.progress())).ok();
@@ -293,7 +293,7 @@ impl Job {
         }
     }
 
-    /// Has it end, with the disk as it was.
+    /// Cancels the job. The disk stays as it was.
     pub fn cancel(&self) {
         let mut control = self.control();
         control.is_cancelled = true;
@@ -303,7 +303,7 @@ impl Job {
         self.changed.notify_all();
     }
 
-    /// Waits until it has ended. False: not in time.
+    /// Waits until the job has ended. Returns false after `time`.
     pub fn wait(&self, time: Duration) -> bool {
         let control = self.control();
         let waited = self
@@ -329,7 +329,7 @@ impl Job {
         self.changed.notify_all();
     }
 
-    /// Waits while it is paused, and as long as the part that was done last has to take by its speed. False: it is cancelled.
+    /// Waits while the job is paused and until the speed limit permits the next part. Returns false if the job is cancelled.
     fn goes_on(&self, part: Option<(Instant, u64)>) -> bool {
         let mut control = self.control();
         loop {
@@ -347,9 +347,9 @@ impl Job {
         }
     }
 
-    /// Waits until a copy that is complete is to be used. False: it is cancelled, or not `is_well` any more.
+    /// Waits until the switch of a complete copy is requested. Returns false if the job is cancelled or `is_well` fails.
     fn waits_for_switch(&self, is_well: impl Fn() -> bool) -> bool {
-        // The check may block: nothing is locked meanwhile.
+        // The check may block, so it runs without the lock.
         while is_well() {
             let control = self.control();
             if control.is_cancelled {
@@ -374,15 +374,15 @@ impl Job {
     }
 }
 
-/// Interval at which the start of a job looks whether it is cancelled.
+/// Interval at which the start of a job checks for cancellation.
 const BEGIN_STEP: Duration = Duration::from_millis(50);
-/// Longest wait for the threads of jobs when the daemon ends. A thread with an I/O that hangs ends with the process.
+/// Longest wait for job threads at the end of the daemon. A thread with a hung I/O ends with the process.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often it is looked whether a job that waits may go on: what it waits for may have failed.
+/// Interval at which a waiting job checks its condition again, because the device may have failed.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// How long a part has to take yet.
+/// Returns the delay that the speed limit requires after a part.
 fn rest(began: Instant, bytes: u64, speed: u64) -> Option<Duration> {
     if speed == 0 {
         return None;
@@ -392,7 +392,7 @@ fn rest(began: Instant, bytes: u64, speed: u64) -> Option<Duration> {
         .filter(|rest| !rest.is_zero())
 }
 
-/// A job that nobody has to hear of when it is over.
+/// Removes a job from the list when dropped, because its end is not announced.
 struct Unannounced(Jobs, Arc<Job>);
 
 impl Drop for Unannounced {
@@ -408,13 +408,13 @@ impl Drop for Unannounced {
 #[derive(Default)]
 struct All {
     jobs: BTreeMap<String, Arc<Job>>,
-    /// The jobs before these, for those that are not begun after all.
+    /// Predecessors of `jobs`, restored if the new job does not start.
     before: BTreeMap<String, Arc<Job>>,
     threads: Vec<JoinHandle<()>>,
     is_ending: bool,
 }
 
-/// The jobs of a daemon: of each disk the last one.
+/// The last job of each disk.
 #[derive(Clone, Default)]
 pub struct Jobs(Arc<Mutex<All>>);
 
@@ -423,28 +423,28 @@ impl Jobs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All of them, by disk.
+    /// Returns all jobs, ordered by disk.
     pub fn all(&self) -> Vec<Arc<Job>> {
         self.lock().jobs.values().cloned().collect()
     }
 
-    /// The job of a disk.
+    /// Returns the job of a disk.
     ///
     /// # Errors
-    /// That there is none.
+    /// If the disk has no job.
     pub fn of(&self, disk: &str) -> Result<Arc<Job>, Refusal> {
         let none = || Refusal::NotFound(Fault::new(format!("disk `{disk}` has no job")));
         self.lock().jobs.get(disk).cloned().ok_or_else(none)
     }
 
-    /// The job that is at work on a disk, in words.
+    /// Returns the kind of the running job of a disk.
     pub fn at_work(&self, disk: &str) -> Option<&'static str> {
         let all = self.lock();
         let job = all.jobs.get(disk).filter(|job| !job.has_ended());
         job.map(|job| job.kind.word())
     }
 
-    /// Forgets the job of a disk that has ended.
+    /// Removes the ended job of a disk.
     pub fn forget(&self, disk: &str) {
         let mut all = self.lock();
         if all.jobs.get(disk).is_some_and(|job| job.has_ended()) {
@@ -452,7 +452,7 @@ impl Jobs {
         }
     }
 
-    /// Removes a job that was not begun after all. The job before it is shown again.
+    /// Removes a job that did not start and restores its predecessor.
     fn take_back(&self, disk: &str) {
         let mut all = self.lock();
         match all.before.remove(disk) {
@@ -461,7 +461,7 @@ impl Jobs {
         };
     }
 
-    /// Enters a job.
+    /// Registers a job.
     fn begin(&self, job: Job) -> Result<Arc<Job>, Refusal> {
         let mut all = self.lock();
         if all.is_ending {
@@ -496,7 +496,7 @@ impl Jobs {
         self.lock().is_ending
     }
 
-    /// Ends all jobs, and waits for their threads: the daemon ends. Their disks are as they were.
+    /// Cancels all jobs and waits for their threads, at the end of the daemon. Their disks stay as they were.
     pub fn end(&self) {
         let (jobs, threads) = {
             let mut all = self.lock();
@@ -513,7 +513,7 @@ impl Jobs {
                 std::thread::sleep(BEGIN_STEP / 10);
             }
             if thread.is_finished() {
-                // A panic was logged.
+                // A panic was logged already.
                 thread.join().ok();
             } else {
                 tracing::warn!("a job's I/O has not ended");

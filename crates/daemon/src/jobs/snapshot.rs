@@ -1,5 +1,5 @@
-//! External snapshots: each disk goes on in a new image over what it was, all of them from one moment on. What they were is read from
-//! then on, and others may read it too.
+//! External snapshots. Switches each disk to a new image over its old device, for all disks atomically. The old devices are then only read,
+//! and other processes may read them too.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use super::{Context, Job, JobKind, Unannounced};
 use crate::objects::{Fault, NewDevice, Refusal};
 use config::{BlockDeviceConfig, CacheMode, DiskConfig};
 
-/// A disk, and the image that it is to go on in.
+/// A disk and its new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlay {
     /// The disk's name.
     pub disk: String,
-    /// The image, which is made.
+    /// Path of the image to create.
     pub path: PathBuf,
 }
 
@@ -31,7 +31,7 @@ struct Made {
 /// Takes a snapshot of disks. Blocks.
 ///
 /// # Errors
-/// Nothing has changed then, and no image is left behind.
+/// Nothing has changed then, and the new images are removed.
 pub fn snapshot(context: &Context, overlays: &[Overlay]) -> Result<(), Refusal> {
     let mut made: Vec<Made> = Vec::new();
     let outcome = overlays
@@ -43,7 +43,7 @@ pub fn snapshot(context: &Context, overlays: &[Overlay]) -> Result<(), Refusal> 
         .and_then(|()| change_over(context, &made));
     if let Err(refusal) = outcome {
         for one in &made {
-            // Nobody has ever written to it.
+            // The image was never written by clients.
             std::fs::remove_file(&one.path).ok();
         }
         return Err(refusal);
@@ -62,7 +62,7 @@ pub fn snapshot(context: &Context, overlays: &[Overlay]) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// A flush of a client reaches the new image alone: what was written before has to be durable by then.
+/// Switches the disks. Client flushes reach only the new image, so earlier writes must be durable before the switch.
 fn change_over(context: &Context, made: &[Made]) -> Result<(), Refusal> {
     let changes: Vec<NewDevice> = made.iter().map(|one| one.change.clone()).collect();
     let flushes = made.iter().map(|one| {
@@ -70,7 +70,7 @@ fn change_over(context: &Context, made: &[Made]) -> Result<(), Refusal> {
         Flush::prepare(name, Arc::clone(&one.before), |io| io)
     });
     let mut flushes = flushes.collect::<Result<Vec<_>, _>>()?;
-    // Most of it is durable before the disks are held: clients wait for the second flush alone.
+    // The first flush runs before the disks are held. Clients wait only for the second one.
     flushes.iter_mut().try_for_each(Flush::run)?;
     exchange(&context.manager, &context.servers.pool, &changes, || {
         for NewDevice { disk, device, .. } in &changes {
@@ -163,7 +163,7 @@ fn named_files(
     ))
 }
 
-/// How the new image names what it stands on, and how it is cached.
+/// Returns the backing file name for the new image and its cache mode.
 fn backing(disk: &Disk, config: &DiskConfig) -> Result<(BackingName, CacheMode), Refusal> {
     let name = config.name.as_str();
     let refused = |what: &str, help: &str| {
@@ -178,7 +178,7 @@ fn backing(disk: &Disk, config: &DiskConfig) -> Result<(BackingName, CacheMode),
     let cache = match &config.backend {
         BlockDeviceConfig::File { cache, .. } | BlockDeviceConfig::Image { cache, .. } => *cache,
         _ if disk.info().write_cache => CacheMode::None,
-        // Clients flush nothing.
+        // Clients send no flushes.
         _ => CacheMode::Writethrough,
     };
     let found = backing_name(&config.backend);

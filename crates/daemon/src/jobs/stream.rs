@@ -1,5 +1,5 @@
-//! What an image stands on comes into the image, which then stands alone. Clients go on: each cluster that they have written is the
-//! image's already.
+//! Copies the data of the backing image into the image, which then has no backing image. Clusters that clients write meanwhile belong to
+//! the image already.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,14 +11,14 @@ use super::exchange::failed;
 use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
 
-/// Most bytes that the image's owner copies in one step. Clients' allocations wait for it meanwhile.
+/// Most bytes that the image's owner copies in one step. Client allocations wait for a step.
 const PART_MAX: u64 = 1 << 20;
 /// Bytes of the first step.
 const PART_MIN: u64 = 64 << 10;
-/// Steps get shorter when one takes longer than this: a client that cancels the job waits for one step.
+/// Target duration of a step, because a client that cancels the job waits for one step. Longer steps reduce the length.
 const STEP_TIME: Duration = Duration::from_millis(100);
 
-/// Begins to bring up what a disk's image stands on. Blocks.
+/// Starts to copy the backing data of a disk's image. Blocks.
 ///
 /// # Errors
 /// Nothing has changed then.
@@ -59,7 +59,7 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     Ok(job)
 }
 
-/// False: it was cancelled. What has come up stays.
+/// Returns false if the job was cancelled. Copied data stays in the image.
 fn stream(device: &dyn BlockDevice, job: &Job) -> std::io::Result<bool> {
     let mut part = None;
     let (mut at, mut length) = (0, PART_MIN);
