@@ -1,5 +1,5 @@
-//! Commands that wait: nothing that a task management function or a new session has ended touches the disk afterwards, or is
-//! answered, and nobody waits for data that do not come.
+//! Waiting commands: after a task management function or a new session has ended them, they neither access the disk nor get a response.
+//! Missing data delays no other command.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn login(rig: &Rig, number: u8) -> Client {
     client
 }
 
-/// A server whose disk keeps the next write to itself until it is released.
+/// Creates a server. Its disk holds the next write until it is released.
 fn target_that_holds_a_write() -> (Arc<Faulty>, Rig) {
     let device = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
     device.inject(Fault {
@@ -44,7 +44,7 @@ fn write(lba: u32, byte: u8, attribute: u8) -> Request {
     }
 }
 
-/// Long enough for what must not come.
+/// Pumps long enough to detect an unexpected response.
 fn pump_a_while(client: &mut Client) {
     for _ in 0..100 {
         client.pump();
@@ -52,8 +52,8 @@ fn pump_a_while(client: &mut Client) {
     }
 }
 
-/// "When MaxCmdSN changes at the target while the target has no pending PDUs to convey this information to the initiator, it MUST
-/// generate a NOP-In" (RFC 7143, 11.4.10): a full window that a reset by another has emptied is open again at once.
+/// "When MaxCmdSN changes at the target while the target has no pending PDUs to convey this information to the initiator, it MUST generate
+/// a NOP-In" (RFC 7143, 11.4.10): a full window that another initiator's reset has emptied opens at once.
 #[test]
 fn initiator_whose_window_others_have_emptied_is_told() {
     let rig = Rig::ram();
@@ -68,7 +68,7 @@ fn initiator_whose_window_others_have_emptied_is_told() {
         full.initiator.command(0, request).unwrap();
     }
     full.push();
-    // Its commands are there, and it has seen nothing of the answers.
+    // The commands have arrived, and no response was received.
     std::thread::sleep(Duration::from_millis(100));
     let fields = TaskManagementRequestFields {
         function: TaskFunction::LogicalUnitReset,
@@ -80,7 +80,7 @@ fn initiator_whose_window_others_have_emptied_is_told() {
         let mut events = other.events.iter();
         events.any(|(_, event)| matches!(event, Event::TaskManagement { .. }))
     });
-    // Long before an idle connection is pinged.
+    // Much shorter than the ping interval of idle connections.
     pump_a_while(&mut full);
     let told = full.initiator.max_cmd_sn().wrapping_sub(last);
     assert_eq!(told, ServerLimits::default().protocol.commands_per_session);
@@ -92,7 +92,7 @@ fn waiting_command_is_ended_by(function: TaskFunction, by_another: bool) {
     writer.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
     writer.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
     let ordered = writer.initiator.command(0, write(8, 7, ORDERED)).unwrap();
-    // When this is answered the target has it.
+    // The ping's answer shows that the target has the command.
     writer.initiator.nop_out(0, Vec::new(), false).unwrap();
     writer.until(|w| w.events.iter().any(|(_, e)| matches!(e, Event::Nop { .. })));
     let asks = if by_another { &mut other } else { &mut writer };
@@ -119,7 +119,7 @@ fn waiting_command_is_ended_by(function: TaskFunction, by_another: bool) {
     assert!(block == [0; BLOCK], "{function:?}: the disk was written to");
 }
 
-/// Sends ABORT TASK of a task; its tag.
+/// Sends ABORT TASK. Returns the ITT of the function.
 fn abort_task(client: &mut Client, task: u32) -> u32 {
     let fields = TaskManagementRequestFields {
         function: TaskFunction::AbortTask,
@@ -129,7 +129,7 @@ fn abort_task(client: &mut Client, task: u32) -> u32 {
     client.initiator.task_management(0, fields).unwrap()
 }
 
-/// What a task management function was answered.
+/// Returns the response to a task management function.
 fn response(client: &Client, function: u32) -> Option<u8> {
     let of = |event: &Event| match event {
         Event::TaskManagement { itt, response } if *itt == function => Some(*response),
@@ -138,8 +138,8 @@ fn response(client: &Client, function: u32) -> Option<u8> {
     client.events.iter().find_map(|(_, event)| of(event))
 }
 
-/// An initiator aborts what it has waited for in vain, and then sends it once more. A write that others' reset has ended may be on its way
-/// to the disk until then: it must not come after that.
+/// An initiator aborts a command after a timeout and then repeats it. The old write, ended by another initiator's reset, may still be in
+/// flight: it must not reach the disk after the abort's response.
 #[test]
 fn abort_of_what_was_aborted_already_is_answered_when_it_has_ended() {
     let (device, rig) = target_that_holds_a_write();
@@ -174,8 +174,8 @@ fn command_that_waits_for_its_turn_is_ended_as_one_that_runs() {
     waiting_command_is_ended_by(TaskFunction::ItNexusReset, false);
 }
 
-/// The usual recovery of an initiator whose connection broke, or who has logged out in a hurry: what it sends next must not be
-/// overtaken by a write from before. Nor may what others send when it has logged in again (RFC 7143, 6.3.5).
+/// Recovery of an initiator after a lost connection or an early logout. Old writes must not overtake its new commands, nor commands that
+/// other initiators send after its new login (RFC 7143, 6.3.5).
 fn new_session_waits_after(end: impl FnOnce(&Rig, &mut Client)) {
     let (device, rig) = target_that_holds_a_write();
     let (mut other, mut first) = (login(&rig, 2), login(&rig, 1));
@@ -189,7 +189,7 @@ fn new_session_waits_after(end: impl FnOnce(&Rig, &mut Client)) {
         !second.initiator.is_ready(cid),
         "while a write of before is in flight"
     );
-    // And not because somebody else was there in between.
+    // Also after another session in between.
     let mut third = Client::new(rig.portal, settings(1, Offer::default()));
     let cid = third.connect();
     pump_a_while(&mut third);
@@ -230,8 +230,7 @@ fn new_session_waits_for_writes_of_those_before_it() {
     });
 }
 
-/// RFC 7143, 11.15: the response to a logout says that the cleanup is completed. Who hears that may let another initiator at
-/// the disk.
+/// RFC 7143, 11.15: the logout response confirms that the cleanup is complete. The initiator may then let others access the disk.
 fn logout_is_answered_when_nothing_is_in_flight(reason: LogoutReason, from: u16, of: u16) {
     let (device, rig) = target_that_holds_a_write();
     let mut other = login(&rig, 2);
@@ -270,13 +269,13 @@ fn logout_of_whatever_scope_is_answered_when_nothing_is_in_flight() {
     logout_is_answered_when_nothing_is_in_flight(CloseSession, 1, 0);
 }
 
-/// A function is about the commands that are older than it by CmdSN (RFC 7143, 4.2.2.3.4), on whatever connection they came: a
-/// younger one that was aborted in silence would never be answered.
+/// A function applies to commands with a lower CmdSN (RFC 7143, 4.2.2.3.4), on all connections. A younger command, aborted silently, would
+/// never be answered.
 #[test]
 fn function_spares_younger_commands_of_other_connections() {
     let rig = Rig::ram();
     let mut offer = Offer::default();
-    // A write is there for a while: its data are asked for.
+    // Solicited data keeps a write open for a while.
     (offer.session.initial_r2t, offer.session.immediate_data) = (true, false);
     let mut client = Client::login(rig.portal, settings(1, offer), 2);
     client.settle();
@@ -303,7 +302,7 @@ fn function_spares_younger_commands_of_other_connections() {
     }
 }
 
-/// A function's answer says that all tasks it was about are over: nothing of theirs may come behind it on another connection.
+/// The response confirms that all affected tasks have ended: nothing of them may arrive later on another connection.
 #[test]
 fn function_is_answered_when_the_initiator_has_what_was_sent_before() {
     let rig = Rig::ram();
@@ -334,7 +333,7 @@ fn function_is_answered_when_the_initiator_has_what_was_sent_before() {
     assert!(*cid == 0 && is_answer, "{:?}", client.events);
 }
 
-/// WRITE ATOMIC(16) has its range for itself from when its data are there, not from when it came.
+/// WRITE ATOMIC(16) locks its range when its data has arrived, not earlier.
 #[test]
 fn write_atomic_whose_data_do_not_come_holds_nobody_up() {
     const BLOCKS: u8 = 8;
@@ -349,7 +348,7 @@ fn write_atomic_whose_data_do_not_come_holds_nobody_up() {
     let data = vec![1; usize::from(BLOCKS) * BLOCK];
     let atomic = Initiator::write(0, &cdb, data.clone());
     let atomic = client.initiator.command(0, atomic).unwrap();
-    // It is sent, and the R2T is not answered.
+    // Sends the command without answering the R2T.
     client.push();
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(other.write(0, 2, vec![2; BLOCK]).status, 0);
@@ -360,7 +359,7 @@ fn write_atomic_whose_data_do_not_come_holds_nobody_up() {
     assert_eq!(other.read(0, 0, BLOCKS.into()).data, data);
 }
 
-/// PERSISTENT RESERVE OUT with 24 bytes of parameters.
+/// Builds a PERSISTENT RESERVE OUT with 24 bytes of parameters.
 fn reserve_out(action: u8, kind: u8, key: u64, service_key: u64) -> Request {
     let cdb = [0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
     let keys = [key.to_be_bytes(), service_key.to_be_bytes(), [0; 8]];
@@ -401,17 +400,17 @@ fn preempt_and_abort_that_waits_is_ended_by_a_reset() {
     preempts.settle();
 }
 
-/// By peripheral device addressing (SAM-5, 4.7.7.2).
+/// LUN 1, peripheral device addressing (SAM-5, 4.7.7.2).
 const LUN_1: u64 = 0x0001 << 48;
 
-/// NAA designator of a unit: the first of its Device Identification page.
+/// Returns the NAA designator of a unit: the first of its Device Identification page.
 fn naa(client: &mut Client, lun: u64) -> Vec<u8> {
     let page = client.run(0, Initiator::read(lun, &[0x12, 1, 0x83, 0, 255, 0], 255));
     assert_eq!(page.data[4..8], [0x01, 0x03, 0, 8]);
     page.data[8..16].to_vec()
 }
 
-/// EXTENDED COPY of one block from LUN 0 to LUN 1, sent to LUN 0.
+/// Builds an EXTENDED COPY of one block from LUN 0 to LUN 1, to be sent to LUN 0.
 fn copy(client: &mut Client) -> Request {
     let target = |naa: Vec<u8>| {
         [
@@ -447,7 +446,7 @@ fn copy(client: &mut Client) -> Request {
     Initiator::write(0, &cdb, list)
 }
 
-/// Who has fenced an initiator off from a unit finds no write of it there afterwards, not of its copies, either.
+/// PREEMPT AND ABORT fences all writes of an initiator from a unit, including those of its copies.
 #[test]
 fn preempt_and_abort_waits_for_the_write_of_a_copy_from_another_unit() {
     let to = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
@@ -490,7 +489,7 @@ fn preempt_and_abort_waits_for_the_write_of_a_copy_from_another_unit() {
     victim.until(|client| answered(client, copy));
 }
 
-/// A command whose turn in the order of CmdSN has not come is in no task set yet, and its LUN has not been looked at.
+/// Before its turn in CmdSN order, a command is in no task set and its LUN is not evaluated.
 #[test]
 fn unit_that_goes_leaves_alone_what_has_not_had_its_turn() {
     let rig = Rig::ram();
@@ -503,7 +502,7 @@ fn unit_that_goes_leaves_alone_what_has_not_had_its_turn() {
     let before = window(&client);
     let first = client.initiator.command(0, write(0, 1, SIMPLE)).unwrap();
     let second = client.initiator.command(1, write(8, 2, SIMPLE)).unwrap();
-    // The second one comes, with its data, and waits for the first.
+    // The second command arrives with its data and waits for the first.
     client.push_in_pieces(1, 1 << 16);
     std::thread::sleep(Duration::from_millis(100));
     let (hold, holding) = scsi_exec::Holding::new();

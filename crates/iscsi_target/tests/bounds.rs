@@ -1,4 +1,4 @@
-//! What one session may make the server hold, and what its order promises while its data are still here.
+//! Memory limits of a session, and task order while its data is still unsent.
 
 mod common;
 
@@ -10,7 +10,7 @@ use iscsi::initiator::{Event, Initiator, Request};
 use iscsi::negotiation::{Offer, SessionParameters};
 use iscsi_target::{ServerLimits, TargetOptions};
 
-/// Far above what anything here takes.
+/// Far above the duration of any test.
 const LIMIT: Duration = Duration::from_secs(60);
 const LARGE: u32 = 256 << 10;
 
@@ -25,7 +25,7 @@ fn client_of(rig: &Rig, mut offer: Offer, connections: u16) -> Client {
     client
 }
 
-/// Sends what is queued and takes nothing.
+/// Sends queued output and receives nothing.
 fn push(client: &mut Client, until: impl Fn() -> bool) {
     let begun = Instant::now();
     while !until() {
@@ -39,7 +39,7 @@ fn read(lba: u32) -> Request {
     Initiator::read(0, &cdb10(0x28, lba, (LARGE as usize / BLOCK) as u16), LARGE)
 }
 
-/// Takes every answer that is due.
+/// Receives `count` responses.
 fn answers(client: &mut Client, count: usize) -> Vec<iscsi::initiator::CommandDone> {
     let mut done = Vec::new();
     client.until(|client| {
@@ -57,7 +57,7 @@ fn answers(client: &mut Client, count: usize) -> Vec<iscsi::initiator::CommandDo
 fn ordered_write_spares_what_earlier_reads_have_yet_to_send() {
     let rig = Rig::ram();
     let mut client = client(&rig, Offer::default());
-    // 8 MiB: more than the sockets take.
+    // 8 MiB: more than the socket buffers hold.
     for lba in 0..32u32 {
         let blocks = LARGE as usize / BLOCK;
         let data = vec![0xa5; LARGE as usize];
@@ -93,7 +93,7 @@ fn reads_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
         data_bytes: allowed,
         ..ServerLimits::default()
     };
-    // Behind a delay the content does not lie in memory, so that it has to be read.
+    // A delayed disk does not expose its memory, so data is read into buffers.
     let delay = bdev::Delay::new(ram(64), Duration::ZERO);
     let rig = Rig::open(std::sync::Arc::new(delay), target(), limits);
     let mut client = client(&rig, Offer::default());
@@ -103,7 +103,7 @@ fn reads_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
     let pause = Instant::now();
     push(&mut client, || pause.elapsed() > Duration::from_millis(200));
     let held = rig.server.memory_in_use();
-    // One buffer beyond the limit may be on its way, and headers.
+    // One buffer beyond the limit, and headers.
     let most = allowed as u64 + 2 * u64::from(LARGE);
     assert!(
         held > 0 && held <= most,
@@ -164,7 +164,7 @@ fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
         let write = Initiator::write(0, &cdb, vec![1; LARGE as usize]);
         client.initiator.command(0, write).unwrap();
     }
-    // The commands leave, the answers to R2Ts do not: nothing is received.
+    // Commands are sent, answers to R2Ts are not: nothing is received.
     let pause = Instant::now();
     push(&mut client, || pause.elapsed() > Duration::from_millis(200));
     let held = rig.server.memory_in_use();
@@ -177,7 +177,7 @@ fn writes_whose_data_never_come_hold_no_more_memory_than_is_allowed() {
     );
 }
 
-/// Commands that work in memory are not counted by the data that they move: VERIFY moves none.
+/// The working memory of commands is not proportional to their transfer length: VERIFY transfers nothing.
 #[test]
 fn commands_that_work_in_memory_work_in_no_more_than_is_allowed() {
     const TASK_SET_FULL: u8 = 0x28;
@@ -197,15 +197,15 @@ fn commands_that_work_in_memory_work_in_no_more_than_is_allowed() {
     let count = |status| all.iter().filter(|done| done.status == status).count();
     let (good, full) = (count(0), count(TASK_SET_FULL));
     assert_eq!(good + full, 40);
-    // As much again as the memory of one is on its way from the disk.
+    // The memory of one command, and as much again in flight from the disk.
     assert!((1..=2).contains(&good), "{good} at a time");
-    // What was held is there again, and a command that needs more than there is has it alone.
+    // The memory was returned. A command larger than the limit runs alone.
     for blocks in [mebibyte, 8 * mebibyte] {
         assert_eq!(client.run(0, verify(blocks)).status, 0);
     }
 }
 
-/// Its data come in memory of the session, and it works with them in as much again.
+/// Data uses the session's memory, and the comparison uses as much working memory.
 #[test]
 fn command_that_compares_takes_as_much_as_the_block_limits_say() {
     let rig = Rig::open(ram(64), target(), ServerLimits::default());
@@ -213,7 +213,7 @@ fn command_that_compares_takes_as_much_as_the_block_limits_say() {
     let blocks = (32 << 20) / BLOCK as u32;
     let data: Vec<u8> = (0..32 << 20).map(|at| (at / 700) as u8).collect();
     let [a, b, c, d] = blocks.to_be_bytes();
-    // WRITE AND VERIFY(16), VERIFY(16) with BYTCHK, ORWRITE(16); each twice: what was held is given back.
+    // WRITE AND VERIFY(16), VERIFY(16) with BYTCHK, ORWRITE(16); each twice, to check that the memory is returned.
     for (opcode, byte1) in [(0x8e, 0x02), (0x8f, 0x02), (0x8b, 0)] {
         let cdb = [opcode, byte1, 0, 0, 0, 0, 0, 0, 0, 8, a, b, c, d, 0, 0];
         for _ in 0..2 {
@@ -225,7 +225,7 @@ fn command_that_compares_takes_as_much_as_the_block_limits_say() {
 
 const CONNECTIONS: u16 = 16;
 
-/// A server that allows so much, with 16 connections of one session on two workers.
+/// Creates a server with this memory limit, and 16 connections of one session on two workers.
 fn session_of_sixteen(allowed: usize, offer: Offer) -> (Rig, Client) {
     let limits = ServerLimits {
         data_bytes: allowed,
@@ -241,7 +241,7 @@ fn session_of_sixteen(allowed: usize, offer: Offer) -> (Rig, Client) {
 fn connections_of_a_session_share_what_it_may_hold() {
     let allowed = 4 << 20;
     let (rig, mut client) = session_of_sixteen(allowed, Offer::default());
-    // Far more for each connection than its sockets take.
+    // For each connection, far more than its socket buffers hold.
     let length = 2u32 << 20;
     let cdb = cdb10(0x28, 0, (length as usize / BLOCK) as u16);
     for number in 0..112 {
@@ -260,7 +260,7 @@ fn connections_of_a_session_share_what_it_may_hold() {
         held >= allowed as u64 / 2 && held <= most,
         "{held} bytes held, {allowed} allowed"
     );
-    // And whoever waits is told when others are done.
+    // Waiting commands continue when others are done.
     let done = answers(&mut client, 112);
     assert!(done.iter().all(|done| done.status == 0));
     assert!(done.iter().all(|done| done.data.len() == length as usize));
@@ -270,7 +270,7 @@ fn connections_of_a_session_share_what_it_may_hold() {
 fn begun_writes_hold_what_a_session_may_and_all_end() {
     let allowed = 2 << 20;
     let (rig, mut client) = session_of_sixteen(allowed, Offer::default());
-    // Twice FirstBurstLength: half of each comes unasked, and for the rest there is room for some only.
+    // Twice FirstBurstLength: half of each write is unsolicited. Memory suffices for the rest of some only.
     let (length, first) = (512 << 10, 256 << 10);
     assert_eq!(Offer::default().session.first_burst_length, first);
     let blocks = (length / BLOCK) as u16;
@@ -299,7 +299,7 @@ fn begun_writes_hold_what_a_session_may_and_all_end() {
     assert_eq!(rig.server.memory_in_use(), 0, "all is given back");
 }
 
-/// Of one command, or of as many as the window holds.
+/// For one command, or for a full window.
 #[test]
 fn long_commands_share_what_a_turn_may_take() {
     const COMMANDS: u32 = 32;
@@ -324,12 +324,12 @@ fn long_commands_share_what_a_turn_may_take() {
     }
     let all = answers(&mut client, COMMANDS as usize);
     assert!(all.iter().all(|done| done.status == 0));
-    // of some 4 MiB
+    // about 4 MiB per iteration
     let iterations = iterations() - before;
     assert!(iterations >= u64::from(COMMANDS), "{iterations} iterations");
 }
 
-/// A PDU as bytes: opcode, flags, ITT, TTT or what else stands at byte 20, and CmdSN.
+/// Builds a PDU: opcode, flags, ITT, the word at byte 20 (such as the TTT), and CmdSN.
 fn pdu(opcode: u8, flags: u8, itt: u32, word: u32, cmd_sn: u32, text: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 48];
     (bytes[0], bytes[1]) = (opcode, flags);
@@ -342,7 +342,7 @@ fn pdu(opcode: u8, flags: u8, itt: u32, word: u32, cmd_sn: u32, text: &[u8]) -> 
     bytes
 }
 
-/// One receive may hold a thousand text requests, each of 64 bytes, and each is answered by all targets.
+/// One receive may contain a thousand text requests of 64 bytes, each answered with a list of all targets.
 #[test]
 fn answers_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
     const TARGETS: usize = 100;
@@ -380,7 +380,7 @@ fn answers_that_nobody_takes_hold_no_more_memory_than_is_allowed() {
     std::thread::sleep(Duration::from_millis(300));
     let held = rig.server.memory_in_use();
     let (_, list) = receive(&mut stream);
-    // What was looked at together is answered together.
+    // Requests that were parsed together are answered together.
     let most = allowed + 40 * list.len() as u64;
     assert!(held <= most, "{held} bytes held, {most} allowed");
     for itt in 1..REQUESTS {

@@ -1,4 +1,4 @@
-//! What was written reads back: over one connection and several, with and without digests, small and large segments.
+//! Written data reads back: over one connection and several, with and without digests, small and large segments.
 
 mod common;
 
@@ -48,8 +48,7 @@ fn blocks_read_back_with_digests() {
     verify(&mut client, 1, 20, 9);
 }
 
-/// Commands one at a time, enough of them that their connection is looked upon as one that asks singly; what was written
-/// reads back.
+/// Runs enough single commands for the connection to switch to watching its socket. Checks that the written data reads back.
 fn one_at_a_time(client: &mut Client, image: &mut [u8], seed: u8) {
     for n in 0..24u8 {
         let lba = usize::from(n) * 64;
@@ -83,7 +82,7 @@ fn commands_that_come_singly_and_in_pieces_are_put_together() {
     client.settle();
     for piece in [1500, 20, 47, 49, 5000] {
         one_at_a_time(&mut client, &mut image(), piece as u8);
-        // More than a segment, so that some of it is asked for.
+        // More than a segment, so that some of it is solicited.
         let data: Vec<u8> = (0..20_480)
             .map(|n: u32| (n / 7 + piece as u32) as u8)
             .collect();
@@ -149,7 +148,7 @@ fn sessions_do_not_disturb_each_other() {
         let mut other = Client::login(rig.portal, settings(number, Offer::default()), 2);
         other.settle();
         verify_image(&mut first, 1, 2, u64::from(number), &mut image);
-        // It is gone without a word.
+        // Disconnects without a logout.
         drop(other);
     }
     verify_image(&mut first, 1, 5, 99, &mut image);

@@ -1,4 +1,4 @@
-//! Sense and residual of a device that is a SCSI device itself reach the initiator.
+//! The initiator receives sense and residual of a disk that is a SCSI device itself.
 
 mod common;
 

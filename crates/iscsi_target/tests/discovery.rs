@@ -1,4 +1,4 @@
-//! Discovery sessions over real sockets: which addresses SendTargets names, and who has to authenticate.
+//! Discovery sessions over real sockets: addresses in SendTargets, and authentication.
 
 mod common;
 
@@ -42,7 +42,7 @@ fn user(secret: &str, mutual: Option<(&str, &str)>) -> ChapUser {
     }
 }
 
-/// What SendTargets=All gives at this address.
+/// Returns the response to SendTargets=All at this address.
 fn send_targets(portal: SocketAddr, settings: InitiatorSettings) -> String {
     let mut client = Client::login(portal, settings, 1);
     client.initiator.text(0, b"SendTargets=All\0").unwrap();
@@ -54,7 +54,7 @@ fn send_targets(portal: SocketAddr, settings: InitiatorSettings) -> String {
     String::from_utf8(text).unwrap().replace('\0', ";")
 }
 
-/// Can nobody log in with these?
+/// Returns true if a login with these settings fails.
 fn is_refused(portal: SocketAddr, settings: InitiatorSettings) -> bool {
     std::panic::catch_unwind(|| Client::login(portal, settings, 1)).is_err()
 }
@@ -101,7 +101,7 @@ fn wildcard_portals_of_both_families_come_in_any_order() {
         SocketAddr::from(([127, 0, 0, 1], port)),
         SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, port)),
     );
-    // By itself it serves both.
+    // Alone, it serves both families.
     let first = |address: SocketAddr, tag| {
         format!(
             "TargetName={};TargetAddress={address},{tag};",
@@ -112,7 +112,7 @@ fn wildcard_portals_of_both_families_come_in_any_order() {
     assert_eq!(send_targets(six, discovery()), first(six, 2));
     let mut stays = Client::login(six, settings(9, Offer::default()), 1);
     stays.settle();
-    // Another target with the other wildcard: each of the two goes on.
+    // Another target with the other wildcard: both continue.
     for _ in 0..3 {
         add(&rig, OTHER, &[format!("0.0.0.0:{port},1")]).unwrap();
         let other = format!("TargetName={OTHER};TargetAddress={four},1;");
@@ -122,7 +122,7 @@ fn wildcard_portals_of_both_families_come_in_any_order() {
         assert!(rig.server.remove_target(OTHER, &hold));
         assert_eq!(send_targets(four, discovery()), first(four, 2));
     }
-    // One target with both: each family comes into its own group.
+    // One target with both: each family uses its own group.
     let portals = [format!("0.0.0.0:{port},1"), format!("[::]:{port},2")];
     add(&rig, OTHER, &portals).unwrap();
     for (address, tag) in [(four, 1), (six, 2)] {
@@ -251,7 +251,7 @@ fn who_offers_nothing_but_chap_discovers_as_a_user_of_a_target() {
         assert_eq!(send_targets(at, credentials("ann", secret, None)), all);
     }
     assert!(is_refused(at, credentials("ann", "secret of nobody", None)));
-    // Where discovery has users of its own, those of targets are none.
+    // Discovery with its own users does not accept those of targets.
     let finder = [("finder".to_owned(), user("finder's secret", None))];
     rig.server.set_discovery_users(finder.into());
     assert!(is_refused(at, credentials("ann", "secret of ann", None)));

@@ -1,4 +1,4 @@
-//! What a disk is told of I/Os that come next: those of commands that came with the one before them.
+//! Prefetch hints to a disk, for commands that arrive together with the command before them.
 
 mod common;
 #[path = "../../bdev/tests/common/listening.rs"]
@@ -16,7 +16,7 @@ use listening::{Heard, Listening, Story};
 const TOGETHER: u32 = 8;
 const BLOCKS: u32 = 2;
 
-/// Sends commands with one write to the socket, and takes what the disk heard of them.
+/// Sends commands with one write to the socket. Returns the hints and I/Os that the disk received.
 fn together(client: &mut Client, story: &Story, lba: u32, write: bool) -> Vec<Heard> {
     story.lock().unwrap().clear();
     let length = BLOCKS as usize * BLOCK;
@@ -71,12 +71,12 @@ fn prefetch_hint_names_the_next_of_several_commands() {
     client.settle();
     for write in [true, false] {
         let mut told = 0;
-        // How many the socket hands over at once is the kernel's business: mostly all, so that few rounds do.
+        // The kernel decides how many arrive at once. Usually all do, so a few rounds suffice.
         for round in 0..100 {
             let heard = together(&mut client, &story, round * 16, write);
             assert_eq!(submitted(&heard).len(), TOGETHER as usize);
             for (at, one) in heard.iter().enumerate() {
-                // So many are submitted before it.
+                // Number of I/Os submitted before it.
                 let (block, before) = match *one {
                     Heard::Next(block) => (block, 1),
                     Heard::Later(block) => (block, PREFETCH_DISTANCE),

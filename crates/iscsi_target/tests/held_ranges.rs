@@ -1,5 +1,5 @@
-//! What is sent from where it lies in a RAM disk's memory is never half of what an atomic command writes, and an initiator that
-//! does not take it holds nobody up.
+//! A read from a RAM disk's memory returns all or nothing of an atomic command's data. An initiator that does not receive it delays no
+//! other command.
 
 mod common;
 
@@ -95,7 +95,7 @@ fn stalled_initiator_delays_no_atomic_write_and_reads_whole() {
     assert_eq!(slow.read(0, 0, 1).data, [2; BLOCK]);
 }
 
-/// What it has not taken is copied, and there is a bound to that.
+/// Unsent data is copied, up to a limit.
 #[test]
 fn initiator_stalled_on_much_data_is_dropped_for_atomic_write() {
     const BLOCKS: u16 = 2048;
@@ -118,8 +118,7 @@ fn initiator_stalled_on_much_data_is_dropped_for_atomic_write() {
     assert_eq!(writes.read(0, 0, 1).data, [1; BLOCK]);
 }
 
-/// The memory of a disk that has grown is not one piece: what is read before the border is sent from there, what lies across it
-/// is not.
+/// The memory of a grown disk has two parts. Reads before the border are sent from memory, reads across it are not.
 #[test]
 fn stalled_read_is_whole_beside_atomic_write_at_the_old_end() {
     const BLOCKS: u16 = 2048;
@@ -138,7 +137,7 @@ fn stalled_read_is_whole_beside_atomic_write_at_the_old_end() {
     }
     slow.push();
     std::thread::sleep(Duration::from_millis(300));
-    // Half of what is read, and as much behind it.
+    // Half of the read range, and as much behind it.
     let mut cdb = [0; 16];
     (cdb[0], cdb[12]) = (0x9c, (BLOCKS >> 8) as u8);
     cdb[6..10].copy_from_slice(&(end - u32::from(BLOCKS) / 2).to_be_bytes());

@@ -1,5 +1,5 @@
-//! Initiators that break the rules, each while another session goes on with verified I/O: the daemon, the other session
-//! and the data are untouched, and the answer is what RFC 7143 asks for.
+//! Initiators that break the rules, each while another session runs verified I/O. The daemon, the other session and the data are
+//! unaffected, and the responses conform to RFC 7143.
 
 mod common;
 #[path = "common/hostile.rs"]
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::{Client, Rig, image, settings, verify_image};
 use iscsi::negotiation::Offer;
 
-/// A session that goes on meanwhile.
+/// A session that runs meanwhile.
 struct Load {
     rounds: Arc<AtomicU64>,
     end: Arc<AtomicBool>,

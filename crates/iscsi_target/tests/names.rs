@@ -1,4 +1,4 @@
-//! Spellings of one iSCSI name are one initiator, and one target (RFC 7143, 4.2.7): case, and what RFC 3722 normalises.
+//! All spellings of an iSCSI name are one initiator or target (RFC 7143, 4.2.7): case, and RFC 3722 normalisation.
 
 mod common;
 
@@ -69,7 +69,7 @@ fn login_with_another_spelling_reinstates_the_session() {
     assert_eq!(initiators[0].initiator, SPELLINGS[0]);
 }
 
-/// PERSISTENT RESERVE OUT with a service action and a type; key and service action key.
+/// Sends PERSISTENT RESERVE OUT with a service action, a type, the key and the service action key. Returns the status.
 fn reserve_out(client: &mut Client, action: u8, kind: u8, keys: (u64, u64)) -> u8 {
     let mut cdb = vec![0x5f, action, kind, 0, 0, 0, 0, 0, 24, 0];
     cdb.resize(10, 0);

@@ -1,5 +1,5 @@
-//! Error recovery level 2 at a server with workers and disks (RFC 7143, 7.2.2): what becomes of commands whose connection is lost, and of
-//! sessions that have none.
+//! Error recovery level 2 on a server with workers and disks (RFC 7143, 7.2.2): commands of lost connections, and sessions without
+//! connections.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn offer() -> Offer {
     let mut offer = Offer::default();
     offer.session.error_recovery_level = 2;
     offer.session.max_connections = 4;
-    // No data come unasked.
+    // No unsolicited data.
     offer.session.immediate_data = false;
     offer.session.initial_r2t = true;
     offer
@@ -67,7 +67,7 @@ fn pump_a_while(client: &mut Client) {
     }
 }
 
-/// The status of a command that has ended.
+/// Returns the status of a command that has ended.
 fn status_of(client: &Client, itt: u32) -> Option<u8> {
     client.events.iter().find_map(|(_, event)| match event {
         Event::Command(done) if done.itt == itt => Some(done.status),
@@ -90,7 +90,7 @@ fn write_under_way_is_done_once_and_answered_when_the_session_is_back() {
     client.recover(0);
     pump_a_while(&mut client);
     assert_eq!(status_of(&client, late), None, "it is under way");
-    // Somebody else writes there before the answer: a write that is done again would undo that.
+    // Another initiator writes there before the response: a repeated write would overwrite that.
     assert_eq!(other.write(0, 0, vec![9; BLOCK]).status, 0);
     device.release();
     client.until(|client| status_of(client, late).is_some());
@@ -117,7 +117,7 @@ fn another_connection_takes_the_command_over() {
     assert_eq!(status_of(&client, late), Some(0));
 }
 
-/// A write of which the target has asked for the data, and got none.
+/// Sends a write without answering its R2T.
 fn write_without_data(client: &mut Client) -> u32 {
     let itt = client.initiator.command(0, write(8, 7)).unwrap();
     client.push();
@@ -159,7 +159,7 @@ fn write_without_data_begins_anew_unless_another_has_reset_the_unit() {
     }
 }
 
-/// ABORT TASK, from another connection of the session, of a task that waits without one.
+/// ABORT TASK from another connection of the session, for a task without a connection.
 #[test]
 fn task_without_a_connection_can_be_aborted() {
     let rig = rig(ram(16));
@@ -192,7 +192,7 @@ fn session_without_connections_ends_when_its_time_is_over() {
     other.until(|_| rig.server.sessions().len() == 1);
 }
 
-/// Its disk has failed, and tries again for ever (`on_error = stop`).
+/// The disk has failed and retries indefinitely (`on_error = stop`).
 #[test]
 fn write_that_waits_for_its_disk_keeps_no_new_session_out() {
     let device = Arc::new(Faulty::new(ram(16), FaultPlan::default()));

@@ -1,4 +1,4 @@
-//! Sessions and their ends: reinstatement, logout, access, limits, task management.
+//! Begin and end of sessions: reinstatement, logout, access, limits, task management.
 
 mod common;
 
@@ -47,8 +47,7 @@ fn same_initiator_port_reinstates_its_session() {
     rig.wait_for_connections(1);
 }
 
-/// Target ports are told apart by their portal groups, and ISIDs may be the same at each (RFC 7143, 10.1.1): these are two
-/// nexuses.
+/// Each portal group is a target port, and an ISID may be used at each (RFC 7143, 10.1.1): these are two nexuses.
 #[test]
 fn same_initiator_port_has_a_session_with_each_portal_group() {
     let options = TargetOptions {
@@ -143,12 +142,12 @@ fn target_that_is_replaced_has_its_portal_again_at_once() {
     }
 }
 
-/// Whoever needed no secret when the login began would have none to show at its end.
+/// A login that began without authentication would end without it.
 #[test]
 fn begun_login_does_not_reach_the_replacing_target() {
     let rig = Rig::ram();
     let mut stream = rig.connect();
-    // Byte 1: the operational stage, which stays; then it ends (RFC 7143, 11.12).
+    // Byte 1: stays in the operational stage, then ends it (RFC 7143, 11.12).
     let mut step = |flags: u8| -> std::io::Result<[u8; 2]> {
         let text = format!(
             "InitiatorName=iqn.2026-11.org.example:i1\0TargetName={}\0",
@@ -210,7 +209,7 @@ fn read_only_demo_mode_refuses_what_changes() {
     assert_eq!(client.read(0, 0, 8).data, [0; 4096]);
 }
 
-/// Functions that end what others have begun change more than a write (RFC 7143, 11.6.1: function authorization failed).
+/// Functions that end other initiators' tasks have more effect than a write (RFC 7143, 11.6.1: function authorization failed).
 #[test]
 fn initiator_that_may_only_read_resets_nothing() {
     let entry = |number: u8, read_only| AclEntry {
@@ -232,7 +231,7 @@ fn initiator_that_may_only_read_resets_nothing() {
     ] {
         assert_eq!(manage(&mut reader, function), 6, "{function:?}");
     }
-    // Its own tasks it may end.
+    // It may end its own tasks.
     assert_eq!(manage(&mut reader, TaskFunction::AbortTaskSet), 0);
     assert_eq!(manage(&mut reader, TaskFunction::ClearTaskSet), 0);
     assert_eq!(ready(&mut writer), (0, 0, 0), "no unit attention");
@@ -256,7 +255,7 @@ fn access_list_decides_who_logs_in() {
     assert!(is_refused(&rig, 2));
 }
 
-/// Whoever knows another's name and ISID, which are no secrets, does not end its session: a user is needed who began it.
+/// Another initiator's name and ISID, which are not secret, do not suffice to end its session: the CHAP user must be the same.
 #[test]
 fn login_of_another_user_reinstates_no_session() {
     let secret = |user: &str| Secret::new(format!("secret of {user}"));
@@ -288,13 +287,13 @@ fn login_of_another_user_reinstates_no_session() {
     client.settle();
     assert!(is_refused_with(&rig, settings_of("bob", 1)));
     assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
-    // One of her own she may take up anew, and he may have one.
+    // Alice may reinstate her own session, and Bob may have one.
     Client::login(rig.portal, settings_of("bob", 2), 1);
     Client::login(rig.portal, settings_of("alice", 1), 1);
     client.until(|client| client.is_closed(0));
 }
 
-/// From this address of the host, a login to a session that is there; gives the status class and detail.
+/// Sends a login to an existing session from this address of the host. Returns status class and detail.
 fn join_from(rig: &Rig, source: [u8; 4], number: u8, tsih: u16, cid: u16) -> [u8; 2] {
     use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
@@ -320,7 +319,7 @@ fn join_from(rig: &Rig, source: [u8; 4], number: u8, tsih: u16, cid: u16) -> [u8
     [answer[36], answer[37]]
 }
 
-/// Initiators from one address of the host may write, those from another may read.
+/// Allows writes from one address of the host, and reads from another.
 fn by_address() -> TargetOptions {
     let entry = |network: &str, read_only| AclEntry {
         initiator: None,
@@ -334,8 +333,8 @@ fn by_address() -> TargetOptions {
     }
 }
 
-/// A session may do what the address of its first connection may: who may do less has no part in it, nor takes a connection's
-/// place.
+/// The address of the first connection determines the rights of a session. A connection with fewer rights can neither join it nor replace
+/// one of its connections.
 #[test]
 fn connection_that_may_only_read_joins_no_session_that_writes() {
     let rig = Rig::open(ram(16), by_address(), ServerLimits::default());
@@ -350,7 +349,7 @@ fn connection_that_may_only_read_joins_no_session_that_writes() {
     assert_eq!(join_from(&rig, [127, 0, 0, 1], 1, tsih, 2), [0, 0]);
 }
 
-/// Nor does it end one, by session reinstatement (RFC 7143, 6.3.5). TSIH 0 asks for a new session.
+/// Nor can it end the session by reinstatement (RFC 7143, 6.3.5). TSIH 0 asks for a new session.
 #[test]
 fn login_that_may_only_read_reinstates_no_session_that_writes() {
     let rig = Rig::open(ram(16), by_address(), ServerLimits::default());
@@ -358,7 +357,7 @@ fn login_that_may_only_read_reinstates_no_session_that_writes() {
     let status = join_from(&rig, [127, 0, 0, 2], 1, 0, 0);
     assert_eq!(status, [0x02, 0x02], "authorization failure");
     assert_eq!(client.write(0, 0, vec![1; 512]).status, 0);
-    // Of its own it may have one, and take up that one anew.
+    // It may have a session of its own, and reinstate that.
     for _ in 0..2 {
         assert_eq!(join_from(&rig, [127, 0, 0, 2], 2, 0, 0), [0, 0]);
     }
@@ -385,7 +384,7 @@ fn slow_login_ends_and_half_open_ones_give_way() {
     assert_eq!(rig.connect().read(&mut [0; 8]).unwrap(), 0);
 }
 
-/// Anybody may ask which targets there are: what bounds those who have not logged in bounds these.
+/// Discovery is open to every peer, so its sessions count as not logged in.
 #[test]
 fn discovery_sessions_that_stay_give_way_and_keep_nobody_out() {
     let limits = ServerLimits {
@@ -443,7 +442,7 @@ fn target_reset_is_answered_and_the_session_goes_on() {
     client.settle();
 }
 
-/// A task management function on LUN 0, and its response.
+/// Runs a task management function on LUN 0. Returns its response.
 fn manage(client: &mut Client, function: TaskFunction) -> u8 {
     let fields = TaskManagementRequestFields {
         function,
@@ -466,7 +465,7 @@ fn manage(client: &mut Client, function: TaskFunction) -> u8 {
     found.unwrap()
 }
 
-/// Sense key, additional sense code and qualifier of TEST UNIT READY.
+/// Returns sense key, additional sense code and qualifier of TEST UNIT READY.
 fn ready(client: &mut Client) -> (u8, u8, u8) {
     let done = client.run(0, Initiator::read(0, &[0; 6], 0));
     match done.sense.as_slice() {
@@ -479,7 +478,7 @@ fn ready(client: &mut Client) -> (u8, u8, u8) {
 fn functions_of_rfc_7144_tell_of_attentions_and_end_the_nexus() {
     let rig = Rig::ram();
     let (mut one, mut other) = (login(&rig, 1), login(&rig, 2));
-    // Function complete: no unit attention waits. Function succeeded: one does, and still does afterwards.
+    // Function complete: no unit attention is pending. Function succeeded: one is pending, and stays pending.
     assert_eq!(manage(&mut one, TaskFunction::QueryAsynchronousEvent), 0);
     assert_eq!(manage(&mut other, TaskFunction::LogicalUnitReset), 0);
     assert_eq!(manage(&mut one, TaskFunction::QueryAsynchronousEvent), 7);
@@ -489,7 +488,7 @@ fn functions_of_rfc_7144_tell_of_attentions_and_end_the_nexus() {
     assert_eq!(ready(&mut one), (0, 0, 0));
     other.settle();
 
-    // RESERVE(6) goes with its nexus, and nothing of the other one's does.
+    // The reset releases RESERVE(6) of its nexus, and affects no other nexus.
     let reserve = Initiator::read(0, &[0x16, 0, 0, 0, 0, 0], 0);
     assert_eq!(one.run(0, reserve).status, 0);
     assert_eq!(other.write(0, 0, vec![1; BLOCK]).status, 0x18);
@@ -498,15 +497,15 @@ fn functions_of_rfc_7144_tell_of_attentions_and_end_the_nexus() {
     // I_T NEXUS LOSS OCCURRED
     assert_eq!(ready(&mut one), (6, 0x29, 0x07));
     assert_eq!(ready(&mut one), (0, 0, 0));
-    // Task management function not supported: CLEAR ACA, as NORMACA says.
+    // Task management function not supported: CLEAR ACA, consistent with NORMACA.
     assert_eq!(manage(&mut one, TaskFunction::ClearAca), 5);
 }
 
-/// The session has been told that all its connections are dropped, and they were.
+/// Checks that the session got an announcement on each connection before it was dropped.
 fn is_dismissed(client: &mut Client, connections: u16) {
     for cid in 0..connections {
         client.until(|client| client.is_closed(cid));
-        // Time2Wait as was agreed; nothing is retained.
+        // Negotiated Time2Wait; nothing is retained.
         let wait = client.initiator.parameters().time_to_wait;
         let told = |(on, event): &(u16, Event)| match event {
             Event::Async {
@@ -546,7 +545,7 @@ fn sessions_that_the_target_ends_are_told_so() {
     is_dismissed(&mut client, 1);
 }
 
-/// Asked to log out, with two seconds to do so, on each connection.
+/// Checks that each connection was asked to log out within two seconds.
 fn is_asked_to_log_out(client: &mut Client, connections: u16) {
     let asked = |(_, event): &&(u16, Event)| {
         matches!(
@@ -618,7 +617,7 @@ fn silent_initiator_is_pinged_and_only_one_that_answers_stays() {
 
 #[test]
 fn aborted_write_never_touches_the_disk_after_the_functions_answer() {
-    // Of one's own task set, and of everybody's.
+    // Within the own task set, and for all task sets.
     for (function, by_other) in [
         (TaskFunction::AbortTaskSet, false),
         (TaskFunction::ItNexusReset, false),
@@ -637,7 +636,7 @@ fn aborted_write_never_touches_the_disk_after_the_functions_answer() {
         });
         let late = Initiator::write(0, &cdb10(0x2a, 0, 1), vec![1; BLOCK]);
         let late = writer.initiator.command(0, late).unwrap();
-        // It is done, and not answered yet.
+        // The write is done but not answered.
         writer.until(|_| other.read(0, 0, 1).data == [1; BLOCK]);
         let asks = if by_other { &mut other } else { &mut writer };
         let fields = TaskManagementRequestFields {
@@ -671,7 +670,7 @@ fn aborted_write_never_touches_the_disk_after_the_functions_answer() {
     }
 }
 
-/// ORDERED (attribute 2) and HEAD OF QUEUE (3) hold over the connections of a session (RFC 7143, 4.2.2.1: one order).
+/// ORDERED (attribute 2) and HEAD OF QUEUE (3) apply to all connections of a session (RFC 7143, 4.2.2.1: one order).
 #[test]
 fn ordered_command_waits_for_older_ones_of_other_connections() {
     let device = Arc::new(Faulty::new(ram(16), FaultPlan::default()));
@@ -710,7 +709,7 @@ fn ordered_command_waits_for_older_ones_of_other_connections() {
         take(client, &mut done);
         done.iter().any(|(itt, _)| *itt == head)
     });
-    // a ping on either connection comes back after whatever could have been answered before it
+    // the ping's answer follows all earlier responses of its connection
     for cid in [0, 1] {
         client.initiator.nop_out(cid, Vec::new(), false).unwrap();
         client.until(|client| {

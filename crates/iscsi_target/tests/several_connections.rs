@@ -1,4 +1,4 @@
-//! One session over six connections on two workers, under verified load, while connections are lost and come back.
+//! One session over six connections on two workers, under verified load, while connections are lost and reinstated.
 
 mod common;
 
@@ -12,7 +12,7 @@ const CONNECTIONS: u16 = 6;
 const REGION: u64 = 2048;
 const REGIONS: u64 = 16;
 
-/// A command under way, and what it must read.
+/// A command in flight, and the range that a read must return.
 struct Under {
     request: Request,
     expected: Option<(usize, usize)>,
@@ -35,7 +35,7 @@ impl Session {
         self.under.insert(itt.unwrap(), under);
     }
 
-    /// One command in each region, for commands in flight together must not overlap.
+    /// Submits one command per region, because concurrent commands must not overlap.
     fn submit_round(&mut self) {
         for region in 0..REGIONS {
             let blocks = 1 + self.random.below(if region % 4 == 0 { 700 } else { 9 });
@@ -77,9 +77,9 @@ impl Session {
         }
     }
 
-    /// Loses a connection in silence, takes it up again under its CID, and asks anew for what was lost.
+    /// Loses a connection, reinstates it under its CID, and repeats the lost commands.
     fn lose(&mut self, cid: u16) {
-        // While the target still thinks well of the old connection, the new one displaces it.
+        // The target has not noticed the loss: the new connection displaces the old one.
         let (lost, old) = self.client.reinstate(cid);
         self.client.until(|client| client.initiator.is_ready(cid));
         drop(old);
@@ -134,7 +134,7 @@ fn lose_connections(offer: Offer, seed: u64) {
     rig.wait_for_connections(0);
 }
 
-/// At error recovery level 0 a connection that is seen to fail ends its session (7.1.4.4: session recovery).
+/// At error recovery level 0 a failed connection ends its session (7.1.4.4: session recovery).
 #[test]
 fn lost_connection_ends_its_session_and_written_data_stays() {
     let rig = Rig::ram();

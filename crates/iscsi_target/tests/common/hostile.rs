@@ -1,5 +1,5 @@
-//! Initiators that break the rules, byte by byte: against a server in the same process, and against a running daemon. Knows
-//! only an address.
+//! Initiators that break the rules, byte by byte: against a server in the same process, and against a running daemon. Depends on an address
+//! only.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ const DATA_IN: u8 = 0x25;
 const R2T: u8 = 0x31;
 const REJECT: u8 = 0x3f;
 
-/// READ (10) and its like.
+/// Builds a 10-byte CDB such as READ(10).
 fn cdb10(opcode: u8, lba: u32, blocks: u16) -> [u8; 10] {
     let (lba, blocks) = (lba.to_be_bytes(), blocks.to_be_bytes());
     [
@@ -20,7 +20,7 @@ fn cdb10(opcode: u8, lba: u32, blocks: u16) -> [u8; 10] {
     ]
 }
 
-/// Noise that is the same each time (xorshift).
+/// Reproducible noise (xorshift).
 struct Noise(u64);
 
 impl Noise {
@@ -32,7 +32,7 @@ impl Noise {
     }
 }
 
-/// A header as bytes: opcode, flags, data segment length, ITT, and words from byte 20 on.
+/// Builds a header: opcode, flags, data segment length, ITT, and words from byte 20 on.
 fn header(opcode: u8, flags: u8, length: u32, itt: u32, words: &[u32]) -> Vec<u8> {
     let mut bytes = vec![0; 48];
     (bytes[0], bytes[1]) = (opcode, flags);
@@ -60,7 +60,7 @@ fn raw(portal: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Logged in with the defaults of the standard; CmdSN 1 is next.
+/// Logs in with the defaults of the standard; the next CmdSN is 1.
 fn logged_in(portal: SocketAddr) -> TcpStream {
     logged_in_with(portal, "")
 }
@@ -77,7 +77,7 @@ fn logged_in_with(portal: SocketAddr, keys: &str) -> TcpStream {
     stream
 }
 
-/// The next PDU's header; its data is passed over. `None`: closed.
+/// Returns the header of the next PDU and skips its data. `None`: closed.
 fn receive(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut bytes = vec![0; 48];
     match stream.read_exact(&mut bytes) {
@@ -91,7 +91,7 @@ fn receive(stream: &mut TcpStream) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Reads until a PDU of this kind, or the end.
+/// Reads until a PDU with this opcode.
 fn expect(stream: &mut TcpStream, opcode: u8) -> Vec<u8> {
     loop {
         let pdu = receive(stream).unwrap_or_else(|| panic!("closed instead of {opcode:#x}"));
@@ -105,14 +105,14 @@ fn expect_close(stream: &mut TcpStream) {
     while receive(stream).is_some() {}
 }
 
-/// A SCSI command: flags 0xa0 is a write without unsolicited data, 0xc0 a read.
+/// Builds a SCSI command: flags 0xa0 for a write without unsolicited data, 0xc0 for a read.
 fn command(flags: u8, itt: u32, cmd_sn: u32, expected: u32, cdb: &[u8]) -> Vec<u8> {
     let mut bytes = header(0x01, flags, 0, itt, &[expected, cmd_sn, 0]);
     bytes[32..32 + cdb.len()].copy_from_slice(cdb);
     bytes
 }
 
-/// Far from what the other session verifies.
+/// Outside of the region that the other session verifies.
 const ELSEWHERE: u32 = 32_760;
 
 fn write10(itt: u32, cmd_sn: u32) -> Vec<u8> {
@@ -126,7 +126,7 @@ fn data_out(itt: u32, ttt: u32, data_sn: u32, offset: u32, length: u32, last: bo
     bytes
 }
 
-/// Past the unit attention; CmdSN 2 is next.
+/// Logs in and consumes the unit attention; the next CmdSN is 2.
 fn settled(portal: SocketAddr) -> TcpStream {
     let mut stream = logged_in(portal);
     stream.write_all(&command(0x80, 1, 1, 0, &[0; 6])).unwrap();
@@ -145,10 +145,10 @@ fn nop(itt: u32, cmd_sn: u32) -> Vec<u8> {
     header(0x40, 0x80, 0, itt, &[0xffff_ffff, cmd_sn, 0])
 }
 
-/// What it is called, and what it does.
+/// Name and function of a case.
 pub type Case = (&'static str, fn(SocketAddr));
 
-/// All of them.
+/// Returns all cases.
 #[allow(clippy::too_many_lines, reason = "a table of cases")]
 pub fn cases() -> Vec<Case> {
     vec![
@@ -192,7 +192,7 @@ pub fn cases() -> Vec<Case> {
         }),
         ("data segment longer than was declared", |portal| {
             let mut stream = settled(portal);
-            // 256 KiB is what our target declares
+            // the target declares 256 KiB
             stream
                 .write_all(&data_out(5, 0, 0, 0, (256 << 10) + 4, true))
                 .ok();
@@ -275,12 +275,12 @@ pub fn cases() -> Vec<Case> {
                 while sent < read.len() {
                     match stream.write(&read[sent..]) {
                         Ok(length) => sent += length,
-                        // It is not read from any more.
+                        // The target has stopped receiving.
                         Err(_) if begun.elapsed() > Duration::from_millis(200) => break 'sending,
                         Err(_) => std::thread::yield_now(),
                     }
                 }
-                // More than the window are ignored, so that all of this ends some time.
+                // Commands beyond the window are ignored, so the loop needs a limit.
                 if number == 20_000 {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! A server in this process, and our own initiator over TCP.
+//! A server in this process, and an initiator over TCP.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::io::{ErrorKind, Read, Write};
@@ -16,7 +16,7 @@ use scsi_exec::Units;
 
 pub const TARGET: &str = "iqn.2026-11.org.example:t0";
 pub const BLOCK: usize = 512;
-/// Far above what anything here takes.
+/// Far above the duration of any test.
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub struct Rig {
@@ -49,7 +49,7 @@ impl Rig {
         Rig::with_disks(&[device], options, limits)
     }
 
-    /// With a disk for each LUN from 0 on.
+    /// Creates a server with one disk per LUN, from 0 on.
     pub fn with_disks(
         devices: &[Arc<dyn BlockDevice>],
         options: TargetOptions,
@@ -85,7 +85,7 @@ impl Rig {
         TcpStream::connect(self.portal).unwrap()
     }
 
-    /// Waits until no more than so many connections are left.
+    /// Waits until at most `most` connections are left.
     pub fn wait_for_connections(&self, most: usize) {
         let begun = Instant::now();
         while self.server.connections() > most {
@@ -107,7 +107,7 @@ pub fn settings(number: u8, offer: Offer) -> InitiatorSettings {
     }
 }
 
-/// A session of ours.
+/// An initiator's session.
 pub struct Client {
     pub initiator: Initiator,
     streams: Vec<Option<TcpStream>>,
@@ -147,8 +147,7 @@ impl Client {
         cid
     }
 
-    /// Loses a connection and begins its login again under its CID; gives the tasks that are over. The old stream, which
-    /// the caller may hold on to, comes with them.
+    /// Loses a connection and begins a new login with its CID. Returns the lost tasks and the old stream, which the caller may keep open.
     pub fn reinstate(&mut self, cid: u16) -> (Vec<u32>, Option<TcpStream>) {
         let stream = TcpStream::connect(self.portal).unwrap();
         stream.set_nonblocking(true).unwrap();
@@ -158,7 +157,7 @@ impl Client {
         (self.initiator.reinstate(cid), old)
     }
 
-    /// Loses a connection of a session that outlives it, and begins to bring it back with its commands.
+    /// Loses a connection of a session that outlives it, and begins to recover it with its commands.
     pub fn recover(&mut self, cid: u16) {
         let stream = TcpStream::connect(self.portal).unwrap();
         stream.set_nonblocking(true).unwrap();
@@ -169,17 +168,17 @@ impl Client {
         self.initiator.recover(cid);
     }
 
-    /// Closes a connection without a word.
+    /// Closes a connection without a logout.
     pub fn hang_up(&mut self, cid: u16) {
         self.streams[usize::from(cid)] = None;
     }
 
-    /// Has a connection been closed by the target?
+    /// Returns true if the target has closed a connection.
     pub fn is_closed(&self, cid: u16) -> bool {
         self.streams[usize::from(cid)].is_none()
     }
 
-    /// Moves what can be moved now; false when nothing was.
+    /// Sends and receives without blocking. Returns false if nothing was transferred.
     pub fn pump(&mut self) -> bool {
         let connections = 0..self.streams.len();
         connections.fold(false, |moved, cid| self.pump_one(cid as u16) | moved)
@@ -224,7 +223,7 @@ impl Client {
         moved
     }
 
-    /// Sends what can be sent now, and takes nothing.
+    /// Sends without blocking, and receives nothing.
     pub fn push(&mut self) {
         for cid in 0..self.streams.len() {
             let fresh = std::mem::take(self.initiator.outgoing(cid as u16));
@@ -237,7 +236,7 @@ impl Client {
         }
     }
 
-    /// As [`Client::push`] on one connection, in pieces that arrive by themselves.
+    /// Like [`Client::push`] on one connection, in pieces that arrive separately.
     pub fn push_in_pieces(&mut self, cid: u16, piece: usize) {
         let cid = usize::from(cid);
         let fresh = std::mem::take(self.initiator.outgoing(cid as u16));
@@ -266,7 +265,7 @@ impl Client {
         }
     }
 
-    /// One command on one connection.
+    /// Runs one command on one connection.
     pub fn run(&mut self, cid: u16, request: Request) -> CommandDone {
         let itt = self.initiator.command(cid, request).unwrap();
         let mut found = None;
@@ -285,7 +284,7 @@ impl Client {
         found.unwrap()
     }
 
-    /// Takes the unit attention of a new nexus.
+    /// Consumes the unit attentions of a new nexus.
     pub fn settle(&mut self) {
         for _ in 0..4 {
             let ready = Request {
@@ -322,7 +321,7 @@ pub fn cdb10(opcode: u8, lba: u32, blocks: u16) -> Vec<u8> {
     cdb
 }
 
-/// A sequence that a test can repeat.
+/// Reproducible random numbers.
 pub struct Random(pub u64);
 
 impl Random {
@@ -334,19 +333,19 @@ impl Random {
     }
 }
 
-/// Writes and reads over all connections, many in flight, each block as it was written last.
+/// Writes and reads over all connections with many commands in flight. Checks that each read returns the last written data.
 pub fn verify(client: &mut Client, connections: u16, rounds: usize, seed: u64) {
     verify_image(client, connections, rounds, seed, &mut image());
 }
 
-/// What [`verify_image`] knows of an empty disk.
+/// Returns the image of an empty disk for [`verify_image`].
 pub fn image() -> Vec<u8> {
     vec![0; 16 * REGION as usize * BLOCK]
 }
 
 const REGION: u64 = 2048;
 
-/// As [`verify`], on a disk that holds `image`.
+/// Like [`verify`], on a disk that contains `image`.
 pub fn verify_image(
     client: &mut Client,
     connections: u16,
@@ -356,7 +355,7 @@ pub fn verify_image(
 ) {
     let mut random = Random(seed | 1);
     for round in 0..rounds {
-        // Regions do not overlap, so commands in flight together do not.
+        // Regions do not overlap, so concurrent commands do not.
         let mut reads = Vec::new();
         for region in 0..16u64 {
             let blocks = 1 + random.below(if region % 4 == 0 { 700 } else { 9 });
