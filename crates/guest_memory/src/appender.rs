@@ -1,8 +1,8 @@
-//! Fills a buffer with ranges of client memory: what popping a descriptor chain does for each descriptor.
+//! Fills a buffer with ranges of client memory, one per descriptor of a chain.
 //!
-//! Two ways. [`Appender`] takes every range that is in the memory. [`Filler`] takes those in a region that was looked up
-//! lately, while the buffer has room, which is nearly all of them: for it a range costs a comparison and a store, and
-//! what it refuses is begun anew with an appender. Tests: in `table`, one against the other.
+//! [`Appender`] accepts any range of the memory. [`Filler`] accepts ranges in a recently used region, while the buffer has
+//! capacity: nearly all ranges, at the cost of a comparison and a store. If it refuses a range, the caller starts over with an
+//! appender. Tests: in `table`, which compares the two.
 
 use std::marker::PhantomData;
 
@@ -34,17 +34,17 @@ impl<'a> Appender<'a> {
         self.view.segments(address, u64::from(length), append)
     }
 
-    /// Segments that were appended.
+    /// Number of segments appended.
     pub fn count(&self) -> usize {
         self.buffer.segment_count()
     }
 
-    /// What was appended so far is the buffer's first half.
+    /// Marks the end of the buffer's first half.
     pub fn begin_second_half(&mut self) {
         self.buffer.begin_second_half();
     }
 
-    /// Opens the buffer's window to all that was appended.
+    /// Opens the buffer's window to all appended bytes.
     pub fn finish(self) {
         self.buffer.open();
     }
@@ -58,12 +58,12 @@ impl<'a> Appender<'a> {
     }
 }
 
-/// Fills a buffer with ranges that need no search and no room to be made. It is small and stays in registers: nothing
-/// that it calls takes its address. A buffer whose filler was not finished has to be filled anew before it is used.
+/// Fast path of [`Appender`]: fills a buffer without a region search or an allocation. No callee takes its address, which keeps it
+/// in registers. If [`Filler::finish`] was not called, the buffer must be filled again before use.
 pub struct Filler<'a> {
     buffer: &'a mut IoBuffer,
     hits: &'a Hits,
-    /// Where segments go, the start of the buffer's space for them; how many are there, and how many may be.
+    /// Start of the buffer's segment storage, segments written, and their maximum.
     segments: *mut Segment,
     count: usize,
     most: usize,
@@ -83,7 +83,8 @@ impl<'a> Filler<'a> {
         }
     }
 
-    /// Appends the range at a guest-physical address; false: it cannot, and the buffer has to be filled otherwise.
+    /// Appends the range at a guest-physical address. Returns false if the range is not in a recently used region or the buffer is
+    /// full; the buffer must then be filled by an appender.
     #[inline(always)]
     #[must_use]
     pub fn append(&mut self, address: u64, length: u32) -> bool {
@@ -93,8 +94,8 @@ impl<'a> Filler<'a> {
         if self.count == self.most {
             return false;
         }
-        // SAFETY: there is room: `most` is at most the vector's capacity, and nobody else touches its space while `buffer` is
-        // borrowed here. Nothing that may lie there wants to be dropped.
+        // SAFETY: `count < most`, and `most` is at most the vector's capacity. `buffer` is borrowed, so no other code accesses its
+        // storage. `Segment` has no destructor.
         unsafe {
             let next = self.segments.add(self.count);
             next.write(Segment::new(host, length as usize));
@@ -103,24 +104,24 @@ impl<'a> Filler<'a> {
         true
     }
 
-    /// How many were appended.
+    /// Number of segments appended.
     #[inline(always)]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Makes what was appended, `total` bytes, the buffer's, and its window; gives the number of segments, of which the first
-    /// `middle` are the first half.
+    /// Completes the buffer with `total` bytes, the first `middle` segments as its first half, and a window over all bytes. Returns
+    /// the number of segments.
     #[inline(always)]
     pub fn finish(self, total: usize, middle: usize) -> usize {
-        // SAFETY: so many were written from the vector's start on, and no more than its capacity.
+        // SAFETY: `count` segments were written from the vector's start, and `count` is at most its capacity.
         unsafe { self.buffer.segments_mut().set_len(self.count) }
         self.buffer.filled(total, middle);
         self.count
     }
 
-    /// To fill the buffer with what the entries of a table of so many bytes name, if they are whole ones and all of them lie in a
-    /// region that was looked up lately, and nothing was appended before.
+    /// Converts the filler to one that reads its ranges from a table of `bytes` bytes in client memory. Returns `None` if ranges
+    /// were appended before, the size is not a multiple of the entry size, or the table is not in a recently used region.
     #[inline(always)]
     pub fn table<T: FromBytes + Copy>(
         mut self,
@@ -143,19 +144,20 @@ impl<'a> Filler<'a> {
     }
 }
 
-/// Fills a buffer with one range for each entry of a table in client memory, in the table's order. Entries are read where
-/// the count of ranges says: where a client says that the next one is, no read waits for.
+/// Fills a buffer with one range for each entry of a table in client memory, in table order. The address of an entry follows from
+/// the number of ranges, so the load does not depend on a value that the client wrote.
 pub struct TableFiller<'a, T> {
-    /// Takes no more than there are entries.
+    /// Limited to the number of entries.
     filler: Filler<'a>,
-    /// The entries, wholly in one region, which the view keeps mapped.
+    /// First entry. All entries are in one region, which the view keeps mapped.
     entries: *const u8,
     length: usize,
     of: PhantomData<T>,
 }
 
 impl<T: FromBytes + Copy> TableFiller<'_, T> {
-    /// The entry of the next range, copied: the client may change it meanwhile. `None`: there is none, or no room for its range.
+    /// Returns a copy of the next range's entry; the client may change the original. `None` after the last entry, or if the buffer
+    /// is full.
     #[inline(always)]
     pub fn entry(&self) -> Option<T> {
         let index = self.filler.count;
@@ -163,8 +165,8 @@ impl<T: FromBytes + Copy> TableFiller<'_, T> {
             return None;
         }
         let offset = index * size_of::<T>();
-        // SAFETY: the count, 0 at first, never passes `most`, which is at most the table's length: so this is an entry, in a region
-        // that the view keeps mapped.
+        // SAFETY: `count` never exceeds `most`, which is at most the table's length. The entry is therefore in a region that the
+        // view keeps mapped.
         Some(unsafe { volatile::load(self.entries.add(offset).cast::<T>()) })
     }
 
@@ -181,7 +183,7 @@ impl<T: FromBytes + Copy> TableFiller<'_, T> {
         self.filler.count()
     }
 
-    /// Has every entry got its range?
+    /// Returns true if every entry has its range.
     #[inline(always)]
     pub fn is_whole(&self) -> bool {
         self.filler.count == self.length

@@ -1,4 +1,4 @@
-//! A bitmap in shared memory that several threads set bits in at once, and that another process may map later.
+//! A bitmap in shared memory. Several threads set bits concurrently; another process may map it later.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,7 @@ use crate::Mapping;
 
 const WORD: u64 = 64;
 
-/// Bits in a mapping, each 64 of them a word of this machine. A bit that is set already costs a load.
+/// Bits in a mapping, in native words of 64 bits. Setting a bit that is already set costs one load.
 pub struct SharedBits {
     mapping: Arc<Mapping>,
     bits: u64,
@@ -21,12 +21,12 @@ pub struct SharedBits {
 const UNCOUNTED: u64 = u64::MAX;
 
 impl SharedBits {
-    /// Bytes that this many bits take.
+    /// Number of bytes that `bits` bits occupy.
     pub const fn bytes(bits: u64) -> u64 {
         bits.div_ceil(WORD) * 8
     }
 
-    /// The first bits of a mapping.
+    /// Uses the first `bits` bits of a mapping.
     ///
     /// # Panics
     /// When the mapping is too short.
@@ -43,17 +43,17 @@ impl SharedBits {
         }
     }
 
-    /// How many there are.
+    /// Number of bits.
     pub fn len(&self) -> u64 {
         self.bits
     }
 
-    /// Are there none?
+    /// Returns true if there are no bits.
     pub fn is_empty(&self) -> bool {
         self.bits == 0
     }
 
-    /// Has somebody truncated the file behind them? Then they say nothing any more.
+    /// Returns true if the file of the mapping was truncated; the bits are then invalid.
     pub fn is_poisoned(&self) -> bool {
         self.mapping.is_poisoned()
     }
@@ -61,12 +61,12 @@ impl SharedBits {
     #[inline]
     fn word(&self, index: u64) -> &AtomicU64 {
         assert!(index * WORD < self.bits, "a bit that there is not");
-        // SAFETY: `new` checked that the words of all bits lie in the mapping, which begins at a page, so each is aligned, and which
-        // lives as long as the reference; all who share this memory use it as atomic words.
+        // SAFETY: `new` checked that the words of all bits are in the mapping. The mapping is page-aligned, so each word is aligned, and it
+        // lives as long as the reference. All users of this memory access it as atomic words.
         unsafe { AtomicU64::from_ptr(self.mapping.base().cast::<u64>().add(index as usize)) }
     }
 
-    /// Sets bits `from..to`. What is beyond the last one is no bit.
+    /// Sets bits `from..to`. Bits beyond the last one are ignored.
     #[inline]
     pub fn set(&self, from: u64, to: u64) {
         let to = to.min(self.bits);
@@ -76,7 +76,7 @@ impl SharedBits {
             let count = (WORD - first).min(to - at);
             let mask = (u64::MAX >> (WORD - count)) << first;
             let word = self.word(index);
-            // Most have been set before, and a cache line that is only read is everybody's.
+            // Most bits are already set, and a cache line that is only read stays shared between cores.
             if word.load(Ordering::Relaxed) & mask != mask {
                 let before = word.fetch_or(mask, Ordering::Release);
                 if self.counted.load(Ordering::Relaxed) != UNCOUNTED {
@@ -88,17 +88,17 @@ impl SharedBits {
         }
     }
 
-    /// Is this bit set? One that is not there is.
+    /// Returns true if the bit is set or does not exist.
     pub fn is_set(&self, bit: u64) -> bool {
         bit >= self.bits || self.word(bit / WORD).load(Ordering::Acquire) >> (bit % WORD) & 1 == 1
     }
 
-    /// The first bit from this one on that is set, or how many there are.
+    /// First set bit at or after `from`, or the number of bits.
     pub fn next_set(&self, from: u64) -> u64 {
         self.next(from, |word| word)
     }
 
-    /// The first bit from this one on that is not set, or how many there are.
+    /// First clear bit at or after `from`, or the number of bits.
     pub fn next_clear(&self, from: u64) -> u64 {
         self.next(from, |word| !word)
     }
@@ -115,7 +115,7 @@ impl SharedBits {
         self.bits
     }
 
-    /// Returns the number of bits that are set. The first call reads all bits. Bits that are set meanwhile may be counted twice, and bits that
+    /// Returns the number of set bits. The first call reads all bits. Bits that are set during that call may be counted twice. Bits that
     /// another process sets later are not counted.
     pub fn count(&self) -> u64 {
         let _counting = self.counting.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +145,7 @@ mod tests {
         bits.set(60, 80);
         bits.set(199, 1000);
         assert_eq!(bits.count(), 78);
-        // A word that changes without `set` is not read again.
+        // A change of a word that bypasses `set` is not counted.
         bits.word(2).store(u64::MAX, Ordering::Relaxed);
         assert_eq!(bits.count(), 78);
     }

@@ -1,9 +1,9 @@
-//! What an I/O reads or writes: segments of memory, kept mapped by whoever holds the buffer.
+//! The memory of one I/O: segments, and the pin that keeps them mapped.
 //!
-//! A buffer is owned by the request's slot, then by the block device while the I/O runs, then by the slot again; it
-//! never leaves its worker. A *window* selects the data part of a descriptor chain, so that one buffer, with
-//! one pin, carries a request's header, data and status. Refilling a used buffer allocates nothing: it keeps its
-//! heap space. Offsets are asserted: they are ours, never a peer's.
+//! A buffer is owned by the request's slot, by the block device while the I/O runs, then by the slot again; it never
+//! leaves its worker. The *window* selects the data part of a descriptor chain: one buffer with one pin carries header,
+//! data and status of a request. Refilling a used buffer does not allocate. Offsets are asserted, because they are
+//! computed by the daemon and never taken from a peer.
 
 use std::alloc::Layout;
 use std::cell::{Cell, OnceCell};
@@ -19,7 +19,7 @@ mod window;
 
 pub(crate) use near::{prefetch_line, prefetch_line_to_write};
 
-/// A contiguous piece of memory, laid out as `struct iovec`.
+/// A contiguous piece of memory, with the layout of `struct iovec`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -32,34 +32,34 @@ impl Segment {
         Segment { base, length }
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Has it no bytes?
+    /// Returns true if the segment has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Address, for the kernel; whoever dereferences it must hold the buffer.
+    /// Address, for the kernel. It is valid while the buffer is held.
     pub fn base(&self) -> *mut u8 {
         self.base
     }
 }
 
-/// Page-aligned memory of our own: bounce buffers, scratch of multi-step commands.
+/// Page-aligned memory of the daemon: bounce buffers, scratch memory of multi-step commands.
 struct Owned {
     base: NonNull<u8>,
     layout: Layout,
-    /// How often a ring was asked to move it.
+    /// Number of I/Os with this memory before its registration.
     moves: Cell<u32>,
     registration: OnceCell<Registration>,
 }
 
 const PAGE: usize = 4096;
 
-/// Memory that is moved less often is not worth being registered, which costs as much as a few moves spare.
+/// I/Os before memory is registered. Registration costs as much as it saves in a few I/Os.
 const MOVES_BEFORE_REGISTRATION: u32 = 8;
 
 impl Owned {
@@ -88,7 +88,7 @@ impl Drop for Owned {
     }
 }
 
-/// What keeps the segments' memory alive.
+/// Owner of the segments' memory.
 #[derive(Clone, Default)]
 enum Keep {
     #[default]
@@ -96,18 +96,18 @@ enum Keep {
     Guest(GuestView),
     Owned(Rc<Owned>),
     Mapping(Arc<Mapping>),
-    // Never read: it is held for its drop.
+    // Held only for its drop.
     View(#[expect(dead_code)] MappingView),
 }
 
-/// Memory that one I/O reads or writes, and the pin that keeps it mapped.
+/// Memory of one I/O, and the pin that keeps it mapped.
 #[derive(Clone, Default)]
 pub struct IoBuffer {
     segments: Vec<Segment>,
-    /// Segments of the window: `first..end`. There are fewer than 2^32, each of which takes 16 bytes of memory.
+    /// Segments of the window: `first..end`. `u32` suffices: a segment takes 16 bytes, so there are fewer than 2^32.
     first: u32,
     end: u32,
-    /// The second half of a chain, which the device writes, begins with this segment.
+    /// First segment of the chain's second half, which the device writes.
     middle: u32,
     /// Bytes in the window.
     window: usize,
@@ -117,7 +117,7 @@ pub struct IoBuffer {
 }
 
 impl IoBuffer {
-    /// Zeroed memory of our own, page-aligned.
+    /// Allocates zeroed, page-aligned memory.
     pub fn owned(length: usize) -> IoBuffer {
         let memory = Owned::new(length);
         let mut buffer = IoBuffer::default();
@@ -126,7 +126,7 @@ impl IoBuffer {
         buffer
     }
 
-    /// A range of a mapping.
+    /// Creates a buffer over a range of a mapping.
     ///
     /// # Panics
     /// When the range lies outside of the mapping.
@@ -137,7 +137,7 @@ impl IoBuffer {
         buffer
     }
 
-    /// Makes this a range of a mapping that is to be looked at, in the place of what it was; its heap space stays.
+    /// Replaces the contents by a read-only reference to a range of a mapping. Keeps its heap space.
     ///
     /// # Panics
     /// When the range lies outside of the mapping.
@@ -148,13 +148,13 @@ impl IoBuffer {
         self.keep = Keep::View(view.clone());
     }
 
-    /// Is it memory of its own, as [`IoBuffer::owned`] gave it?
+    /// Returns true if the memory was allocated by [`IoBuffer::owned`].
     #[inline]
     pub fn is_owned(&self) -> bool {
         matches!(self.keep, Keep::Owned(_))
     }
 
-    /// Where the memory of a segment is registered with a ring, if it is.
+    /// Registration of the memory with a ring, if any.
     #[inline]
     pub fn registration(&self) -> Option<&Registration> {
         match &self.keep {
@@ -163,8 +163,8 @@ impl IoBuffer {
         }
     }
 
-    /// All of the memory to register, when it is memory of our own that is moved again and again and is not registered.
-    /// Asked once per move: after some moves it says so, and should it not come to it, again after twice as many.
+    /// Returns the memory to register, if it is owned, unregistered and used often. Call once per I/O. Returns it after
+    /// `MOVES_BEFORE_REGISTRATION` calls and again each time that their number has doubled.
     #[inline]
     pub fn to_register(&self) -> Option<Segment> {
         let Keep::Owned(memory) = &self.keep else {
@@ -179,15 +179,15 @@ impl IoBuffer {
         due.then(|| Segment::new(memory.base.as_ptr(), memory.layout.size()))
     }
 
-    /// The memory that [`IoBuffer::to_register`] gave is registered.
+    /// Records the registration of the memory returned by [`IoBuffer::to_register`].
     pub fn registered(&self, registration: Registration) {
         if let Keep::Owned(memory) = &self.keep {
-            // One that has a place already keeps it, and the new one is vacated.
+            // A second registration is dropped, which vacates its index.
             drop(memory.registration.set(registration));
         }
     }
 
-    /// From where to where it lies, if it was [pointed](IoBuffer::point_at) there: addresses, to be compared.
+    /// Address range, for comparison, if the buffer was [pointed](IoBuffer::point_at) at a mapping.
     pub fn view(&self) -> Option<std::ops::Range<usize>> {
         match self.segments() {
             [one] if self.is_view() => Some(one.base as usize..one.base as usize + one.length),
@@ -195,7 +195,7 @@ impl IoBuffer {
         }
     }
 
-    /// Empties the buffer and drops its pin, keeping its heap space.
+    /// Empties the buffer and drops its pin. Keeps its heap space.
     #[inline]
     pub fn clear(&mut self) {
         self.segments.clear();
@@ -204,16 +204,16 @@ impl IoBuffer {
         self.keep = Keep::Nothing;
     }
 
-    /// Makes ready for another request that is filled in by an appender: heap space stays, and all that is of `view`.
+    /// Prepares for reuse by an appender. Keeps the heap space and, if it is on `view`, the pin.
     #[inline]
     pub fn recycle(&mut self, view: &GuestView) {
-        // What it holds of this view may stay until it is filled anew.
+        // Contents of this view may stay until the buffer is filled again.
         if !matches!(&self.keep, Keep::Guest(held) if held.is_same(view)) {
             self.clear();
         }
     }
 
-    /// Empties the buffer and pins `view`: the start of a chain.
+    /// Empties the buffer and pins `view`, at the start of a chain.
     #[inline(always)]
     pub(crate) fn start(&mut self, view: &GuestView) {
         self.segments.clear();
@@ -224,7 +224,7 @@ impl IoBuffer {
         }
     }
 
-    /// As [`IoBuffer::start`] for a filler, which sets all else when it has finished.
+    /// Same as [`IoBuffer::start`], for a filler, which sets the other fields when it finishes.
     #[inline(always)]
     pub(crate) fn refill(&mut self, view: &GuestView) {
         self.segments.clear();
@@ -233,7 +233,7 @@ impl IoBuffer {
         }
     }
 
-    /// Appends a segment without widening the window: [`IoBuffer::open`] does that, once for many.
+    /// Appends a segment without widening the window; [`IoBuffer::open`] does that once for many segments.
     #[inline(always)]
     pub(crate) fn extend(&mut self, segment: Segment) {
         self.segments.push(segment);
@@ -245,14 +245,14 @@ impl IoBuffer {
         self.segments.len()
     }
 
-    /// For who appends many segments; [`IoBuffer::filled`] ends it.
+    /// Storage for segments, to be completed by [`IoBuffer::filled`].
     #[inline(always)]
     pub(crate) fn segments_mut(&mut self) -> &mut Vec<Segment> {
         &mut self.segments
     }
 
-    /// All segments are there: they have `total` bytes, and the second half begins with `middle`. The window is the whole
-    /// buffer.
+    /// Completes the buffer: all segments with `total` bytes are present, and the second half begins with segment
+    /// `middle`. The window becomes the whole buffer.
     #[inline(always)]
     pub(crate) fn filled(&mut self, total: usize, middle: usize) {
         self.total = total;
@@ -260,7 +260,7 @@ impl IoBuffer {
         self.open();
     }
 
-    /// What was appended so far is the first half.
+    /// Marks the end of the first half.
     #[inline]
     pub(crate) fn begin_second_half(&mut self) {
         self.middle = self.segments.len() as u32;
@@ -281,7 +281,7 @@ impl IoBuffer {
         }
     }
 
-    /// Appends a segment and widens the window to the whole buffer. The caller has set what keeps it mapped.
+    /// Appends a segment and widens the window to the whole buffer. The caller has set the pin.
     #[inline]
     pub(crate) fn push(&mut self, segment: Segment) {
         self.extend(segment);
@@ -294,13 +294,13 @@ impl IoBuffer {
         self.window
     }
 
-    /// Is the window empty?
+    /// Returns true if the window is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.window == 0
     }
 
-    /// Bytes in the whole buffer, window or not.
+    /// Bytes in the whole buffer, including outside of the window.
     #[inline]
     pub fn total_len(&self) -> usize {
         self.total
@@ -317,7 +317,7 @@ impl IoBuffer {
         self.first as usize..self.end as usize
     }
 
-    /// A buffer of its own over a part of the window, with its own pin on the memory.
+    /// Creates a buffer over a part of the window, with its own pin on the memory.
     ///
     /// # Panics
     /// When the range lies outside of the window.
@@ -327,7 +327,7 @@ impl IoBuffer {
         part
     }
 
-    /// As [`IoBuffer::slice`], in a buffer whose heap space is used again.
+    /// Same as [`IoBuffer::slice`], but reuses the heap space of `part`.
     ///
     /// # Panics
     /// When the range lies outside of the window.
@@ -344,7 +344,8 @@ impl IoBuffer {
         part.keep = self.keep.clone();
     }
 
-    /// Visits the pieces of `length` bytes from byte `offset` of some segments: piece, bytes before it.
+    /// Calls `each` for the pieces of `length` bytes from byte `offset` of some segments, with each piece and the number
+    /// of bytes before it.
     #[inline(always)]
     fn walk(
         &self,
@@ -374,7 +375,8 @@ impl IoBuffer {
         assert!(done == length, "access outside of buffer");
     }
 
-    /// Are all segments of the window aligned, in address and length, to `alignment` bytes (a power of two)?
+    /// Returns true if all segments of the window are aligned, in address and length, to `alignment` bytes (a power of
+    /// two).
     pub fn is_aligned(&self, alignment: usize) -> bool {
         self.segments()
             .iter()

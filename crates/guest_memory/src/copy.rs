@@ -1,32 +1,33 @@
 //! Copies between a RAM disk and client memory: nearly the whole cost of a RAM disk's I/O.
 //!
-//! Short pieces are left to `memcpy`. A long one is bound by how many cache lines of the disk are under way at a time. On
-//! Intel's processors one sequence of addresses does not keep as many under way as a core can have: there it is copied as
-//! eight, side by side, and the disk's end, which is not in a cache, is fetched ahead, with AVX2 where the processor has it, else
-//! SSE2. A Zen 4 needs no such help, `memcpy` is fastest there, and so it is taken for all others. Stores that bypass the cache lost for reads, for the client
-//! looks at its data soon, and on older processors; newer ones, known by AVX-512 with bfloat16, write whole lines past the
-//! cache to a disk, one after the other. Where it is known which copy comes next, its first lines are asked for before the one
-//! before it is made. Figures: `docs/performance.md`.
+//! Short pieces use `memcpy`. The speed of long copies is limited by the number of outstanding cache misses on the disk's side. On Intel
+//! processors one sequential stream does not reach the maximum of a core: the copy runs as eight parallel streams, and the disk's lines,
+//! which are not cached, are prefetched. It uses AVX2 if available, otherwise SSE2. On Zen 4 `memcpy` is fastest; it is the default for all
+//! other processors.
+//!
+//! Non-temporal stores were slower for reads, because the client soon uses its data, and on older processors. Newer processors (with
+//! AVX-512 bfloat16) write whole lines to the disk with non-temporal stores, sequentially. If the next copy is known, its first lines are
+//! prefetched before the current copy. Figures: `docs/performance.md`.
 
 use crate::buffer::{prefetch_line, prefetch_line_to_write};
 
-/// From so many bytes on a piece counts as long.
+/// Minimum length of a long piece, in bytes.
 const LONG: usize = 32 << 10;
 
 const LINE: usize = 64;
 
-/// Lines of a disk that are asked for when it is known that a copy of them comes next. What the processor needs then is where
-/// they are; it goes on by itself, and more lines only hold up the copy that is made meanwhile. Lines to be written come later.
+/// Number of lines to prefetch for the next copy. The first lines save the address translation, after which the hardware prefetcher
+/// continues; more lines delay the current copy. Lines to be written take longer to arrive.
 const READ_NEXT: usize = 8;
 const WRITTEN_NEXT: usize = 16;
 
-/// [`to_client`] comes next, after something else: asks for lines that it begins with. Any address is allowed.
+/// Prefetches the first lines for a later [`to_client`]. Any address is allowed.
 #[inline]
 pub(crate) fn expect_to_client(from: *const u8, length: usize) {
     expect::<true>(from, length);
 }
 
-/// As [`expect_to_client`], for [`from_client`].
+/// Same as [`expect_to_client`], for [`from_client`].
 #[inline]
 pub(crate) fn expect_from_client(into: *const u8, length: usize) {
     expect::<false>(into, length);
@@ -41,7 +42,7 @@ fn expect<const FETCH_SOURCE: bool>(disk: *const u8, length: usize) {
     first_lines::<FETCH_SOURCE>(disk, length);
 }
 
-/// Asks for the first lines of a range of a disk.
+/// Prefetches the first lines of a range of a disk.
 #[inline(always)]
 fn first_lines<const FETCH_SOURCE: bool>(disk: *const u8, length: usize) {
     let most = if FETCH_SOURCE {
@@ -62,7 +63,7 @@ fn fetch<const FETCH_SOURCE: bool>(line: *const u8) {
     }
 }
 
-/// From the disk to the client.
+/// Copies from the disk to the client.
 ///
 /// # Safety
 /// Both ranges must be mapped for `length` bytes and must not overlap.
@@ -72,7 +73,7 @@ pub unsafe fn to_client(from: *const u8, into: *mut u8, length: usize) {
     unsafe { copy::<true>(from, into, length) }
 }
 
-/// From the client to the disk.
+/// Copies from the client to the disk.
 ///
 /// # Safety
 /// As [`to_client`].
@@ -82,10 +83,9 @@ pub unsafe fn from_client(from: *const u8, into: *mut u8, length: usize) {
     unsafe { copy::<false>(from, into, length) }
 }
 
-/// Data of a request are copied without volatile loads: they are not parsed, so a copy that a client tears by writing at the same
-/// time has bytes that the client wrote, and no other effect.
+/// Copies without volatile loads. Data are not parsed: a concurrent write by the client can only mix bytes that the client wrote.
 ///
-/// `FETCH_SOURCE`: it is what is copied from that is fetched ahead, not what is copied to.
+/// `FETCH_SOURCE` selects the prefetched side: the source (true) or the destination.
 #[inline]
 unsafe fn copy<const FETCH_SOURCE: bool>(from: *const u8, into: *mut u8, length: usize) {
     // SAFETY: the caller's promise.
@@ -110,40 +110,39 @@ mod long {
     use super::{LINE, fetch, first_lines};
 
     const STREAMS: usize = 8;
-    /// A page each: the processor's own prefetching ends with it.
+    /// Bytes per stream: one page, where hardware prefetching ends.
     const STREAM: usize = 4096;
-    /// How far ahead of its copying a stream of the disk is fetched; processors that have AVX-512 for this have more lines under
-    /// way.
+    /// Prefetch distance within a stream of the disk, in bytes. Processors with AVX-512 support more outstanding misses.
     const READ_AHEAD: usize = 256;
     const READ_AHEAD_AVX512: usize = 512;
     const WRITE_AHEAD: usize = 128;
     const BLOCK: usize = STREAMS * STREAM;
-    /// Bytes of each stream that are asked for when it is known that a copy comes next.
+    /// Bytes of each stream to prefetch for the next copy.
     const STREAM_NEXT: usize = 128;
 
-    /// What is fastest on this processor.
+    /// Copy method, selected by processor.
     #[derive(Clone, Copy)]
     enum Way {
         Memcpy,
-        /// Stores past the cache to a disk, else `memcpy`.
+        /// Non-temporal stores to a disk, `memcpy` from it.
         Past,
         Sse2,
         Avx2,
         Avx512,
     }
 
-    /// "GenuineIntel", as CPUID says it in EBX, EDX and ECX.
+    /// "GenuineIntel" in EBX, EDX and ECX of CPUID.
     const INTEL: [u32; 3] = [0x756e_6547, 0x4965_6e69, 0x6c65_746e];
 
     fn way() -> Way {
         static WAY: OnceLock<Way> = OnceLock::new();
         *WAY.get_or_init(|| {
-            // Newer compilers know that any x86-64 has this leaf.
+            // Newer compilers treat `__cpuid` as safe on x86-64.
             #[allow(unused_unsafe)]
-            // SAFETY: every processor with 64-bit mode has CPUID, whose leaf 0 always is there.
+            // SAFETY: every processor with 64-bit mode has CPUID and its leaf 0.
             let vendor = unsafe { __cpuid(0) };
             let is_intel = [vendor.ebx, vendor.edx, vendor.ecx] == INTEL;
-            // AVX-512 alone says little: its first processors are slowed down by it.
+            // AVX-512 alone is not sufficient: the first processors that have it run slower with it.
             let has_avx512 =
                 is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512f");
             match (is_intel, has_avx512) {
@@ -156,10 +155,10 @@ mod long {
         })
     }
 
-    /// What [`copy`] begins with.
+    /// Prefetches the lines that [`copy`] accesses first.
     pub(super) fn expect<const FETCH_SOURCE: bool>(disk: *const u8) {
         match way() {
-            // Its stores do not want the lines.
+            // Non-temporal stores do not read the lines.
             Way::Avx512 | Way::Past if !FETCH_SOURCE => {}
             Way::Past | Way::Memcpy => first_lines::<FETCH_SOURCE>(disk, super::LONG),
             Way::Avx512 | Way::Avx2 | Way::Sse2 => {
@@ -179,7 +178,7 @@ mod long {
         into: *mut u8,
         length: usize,
     ) {
-        // SAFETY: the caller's promise; what a processor must have for a way was found where it was chosen.
+        // SAFETY: the caller's promise; `way` checked that the processor supports the method.
         unsafe {
             match way() {
                 Way::Avx512 => with_avx512::<FETCH_SOURCE>(from, into, length),
@@ -191,7 +190,7 @@ mod long {
         }
     }
 
-    /// Whole lines, past the cache to a disk.
+    /// Copies whole lines; to a disk with non-temporal stores.
     ///
     /// # Safety
     /// As [`copy`], and the processor must have AVX-512.
@@ -205,7 +204,7 @@ mod long {
             // SAFETY: the caller's promise.
             return unsafe { with_past(from, into, length) };
         }
-        // SAFETY: the caller's promise; the line has room for the register, which needs no alignment.
+        // SAFETY: the caller's promise; a line has the size of the register, which needs no alignment.
         let line = |from: *const u8, into: *mut u8| unsafe {
             _mm512_storeu_si512(into.cast(), _mm512_loadu_si512(from.cast()));
         };
@@ -213,7 +212,7 @@ mod long {
         unsafe { side_by_side::<FETCH_SOURCE, READ_AHEAD_AVX512>(from, into, length, line) }
     }
 
-    /// Whole lines past the cache; where lines do not begin where the copy does, as ever.
+    /// Copies whole lines with non-temporal stores. Uses `memcpy` if the destination is not aligned to a line.
     ///
     /// # Safety
     /// As [`copy`], and the processor must have AVX-512.
@@ -224,14 +223,14 @@ mod long {
             false => 0,
         };
         for at in (0..done).step_by(LINE) {
-            // SAFETY: a line from `at` on is below `length`, which the caller says is mapped in both; where it goes it is a cache
-            // line, as this store has it.
+            // SAFETY: the line at `at` ends within `length`, for which both ranges are mapped by the caller's promise. Its destination is
+            // aligned to a cache line, as this store requires.
             unsafe {
                 let line = _mm512_loadu_si512(from.add(at).cast());
                 _mm512_stream_si512(into.add(at).cast::<__m512i>(), line);
             }
         }
-        // What went past the cache has no order with later stores but by this.
+        // Orders the non-temporal stores before later stores.
         _mm_sfence();
         // SAFETY: the rest of the caller's ranges.
         unsafe { std::ptr::copy_nonoverlapping(from.add(done), into.add(done), length - done) }
@@ -245,7 +244,7 @@ mod long {
         into: *mut u8,
         length: usize,
     ) {
-        // SAFETY: the caller's promise; the line has room for two registers, which need no alignment.
+        // SAFETY: the caller's promise; a line has the size of two registers, which need no alignment.
         let line = |from: *const u8, into: *mut u8| unsafe {
             let (from, into) = (from.cast::<__m256i>(), into.cast::<__m256i>());
             let (low, high) = (_mm256_loadu_si256(from), _mm256_loadu_si256(from.add(1)));
@@ -263,7 +262,7 @@ mod long {
         into: *mut u8,
         length: usize,
     ) {
-        // SAFETY: the caller's promise; the line has room for four registers, which need no alignment.
+        // SAFETY: the caller's promise; a line has the size of four registers, which need no alignment.
         let line = |from: *const u8, into: *mut u8| unsafe {
             let (from, into) = (from.cast::<__m128i>(), into.cast::<__m128i>());
             let line: [__m128i; 4] = std::array::from_fn(|i| _mm_loadu_si128(from.add(i)));
@@ -290,7 +289,7 @@ mod long {
         };
         let done = length - length % BLOCK;
         for block in (0..done).step_by(BLOCK) {
-            // What is fetched at the end of the streams is where those of the next block begin, if there is one.
+            // The prefetch at the end of the streams targets the start of the next block's streams, if there is a next block.
             let jump = if block + BLOCK < done {
                 BLOCK - STREAM
             } else {
@@ -305,8 +304,8 @@ mod long {
                 };
                 for stream in (block..block + BLOCK).step_by(STREAM) {
                     let at = stream + place;
-                    // SAFETY: a prefetch is a hint that raises no fault for any address; `at` and the line behind it are
-                    // below `length`, which the caller says is mapped in both.
+                    // SAFETY: a prefetch is a hint that raises no fault for any address. The line at `at` ends within `length`, for which
+                    // both ranges are mapped by the caller's promise.
                     unsafe {
                         _mm_prefetch::<_MM_HINT_T0>(disk.wrapping_add(stream + fetched).cast());
                         line(from.add(at), into.add(at));
@@ -327,7 +326,7 @@ mod tests {
 
     type Way = unsafe fn(*const u8, *mut u8, usize);
 
-    /// All that this processor can do, whichever it would choose.
+    /// All methods that this processor supports.
     fn ways() -> Vec<Way> {
         let mut ways: Vec<Way> = vec![to_client, from_client];
         #[cfg(target_arch = "x86_64")]
@@ -358,7 +357,7 @@ mod tests {
             let mut into = vec![0xa5; skip_into + length + 80];
             for way in ways() {
                 into.fill(0xa5);
-                // SAFETY: both are as long as said, and apart.
+                // SAFETY: both buffers have these lengths and do not overlap.
                 unsafe { way(from.as_ptr().add(skip_from), into.as_mut_ptr().add(skip_into), length) };
                 prop_assert_eq!(&into[skip_into..skip_into + length], &from[skip_from..]);
                 prop_assert!(into[..skip_into].iter().all(|byte| *byte == 0xa5));

@@ -1,10 +1,11 @@
-//! A client's memory: mapped once, checked at the edge, kept alive until the last I/O on it ends.
+//! Client memory: mapped once, checked at the edge, and kept mapped until the last I/O on it ends.
 //!
-//! [`Mapping`] owns one mmap; [`MemoryTable`] is an immutable set of a client's regions; [`GuestView`] pins one
-//! table for one worker; [`RingMemory`] is a checked range for ring structures; [`IoBuffer`] is what an I/O reads
-//! or writes, and holds its memory mapped. One of the crates where `unsafe` lives: everything that it
-//! exports is safe. A client may change its memory at any time, so nothing here hands out `&[u8]` to it.
-//! A client that truncates its memory file raises SIGBUS: see [`sigbus`].
+//! [`Mapping`] owns one mmap. [`MemoryTable`] is an immutable set of a client's regions. [`GuestView`] pins one
+//! table for one worker. [`RingMemory`] is a checked range for ring structures. [`IoBuffer`] is the memory of one
+//! I/O and keeps it mapped.
+//!
+//! This crate contains `unsafe` code; its exported API is safe. A client may change its memory at any time, so no
+//! function returns `&[u8]` to it. A client that truncates its memory file raises SIGBUS: see [`sigbus`].
 
 mod appender;
 mod bits;

@@ -1,7 +1,7 @@
-//! One mmap, unmapped when its last user lets go.
+//! One mmap, unmapped when its last user drops it.
 //!
-//! Held through `Arc`; used from any thread. Every access is by raw copy or volatile load, never by reference,
-//! because whoever shares the memory may write to it at any time.
+//! Shared through `Arc` and used from any thread. Accesses are raw copies or volatile loads, never references, because the peers of the
+//! memory may write to it at any time.
 
 use std::fs::File;
 use std::io;
@@ -19,14 +19,14 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use crate::{copy, sigbus};
 
-/// Addresses that clients' memory may take in all, in bytes: three quarters of the 2^47 that a process has. Files that take no
-/// memory may be of any length, and without addresses left nobody gets memory any more, the daemon itself neither.
+/// Maximum address space for clients' memory, in bytes: three quarters of the 2^47 of a process. Sparse files may have any length, and
+/// a process without free addresses cannot allocate memory.
 const CLIENTS_BYTES_MAX: usize = 96 << 40;
 
-/// What it takes.
+/// Address space in use by clients' memory, in bytes.
 static CLIENTS_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// A mapping's part of these.
+/// One mapping's share of `CLIENTS_BYTES`.
 struct Room(usize);
 
 impl Room {
@@ -52,25 +52,25 @@ impl Drop for Room {
     }
 }
 
-/// A range of this process' address space that belongs to a mapping of ours.
+/// An address range of this process that was mapped by this crate.
 pub struct Mapping {
     base: *mut u8,
     length: usize,
     mapped: usize,
     watch: Option<sigbus::Watch>,
-    /// Given back when it is unmapped.
+    /// Returned when the memory is unmapped.
     _room: Option<Room>,
-    /// The memfd whose bytes from here on these are, where it is this process' own.
+    /// The daemon's own memfd, and the offset of the mapping in it.
     kept: Option<(File, u64)>,
 }
 
-// SAFETY: the mapping is plain memory that every thread of the process sees alike; all accesses through it are
-// raw copies, volatile loads or atomics, for which no thread affinity exists.
+// SAFETY: the mapping is plain memory that every thread of the process sees alike; all accesses through it are raw copies, volatile
+// loads or atomics, for which no thread affinity exists.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; there is no interior state but the memory itself, which is shared with the client anyway.
+// SAFETY: as above; the only interior state is the memory itself, which is shared with the client anyway.
 unsafe impl Sync for Mapping {}
 
-/// Maps a part of a file, shared, readable and writable.
+/// Maps a part of a file as shared, readable and writable.
 fn map_shared(file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<*mut u8> {
     let (prot, flags) = (
         ProtFlags::READ | ProtFlags::WRITE,
@@ -82,11 +82,11 @@ fn map_shared(file: BorrowedFd<'_>, offset: u64, length: usize) -> io::Result<*m
 }
 
 impl Mapping {
-    /// Maps `length` bytes of `file` at `offset`, shared, readable and writable.
+    /// Maps `length` bytes of `file` at `offset` as shared, readable and writable.
     ///
     /// # Errors
-    /// `EINVAL` for an empty or unaligned range, or for one that ends beyond the file; in words for a file system whose
-    /// pages somebody else may keep us waiting for, or when clients share too much or too many mappings; or whatever mmap says.
+    /// `EINVAL` for an empty or unaligned range, or for one that ends beyond the file. A message if page faults of the file system may
+    /// block on another program, or if clients share too much memory or too many mappings. Otherwise the error of mmap.
     pub fn shared_file(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -94,7 +94,7 @@ impl Mapping {
     ) -> io::Result<Arc<Mapping>> {
         let stat = rustix::fs::fstat(file)?;
         let is_regular = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
-        // munmap of huge pages wants whole ones; bytes beyond the file are mapped but never reached.
+        // munmap requires whole huge pages. Bytes beyond the file are mapped but never accessed.
         let mapped = length.checked_next_multiple_of(page_size(file)?);
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let beyond = offset > size || length as u64 > size - offset;
@@ -111,7 +111,7 @@ impl Mapping {
             _room: Some(room),
             kept: None,
         };
-        // A client can truncate its file later; then the watch turns SIGBUS into a poisoned mapping.
+        // If a client truncates its file later, the watch converts SIGBUS into a poisoned mapping.
         mapping.watch = sigbus::Watch::new(base as usize, mapped);
         match mapping.watch {
             Some(_) => Ok(Arc::new(mapping)),
@@ -121,7 +121,7 @@ impl Mapping {
         }
     }
 
-    /// Maps `length` bytes of private zeroes that take memory only when touched.
+    /// Maps `length` bytes of private zeroes. Pages are allocated when touched.
     pub fn anonymous(length: usize) -> io::Result<Arc<Mapping>> {
         if length == 0 {
             return Err(io::Error::from(rustix::io::Errno::INVAL));
@@ -146,10 +146,10 @@ impl Mapping {
         }))
     }
 
-    /// A memfd of `length` zeroes that takes memory only when touched, and never becomes shorter: for [`Mapping::kept`].
+    /// Creates a memfd of `length` zeroes for [`Mapping::kept`]. Pages are allocated when touched; a seal prevents shrinking.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system call.
     pub fn memfd_to_keep(name: &str, length: u64) -> io::Result<File> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = memfd_create(name, flags)?;
@@ -158,7 +158,7 @@ impl Mapping {
         Ok(File::from(fd))
     }
 
-    /// Has a memfd pages from this byte on? One that does not tell has.
+    /// Returns true if a memfd has pages at or after byte `offset`, or if the kernel cannot tell.
     pub fn has_data_from(file: &File, offset: u64) -> bool {
         !matches!(
             seek(file, SeekFrom::Data(offset)),
@@ -166,14 +166,15 @@ impl Mapping {
         )
     }
 
-    /// Maps `length` bytes of a memfd that is this process' own and outlives it in somebody's keeping.
+    /// Maps `length` bytes of a memfd that belongs to this process and that another process keeps after its end.
     ///
     /// # Errors
-    /// `EINVAL` for an empty or unaligned range, for one beyond the file, or for a file that may become shorter; or whatever mmap says.
+    /// `EINVAL` for an empty or unaligned range, for one beyond the file, or for a file without a seal against shrinking. Otherwise the
+    /// error of mmap.
     pub fn kept(file: &File, offset: u64, length: usize) -> io::Result<Arc<Mapping>> {
         let size = file.metadata()?.len();
         let is_within = offset <= size && length as u64 <= size - offset;
-        // What is cut off under a mapping ends the process that touches it.
+        // Truncation under this mapping would raise SIGBUS and end the process.
         let is_sealed = fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         if length == 0 || !is_within || !is_sealed || !(offset | length as u64).is_multiple_of(4096)
         {
@@ -191,7 +192,7 @@ impl Mapping {
         }))
     }
 
-    /// Makes a memfd of `length` bytes and maps it: memory to share with another process, as a front end does.
+    /// Creates a memfd of `length` bytes and maps it, as a front end does to share memory.
     pub fn memfd(name: &str, length: usize) -> io::Result<(Arc<Mapping>, File)> {
         let fd = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&fd, length as u64)?;
@@ -199,12 +200,12 @@ impl Mapping {
         Ok((mapping, File::from(fd)))
     }
 
-    /// Bytes mapped.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Never true: empty mappings are refused.
+    /// Always false: empty mappings are refused.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -214,17 +215,17 @@ impl Mapping {
         self.base
     }
 
-    /// Has the file behind it been truncated under us? Then its content is zeroes of our own.
+    /// Returns true if the file was truncated; the contents are then private zeroes.
     pub fn is_poisoned(&self) -> bool {
         self.watch.as_ref().is_some_and(sigbus::Watch::is_poisoned)
     }
 
-    /// Asks for huge pages where the range is touched as a whole; a hint that may be refused.
+    /// Requests huge pages for the mapping. The kernel may ignore the hint.
     pub fn advise_huge_pages(&self) -> io::Result<()> {
         self.advise(0, self.length, Advice::LinuxHugepage)
     }
 
-    /// Gives the pages of a range back; private ranges read as zeroes afterwards. Whole pages only.
+    /// Frees the pages of a range. Private ranges read as zeroes afterwards.
     ///
     /// # Panics
     /// When the range lies outside of the mapping or is not made of whole pages.
@@ -237,16 +238,16 @@ impl Mapping {
             return Ok(());
         }
         let advice = match self.kept {
-            // Of shared memory the file's pages go, not only this process' view of them.
+            // Frees the pages of the file, not only this process' mapping of them.
             Some(_) => Advice::LinuxRemove,
             None => Advice::LinuxDontNeed,
         };
         self.advise(offset, length, advice)
     }
 
-    /// The first bytes from `offset` on that have pages behind them, of memory that was never shared, or a part of them;
-    /// what lies before reads as zeroes. Empty, at the mapping's end, if there are none. Where the kernel cannot tell,
-    /// all have.
+    /// Returns the first bytes at or after `offset` that have pages, or a part of them; bytes before the result read as zeroes. Empty,
+    /// at the mapping's end, if there are none. If the kernel cannot tell, all bytes count as used. Only for memory that was never
+    /// shared.
     pub fn next_used(&self, offset: usize) -> Range<usize> {
         if offset >= self.length {
             return self.length..self.length;
@@ -265,7 +266,7 @@ impl Mapping {
         place(used.start)..place(used.end)
     }
 
-    /// What of a memfd from a place of this mapping on has pages.
+    /// Returns the first range at or after `offset` that has pages in a memfd.
     fn next_data(&self, file: &File, start: u64, offset: usize) -> Range<usize> {
         let place = |at: u64| {
             usize::try_from(at.saturating_sub(start))
@@ -276,7 +277,7 @@ impl Mapping {
                 let hole = seek(file, SeekFrom::Hole(data)).unwrap_or(u64::MAX);
                 place(data)..place(hole)
             }
-            // There is none up to the end.
+            // No data up to the end of the file.
             Err(rustix::io::Errno::NXIO) => self.length..self.length,
             Err(_) => offset..self.length,
         }
@@ -284,16 +285,15 @@ impl Mapping {
 
     fn advise(&self, offset: usize, length: usize, advice: Advice) -> io::Result<()> {
         let start = self.checked(offset, length);
-        // SAFETY: the range is inside this mapping; dropping pages changes contents only, and contents may
-        // change at any time anyway.
+        // SAFETY: the range is inside this mapping. The advice changes only contents, which may change at any time anyway.
         unsafe { madvise(start.cast(), length, advice)? };
         Ok(())
     }
 
-    /// Address of a range inside of the mapping.
+    /// Returns the address of a range inside of the mapping.
     ///
     /// # Panics
-    /// When the range lies outside: ranges are checked by whoever accepts them from a peer.
+    /// When the range lies outside. Ranges from a peer must be checked before.
     #[inline]
     pub(crate) fn checked(&self, offset: usize, length: usize) -> *mut u8 {
         assert!(
@@ -305,34 +305,34 @@ impl Mapping {
         unsafe { self.base.add(offset) }
     }
 
-    /// A buffer is filled from here next, after something else: asks for the lines that are copied first. Any place is allowed.
+    /// Prefetches the first lines for a later read of this range into a buffer. Any range is allowed.
     #[inline]
     pub fn expect_read(&self, offset: usize, length: usize) {
         copy::expect_to_client(self.base.wrapping_add(offset), length);
     }
 
-    /// As [`Mapping::expect_read`], for a buffer that is drained to here.
+    /// Same as [`Mapping::expect_read`], for a write from a buffer.
     #[inline]
     pub fn expect_write(&self, offset: usize, length: usize) {
         copy::expect_from_client(self.base.wrapping_add(offset), length);
     }
 
-    /// Copies out of the mapping, for data that are not parsed. Panics outside of it.
+    /// Copies out of the mapping, for data that are not parsed. Panics if the range lies outside.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         let from = self.checked(offset, into.len());
-        // SAFETY: source checked above, destination is an exclusive slice; they cannot overlap, because no
-        // Rust slice ever covers memory of a mapping.
+        // SAFETY: the source was checked above and the destination is an exclusive slice. They cannot overlap, because no Rust slice
+        // covers memory of a mapping.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
     }
 
-    /// Copies into the mapping. Panics outside of it.
+    /// Copies into the mapping. Panics if the range lies outside.
     pub fn write(&self, offset: usize, from: &[u8]) {
         let into = self.checked(offset, from.len());
-        // SAFETY: as in `read`, the other way round.
+        // SAFETY: as in `read`, in the other direction.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) }
     }
 
-    /// Sets a range to one byte. Panics outside of the mapping.
+    /// Sets a range to one byte. Panics if the range lies outside.
     pub fn fill(&self, offset: usize, length: usize, byte: u8) {
         let into = self.checked(offset, length);
         // SAFETY: range checked above.
@@ -340,7 +340,7 @@ impl Mapping {
     }
 }
 
-/// One worker's pin on a mapping: whatever this worker points at it costs no atomic operation, nor a line that others write.
+/// One worker's pin on a mapping. Its clones cost no atomic operation and write no cache line shared with other workers.
 #[expect(
     clippy::redundant_allocation,
     reason = "the inner count is shared with other workers, the outer one is this worker's"
@@ -349,12 +349,12 @@ impl Mapping {
 pub struct MappingView(Rc<Arc<Mapping>>);
 
 impl MappingView {
-    /// A pin of its own.
+    /// Creates a pin.
     pub fn new(mapping: &Arc<Mapping>) -> MappingView {
         MappingView(Rc::new(mapping.clone()))
     }
 
-    /// Is there another of this pin, in a buffer, say?
+    /// Returns true if the pin has clones, for example in a buffer.
     pub fn is_shared(&self) -> bool {
         Rc::strong_count(&self.0) > 1
     }
@@ -369,8 +369,8 @@ impl std::ops::Deref for MappingView {
     }
 }
 
-/// File systems (linux/magic.h) whose pages the kernel itself brings. With any other, FUSE or NFS, a page fault waits for
-/// another program, perhaps the client itself, and a worker with it.
+/// File systems (linux/magic.h) whose pages the kernel itself provides. On others (FUSE, NFS) a page fault blocks the worker until
+/// another program answers, which may be the client itself.
 const FILE_SYSTEMS: [u64; 9] = [
     0x0102_1994, // tmpfs: memfd, shared memory, devices
     0x9584_58f6, // hugetlbfs
@@ -384,7 +384,7 @@ const FILE_SYSTEMS: [u64; 9] = [
 ];
 const HUGETLBFS: u64 = FILE_SYSTEMS[1];
 
-/// Bytes per page of a file of a file system.
+/// Page size of a file on a file system, in bytes.
 fn page_bytes(file_system: u64, block: u64) -> io::Result<usize> {
     match file_system & 0xffff_ffff {
         HUGETLBFS => Ok(usize::try_from(block).unwrap_or(4096)),
@@ -395,7 +395,7 @@ fn page_bytes(file_system: u64, block: u64) -> io::Result<usize> {
     }
 }
 
-/// Bytes per page of a file: 4096, or its huge page size on hugetlbfs.
+/// Page size of a file in bytes: 4096, or the huge page size on hugetlbfs.
 pub(crate) fn page_size(file: BorrowedFd<'_>) -> io::Result<usize> {
     let stat = rustix::fs::fstatfs(file)?;
     page_bytes(stat.f_type as u64, stat.f_bsize as u64)
@@ -403,9 +403,9 @@ pub(crate) fn page_size(file: BorrowedFd<'_>) -> io::Result<usize> {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // The watch goes first: the address range may be reused as soon as it is unmapped.
+        // Removes the watch first, because the address range may be reused as soon as it is unmapped.
         self.watch = None;
-        // SAFETY: base and length are those of our own mmap, and every user held an `Arc` to this mapping.
+        // SAFETY: base and length are those of this mapping's mmap, and every user held an `Arc` to it.
         let unmapped = unsafe { munmap(self.base.cast(), self.mapped) };
         debug_assert!(unmapped.is_ok(), "munmap of our own mapping: {unmapped:?}");
     }
@@ -478,7 +478,7 @@ mod tests {
         assert_eq!(again.next_used(MIB + 4096).start, 6 * MIB);
         again.give_back(MIB, 4096).unwrap();
         assert_eq!(again.next_used(0).start, 6 * MIB);
-        // To read a hole takes a page.
+        // Reading a hole allocates a page.
         again.read(MIB + 10, &mut got);
         assert_eq!((got, again.next_used(0).start), ([0; 7], MIB));
         assert!(file.set_len(4096).is_err(), "it never becomes shorter");
@@ -504,14 +504,14 @@ mod tests {
         assert!(m.next_used(0).start <= 5 * MIB && m.next_used(5 * MIB).start == 5 * MIB);
         assert_eq!(m.next_used(64 * MIB), nothing);
         if knows {
-            // pages, but at most huge ones, are used as wholes
+            // Pages, up to huge ones, are used as a whole.
             let first = m.next_used(0);
             assert!(first.start >= 4 * MIB && (5 * MIB + 4096..=6 * MIB).contains(&first.end));
             assert!((32 * MIB..=33 * MIB + 100).contains(&m.next_used(8 * MIB).start));
             assert_eq!(m.next_used(36 * MIB), nothing);
             m.give_back(0, 64 * MIB).unwrap();
             assert_eq!(m.next_used(0), nothing);
-            // a look ends somewhere; the next one goes on there
+            // A scan has a limit; the next one continues there.
             m.fill(0, 64 * MIB, 1);
             let (mut reached, mut looks) = (0, 0);
             while reached < 64 * MIB {

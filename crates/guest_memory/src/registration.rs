@@ -1,16 +1,17 @@
-//! Memory's place in a ring's table of registered memory: the kernel keeps it pinned and need not look its pages up.
+//! Index of memory in a ring's table of registered buffers. The kernel keeps registered memory pinned and needs no
+//! page look-up.
 //!
-//! Made by a ring, held by the memory, never leaves their worker. When the memory goes, so does this, and the ring
-//! empties the place in its next iteration; until then nothing else has it. No address is compared: memory that the
-//! allocator hands out again has no registration until a ring gives it a new one.
+//! Created by a ring, held by the memory, and confined to their worker. When the memory is dropped, so is the
+//! registration, and the ring clears the index in its next iteration; it is not reused before. Addresses are not
+//! compared: memory that the allocator returns again has no registration until a ring creates one.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Places whose memory has gone, for their ring to empty.
+/// Indexes whose memory was dropped, to be cleared by their ring.
 pub type Vacated = Rc<RefCell<Vec<u16>>>;
 
-/// A place in a ring's table, for as long as this lives.
+/// An index in a ring's table, valid during the lifetime of this value.
 #[derive(Debug)]
 pub struct Registration {
     place: u16,
@@ -18,7 +19,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// For rings: the memory was put there.
+    /// Records that a ring registered the memory at `place`.
     pub fn new(place: u16, vacated: &Vacated) -> Registration {
         Registration {
             place,
@@ -26,7 +27,7 @@ impl Registration {
         }
     }
 
-    /// The place in that ring's table; `None`: it is another ring's.
+    /// Returns the index if `vacated` identifies the ring that registered the memory.
     #[inline]
     pub fn place(&self, vacated: &Vacated) -> Option<u16> {
         Rc::ptr_eq(&self.vacated, vacated).then_some(self.place)

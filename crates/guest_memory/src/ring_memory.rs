@@ -1,10 +1,9 @@
-//! A checked range of client memory for ring structures: resolved once, then read and written field by field.
+//! A checked range of client memory for ring structures: resolved once, then accessed field by field.
 //!
-//! What says whether something else may be read (indices, flags, events) is loaded and stored atomically. What it guards
-//! (descriptors, elements, entries of in-flight regions) is copied by volatile loads into a value of our own, of a type of which
-//! every bit pattern is a value: a client that writes at the same time makes the copy wrong, half of this and half of that,
-//! and no more, for it is checked after it was copied. Bounds are asserted: whoever indexes with a value of a peer has
-//! masked it before.
+//! Fields that publish other data (indices, flags, events) are loaded and stored atomically. The published data (descriptors, ring
+//! elements, entries of in-flight regions) are copied by volatile loads into types for which every bit pattern is valid. A
+//! concurrent write by the client can only tear the copy, which is checked after copying. Bounds are asserted: callers mask
+//! indices from a peer first.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -26,7 +25,7 @@ pub struct RingMemory {
 unsafe impl Send for RingMemory {}
 
 impl RingMemory {
-    /// A range of `mapping`.
+    /// Creates a range of `mapping`.
     ///
     /// # Panics
     /// When the range lies outside of the mapping.
@@ -40,22 +39,22 @@ impl RingMemory {
         }
     }
 
-    /// Bytes in the range.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Is the range empty?
+    /// Returns true if the range is empty.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Has the client truncated the file behind it?
+    /// Returns true if the client truncated the file of the mapping.
     pub fn is_poisoned(&self) -> bool {
         self.mapping.is_poisoned()
     }
 
-    /// Is the range's start a multiple of `alignment` bytes?
+    /// Returns true if the start is a multiple of `alignment` bytes.
     pub fn is_aligned(&self, alignment: usize) -> bool {
         self.base.as_ptr() as usize & (alignment - 1) == 0
     }
@@ -70,7 +69,7 @@ impl RingMemory {
         unsafe { self.base.as_ptr().add(offset).cast() }
     }
 
-    /// Reads a plain value; the client may change it meanwhile, so read each value once.
+    /// Reads a plain value. The client may change it, so read each value once.
     #[inline(always)]
     pub fn read<T: FromBytes + Copy>(&self, offset: usize) -> T {
         let at = self.at::<T>(offset);
@@ -82,7 +81,7 @@ impl RingMemory {
     #[inline(always)]
     pub fn write<T: IntoBytes + Immutable + KnownLayout>(&self, offset: usize, value: T) {
         let at = self.at::<T>(offset);
-        // SAFETY: `at` checked the range; IntoBytes means no padding leaves uninitialised bytes.
+        // SAFETY: `at` checked the range; IntoBytes means that no padding leaves uninitialised bytes.
         unsafe { at.write_unaligned(value) }
     }
 
@@ -112,8 +111,8 @@ impl RingMemory {
             .store(value.to_le(), Ordering::Release);
     }
 
-    /// Writes a little-endian `u16` after every earlier store and before every later [`load_ordered_u16`](Self::load_ordered_u16):
-    /// for two sides that each write and then look what the other wrote. One exchange, which costs less than a fence.
+    /// Writes a little-endian `u16` after every earlier store and before every later [`load_ordered_u16`](Self::load_ordered_u16),
+    /// for two sides that each write and then read the other's value. Uses one exchange, which costs less than a fence.
     #[inline(always)]
     pub fn store_ordered_u16(&self, offset: usize, value: u16) {
         self.atomic_u16(offset)
@@ -131,16 +130,16 @@ impl RingMemory {
     pub fn load_acquire_u32(&self, offset: usize) -> u32 {
         let at = self.at::<u32>(offset);
         assert!(at.is_aligned(), "unaligned atomic in a ring");
-        // SAFETY: in range and aligned; atomics are how memory that another process writes is read.
+        // SAFETY: in range and aligned; memory that another process writes is read atomically.
         u32::from_le(unsafe { AtomicU32::from_ptr(at) }.load(Ordering::Acquire))
     }
 
-    /// Writes a little-endian `u64` at once, after every earlier store.
+    /// Writes a little-endian `u64` atomically, after every earlier store.
     #[inline(always)]
     pub fn store_release_u64(&self, offset: usize, value: u64) {
         let at = self.at::<u64>(offset);
         assert!(at.is_aligned(), "unaligned atomic in a ring");
-        // SAFETY: in range and aligned; the client sees the whole value or nothing of it.
+        // SAFETY: in range and aligned; the client sees either the whole value or none of it.
         unsafe { AtomicU64::from_ptr(at) }.store(value.to_le(), Ordering::Release);
     }
 
@@ -152,7 +151,7 @@ impl RingMemory {
         unsafe { AtomicU16::from_ptr(at) }
     }
 
-    /// Asks the processor to fetch the cache line at `offset`; outside of the range it does nothing.
+    /// Prefetches the cache line at `offset`. Does nothing outside of the range.
     #[inline(always)]
     pub fn prefetch(&self, offset: usize) {
         if offset < self.length {
@@ -161,7 +160,7 @@ impl RingMemory {
         }
     }
 
-    /// The same for a line that will be written soon.
+    /// Same as [`prefetch`](Self::prefetch), for a line to be written.
     #[inline(always)]
     pub fn prefetch_to_write(&self, offset: usize) {
         if offset < self.length {
@@ -170,7 +169,7 @@ impl RingMemory {
         }
     }
 
-    /// The `count` entries of one type that begin at `offset`.
+    /// Returns the `count` entries of one type that begin at `offset`.
     ///
     /// # Panics
     /// When they do not lie in the range, or `count` is not a power of two.
@@ -191,8 +190,7 @@ impl RingMemory {
     }
 }
 
-/// Entries of one type, a power of two of them. An index is taken modulo their number, so no index lies outside and
-/// none has to be checked.
+/// A power of two of entries of one type. Indices are taken modulo their number, so every index is valid.
 pub struct RingEntries<T> {
     base: NonNull<u8>,
     mask: usize,
@@ -204,7 +202,7 @@ pub struct RingEntries<T> {
 unsafe impl<T> Send for RingEntries<T> {}
 
 impl<T> RingEntries<T> {
-    /// Has the client truncated the file behind it?
+    /// Returns true if the client truncated the file of the mapping.
     pub fn is_poisoned(&self) -> bool {
         self.mapping.is_poisoned()
     }
@@ -216,7 +214,7 @@ impl<T> RingEntries<T> {
         unsafe { self.base.as_ptr().add(offset).cast() }
     }
 
-    /// Reads an entry; the client may change it meanwhile, so read each once.
+    /// Reads an entry. The client may change it, so read each entry once.
     #[inline(always)]
     pub fn read(&self, index: u16) -> T
     where
@@ -236,8 +234,8 @@ impl<T> RingEntries<T> {
         unsafe { self.at(index).write_unaligned(value) }
     }
 
-    /// Writes entries from an index on, unless all of them stand there already, and says whether it wrote: a line that is only
-    /// read stays with both cores that read it.
+    /// Writes entries from `index` on, unless they already have these values, and returns true if it wrote. A cache line that is
+    /// only read stays shared between both cores.
     ///
     /// # Panics
     /// When there are more values than entries.
@@ -253,31 +251,31 @@ impl<T> RingEntries<T> {
         self.renew_run(index, end) | self.renew_run(0, start)
     }
 
-    /// The same where none lies behind the last entry.
+    /// Same as [`renew`](Self::renew), for values that do not wrap around.
     #[inline(always)]
     fn renew_run(&self, index: u16, values: &[T]) -> bool
     where
         T: FromBytes + IntoBytes + Immutable + KnownLayout + PartialEq + Copy,
     {
         let at = self.at(index);
-        // SAFETY: as in `RingMemory::read`, for `renew` has cut the values where the entries end.
+        // SAFETY: as in `RingMemory::read`; `renew` has split the values where the entries end.
         let here = |i: usize| unsafe { volatile::load(at.add(i)) };
         let differs = (values.iter().enumerate())
             .fold(false, |differs, (i, value)| differs | (here(i) != *value));
         if differs {
-            // SAFETY: as in `RingMemory::write`, for as many.
+            // SAFETY: as in `RingMemory::write`, for `values.len()` entries.
             unsafe { at.copy_from_nonoverlapping(values.as_ptr(), values.len()) }
         }
         differs
     }
 
-    /// Asks the processor to fetch an entry's cache line.
+    /// Prefetches the cache line of an entry.
     #[inline(always)]
     pub fn prefetch(&self, index: u16) {
         crate::buffer::prefetch_line(self.at(index).cast());
     }
 
-    /// Asks the processor to take an entry's cache line, to be written soon.
+    /// Prefetches the cache line of an entry for writing.
     #[inline(always)]
     pub fn prefetch_to_write(&self, index: u16) {
         crate::buffer::prefetch_line_to_write(self.at(index).cast());

@@ -1,16 +1,16 @@
-//! A client that truncates its memory file must not kill the daemon.
+//! Keeps the daemon alive when a client truncates its memory file.
 //!
-//! Touching a page beyond the end of a shared file raises SIGBUS. The handler looks the address up in a
-//! fixed table of watched mappings, puts a page of zeroes there, and marks the mapping as poisoned; the access
-//! then goes on, and the worker ends the session at its next look. For every other address the former
-//! action is restored, so that a real bus error still ends the process. Only async-signal-safe calls are used.
+//! Access to a page beyond the end of a shared file raises SIGBUS. The handler looks up the address in a fixed table of watched
+//! mappings, maps zeroes there, and marks the mapping as poisoned. The access then continues, and the worker ends the session at
+//! its next check. For any other address the handler restores the default action, so that a real bus error still ends the process.
+//! It makes only async-signal-safe calls.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
-/// Most mappings of client memory that can be watched at a time; each front end maps a handful of regions.
+/// Maximum number of watched mappings. Each front end maps a handful of regions.
 const SLOTS: usize = 16_384;
 
-/// States of a slot, in the lower bits of its word. The bits above them count how often it was claimed.
+/// States of a slot, in the lower bits of its word. The upper bits count its claims.
 const FREE: u32 = 0;
 const CLAIMED: u32 = 1;
 const WATCHED: u32 = 2;
@@ -18,7 +18,7 @@ const POISONED: u32 = 3;
 const STATE: u32 = 3;
 const CLAIM: u32 = 4;
 
-/// A range that is watched, or a place for one. The handler may read it while another thread changes it.
+/// A watched range, or a free slot. The handler may read it while another thread changes it.
 struct Slot {
     word: AtomicU32,
     start: AtomicUsize,
@@ -53,7 +53,7 @@ impl Slot {
 
     /// Sets the range of a claimed slot.
     fn watch(&self, start: usize, length: usize) {
-        // A reader that finds the new range also finds that the word has changed.
+        // A reader that sees the new range also sees the changed word.
         fence(Ordering::Release);
         self.start.store(start, Ordering::Relaxed);
         self.length.store(length, Ordering::Relaxed);
@@ -65,7 +65,8 @@ impl Slot {
         self.word.store(claims | state, Ordering::Release);
     }
 
-    /// The range that is watched. Start and length belong to one mapping: `None` also if the slot changes meanwhile.
+    /// Returns the watched range. `None` also if the slot changes during the call, so start and length always belong to one
+    /// mapping.
     fn range(&self) -> Option<(usize, usize)> {
         let before = self.word.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
@@ -77,25 +78,25 @@ impl Slot {
     }
 }
 
-/// Slots at or above this index have never been used, so the handler need not look at them.
+/// Slots from this index on were never used; the handler skips them.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts SIGBUS signals that hit a watched mapping: workers compare it once per event loop iteration with the value they saw last.
+/// Number of SIGBUS signals in watched mappings. Workers compare it with the last value once per event loop iteration.
 static HITS: AtomicU32 = AtomicU32::new(0);
 
-/// How often client memory was found truncated since the start; one relaxed load.
+/// Number of accesses to truncated client memory since start; one relaxed load.
 #[inline]
 pub fn hits() -> u32 {
     HITS.load(Ordering::Relaxed)
 }
 
-/// Watches one mapping for as long as it lives.
+/// Watches one mapping during its lifetime.
 pub(crate) struct Watch {
     slot: usize,
 }
 
 impl Watch {
-    /// `None`: as many are watched as there may be. A mapping that is not watched must not be used.
+    /// Returns `None` if the table is full. A mapping without a watch must not be used.
     pub(crate) fn new(start: usize, length: usize) -> Option<Watch> {
         for (index, slot) in TABLE.iter().enumerate() {
             if slot.claim() {
@@ -118,10 +119,10 @@ impl Drop for Watch {
     }
 }
 
-/// Installs the handler for the whole process. Call once at start-up; further calls change nothing.
+/// Installs the handler for the whole process. Further calls have no effect.
 ///
 /// # Errors
-/// What sigaction says, which is nothing on Linux for SIGBUS.
+/// The error of sigaction, which does not occur for SIGBUS on Linux.
 pub fn install() -> std::io::Result<()> {
     static ONCE: std::sync::OnceLock<i32> = std::sync::OnceLock::new();
     let errno = *ONCE.get_or_init(|| {
@@ -155,17 +156,17 @@ extern "C" fn on_sigbus(
     let address = unsafe { (*info).si_addr() } as usize;
     let used = USED.load(Ordering::Acquire).min(SLOTS);
     for slot in &TABLE[..used] {
-        // The mapping of the fault is in use, so its slot does not change. Other slots may.
+        // The faulting mapping is in use, so its slot does not change. Other slots may change.
         let Some((start, length)) = slot.range() else {
             continue;
         };
         if address < start || address - start >= length {
             continue;
         }
-        // Everything from the page of the fault to the end of the mapping is gone with the truncation, but
-        // pages before may be gone too; each raises its own signal.
+        // The truncation removed everything from the faulting page to the end of the mapping. It may have removed earlier pages
+        // too; each raises its own signal.
         let page = address & !4095;
-        // Huge pages cannot be replaced in part: then the whole mapping goes.
+        // A part of a huge page cannot be replaced; then the whole mapping is.
         if !replace(page, start + length - page) && !replace(start, length) {
             break;
         }
@@ -173,15 +174,15 @@ extern "C" fn on_sigbus(
         HITS.fetch_add(1, Ordering::Release);
         return;
     }
-    // Not ours: fall back to the default action; the access is retried and ends the process as it should.
+    // Not a watched mapping: restore the default action. The access is retried and ends the process.
     // SAFETY: signal() with SIG_DFL is async-signal-safe.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
 }
 
-/// Puts zeroes of our own over a part of a watched mapping.
+/// Maps private zeroes over a part of a watched mapping.
 fn replace(start: usize, length: usize) -> bool {
-    // SAFETY: MAP_FIXED replaces only addresses of the watched mapping, which stays mapped as long as the
-    // slot is in use. mmap is a bare system call, safe in a handler.
+    // SAFETY: MAP_FIXED replaces only addresses of the watched mapping, which stays mapped as long as the slot is in use. mmap is a
+    // bare system call, safe in a handler.
     let mapped = unsafe {
         libc::mmap(
             start as *mut libc::c_void,

@@ -1,8 +1,8 @@
-//! A client's memory regions: guest-physical and front-end addresses to checked ranges of ours.
+//! A client's memory regions: translates guest-physical and front-end addresses to checked host ranges.
 //!
-//! A table is immutable; a change makes a new one, and the old one lives until its last view is gone. So regions
-//! can be added, removed and remapped while I/O is in flight. Look-ups trust nothing: every address and
-//! length is checked here, by subtraction, and nowhere else.
+//! A table is immutable. A change creates a new table, and the old one lives until its last view is dropped, so
+//! regions can be added, removed and remapped during I/O. Look-ups trust no input: this module checks every address
+//! and length, by subtraction.
 
 use std::cell::Cell;
 use std::io;
@@ -16,71 +16,71 @@ use zerocopy::FromBytes;
 use crate::buffer::{IoBuffer, Segment, prefetch_line};
 use crate::{Appender, Filler, Mapping, RingMemory, volatile};
 
-/// Where a region lies, as the front end says it (vhost-user `SET_MEM_TABLE`, `ADD_MEM_REG`).
+/// Location of a region, as sent by the front end (vhost-user `SET_MEM_TABLE`, `ADD_MEM_REG`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSpec {
     /// Guest-physical address of the first byte.
     pub guest_address: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Address of the first byte in the front end's own address space; ring addresses are given so.
+    /// Address of the first byte in the front end's address space, which is used for ring addresses.
     pub user_address: u64,
-    /// Where the region starts in its file.
+    /// Offset of the region in its file, in bytes.
     pub file_offset: u64,
 }
 
-/// Why memory was refused.
+/// Errors of memory tables and look-ups.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// The range is not (wholly) in the client's memory.
     #[error("address {address:#x} + {length} bytes is not in the client's memory")]
     NotMapped {
-        /// First address asked for.
+        /// First guest-physical address of the range.
         address: u64,
-        /// Bytes asked for.
+        /// Length in bytes.
         length: u64,
     },
-    /// Two regions would share addresses, or a region wraps around.
+    /// Two regions overlap, or a region wraps around.
     #[error(
         "memory region {guest_address:#x} + {size} bytes overlaps another region or wraps around"
     )]
     Overlap {
         /// First guest-physical address of the region.
         guest_address: u64,
-        /// Its bytes.
+        /// Its size in bytes.
         size: u64,
     },
-    /// All regions together are larger than any guest.
+    /// The sum of all regions exceeds the size of any guest.
     #[error("memory regions of more than {} TiB together", TABLE_BYTES_MAX >> 40)]
     TooMuch,
-    /// There is no such region to remove.
+    /// No such region to remove.
     #[error("no memory region starts at {guest_address:#x} with {size} bytes")]
     NoSuchRegion {
-        /// First guest-physical address asked for.
+        /// First guest-physical address of the request.
         guest_address: u64,
-        /// Its bytes.
+        /// Size in bytes.
         size: u64,
     },
     /// The file behind the region could not be mapped.
     #[error("cannot map {size} bytes at file offset {file_offset}: {source}")]
     Map {
-        /// Bytes of the region.
+        /// Size of the region in bytes.
         size: u64,
-        /// Its offset in the file.
+        /// Offset of the region in the file.
         file_offset: u64,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
-/// Bytes of all regions of a table: far more than guests have, and not all that clients may share.
+/// Maximum size of a table in bytes: far more than guests have, and less than all clients together may share.
 const TABLE_BYTES_MAX: u64 = 32 << 40;
 
 #[derive(Clone, Debug)]
 struct Region {
     spec: RegionSpec,
     mapping: Arc<Mapping>,
-    /// Where the region starts inside of its mapping: file offsets need not be page-aligned.
+    /// Offset of the region in its mapping; file offsets need not be page-aligned.
     skip: usize,
 }
 
@@ -98,7 +98,7 @@ pub struct MemoryTable {
 }
 
 impl MemoryTable {
-    /// This table and one region more, mapped from `file`.
+    /// Returns this table with one more region, mapped from `file`.
     ///
     /// # Errors
     /// When the region overlaps another one, wraps around, or its file is too short or cannot be mapped.
@@ -123,7 +123,7 @@ impl MemoryTable {
         })
     }
 
-    /// This table and one region more, of a mapping that exists already (tests, benchmarks).
+    /// Returns this table with one more region in an existing mapping (tests, benchmarks).
     pub fn with_mapping(
         &self,
         spec: RegionSpec,
@@ -175,10 +175,10 @@ impl MemoryTable {
         Ok(MemoryTable { regions })
     }
 
-    /// This table without one region.
+    /// Returns this table without one region.
     ///
     /// # Errors
-    /// When no region has just these addresses and size.
+    /// When no region has exactly these addresses and this size.
     pub fn without_region(
         &self,
         guest_address: u64,
@@ -200,22 +200,22 @@ impl MemoryTable {
         Ok(MemoryTable { regions })
     }
 
-    /// How many regions there are.
+    /// Number of regions.
     pub fn region_count(&self) -> usize {
         self.regions.len()
     }
 
-    /// What the regions are mapped by, to be told apart: states of a table share what has not changed.
+    /// Identities of the regions' mappings. Successive tables share unchanged mappings.
     pub fn mappings(&self) -> impl Iterator<Item = *const Mapping> {
         self.regions.iter().map(|r| Arc::as_ptr(&r.mapping))
     }
 
-    /// Has the client truncated one of its files under us?
+    /// Returns true if the client truncated one of its files.
     pub fn is_poisoned(&self) -> bool {
         self.regions.iter().any(|r| r.mapping.is_poisoned())
     }
 
-    /// Guest-physical address of an address in the front end's own space.
+    /// Translates an address of the front end to a guest-physical address.
     pub fn user_to_guest(&self, address: u64) -> Option<u64> {
         self.regions.iter().find_map(|r| {
             let offset = address.checked_sub(r.spec.user_address)?;
@@ -223,7 +223,7 @@ impl MemoryTable {
         })
     }
 
-    /// The range of ring memory at a guest-physical address; it must lie in one region.
+    /// Returns the ring memory at a guest-physical address. It must lie in one region.
     ///
     /// # Errors
     /// [`MemoryError::NotMapped`].
@@ -254,8 +254,8 @@ impl MemoryTable {
     }
 }
 
-/// One worker's pin on a table. Buffers made through it keep it, and so the mappings, alive; counting them costs
-/// no atomic operation, because a view never leaves its worker.
+/// One worker's pin on a table. Buffers keep it, and through it the mappings, alive. Reference counting costs no
+/// atomic operation, because a view never leaves its worker.
 #[derive(Clone)]
 pub struct GuestView {
     inner: Rc<Inner>,
@@ -263,18 +263,18 @@ pub struct GuestView {
 
 struct Inner {
     table: Arc<MemoryTable>,
-    /// The regions that the last look-ups hit: nearly always the next one's too.
+    /// Regions of the last look-ups, which nearly always match the next one.
     hits: Hits,
 }
 
-/// The last region that was looked up, and another before it: below and above the hole that a PC leaves under 4 GiB.
+/// The last two different regions: those below and above the hole that a PC has under 4 GiB.
 pub(crate) struct Hits {
     last: Cell<Hit>,
     other: Cell<Hit>,
 }
 
 impl Hits {
-    /// Host address of a range, if it lies wholly in one of the regions.
+    /// Host address of a range that lies in one of the regions as a whole.
     #[inline(always)]
     pub fn find(&self, address: u64, length: u64) -> Option<*mut u8> {
         match self.last.get().find(address, length) {
@@ -285,14 +285,14 @@ impl Hits {
 
     fn note(&self, hit: Hit) {
         let last = self.last.replace(hit);
-        // But for the first look-up of all: its address may be that of no region.
+        // Except at the first look-up, where the last region may be `Hit::NONE`.
         if hit.guest_address != last.guest_address {
             self.other.set(last);
         }
     }
 }
 
-/// A region, flat: a look-up that hits it reads nothing else.
+/// A flat copy of a region; a hit accesses no other memory.
 #[derive(Clone, Copy)]
 struct Hit {
     guest_address: u64,
@@ -307,7 +307,7 @@ impl Hit {
         host: std::ptr::null_mut(),
     };
 
-    /// Host address of a range, if it lies wholly in this region.
+    /// Host address of a range that lies in this region as a whole.
     #[inline(always)]
     fn find(&self, address: u64, length: u64) -> Option<*mut u8> {
         let offset = address.wrapping_sub(self.guest_address);
@@ -334,12 +334,13 @@ impl GuestView {
         }
     }
 
-    /// The table that is pinned.
+    /// The pinned table.
     pub fn table(&self) -> &Arc<MemoryTable> {
         &self.inner.table
     }
 
-    /// Appends the range at a guest-physical address to `buffer`, as one segment or, where regions touch, several.
+    /// Appends the range at a guest-physical address to `buffer`. A range over adjacent regions becomes several
+    /// segments.
     ///
     /// # Errors
     /// [`MemoryError::NotMapped`]; the buffer may then hold a part of the range.
@@ -363,13 +364,13 @@ impl GuestView {
         appended
     }
 
-    /// To fill a buffer anew with several ranges, as [`append`](Self::append) adds one. What
-    /// the buffer held is let go; [`Appender::finish`] ends it.
+    /// Empties a buffer and returns an appender that adds ranges as [`append`](Self::append) does, until
+    /// [`Appender::finish`].
     pub fn appender<'a>(&'a self, buffer: &'a mut IoBuffer) -> Appender<'a> {
         Appender::new(self, buffer)
     }
 
-    /// As [`appender`](Self::appender), for ranges of which nothing is unusual, `most` of them at most.
+    /// Same as [`appender`](Self::appender), for up to `most` ranges of the common case.
     #[inline(always)]
     pub fn filler<'a>(&'a self, buffer: &'a mut IoBuffer, most: usize) -> Filler<'a> {
         Filler::new(self, buffer, most)
@@ -385,7 +386,7 @@ impl GuestView {
         self.segments(address, length, |segment| buffer.extend(segment))
     }
 
-    /// Calls `each` for every host segment of a guest-physical range, and remembers the last region.
+    /// Calls `each` for every host segment of a guest-physical range, and records the last region.
     pub(crate) fn segments(
         &self,
         address: u64,
@@ -411,12 +412,13 @@ impl GuestView {
             if left == 0 {
                 return Ok(());
             }
-            // Cannot wrap: regions do not.
+            // Cannot wrap, because regions do not.
             at += here;
         }
     }
 
-    /// Reads a plain value at a guest-physical address: one copy, so that what is checked is what is used.
+    /// Reads a plain value at a guest-physical address. Copies it once, so that the caller uses the value that it
+    /// checked.
     ///
     /// # Errors
     /// [`MemoryError::NotMapped`].
@@ -430,7 +432,7 @@ impl GuestView {
         self.read_in_pieces(address)
     }
 
-    /// A value in another region than the last one, or in several.
+    /// Reads a value outside of the recent regions or across several.
     #[cold]
     pub(crate) fn read_in_pieces<T: FromBytes>(&self, address: u64) -> Result<T, MemoryError> {
         let mut value = MaybeUninit::<T>::zeroed();
@@ -447,7 +449,7 @@ impl GuestView {
         Ok(unsafe { value.assume_init() })
     }
 
-    /// Starts fetching the cache line at a guest-physical address, if it is in the region of the last look-up.
+    /// Prefetches the cache line at a guest-physical address, if it is in a recent region.
     #[inline]
     pub fn prefetch(&self, address: u64) {
         if let Some(host) = self.inner.hits.find(address, 1) {
@@ -465,7 +467,7 @@ impl GuestView {
         Rc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// How many buffers and other holders pin this view, itself included.
+    /// Number of holders of this view, including this one.
     pub fn pins(&self) -> usize {
         Rc::strong_count(&self.inner)
     }

@@ -1,6 +1,6 @@
-//! Which pages of our own memory hold something: what the kernel's PAGEMAP_SCAN says (Linux 6.7).
+//! Finds pages in use in the daemon's own memory, with PAGEMAP_SCAN (Linux 6.7).
 //!
-//! What it says is free of pages reads as zeroes; where the kernel cannot tell, every page counts as used.
+//! Other pages read as zeroes. If the kernel lacks the call, all pages count as used.
 
 use std::fs::File;
 use std::ops::Range;
@@ -38,21 +38,22 @@ struct Region {
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
-/// A page of zeroes that was only ever read.
+/// A zero page that was only read.
 const ZERO_PAGE: u64 = 1 << 5;
 
-/// Pages that one look tells of at most: it is to be quick.
+/// Maximum pages per scan, which limits its duration.
 const PAGES_MAX: u64 = 4096;
 
-/// The kernel's view of our pages. Opened with the first memory of our own, for a confined worker opens nothing.
+/// Page table interface of the kernel. Opened with the first mapping of this kind, because a confined worker cannot open
+/// files.
 pub(crate) fn pagemap() -> Option<&'static File> {
     static PAGEMAP: OnceLock<Option<File>> = OnceLock::new();
     let pagemap = PAGEMAP.get_or_init(|| File::open("/proc/self/pagemap").ok());
     pagemap.as_ref()
 }
 
-/// The first used pages of the range from `start` to `end`, as addresses; empty, at `end`, if there are none. More may follow
-/// at once.
+/// Returns the address range of the first used pages between `start` and `end`. Empty, at `end`, if there are none. More used
+/// pages may follow directly.
 pub(crate) fn first_used(start: u64, end: u64) -> Range<u64> {
     let Some(pagemap) = pagemap() else {
         return start..end;
@@ -71,8 +72,8 @@ pub(crate) fn first_used(start: u64, end: u64) -> Range<u64> {
         returned: PRESENT,
         ..ScanArgument::default()
     };
-    // SAFETY: the kernel reads and writes the argument and writes one region, both of the layout that it defines and
-    // both alive until the call returns; it only looks at page tables, whatever the addresses are.
+    // SAFETY: the kernel reads and writes the argument and writes one region, both of the layout that it defines and both
+    // alive until the call returns. It reads only page tables, for any addresses.
     let found = unsafe {
         libc::ioctl(
             pagemap.as_raw_fd(),
@@ -85,7 +86,7 @@ pub(crate) fn first_used(start: u64, end: u64) -> Range<u64> {
         1 if (start..end).contains(&region.start) && region.start < region.end => {
             region.start..region.end.min(end)
         }
-        // a kernel that cannot tell
+        // not supported by the kernel
         _ => start..end,
     }
 }

@@ -1,14 +1,14 @@
-//! Loads of plain values from memory that a client may change at the same time.
+//! Loads of plain values from memory that a client may change concurrently.
 //!
-//! The compiler may load a plain value as often as it likes, so a field could be checked in one load and used from another. A volatile
-//! load happens once. Values are loaded in words of eight bytes, then four, two and one, as `mov` without a requirement on alignment. A
-//! word can mix bytes of two writes of the client, and two words can be of different times: every caller checks its copy.
+//! The compiler may load a plain value several times, so a field could be checked in one load and used from another. A volatile load
+//! happens once. Values are loaded in words of eight, four, two and one bytes, by unaligned `mov`. A word can mix bytes of two writes
+//! of the client, and two words can be of different times; every caller checks its copy.
 
 use std::mem::MaybeUninit;
 
 use zerocopy::FromBytes;
 
-/// A word at any address. Loads and stores of it are single instructions on x86-64 and AArch64.
+/// A word at any address. Its loads and stores are single instructions on x86-64 and AArch64.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 struct Word<T: Copy>(T);
@@ -26,10 +26,10 @@ unsafe fn word<T: Copy>(from: *const u8, into: *mut u8, at: usize) {
     }
 }
 
-/// Copies bytes out of client memory. Each byte is loaded once.
+/// Copies bytes out of client memory. Loads each byte once.
 ///
 /// # Safety
-/// `from` must be mapped for `length` bytes and `into` valid for writes of as many, and they must not overlap.
+/// `from` must be mapped for `length` bytes, `into` must be valid for writes of `length` bytes, and they must not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_out(from: *const u8, into: *mut u8, length: usize) {
     let mut at = 0;
@@ -53,15 +53,15 @@ pub(crate) unsafe fn copy_out(from: *const u8, into: *mut u8, length: usize) {
     }
 }
 
-/// Loads a value. Each byte is loaded once.
+/// Loads a value. Loads each byte once.
 ///
 /// # Safety
 /// `from` must be mapped for the size of the value.
 #[inline(always)]
 pub(crate) unsafe fn load<T: FromBytes>(from: *const T) -> T {
     let mut value = MaybeUninit::<T>::uninit();
-    // SAFETY: the caller's promise for `from`; `value` has the same size and is memory of our own. All of its bytes are written, and
-    // FromBytes makes any bytes a value.
+    // SAFETY: the caller's promise for `from`; `value` has the same size and is local memory. All of its bytes are written, and any
+    // bytes are a valid value of a FromBytes type.
     unsafe {
         copy_out(from.cast(), value.as_mut_ptr().cast(), size_of::<T>());
         value.assume_init()
@@ -80,7 +80,7 @@ mod tests {
         for start in 0..8 {
             for length in 0..40 {
                 let mut into = [0xa5; 48];
-                // SAFETY: both have so many bytes.
+                // SAFETY: both have at least `length` bytes.
                 unsafe { super::copy_out(from[start..].as_ptr(), into.as_mut_ptr(), length) };
                 assert_eq!(into[..length], from[start..start + length]);
                 assert!(into[length..].iter().all(|byte| *byte == 0xa5));
@@ -88,7 +88,7 @@ mod tests {
         }
     }
 
-    /// A client flips a descriptor between two values. Each aligned word of a copy is one of both, never a mixture.
+    /// A client flips a descriptor between two values. Each aligned word of a copy is one of the two, never a mixture.
     #[test]
     fn words_of_a_copy_are_whole_while_a_client_writes() {
         let mapping = Mapping::anonymous(4096).unwrap();

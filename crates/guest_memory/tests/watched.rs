@@ -1,5 +1,5 @@
-//! Truncation is survived in every mapping that there is, however many clients share. Alone in its program: it uses up
-//! what the process has.
+//! Every mapping survives truncation, whatever the number of clients. In a test program of its own, because it
+//! exhausts the watch table of the process.
 
 use std::os::fd::AsFd;
 
@@ -17,7 +17,7 @@ fn mapping_that_could_not_be_watched_is_refused() {
         }
     };
     assert!(refused.to_string().contains("truncation"), "{refused}");
-    // The last one is the one that would have gone unwatched.
+    // The last mapping took the last watch.
     file.set_len(0).unwrap();
     let mut got = [1];
     mappings.last().unwrap().read(0, &mut got);

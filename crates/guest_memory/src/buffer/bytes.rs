@@ -1,4 +1,4 @@
-//! Bytes into and out of a buffer. Ranges are asserted: they are ours, never a peer's.
+//! Copies bytes to and from buffers. Ranges are asserted, because they never come from a peer.
 
 use std::rc::Rc;
 
@@ -6,7 +6,7 @@ use super::{IoBuffer, Keep};
 use crate::{Mapping, copy};
 
 impl IoBuffer {
-    /// Copies from byte `offset` of the whole buffer, window or not.
+    /// Copies from byte `offset` of the whole buffer, including outside of the window.
     ///
     /// # Panics
     /// When the range lies outside of the buffer.
@@ -15,7 +15,7 @@ impl IoBuffer {
         let whole = 0..self.segments.len();
         let length = into.len();
         self.walk(whole, offset, length, |segment, done| {
-            // SAFETY: the segment is memory kept by `self.keep`; `into` is ours alone and long enough.
+            // SAFETY: the segment is memory kept by `self.keep`; `into` is exclusively borrowed and long enough.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     segment.base,
@@ -26,7 +26,7 @@ impl IoBuffer {
         });
     }
 
-    /// Copies to byte `offset` of the whole buffer, window or not.
+    /// Copies to byte `offset` of the whole buffer, including outside of the window.
     ///
     /// # Panics
     /// When the range lies outside of the buffer.
@@ -37,7 +37,7 @@ impl IoBuffer {
             offset,
             from.len(),
             |segment, done| {
-                // SAFETY: as in `read_whole`, the other way round.
+                // SAFETY: as in `read_whole`, in the other direction.
                 unsafe {
                     std::ptr::copy_nonoverlapping(
                         from.as_ptr().add(done),
@@ -75,7 +75,7 @@ impl IoBuffer {
     #[inline]
     pub fn write_at(&self, offset: usize, from: &[u8]) {
         self.walk(self.range(), offset, from.len(), |segment, done| {
-            // SAFETY: as in `read_whole`, the other way round.
+            // SAFETY: as in `read_whole`, in the other direction.
             unsafe {
                 std::ptr::copy_nonoverlapping(from.as_ptr().add(done), segment.base, segment.length)
             }
@@ -91,7 +91,8 @@ impl IoBuffer {
         let [segment] = &self.segments[self.first as usize..self.end as usize] else {
             return None;
         };
-        // SAFETY: the segment lies in the memory, which is initialised. No other buffer has the memory, and this one is borrowed.
+        // SAFETY: the segment lies in the memory, which is initialised. No other buffer shares the memory, and this buffer is
+        // exclusively borrowed.
         Some(unsafe { std::slice::from_raw_parts_mut(segment.base, segment.length) })
     }
 
@@ -106,13 +107,13 @@ impl IoBuffer {
         });
     }
 
-    /// Copies the window to another buffer's window, as far as both reach; gives the bytes copied.
+    /// Copies the window to another buffer's window, up to the shorter length. Returns the number of bytes copied.
     pub fn copy_to(&self, other: &IoBuffer) -> usize {
         let length = self.window.min(other.window);
         self.walk(self.range(), 0, length, |from, before| {
             other.walk(other.range(), before, from.length, |into, done| {
-                // SAFETY: both are memory kept by their buffers. The client may have pointed them at the same
-                // place: hence `copy`, which allows overlap.
+                // SAFETY: both segments are memory kept by their buffers. The client may have pointed them at the same place;
+                // `copy` allows overlap.
                 unsafe { std::ptr::copy(from.base.add(done), into.base, into.length) }
             });
         });
@@ -133,31 +134,31 @@ impl IoBuffer {
         });
     }
 
-    /// Fills the window from a mapping: a RAM disk's read.
+    /// Fills the window from a mapping (read of a RAM disk).
     ///
     /// # Panics
-    /// When the range lies outside of the mapping, or this is itself a look at a mapping.
+    /// When the range lies outside of the mapping, or this buffer refers to a mapping itself.
     #[inline]
     pub fn fill_from(&self, mapping: &Mapping, offset: usize) {
         assert!(!self.may_be_in(mapping), "a disk is read into itself");
         let from = mapping.checked(offset, self.window);
         self.walk(self.range(), 0, self.window, |segment, done| {
-            // SAFETY: both ranges are mapped and kept; they are different mappings: what looks at a RAM
-            // disk's own memory was refused.
+            // SAFETY: both ranges are mapped and kept. They belong to different mappings: buffers that refer to the RAM disk's
+            // memory were refused above.
             unsafe { copy::to_client(from.add(done), segment.base, segment.length) }
         });
     }
 
-    /// Puts the window into a mapping: a RAM disk's write.
+    /// Copies the window to a mapping (write of a RAM disk).
     ///
     /// # Panics
-    /// When the range lies outside of the mapping, or this is itself a look at a mapping.
+    /// When the range lies outside of the mapping, or this buffer refers to a mapping itself.
     #[inline]
     pub fn drain_to(&self, mapping: &Mapping, offset: usize) {
         assert!(!self.may_be_in(mapping), "a disk is written from itself");
         let into = mapping.checked(offset, self.window);
         self.walk(self.range(), 0, self.window, |segment, done| {
-            // SAFETY: as in `fill_from`, the other way round.
+            // SAFETY: as in `fill_from`, in the other direction.
             unsafe { copy::from_client(segment.base, into.add(done), segment.length) }
         });
     }

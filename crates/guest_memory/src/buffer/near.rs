@@ -1,5 +1,5 @@
-//! Fast paths to what nearly always lies in one piece: a request's header, its answer, its status; and the cache lines that these
-//! are in. What lies otherwise is read and written as any bytes are (`bytes`), and a property test holds the one against the other.
+//! Fast paths for request headers, responses and status bytes that are contiguous in memory, and for prefetching their cache lines.
+//! Fragmented ones take the general path in `bytes`; a property test compares the two.
 
 use super::{IoBuffer, Segment};
 
@@ -10,20 +10,20 @@ impl IoBuffer {
         self.segments.get(self.middle as usize)
     }
 
-    /// The first `N` bytes of the whole buffer: a request's header.
+    /// First `N` bytes of the whole buffer: the request header.
     ///
     /// # Panics
     /// When the buffer is shorter.
     #[inline(always)]
     pub fn front<const N: usize>(&self) -> [u8; N] {
         match self.segments.first() {
-            // SAFETY: memory kept by `self.keep`, long enough; any bytes are an array of bytes.
+            // SAFETY: memory kept by `self.keep`, long enough; any bytes are a valid array of bytes.
             Some(first) if first.length >= N => unsafe { first.base.cast::<[u8; N]>().read() },
             _ => self.front_in_pieces(),
         }
     }
 
-    /// As [`front`](Self::front), if those bytes lie in one piece: then the caller keeps in registers what it reads of them.
+    /// Same as [`front`](Self::front), if these bytes are contiguous; the caller then keeps the fields that it reads in registers.
     #[inline(always)]
     pub fn front_near<const N: usize>(&self) -> Option<[u8; N]> {
         let first = self.segments.first().filter(|first| first.length >= N)?;
@@ -38,7 +38,7 @@ impl IoBuffer {
         bytes
     }
 
-    /// Writes the last byte of the whole buffer: a request's status.
+    /// Writes the last byte of the whole buffer: the request status.
     ///
     /// # Panics
     /// When the buffer is empty.
@@ -50,8 +50,8 @@ impl IoBuffer {
         unsafe { last.base.add(last.length - 1).write(byte) }
     }
 
-    /// As [`write_whole`](Self::write_whole), for few bytes at the start of the second half, as a request's answer is; `offset`
-    /// is the length of the first one.
+    /// Same as [`write_whole`](Self::write_whole), for a few bytes at the start of the second half (a response). `offset` is the
+    /// length of the first half.
     #[inline(always)]
     pub fn write_half<const N: usize>(&self, offset: usize, from: [u8; N]) {
         match self.half() {
@@ -63,7 +63,7 @@ impl IoBuffer {
         }
     }
 
-    /// As [`write_half`](Self::write_half), of `N` zeroes.
+    /// Same as [`write_half`](Self::write_half), with `N` zeroes.
     #[inline(always)]
     pub fn clear_half<const N: usize>(&self, offset: usize) {
         match self.half() {
@@ -80,7 +80,7 @@ impl IoBuffer {
         self.write_whole(offset, &[0; N]);
     }
 
-    /// Starts fetching the first cache line of the whole buffer: a request's header.
+    /// Prefetches the first cache line of the whole buffer: the request header.
     #[inline(always)]
     pub fn prefetch(&self) {
         if let Some(segment) = self.segments.first() {
@@ -88,7 +88,7 @@ impl IoBuffer {
         }
     }
 
-    /// Starts taking the cache line of the whole buffer's last byte, to be written soon.
+    /// Prefetches, for writing, the cache line of the whole buffer's last byte.
     #[inline(always)]
     pub fn prefetch_last(&self) {
         if let Some(last) = self.segments.last() {
@@ -96,7 +96,7 @@ impl IoBuffer {
         }
     }
 
-    /// Starts taking the first cache line of the second half, to be written soon.
+    /// Prefetches, for writing, the first cache line of the second half.
     #[inline(always)]
     pub fn prefetch_half(&self) {
         if let Some(half) = self.half() {
@@ -105,11 +105,11 @@ impl IoBuffer {
     }
 }
 
-/// Asks the processor to fetch a cache line to be written: it is taken from whoever else has it.
+/// Prefetches a cache line for writing; other cores lose their copy.
 #[inline(always)]
 pub(crate) fn prefetch_line_to_write(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: as in `prefetch_line`; a processor that does not know it does nothing.
+    // SAFETY: as in `prefetch_line`; processors without this instruction execute it as a no-op.
     unsafe {
         core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }
@@ -117,7 +117,7 @@ pub(crate) fn prefetch_line_to_write(address: *const u8) {
     let _ = address;
 }
 
-/// Asks the processor to fetch a cache line; any address is allowed, for a prefetch never faults.
+/// Prefetches a cache line. Any address is allowed, because a prefetch never faults.
 #[inline(always)]
 pub(crate) fn prefetch_line(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -146,7 +146,7 @@ mod tests {
             let middle = middle.min(lengths.len());
             let at: usize = lengths[..middle].iter().sum();
             near.filled(total, middle);
-            // What splits segments moves the second half's first one.
+            // Splitting segments moves the first segment of the second half.
             for (start, length) in windows {
                 near.set_window(start.min(total), length.min(total - start.min(total)));
             }

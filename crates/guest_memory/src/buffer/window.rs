@@ -1,13 +1,12 @@
-//! The window of a buffer: which part of a chain's memory an I/O reads or writes.
+//! The window of a buffer: the part of a chain's memory that an I/O reads or writes.
 //!
-//! Nearly all drivers cut their requests where the window's borders are: then it is found by a comparison or two. Elsewhere a
-//! segment is split. Offsets are asserted: they are ours, never a peer's.
+//! Nearly all drivers split their descriptors at the window's borders, which are then found by one or two comparisons.
+//! Otherwise a segment is split. Offsets are asserted, because they never come from a peer.
 
 use super::{IoBuffer, Segment};
 
 impl IoBuffer {
-    /// Narrows (or widens) the window to `length` bytes from byte `start` of the whole buffer. Splits a segment
-    /// where a border of the window falls inside of it.
+    /// Sets the window to `length` bytes from byte `start` of the whole buffer. Splits a segment that contains a border.
     ///
     /// # Panics
     /// When the range lies outside of the buffer.
@@ -18,15 +17,15 @@ impl IoBuffer {
             "window outside of buffer"
         );
         self.first = self.border(start) as u32;
-        // From the end, for mostly little or nothing is behind the data, however many segments that has.
+        // Searches from the end, because few or no segments follow the data.
         self.end = self.border_back(self.total - start - length) as u32;
         self.window = length;
     }
 
-    /// Narrows the window to the first half behind its first segment, a header of `skip` bytes; false: that has another
-    /// length, and nothing was done.
+    /// Sets the window to the first half without its first segment, a header of `skip` bytes. Returns false, without effect,
+    /// if that segment has another length.
     ///
-    /// `length` is what the half has behind the header: the short way of [`set_window`](Self::set_window).
+    /// `length` is the number of bytes after the header. Fast path of [`set_window`](Self::set_window).
     #[inline(always)]
     #[must_use]
     pub fn window_in_first_half(&mut self, skip: usize, length: usize) -> bool {
@@ -38,7 +37,8 @@ impl IoBuffer {
         near
     }
 
-    /// As [`window_in_first_half`](Self::window_in_first_half), for the second half behind an answer's place of `skip` bytes.
+    /// Same as [`window_in_first_half`](Self::window_in_first_half), for the second half, whose first segment is a response
+    /// of `skip` bytes.
     #[inline(always)]
     #[must_use]
     pub fn window_in_second_half(&mut self, skip: usize, length: usize) -> bool {
@@ -51,15 +51,15 @@ impl IoBuffer {
         near
     }
 
-    /// Has the window as many bytes as its segments?
+    /// Returns true if the window's length equals the sum of its segments.
     fn is_whole(&self) -> bool {
         self.segments().iter().map(Segment::len).sum::<usize>() == self.window
     }
 
-    /// Index of the segment that starts `skip` bytes after the start, after a split if none did.
+    /// Returns the index of the segment that starts `skip` bytes after the start. Splits a segment if necessary.
     #[inline(always)]
     fn border(&mut self, skip: usize) -> usize {
-        // As nearly all drivers cut their requests: a header, or a header and room for an answer, before the data.
+        // The layout of nearly all drivers: a header, or a header and a response, before the data.
         match &self.segments[..] {
             [first, ..] if first.length == skip => 1,
             [first, second, ..] if skip.checked_sub(first.length) == Some(second.length) => 2,
@@ -71,7 +71,7 @@ impl IoBuffer {
     fn border_anywhere(&mut self, mut skip: usize) -> usize {
         let mut index = 0;
         while skip > 0 {
-            // The caller has checked that there are so many bytes.
+            // The caller has checked `skip` against the total length.
             let length = self.segments[index].length;
             if skip < length {
                 return self.split(index, skip);
@@ -82,7 +82,7 @@ impl IoBuffer {
         index
     }
 
-    /// Index behind the segment that ends `skip` bytes before the end, after a split if none did.
+    /// Returns the index after the segment that ends `skip` bytes before the end. Splits a segment if necessary.
     #[inline(always)]
     fn border_back(&mut self, skip: usize) -> usize {
         match &self.segments[..] {
@@ -165,7 +165,7 @@ mod tests {
             let (first, end) = (a.min(b).min(lengths.len()), a.max(b).min(lengths.len()));
             let (start, length) = (lengths[..first].iter().sum(), lengths[first..end].iter().sum());
             buffer.set_window(start, length);
-            // An empty window may lie before or behind the same border.
+            // An empty window may be on either side of a border.
             if length > 0 {
                 let got: Vec<_> = buffer.segments().iter().map(Segment::len).collect();
                 prop_assert_eq!(&got[..], &lengths[first..end]);
