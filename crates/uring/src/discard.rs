@@ -1,4 +1,4 @@
-//! `BLKDISCARD`, for kernels whose io_uring does not discard on block devices (before Linux 6.12). Blocks its caller.
+//! `BLKDISCARD`, for kernels whose io_uring cannot discard on block devices (before Linux 6.12). Blocks the caller.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -6,15 +6,14 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// `_IO(0x12, 119)` of linux/fs.h.
 const BLKDISCARD: libc::c_ulong = 0x1277;
 
-/// Discards a range of a block device, and returns when that is done.
+/// Discards a range of a block device and waits for the end.
 ///
 /// # Errors
-/// `ENOTTY` for what is no block device, `EOPNOTSUPP` for one that discards nothing, `EINVAL` for a range that is not whole blocks or not
-/// all on the device.
+/// `ENOTTY` for other files, `EOPNOTSUPP` for devices without discard, `EINVAL` for a range outside of the device or not made of whole
+/// blocks.
 pub fn discard_now(fd: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<()> {
     let range = [offset, length];
-    // SAFETY: the kernel reads two u64 at this address, which are there until the call returns, and keeps neither address nor
-    // descriptor.
+    // SAFETY: the kernel reads two u64 at this address, which are valid until the call returns. It keeps neither address nor descriptor.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), BLKDISCARD as _, range.as_ptr()) };
     if result == 0 {
         Ok(())

@@ -1,6 +1,6 @@
-//! What wakes a worker from another thread: an eventfd; a flag where the worker's ring is simulated.
+//! Wakes a worker from another thread: an eventfd, or a flag for a simulated ring.
 //!
-//! Shared by the worker, whose ring watches it, and by whoever has something for the worker. Never blocks.
+//! Shared by the worker, whose ring watches it, and the notifying threads. Never blocks.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use crate::{Owner, Ring, WatchId};
 #[cfg(feature = "simulated")]
 use {crate::slab::Use, guest_memory::IoBuffer};
 
-/// Wakes the worker whose ring [watches](Ring::watch_event) it.
+/// Wakes the worker that [watches](Ring::watch_event) this event on its ring.
 #[derive(Debug)]
 pub struct Event(Kind);
 
@@ -24,19 +24,20 @@ enum Kind {
 }
 
 impl Event {
-    /// Not notified yet.
+    /// Creates an event that is not notified.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// When no descriptor is available.
     pub fn new() -> io::Result<Event> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Event(Kind::Descriptor(eventfd(0, flags)?)))
     }
 
-    /// Completes a watch. Several notifications may be one completion.
+    /// Completes a watch. Several notifications may share a completion.
     pub fn notify(&self) {
         match &self.0 {
-            // Only a counter at its maximum refuses, and then a notification is pending anyway.
+            // The write fails only if the counter is at its maximum; then a notification is pending
+            // anyway.
             Kind::Descriptor(fd) => drop(rustix::io::write(fd, &1u64.to_ne_bytes())),
             #[cfg(feature = "simulated")]
             Kind::Flag(flag) => flag.store(true, std::sync::atomic::Ordering::Release),
@@ -45,10 +46,10 @@ impl Event {
 }
 
 impl Ring {
-    /// An event of the kind that this ring can watch; others may do so too, if they are of the same kind.
+    /// Creates an event of the kind that this ring and other rings of its kind can watch.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// When no descriptor is available.
     pub fn event(&self) -> io::Result<Event> {
         match &self.io {
             Kernel::Real(_) => Event::new(),
@@ -57,10 +58,10 @@ impl Ring {
         }
     }
 
-    /// Watches an event until [`Ring::unwatch`]; it need not be cleared.
+    /// Watches an event until [`Ring::unwatch`]. The event need not be cleared.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// When no descriptor is available.
     pub fn watch_event(&mut self, owner: Owner, token: u64, event: &Event) -> io::Result<WatchId> {
         match &event.0 {
             Kind::Descriptor(fd) => {

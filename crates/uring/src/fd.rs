@@ -1,7 +1,7 @@
-//! A descriptor that operations on a ring refer to. It stays open until the last of them has completed.
+//! A descriptor for operations on a ring. It stays open until the last of them has completed.
 //!
-//! Registered with a ring, it spares the kernel a look-up and a shared reference count per operation. The entry
-//! in the ring's table is swept at the iteration after the last reference was dropped.
+//! Registration with a ring saves a look-up and a shared reference count per operation. The table entry is
+//! cleared in the iteration after the last reference was dropped.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -36,7 +36,7 @@ impl Drop for Registered {
 }
 
 impl RingFd {
-    /// What an entry calls it: [`RingFd::mark`] says which kind of number it is.
+    /// Number of the descriptor in a submission entry; [`RingFd::mark`] sets its kind.
     pub(crate) fn number(&self) -> Fd {
         match &self.0.registered {
             Some(registered) => Fd(registered.index as RawFd),
@@ -44,7 +44,7 @@ impl RingFd {
         }
     }
 
-    /// Is it registered with another ring? Then its number means another file there.
+    /// Returns true if the descriptor is registered with another ring, where its number refers to another file.
     #[inline]
     pub(crate) fn is_foreign(&self, registry: &Registry) -> bool {
         match &self.0.registered {
@@ -97,18 +97,18 @@ impl AsFd for RingFd {
 /// A ring's table of registered descriptors.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    /// `None`: not asked for yet. 0: there is none.
+    /// `None`: not created yet. 0: not supported.
     size: Option<u32>,
     used: u32,
     free: Vec<u32>,
     dropped: Rc<RefCell<Vec<u32>>>,
 }
 
-/// Sizes tried, largest first: the limit of open files bounds the table.
+/// Table sizes to try. The limit of open files bounds the table.
 const TABLE_SIZES: [u32; 4] = [4096, 1024, 256, 64];
 
 impl Registry {
-    /// The descriptor, registered if there is room, else as it is.
+    /// Registers the descriptor if the table has a free entry. Otherwise returns it unregistered.
     pub(crate) fn register(&mut self, submitter: &Submitter<'_>, fd: RingFd) -> RingFd {
         self.sweep(submitter);
         let size = *self.size.get_or_insert_with(|| {
@@ -136,25 +136,25 @@ impl Registry {
         }))
     }
 
-    /// Has a descriptor with an entry been dropped since [`Registry::sweep`]?
+    /// Returns true if a registered descriptor was dropped since [`Registry::sweep`].
     #[inline]
     pub(crate) fn has_dropped(&self) -> bool {
         !self.dropped.borrow().is_empty()
     }
 
-    /// Empties the table: closing the ring would do so as well, but some time later.
+    /// Clears the table. Closing the ring would also do so, but later.
     pub(crate) fn close(&mut self, submitter: &Submitter<'_>) {
         if self.size.is_some_and(|size| size > 0) {
-            // What fails here is done by the kernel when the ring is closed.
+            // On failure the kernel clears it when the ring is closed.
             drop(submitter.unregister_files());
         }
     }
 
-    /// Empties the entries whose descriptors were dropped, so that the kernel closes them as well.
+    /// Clears the entries of dropped descriptors, so that the kernel closes the files.
     #[cold]
     pub(crate) fn sweep(&mut self, submitter: &Submitter<'_>) {
         for index in self.dropped.borrow_mut().drain(..) {
-            // An entry that cannot be emptied is not used again.
+            // An entry that cannot be cleared is not reused.
             if set(submitter, index, -1).is_ok() {
                 self.free.push(index);
             }

@@ -1,19 +1,20 @@
-//! Locks on a disk's file that QEMU's tools respect, and that respect QEMU's.
+//! Locks on a disk's file that are compatible with QEMU's.
 //!
-//! The scheme (QEMU, `block/file-posix.c`): byte `100 + p` is locked by who uses permission `p`, byte `200 + p`
-//! by who does not let others use it. All locks are shared ones; whoever has taken its own then looks for
-//! others' on the opposite bytes. They belong to the open file description, so they end when it is closed,
-//! and a process that dies leaves none. Called while a disk is opened; may block on a network file system.
+//! The scheme (QEMU, `block/file-posix.c`): a lock on byte `100 + p` means that its holder uses permission `p`,
+//! a lock on byte `200 + p` that it does not share the permission. All locks are shared locks. After taking its
+//! own locks, a process checks the opposite bytes for conflicting ones. The locks belong to the open file
+//! description and end when it is closed, also if the process dies. Called when a disk is opened; may block on a
+//! network file system.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Who holds the file against us, in QEMU's words.
+/// Conflict with another lock holder, with QEMU's name of the permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
-    /// Somebody writes to it, resizes it or may do so.
+    /// Another process writes to the file or resizes it, or may do so.
     InUse(&'static str),
-    /// Somebody forbids others what we want to do.
+    /// Another process does not share the permission.
     Forbidden(&'static str),
 }
 
@@ -25,7 +26,7 @@ const CONSISTENT_READ: (libc::off_t, &str) = (0, "read");
 const WRITE: (libc::off_t, &str) = (1, "write");
 const RESIZE: (libc::off_t, &str) = (3, "resize");
 
-/// Locks a file: as its only writer, or as one of any number of readers. `Ok(Some(..))` tells who is in the way;
+/// Locks a file, as its only writer or as one of any number of readers. Returns the conflict, if there is one;
 /// the locks taken so far stay until the descriptor is closed.
 ///
 /// # Errors
@@ -56,10 +57,10 @@ pub fn lock(fd: BorrowedFd<'_>, writer: bool) -> io::Result<Option<Conflict>> {
     Ok(None)
 }
 
-/// The only writer becomes a reader: others may read, and still nobody may write.
+/// Downgrades the only writer to a reader: other readers are admitted, writers are not.
 ///
 /// # Errors
-/// When the lock service fails; the locks are as they were, or some of them are gone that kept readers out.
+/// When the lock service fails; some of the locks that exclude readers may be released.
 pub fn lower(fd: BorrowedFd<'_>) -> io::Result<()> {
     for (bit, _) in [WRITE, RESIZE] {
         let mut unlocked = one_byte(libc::F_UNLCK, USES + bit);
@@ -68,7 +69,7 @@ pub fn lower(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives up all locks: this process opens the file another time, and keeps others out by that.
+/// Releases all locks. The caller holds other locks on the same file by another descriptor.
 ///
 /// # Errors
 /// When the lock service fails.

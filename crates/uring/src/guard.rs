@@ -1,10 +1,10 @@
-//! System calls that a peer can hold up, and the guard that ends them.
+//! System calls that a peer can block, and a guard thread that interrupts them.
 //!
-//! An eventfd that a peer has made shares its O_NONBLOCK with the peer: whatever is asked before a write, the peer can
-//! make it wait, and nothing in Linux writes to one without waiting at the price of a plain write. So a thread says when
-//! it is in such a call, with two plain stores, and one guard for the process looks at these words while they move. A
-//! call that lasts longer than the guard's pause is interrupted: it then ends with EINTR, which only one that waited
-//! does. The guard's thread begins with the first that is guarded and lasts as long as the process.
+//! An eventfd made by a peer shares its O_NONBLOCK flag with the peer. The peer can clear the flag between any check and
+//! the write, and no Linux call writes without waiting at the cost of a plain write. Each thread therefore marks such
+//! calls with two plain stores to a counter, and one guard thread per process polls these counters while they change. A
+//! call that lasts longer than the guard's poll interval is interrupted and returns EINTR, which only a blocked call
+//! does. The guard thread starts with the first guarded thread and lives as long as the process.
 
 use std::cell::OnceCell;
 use std::io;
@@ -12,32 +12,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// How often the guard looks while calls are made: one that waits is interrupted after one to two of these.
+/// Poll interval of the guard while calls are made. A blocked call is interrupted after one to two intervals.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// It looks less and less often while there are none, down to this: an idle process uses no CPU to speak of.
+/// Longest poll interval without calls, so that an idle process uses almost no CPU time.
 const IDLE_PAUSE: Duration = Duration::from_millis(250);
 
-/// What interrupts a call. Its own action is to do nothing, so one that comes late does no harm.
+/// Signal that interrupts a call. Its default action is to ignore it, so a late signal has no effect.
 const INTERRUPT: libc::c_int = libc::SIGURG;
 
 struct Guarded {
-    /// Odd while the thread is in a call. Only the thread itself writes it.
+    /// Odd while the thread is in a call. Written only by the thread.
     calls: AtomicU64,
-    /// A number or a pointer, as the C library has it.
+    /// `pthread_t`: an integer or a pointer, depending on the C library.
     thread: usize,
 }
 
 #[derive(Default)]
 struct Guard {
-    /// Each thread, with its word as last seen.
+    /// Each thread and the last value of its counter.
     threads: Mutex<Vec<(Arc<Guarded>, u64)>>,
     came: Condvar,
 }
 
 static GUARD: OnceLock<Result<Arc<Guard>, i32>> = OnceLock::new();
 
-/// A thread's own entry, taken off the guard's list before the thread ends.
+/// A thread's own entry, removed from the guard's list before the thread ends.
 struct Own {
     guarded: Arc<Guarded>,
     guard: Arc<Guard>,
@@ -47,10 +47,10 @@ thread_local! {
     static OWN: OnceCell<Own> = const { OnceCell::new() };
 }
 
-/// Guards the calling thread's calls of [`brief`] as long as it lives.
+/// Guards calls of [`brief`] on the calling thread until it ends.
 ///
 /// # Errors
-/// When the kernel gives no thread for the guard.
+/// When the kernel cannot create the guard thread.
 pub fn guard_this_thread() -> io::Result<()> {
     let guard = GUARD.get_or_init(|| start().map_err(|error| error.raw_os_error().unwrap_or(0)));
     let guard = guard
@@ -74,8 +74,7 @@ pub fn guard_this_thread() -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a system call that should not wait but which a peer can hold up. On a guarded thread it ends with EINTR if it
-/// waits.
+/// Runs a system call that should not wait but that a peer can block. On a guarded thread it returns EINTR if it blocks.
 #[inline]
 pub fn brief<R>(call: impl FnOnce() -> R) -> R {
     OWN.with(|own| {
@@ -123,7 +122,7 @@ impl Guard {
     }
 }
 
-/// Interrupts whoever is in the same call as at the last look. Are there calls?
+/// Interrupts threads that are still in the call of the last poll. Returns true if there were calls.
 fn look(threads: &mut [(Arc<Guarded>, u64)]) -> bool {
     let mut any = false;
     for (guarded, seen) in threads {
@@ -141,7 +140,7 @@ fn look(threads: &mut [(Arc<Guarded>, u64)]) -> bool {
 
 fn start() -> io::Result<Arc<Guard>> {
     extern "C" fn nothing(_signal: libc::c_int) {}
-    // SAFETY: a zeroed sigaction is a valid value: an empty mask, and no SA_RESTART, so that calls end with EINTR.
+    // SAFETY: a zeroed sigaction is a valid value: an empty mask, and no SA_RESTART, so that calls return EINTR.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = nothing as *const () as usize;
     // SAFETY: `action` is a valid sigaction whose handler does nothing.
@@ -185,7 +184,7 @@ mod tests {
         for thread in threads {
             thread.join().unwrap().unwrap();
         }
-        // Whoever else is on the list is a test of this process that still runs.
+        // Another entry can only be a concurrent test of this process.
         let Some(Ok(guard)) = GUARD.get() else {
             panic!("there is no guard")
         };

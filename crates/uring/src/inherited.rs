@@ -1,19 +1,19 @@
-//! Descriptors that a process was started with, known by their numbers.
+//! Access to descriptors that the process inherited, by number.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// A duplicate of the descriptor with this number, which a parent or a service manager has left open; the original stays.
+/// Duplicates an inherited descriptor of a parent or service manager. The original stays open.
 ///
 /// # Errors
-/// When it is none.
+/// When the number is not an open descriptor.
 pub fn inherited(number: i32) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes no pointer, and leaves the descriptor of this number as it is, whoever has it.
+    // SAFETY: the call takes no pointer and does not change the descriptor with this number, whoever owns it.
     let duplicate = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
     if duplicate < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: it was just made, for the caller alone.
+    // SAFETY: the descriptor was just created and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(duplicate) })
 }
 

@@ -1,6 +1,6 @@
-//! The kernel's side of a ring: io_uring, or in tests what stands in its place.
+//! The kernel's side of a ring: io_uring, or its replacement in simulations.
 //!
-//! Without the feature `simulated` there is one kind, and looking which it is costs nothing.
+//! Without the feature `simulated` the enum has one variant, and its `match` costs nothing.
 
 use std::ops::{Deref, DerefMut};
 

@@ -1,9 +1,10 @@
-//! One worker's io_uring, which owns every buffer and descriptor from submission until completion.
+//! One worker's io_uring. It owns every buffer and descriptor from submission until completion.
 //!
-//! A [`Ring`] is made on the thread that uses it and never leaves it. It queues operations without a system
-//! call; [`Ring::enter`] submits all of them, and waits where asked, with one. No allocation per operation once
-//! as many slots exist as operations were ever in flight together. One of the crates where `unsafe`
-//! lives; what it exports is safe: memory that the kernel may still touch is leaked rather than freed.
+//! A [`Ring`] is created on the thread that uses it and never leaves it. Operations are queued without a system call;
+//! [`Ring::enter`] submits them and optionally waits, with one call. Operations do not allocate while the number in flight stays
+//! below an earlier maximum. This crate contains `unsafe` code; its exported API is safe. Memory that the kernel may still
+//! access is leaked, never freed.
+//!
 //! Also here, because they need raw system calls: [`file_lock`], [`guard`], [`first_unwritten`], [`inherited`], [`make_tap`] and
 //! [`make_tun`]. Tests: `tests/`.
 
@@ -40,23 +41,23 @@ pub use signal::{HeldUp, Signal};
 pub use tap::{make_tap, make_tun};
 pub use unwritten::first_unwritten;
 
-/// Who is told of a completion: the reactor deals completions out by it.
+/// Recipient of completions, used by the reactor for dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner(pub u32);
 
 /// The end of an operation, or one event of a watch.
 #[derive(Debug)]
 pub struct Completion {
-    /// Whoever started the operation.
+    /// Owner that started the operation.
     pub owner: Owner,
-    /// What the owner called it.
+    /// Token given by the owner.
     pub token: u64,
-    /// Bytes moved, or the mask of poll events, or 0; else the errno.
+    /// Bytes transferred, or the mask of poll events, or 0; on failure the errno.
     pub result: Result<u32, i32>,
-    /// The buffer given with the operation, if one was.
+    /// Buffer of the operation, if it has one.
     pub buffer: Option<IoBuffer>,
-    /// The message given with a send.
+    /// Message of a send.
     pub message: Option<Box<Message>>,
-    /// The operation goes on: more completions with this token follow. Only ever true for a watch.
+    /// More completions with this token follow. Only for watches.
     pub more: bool,
 }

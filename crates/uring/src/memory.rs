@@ -1,8 +1,9 @@
-//! A ring's table of registered memory: reads and writes of it spare the kernel looking its pages up and pinning them.
+//! A ring's table of registered buffers. Reads and writes of registered memory save the kernel the page look-up and
+//! pinning.
 //!
-//! Only memory of our own is registered. A guest's is not: pinned pages stay where they are while its balloon, free page
-//! reporting or migration give them back, and the device would go on writing to what the guest no longer has.
-//! Where the kernel has no such table, or the limit of locked memory is reached, memory simply is not registered.
+//! Only the daemon's own memory is registered. Pinned guest pages would stay in place while the guest's balloon, free
+//! page reporting or migration releases them, and the device would write to pages that the guest no longer owns. Without
+//! kernel support, or at the limit of locked memory, I/O uses unregistered memory.
 
 use std::io;
 use std::rc::Rc;
@@ -16,29 +17,29 @@ const TABLE_SIZES: [u32; 3] = [8192, 1024, 64];
 /// A ring's table.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    /// `None`: not asked for yet. 0: there is none.
+    /// `None`: not created yet. 0: not supported.
     size: Option<u32>,
     used: u16,
     free: Vec<u16>,
     vacated: Vacated,
-    /// The kernel would not take more: not asked again until a place is vacated.
+    /// The kernel refused a registration. Not retried before an index is vacated.
     refused: bool,
     told: bool,
 }
 
 impl Memory {
-    /// Places taken.
+    /// Number of registered buffers.
     pub(crate) fn count(&self) -> usize {
         usize::from(self.used) - self.free.len() - self.vacated.borrow().len()
     }
 
-    /// The place of a buffer's memory in this table.
+    /// Index of a buffer's memory in this table.
     #[inline]
     pub(crate) fn place(&self, buffer: &IoBuffer) -> Option<u16> {
         buffer.registration()?.place(&self.vacated)
     }
 
-    /// Registers a buffer's memory if that pays and there is room.
+    /// Registers a buffer's memory if it is used often and the table has a free index.
     #[inline]
     pub(crate) fn adopt(&mut self, submitter: &Submitter<'_>, buffer: &IoBuffer) {
         if let Some(memory) = buffer.to_register() {
@@ -78,18 +79,18 @@ impl Memory {
         }
     }
 
-    /// Has memory with a place gone since [`Memory::sweep`]?
+    /// Returns true if registered memory was dropped since [`Memory::sweep`].
     #[inline]
     pub(crate) fn has_vacated(&self) -> bool {
         !self.vacated.borrow().is_empty()
     }
 
-    /// Empties the places whose memory has gone.
+    /// Clears the indexes of dropped memory.
     #[cold]
     pub(crate) fn sweep(&mut self, submitter: &Submitter<'_>) {
         let vacated = Rc::clone(&self.vacated);
         for place in vacated.borrow_mut().drain(..) {
-            // A place that cannot be emptied is not used again.
+            // An index that cannot be cleared is not reused.
             if set(submitter, place, std::ptr::null_mut(), 0).is_ok() {
                 self.free.push(place);
                 self.refused = false;
@@ -97,10 +98,10 @@ impl Memory {
         }
     }
 
-    /// Empties the table: closing the ring would do so as well, but some time later.
+    /// Clears the table. Closing the ring would also do so, but later.
     pub(crate) fn close(&mut self, submitter: &Submitter<'_>) {
         if self.size.is_some_and(|size| size > 0) {
-            // What fails here is done by the kernel when the ring is closed.
+            // On failure the kernel clears it when the ring is closed.
             drop(submitter.unregister_buffers());
         }
     }
@@ -111,7 +112,7 @@ fn set(submitter: &Submitter<'_>, place: u16, base: *mut u8, length: usize) -> i
         iov_base: base.cast(),
         iov_len: length,
     };
-    // SAFETY: the kernel pins the pages that lie there now; whatever is done with the address range later, they stay
-    // pages. Operations name the place only together with a buffer that keeps this very memory allocated.
+    // SAFETY: the kernel pins the pages that are mapped there now; they stay allocated whatever happens to the address
+    // range later. Operations use the index only together with a buffer that keeps this same memory allocated.
     unsafe { submitter.register_buffers_update(place.into(), &[memory], None) }
 }

@@ -1,18 +1,18 @@
-//! What a send sends: ranges of buffers, in the order of the stream, and the buffers themselves.
+//! A message to send: buffers, and ranges of them in stream order.
 //!
-//! Owned by a connection, then by the ring while a send runs, then by the connection again. Boxed, so that what the
-//! kernel reads stays where it is. Used again, it allocates nothing.
+//! Owned by a connection, by the ring during a send, then by the connection again. Boxed, because the kernel reads it by
+//! address. Reuse does not allocate.
 
 use guest_memory::IoBuffer;
 
-/// Most ranges that the kernel takes at a time (`UIO_MAXIOV`).
+/// Maximum ranges per system call (`UIO_MAXIOV`).
 const RANGES_MAX: usize = 1024;
 
 /// A vectored message.
 pub struct Message {
     buffers: Vec<IoBuffer>,
     ranges: Vec<libc::iovec>,
-    /// First range that is not sent yet.
+    /// First unsent range.
     first: usize,
     left: u64,
     header: libc::msghdr,
@@ -25,20 +25,20 @@ impl Default for Message {
             ranges: Vec::new(),
             first: 0,
             left: 0,
-            // SAFETY: a structure of integers and pointers, for which all zeroes is a value: "nothing".
+            // SAFETY: a structure of integers and pointers, for which all zeroes is a valid, empty value.
             header: unsafe { std::mem::zeroed() },
         }
     }
 }
 
 impl Message {
-    /// Keeps a buffer until the message is [taken apart](Message::take_buffers); gives its number.
+    /// Keeps a buffer until [`Message::take_buffers`]. Returns its number.
     pub fn keep(&mut self, buffer: IoBuffer) -> usize {
         self.buffers.push(buffer);
         self.buffers.len() - 1
     }
 
-    /// Appends bytes of the window of a kept buffer to what is to be sent.
+    /// Appends a range of a kept buffer's window to the message.
     ///
     /// # Panics
     /// When there is no such buffer, or the range lies outside of its window.
@@ -64,20 +64,20 @@ impl Message {
         self.left += length as u64;
     }
 
-    /// Bytes still to be sent.
+    /// Number of unsent bytes.
     pub fn left(&self) -> u64 {
         self.left
     }
 
-    /// Does one call of the kernel take all that is left?
+    /// Returns true if one system call can send the rest.
     pub(crate) fn is_one_header(&self) -> bool {
         self.ranges.len() - self.first <= RANGES_MAX && self.left <= u64::from(u32::MAX >> 1)
     }
 
-    /// So many more bytes are sent.
+    /// Marks `bytes` more bytes as sent.
     ///
     /// # Panics
-    /// When that is more than was left.
+    /// When `bytes` exceeds the unsent bytes.
     pub fn sent(&mut self, bytes: u32) {
         self.left = self
             .left
@@ -96,8 +96,8 @@ impl Message {
         }
     }
 
-    /// Has what is still to be sent of memory that buffers were [pointed at](IoBuffer::point_at) sent from copies: `copy` makes
-    /// them, one segment each, at least as long, of the buffers that it likes.
+    /// Replaces unsent ranges of buffers that were [pointed at](IoBuffer::point_at) a mapping by copies. `copy` returns the
+    /// copy of a buffer, one segment that is at least as long, or `None` to leave it.
     pub fn replace_views(&mut self, mut copy: impl FnMut(&IoBuffer) -> Option<IoBuffer>) {
         for at in 0..self.buffers.len() {
             let view = &self.buffers[at];
@@ -106,7 +106,7 @@ impl Message {
             };
             let into = own.segments()[0];
             assert!(into.len() >= seen.len(), "copy is shorter");
-            // Of views that overlap either's copy has the bytes.
+            // If views overlap, the copy of either has the bytes.
             for range in &mut self.ranges[self.first..] {
                 let from = (range.iov_base as usize).wrapping_sub(seen.start);
                 if from <= seen.len() && range.iov_len <= seen.len() - from {
@@ -117,14 +117,14 @@ impl Message {
         }
     }
 
-    /// Empties the message and gives its buffers back.
+    /// Empties the message and returns its buffers.
     pub fn take_buffers(&mut self) -> std::vec::Drain<'_, IoBuffer> {
         self.ranges.clear();
         (self.first, self.left) = (0, 0);
         self.buffers.drain(..)
     }
 
-    /// What the kernel is given: it points into this message, which must not move or change before the send ends.
+    /// Returns the header for the kernel. It points into this message, which must not move or change before the send ends.
     pub(crate) fn header(&mut self) -> *const libc::msghdr {
         let ranges = &mut self.ranges[self.first..];
         self.header.msg_iov = ranges.as_mut_ptr();
@@ -168,7 +168,7 @@ mod tests {
         }
         let mut message = Message::default();
         let header = message.keep(IoBuffer::owned(48));
-        // The second lies partly in the first, and the third somewhere else.
+        // The second range overlaps the first, the third is separate.
         for (from, length) in [(0, 1000), (500, 1000), (3000, 500)] {
             let mut buffer = IoBuffer::default();
             buffer.point_at(&view, from, length);

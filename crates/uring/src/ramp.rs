@@ -1,19 +1,19 @@
-//! How much of what is queued goes to the kernel with one system call.
+//! Limits the number of queued operations per system call.
 //!
-//! The kernel prepares all reads and writes of a call, 1 to 5 us each, before it shows the device the first of them. A device that
-//! has nothing to do waits for that; so it is given a few at first, and more while it works on those.
+//! The kernel prepares all reads and writes of a call, 1 to 5 us each, before it passes the first one to the device. An idle
+//! device would wait for that, so it first receives a few, and more while it works on them.
 
-/// Reads and writes that go first to a device that has hardly any work: so many the kernel hands over one by one.
+/// Reads and writes in the first call for a nearly idle device. The kernel passes this many on without batching.
 const FIRST: usize = 2;
-/// The next part, for each read or write that is under way: preparing one takes a fraction of what the device needs for it.
+/// Reads and writes in the next call, per operation in progress. Preparing one takes a fraction of the device's time for it.
 const GROWTH: usize = 3;
 
-/// Reads and writes of one ring.
+/// Counts of reads and writes of one ring.
 #[derive(Default)]
 pub(crate) struct Ramp {
     /// Begun and not reaped.
     open: usize,
-    /// Of these, not yet with the kernel: at most so many, for other entries lie among them.
+    /// Upper bound of those not yet submitted; other entries are queued among them.
     queued: usize,
 }
 
@@ -29,13 +29,13 @@ impl Ramp {
         self.open -= 1;
     }
 
-    /// So many entries are still queued, reads and writes among them.
+    /// Records that `left` entries of any kind are still queued.
     #[inline]
     pub(crate) fn entered(&mut self, left: usize) {
         self.queued = self.queued.min(left);
     }
 
-    /// How many entries to hand over by themselves before the rest, if that gains anything.
+    /// Returns the number of entries to submit before the rest, if splitting helps.
     #[inline]
     pub(crate) fn part(&self) -> Option<usize> {
         let part = match self.open.saturating_sub(self.queued) {
@@ -84,7 +84,7 @@ mod tests {
     fn other_entries_that_the_kernel_does_not_take_confuse_nothing() {
         let mut ramp = Ramp::default();
         (0..10).for_each(|_| ramp.queue());
-        // Of ten, and five others behind them, eight are taken, and end.
+        // The kernel takes eight of ten reads and five other entries after them; the eight complete.
         ramp.entered(7);
         (0..8).for_each(|_| ramp.reap());
         assert_eq!(ramp.part(), Some(FIRST));

@@ -1,7 +1,7 @@
-//! What a ring may be used for: operations on descriptors that are open, and nothing that opens, connects or renames.
+//! Restricts a ring to operations on open descriptors. Operations that open, connect or rename are refused.
 //!
-//! A seccomp filter does not see operations of a ring, so the ring itself refuses them, from the first one on and for good. The
-//! kernel compares each operation with two bit maps, also when nothing else is confined.
+//! A seccomp filter does not see ring operations, so the ring refuses them itself, permanently and from its first operation on.
+//! Each operation is checked against two bit maps. The restriction applies also without a sandbox.
 
 use std::io;
 
@@ -27,7 +27,7 @@ const OPERATIONS: [u8; 15] = [
     opcode::SendMsg::CODE,
 ];
 
-/// `enum io_uring_register_op` of linux/io_uring.h: tables of descriptors and of memory, and that the ring starts.
+/// `enum io_uring_register_op` of linux/io_uring.h: tables of descriptors and memory, and the start of the ring.
 const REGISTRATIONS: [u8; 8] = [
     1,  // IORING_UNREGISTER_BUFFERS
     3,  // IORING_UNREGISTER_FILES
@@ -39,7 +39,7 @@ const REGISTRATIONS: [u8; 8] = [
     16, // IORING_REGISTER_BUFFERS_UPDATE
 ];
 
-/// Restricts a ring that was set up disabled, and enables it, on the thread that uses it.
+/// Restricts and enables a ring that was set up disabled, on the thread that uses it.
 pub(crate) fn restrict_and_enable(ring: &IoUring) -> io::Result<()> {
     let flags = squeue::Flags::FIXED_FILE
         | squeue::Flags::IO_LINK
@@ -67,9 +67,9 @@ mod tests {
         let open = opcode::OpenAt::new(Fd(libc::AT_FDCWD), c"/etc/hostname".as_ptr()).build();
         let socket = opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build();
         for entry in [open, socket] {
-            // SAFETY: the path is static, and the other operation has no memory.
+            // SAFETY: the path is static, and the other operation refers to no memory.
             unsafe { ring.submission().push(&entry).unwrap() };
-            // The kernel refuses the entry on the spot; its completion says so.
+            // The kernel refuses the entry with a completion.
             ring.submit_and_wait(1).unwrap();
             let completion = ring.completion().next().unwrap();
             assert_eq!(completion.result(), -libc::EACCES);

@@ -1,8 +1,8 @@
-//! The ring itself: operations in, completions out.
+//! The ring: operations in, completions out.
 //!
-//! Owned by one worker thread. Queueing an operation never blocks, except that a full submission queue is
-//! handed to the kernel on the spot; what the kernel does not take waits in a backlog. An operation's buffer,
-//! segment array, time and descriptor stay in its slot (`slab`) until its last completion has been read.
+//! Owned by one worker thread. Queueing an operation never blocks, but a full submission queue is submitted immediately; entries
+//! that the kernel does not accept wait in a backlog. An operation's buffer, segment array, time and descriptor stay in its slot
+//! (`slab`) until its last completion was read.
 
 mod operations;
 mod sockets;
@@ -25,16 +25,16 @@ use crate::{Completion, Owner, setup};
 
 pub use sockets::Receive;
 
-/// Shall an iteration wait?
+/// Wait mode of an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// No: submit what is queued, collect what is there.
+    /// Submits queued operations and collects completions without waiting.
     No,
-    /// Until something completes, at most this long. `None`: as long as it takes.
+    /// Waits for a completion for at most this long. `None`: without limit.
     Until(Option<Duration>),
 }
 
-/// Names a watch, to end it.
+/// Identifies a watch for [`Ring::unwatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchId {
     slot: u32,
@@ -45,15 +45,15 @@ pub struct WatchId {
 pub struct Ring {
     pub(crate) io: Kernel,
     pub(crate) slab: Slab,
-    /// Entries that the kernel had no room for.
+    /// Entries without space in the submission queue.
     backlog: VecDeque<Entry>,
-    /// Watches to be armed again or ended once the completion queue has been read.
+    /// Watches to arm again or to end after reading the completion queue.
     again: Vec<(u32, Again)>,
-    /// Sends that have no completion if they went at once, with the generations of their slots.
+    /// Slots and generations of sends that complete silently when all bytes are sent at once.
     quiet: Vec<(u32, u32)>,
     can_be_quiet: bool,
     knows_poll_first: bool,
-    /// Flags of an enter that waits.
+    /// Flags of enter calls that wait.
     waiting: u32,
     pub(crate) watches: usize,
     ramp: Ramp,
@@ -63,35 +63,35 @@ pub struct Ring {
     iterations: u64,
 }
 
-/// What a watch needs after one of its events.
+/// Action for a watch after an event.
 enum Again {
     /// The kernel ended it: arm it again.
     Arm,
-    /// There is nothing left to wait for, but the kernel would go on.
+    /// No further events are expected, but the kernel's poll is still active.
     End,
 }
 
-/// `user_data` of operations that nobody waits for.
+/// `user_data` of operations with an ignored completion.
 const NOBODY: u64 = u64::MAX;
 
-/// The most that one read or write moves (Linux: `MAX_RW_COUNT`).
+/// Maximum bytes per read or write (Linux: `MAX_RW_COUNT`).
 const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
-/// How long a dropped ring waits for operations that cannot be cancelled before it leaks their buffers.
+/// Time that a dropped ring waits for operations that cannot be cancelled, in seconds, before it leaks their buffers.
 const CLOSE_SECONDS_MAX: u64 = 10;
 
 impl Ring {
-    /// Sets a ring up that submits up to `entries` operations with one system call. More can be in flight.
-    /// To be called on the thread that uses the ring.
+    /// Creates a ring that submits up to `entries` operations per system call. More can be in flight. Call on the thread that uses
+    /// the ring.
     ///
     /// # Errors
-    /// When the kernel has no (allowed, recent enough) io_uring; the text has a hint.
+    /// When io_uring is missing, forbidden or too old; the message contains a hint.
     pub fn new(entries: u32) -> io::Result<Ring> {
         Ok(Ring::over(setup::build(entries)?))
     }
 
-    /// A ring without a kernel, by `now`'s time: what ends when follows from the seed. Others than operations on files and sockets,
-    /// timers, [events](Ring::event) and cancelling panic.
+    /// Creates a ring without a kernel. Time is `now`; the order of completions follows from the seed. Supports operations on files
+    /// and sockets, timers, [events](Ring::event) and cancelling; other operations panic.
     #[cfg(feature = "simulated")]
     pub fn simulated(seed: u64, now: impl Fn() -> Duration + 'static) -> Ring {
         let simulated = crate::simulated::Simulated::new(seed, now);
@@ -100,7 +100,7 @@ impl Ring {
 
     fn over(io: IoUring) -> Ring {
         let can_be_quiet = io.params().is_feature_skip_cqe_on_success();
-        // Linux 6.0; poll first came before it.
+        // Linux 6.0, which includes poll first.
         let knows_poll_first = io.params().is_setup_single_issuer();
         let waiting = setup::flags_of_waiting(&io);
         Ring::with(Kernel::Real(io), can_be_quiet, knows_poll_first, waiting)
@@ -125,23 +125,23 @@ impl Ring {
         }
     }
 
-    /// Iterations in which there was something to do. What takes long goes on in another one.
+    /// Number of iterations with work. A blocking operation continues in a later iteration.
     pub fn iterations(&self) -> u64 {
         self.iterations
     }
 
-    /// Operations whose completion is still to come; watches are not counted.
+    /// Operations without a completion so far, excluding watches.
     pub fn in_flight(&self) -> usize {
         self.slab.used() - self.watches
     }
 
-    /// Watches, ended ones included until the kernel has let them go.
+    /// Number of watches, including ended ones that the kernel has not released.
     pub fn watches(&self) -> usize {
         self.watches
     }
 
-    /// The descriptor, registered with this ring as long as it has room: operations on it cost less. Use with
-    /// another ring panics.
+    /// Registers the descriptor with this ring, if the table has space, to make its operations cheaper. A registered descriptor
+    /// panics on another ring.
     #[must_use]
     pub fn register(&mut self, fd: impl Into<RingFd>) -> RingFd {
         #[cfg(feature = "simulated")]
@@ -151,8 +151,8 @@ impl Ring {
         self.registry.register(&self.io.submitter(), fd.into())
     }
 
-    /// Has the kernel keep the buffer's memory at hand, if it is memory of our own that is moved often: to be called before
-    /// reads and writes that go to the device directly, which then cost less. Whether it did makes no other difference.
+    /// Registers the buffer's memory if it is owned and used often. Call before direct I/O, which then costs less. Success or
+    /// failure has no other effect.
     #[inline]
     pub fn adopt(&mut self, buffer: &IoBuffer) {
         #[cfg(feature = "simulated")]
@@ -162,15 +162,14 @@ impl Ring {
         self.memory.adopt(&self.io.submitter(), buffer);
     }
 
-    /// How many buffers' memory is registered.
+    /// Number of buffers with registered memory.
     pub fn adopted(&self) -> usize {
         self.memory.count()
     }
 
-    /// Watches a descriptor for input, until [`Ring::unwatch`]: a completion follows each time that something
-    /// arrives, and at once if something is there. An eventfd need not be read for the next write to it to be
-    /// told; writes close together may be told once. Watches that the kernel ends are armed again; a
-    /// completion without `more` is an error or a hang-up, and the last.
+    /// Watches a descriptor for input until [`Ring::unwatch`]. A completion follows each time that input arrives, and at once if
+    /// input is available. An eventfd need not be read between notifications; writes in quick succession may share a completion. A
+    /// watch that the kernel ends is armed again. A completion without `more` is an error or a hang-up, and the last.
     pub fn watch(&mut self, owner: Owner, token: u64, fd: impl Into<RingFd>) -> WatchId {
         let fd = fd.into();
         let slot = self.occupy(owner, token, Use::Watch, Some(&fd), IoBuffer::default());
@@ -200,7 +199,7 @@ impl Ring {
         self.push_for(&fd, slot, entry);
     }
 
-    /// Ends a watch: nothing is told of it any more. Ending one that has ended by itself does nothing.
+    /// Ends a watch. No completion follows. Has no effect on a watch that has already ended.
     pub fn unwatch(&mut self, id: WatchId) {
         let slot = self.slab.slot(id.slot);
         if slot.generation == id.generation && slot.used == Use::Watch {
@@ -216,19 +215,19 @@ impl Ring {
         }
     }
 
-    /// Entries stay in order, so this one cannot hit a later user of the slot.
+    /// Entries stay in order, so this one cannot cancel a later user of the slot.
     fn cancel_slot(&mut self, slot: u32) {
         #[cfg(feature = "simulated")]
         if let Kernel::Simulated(kernel) = &mut self.io {
             return kernel.cancel(slot);
         }
-        // Not PollRemove: that fails while an event of the poll is being worked off.
+        // Not PollRemove, which fails while an event of the poll is being processed.
         let entry = opcode::AsyncCancel::new(slot.into()).build();
         self.push(entry.user_data(NOBODY));
     }
 
-    /// Asks the kernel to end operations that were begun with this owner and token: they complete with `ECANCELED`, or as they
-    /// would have if it is too late. Looks at all that is in flight: not for the request path.
+    /// Cancels operations with this owner and token. They complete with `ECANCELED`, or normally if it is too late. Scans all
+    /// operations in flight: not for the request path.
     pub fn cancel(&mut self, owner: Owner, token: u64) {
         let named: Vec<u32> = self.slab.in_use_by(owner, Some(token)).collect();
         for slot in named {
@@ -236,18 +235,17 @@ impl Ring {
         }
     }
 
-    /// Has an owner nothing on the ring any more of which it would hear? Looks at all that is in flight.
+    /// Returns true if no operation of an owner will deliver a completion. Scans all operations in flight.
     pub fn is_done_with(&self, owner: Owner) -> bool {
         self.slab.in_use_by(owner, None).next().is_none()
     }
 
-    /// Submits everything queued and appends to `out` what has completed, with at most one system call in
-    /// the common case, a few where many reads or writes meet a device without work, and none if there is nothing to
-    /// submit, to wait for or to work off. May return with
-    /// nothing before its time: a signal came, or the kernel is short of memory.
+    /// Submits all queued operations and appends completions to `out`. Uses at most one system call in the common case, a few for
+    /// many reads or writes on an idle device, and none if there is nothing to submit, wait for or process. May return early
+    /// without completions after a signal or when the kernel is short of memory.
     ///
     /// # Errors
-    /// When the kernel refuses to work on the ring at all; the ring is then unusable.
+    /// When the kernel refuses all work on the ring; the ring is then unusable.
     #[inline]
     pub fn enter(&mut self, wait: Wait, out: &mut Vec<Completion>) -> io::Result<()> {
         #[cfg(feature = "simulated")]
@@ -261,7 +259,7 @@ impl Ring {
         self.work(wait, out)
     }
 
-    /// Is there nothing to do, for either side? So it is in most iterations of who polls for something else.
+    /// Returns true if neither side has work: the common case in polling iterations.
     #[inline]
     fn has_nothing(&mut self) -> bool {
         let swept = !self.registry.has_dropped() && !self.memory.has_vacated();
@@ -283,7 +281,7 @@ impl Ring {
         }
         self.reap(out);
         let mut queued = self.queue_backlog();
-        // Whatever is waited for may still be in the backlog: all of it goes first, as far as the kernel takes it.
+        // An awaited operation may be in the backlog, so the backlog is submitted first as far as possible.
         while !self.backlog.is_empty() {
             self.enter_kernel(queued, None)?;
             self.reap(out);
@@ -302,7 +300,7 @@ impl Ring {
             let left = self.queued();
             let taken = left < queued;
             queued = left;
-            // What has ended meanwhile was not waited for: there is no device to be kept busy.
+            // Completions before the wait mean that the device is not the bottleneck.
             if !taken || !self.io.completion().is_empty() {
                 break;
             }
@@ -322,7 +320,7 @@ impl Ring {
         self.io.submission().len()
     }
 
-    /// Deferred completions, or ones that did not fit into the completion queue.
+    /// Deferred completions, or completions that did not fit into the completion queue.
     fn kernel_has_work(&mut self) -> bool {
         let queue = self.io.submission();
         queue.taskrun() || queue.cq_overflow()
@@ -343,14 +341,14 @@ impl Ring {
                 let time = Timespec::from(timeout);
                 let args = SubmitArgs::new().timespec(&time);
                 let flags = get | self.waiting | EnterFlags::EXT_ARG.bits();
-                // SAFETY: EXT_ARG announces just this type, and the time outlives the call.
+                // SAFETY: EXT_ARG announces exactly this type, and the time outlives the call.
                 unsafe { submitter.enter(submit, 1, flags, Some(&args)) }
             }
         };
         self.entered(entered)
     }
 
-    /// Submits the first entries and works nothing off.
+    /// Submits the first entries without processing completions.
     fn hand_over(&mut self, entries: usize) -> io::Result<()> {
         let submitter = self.io.submitter();
         // SAFETY: no argument is passed; entries' memory lives in their slots.
@@ -363,7 +361,7 @@ impl Ring {
         self.ramp.entered(left);
         match entered.map_err(|e| (e.raw_os_error().unwrap_or(0), e)) {
             Ok(_) => Ok(()),
-            // Time is up; a signal; completions to be read first; no memory just now.
+            // Timeout; signal; completions must be read first; no memory at present.
             Err((libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN, _)) => Ok(()),
             Err((_, error)) => Err(error),
         }
@@ -390,7 +388,7 @@ impl Ring {
             };
             let used = slot.used;
             if used == Use::Free {
-                // A slot that is freed twice would be given to two operations at once.
+                // A slot that is freed twice would be given to two operations.
                 tracing::error!("io_uring completed an unknown operation, slot={index}");
                 continue;
             }
@@ -461,22 +459,22 @@ impl Ring {
     }
 
     fn try_push(&mut self, entry: &Entry) -> bool {
-        // SAFETY: what the entry points to (segments, message, their memory, the time) and its descriptor are in the
-        // slot that its `user_data` names; the slot neither moves nor is reused before the last completion
-        // of this entry, and on drop it is leaked if that never came.
+        // SAFETY: the data that the entry points to (segments, message, their memory, the time) and its descriptor are in the slot
+        // that its `user_data` identifies; the slot neither moves nor is reused before the last completion of this entry, and on
+        // drop it is leaked if that never came.
         unsafe { self.io.submission().push(entry).is_ok() }
     }
 
     #[cold]
     fn make_room(&mut self) {
         let queued = self.queued();
-        // An error that lasts is met again, and reported, by the next iteration; the entries stay queued.
+        // A permanent error occurs again in the next iteration, which reports it; the entries stay queued.
         if self.enter_kernel(queued, None).is_ok() {
             self.queue_backlog();
         }
     }
 
-    /// Moves the backlog into the submission queue as far as it has room; gives the entries queued.
+    /// Moves the backlog into the submission queue as far as possible. Returns the number of queued entries.
     fn queue_backlog(&mut self) -> usize {
         while let Some(entry) = self.backlog.pop_front() {
             if !self.try_push(&entry) {
@@ -488,7 +486,7 @@ impl Ring {
     }
 }
 
-/// A watch that the kernel ended is armed again unless there is nothing left to wait for.
+/// Returns true if a watch that the kernel ended must be armed again: it has no error or hang-up.
 fn can_go_on(result: Result<u32, i32>) -> bool {
     let over = (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) as u32;
     result.is_ok_and(|events| events & over == 0)
@@ -512,7 +510,7 @@ impl Drop for Ring {
             let entered = self.enter(Wait::Until(Some(left)), &mut completed);
             completed.clear();
             if entered.is_err() || left.is_zero() {
-                // The kernel may still write to these buffers: better lost than reused.
+                // The kernel may still write to these buffers, so they are leaked.
                 std::mem::forget(std::mem::take(&mut self.slab));
             }
         }
@@ -550,11 +548,11 @@ mod tests {
         assert!(out.is_empty(), "{out:?}");
         assert_eq!(ring.slab.used(), 0);
         assert_ne!(ring.slab.take(), ring.slab.take());
-        // Nothing is in flight in these two, which dropping the ring would wait for.
+        // Nothing is in flight in these two slots, for which dropping the ring would wait.
         ring.slab = Slab::default();
     }
 
-    /// What older kernels get must work as well, and is not seen on newer ones otherwise.
+    /// Tests the flags of older kernels, which newer kernels do not use otherwise.
     #[test]
     fn every_level_of_flags_moves_data_watches_and_closes() {
         for level in 0..setup::LEVELS {

@@ -1,8 +1,8 @@
-//! Sets an io_uring up with the best flags that the kernel takes.
+//! Sets up an io_uring with the best flags that the kernel supports.
 //!
-//! Best (Linux 6.1): one issuer, and completions worked off only when this thread enters the kernel, so that no
-//! other work interrupts an iteration. Next (5.19): no interrupts to this thread for completions. Last (5.13): plain;
-//! everything works, with an interrupt per completion. Older kernels are refused: no multishot poll.
+//! Best (Linux 6.1): single issuer, and completions processed only when this thread enters the kernel, so that no other work
+//! interrupts an iteration. Next (5.19): no interrupts of this thread for completions. Last (5.13): no flags; all features
+//! work, with an interrupt per completion. Older kernels are refused: they lack multishot poll.
 
 use std::io;
 
@@ -10,10 +10,10 @@ use io_uring::{EnterFlags, IoUring};
 
 use crate::restrict;
 
-/// Completion slots per submission slot: more operations may be in flight than are submitted at once.
+/// Completion slots per submission slot. More operations may be in flight than are submitted at once.
 const COMPLETIONS_PER_SUBMISSION: u32 = 4;
 
-/// How many sets of flags there are, best first.
+/// Number of flag sets, best first.
 pub(crate) const LEVELS: u32 = 3;
 
 pub(crate) fn build(entries: u32) -> io::Result<IoUring> {
@@ -21,7 +21,7 @@ pub(crate) fn build(entries: u32) -> io::Result<IoUring> {
     loop {
         match build_level(entries, level) {
             Ok(ring) => return check_features(ring),
-            // The kernel does not know a flag.
+            // Unknown flag.
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) && level + 1 < LEVELS => level += 1,
             Err(e) => return Err(explain(&e)),
         }
@@ -53,7 +53,7 @@ pub(crate) fn build_level(entries: u32, level: u32) -> io::Result<IoUring> {
 
 fn check_features(ring: IoUring) -> io::Result<IoUring> {
     let parameters = ring.params();
-    // RSRC_TAGS came with 5.13, as multishot poll did, which has no flag of its own.
+    // Multishot poll has no feature flag; it came with 5.13, as RSRC_TAGS did.
     if parameters.is_feature_ext_arg()
         && parameters.is_feature_nodrop()
         && parameters.is_feature_resource_tagging()
@@ -85,8 +85,7 @@ fn explain(error: &io::Error) -> io::Error {
     )
 }
 
-/// Whoever waits for clients is idle. Without this flag (Linux 6.15) `top` and `vmstat` tell a daemon whose clients are silent
-/// as a CPU that waits for a disk all the time.
+/// Waiting for clients is idle time. Without this flag (Linux 6.15) `top` and `vmstat` count the wait as disk wait (iowait).
 pub(crate) fn flags_of_waiting(io: &IoUring) -> u32 {
     if io.params().is_feature_no_iowait() {
         EnterFlags::NO_IOWAIT.bits()

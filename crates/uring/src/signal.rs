@@ -1,8 +1,8 @@
-//! A descriptor of the front end's that a worker writes to: an interrupt, or an error notification.
+//! Writes to a descriptor of the front end: an interrupt, or an error notification.
 //!
-//! Its counter may be full, and nothing but the front end's good will makes it an eventfd that does not block. A worker
-//! that waited for it would keep everybody else waiting too. So one that blocks from the start is asked first; one that
-//! is made to block later shows in a write that the worker's guard had to interrupt: see [`crate::guard`].
+//! The counter may be full, and the front end may have made it blocking or may do so later. A blocked worker would
+//! stall its other clients. A descriptor that is blocking from the start is polled before each write. One that becomes
+//! blocking later is detected when the guard interrupts the write: see [`crate::guard`].
 
 use std::os::fd::OwnedFd;
 
@@ -10,34 +10,34 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 
-/// Something to signal.
+/// A descriptor to signal.
 #[derive(Debug)]
 pub struct Signal {
     fd: OwnedFd,
     blocks: bool,
 }
 
-/// The front end held its worker up: nothing may be written to the descriptor any more.
+/// The front end blocked the worker. The descriptor must not be written to any more.
 #[derive(Debug, PartialEq, Eq)]
 pub struct HeldUp;
 
 impl Signal {
-    /// Signals through an eventfd, or what the front end takes for one.
+    /// Uses an eventfd, or another descriptor passed as one.
     pub fn new(fd: OwnedFd) -> Signal {
         let blocks = !fcntl_getfl(&fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
         Signal { fd, blocks }
     }
 
-    /// Signals, unless that would have to wait: a full counter means that a signal is pending anyway.
+    /// Signals without waiting. If the counter is full, a signal is pending anyway.
     ///
     /// # Errors
-    /// When it has waited all the same.
+    /// When the write blocked nevertheless.
     #[inline]
     pub fn send(&self) -> Result<(), HeldUp> {
         if self.blocks && !self.has_room() {
             return Ok(());
         }
-        // It fails when the counter is full, or nobody listens any more.
+        // Fails also if the counter is full or the peer is gone.
         match crate::guard::brief(|| rustix::io::write(&self.fd, &1u64.to_ne_bytes())) {
             Err(Errno::INTR) => Err(HeldUp),
             Ok(_) | Err(_) => Ok(()),

@@ -1,7 +1,7 @@
-//! Slots of the operations in flight, at addresses that never change.
+//! Slots of the operations in flight, at stable addresses.
 //!
-//! The kernel may read a slot's segment array and time until the operation completes, so slots live in boxed
-//! chunks: growing adds a chunk and moves none. A slot's number is the operation's `user_data`.
+//! The kernel may read a slot's segment array and time until the operation completes. Slots live in boxed
+//! chunks: growth adds a chunk and moves no slot. A slot's number is the operation's `user_data`.
 
 use guest_memory::IoBuffer;
 use io_uring::types::Timespec;
@@ -10,32 +10,32 @@ use crate::Owner;
 use crate::fd::RingFd;
 use crate::message::Message;
 
-/// What a slot is used for.
+/// Use of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// Nothing: it is on the free list.
+    /// Unused, on the free list.
     Free,
     /// An operation with one completion and no buffer.
     Plain,
-    /// An operation with one completion that gives its buffer back.
+    /// An operation with one completion that returns its buffer.
     Buffered,
-    /// A read or write, which does too.
+    /// A read or write; also returns its buffer.
     Transfer,
-    /// A send, which gives its message back.
+    /// A send; returns its message.
     Message,
-    /// The same, but without a completion if all of it goes at once.
+    /// A send without a completion if the socket accepts all bytes at once.
     Quiet,
     /// A multishot poll.
     Watch,
-    /// A multishot poll that nobody wants to hear of any more.
+    /// A multishot poll with discarded completions.
     Silenced,
 }
 
-/// All that an operation needs alive until it completes.
+/// Data that an operation needs until it completes.
 pub(crate) struct Slot {
     pub(crate) used: Use,
     pub(crate) owner: Owner,
-    /// Tells this use of the slot from earlier ones.
+    /// Distinguishes this use of the slot from earlier ones.
     pub(crate) generation: u32,
     pub(crate) token: u64,
     pub(crate) buffer: IoBuffer,
@@ -92,7 +92,7 @@ impl Slab {
         self.chunks.len() * CHUNK
     }
 
-    /// Slots in use.
+    /// Number of slots in use.
     pub(crate) fn used(&self) -> usize {
         self.capacity() - self.free.len()
     }
@@ -102,7 +102,7 @@ impl Slab {
         self.numbers(|slot| slot.used != Use::Free)
     }
 
-    /// Numbers of the slots whose completion an owner is still to hear of, with this token or with any.
+    /// Numbers of the slots with a pending completion for an owner, with one token or any.
     pub(crate) fn in_use_by(&self, owner: Owner, token: Option<u64>) -> impl Iterator<Item = u32> {
         self.numbers(move |slot| {
             !matches!(slot.used, Use::Free | Use::Silenced)

@@ -1,10 +1,10 @@
-//! Tap and TUN devices: network interfaces whose frames or packets a program reads and writes. The ioctl that makes one takes a pointer, which
-//! rustix leaves to `unsafe` code.
+//! Creates tap and TUN devices: network interfaces whose frames or packets a program reads and writes. In this crate because rustix leaves
+//! the ioctl, which takes a pointer, to `unsafe` code.
 
 use rustix::fd::{AsFd, AsRawFd};
 use std::io;
 
-/// `struct ifreq` as TUNSETIFF reads and writes it: linux/if.h.
+/// `struct ifreq` for TUNSETIFF: linux/if.h.
 #[repr(C)]
 struct Request {
     name: [u8; libc::IFNAMSIZ],
@@ -12,19 +12,19 @@ struct Request {
     rest: [u8; 22],
 }
 
-/// Makes a tap device of this name by a descriptor of `/dev/net/tun`, or, where `has_queues`, one more queue of it. Frames have the
-/// header of virtio-net, whose length QEMU sets. `%d` in the name becomes a number that is free; gives the name that it got. The
-/// device is gone when its last descriptor is closed.
+/// Creates a tap device with this name on a descriptor of `/dev/net/tun`, or with `has_queues` another queue of it. Frames carry the
+/// virtio-net header, whose length QEMU sets. `%d` in the name is replaced by a free number. Returns the actual name. The device is removed
+/// when its last descriptor is closed.
 ///
 /// # Errors
-/// `EINVAL` for a name that is none; else the kernel's: `EPERM` without CAP_NET_ADMIN, `EBUSY` for a device that is in use.
+/// `EINVAL` for an invalid name. Otherwise the kernel's error: `EPERM` without CAP_NET_ADMIN, `EBUSY` for a device in use.
 pub fn make_tap(tun: impl AsFd, name: &str, has_queues: bool) -> io::Result<String> {
     let queues = if has_queues { libc::IFF_MULTI_QUEUE } else { 0 };
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | queues;
     make(tun, name, flags)
 }
 
-/// Makes a TUN device, whose packets have no header before IP's, likewise.
+/// Same as [`make_tap`] for a TUN device. Its packets start with the IP header.
 ///
 /// # Errors
 /// As [`make_tap`].
@@ -39,13 +39,13 @@ fn make(tun: impl AsFd, name: &str, flags: libc::c_int) -> io::Result<String> {
         flags: flags as libc::c_short,
         rest: [0; 22],
     };
-    // The last byte stays 0.
+    // The last byte must stay 0.
     if name.is_empty() || name.len() >= libc::IFNAMSIZ || name.contains('\0') {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     request.name[..name.len()].copy_from_slice(name.as_bytes());
-    // SAFETY: TUNSETIFF reads and writes one ifreq, which `request` is by layout and size (asserted above), for the time of the call;
-    // other kinds of files know no such ioctl and touch nothing.
+    // SAFETY: TUNSETIFF reads and writes one ifreq, which `request` is by layout and size (asserted above), during the call; other kinds of
+    // files do not have this ioctl and access no memory.
     let result = unsafe {
         libc::ioctl(
             tun.as_fd().as_raw_fd(),

@@ -1,10 +1,10 @@
-//! Space of a file that nothing was written into: what the kernel's FS_IOC_FIEMAP says (`linux/fiemap.h`).
+//! Finds allocated but unwritten space of a file with FS_IOC_FIEMAP (`linux/fiemap.h`).
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Extents that one look tells of.
+/// Extents per call.
 const EXTENTS: usize = 32;
 
 /// `struct fiemap_extent`.
@@ -19,7 +19,7 @@ struct Extent {
     reserved: [u32; 3],
 }
 
-/// `struct fiemap`, with room for extents.
+/// `struct fiemap` with space for extents.
 #[repr(C)]
 struct Map {
     start: u64,
@@ -33,14 +33,14 @@ struct Map {
 
 /// `_IOWR('f', 11, struct fiemap)`.
 const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
-/// Space is there, and reads as zeroes.
+/// Allocated space that reads as zeroes.
 const UNWRITTEN: u32 = 0x0800;
 
-/// The first bytes of `range` that have space and were never written, or a part of them; `None` if there are none. Written
-/// bytes that are still in the page cache count as unwritten: ask `SEEK_DATA` first.
+/// Returns the first allocated, unwritten bytes of `range`, or a part of them; `None` if there are none. Written bytes that
+/// are still in the page cache count as unwritten: check `SEEK_DATA` first.
 ///
 /// # Errors
-/// When the file system does not tell.
+/// When the file system does not support the call.
 pub fn first_unwritten(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
     let mut map = Map {
         start: range.start,
@@ -52,8 +52,8 @@ pub fn first_unwritten(fd: BorrowedFd<'_>, range: Range<u64>) -> io::Result<Opti
         extents: [Extent::default(); EXTENTS],
     };
     while map.length > 0 {
-        // SAFETY: the kernel reads the head, writes its counters and at most `count` extents behind it, which is what there is
-        // room for; all of it lives until the call returns, in the layout that the kernel defines.
+        // SAFETY: the kernel reads the header, writes its counters and at most `count` extents after it, for which there is
+        // space; all of it lives until the call returns, in the layout that the kernel defines.
         let asked = unsafe {
             libc::ioctl(
                 fd.as_raw_fd(),
@@ -107,7 +107,7 @@ mod tests {
         file.set_len(64 * MIB).unwrap();
         let all = 0..64 * MIB;
         let Ok(nothing) = first_unwritten(file.as_fd(), all.clone()) else {
-            // a file system that does not tell, such as tmpfs
+            // not supported by the file system (tmpfs)
             return;
         };
         assert_eq!(nothing, None);

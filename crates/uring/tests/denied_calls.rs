@@ -1,5 +1,5 @@
-//! System calls that the sandbox denies and that no safe function makes. Each probe runs in a process of its own, because a violation
-//! ends the process. The calls of safe functions: `crates/reactor/tests/confined.rs`.
+//! System calls that the sandbox denies and that no safe function makes. Each probe runs in a separate process, because a violation
+//! ends it. Calls of safe functions: `crates/reactor/tests/confined.rs`.
 
 use std::io::Error;
 use std::os::unix::process::ExitStatusExt;
@@ -7,15 +7,15 @@ use std::process::{Command, Stdio};
 
 use sandbox::{Mode, Paths, Thread};
 
-/// Variable with the mode, the thread and the call of a probe.
+/// Environment variable with the mode, the thread and the call of a probe.
 const PROBE: &str = "LUNETTE_TEST_DENIED_CALL";
-/// Exit status of a probe whose call succeeded. A failed call exits with its errno.
+/// Exit status of a probe after a successful call. A failed call exits with its errno.
 const DONE: i32 = 200;
 
-/// Creates a process by clone(2) with `flags`, and waits for nothing: the new process exits at once.
+/// Creates a process by clone(2) with `flags` without waiting; the new process exits at once.
 fn clone(flags: libc::c_int) -> i64 {
     let flags = i64::from(flags | libc::SIGCHLD);
-    // SAFETY: as fork(2): no stack, no addresses of ours; the new process calls nothing but _exit.
+    // SAFETY: as fork(2): no stack, no addresses; the new process calls only _exit.
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     if pid == 0 {
         // SAFETY: ends the new process without running destructors that belong to this one.
@@ -49,7 +49,7 @@ fn exit_status(name: &str) -> i32 {
     }
 }
 
-/// Runs one probe when [`PROBE`] is set; as a test it does nothing.
+/// Runs one probe if [`PROBE`] is set. Does nothing as a test.
 #[test]
 fn denied_call_probe() {
     let Ok(words) = std::env::var(PROBE) else {
@@ -71,7 +71,7 @@ fn denied_call_probe() {
     std::process::exit(status);
 }
 
-/// What the call ended in.
+/// Result of a probe.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Done,
@@ -139,7 +139,7 @@ fn process_creates_no_namespaces_and_makes_no_x32_calls() {
 #[test]
 fn log_mode_carries_calls_out() {
     assert_eq!(run("log", "worker", "clone"), Done);
-    // The kernel's own answers: no address, and an unknown number or a kernel that has x32.
+    // Results of the kernel: EFAULT, and an unknown number or a kernel with x32.
     assert_eq!(run("log", "worker", "mknod"), Failed(libc::EFAULT));
     assert_ne!(run("log", "worker", "getpid of x32"), Killed);
 }

@@ -23,7 +23,7 @@ fn enter_until(ring: &mut Ring, count: usize) -> Vec<Completion> {
 }
 
 fn nothing_comes(ring: &mut Ring) -> bool {
-    // An operation of our own that completes behind whatever was ready before it.
+    // Completes after all operations that were ready before.
     ring.nop(Owner(99), 99);
     let out = enter_until(ring, 1);
     out.iter().all(|c| c.owner == Owner(99))
@@ -78,7 +78,7 @@ fn only_the_window_is_moved_and_in_order_of_its_segments() {
     let mut ring = Ring::new(8).unwrap();
     let fd = temporary();
     let mut whole = pattern(4096);
-    // Borders of earlier windows stay as borders of segments.
+    // Borders of earlier windows stay segment borders.
     for start in [100, 200, 300, 1000, 3000] {
         whole.set_window(start, 50);
     }
@@ -265,7 +265,7 @@ fn dropped_ring_gives_up_its_reads_before_their_buffers() {
     drop((mapping, reader));
     drop(ring);
     assert!(watch.upgrade().is_none(), "all buffers came back");
-    // And the kernel reads no more: what is written stays in the pipe.
+    // The kernel has stopped reading: written bytes stay in the pipe.
     std::fs::File::from(writer).write_all(b"moon").unwrap();
     let mut got = [0; 4];
     rustix::io::read(&probe, &mut got).unwrap();
@@ -285,7 +285,7 @@ fn no_wake_up_is_lost_between_threads() {
             for round in 1..=ROUNDS {
                 rung.store(round, Ordering::SeqCst);
                 rustix::io::write(&*bell, &1u64.to_ne_bytes()).unwrap();
-                // Sometimes lets the other catch up, so that it sleeps; sometimes hurries on.
+                // In some rounds lets the other thread sleep; in others continues at once.
                 while round % 3 != 0 && heard.load(Ordering::SeqCst) < round {
                     std::hint::spin_loop();
                     std::thread::yield_now();
@@ -318,7 +318,7 @@ fn registered_descriptor_works_and_is_closed_after_its_last_use() {
         let read = done.iter().find(|c| c.token == 2).unwrap();
         assert_eq!(bytes(read.buffer.as_ref().unwrap()), [round]);
         drop(reader);
-        // The watch still refers to it; its end is the last use. Then nobody is left to read from the pipe.
+        // The watch holds the last reference to the reader. After its end, writes to the pipe fail.
         rustix::io::write(&writer, &[round]).unwrap();
         enter_until(&mut ring, 1);
         drop(ring);
@@ -337,7 +337,7 @@ fn registered_descriptor_is_swept_in_the_next_iteration() {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         drop(ring.register(reader));
         ring.enter(Wait::No, &mut out).unwrap();
-        // The kernel lets go of the file a little later, not within the call.
+        // The kernel releases the file some time after the call.
         while rustix::io::write(&writer, b"x").is_ok() {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! Memory that is registered with a ring: the same bytes go the same ways as without.
+//! I/O with registered memory transfers the same bytes as without.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use uring::{Completion, Owner, Ring, RingFd, Wait};
 
 const ME: Owner = Owner(3);
 
-/// More moves than any memory waits for.
+/// More I/Os than the threshold of registration.
 const OFTEN: usize = 40;
 
 fn one(ring: &mut Ring) -> Completion {
@@ -45,7 +45,7 @@ fn bytes(buffer: &IoBuffer) -> Vec<u8> {
     bytes
 }
 
-/// A buffer whose memory is registered.
+/// A buffer with registered memory.
 fn adopted(ring: &mut Ring, length: usize) -> IoBuffer {
     let before = ring.adopted();
     let buffer = IoBuffer::owned(length);
@@ -77,7 +77,7 @@ proptest! {
             buffer.set_window(0, FILE);
             buffer.fill(place, length, fill);
             memory[place..place + length].fill(fill);
-            // A part of it is the same memory. What the window splits is moved as several segments.
+            // A slice is the same memory. A split window is transferred as several segments.
             let part = match sliced {
                 true => buffer.slice(place, length),
                 false => {
@@ -105,7 +105,7 @@ fn place_goes_with_its_memory_and_serves_again() {
     let mut ring = Ring::new(8).unwrap();
     let fd = ring.register(tempfile::tempfile().unwrap());
     for round in 0..100u8 {
-        // The allocator gives the same addresses again and again.
+        // The allocator returns the same addresses repeatedly.
         let buffers: Vec<IoBuffer> = (0..200).map(|_| adopted(&mut ring, 4096)).collect();
         for (at, buffer) in buffers.into_iter().enumerate() {
             buffer.fill(0, 4096, round ^ at as u8);
@@ -137,7 +137,7 @@ fn another_ring_moves_it_as_any_memory() {
     let mut first = Ring::new(8).unwrap();
     let mut second = Ring::new(8).unwrap();
     let fd = RingFd::from(tempfile::tempfile().unwrap());
-    // Its place there is another one's here.
+    // The other buffer has the same index on the second ring.
     let other = adopted(&mut second, 4096);
     let buffer = adopted(&mut first, 4096);
     buffer.fill(0, 4096, 7);

@@ -1,5 +1,5 @@
-//! Memory that the kernel would not lock is not registered, and moves all the same.
-//! Alone in its process, for it takes the right to lock memory from its thread and sets its limit.
+//! I/O works with memory that the kernel refuses to lock and register. In a test program of its
+//! own, because it drops the capability to lock memory and sets the limit.
 
 use std::time::Duration;
 
@@ -52,10 +52,10 @@ fn limit_of_locked_memory_is_met_without_an_error() {
             *buffer = move_and_compare(&mut ring, &fd, std::mem::take(buffer), round);
         }
     }
-    // Some fit, the rest do not.
+    // Some fit, the others do not.
     let adopted = ring.adopted();
     assert!((1..=4).contains(&adopted), "{adopted}");
-    // What is let go of makes room for others.
+    // Dropped buffers make room for others.
     buffers.truncate(4);
     buffers.reverse();
     buffers.truncate(1);

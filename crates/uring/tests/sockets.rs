@@ -1,4 +1,4 @@
-//! Sockets: what is sent comes in, in order and whole, also when it goes in pieces.
+//! Sockets deliver all bytes in order, also from partial sends.
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -36,7 +36,7 @@ fn message_of_many_ranges_arrives_whole_and_gives_its_buffers_back() {
     let buffer = IoBuffer::owned(bytes.len());
     buffer.write_at(0, &bytes);
     let kept = message.keep(buffer);
-    // More ranges than the kernel takes at once, and more bytes than the socket does.
+    // More ranges than one system call accepts, and more bytes than the socket.
     for at in (0..bytes.len()).step_by(1024) {
         message.add(kept, at, 1024);
     }
@@ -124,7 +124,7 @@ fn quiet_send_that_does_not_go_as_a_whole_ends_the_wait() {
     assert!(taken > 0 && taken < 8 << 20, "{taken}");
     let mut left = first.message.unwrap();
     left.sent(taken);
-    // Now it takes nothing at all.
+    // The socket is full now.
     ring.send_quietly(Owner(1), 2, &socket, left);
     let second = next(&mut ring);
     assert_eq!((second.token, second.result), (2, Err(11)), "EAGAIN");

@@ -1,4 +1,4 @@
-//! Operations on files, timers, and operations that do nothing.
+//! Operations on files, timers, and no-ops.
 
 use std::time::Duration;
 
@@ -43,8 +43,8 @@ impl Ring {
         self.push_for(fd, slot, entry);
     }
 
-    /// Writes the window of `buffer`, at most 1024 segments, to byte `offset`; with `durable` it completes
-    /// when the data and what is needed to find it are on stable storage (`RWF_DSYNC`).
+    /// Writes the window of `buffer`, at most 1024 segments, to byte `offset`. With `durable` it completes after the data and the
+    /// metadata to find them are on stable storage (`RWF_DSYNC`).
     pub fn write(
         &mut self,
         owner: Owner,
@@ -82,8 +82,8 @@ impl Ring {
         self.push_for(fd, slot, entry);
     }
 
-    /// Writes the window of `buffer`, which is one segment, to byte `offset` as a whole or not at all (`RWF_ATOMIC`, Linux 6.11):
-    /// the kernel refuses what file system or device cannot keep whole.
+    /// Writes the window of `buffer`, which is one segment, to byte `offset` atomically (`RWF_ATOMIC`, Linux 6.11). The kernel
+    /// refuses writes that file system or device cannot keep whole.
     ///
     /// # Panics
     /// When the window has several segments.
@@ -106,7 +106,7 @@ impl Ring {
         let [one] = self.slab.slot(slot).buffer.segments() else {
             panic!("buffer of an atomic write is not one segment")
         };
-        // The kernel takes no registered memory for this one.
+        // The kernel does not support registered memory here.
         let entry = opcode::Write::new(fd.number(), one.base(), transfer_length(one.len()))
             .offset(offset)
             .rw_flags(libc::RWF_ATOMIC | durable)
@@ -114,13 +114,13 @@ impl Ring {
         self.push_for(fd, slot, entry);
     }
 
-    /// Makes a file's data durable; with `data_only` without metadata that is not needed to read it back.
+    /// Makes a file's data durable. With `data_only`, omits metadata that are not needed to read them back.
     pub fn fsync(&mut self, owner: Owner, token: u64, fd: &RingFd, data_only: bool) {
         self.fsync_range(owner, token, fd, 0, 0, data_only);
     }
 
-    /// The same for `length` bytes from `offset` on: of other dirty pages none has to be written. Of what could not be written
-    /// before it tells whatever the range.
+    /// Same as [`fsync`](Self::fsync) for `length` bytes from `offset`; other dirty pages need not be written. Reports earlier
+    /// write errors of any range.
     pub fn fsync_range(
         &mut self,
         owner: Owner,
@@ -149,7 +149,7 @@ impl Ring {
         self.push_for(fd, slot, entry);
     }
 
-    /// `fallocate(2)`: `mode` is made of `FALLOC_FL_*` bits.
+    /// `fallocate(2)` with a `mode` of `FALLOC_FL_*` bits.
     pub fn fallocate(
         &mut self,
         owner: Owner,
@@ -176,8 +176,8 @@ impl Ring {
         self.push_for(fd, slot, entry);
     }
 
-    /// Discards a range of a block device (Linux 6.12: `BLOCK_URING_CMD_DISCARD`); older kernels and devices
-    /// that cannot do it complete with `EOPNOTSUPP`, `EINVAL` or `ENOTTY`.
+    /// Discards a range of a block device (Linux 6.12: `BLOCK_URING_CMD_DISCARD`). Older kernels and devices without support
+    /// complete it with `EOPNOTSUPP`, `EINVAL` or `ENOTTY`.
     pub fn discard_blocks(
         &mut self,
         owner: Owner,
@@ -189,7 +189,7 @@ impl Ring {
         /// `_IO(0x12, 0)` of linux/blkdev.h.
         const BLOCK_URING_CMD_DISCARD: u32 = 0x1200;
         let slot = self.occupy(owner, token, Use::Plain, Some(fd), IoBuffer::default());
-        // The length goes into `addr3`, which shares its place with the command's own bytes.
+        // The length is passed in `addr3`, which overlaps the command bytes.
         let mut command = [0; 16];
         command[..8].copy_from_slice(&length.to_ne_bytes());
         let entry = opcode::UringCmd16::new(fd.number(), BLOCK_URING_CMD_DISCARD)
@@ -199,7 +199,7 @@ impl Ring {
         self.push_for(fd, slot, entry);
     }
 
-    /// Completes with `Err(ETIME)` after a time.
+    /// Completes with `Err(ETIME)` after `after`.
     pub fn timer(&mut self, owner: Owner, token: u64, after: Duration) {
         let slot = self.occupy(owner, token, Use::Plain, None, IoBuffer::default());
         let time = &mut self.slab.slot(slot).time;

@@ -12,14 +12,14 @@ use crate::{Completion, Owner};
 #[cfg(feature = "simulated")]
 use crate::{kernel::Kernel, simulated::Work};
 
-/// What a receive takes.
+/// Completion condition of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
-    /// What is there.
+    /// Any available bytes.
     Some,
-    /// The same; nothing is expected to be there yet, so that it is not looked for before something comes.
+    /// Same as `Some`, without a first attempt: no bytes are expected yet, so the kernel polls first.
     Later,
-    /// As much as fits.
+    /// A full buffer.
     Whole,
 }
 
@@ -27,7 +27,7 @@ pub enum Receive {
 const POLL_FIRST: u16 = 1;
 
 impl Ring {
-    /// Receives from a socket into the window of `buffer`, which is one segment. 0 bytes: the peer sends no more.
+    /// Receives from a socket into the window of `buffer`, which is one segment. A result of 0 is the end of the stream.
     ///
     /// # Panics
     /// When the window has several segments.
@@ -61,16 +61,14 @@ impl Ring {
         self.push_for(fd, slot, entry);
     }
 
-    /// Sends what is left of a message on a socket; it comes back with the completion, whose result says how many
-    /// bytes to tell [`Message::sent`].
+    /// Sends the rest of a message on a socket. The completion returns the message; pass its result to [`Message::sent`].
     pub fn send(&mut self, owner: Owner, token: u64, fd: &RingFd, message: Box<Message>) {
         self.send_message(owner, token, fd, message, Use::Message);
     }
 
-    /// As [`Ring::send`], for what nobody waits for: where the socket takes all of it at once, as it nearly always does
-    /// with a short message, the completion is told by the iteration that sends it, but does not end that iteration's wait. So a
-    /// iteration that sends an answer and waits for the next request is one system call. What the socket does not take at
-    /// once completes with fewer bytes, or with `EAGAIN`.
+    /// Same as [`Ring::send`], but a completion does not end a wait. If the socket accepts all bytes at once, as nearly always
+    /// with short messages, the iteration that submits the send also reports it. Sending a response and waiting for the next
+    /// request is then one system call. If the socket accepts less, the send completes with fewer bytes or with `EAGAIN`.
     pub fn send_quietly(&mut self, owner: Owner, token: u64, fd: &RingFd, message: Box<Message>) {
         let quiet = self.can_be_quiet && message.is_one_header();
         let used = if quiet { Use::Quiet } else { Use::Message };
@@ -105,8 +103,8 @@ impl Ring {
         self.push_for(fd, index, entry.flags(skip));
     }
 
-    /// Quiet sends that the kernel has taken and that have not failed are done: it works them off, and tells of failures,
-    /// before it takes the next entry.
+    /// Completes silent sends. The kernel processes entries in order and reports failures before the next entry, so accepted
+    /// sends without a failure are done.
     pub(super) fn end_quiet(&mut self, out: &mut Vec<Completion>) {
         if self.quiet.is_empty() || self.queued() > 0 || !self.backlog.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! Sockets of a simulation: real ones, of which no call waits.
+//! Non-blocking calls on the real sockets of a simulation.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -22,7 +22,7 @@ pub(super) fn is_readable(slot: &Slot) -> bool {
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
-/// `None`: it waits for more. `little`: only a part of what is there.
+/// Returns `None` if more bytes are needed. `little` takes only a part of the available bytes.
 pub(super) fn receive(
     slot: &Slot,
     whole: bool,
@@ -35,7 +35,8 @@ pub(super) fn receive(
     let left = one.len() - *done;
     let wanted = if little { left.min(7) } else { left };
     let into = one.base().wrapping_add(*done);
-    // SAFETY: the slot keeps the buffer, which anybody may write, and the range lies in it.
+    // SAFETY: the slot keeps the buffer, which may be written at any time, and the range lies in
+    // it.
     let result = outcome(unsafe {
         libc::recv(
             fd.as_fd().as_raw_fd(),
@@ -55,7 +56,7 @@ pub(super) fn receive(
     }
 }
 
-/// `None`: the socket takes nothing just now. `little`: only the first range.
+/// Returns `None` if the socket accepts nothing. `little` sends only the first range.
 pub(super) fn send(slot: &mut Slot, little: bool) -> Option<Result<u32, i32>> {
     let (Some(fd), Some(message)) = (&slot.fd, &mut slot.message) else {
         return Some(Err(libc::EINVAL));
@@ -66,7 +67,8 @@ pub(super) fn send(slot: &mut Slot, little: bool) -> Option<Result<u32, i32>> {
     if little {
         header.msg_iovlen = header.msg_iovlen.min(1);
     }
-    // SAFETY: ranges and the memory of the buffers are the message's, and the call only reads them.
+    // SAFETY: ranges and the memory of the buffers belong to the message, and the call only reads
+    // them.
     match outcome(unsafe { libc::sendmsg(fd.as_fd().as_raw_fd(), &raw const header, flags) }) {
         Err(libc::EAGAIN) => None,
         result => Some(result),

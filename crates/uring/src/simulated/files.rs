@@ -1,15 +1,14 @@
-//! Files of a simulation: what is written to them, what of it a power cut leaves, and what goes wrong.
+//! Files of a simulation: their contents, the state after a power cut, and injected faults.
 //!
-//! The faults, all from the seed:
-//! - a write is torn at any sector when the power is cut, and one that was not made durable is lost or not, sector by sector, whatever
-//!   became of others: nothing but a sync orders them;
-//! - a read or write moves less than it was to;
-//! - a read, write, sync or change of allocation fails with `EIO`, or with `ENOSPC` where it allocates;
-//! - an operation is slow, or stuck for long;
-//! - a write goes to another sector, or a bit of it flips: whoever reads it has to notice;
-//! - the process, or the power, ends in the middle of a sequence of calls: nothing takes effect from then on.
+//! The faults, all derived from the seed:
+//! - a power cut tears a write at any sector; each sector that is not durable is lost or kept independently, because only a sync orders writes;
+//! - a read or write transfers less than requested;
+//! - a read, write, sync or change of allocation fails with `EIO`, or with `ENOSPC` if it allocates;
+//! - an operation is slow, or stuck for up to a minute;
+//! - a write goes to another sector, or one of its bits flips; readers must detect this;
+//! - the process, or the power, ends between two calls: later calls have no effect.
 //!
-//! The state is the thread's, which runs the whole simulation; a thread without one has real files.
+//! The state belongs to the thread that runs the simulation. On other threads files are real.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,19 +21,19 @@ use std::time::Duration;
 use super::calls::outcome;
 use crate::slab::Slot;
 
-/// What a device keeps whole.
+/// Atomic unit of a device, in bytes.
 const SECTOR: u64 = 512;
 
-/// How often something goes wrong: each number is one in that many times, on average; 0 is never.
+/// Fault rates: one in this many operations on average; 0 is never.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// Reads and writes that move less than they were to.
+    /// Reads and writes that transfer less than requested.
     pub short: u32,
     /// Reads that fail.
     pub read: u32,
     /// Writes and changes of allocation that fail with `EIO`.
     pub write: u32,
-    /// Those that fail with `ENOSPC`.
+    /// Writes and allocations that fail with `ENOSPC`.
     pub full: u32,
     /// Syncs that fail.
     pub sync: u32,
@@ -42,25 +41,25 @@ pub struct Faults {
     pub slow: u32,
     /// Operations that take up to a minute.
     pub stuck: u32,
-    /// Writes of which a bit is flipped.
+    /// Writes with a flipped bit.
     pub flipped: u32,
-    /// Writes that go to the sector behind.
+    /// Writes to the following sector.
     pub misdirected: u32,
 }
 
-/// A sector that was written since it was made durable: what it was each time, by the count of writes.
+/// Contents of a sector since it was last durable, each with the write count.
 type Versions = Vec<(u64, [u8; SECTOR as usize])>;
 
-/// What a power cut may leave.
+/// State of a file after a power cut.
 #[derive(Default)]
 struct Durable {
     bytes: Vec<u8>,
     dirty: BTreeMap<u64, Versions>,
-    /// The file's length with what is not durable.
+    /// Length of the file, including data that are not durable.
     length: u64,
-    /// Failures to make something durable so far.
+    /// Number of failed syncs.
     failures: u64,
-    /// How many of them each descriptor has reported: it reports the last one, once.
+    /// Failures reported by each descriptor. A descriptor reports the last failure once.
     reported: BTreeMap<i32, u64>,
 }
 
@@ -70,11 +69,11 @@ pub struct Files {
     random: u64,
     known: BTreeMap<(u64, u64), Durable>,
     faults: Faults,
-    /// Counts writes.
+    /// Number of writes.
     written: u64,
-    /// Calls that still take effect.
+    /// Calls until the cut.
     calls_left: Option<u64>,
-    /// What went wrong, since somebody looked.
+    /// Faults since the last [`Files::take_happened`].
     happened: Vec<String>,
 }
 
@@ -87,7 +86,7 @@ fn with<T>(act: impl FnOnce(&mut Files) -> T) -> Option<T> {
 }
 
 impl Files {
-    /// This thread's files are simulated from now on.
+    /// Starts the simulation of files on this thread.
     pub fn begin(seed: u64) {
         FILES.set(Some(Files {
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -95,17 +94,17 @@ impl Files {
         }));
     }
 
-    /// They are real again.
+    /// Ends the simulation; files are real again.
     pub fn end() {
         FILES.set(None);
     }
 
-    /// What goes wrong from now on.
+    /// Sets the fault rates.
     pub fn set_faults(faults: Faults) {
         with(|files| files.faults = faults);
     }
 
-    /// Files are opened anew: no descriptor reports what failed before.
+    /// Simulates reopening of the files: descriptors do not report earlier failures.
     pub fn open_anew() {
         with(|files| {
             for known in files.known.values_mut() {
@@ -114,25 +113,25 @@ impl Files {
         });
     }
 
-    /// After `calls` more calls nothing takes effect: the process has been killed, or the power is off. `None`: all calls do.
+    /// Ends the process or cuts the power after `calls` more calls; later calls have no effect. `None`: never.
     pub fn cut_after(calls: Option<u64>) {
         with(|files| files.calls_left = calls);
     }
 
-    /// Has it come to that?
+    /// Returns true if the cut has happened.
     pub fn is_cut() -> bool {
         with(|files| files.calls_left == Some(0)).unwrap_or(false)
     }
 
-    /// What went wrong since the last call.
+    /// Returns the faults since the last call.
     pub fn take_happened() -> Vec<String> {
         with(|files| std::mem::take(&mut files.happened)).unwrap_or_default()
     }
 
-    /// What a file has is durable: it was made before the simulation.
+    /// Adds an existing file to the simulation; its contents are durable.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system call.
     pub fn know(file: &File) -> io::Result<()> {
         let found = file.metadata()?;
         let mut bytes = vec![0; found.len() as usize];
@@ -146,10 +145,10 @@ impl Files {
         Ok(())
     }
 
-    /// The power is cut: of each sector that was not made durable stays one of the things that it has been.
+    /// Cuts the power: a sector that is not durable keeps one of its versions since then.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system call.
     pub fn cut_power(file: &File) -> io::Result<()> {
         let key = key(file.as_fd())?;
         let left = with(|files| {
@@ -175,7 +174,7 @@ impl Files {
         Ok(())
     }
 
-    /// How long the next operation waits before it takes effect.
+    /// Delay of the next operation.
     pub(super) fn delay() -> Option<Duration> {
         with(|files| {
             let Faults { slow, stuck, .. } = files.faults;
@@ -189,7 +188,7 @@ impl Files {
         })?
     }
 
-    /// Writes so far.
+    /// Number of writes.
     pub(crate) fn written() -> u64 {
         with(|files| files.written).unwrap_or(0)
     }
@@ -205,7 +204,7 @@ impl Files {
         once_in > 0 && self.draw(once_in.into()) == 0
     }
 
-    /// Does this call take effect?
+    /// Returns true if this call takes effect.
     fn lives(&mut self) -> bool {
         match &mut self.calls_left {
             None => true,
@@ -217,7 +216,7 @@ impl Files {
         }
     }
 
-    /// An errno, if something goes wrong.
+    /// Returns an errno if the fault occurs.
     fn fails(&mut self, what: &str, with: u32, errno: i32) -> Result<(), i32> {
         if !self.happens(with) {
             return Ok(());
@@ -241,7 +240,7 @@ impl Durable {
         self.bytes[from..to].copy_from_slice(content);
     }
 
-    /// What was written before a count is durable, in a range of sectors.
+    /// Makes writes up to a write count durable, in a range of sectors.
     fn settle(&mut self, before: u64, sectors: std::ops::Range<u64>) {
         let dirty: Vec<u64> = self
             .dirty
@@ -268,7 +267,7 @@ fn key(fd: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     Ok((found.st_dev, found.st_ino))
 }
 
-/// Notes what a range of a file has become.
+/// Records the new contents of a range of a file.
 fn note(fd: BorrowedFd<'_>, offset: u64, length: u64, durable: bool) {
     if !Files::are_simulated() {
         return;
@@ -306,7 +305,7 @@ fn note(fd: BorrowedFd<'_>, offset: u64, length: u64, durable: bool) {
     });
 }
 
-/// How much of a transfer is made, or why none of it.
+/// Number of bytes that a transfer moves, or its errno.
 fn moved(length: usize, is_write: bool) -> Result<usize, i32> {
     with(|files| {
         if !files.lives() {
@@ -334,7 +333,7 @@ fn moved(length: usize, is_write: bool) -> Result<usize, i32> {
     .unwrap_or(Ok(length))
 }
 
-/// The segments of a slot's buffer up to a length.
+/// Segments of a slot's buffer, up to `length` bytes.
 fn ranges(slot: &Slot, mut length: usize) -> Vec<libc::iovec> {
     let mut ranges = Vec::new();
     for segment in slot.buffer.segments() {
@@ -355,7 +354,7 @@ pub(super) fn read(slot: &Slot, offset: u64) -> Result<u32, i32> {
         return Err(libc::EBADF);
     };
     let ranges = ranges(slot, moved(slot.buffer.len(), false)?);
-    // SAFETY: the slot keeps the buffer, whose memory anybody may write.
+    // SAFETY: the slot keeps the buffer; its memory may be written at any time.
     outcome(unsafe {
         libc::preadv(
             fd.as_fd().as_raw_fd(),
@@ -419,7 +418,7 @@ fn sync_file(fd: BorrowedFd<'_>, before: u64) -> Result<(), i32> {
         let failed = files.fails("a sync", files.faults.sync, libc::EIO);
         if let Some(known) = files.known.get_mut(&key) {
             if failed.is_err() {
-                // As Linux: what could not be written is taken for written.
+                // As Linux: data with a failed write-back count as written.
                 known.dirty.clear();
                 known.failures += 1;
             }
@@ -457,7 +456,7 @@ fn allocate_in(fd: BorrowedFd<'_>, mode: i32, offset: u64, length: u64) -> Resul
         Ok(())
     })
     .unwrap_or(Ok(()))?;
-    // SAFETY: a call with integers.
+    // SAFETY: a call with integers only.
     outcome(unsafe {
         libc::fallocate(fd.as_raw_fd(), mode, offset as i64, length as i64) as isize
     })?;
@@ -472,9 +471,9 @@ pub(super) fn allocate(slot: &Slot, mode: i32, offset: u64, length: u64) -> Resu
     }
 }
 
-/// Calls that a device's thread makes without a ring. Each does what the system's does where no simulation runs.
+/// Calls of a device's thread without a ring. Without a simulation they are the system calls.
 impl Files {
-    /// Is this thread's world a simulation?
+    /// Returns true if files are simulated on this thread.
     pub fn are_simulated() -> bool {
         FILES.with_borrow(Option::is_some)
     }
@@ -482,7 +481,7 @@ impl Files {
     /// `pwrite(2)` of all bytes.
     ///
     /// # Errors
-    /// What the system says, or the simulation.
+    /// The error of the system call or of the simulation.
     pub fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         if Files::are_simulated() {
             moved(0, true).map_err(io::Error::from_raw_os_error)?;
@@ -495,7 +494,7 @@ impl Files {
     /// `pread(2)`.
     ///
     /// # Errors
-    /// What the system says, or the simulation.
+    /// The error of the system call or of the simulation.
     pub fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
         if Files::are_simulated() {
             moved(0, false).map_err(io::Error::from_raw_os_error)?;
@@ -506,7 +505,7 @@ impl Files {
     /// `ftruncate(2)`.
     ///
     /// # Errors
-    /// What the system says, or the simulation.
+    /// The error of the system call or of the simulation.
     pub fn set_len(file: &File, length: u64) -> io::Result<()> {
         if Files::are_simulated() {
             moved(0, true).map_err(io::Error::from_raw_os_error)?;
@@ -519,7 +518,7 @@ impl Files {
     /// `fallocate(2)`.
     ///
     /// # Errors
-    /// What the system says, or the simulation.
+    /// The error of the system call or of the simulation.
     pub fn fallocate(
         file: &File,
         mode: rustix::fs::FallocateFlags,
@@ -533,7 +532,7 @@ impl Files {
     /// `fdatasync(2)`.
     ///
     /// # Errors
-    /// What the system says, or the simulation.
+    /// The error of the system call or of the simulation.
     pub fn sync_data(file: &File) -> io::Result<()> {
         if !Files::are_simulated() {
             return file.sync_data();

@@ -1,10 +1,9 @@
-//! What stands in the kernel's place in simulations: no operation ends by itself, time is what the simulation says it is, and the order
-//! in which operations take effect and end follows from a seed.
+//! Simulated kernel side of a ring. Time comes from the simulation; the order in which operations take effect and complete follows from
+//! a seed.
 //!
-//! Files and sockets are real ones of this process, reached by system calls that do not wait: of a file it is noted besides what a
-//! power cut would leave of it (`files`), and [`Faults`] says what goes wrong. An operation takes effect in one iteration and ends in
-//! the same or a later one, in any order among all that are in flight.
-//! Only with the feature `simulated`, which the daemon is built without.
+//! Files and sockets are real ones of this process, accessed by non-blocking system calls. `files` also records the state of each file
+//! after a power cut, and injects [`Faults`]. An operation takes effect in one iteration and completes in the same or a later one, in
+//! any order among those in flight. Requires the feature `simulated`, which the daemon is built without.
 
 mod calls;
 mod files;
@@ -17,15 +16,15 @@ use crate::Completion;
 use crate::slab::{Slab, Use};
 pub use files::{Faults, Files};
 
-/// What an operation does.
+/// Work of an operation.
 pub(crate) enum Work {
-    /// Nothing: it ends in one of the next iterations.
+    /// Completes in one of the next iterations.
     Nothing,
-    /// Waits for the time.
+    /// Waits for a time.
     Due(Duration),
-    /// Waits for an event's notification, each time.
+    /// Waits for notifications of an event, repeatedly.
     Notified(Arc<AtomicBool>),
-    /// Waits for input, each time.
+    /// Waits for input, repeatedly.
     Readable,
     Read {
         offset: u64,
@@ -34,7 +33,7 @@ pub(crate) enum Work {
         offset: u64,
         durable: bool,
     },
-    /// Makes durable what had been written before it began, by the files' count.
+    /// Makes writes up to this write count durable.
     Sync {
         before: u64,
     },
@@ -51,7 +50,7 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// Does it wait for something besides its turn?
+    /// Returns true for watches, which complete more than once.
     fn repeats(&self) -> bool {
         matches!(self, Work::Notified(_) | Work::Readable)
     }
@@ -60,9 +59,9 @@ impl Work {
 struct Operation {
     slot: u32,
     work: Work,
-    /// What it gave, once it has taken effect.
+    /// Result, once the operation has taken effect.
     result: Option<Result<u32, i32>>,
-    /// It takes effect after this time: the device is slow, or stuck.
+    /// Earliest time of the effect, for a slow or stuck device.
     not_before: Duration,
     cancelled: bool,
 }
@@ -78,7 +77,7 @@ impl Simulated {
     pub fn new(seed: u64, now: impl Fn() -> Duration + 'static) -> Simulated {
         Simulated {
             now: Box::new(now),
-            // xorshift64 stays at 0.
+            // xorshift64 never leaves 0.
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             operations: Vec::new(),
         }
@@ -121,7 +120,7 @@ impl Simulated {
         (self.random % below as u64) as usize
     }
 
-    /// The numbers below `count`, in any order.
+    /// A random permutation of the numbers below `count`.
     fn shuffled(&mut self, count: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..count).collect();
         for index in (1..count).rev() {
@@ -131,8 +130,8 @@ impl Simulated {
         order
     }
 
-    /// Ends what may end, in any order; what may end need not do so in this iteration, unless `all` has to. Returns how many watches
-    /// have ended.
+    /// Completes operations in random order. Ready operations may be postponed to a later iteration unless `all` is set. Returns the
+    /// number of watches that ended.
     pub fn run(&mut self, slab: &mut Slab, all: bool, out: &mut Vec<Completion>) -> usize {
         let now = (self.now)();
         let mut ended_watches = 0;
@@ -152,7 +151,7 @@ impl Simulated {
     }
 
     fn take_effect(&mut self, index: usize, slab: &mut Slab, now: Duration, all: bool) {
-        // The process has been killed, say: the kernel may have come to it or not.
+        // After a kill, for example, the kernel may or may not have executed the operation.
         let too_late = self.operations[index].cancelled && (!all || self.draw(2) == 0);
         let later = !all && self.draw(4) == 0;
         let operation = &mut self.operations[index];
@@ -192,7 +191,7 @@ impl Simulated {
         };
     }
 
-    /// Tells the owner what an operation gave. Returns how many watches have ended with it.
+    /// Completes an operation that has a result. Returns the number of watches that ended.
     fn end(&mut self, index: usize, slab: &mut Slab, out: &mut Vec<Completion>) -> usize {
         let operation = &mut self.operations[index];
         let Some(result) = operation.result.take() else {
@@ -228,5 +227,5 @@ impl Simulated {
     }
 }
 
-/// The slot of operations that have ended.
+/// Slot number of completed operations.
 const ENDED: u32 = u32::MAX;
