@@ -1,8 +1,8 @@
 //! The control queue (virtio 1.3, 5.6.6.2): task management and asynchronous notification queries.
 //!
-//! Tasks run on the workers of the request queues. A function is sent to each of them; it marks the tasks that it
-//! means and waits until the driver has been shown their answers, so that none of them touches a disk or is answered
-//! after the function's own answer. A [`Hold`] is kept by every message and every such task: the last one to let go answers.
+//! Tasks run on the workers of the request queues. A function is sent to each queue, which marks the matching tasks. The function is
+//! answered after the driver has seen the responses of these tasks, so that none of them accesses a disk or gets a response later. Every
+//! message and every such task has a clone of a [`Hold`]; dropping the last clone sends the answer.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -25,13 +25,13 @@ const FUNCTION_SUCCEEDED: u8 = 10;
 const FUNCTION_REJECTED: u8 = 11;
 const INCORRECT_LUN: u8 = 12;
 
-/// Task management functions, by VIRTIO_SCSI_T_TMF's subtype.
+/// Task management functions, by subtype of VIRTIO_SCSI_T_TMF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Function {
     AbortTask,
     QueryTask,
     QueryTaskSet,
-    /// One that the unit takes part in.
+    /// Executed by the unit.
     Managed(TaskManagementFunction),
 }
 
@@ -41,7 +41,7 @@ impl Function {
         Some(match subtype {
             0 => Function::AbortTask,
             1 => Function::Managed(AbortTaskSet),
-            // 2 is CLEAR ACA: no unit has such a condition, as NORMACA says (SPC-5, 6.7.2), so there is nothing to clear.
+            // 2 is CLEAR ACA. No unit supports that condition, consistent with NORMACA (SPC-5, 6.7.2).
             3 => Function::Managed(ClearTaskSet),
             4 => Function::Managed(NexusReset),
             5 => Function::Managed(LogicalUnitReset),
@@ -63,12 +63,12 @@ fn complete(place: (WorkerHandle, SourceId), slot: u32, code: u8) {
     });
 }
 
-/// How calls reach a request queue.
+/// Creates the function that delivers task management calls to a request queue.
 pub(crate) fn runner(place: Place) -> Runner {
     Arc::new(move |call: &Call, hold: Hold| ask(&place, call, hold))
 }
 
-/// Has a request queue mark the tasks that are meant, by a message.
+/// Sends a call to a request queue, which marks the matching tasks.
 pub(crate) fn ask(place: &Place, call: &Call, hold: Hold) {
     let (call, source) = (call.clone(), place.1);
     place.0.send(move |w| {
@@ -101,7 +101,7 @@ pub(crate) fn ask(place: &Place, call: &Call, hold: Hold) {
     });
 }
 
-/// Tasks that were aborted do not wait any more for a disk that has failed them.
+/// Cancels the retries of aborted tasks after disk errors.
 fn end_waits_for_disks(worker: &mut Worker, source: SourceId) {
     with_queue::<RequestQueue>(worker, source, |queue, io| {
         io.cancel_waiting(source, |slot| {
@@ -112,7 +112,7 @@ fn end_waits_for_disks(worker: &mut Worker, source: SourceId) {
     worker.wake(source);
 }
 
-/// Calls `with` for a queue that is still there.
+/// Calls `with` for a queue, if it exists.
 pub(crate) fn with_queue<P: Protocol>(
     worker: &mut Worker,
     source: SourceId,
@@ -125,13 +125,13 @@ pub(crate) fn with_queue<P: Protocol>(
     }
 }
 
-/// The control queue's half of a virtqueue.
+/// The control queue's [`Protocol`].
 pub(crate) struct ControlQueue {
     shared: Arc<Shared>,
     worker: WorkerHandle,
 }
 
-/// What a control request remembers.
+/// State of a control request.
 #[derive(Default)]
 pub(crate) struct Pending {
     /// VIRTIO_SCSI_T_AN_*: the response begins with four more bytes.
@@ -144,8 +144,8 @@ impl ControlQueue {
         ControlQueue { shared, worker }
     }
 
-    /// ABORT TASK, QUERY TASK and QUERY TASK SET: bookkeeping of this controller's queues. The answer comes by itself,
-    /// when every message and every task that is being aborted has let go.
+    /// Executes ABORT TASK, QUERY TASK or QUERY TASK SET on this controller's queues. The answer follows when every message and every
+    /// aborted task has dropped its hold.
     fn look_for(&self, tasks: Tasks, want: Want, tag: Tag) {
         let place = (self.worker.clone(), tag.source);
         let call = Call::new(tasks, want);
@@ -162,7 +162,7 @@ impl ControlQueue {
         }
     }
 
-    /// Functions that the unit takes part in: they reach the tasks of every initiator, through every transport.
+    /// Executes functions of the unit. They apply to the tasks of all initiators in all transports.
     fn manage(
         &self,
         function: TaskManagementFunction,
@@ -205,7 +205,7 @@ impl ControlQueue {
 impl Protocol for ControlQueue {
     type State = Pending;
 
-    /// Each function may have all requests of all queues looked at.
+    /// Each function may scan all requests of all queues.
     fn batch_limit(&self) -> usize {
         1
     }
@@ -231,7 +231,7 @@ impl Protocol for ControlQueue {
             ControlRequest::TaskManagement { function, lun, id } => {
                 self.begin_function(function, &lun, id, tag)
             }
-            // No event of SPC's asynchronous notification classes is offered: none is subscribed to.
+            // No asynchronous notification class of SPC is supported, so no event is subscribed.
             ControlRequest::AsynchronousNotification => Err(FUNCTION_COMPLETE),
             ControlRequest::Unknown => Err(FUNCTION_REJECTED),
         };
@@ -276,8 +276,8 @@ impl Protocol for ControlQueue {
         }
     }
 
-    /// What was asked is not known: the response of task management is the first byte, that of a notification the fifth, behind
-    /// the events that were asked about.
+    /// The request type is unknown: task management expects the response code in the first byte, a notification in the fifth, after the
+    /// event mask.
     fn refuse(&mut self, request: &mut Request<Pending>, place: ErrorPlace) -> u32 {
         const RESPONSES: [u8; 5] = [S_FAILURE, 0, 0, 0, S_FAILURE];
         let bytes = &RESPONSES[..RESPONSES.len().min(place.front as usize)];

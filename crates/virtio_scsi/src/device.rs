@@ -1,4 +1,4 @@
-//! A controller, as a front end configures it, and its targets, as the daemon fills them.
+//! A virtio-scsi controller for front ends, and its targets and units for the daemon.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -17,33 +17,33 @@ use crate::events::{Event, EventQueue, Unheard, Wanted};
 use crate::queue::RequestQueue;
 use crate::request::Address;
 
-/// VIRTIO_SCSI_F_HOTPLUG: units that come and go are told on the event queue.
+/// VIRTIO_SCSI_F_HOTPLUG: the event queue reports added and removed units.
 const F_HOTPLUG: u64 = 1 << 1;
-/// VIRTIO_SCSI_F_CHANGE: units that change are told on the event queue.
+/// VIRTIO_SCSI_F_CHANGE: the event queue reports changed units.
 const F_CHANGE: u64 = 1 << 2;
 
 const CONTROL: u16 = 0;
 const EVENTS: u16 = 1;
 const FIRST_REQUEST: u16 = 2;
 
-/// Bytes that a controller's commands hold together.
+/// Memory limit of a controller's commands in bytes.
 const MEMORY: usize = 128 << 20;
 
-/// How a controller is exported.
+/// Configuration of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScsiOptions {
-    /// The export's name, for logs and statistics, and a part of its nexuses' names.
+    /// Export name, for logs and statistics. Part of the initiator name.
     pub name: String,
-    /// Request queues offered: 1 to 254; the control and event queues come on top.
+    /// Number of request queues, 1 to 254, without the control and event queues.
     pub queues: u16,
 }
 
-/// A unit cannot be put where it was asked to be.
+/// Error of [`ScsiDevice::add_lun`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LunError {
-    /// The target asked for.
+    /// Requested target.
     pub target: u8,
-    /// Why not.
+    /// Cause.
     pub source: AttachError,
 }
 
@@ -63,7 +63,7 @@ struct Entry {
 
 pub(crate) type Place = (WorkerHandle, SourceId);
 
-/// A queue on its worker; request queues hear of aborts.
+/// A queue on its worker. Request queues are registered for task management.
 struct Placed {
     place: Place,
     _hears: Option<Registration>,
@@ -72,11 +72,11 @@ struct Placed {
 /// A target and the front end's nexus to it.
 pub(crate) type SeenTarget = (Arc<Target>, Arc<Nexus>);
 
-/// What the controller and its queues share.
+/// State shared by the controller and its queues.
 pub(crate) struct Shared {
     name: String,
     pub units: Arc<Units>,
-    /// Changes whenever a target or a nexus comes or goes.
+    /// Incremented when a target or a nexus changes.
     pub generation: AtomicU64,
     targets: Mutex<Vec<Option<Entry>>>,
     queues: Mutex<Vec<Option<Placed>>>,
@@ -88,7 +88,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Every target with the front end's nexus to it, and the generation that they belong to.
+    /// Returns all targets with the front end's nexuses, and their generation.
     pub fn targets(&self) -> (u64, Vec<Option<SeenTarget>>) {
         let targets = lock(&self.targets);
         let seen =
@@ -99,14 +99,14 @@ impl Shared {
         )
     }
 
-    /// A target, with the front end's nexus to it.
+    /// Returns a target with the front end's nexus.
     pub fn target(&self, number: u8) -> Option<SeenTarget> {
         let targets = lock(&self.targets);
         let entry = targets.get(usize::from(number))?.as_ref()?;
         Some((entry.target.clone(), entry.nexus.clone()))
     }
 
-    /// Is there such a unit? `None`: not even the target.
+    /// Returns true if the unit exists, or `None` if the target does not.
     pub fn has_unit(&self, address: &Address) -> Option<bool> {
         let targets = lock(&self.targets);
         let entry = targets.get(usize::from(address.target))?.as_ref()?;
@@ -124,7 +124,7 @@ impl Shared {
     }
 
     fn nexus(&self, target: &Arc<Target>, port: &Arc<TargetPort>) -> Arc<Nexus> {
-        // The same name after every restart: registrations belong to it.
+        // The name is the same after every restart, because registrations belong to it.
         let initiator = TransportId::iscsi_device(&initiator_name(&self.name));
         target.attach_nexus(initiator, port.clone())
     }
@@ -134,8 +134,8 @@ impl Shared {
     }
 }
 
-/// The name of the guest behind a controller. iSCSI names have no case, controllers' names have: a number that says which letters
-/// are capitals keeps `Vm` and `vm` two initiators.
+/// Returns the initiator name of a controller's guest. iSCSI names are case-insensitive, controller names are not: a bit mask of the
+/// capital letters distinguishes `Vm` and `vm`.
 fn initiator_name(controller: &str) -> String {
     let capitals = controller.bytes().enumerate();
     let capitals = capitals.filter(|(_, byte)| byte.is_ascii_uppercase());
@@ -155,7 +155,7 @@ pub struct ScsiDevice {
 }
 
 impl ScsiDevice {
-    /// A controller without units.
+    /// Creates a controller without units.
     pub fn new(units: Arc<Units>, options: ScsiOptions) -> ScsiDevice {
         let shared = Shared {
             name: options.name,
@@ -172,18 +172,18 @@ impl ScsiDevice {
         }
     }
 
-    /// Puts a disk at a target and LUN, and tells a driver that is there.
+    /// Adds a disk at a target and LUN, and notifies the driver.
     ///
     /// # Errors
-    /// When the LUN is taken or above 16,383.
+    /// Fails if the LUN is taken or above 16,383.
     pub fn add_lun(&self, target: u8, lun: u16, disk: &Arc<Disk>) -> Result<(), LunError> {
         self.add_luns(&[(target, lun, disk.clone())])
     }
 
-    /// Puts disks at targets and LUNs, each target's all or none, and tells a driver that is there.
+    /// Adds disks at targets and LUNs, all or none of each target, and notifies the driver.
     ///
     /// # Errors
-    /// When a LUN is taken or above 16,383.
+    /// Fails if a LUN is taken or above 16,383.
     pub fn add_luns(&self, luns: &[(u8, u16, Arc<Disk>)]) -> Result<(), LunError> {
         let mut by_target: BTreeMap<u8, Vec<(u16, Arc<LogicalUnit>)>> = BTreeMap::new();
         for (target, lun, disk) in luns {
@@ -201,7 +201,7 @@ impl ScsiDevice {
         Ok(())
     }
 
-    /// The target of this number, made when it is not there yet.
+    /// Returns the target of this number. Creates it if it does not exist.
     fn target(&self, number: u8) -> Arc<Target> {
         let mut targets = lock(&self.shared.targets);
         let index = usize::from(number);
@@ -229,7 +229,7 @@ impl ScsiDevice {
         entry.target.clone()
     }
 
-    /// Takes a disk away; false when there was none. The driver is told; commands get "logical unit not supported".
+    /// Removes a disk. Returns false if the LUN has none. Notifies the driver; later commands get "logical unit not supported".
     pub fn remove_lun(&self, target: u8, lun: u16) -> bool {
         let removed = self.detach_lun(target, lun);
         if removed {
@@ -238,7 +238,7 @@ impl ScsiDevice {
         removed
     }
 
-    /// The first half of [`ScsiDevice::remove_lun`]: commands are refused from now on, and the driver is not told yet.
+    /// Does the first half of [`ScsiDevice::remove_lun`]: refuses commands, without notifying the driver.
     pub fn detach_lun(&self, target: u8, lun: u16) -> bool {
         let targets = lock(&self.shared.targets);
         let entry = targets.get(usize::from(target)).and_then(Option::as_ref);
@@ -247,7 +247,7 @@ impl ScsiDevice {
         removed.is_some()
     }
 
-    /// `hold` is kept until no task of these units is in flight any more; with `abort` the tasks are aborted.
+    /// Keeps `hold` until no task of these units is in flight; `abort` also aborts the tasks.
     pub fn end_tasks(&self, luns: &[(u8, u16)], abort: bool, hold: &Hold) {
         let units = luns.iter();
         let units = units.map(|&(target, lun)| UnitAddress { target, lun });
@@ -258,7 +258,7 @@ impl ScsiDevice {
         }
     }
 
-    /// Tells the driver, if one is there and has an event queue.
+    /// Notifies the driver, if it has an event queue.
     pub fn post(&self, event: Event, target: u8, lun: u16) {
         let place = lock(&self.shared.queues)
             .get(usize::from(EVENTS))
@@ -305,7 +305,7 @@ impl VirtioDevice for ScsiDevice {
         self.queues
     }
 
-    /// Empty: a vhost-user front end answers virtio-scsi's configuration space itself.
+    /// Empty: a vhost-user front end implements the configuration space of virtio-scsi itself.
     fn config(&self) -> Vec<u8> {
         Vec::new()
     }
@@ -322,7 +322,7 @@ impl VirtioDevice for ScsiDevice {
     }
 
     fn reset(&self) {
-        // Another front end, or a driver that starts anew, is another nexus of the same name.
+        // Another front end or a restarted driver is a new nexus of the same name.
         for entry in lock(&self.shared.targets).iter_mut().flatten() {
             entry.target.detach_nexus(&entry.nexus);
             entry.nexus = self.shared.nexus(&entry.target, &entry.port);

@@ -1,9 +1,9 @@
-//! The event queue (virtio 1.3, 5.6.6.3): tells the driver that units came, went or changed.
+//! The event queue (virtio 1.3, 5.6.6.3): reports added, removed and changed units to the driver.
 //!
-//! The driver gives buffers in advance; they stay in the ring until there is an event. Events that find no buffer
-//! wait, up to a bound; beyond it they are dropped and the next one says so. So does the first one of a queue that goes on
-//! after it was stopped, or after its front end was away, when there were events meanwhile. A buffer that is too short for an event is
-//! given back at once with as much as it holds of "none, and some were missed", and the event waits for another.
+//! The driver's buffers stay in the ring until there is an event. Events without a buffer wait, up to a limit. Further events are dropped,
+//! and the next event reports the loss. The first event of a restarted queue or a returning front end does the same if there were events
+//! meanwhile. A buffer that is too short for an event is returned with as much as fits of "no event, events missed", and the event waits
+//! for another buffer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use virtqueue::ErrorPlace;
 
 use crate::request::{self, Address, EVENT_SIZE};
 
-/// Events that wait for a buffer; Linux gives eight buffers.
+/// Maximum number of events that wait for a buffer. Linux provides eight buffers.
 const MAX_WAITING: usize = 64;
 
 /// VIRTIO_SCSI_T_EVENTS_MISSED.
@@ -32,14 +32,14 @@ const RESET_RESCAN: u32 = 1;
 /// VIRTIO_SCSI_EVT_RESET_REMOVED.
 const RESET_REMOVED: u32 = 2;
 
-/// What the driver is told.
+/// An event for the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A unit has come.
+    /// A unit was added.
     Added,
-    /// A unit has gone.
+    /// A unit was removed.
     Removed,
-    /// A unit has changed, as the additional sense code (and qualifier) says.
+    /// A unit has changed, described by an additional sense code and qualifier.
     Changed {
         /// ASC.
         code: u8,
@@ -61,39 +61,39 @@ impl Event {
     }
 }
 
-/// What the driver of a controller will not hear, from one run of its event queue to the next.
+/// Loss of events between two runs of the driver's event queue.
 #[derive(Debug, Default)]
 pub(crate) struct Unheard {
-    /// There is one, or was one that may go on.
+    /// A driver uses the event queue, or used it and may continue.
     driver: AtomicBool,
     missed: AtomicBool,
 }
 
 impl Unheard {
-    /// An event finds no queue.
+    /// Records an event without an event queue.
     pub(crate) fn note(&self) {
         if self.driver.load(Ordering::Acquire) {
             self.missed.store(true, Ordering::Release);
         }
     }
 
-    /// The driver will not go on.
+    /// Forgets a driver that will not continue.
     pub(crate) fn forget(&self) {
         self.driver.store(false, Ordering::Release);
         self.missed.store(false, Ordering::Release);
     }
 }
 
-/// The event queue's half of a virtqueue.
+/// The event queue's [`Protocol`].
 pub(crate) struct EventQueue {
     waiting: VecDeque<[u8; EVENT_SIZE]>,
     missed: bool,
-    /// The driver wants to hear of units that come and go, or that change.
+    /// Kinds of events that the driver has negotiated.
     wanted: Wanted,
     unheard: Arc<Unheard>,
 }
 
-/// Which kinds of events the driver has negotiated.
+/// Kinds of events that the driver has negotiated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// VIRTIO_SCSI_F_HOTPLUG.
@@ -103,7 +103,7 @@ pub(crate) struct Wanted {
 }
 
 impl EventQueue {
-    /// For a driver that may have missed events.
+    /// Creates the queue of a driver that may have missed events.
     pub(crate) fn new(unheard: Arc<Unheard>, wanted: Wanted) -> EventQueue {
         unheard.driver.store(true, Ordering::Release);
         let missed = unheard.missed.swap(false, Ordering::AcqRel);
@@ -116,7 +116,7 @@ impl EventQueue {
     }
 
     pub(crate) fn post(&mut self, event: Event, target: u8, lun: u16) {
-        // 5.6.6.3: a driver is not told of what it has not negotiated.
+        // 5.6.6.3: no events without the negotiated feature.
         let wanted = match event {
             Event::Added | Event::Removed => self.wanted.hotplug,
             Event::Changed { .. } => self.wanted.change,
@@ -170,7 +170,7 @@ impl Protocol for EventQueue {
                 good: false,
             };
         }
-        // More buffers may have been taken than events wait: the rest say "none" (VIRTIO_SCSI_T_NO_EVENT).
+        // More buffers than events may have been popped: the rest report VIRTIO_SCSI_T_NO_EVENT.
         let mut event = self.waiting.pop_front().unwrap_or([0; EVENT_SIZE]);
         if self.waiting.is_empty() && std::mem::take(&mut self.missed) {
             let kind = u32::from_le_bytes([event[0], event[1], event[2], event[3]]) | EVENTS_MISSED;
@@ -183,7 +183,7 @@ impl Protocol for EventQueue {
         }
     }
 
-    /// A place that cannot be used for an event says nothing.
+    /// Writes nothing into a buffer that cannot hold an event.
     fn refuse(&mut self, _: &mut Request<()>, _: ErrorPlace) -> u32 {
         0
     }

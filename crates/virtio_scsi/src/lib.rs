@@ -1,9 +1,8 @@
-//! virtio-scsi (virtio 1.3, 5.6): a controller per socket, up to 256 targets of up to 16,384 logical units each.
+//! virtio-scsi (virtio 1.3, 5.6): one controller per socket, up to 256 targets with up to 16,384 logical units each.
 //!
-//! `request` is the wire format, pure; `queue` takes commands through the SCSI core and its plans through their I/Os, and
-//! `pending` is what it remembers of each, `response` what it answers;
-//! `control` answers task management, `events` tells the driver of changes; [`ScsiDevice`] is what a front end
-//! configures. Commands themselves are crate `scsi`'s business.
+//! `request` is the wire format; `queue` executes commands through the SCSI core; `pending` is the state of a command, `response` its
+//! result. `control` handles task management, `events` reports changes to the driver. A front end configures [`ScsiDevice`]. The crate
+//! `scsi` implements the commands.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What a request queue remembers of a request, in its slot, until it is answered; task management looks at it, too.
+//! State of an unanswered request in its slot. Task management reads it, too.
 
 use latency::DiskNumber;
 use reactor::Tag;
@@ -7,38 +7,38 @@ use scsi_exec::{Hold, Task};
 
 use crate::request::{self, Address, REQUEST_SIZE};
 
-/// What a request remembers until it is answered. What a plain one needs lies together, and what only others need apart: slots
-/// are so small that those of a batch lie in few pages.
+/// State of an unanswered request. Fields for plain commands are adjacent, all others are separate: slots are small, so that those of a
+/// batch fit in few pages.
 #[repr(C)]
 pub(crate) struct Pending {
-    /// It is a plain command, or none yet: nothing of `slow_path` holds for it.
+    /// Plain command or none: `slow_path` is unused.
     pub plain: bool,
     pub data_in: u32,
-    /// Its disk, for its measurements.
+    /// Disk, for measurements.
     pub disk: DiskNumber,
-    /// Its LUN field and its ID say which task it is, for task management.
+    /// LUN field and ID identify the task for task management.
     pub field: [u8; 8],
     pub id: u64,
     pub task: Task,
     pub slow_path: Box<SlowPath>,
 }
 
-// With it a slot takes four cache lines, as one of virtio-blk does.
+// The size makes a slot four cache lines long, as in virtio-blk.
 const _: () = assert!(size_of::<Pending>() <= 64);
 
-/// What a command that is not plain remembers besides.
+/// Additional state of a command that is not plain.
 #[derive(Default)]
 pub(crate) struct SlowPath {
-    /// Where it is, so that it can be resumed.
+    /// Slot, to resume the command.
     pub tag: Option<Tag>,
     pub data_in_room: u32,
-    /// The response code, when the command did not get as far as the core.
+    /// Response code, if the command does not reach the core.
     pub code: u8,
     /// Set by task management: [`request::S_ABORTED`] or [`request::S_RESET`].
     pub aborted: Option<u8>,
-    /// Which of its queue's waits is, or was, its last: what ends one that was ended before means nobody.
+    /// Number of its current or last wait. Wake-ups of other waits are ignored.
     pub wait: u64,
-    /// It has not begun, for others come before it: its header, which the driver may have changed since.
+    /// Header of a command that waits for its turn. The driver may have changed the original.
     pub parked: Option<Box<[u8; REQUEST_SIZE]>>,
 }
 
@@ -57,13 +57,13 @@ impl Default for Pending {
 }
 
 impl Pending {
-    /// Target and number of the unit that it is for; `None`: no form of LUN that we know.
+    /// Returns target and unit number, or `None` for an unsupported LUN format.
     pub fn key(&self) -> Option<(u8, u16)> {
         Address::parse(&self.field).map(|address| address.key())
     }
 
-    /// Marks the task as aborted; `hold` is kept until the driver has been shown its answer. What `waits` is answered now, not
-    /// when its wait is over, for that may be for whoever aborts it: gives whether it does.
+    /// Marks the task as aborted and keeps `hold` until the driver has seen its response. A task that `waits` is answered immediately,
+    /// because it may wait for the task that aborts it: returns `waits`.
     pub fn abort(&mut self, code: u8, hold: &Hold, waits: bool) -> bool {
         self.slow_path.aborted = Some(code);
         self.keep(hold);
@@ -73,22 +73,22 @@ impl Pending {
         waits
     }
 
-    /// Keeps `hold` until the driver has been shown the task's answer.
+    /// Keeps `hold` until the driver has seen the task's response.
     pub fn keep(&mut self, hold: &Hold) {
         self.plain = false;
         self.task.watch();
         self.task.hold(hold);
     }
 
-    /// It is a plain command, and begins.
+    /// Begins a plain command.
     #[inline(always)]
     pub fn begin_plain(&mut self, disk: DiskNumber, end: PlainEnd, data_in: u32) {
         (self.disk, self.data_in) = (disk, data_in);
         self.task.start_plain(end);
     }
 
-    /// It has been answered: the next request of its slot may be a plain one, if this one does not go on. What waits for it is
-    /// put into `until_shown`, for the driver does not see the answer yet.
+    /// Resets the slot after the answer. A plain command may follow unless the task continues. Moves holds to `until_shown`, because the
+    /// driver does not see the response yet.
     pub fn answered(&mut self, until_shown: &mut Vec<Hold>) {
         until_shown.append(&mut self.task.end().1);
         let slow_path = &mut *self.slow_path;

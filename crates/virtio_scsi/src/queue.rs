@@ -1,9 +1,9 @@
-//! A request queue: commands through the SCSI core, plans through their I/Os, responses back.
+//! A request queue: executes commands through the SCSI core and writes responses.
 //!
-//! Owned by one worker. A target look-up is an index; the map of targets is looked at anew when its generation
-//! changes, one load per batch. Disks are opened at their first use by this worker. A plain READ or WRITE to a unit that
-//! had one before takes the fast path, `Known`, which looks nothing up; a test holds what it plans against the rest. What others
-//! may change meanwhile is asked once for a batch, `Ready`: all of its commands were there before.
+//! Owned by one worker. Targets are found by index. The map of targets is reloaded when its generation changes, with one load per batch.
+//! Disks are opened at first use on this worker. A plain READ or WRITE to a recently used unit takes the fast path, `Known`, without
+//! look-ups; a test compares its plans with the general path. State that may change concurrently is checked once per batch in `Ready`: all
+//! commands of the batch were there before.
 
 mod slot;
 
@@ -28,16 +28,16 @@ use crate::request::{self, Address, Header, PLAIN_SIZE, REQUEST_SIZE, RESPONSE_S
 use crate::response::{answer_any, refuse};
 use slot::CommandSlot;
 
-/// A target as this queue sees it.
+/// A target in this queue's view.
 struct Seen {
     view: TargetView,
     nexus: Arc<Nexus>,
     order: Arc<TaskOrder>,
 }
 
-/// A unit to which plain commands go, and all that is looked up on the way to it.
+/// A unit for plain commands, with all results of its look-up.
 struct Known {
-    /// The request's LUN field, as it lies in memory.
+    /// The request's LUN field, as in memory.
     field: [u8; 8],
     unit: PlainUnit,
     order: Arc<TaskOrder>,
@@ -45,7 +45,7 @@ struct Known {
     number: DiskNumber,
 }
 
-/// The unit that plain commands of this batch go to, and how they do.
+/// Unit of the plain commands in this batch, and the plan for them.
 struct Ready {
     field: [u8; 8],
     way: PlainWay,
@@ -54,7 +54,7 @@ struct Ready {
 }
 
 impl Ready {
-    /// A driver may send this LUN field, too: there is no way behind it.
+    /// A driver may send this LUN field, but the way is closed.
     const NO_UNIT: Ready = Ready {
         field: [0; 8],
         way: PlainWay::CLOSED,
@@ -69,36 +69,36 @@ impl Ready {
     }
 }
 
-/// How many units a queue knows at a time. Of more, some keep their places and the others are looked up each time.
+/// Number of cached units. With more units, some stay cached and the others are looked up each time.
 const KNOWN: usize = 16;
 
-/// Where a unit is known: by its target, and the lower byte of its number.
+/// Returns the cache index of a unit, from its target and the lower byte of its LUN.
 #[inline(always)]
 fn place(field: &[u8; 8]) -> usize {
     usize::from(field[1] ^ field[3]) % KNOWN
 }
 
-/// Virtio-scsi's half of a request queue.
+/// The [`Protocol`] of a request queue.
 pub(crate) struct RequestQueue {
     shared: Arc<Shared>,
     worker: WorkerHandle,
     generation: u64,
     targets: Vec<Option<Seen>>,
     known: [Option<Known>; KNOWN],
-    /// Where the unit of the last plain command is known.
+    /// Cache index of the last plain command's unit.
     last: usize,
-    /// That unit, until the batch ends, or a command comes that is not plain and may change anything.
+    /// That unit, until the batch ends or a command that is not plain might change it.
     ready: Ready,
-    /// Commands for units that are not known.
+    /// Number of commands for units that are not cached (wraps).
     unknown: u8,
     disks: DiskHandles,
-    /// Of the request that began last, and whether it was another one's before.
+    /// Disk of the last parsed request, and whether it differs from the previous request's.
     last_disk: DiskNumber,
     disk_changed: bool,
     stopping: bool,
-    /// What waits until the driver has been shown answers that were given: task management functions.
+    /// Holds of task management functions that wait until the driver has seen responses.
     until_shown: Vec<Hold>,
-    /// Waits of requests that began: for their start, for others' ends, for a range.
+    /// Number of waits so far: for the turn of a command, the end of others, or a range.
     waits: u64,
 }
 
@@ -156,7 +156,7 @@ impl RequestQueue {
         self.ready = Ready::NO_UNIT;
     }
 
-    /// Which task of the core's a request of this queue is.
+    /// Returns the SCSI core's tag of a request.
     pub(crate) fn task_tag(&self, key: Option<(u8, u16)>) -> Option<TaskTag> {
         let (target, lun) = key?;
         let seen = self.targets.get(usize::from(target))?.as_ref()?;
@@ -167,7 +167,7 @@ impl RequestQueue {
         })
     }
 
-    /// Takes a request as far as it goes without its queue.
+    /// Executes a request's steps until one has to wait.
     #[inline]
     fn execute(&mut self, io: &mut Io, request: &mut Request<Pending>) -> Step {
         execute(
@@ -179,7 +179,7 @@ impl RequestQueue {
         )
     }
 
-    /// What a request waited for is there.
+    /// Continues a request that has waited, with the granted resource.
     fn grant(&mut self, io: &mut Io, request: &mut Request<Pending>, granted: Granted) -> Step {
         request.state.task.grant(granted);
         match request.state.slow_path.parked.take() {
@@ -192,7 +192,7 @@ impl RequestQueue {
     }
 }
 
-/// A command that does not get as far as the core.
+/// Ends a command that does not reach the core.
 fn end_with(pending: &mut Pending, code: u8) -> Start {
     pending.slow_path.code = code;
     Start {
@@ -332,7 +332,7 @@ impl Protocol for RequestQueue {
 }
 
 impl RequestQueue {
-    /// A plain READ or WRITE to a unit that is known; `None`: it is something else, and nothing was done about it.
+    /// Begins a plain READ or WRITE to a cached unit. Returns `None` for other commands, which it leaves unchanged.
     #[inline(always)]
     fn begin_plain(&mut self, request: &mut Request<Pending>) -> Option<Start> {
         let (chain, pending) = (&mut request.chain, &mut request.state);
@@ -343,7 +343,7 @@ impl RequestQueue {
         let data_in = chain.writable.checked_sub(RESPONSE_SIZE as u32)?;
         let bytes = chain.buffer.front_near::<PLAIN_SIZE>()?;
         let header = request::PlainHeader::parse(&bytes)?;
-        // At once, so that no register has to hold it; for what is not plain it is set anew.
+        // Stored immediately to save a register. Other commands set it again.
         (pending.field, pending.id) = (header.lun, header.id);
         if header.lun != self.ready.field && !self.turn_to(header.lun) {
             return None;
@@ -352,10 +352,10 @@ impl RequestQueue {
         let io = ready
             .way
             .begin(header.cdb, data_in.into(), data_out.into())?;
-        // One transfer is far below 4 GiB, and the buffer is as long as it.
+        // A transfer is far below 4 GiB, and the buffer has the same length.
         let bytes = io.request.length as u32;
         let (buffer, length) = (&mut chain.buffer, bytes as usize);
-        // Either way to its end by itself: no register has to hold what both have in common until then.
+        // Each branch is complete, to save registers for common values.
         let operation = if io.request.kind == IoKind::Read {
             if chain.readable != REQUEST_SIZE as u32 {
                 return None;
@@ -384,7 +384,7 @@ impl RequestQueue {
         })
     }
 
-    /// Asks for the unit of the last plain command what may have changed. Mostly nothing has since the batch before.
+    /// Checks whether the unit of the last plain command has changed. Usually it has not.
     #[inline(always)]
     fn get_ready(&mut self) {
         let same = self.open().is_some_and(|known| {
@@ -408,7 +408,7 @@ impl RequestQueue {
         self.ready = ready.unwrap_or(Ready::NO_UNIT);
     }
 
-    /// The unit of the last plain command, if neither another disk nor an order of tasks has come between.
+    /// Returns the unit of the last plain command, unless another disk or a task order intervenes.
     #[inline(always)]
     fn open(&self) -> Option<&Known> {
         let known = self.known[self.last % KNOWN].as_ref()?;
@@ -416,8 +416,8 @@ impl RequestQueue {
         open.then_some(known)
     }
 
-    /// The same for another unit; false: it is not known, or nothing is plain there just now. By value: a header whose address is
-    /// taken would lie in memory.
+    /// Selects another unit. Returns false if it is not cached or has no plain commands now. Takes `field` by value: a reference would
+    /// force the header into memory.
     #[inline(never)]
     fn turn_to(&mut self, field: [u8; 8]) -> bool {
         self.last = place(&field);
@@ -432,7 +432,7 @@ impl RequestQueue {
         self.ready.field == field
     }
 
-    /// Any command. Its header is read anew, and only this time counts, whenever the command begins.
+    /// Begins any command. Reads its header from guest memory once; only this copy counts, whenever the command starts.
     #[inline(never)]
     fn begin_any(
         &mut self,
@@ -472,7 +472,7 @@ impl RequestQueue {
         if pending.disk != self.last_disk {
             (self.last_disk, self.disk_changed) = (pending.disk, true);
         }
-        // Data both ways needs VIRTIO_SCSI_F_INOUT, which is not offered (5.6.6.1).
+        // Bidirectional transfers need VIRTIO_SCSI_F_INOUT, which is not offered (5.6.6.1).
         if chain.readable > REQUEST_SIZE as u32 && pending.slow_path.data_in_room > 0 {
             return end_with(pending, request::S_FAILURE);
         }
@@ -491,7 +491,7 @@ impl RequestQueue {
                 queue: self,
                 request,
             };
-            // What no unit gets is in no task set.
+            // A command for a missing unit is in no task set.
             if unit.is_some_and(|unit| !may_start(command, &order, unit, header.attribute)) {
                 request.state.slow_path.parked = Some(Box::new(bytes));
                 return Start {
@@ -504,7 +504,7 @@ impl RequestQueue {
         self.begin_command(io, request, &header)
     }
 
-    /// A command whose place among the others allows it to start.
+    /// Begins a command when its turn has come.
     fn begin_command(
         &mut self,
         io: &mut Io,
@@ -516,7 +516,7 @@ impl RequestQueue {
             Some(address) => self.target(address.target).map(|seen| (address, seen)),
             None => None,
         };
-        // It may have gone while the command waited.
+        // The target may have been removed while the command waited.
         let Some((address, seen)) = seen else {
             return end_with(pending, request::S_BAD_TARGET);
         };
@@ -536,7 +536,7 @@ impl RequestQueue {
         if let Some((disk, asked)) = direct
             && asked.moves_data()
         {
-            // One transfer is far below 4 GiB.
+            // A transfer is far below 4 GiB.
             bytes = asked.length as u32;
             if matches!(step, Step::Data) {
                 self.know(header.lun, &address, request.job.disk, DiskNumber(disk.0));
@@ -558,7 +558,7 @@ impl RequestQueue {
         unit.map_or(DiskNumber::NONE, |unit| DiskNumber(unit.disk().0))
     }
 
-    /// The next plain command for this unit takes the fast path, if there is a place for it.
+    /// Caches the unit, so that its next plain command takes the fast path, if there is a free entry.
     fn know(&mut self, field: &[u8; 8], address: &Address, disk: DiskHandle, number: DiskNumber) {
         let known = &mut self.known[place(field)];
         self.unknown = self.unknown.wrapping_add(1);
@@ -600,7 +600,7 @@ impl RequestQueue {
         self.execute(io, request)
     }
 
-    /// What no abort ends goes on by itself; its command is answered as aborted.
+    /// Detaches a task that cannot be aborted. It continues in the background; its command is answered as aborted.
     #[cold]
     fn leave(&mut self, pending: &mut Pending, outcome: IoOutcome) -> Step {
         let mut task = pending.task.detach();

@@ -1,18 +1,18 @@
-//! The wire format of requests, responses, task management and events (virtio 1.3, 5.6.6). Pure.
+//! Wire format of requests, responses, task management and events (virtio 1.3, 5.6.6). Pure.
 
 use scsi::{Lun, LunAddress, TaskAttribute};
 
-/// Bytes of a request's header.
+/// Length of a request header.
 pub const REQUEST_SIZE: usize = 51;
-/// Bytes of a request's header that a plain command needs: 16 of its CDB.
+/// Length of the part that a plain command needs, with 16 bytes of CDB.
 pub const PLAIN_SIZE: usize = 35;
-/// Bytes of a response before its data-in.
+/// Length of a response before its data-in.
 pub const RESPONSE_SIZE: usize = 108;
-/// Bytes of a response before its sense data.
+/// Length of a response before its sense data.
 pub const RESPONSE_HEADER_SIZE: usize = 12;
-/// Bytes of sense data in a response.
+/// Length of the sense data field.
 pub const SENSE_SIZE: usize = 96;
-/// Bytes of a command.
+/// Length of the CDB field.
 pub const CDB_SIZE: usize = 32;
 
 /// VIRTIO_SCSI_S_OK.
@@ -25,20 +25,20 @@ pub const S_ABORTED: u8 = 2;
 pub const S_BAD_TARGET: u8 = 3;
 /// VIRTIO_SCSI_S_RESET.
 pub const S_RESET: u8 = 4;
-/// VIRTIO_SCSI_S_FAILURE: another error of the driver's.
+/// VIRTIO_SCSI_S_FAILURE: other driver errors.
 pub const S_FAILURE: u8 = 9;
 
-/// Which of a controller's targets, and which of its logical units.
+/// Target and logical unit of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// The target.
+    /// Target number.
     pub target: u8,
-    /// The logical unit, as SAM-5 writes it.
+    /// Logical unit number in SAM-5 format.
     pub lun: Lun,
 }
 
 impl Address {
-    /// Reads a LUN field; `None` when its form is not one that 5.6.6.1 knows.
+    /// Parses a LUN field. Returns `None` for formats not listed in 5.6.6.1.
     #[inline(always)]
     pub fn parse(field: &[u8; 8]) -> Option<Address> {
         let word = u64::from_be_bytes(*field);
@@ -54,7 +54,7 @@ impl Address {
         })
     }
 
-    /// Target and unit number: the same whichever way the LUN was written. What names no unit has a number that none has.
+    /// Returns target and unit number, independent of the LUN's format. A LUN of no unit gets a number outside of the valid range.
     pub fn key(&self) -> (u8, u16) {
         let [high, low, ..] = self.lun.0;
         let number = match self.lun.address() {
@@ -64,35 +64,35 @@ impl Address {
         (self.target, number)
     }
 
-    /// The LUN field of a unit, in the form in which REPORT LUNS lists it: Linux holds one against the other.
+    /// Encodes a unit's LUN field as in REPORT LUNS: Linux compares the two.
     pub fn encode(target: u8, lun: u16) -> [u8; 8] {
         let [first, second, ..] = Lun::unit(lun).0;
         [1, target, first, second, 0, 0, 0, 0]
     }
 }
 
-/// A request's header, over its bytes: copied out of the driver's memory once, and no second time.
+/// A request header, over one copy of its bytes from guest memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Header<'a> {
-    /// The LUN field.
+    /// LUN field.
     pub lun: &'a [u8; 8],
-    /// Whom it is for; `None`: no form of LUN that we know.
+    /// Address; `None`: unsupported LUN format.
     pub address: Option<Address>,
     /// The driver's tag.
     pub id: u64,
     /// SIMPLE, ORDERED, HEAD OF QUEUE or ACA.
     pub attribute: TaskAttribute,
-    /// The command.
+    /// Command descriptor block.
     pub cdb: &'a [u8; CDB_SIZE],
 }
 
 impl Header<'_> {
-    /// Reads a header.
+    /// Parses a header.
     #[inline(always)]
     pub fn parse(bytes: &[u8; REQUEST_SIZE]) -> Header<'_> {
         let (lun, rest) = split::<8>(bytes);
         let (id, rest) = split::<8>(rest);
-        // Byte 17 is the command priority, byte 18 its CRN: neither is used.
+        // Byte 17 is the command priority, byte 18 the CRN: both are ignored.
         let (attributes, rest) = split::<3>(rest);
         let attribute = match attributes[0] {
             1 => TaskAttribute::Ordered,
@@ -110,19 +110,19 @@ impl Header<'_> {
     }
 }
 
-/// The header of a SIMPLE command, as far as a plain one needs it: the fast path of [`Header`], which says the same.
+/// Header of a SIMPLE command, limited to the part for plain commands: the fast path of [`Header`], with equal results.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainHeader<'a> {
-    /// The LUN field, in whatever form.
+    /// LUN field, in any format.
     pub lun: [u8; 8],
     /// The driver's tag.
     pub id: u64,
-    /// The first bytes of the command.
+    /// First bytes of the command.
     pub cdb: &'a [u8; 16],
 }
 
 impl PlainHeader<'_> {
-    /// Reads the first bytes of a header; `None`: it is not a SIMPLE command's.
+    /// Parses the first bytes of a header. Returns `None` if the command is not SIMPLE.
     #[inline(always)]
     pub fn parse(bytes: &[u8; PLAIN_SIZE]) -> Option<PlainHeader<'_>> {
         let (lun, rest) = split::<8>(bytes);
@@ -136,13 +136,13 @@ impl PlainHeader<'_> {
     }
 }
 
-/// The first bytes of a header's, and the rest.
+/// Splits the first `N` bytes from a header.
 #[inline(always)]
 fn split<const N: usize>(bytes: &[u8]) -> (&[u8; N], &[u8]) {
     bytes.split_first_chunk().expect("a header is long enough")
 }
 
-/// The first bytes of a response: lengths, status, response code.
+/// Encodes the first bytes of a response: lengths, status, response code.
 #[inline(always)]
 pub fn response_header(
     sense_length: u32,
@@ -159,29 +159,29 @@ pub fn response_header(
     bytes
 }
 
-/// What comes on the control queue.
+/// A request on the control queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlRequest {
     /// VIRTIO_SCSI_T_TMF.
     TaskManagement {
-        /// Which function.
+        /// Subtype.
         function: u32,
-        /// The LUN field.
+        /// LUN field.
         lun: [u8; 8],
-        /// The tag of the task that is meant, if one is.
+        /// Tag of the task, if the function has one.
         id: u64,
     },
     /// VIRTIO_SCSI_T_AN_QUERY or VIRTIO_SCSI_T_AN_SUBSCRIBE.
     AsynchronousNotification,
-    /// A type that 5.6.6.2 does not know.
+    /// A type not listed in 5.6.6.2.
     Unknown,
 }
 
 impl ControlRequest {
-    /// Bytes of the longest control request.
+    /// Length of the longest control request.
     pub const MAX_SIZE: usize = 24;
 
-    /// Reads as much of a control request as came; `None` when it is too short for its type.
+    /// Parses a control request. Returns `None` if it is too short for its type.
     pub fn parse(bytes: &[u8]) -> Option<ControlRequest> {
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         Some(match word(0)? {
@@ -199,10 +199,10 @@ impl ControlRequest {
     }
 }
 
-/// Bytes of an event.
+/// Length of an event.
 pub const EVENT_SIZE: usize = 16;
 
-/// An event as the driver reads it.
+/// Encodes an event.
 pub fn event(event: u32, lun: [u8; 8], reason: u32) -> [u8; EVENT_SIZE] {
     let mut bytes = [0; EVENT_SIZE];
     bytes[0..4].copy_from_slice(&event.to_le_bytes());
@@ -253,7 +253,7 @@ mod tests {
         let key = |high, low| Address::parse(&[1, 5, high, low, 0, 0, 0, 0]).map(|it| it.key());
         assert_eq!(key(0, 7), key(0x40, 7));
         assert_eq!(key(0x41, 0x2c), Some((5, 300)));
-        // Not unit 257, nor 300.
+        // Not unit 257 or 300.
         assert_eq!(key(0xc1, 1), Some((5, 0xc101)));
         assert_eq!(key(1, 0x2c), Some((5, 0x812c)));
         assert_eq!(Address::encode(3, 0x1234), [1, 3, 0x52, 0x34, 0, 0, 0, 0]);

@@ -1,5 +1,4 @@
-//! How an outcome of the SCSI core becomes a response in a chain (virtio 1.3, 5.6.6.1). A plain command's, which is all zeroes,
-//! is written by `queue`.
+//! Writes results of the SCSI core into chains (virtio 1.3, 5.6.6.1). `queue` writes the response of a successful plain command: zeroes.
 
 use scsi::{Residual, Response, Status};
 use scsi_exec::Hold;
@@ -9,7 +8,7 @@ use virtqueue::{Chain, ErrorPlace};
 use crate::pending::Pending;
 use crate::request::{self, RESPONSE_SIZE, SENSE_SIZE};
 
-/// An answer to a command that is not a plain one. What waits until the driver has been shown it is put into `until_shown`.
+/// Answers a command outside of the fast path. Moves holds that wait for the response to `until_shown`.
 #[inline(never)]
 pub(crate) fn answer_any(
     chain: &Chain,
@@ -38,14 +37,14 @@ pub(crate) fn answer_any(
         pending.answered(until_shown);
         return Answer {
             written: RESPONSE_SIZE as u32,
-            // A bus scan asks every target: one that is not there is no error.
+            // A bus scan addresses every target, so a missing one is no error.
             good: code == request::S_BAD_TARGET,
         };
     }
     let response = pending.task.take_response();
     let good = matches!(response.status, Status::Good | Status::ConditionMet);
     if let (false, Residual::Underflow(bytes)) = (good, response.residual) {
-        // Only a device that says so has transferred what comes before its error.
+        // Before an error, only a device that reports it has transferred data.
         let missing = u32::try_from(bytes).unwrap_or(u32::MAX);
         let room = chain.writable.saturating_sub(RESPONSE_SIZE as u32);
         let transferred = room.saturating_sub(missing);
@@ -59,7 +58,7 @@ pub(crate) fn answer_any(
     }
 }
 
-/// The answer to a command that cannot be read: VIRTIO_SCSI_S_FAILURE. Gives the bytes written.
+/// Answers a malformed command with VIRTIO_SCSI_S_FAILURE. Returns the bytes written.
 #[cold]
 pub(crate) fn refuse(chain: &Chain, place: ErrorPlace) -> u32 {
     const HEADER: u32 = request::RESPONSE_HEADER_SIZE as u32;
@@ -75,13 +74,13 @@ pub(crate) fn refuse(chain: &Chain, place: ErrorPlace) -> u32 {
     }
 }
 
-/// The residual and the response code of a command that was carried out.
+/// Returns residual and response code of an executed command.
 #[inline(always)]
 fn residual_fields(residual: Residual) -> (u32, u8) {
     match residual {
         Residual::None => (0, request::S_OK),
         Residual::Underflow(bytes) => (u32::try_from(bytes).unwrap_or(u32::MAX), request::S_OK),
-        // 5.6.6.1: OVERRUN says that the driver's buffer was too small for the command.
+        // 5.6.6.1: OVERRUN means that the driver's buffer is too small for the command.
         Residual::Overflow(_) => (0, request::S_OVERRUN),
     }
 }

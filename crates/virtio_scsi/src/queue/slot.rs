@@ -1,4 +1,4 @@
-//! A request as the executor sees it: its data-out came with it, and there is room for its data-in in its chain.
+//! A request as the SCSI executor's transport. Its chain contains the data-out and has room for the data-in.
 
 use reactor::Io;
 use scsi_exec::{Data, Parts, Transport, Waiter};
@@ -32,7 +32,7 @@ impl Transport for CommandSlot<'_> {
     #[inline]
     fn data_in(&mut self, _io: &mut Io) -> Data {
         let (chain, pending) = (&mut self.request.chain, &mut self.request.state);
-        // One transfer is far below 4 GiB.
+        // A transfer is far below 4 GiB.
         let length = self.request.job.io.length as u32;
         pending.data_in = length.min(pending.slow_path.data_in_room);
         let start = chain.readable as usize + RESPONSE_SIZE;
@@ -52,8 +52,7 @@ impl Transport for CommandSlot<'_> {
         self.request.chain.buffer.read_whole(REQUEST_SIZE, data);
     }
 
-    /// Each wait has a number: who is aborted while it waits is answered at once, and another request may be in its slot when
-    /// the wait is over.
+    /// Numbers each wait: a task aborted while waiting is answered at once, and another request may use its slot at the end of the wait.
     fn waiter(&mut self) -> Waiter {
         self.queue.waits += 1;
         let (worker, wait) = (self.queue.worker.clone(), self.queue.waits);
