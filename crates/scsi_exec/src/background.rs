@@ -1,8 +1,8 @@
-//! A task that goes on without the queue or connection that brought it: a sanitize operation whose command was answered
-//! or aborted, whose initiator has left, or which a restart interrupted.
+//! Runs a task without its queue or connection: a sanitize operation after its response or abort, after its
+//! initiator left, or after a restart.
 //!
-//! A source of its own on the worker where it was left; it ends itself when the task is over. If the worker ends first, or
-//! the disk is taken out of the process, the task is dropped where it is, to go on when the disk is there again.
+//! Each task is a [`Source`] on the worker that it was left on, and removes itself when the task ends. If the worker ends first, or the
+//! disk is removed from the process, the task is dropped; it resumes when the disk is added again.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use uring::RingFd;
 use crate::task::Need;
 use crate::{DiskHandles, Task, Units};
 
-/// I/Os in one iteration when they end at once, and bytes that count as one more.
+/// Limit of synchronous I/Os per iteration, and bytes that count as one more I/O.
 const STEPS_MAX: usize = 32;
 const STEP_BYTES: usize = 128 << 10;
 
-/// Has a task go on to its end on this worker, from what it needs next.
+/// Runs a task to its end on this worker, from its next need.
 pub fn go_on_in_background(worker: &WorkerHandle, units: &Arc<Units>, task: Task) {
     let (handle, units) = (worker.clone(), units.clone());
     worker.send(move |worker| {
@@ -44,16 +44,16 @@ struct Background {
     id: SourceId,
     worker: WorkerHandle,
     units: Arc<Units>,
-    /// It needs nothing while an I/O is in flight, and when it is over.
+    /// Needs nothing while an I/O is in flight and after its end.
     task: Task,
     disks: DiskHandles,
     in_flight: bool,
-    /// Nothing more is begun.
+    /// No more I/O is started.
     stopped: bool,
 }
 
 impl Background {
-    /// It begins nothing more, and is taken out of its worker.
+    /// Stops the task and removes the source from its worker.
     fn leave(&mut self) {
         self.stop();
         let id = self.id;
@@ -82,7 +82,7 @@ impl Background {
                     }
                 }
                 Need::AnswerAndGoOn => self.task.go_on(),
-                // Nobody is there any more who has data or waits for an answer.
+                // No initiator is left to send data-out or receive a response.
                 Need::Answer | Need::Over | Need::Data(..) | Need::DataOut(_) | Need::Range(..) => {
                     self.task.abandon();
                     return self.leave();

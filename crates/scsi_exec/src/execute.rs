@@ -1,9 +1,9 @@
-//! Takes a command from one I/O to the next, for every transport: finds the disk, bounds the memory, waits for data-out, for
-//! ranges, for other tasks. What differs between transports is behind [`Transport`].
+//! Executes a command from one I/O to the next, for every transport: finds the disk, limits memory, and waits for data-out, range locks and
+//! other tasks. [`Transport`] covers the differences between transports.
 //!
-//! Data-out that came with its command (virtio-scsi) and data-out that has to be requested (iSCSI, R2T) are two answers of
-//! [`Transport::data_out`]; where it is awaited the task keeps what it needs, and [`execute`] is called again when it is there.
-//! Runs on the worker of the command's queue or connection; a command of one I/O allocates nothing.
+//! Data-out that came with its command (virtio-scsi) and data-out that must be requested (iSCSI, R2T) are two results of
+//! [`Transport::data_out`]. While the command waits, the task keeps its need; [`execute`] is called again when the data arrive. Runs on the
+//! worker of the command's queue or connection. A command of one I/O allocates nothing.
 
 use std::sync::Arc;
 
@@ -14,61 +14,63 @@ use scsi::{AbortScope, TaskAttribute, UnitId};
 use crate::task::{Granted, Need, Task};
 use crate::{Admission, Call, DiskHandles, Exempt, TaskOrder, Units, Want, WorkMemory};
 
-/// Whether the buffer of a command's data is ready for its I/O.
+/// State of the buffer for a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// It is.
+    /// Ready for the I/O.
     There,
-    /// The data of a read lie in memory, and are sent from there: nothing is to be read.
+    /// The data of a read are in memory and are sent from there: no I/O is needed.
     Borrowed,
-    /// The data were requested, or memory for them is short: [`execute`] is called again when they are there.
+    /// The data were requested, or memory is short: [`execute`] is called again when they are available.
     Awaited,
 }
 
-/// Goes on with a command that waits; called, or dropped with what it holds, on any thread.
+/// Resumes a waiting command. Called, or dropped with everything it holds, on any thread.
 pub type Waiter = Box<dyn FnOnce(Granted) + Send>;
 
-/// What a command has and uses in its transport's slot.
+/// Borrowed state of a command in its transport's slot.
 pub struct Parts<'a> {
-    /// Its task.
+    /// Task of the command.
     pub task: &'a mut Task,
-    /// Its next I/O.
+    /// Next I/O of the command.
     pub job: &'a mut Job,
-    /// The handles of its queue or connection.
+    /// Disk handles of the command's queue or connection.
     pub disks: &'a mut DiskHandles,
-    /// All disks.
+    /// All logical units.
     pub units: &'a Units,
-    /// Its client's memory.
+    /// Memory budget of the command's client.
     pub memory: &'a Arc<WorkMemory>,
-    /// Bytes of data-in that its initiator has room for.
+    /// Size of the initiator's data-in buffer, in bytes.
     pub data_in: u32,
-    /// Bytes of data-out that its initiator has.
+    /// Size of the initiator's data-out, in bytes.
     pub data_out: u32,
 }
 
 /// A command in its transport's slot.
 pub trait Transport {
-    /// What it has and uses.
+    /// Returns the command's state.
     fn parts(&mut self) -> Parts<'_>;
 
-    /// Makes the buffer ready for its job, a read.
+    /// Prepares the buffer for the command's job, a read.
     fn data_in(&mut self, io: &mut Io) -> Data;
 
-    /// Makes the buffer ready with the first `length` bytes of its data-out, which are requested if they are not there.
+    /// Prepares the buffer with the first `length` bytes of data-out, and requests them if they have not arrived.
     fn data_out(&mut self, length: usize) -> Data;
 
-    /// Copies the start of its data-out, which is there.
+    /// Copies the start of the data-out, which has arrived.
     fn copy_data_out(&self, data: &mut [u8]);
 
-    /// What goes on with it when a wait is over: [`Task::grant`], then [`execute`]. One that has ended by then does not.
+    /// Returns a callback that resumes the command after a wait: [`Task::grant`], then [`execute`]. It has no effect if the command has
+    /// ended by then.
     fn waiter(&mut self) -> Waiter;
 
-    /// May it have one more I/O on scratch memory in this iteration? Else [`execute`] is called again in another.
+    /// Returns true if the command may run one more I/O on scratch memory in this iteration. Otherwise [`execute`] is called again in a
+    /// later iteration.
     fn may_use_scratch(&mut self) -> bool {
         true
     }
 
-    /// Which tasks it does not abort, for they were sent later.
+    /// Returns the later tasks that the command does not abort.
     fn exempt(&self) -> Option<Exempt> {
         None
     }
@@ -76,7 +78,7 @@ pub trait Transport {
 
 const OFFLINE: IoOutcome = Err(IoError::new(IoErrorKind::Offline));
 
-/// Takes a command as far as it goes without its transport.
+/// Advances a command until it needs its transport.
 #[inline]
 pub fn execute(command: &mut impl Transport, io: &mut Io) -> Step {
     loop {
@@ -91,7 +93,7 @@ pub fn execute(command: &mut impl Transport, io: &mut Io) -> Step {
                 let data = match request.kind {
                     IoKind::Read => command.data_in(io),
                     IoKind::Write => command.data_out(request.length as usize),
-                    // The last ones are a program's, on scratch memory.
+                    // The last ones belong to programs and use scratch memory.
                     IoKind::Flush
                     | IoKind::Discard
                     | IoKind::WriteZeroes
@@ -119,7 +121,7 @@ pub fn execute(command: &mut impl Transport, io: &mut Io) -> Step {
     }
 }
 
-/// Does what few commands need; `None`: the task needs something else now.
+/// Serves the rare needs. Returns `None` if the task has a new need.
 #[inline(never)]
 fn execute_other(command: &mut impl Transport, io: &mut Io, need: Need) -> Option<Step> {
     if matches!(need, Need::Scratch(..)) && !command.may_use_scratch() {
@@ -172,13 +174,13 @@ fn execute_other(command: &mut impl Transport, io: &mut Io, need: Need) -> Optio
     None
 }
 
-/// What it needs is tried again when its transport says so.
+/// Keeps the need until the transport calls [`execute`] again.
 fn wait(command: &mut impl Transport, need: Need) -> Step {
     command.parts().task.keep_need(need);
     Step::Wait
 }
 
-/// PREEMPT AND ABORT: the answer waits until the tasks of the scope have ended, on all workers.
+/// PREEMPT AND ABORT: delays the response until the tasks of the scope have ended on all workers.
 #[cold]
 fn abort_first(command: &mut impl Transport, scope: AbortScope) -> Step {
     let waiter = command.waiter();
@@ -192,7 +194,8 @@ fn abort_first(command: &mut impl Transport, scope: AbortScope) -> Step {
     Step::Wait
 }
 
-/// May a command start that is not SIMPLE, or comes while such a one is there? Else its waiter is granted the start later.
+/// Returns true if the command may start now. Called for a command that is not SIMPLE, or that arrives while such a command is present.
+/// Otherwise its waiter is granted the start later.
 #[cold]
 pub fn may_start(
     command: &mut impl Transport,
@@ -335,7 +338,7 @@ mod tests {
         assert!(command.task.is_idle());
     }
 
-    /// What runs goes on elsewhere; who waits for the command's end, and its memory, stay with the command.
+    /// The running operation is detached. Holds on the command's end, and its memory, stay with the command.
     #[test]
     fn what_is_detached_takes_nobody_along_who_waits_for_the_command() {
         let memory = WorkMemory::new(64);

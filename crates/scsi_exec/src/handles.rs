@@ -1,5 +1,5 @@
-//! The handles of one queue or connection on the disks of logical units: opened at a unit's first I/O, closed when its
-//! disk is taken out, or at the end. Owned by a source, on its worker; a handle that is open costs one look by index.
+//! Disk handles of one queue or connection. A handle is opened at the first I/O of a logical unit, and closed when its disk is removed or
+//! the source ends. Owned by a source, on its worker. An open handle costs one indexed lookup.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::Units;
 pub struct DiskHandles(Vec<Option<DiskHandle>>);
 
 impl DiskHandles {
-    /// The handle on a unit's disk; `None` when the disk is gone.
+    /// Returns the handle of a unit's disk, or `None` if the disk is gone.
     #[inline]
     pub fn get(&mut self, io: &mut Io, units: &Units, id: DiskId) -> Option<DiskHandle> {
         match self.0.get(id.0 as usize) {
@@ -34,7 +34,7 @@ impl DiskHandles {
         self.0[index]
     }
 
-    /// Closes the handle on a disk that is being taken out of the process. Was there one?
+    /// Closes the handles of a disk that is being removed from the process. Returns true if any was open.
     pub fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) -> bool {
         let mut any = false;
         for place in &mut self.0 {
@@ -46,7 +46,7 @@ impl DiskHandles {
         any
     }
 
-    /// Closes all.
+    /// Closes all handles.
     pub fn close(&mut self, io: &mut Io) {
         for handle in self.0.drain(..).flatten() {
             io.close(handle);

@@ -1,9 +1,9 @@
-//! Carries out SCSI plans on disks: the one executor of virtio-scsi and iSCSI, between the pure core and the block devices.
+//! Executes SCSI plans on disks for virtio-scsi and iSCSI: the layer between the pure core and the block devices.
 //!
-//! [`Units`] knows which disk a logical unit stands on; a [`Task`] takes one command's [`scsi::Plan`] through its I/Os;
-//! [`execute`] does what a task needs, and is all that a transport calls; [`Runners`] carries aborts to whoever runs tasks;
-//! [`TaskOrder`] keeps the order of tasks that several queues carry. Which worker, which ring and which transport is the
-//! caller's business. Owned by the request's slot; a task of one I/O allocates nothing.
+//! [`Units`] maps logical units to disks. A [`Task`] takes one command's [`scsi::Plan`] through its I/Os. [`execute`] serves the needs of a
+//! task, and is the only function that a transport calls. [`Runners`] sends aborts to all queues and connections. [`TaskOrder`] keeps the
+//! order of tasks across queues. The caller chooses worker, ring and transport. A task is owned by its request's slot; a task of one I/O
+//! allocates nothing.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,13 @@
-//! What the commands of a client hold of this process' memory is bounded, however many it sends and however large: those that need
-//! their data there, or that read and write by way of it. A command that finds no room is answered TASK SET FULL (SAM-5, 5.3.1),
-//! and its driver sends it again when others have ended.
+//! Limits the memory that the commands of a client hold in this process, regardless of their number and size. Counted are commands that
+//! need their data-out in memory, and commands that use scratch memory. A command that finds no room is answered TASK SET FULL (SAM-5,
+//! 5.3.1); its driver sends it again when other commands have ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use scsi::TRANSFER_MAX;
 
-/// The memory of a client: of a virtio-scsi controller, or of an iSCSI session.
+/// Memory budget of a client: a virtio-scsi controller or an iSCSI session.
 #[derive(Debug)]
 pub struct WorkMemory {
     most: usize,
@@ -15,7 +15,7 @@ pub struct WorkMemory {
 }
 
 impl WorkMemory {
-    /// So many bytes for all commands together; one that needs more has them alone.
+    /// Creates a budget of `most` bytes for all commands together. A command that needs more gets it if no other command holds memory.
     pub fn new(most: usize) -> Arc<WorkMemory> {
         Arc::new(WorkMemory {
             most,
@@ -23,7 +23,7 @@ impl WorkMemory {
         })
     }
 
-    /// So many bytes more for a command that has `own`.
+    /// Takes `bytes` more for a command that holds `own` bytes.
     fn take(&self, own: usize, bytes: usize) -> bool {
         let more = |held: usize| {
             let all = held.checked_add(bytes)?;
@@ -36,17 +36,18 @@ impl WorkMemory {
     }
 }
 
-/// What a command holds of it.
+/// Part of the budget that one command holds.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     memory: Option<Arc<WorkMemory>>,
     bytes: usize,
-    /// What it works on is counted.
+    /// The scratch memory is counted.
     works: bool,
 }
 
 impl Held {
-    /// Is there room for a task that works on `scratch` bytes, or has it begun to? `data_in`: what its client has room for.
+    /// Returns true if the scratch memory of a task is counted already or there is room for it. `data_in`: size of the client's data-in
+    /// buffer, in bytes.
     pub fn take_for_work(
         &mut self,
         memory: &Arc<WorkMemory>,
@@ -54,14 +55,14 @@ impl Held {
         data_in: u32,
     ) -> bool {
         if !self.works {
-            // As much again is under way to the disk or from it, and what was read is kept until it is all there.
+            // Twice the scratch size, because the I/O uses a copy. Data that were read are kept until they are complete.
             let read = u64::from(data_in).min(TRANSFER_MAX) as usize;
             self.works = self.extend(memory, 2 * scratch + read);
         }
         self.works
     }
 
-    /// So many bytes more; false: there are not so many.
+    /// Takes `bytes` more. Returns false if the budget does not allow it.
     pub fn extend(&mut self, memory: &Arc<WorkMemory>, bytes: usize) -> bool {
         let taken = memory.take(self.bytes, bytes);
         if taken {
@@ -71,7 +72,7 @@ impl Held {
         taken
     }
 
-    /// All of it: the command is over.
+    /// Returns all memory to the budget at the end of the command.
     #[inline]
     pub fn give_back(&mut self) {
         if let Some(memory) = self.memory.take() {
@@ -105,7 +106,7 @@ mod tests {
         assert_eq!(memory.held.load(Ordering::Relaxed), 0);
     }
 
-    /// It would be answered TASK SET FULL for ever.
+    /// Otherwise it would be answered TASK SET FULL every time.
     #[test]
     fn a_command_that_needs_more_than_there_is_has_it_alone() {
         let memory = WorkMemory::new(128);
@@ -114,7 +115,7 @@ mod tests {
         drop(small);
         assert!(large.extend(&memory, 200));
         assert!(!Held::default().extend(&memory, 1));
-        // First for its data, then for what it works on.
+        // First for its data, then for scratch memory.
         assert!(large.extend(&memory, 50));
         drop(large);
         assert!(Held::default().extend(&memory, 128));

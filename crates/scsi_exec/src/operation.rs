@@ -1,9 +1,9 @@
-//! How a command is counted in timelines and counters, whichever transport it came through.
+//! Classifies commands for timelines and counters, independent of the transport.
 
 use block::{IoKind, IoRequest};
 use latency::Operation;
 
-/// What a command counts as: its I/O's kind where it is one I/O, else what its operation code says.
+/// Returns the operation that a command counts as: by the kind of its I/O if it is one I/O, otherwise by its operation code.
 #[inline]
 pub fn operation_of(opcode: u8, direct: Option<&IoRequest>) -> Operation {
     match direct.map(|request| request.kind) {

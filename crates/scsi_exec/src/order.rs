@@ -1,8 +1,8 @@
-//! The order of one nexus' tasks (SAM-5, 8.7) over all queues or connections that carry it, whichever workers own them.
+//! Keeps the order of one I_T nexus' tasks (SAM-5, 8.7) across all queues or connections of the nexus, on any worker.
 //!
-//! While all tasks are SIMPLE, each starts at once and pays one load. An ORDERED task waits until every task of its unit
-//! that was begun before it has ended, wherever it runs: [`Runners`] tells; meanwhile, and while a HEAD OF QUEUE task runs,
-//! those that come for the same unit wait here. Each unit has a task set of its own (SAM-5, 4.9).
+//! While all tasks are SIMPLE, each starts at once and costs one atomic load. An ORDERED task waits until all older tasks of its unit have
+//! ended on all workers, which [`Runners`] reports. During this wait, and while a HEAD OF QUEUE task runs, new tasks for the same unit wait
+//! here. Each unit has its own task set (SAM-5, 4.9).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,24 +12,24 @@ use scsi::{AbortScope, Nexus, NexusId, TaskAttribute, UnitId};
 
 use crate::{Call, Runners, Want};
 
-/// Starts a task that had to wait; it is called, or dropped with what it holds, on any thread. It must not block, and a
-/// task of an attribute other than SIMPLE keeps its ticket until it has ended.
+/// Starts a delayed task. Called, or dropped with everything it holds, on any thread. Must not block. A task that is not SIMPLE keeps its
+/// ticket until it has ended.
 pub type StartTask = Box<dyn FnOnce(Option<Ticket>) + Send>;
 
-/// Whether a task may start.
+/// Result of [`TaskOrder::admit`].
 #[derive(Debug)]
 pub enum Admission {
-    /// It may, and keeps the ticket, if there is one, until it has ended.
+    /// The task may start, and keeps the ticket, if there is one, until it has ended.
     Now(Option<Ticket>),
-    /// What was given to [`TaskOrder::admit`] is called later.
+    /// The [`StartTask`] callback is called later.
     Defer,
 }
 
-/// The order of one nexus' tasks.
+/// Order of one nexus' tasks.
 pub struct TaskOrder {
     /// Some task of some unit is not SIMPLE, or waits.
     busy: AtomicBool,
-    /// Of units with such a task.
+    /// Task sets of units with such a task.
     sets: Mutex<Sets>,
     nexus: NexusId,
     runners: Arc<Runners>,
@@ -39,14 +39,14 @@ type Sets = HashMap<UnitId, State>;
 
 #[derive(Default)]
 struct State {
-    /// HEAD OF QUEUE tasks that run.
+    /// Number of running HEAD OF QUEUE tasks.
     heads: usize,
-    /// An ORDERED task runs, or waits for those before it to end.
+    /// An ORDERED task runs, or waits for older tasks to end.
     ordered: bool,
     waiting: VecDeque<(TaskAttribute, StartTask)>,
 }
 
-/// A task's place among others, until it is dropped.
+/// Place of a task in its task set, held until the ticket is dropped.
 pub struct Ticket {
     attribute: TaskAttribute,
     unit: UnitId,
@@ -75,15 +75,15 @@ impl TaskOrder {
         })
     }
 
-    /// May a task of this attribute start without being admitted?
+    /// Returns true if a task of this attribute may start without [`TaskOrder::admit`].
     #[inline]
     pub fn is_free(&self, attribute: TaskAttribute) -> bool {
         let simple = matches!(attribute, TaskAttribute::Simple | TaskAttribute::Aca);
         simple && !self.busy.load(Ordering::Acquire)
     }
 
-    /// A new task for a unit. `later` makes what starts it when it has to wait. An ACA task, which is refused
-    /// when it begins, is a SIMPLE one until then.
+    /// Admits a new task for a unit. `later` creates the callback for a task that must wait. An ACA task counts as SIMPLE until it begins,
+    /// when it is refused.
     #[inline]
     pub fn admit(
         self: &Arc<Self>,
@@ -117,7 +117,7 @@ impl TaskOrder {
             }
             TaskAttribute::Simple | TaskAttribute::Aca => {}
         }
-        // Before anybody is asked what runs: who does not see it has begun what it will be asked about.
+        // Set before the runners are asked for running tasks: a runner that does not see the flag has begun its task before it is asked.
         self.busy.store(true, Ordering::SeqCst);
         let waiting = &mut sets.entry(unit).or_default().waiting;
         waiting.push_back((attribute, later()));
@@ -138,8 +138,8 @@ impl TaskOrder {
         self.go_on(sets, unit);
     }
 
-    /// Starts what may start. SIMPLE tasks are started under the lock, so that an ORDERED one that comes next finds them
-    /// begun; what an ORDERED one waits for may end at once, and call back, so it is asked for without.
+    /// Starts the tasks that may start. SIMPLE tasks are started under the lock, so that the next ORDERED task finds them begun. The
+    /// runners are asked without the lock, because the older tasks may end at once and call back.
     fn go_on(self: &Arc<Self>, mut sets: MutexGuard<'_, Sets>, unit: UnitId) {
         let mut ordered = None;
         if let Some(state) = sets.get_mut(&unit) {
@@ -201,7 +201,7 @@ mod tests {
     use crate::{Hold, Registration};
     use scsi::TaskTag;
 
-    /// Queues of one nexus, whose messages come when they are let.
+    /// Queues of one nexus. The test decides when their messages are delivered.
     struct Bed {
         order: Arc<TaskOrder>,
         queues: Vec<Arc<Queue>>,
@@ -219,7 +219,7 @@ mod tests {
 
     #[derive(Default)]
     struct Tasks {
-        /// What runs, by its number, and who waits for it.
+        /// Running tasks by number, with the holds on their end.
         running: BTreeMap<usize, (UnitId, Option<Ticket>, Vec<Hold>)>,
         started: Vec<usize>,
     }
@@ -417,7 +417,7 @@ mod tests {
         bed.come(0, Simple, 2);
         bed.settle();
         bed.end(0, 0);
-        // the ordered task's message is dropped with its queue
+        // The ordered task's message is dropped with its queue.
         let dropped = std::mem::take(&mut *bed.queues[1].mailbox.lock().unwrap());
         drop(dropped);
         bed.settle();
@@ -427,14 +427,14 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever comes through whichever queue and whenever messages arrive: each task starts once, none but those at
-        /// the head before an older ORDERED one has ended, an ORDERED one after all older ones, and at last all start.
+        /// For all orders of tasks and messages: each task starts once. Only HEAD OF QUEUE tasks start before an older ORDERED task has
+        /// ended. An ORDERED task starts after all older tasks. In the end all tasks have started.
         #[test]
         fn starts_keep_the_order_of_the_attributes(
             steps in prop::collection::vec((0usize..6, 0usize..3, any::<prop::sample::Index>()), 1..60),
         ) {
             let bed = Bed::new(3);
-            // attribute, queue, ended
+            // Attribute, queue, ended.
             let mut tasks: Vec<(TaskAttribute, usize, bool)> = Vec::new();
             let check = |tasks: &[(TaskAttribute, usize, bool)], before: &[usize]| {
                 for &at in bed.started().iter().filter(|at| !before.contains(at)) {

@@ -1,11 +1,11 @@
-//! Relative target port identifiers by the ports' names, the same after a restart whatever comes first.
+//! Assigns relative target port identifiers to port names, stable across restarts.
 //!
-//! Registrations that persist name their port by this number. So the numbers are written down together with them, through
-//! the same store and before them: as long as nothing is kept, nothing of this is either.
+//! Persistent registrations name their port by this number. The numbers are saved in the same store, before the registrations that use
+//! them. While no registration is saved, no number is saved.
 //!
-//! If the saved numbers cannot be used, the ports of saved registrations are not known. Saved reservations are then unusable too, so
-//! their units answer BUSY, and no registration is saved until the file is reset. Ports get numbers from a random base meanwhile, and
-//! have them after the reset. A registration of an old number then belongs to no port: it still fences, and admits no initiator.
+//! If the saved numbers cannot be used, the ports of saved registrations are unknown. Saved reservations are then unusable too: their units
+//! answer BUSY, and no registration is saved until the file is reset. Meanwhile ports get numbers from a random base, which they keep after
+//! the reset. A registration with an old number then belongs to no port: it still fences, and admits no initiator.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -16,33 +16,33 @@ use scsi::{Store, Unusable};
 
 use crate::shared_units::DAEMON;
 
-/// The store's key for them.
+/// Key of the numbers in the store.
 pub(crate) const KEY: &str = "ports";
 
-/// Lowest base of the numbers after saved ones were lost. Hosts have fewer ports than that.
+/// Lowest random base after a loss of the saved numbers. Hosts have fewer ports than this.
 const BASE_MIN: u16 = 1 << 10;
-/// Highest base.
+/// Highest random base.
 const BASE_MAX: u16 = u16::MAX - (1 << 12);
 
 #[derive(Default)]
 struct Numbers {
     by_name: BTreeMap<String, u16>,
     taken: HashSet<u16>,
-    /// Names that this process has given out numbers for.
+    /// Names that asked for their number in this process.
     used: HashSet<String>,
-    /// Is what is written down all of them?
+    /// All numbers are saved.
     written: bool,
-    /// First number that a new port may have; 0 counts as 1.
+    /// First number for a new port; 0 counts as 1.
     base: u16,
     /// Reason why the saved numbers cannot be used. They are not replaced until they are reset.
     unusable: Option<String>,
 }
 
-/// The identifiers of all ports of a process.
+/// Identifiers of all ports of a process.
 #[derive(Default)]
 pub(crate) struct Ports(Mutex<Numbers>);
 
-/// What a port is known by: one line of the file, and for a port of an iSCSI target its name without regard to case.
+/// Returns the key of a port name: one line of the file. Names of iSCSI target ports are compared without regard to case.
 fn key(name: &str) -> String {
     let name = name.replace('\n', " ");
     let parts = name.rsplit_once(",t,0x");
@@ -53,7 +53,7 @@ fn key(name: &str) -> String {
 }
 
 impl Numbers {
-    /// One line a port: its number, a space, its name. What makes no sense is passed over.
+    /// Parses one line per port: number, space, name. Malformed lines are ignored.
     fn decode(text: &[u8]) -> Numbers {
         let mut numbers = Numbers::default();
         for line in String::from_utf8_lossy(text).lines() {
@@ -98,7 +98,7 @@ impl Numbers {
         number
     }
 
-    /// Frees the number of a port that this process has never had.
+    /// Frees the number of a port that this process has not used.
     fn forget_one(&mut self) -> Option<u16> {
         let unused = self.by_name.keys().find(|name| !self.used.contains(*name));
         let name = unused.cloned()?;
@@ -111,26 +111,26 @@ impl Ports {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Are there identifiers that a restart would forget?
+    /// Returns true if a restart would lose identifiers.
     pub fn is_unsaved(&self) -> bool {
         let numbers = self.lock();
         !numbers.written && !numbers.by_name.is_empty()
     }
 
-    /// The identifier of the port of this name, never 0.
+    /// Returns the identifier of the port of this name, never 0.
     pub fn number(&self, name: &str) -> u16 {
         self.lock().number(name)
     }
 }
 
-/// A store that keeps the ports' identifiers beside what refers to them.
+/// Store that saves the ports' identifiers together with the state that refers to them.
 pub(crate) struct WithPorts {
     inner: Box<dyn Store>,
     ports: Arc<Ports>,
 }
 
 impl WithPorts {
-    /// The store, and the identifiers that were kept in it.
+    /// Wraps a store and loads the identifiers saved in it.
     pub fn over(inner: Box<dyn Store>) -> (WithPorts, Arc<Ports>) {
         let numbers = match inner.load(KEY) {
             Ok(text) => text.map_or_else(Numbers::default, |text| Numbers::decode(&text)),
@@ -213,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// One store for several lives.
+    /// One store for several restarts.
     #[derive(Clone, Default)]
     struct Kept(Arc<MemoryStore>);
 
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(store.load("reservations-1"), Ok(Some(b"some".to_vec())));
         assert_eq!((ports.number("b"), ports.number("a")), (b, a));
         store.save("reservations-2", b"new").unwrap();
-        // They are known now: a second reset saves them again.
+        // The numbers are usable now: a second reset saves them again.
         store.set_aside(KEY).unwrap();
         let saved = format!("{a} a\n{b} b\n");
         assert_eq!(kept.load(KEY), Ok(Some(saved.into_bytes())));

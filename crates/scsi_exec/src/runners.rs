@@ -1,8 +1,8 @@
-//! Who runs tasks: what one transport asks of tasks reaches those of every other (SAM-5, 7).
+//! Delivers task management requests from one transport to the tasks of all transports (SAM-5, 7).
 //!
-//! A runner is a queue or connection on some worker. It is sent the call as a message, marks the tasks that it
-//! means, and keeps a clone of the [`Hold`] until each of them has ended and can touch no disk any more. When the
-//! last clone is gone, whoever asked goes on. Control plane: a lock per call, none per request.
+//! A runner is a queue or connection on some worker. It receives the call as a message, marks the affected tasks, and keeps a clone of the
+//! [`Hold`] until each of them has ended and can no longer access a disk. When the last clone is dropped, the caller continues. Control
+//! plane: one lock per call, none per request.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use scsi::{AbortScope, NexusId, TaskManagementFunction, TaskTag};
 
 use crate::Task;
 
-/// Kept until a task that is meant has ended; the last one to go calls back.
+/// Kept until an affected task has ended. Dropping the last clone calls the callback.
 #[derive(Clone)]
 pub struct Hold {
     _on_last: Arc<OnLast>,
@@ -36,7 +36,7 @@ impl Drop for OnLast {
 }
 
 impl Hold {
-    /// A hold whose last clone, when it is dropped, calls `done`.
+    /// Creates a hold that calls `done` when its last clone is dropped.
     pub fn new(done: impl FnOnce() + Send + 'static) -> Hold {
         Hold {
             _on_last: Arc::new(OnLast(Mutex::new(Some(Box::new(done))))),
@@ -44,45 +44,45 @@ impl Hold {
     }
 }
 
-/// Waits for holds to go.
+/// Waits until all clones of a hold are dropped.
 pub struct Holding {
     gone: mpsc::Receiver<()>,
 }
 
 impl Holding {
-    /// A hold, and what waits for its last clone.
+    /// Creates a hold and a receiver for the drop of its last clone.
     pub fn new() -> (Hold, Holding) {
         let (tell, gone) = mpsc::channel();
         let hold = Hold::new(move || {
-            // Nobody may wait any more.
+            // The receiver may be gone.
             tell.send(()).ok();
         });
         (hold, Holding { gone })
     }
 
-    /// Sleeps until the last clone is gone; false when that takes longer than `patience`.
+    /// Blocks until the last clone is dropped. Returns false after `patience`.
     pub fn wait(&self, patience: Duration) -> bool {
         self.gone.recv_timeout(patience) != Err(mpsc::RecvTimeoutError::Timeout)
     }
 }
 
-/// What is wanted of tasks.
+/// Operation of a call on tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// That they are aborted.
+    /// Abort the tasks.
     Abort,
-    /// The same by a reset: some transports have a response of its own for it.
+    /// Abort by a reset: some transports have a separate response for it.
     Reset,
-    /// The same, for their unit is no more.
+    /// Abort because the unit is removed.
     Remove,
-    /// To know when those that have begun by now have ended.
+    /// Wait for the end of the tasks that have begun.
     End,
-    /// To know whether there is one.
+    /// Find out if such a task exists.
     Find,
 }
 
 impl Want {
-    /// What a task management function wants of the tasks of its scope.
+    /// Returns the operation of a task management function on the tasks of its scope.
     pub fn of(function: TaskManagementFunction) -> Want {
         use TaskManagementFunction::*;
         match function {
@@ -92,52 +92,52 @@ impl Want {
     }
 }
 
-/// Which tasks are meant.
+/// Selection of tasks.
 #[derive(Clone)]
 pub enum Tasks {
-    /// Those of a scope.
+    /// Tasks of an abort scope.
     Scope(Arc<AbortScope>),
-    /// One of a unit, by the number that its initiator gave it: ABORT TASK, QUERY TASK.
+    /// One task of a unit, by the number that its initiator gave it: ABORT TASK, QUERY TASK.
     One(UnitAddress, u64),
-    /// Those that one nexus, or anybody, has sent to a unit: QUERY TASK SET.
+    /// Tasks of a unit, from one nexus or from all: QUERY TASK SET.
     Set(UnitAddress, Option<NexusId>),
-    /// Those of units that are taken away.
+    /// Tasks of units that are being removed.
     Units(Arc<[UnitAddress]>),
 }
 
-/// What is wanted, of which tasks. A [`Tasks::Scope`] may reach every runner; all else those of the transport that has the units
-/// at these addresses.
+/// An operation on a selection of tasks. A [`Tasks::Scope`] may reach every runner; the other selections reach only runners of the
+/// transport that has the units at these addresses.
 #[derive(Clone)]
 pub struct Call {
-    /// Which tasks.
+    /// Selected tasks.
     pub tasks: Tasks,
-    /// What is wanted of them.
+    /// Operation on them.
     pub want: Want,
-    /// Tasks of the scope that are not meant, for whoever asked did so before they were sent.
+    /// Tasks of the scope that are excluded, because the caller's command was sent before them.
     pub exempt: Option<Exempt>,
     found: Arc<AtomicBool>,
 }
 
-/// A task as its runner knows it.
+/// A task as described by its runner.
 pub struct Known<'a> {
-    /// It.
+    /// The task.
     pub task: &'a Task,
-    /// What the core knows it by, once it has been with it.
+    /// Tag in the SCSI core, if the core has planned the command.
     pub tag: Option<TaskTag>,
-    /// The address that it was sent to, as far as that is one of a unit.
+    /// Address that the task was sent to, if a unit has this address.
     pub unit: Option<UnitAddress>,
-    /// Its number.
+    /// Number given by the initiator.
     pub id: u64,
-    /// It has left the task set's queue.
+    /// The task has left the queue of its task set.
     pub begun: bool,
-    /// It is one of those that are exempt.
+    /// The task is exempt.
     pub later: bool,
-    /// It is to be answered.
+    /// The task still has to be answered.
     pub open: bool,
 }
 
 impl Call {
-    /// Wants something of all these tasks.
+    /// Creates a call for these tasks.
     pub fn new(tasks: Tasks, want: Want) -> Call {
         Call {
             tasks,
@@ -147,17 +147,17 @@ impl Call {
         }
     }
 
-    /// The same of a scope.
+    /// Creates a call for the tasks of a scope.
     pub fn of_scope(scope: AbortScope, want: Want) -> Call {
         Call::new(Tasks::Scope(Arc::new(scope)), want)
     }
 
-    /// The same but of these.
+    /// Excludes tasks from the call.
     pub fn except(self, exempt: Option<Exempt>) -> Call {
         Call { exempt, ..self }
     }
 
-    /// The scope, if it means one.
+    /// Returns the scope of a [`Tasks::Scope`] call.
     pub fn scope(&self) -> Option<&Arc<AbortScope>> {
         match &self.tasks {
             Tasks::Scope(scope) => Some(scope),
@@ -165,12 +165,12 @@ impl Call {
         }
     }
 
-    /// Has a task been found by now, of those that [`Want::Find`] looks for?
+    /// Returns true if a [`Want::Find`] call has found a task so far.
     pub fn has_found(&self) -> bool {
         self.found.load(Ordering::Acquire)
     }
 
-    /// What it does to a task.
+    /// Returns the effect of the call on a task.
     pub fn effect(&self, known: &Known<'_>) -> Option<Effect> {
         let (nexus, is_scope) = (known.tag.map(|tag| tag.nexus), self.scope().is_some());
         let is_meant = match &self.tasks {
@@ -198,25 +198,25 @@ impl Call {
     }
 }
 
-/// What a call does to a task.
+/// Effect of a call on a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It is aborted; the hold lasts until it has ended.
+    /// Aborts the task; the hold lasts until it has ended.
     Abort,
-    /// The hold lasts until it has ended.
+    /// The hold lasts until the task has ended.
     Wait,
 }
 
-/// The tasks of a nexus that were sent later than something.
+/// Tasks of a nexus that were sent after a certain command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exempt {
-    /// Who sends them.
+    /// Nexus that sends them.
     pub nexus: NexusId,
-    /// The first number that they may have, where its commands are numbered: iSCSI's CmdSN.
+    /// Lowest number of these tasks, if the commands are numbered: iSCSI's CmdSN.
     pub from: u32,
 }
 
-/// How a runner is reached, from any thread; must not block.
+/// Delivers a call to a runner, from any thread. Must not block.
 pub type Runner = Arc<dyn Fn(&Call, Hold) + Send + Sync>;
 
 /// All runners of a process.
@@ -226,7 +226,7 @@ pub struct Runners {
     list: Mutex<BTreeMap<u64, Runner>>,
 }
 
-/// A runner's entry; dropping it takes the runner out.
+/// Entry of a runner; dropping it removes the runner.
 pub struct Registration {
     key: u64,
     runners: Arc<Runners>,
@@ -237,7 +237,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Runners {
-    /// Enters a runner.
+    /// Adds a runner.
     pub fn register(self: &Arc<Self>, runner: Runner) -> Registration {
         let key = {
             let mut next = lock(&self.next);
@@ -251,7 +251,7 @@ impl Runners {
         }
     }
 
-    /// Reaches the tasks of a call's scope wherever they run; `done` is called, on any thread, when the last has ended.
+    /// Delivers a call to all runners. `done` is called, on any thread, when the last affected task has ended.
     pub fn call(&self, call: &Call, done: impl FnOnce() + Send + 'static) {
         let hold = Hold::new(done);
         let runners: Vec<Runner> = lock(&self.list).values().cloned().collect();

@@ -1,5 +1,5 @@
-//! Logical units on disks whose state other daemons share: what the device says of it reaches the unit, and aborts that follow from it
-//! reach everybody who runs tasks here.
+//! Logical units on disks that share their state with other daemons. State changes reported by the device are passed to the unit. Aborts
+//! that follow from them reach all runners of this process.
 //!
 //! Control plane: called on threads of the device. Tests: `tests/tests/rbd_reservations.rs`.
 
@@ -23,14 +23,14 @@ pub(crate) const DAEMON: &str = "daemon";
 /// Number that identifies this daemon to other daemons.
 struct Number {
     number: u128,
-    /// The store has it, or can have it.
+    /// The store has the number or can save it.
     may_be_saved: bool,
 }
 
-/// Returns the number of this daemon. It is made once and saved.
+/// Returns the number of this daemon, created once and saved.
 ///
-/// If the saved number cannot be used, a random one serves this process and the damaged file stays. Registrations of the saved number
-/// still fence, and belong to no initiator of this process.
+/// If the saved number cannot be used, a random one serves this process and the damaged file stays. Registrations of the saved number still
+/// fence, and belong to no initiator of this process.
 fn daemon(store: &dyn Store) -> Number {
     let saved = store.load(DAEMON).and_then(|bytes| {
         let Some(bytes) = bytes else { return Ok(None) };
@@ -68,7 +68,7 @@ fn daemon(store: &dyn Store) -> Number {
     }
 }
 
-/// Takes part in the state that a disk's device shares, if it does, for as long as what is returned is kept.
+/// Joins the state that a disk's device shares, if it shares any, until the result is dropped.
 pub(crate) fn join(
     units: &Weak<Units>,
     disk: &Disk,
@@ -82,7 +82,7 @@ pub(crate) fn join(
         number: daemon,
         may_be_saved,
     } = daemon(store);
-    // Asked for each command of such a unit, which is one of a cluster's image.
+    // The clock is read for each command of such a unit; its device is a cluster image.
     unit.share_reservations(daemon, || Clock::shared().elapsed());
     let observer = Observer {
         units: units.clone(),
@@ -99,10 +99,10 @@ struct Observer {
     units: Weak<Units>,
     unit: Weak<LogicalUnit>,
     daemon: u128,
-    /// The store may have this number: the saved one is not damaged.
+    /// The saved number is not damaged, and may be saved again.
     may_be_saved: bool,
     runners: Arc<Runners>,
-    /// Calls for aborts that have not ended.
+    /// Number of aborts that have not completed.
     aborting: Arc<AtomicUsize>,
 }
 
@@ -115,7 +115,7 @@ impl StateObserver for Observer {
             && let Some(units) = self.units.upgrade()
             && units.has_unsaved_ports()
         {
-            // Registrations name their ports by numbers, which have to be the same after a restart.
+            // Registrations refer to ports by numbers that must be the same after a restart.
             units.store().save(DAEMON, &self.daemon.to_be_bytes()).ok();
         }
         if let Some(scope) = unit.adopt_reservations(version, state)? {

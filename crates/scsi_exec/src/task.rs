@@ -1,4 +1,4 @@
-//! One command from its plan to its response. A task says what it needs next; [`execute`](crate::execute) does it.
+//! One command from its plan to its response. A task states its next need; [`execute`](crate::execute) serves it.
 //!
 //! ```text
 //!   start -> Data | Scratch -> (I/O) -> resume -> ... -> Answer          the response is then in `response`
@@ -20,80 +20,80 @@ use scsi::{
 
 use crate::{Held, Hold, Ticket, WorkMemory};
 
-/// What a task needs next.
+/// Next need of a task.
 #[derive(Debug, Default)]
 pub(crate) enum Need {
-    /// Nothing, or what it needs is under way.
+    /// None, or it is being served.
     #[default]
     Nothing,
     /// An I/O on the initiator's own buffer, from its start; then [`Task::resume`].
     Data(DiskId, IoRequest),
-    /// An I/O on memory for this part of the scratch memory: [`Task::scratch`]; then [`Task::resume`] with it.
+    /// An I/O on a buffer for this part of the scratch memory: [`Task::scratch`]; then [`Task::resume`] with it.
     Scratch(DiskId, IoRequest, Range<usize>),
-    /// A copy of so many bytes from the start of the data-out; then [`Task::with_data`].
+    /// A copy of the first bytes of data-out, length in bytes; then [`Task::with_data`].
     DataOut(usize),
     /// A lock on a range of a disk, offset and length in bytes; then [`Task::grant`].
     Range(DiskId, u64, u64),
-    /// That its response is sent.
+    /// Transmission of the response.
     Answer,
-    /// That its response is sent, and it goes on without its initiator: [`Task::go_on`].
+    /// Transmission of the response; the task then runs without its initiator: [`Task::go_on`].
     AnswerAndGoOn,
-    /// Nothing any more: it was answered before, and has ended.
+    /// The task was answered before, and has ended.
     Over,
 }
 
-/// What a command waited for.
+/// Event that a command waited for.
 #[derive(Debug)]
 pub enum Granted {
-    /// Its start, among the tasks of its unit; the ticket is held until it has ended.
+    /// Start among the tasks of its unit. The ticket is held until the task has ended.
     Start(Option<Ticket>),
-    /// The lock on its range.
+    /// Lock on its range.
     Range(RangeLock),
-    /// The end of the tasks that it aborts.
+    /// End of the tasks that it aborts.
     Aborted,
 }
 
-/// A command under way.
+/// A command in progress.
 ///
-/// What a plain READ or WRITE needs lies here, beside what its owner keeps of it: a line of the cache. What others need lies apart, so
-/// that owners who keep many tasks keep them close together.
+/// The state of a plain READ or WRITE is inline, beside the owner's own state, in one cache line. The state of other commands is boxed, so
+/// that owners of many tasks keep them close together.
 #[derive(Default)]
 #[repr(C)]
 pub struct Task {
-    /// It is a plain I/O, or none.
+    /// Stage of a plain I/O, or `No`.
     quick: Quick,
-    /// What answers the plain I/O; then the rest is not used.
+    /// Response of the plain I/O. If it is used, `general` is not.
     end: PlainEnd,
     general: Box<General>,
 }
 
-/// What a command may be that is no plain I/O. What other READs and WRITEs need is in fields without a destructor: nothing is
-/// moved or dropped on their way.
+/// State of commands outside the fast path. State of other READs and WRITEs is in fields without a destructor: nothing is moved or dropped
+/// on their path.
 #[derive(Default)]
 struct General {
-    /// What it may be doing, and how it may have ended, if it is nothing of what follows.
+    /// State of a command that none of the following fields describes.
     doing: Doing,
     response: Option<Response>,
-    /// The range that is held while the task runs.
+    /// Locked range, held while the task runs.
     lease: Option<RangeLock>,
-    /// It is one I/O.
+    /// The task is one I/O.
     direct: Option<DirectIo>,
-    /// It has ended, as nearly all do: no data, no sense.
+    /// The usual end of a direct I/O: no data, no sense.
     plain: Option<(Status, Residual)>,
     next: Need,
     claims: Claims,
 }
 
-/// What a command has besides its task, until it is answered.
+/// Resources of a command beside its task, until it is answered.
 #[derive(Default)]
 struct Claims {
-    /// Its place among the others, if it is not SIMPLE.
+    /// Place among the other tasks, if it is not SIMPLE.
     ticket: Option<Ticket>,
-    /// Who waits for its end.
+    /// Holds of callers that wait for its end.
     waits: Vec<Hold>,
-    /// The tasks that it waits for, which it aborts; that does not mean itself.
+    /// Scope of the tasks that it aborts and waits for, without itself.
     aborting: Option<Arc<AbortScope>>,
-    /// What it holds of its client's memory.
+    /// Memory that it holds of its client's budget.
     held: Held,
 }
 
@@ -101,11 +101,11 @@ struct Claims {
 enum Quick {
     #[default]
     No,
-    /// Its I/O is under way.
+    /// The I/O is in flight.
     Io,
-    /// It is GOOD.
+    /// The I/O succeeded: status GOOD.
     Good,
-    /// Its I/O is under way, and somebody looks at its end: it goes the general way.
+    /// The I/O is in flight, and its end is handled by the general path.
     WatchedIo,
 }
 
@@ -113,7 +113,7 @@ enum Quick {
 enum Doing {
     #[default]
     Nothing,
-    /// Its range has not been granted yet.
+    /// The range has not been granted yet.
     Acquiring(Box<Plan>),
     Waiting(Pending),
     Running(Box<Running>),
@@ -123,12 +123,12 @@ enum Doing {
 struct Running {
     run: Box<Run>,
     scratch: Vec<u8>,
-    /// Where the data of a read in flight goes.
+    /// Destination of the read in flight, in scratch memory.
     reading: Option<Range<usize>>,
 }
 
 impl Task {
-    /// Begins with a plan, forgetting what was before.
+    /// Starts a plan and discards the state of an earlier task.
     #[inline]
     pub fn start(&mut self, plan: Plan) {
         self.forget();
@@ -144,13 +144,13 @@ impl Task {
         self.general.direct = Some(io);
     }
 
-    /// Begins with a plain I/O, where nothing is left of an earlier task: see [`Task::is_idle`].
+    /// Starts a plain I/O in a task that is idle: see [`Task::is_idle`].
     #[inline(always)]
     pub fn start_plain(&mut self, end: PlainEnd) {
         (self.quick, self.end) = (Quick::Io, end);
     }
 
-    /// The I/O of a task that is a plain one has succeeded. False: it is another kind of task.
+    /// Marks the I/O of a plain task as successful. Returns false for another kind of task.
     #[inline(always)]
     #[must_use]
     pub fn end_plain(&mut self) -> bool {
@@ -161,7 +161,7 @@ impl Task {
         plain
     }
 
-    /// From now on the task goes the general way: [`Task::end_plain`] and [`Task::take_good`] say no.
+    /// Selects the general path: [`Task::end_plain`] and [`Task::take_good`] return false from now on.
     pub fn watch(&mut self) {
         match self.quick {
             Quick::No | Quick::WatchedIo => {}
@@ -173,7 +173,7 @@ impl Task {
         }
     }
 
-    /// Takes the response, if it is a plain I/O's success: GOOD and nothing else.
+    /// Takes the response of a successful plain I/O: GOOD, without anything more. Returns false if there is none.
     #[inline(always)]
     pub fn take_good(&mut self) -> bool {
         let good = self.quick == Quick::Good;
@@ -183,7 +183,7 @@ impl Task {
         good
     }
 
-    /// Is there no task, nor anything left of one?
+    /// Returns true if there is no task and no state of an earlier one.
     pub fn is_idle(&self) -> bool {
         self.quick == Quick::No
             && self.general.direct.is_none()
@@ -194,12 +194,12 @@ impl Task {
             && !self.is_ready()
     }
 
-    /// Is there something that it needs, for [`execute`](crate::execute)?
+    /// Returns true if the task has a need for [`execute`](crate::execute).
     pub fn is_ready(&self) -> bool {
         !matches!(self.general.next, Need::Nothing)
     }
 
-    /// The I/O on its initiator's own buffer that is next.
+    /// Returns the next need if it is an I/O on the initiator's own buffer.
     #[inline]
     pub fn next_io(&self) -> Option<(DiskId, IoRequest)> {
         match self.general.next {
@@ -213,7 +213,7 @@ impl Task {
         std::mem::take(&mut self.general.next)
     }
 
-    /// What it needs is not there yet.
+    /// Keeps a need that cannot be served yet.
     pub(crate) fn keep_need(&mut self, need: Need) {
         self.general.next = need;
     }
@@ -239,8 +239,8 @@ impl Task {
         (*response, *doing, *next) = (None, Doing::Nothing, Need::Nothing);
     }
 
-    /// The I/O of a task that is one has succeeded: the fast path of [`Task::resume`], after which
-    /// it is to be answered. False: it is another kind of task.
+    /// Ends a task of one I/O after its success, so that it can be answered: the fast path of [`Task::resume`]. Returns false for another
+    /// kind of task.
     #[inline(always)]
     #[must_use]
     pub fn end_direct(&mut self) -> bool {
@@ -284,8 +284,8 @@ impl Task {
         }
     }
 
-    /// Bytes of data that should be there before its range is acquired: else whoever is to send them holds everybody else up
-    /// who wants to write there.
+    /// Returns the bytes of data-out that must arrive before the range is locked. Otherwise a slow initiator blocks all other writers to
+    /// the range.
     pub fn data_before_range(&self) -> usize {
         match &self.general.doing {
             Doing::Acquiring(plan) => match &**plan {
@@ -296,7 +296,7 @@ impl Task {
         }
     }
 
-    /// Goes on with what the command waited for. A range is held until the task ends.
+    /// Resumes the command after a wait. A range is held until the task ends.
     pub fn grant(&mut self, granted: Granted) {
         match granted {
             Granted::Start(ticket) => self.general.claims.ticket = ticket,
@@ -314,7 +314,7 @@ impl Task {
         }
     }
 
-    /// The holder's own I/Os pass the lock on its range.
+    /// Marks an I/O of the lock holder, which passes the lock on its own range.
     #[inline(always)]
     fn as_holder(&self, request: IoRequest) -> IoRequest {
         match self.general.lease {
@@ -323,7 +323,7 @@ impl Task {
         }
     }
 
-    /// Goes on with the data-out that it needed.
+    /// Resumes the task with the data-out that it needed.
     pub(crate) fn with_data(&mut self, data: Vec<u8>) {
         match std::mem::take(&mut self.general.doing) {
             Doing::Waiting(pending) => self.start_slowly(pending.with_data(data)),
@@ -331,7 +331,7 @@ impl Task {
         }
     }
 
-    /// Goes on after an I/O; `scratch` is the memory that it worked on, if that was not the initiator's buffer.
+    /// Resumes the task after an I/O. `scratch`: buffer of the I/O, if it was not the initiator's.
     #[inline]
     pub fn resume(&mut self, outcome: IoOutcome, scratch: Option<IoBuffer>) {
         if matches!(
@@ -360,7 +360,7 @@ impl Task {
         }
     }
 
-    /// Goes on after it was answered, without its initiator.
+    /// Continues a task without its initiator, after its response was sent.
     pub fn go_on(&mut self) {
         match std::mem::take(&mut self.general.doing) {
             Doing::Running(running) => self.advance(running, None),
@@ -368,30 +368,30 @@ impl Task {
         }
     }
 
-    /// Takes out what is under way, to go on elsewhere. What waits for the command's end, and what it holds, stays.
+    /// Detaches the running operation so that it can run elsewhere. Holds on the command's end, and its resources, stay.
     pub fn detach(&mut self) -> Task {
         let mut detached = std::mem::take(self);
         std::mem::swap(&mut detached.general.claims, &mut self.general.claims);
         detached
     }
 
-    /// Holds on to `hold` until the command has ended.
+    /// Keeps a clone of `hold` until the command has ended.
     pub fn hold(&mut self, hold: &Hold) {
         self.general.claims.waits.push(hold.clone());
     }
 
-    /// Is this the scope of the tasks that it aborts itself?
+    /// Returns true if the task itself aborts this scope.
     pub(crate) fn aborts(&self, scope: &Arc<AbortScope>) -> bool {
         let own = self.general.claims.aborting.as_ref();
         own.is_some_and(|own| Arc::ptr_eq(own, scope))
     }
 
-    /// It waits until the tasks of this scope, which it aborts, have ended.
+    /// Marks the task as waiting for the end of the tasks in this scope, which it aborts.
     pub(crate) fn set_aborting(&mut self, scope: &Arc<AbortScope>) {
         self.general.claims.aborting = Some(Arc::clone(scope));
     }
 
-    /// The command has ended: gives back its memory, and takes its place among the others and who waits for its end.
+    /// Ends the command: frees its memory, and returns its place among the tasks and the holds on its end.
     pub fn end(&mut self) -> (Option<Ticket>, Vec<Hold>) {
         let claims = &mut self.general.claims;
         claims.aborting = None;
@@ -399,14 +399,14 @@ impl Task {
         (claims.ticket.take(), std::mem::take(&mut claims.waits))
     }
 
-    /// Is there room for so much of its data?
+    /// Reserves memory for `length` bytes of data-out. Returns false if there is none.
     pub(crate) fn may_take_data(&mut self, memory: &Arc<WorkMemory>, length: usize) -> bool {
-        // It came in memory that the transport counts, and is worked with in this.
+        // Data-out arrives in memory that the transport counts; this counts the copy for processing.
         self.general.claims.held.extend(memory, length)
     }
 
-    /// Is there room for what it works on, or has it begun to? What no abort ends is not refused. `data_in`: what its client has
-    /// room for.
+    /// Returns true if there is memory for the task's scratch buffer, or it has been counted already. Tasks that survive an abort are never
+    /// refused. `data_in`: size of the client's data-in buffer, in bytes.
     pub(crate) fn may_work(&mut self, memory: &Arc<WorkMemory>, data_in: u32) -> bool {
         let General { doing, claims, .. } = &mut *self.general;
         match doing {
@@ -419,7 +419,7 @@ impl Task {
         }
     }
 
-    /// Ends without having begun to work, for want of memory (SAM-5, 5.3.1); `expected`: bytes that were to move.
+    /// Ends the task before its first I/O, for lack of memory (SAM-5, 5.3.1). `expected`: bytes to be transferred.
     #[cold]
     pub(crate) fn end_for_want_of_memory(&mut self, expected: u32) {
         self.abandon();
@@ -429,28 +429,28 @@ impl Task {
         });
     }
 
-    /// What has to be aborted, on all workers, before the response may leave (PREEMPT AND ABORT).
+    /// Takes the scope to abort, on all workers, before the response may be sent (PREEMPT AND ABORT).
     pub(crate) fn take_abort(&mut self) -> Option<Box<AbortScope>> {
         self.general.response.as_mut()?.abort.take()
     }
 
-    /// Does the task go on when its command is aborted or its initiator leaves (SANITIZE)?
+    /// Returns true if the task continues when its command is aborted or its initiator leaves (SANITIZE).
     pub fn survives_abort(&self) -> bool {
         matches!(&self.general.doing, Doing::Running(running) if running.run.survives_abort)
     }
 
-    /// Does it write to this unit, other than the one that its command was sent to?
+    /// Returns true if the task writes to this unit and its command was sent to another.
     pub fn writes_to(&self, unit: UnitId) -> bool {
         matches!(&self.general.doing, Doing::Running(running) if running.run.writes_to(unit))
     }
 
-    /// Ends the task where it is; an I/O in flight has to end before its memory may go.
+    /// Ends the task in its current state. The memory of an I/O in flight must stay until the I/O has ended.
     pub fn abandon(&mut self) {
         self.forget();
         self.general.lease = None;
     }
 
-    /// The response, once a step has said that it is there.
+    /// Takes the response, after a step has announced it.
     #[inline]
     pub fn take_response(&mut self) -> Response {
         if self.take_good() {
@@ -468,7 +468,7 @@ impl Task {
             .unwrap_or_else(Response::aborted)
     }
 
-    /// Status and residual of a response that is nothing more: the fast path of [`Task::take_response`].
+    /// Takes status and residual of a response without data or sense: the fast path of [`Task::take_response`].
     #[inline(always)]
     pub fn take_plain(&mut self) -> Option<(Status, Residual)> {
         self.general.plain.take()
@@ -503,13 +503,13 @@ impl Task {
         }
     }
 
-    /// Memory for an I/O on a part of the scratch memory, with what it writes.
+    /// Returns a buffer for an I/O on a part of the scratch memory, filled if the I/O writes.
     pub(crate) fn scratch(&mut self, kind: IoKind, part: Range<usize>) -> Box<IoBuffer> {
         let buffer = IoBuffer::owned(part.len());
         if let Doing::Running(running) = &mut self.general.doing {
             match (kind, running.scratch.get(part.clone())) {
                 (IoKind::Read | IoKind::BlockStatus, _) => running.reading = Some(part),
-                // Its answer and its data-in come back in the same memory.
+                // Response and data-in are returned in the same memory.
                 (IoKind::ScsiCommand, Some(data)) => {
                     buffer.write_at(0, data);
                     running.reading = Some(part);

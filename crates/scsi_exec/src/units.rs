@@ -1,5 +1,5 @@
-//! Which disk a logical unit stands on. One registry per process: a disk is one logical unit, whichever transports show
-//! it, so that reservations hold across all of them.
+//! Maps logical units to disks. One registry per process: a disk is one logical unit on all transports, so that reservations hold across
+//! them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
@@ -14,7 +14,7 @@ use crate::{Runners, Task, TaskOrder, go_on_in_background, shared_units};
 
 type Entry = (Arc<Disk>, Arc<LogicalUnit>);
 
-/// Does not keep the disk: a unit is remembered longer than its disk is there.
+/// Weak, because a unit may outlive its disk.
 #[derive(Debug)]
 struct DiskMedium(Weak<Disk>);
 
@@ -31,9 +31,9 @@ impl Medium for DiskMedium {
 
 #[derive(Default)]
 struct Entries {
-    /// By [`DiskId`]. A number is never given twice: whoever remembers one of a disk that is gone finds nothing.
+    /// Indexed by [`DiskId`]. Numbers are not reused: a stale number finds nothing.
     all: Vec<Option<Entry>>,
-    /// Where a disk is, by its address.
+    /// Index of a disk, by its address.
     places: HashMap<usize, usize>,
 }
 
@@ -49,14 +49,14 @@ pub struct Units {
     ports: Arc<Ports>,
     runners: Arc<Runners>,
     orders: Mutex<HashMap<NexusId, Weak<TaskOrder>>>,
-    /// In the state of disks that other daemons serve too, by place.
+    /// Memberships in the shared state of disks that other daemons serve too, by index.
     memberships: Mutex<HashMap<usize, StateMembership>>,
-    /// Where tasks run that no transport brought.
+    /// Workers for tasks without a transport.
     pool: OnceLock<Weak<Pool>>,
 }
 
 impl Units {
-    /// An empty registry. `store` keeps what has to survive a restart: reservations with APTPL, saved mode pages.
+    /// Creates an empty registry. `store` holds the state that must survive a restart: reservations with APTPL, saved mode pages.
     pub fn new(store: Box<dyn Store>) -> Arc<Units> {
         let (store, ports) = WithPorts::over(store);
         Arc::new_cyclic(|me| Units {
@@ -71,13 +71,14 @@ impl Units {
         })
     }
 
-    /// Names the workers that go on with what a restart interrupted. Without them it has failed.
+    /// Sets the workers that resume interrupted operations. Without them such an operation has failed.
     pub fn run_on(&self, pool: &Arc<Pool>) {
-        // only the first counts
+        // Only the first call counts.
         drop(self.pool.set(Arc::downgrade(pool)));
     }
 
-    /// The logical unit of a disk, made at the first call. A sanitize or format operation that a restart interrupted goes on.
+    /// Returns the logical unit of a disk, created at the first call. Creation resumes a sanitize or format operation that a restart
+    /// interrupted.
     pub fn unit(&self, disk: &Arc<Disk>) -> Arc<LogicalUnit> {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let known = entries.places.get(&address(disk)).copied();
@@ -147,34 +148,34 @@ impl Units {
         memberships.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The daemon ends: others that serve its disks too need not wait for it any more. May take some seconds.
+    /// Leaves all shared states when the daemon ends, so that other daemons of its disks need not wait for it. May block for some seconds.
     pub fn leave_others(&self) {
         let memberships = std::mem::take(&mut *self.memberships());
         drop(memberships);
     }
 
-    /// Are there identifiers of target ports that a restart would forget?
+    /// Returns true if a restart would lose identifiers of target ports.
     pub(crate) fn has_unsaved_ports(&self) -> bool {
         self.ports.is_unsaved()
     }
 
-    /// Where what has to survive a restart is kept.
+    /// Returns the store of the state that must survive a restart.
     pub fn store(&self) -> &dyn Store {
         self.directory.store()
     }
 
-    /// The relative target port identifier of the port of this name: no other port of the process has it (SPC-5,
-    /// 7.8.6.7), and the name has it again after a restart where registrations are kept.
+    /// Returns the relative target port identifier of the port of this name, unique in the process (SPC-5, 7.8.6.7). The name keeps it
+    /// after a restart if registrations are saved.
     pub fn port_id(&self, name: &str) -> u16 {
         self.ports.number(name)
     }
 
-    /// Everybody who runs tasks on these units.
+    /// Returns all runners of tasks on these units.
     pub fn runners(&self) -> &Arc<Runners> {
         &self.runners
     }
 
-    /// The order of a nexus' tasks, shared by all queues or connections that carry it.
+    /// Returns the task order of a nexus, shared by all its queues or connections.
     pub fn order(&self, nexus: &Nexus) -> Arc<TaskOrder> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(order) = orders.get(&nexus.id()).and_then(Weak::upgrade) {
@@ -186,14 +187,14 @@ impl Units {
         order
     }
 
-    /// The disk behind a plan's I/O.
+    /// Returns the disk of a plan's I/O.
     pub fn disk(&self, id: DiskId) -> Option<Arc<Disk>> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let entry = entries.all.get(id.0 as usize)?.as_ref();
         entry.map(|(disk, _)| disk.clone())
     }
 
-    /// The logical unit of a disk that is one already.
+    /// Returns the logical unit of a disk, if it was created already.
     pub fn known(&self, disk: &Arc<Disk>) -> Option<Arc<LogicalUnit>> {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let at = *entries.places.get(&address(disk))?;
@@ -201,7 +202,7 @@ impl Units {
         entry.map(|(_, unit)| unit.clone())
     }
 
-    /// Forgets a disk that no transport shows any more.
+    /// Removes a disk that no transport exports any more.
     pub fn remove(&self, disk: &Arc<Disk>) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = entries.places.remove(&address(disk)) else {
