@@ -255,7 +255,8 @@ fn begin(
     Ok(copying)
 }
 
-/// Puts a layer over a device if its discards would break a property that clients of the disk have read. Also returns the mode to configure.
+/// Puts a layer over a device if its discards would break a property that clients of the disk have read. Also returns the discard mode to
+/// configure.
 pub(super) fn keep_discards(
     disk: &Disk,
     device: Arc<dyn BlockDevice>,

@@ -1,5 +1,4 @@
-//! How the owner applies a plan: what may fail comes first, and is rolled back where something fails; then the state is persisted; then
-//! the rest runs, which cannot fail.
+//! Applies a plan. Fallible steps run first and are rolled back on failure. Then the state is persisted. The remaining steps cannot fail.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,26 +15,26 @@ use crate::exports::{self, ChapUsers, OpenExport, ReadyExport};
 use crate::running::Inherited;
 use config::{AccessStates, Config, ExportConfig, ExportRef};
 
-/// What was done and can be taken back.
+/// Steps done so far, for a rollback.
 #[derive(Default)]
 struct Undo {
     exports: Vec<OpenExport>,
-    /// Exports that made room for them.
+    /// Exports closed to make room for `exports`.
     replaced: Vec<ExportConfig>,
-    /// Exports that other workers serve by now, with their placement before.
+    /// Exports moved to other workers, with their previous placement.
     placed: Vec<Placing>,
-    /// Exports with other rights of their sockets, and those before.
+    /// Exports with changed socket rights, and the previous rights.
     rights: Vec<(String, vhost_user::Rights)>,
-    /// The CHAP users of these, whatever their files say now.
+    /// CHAP users that closed exports had in force, which may differ from their files.
     chap_users: HashMap<String, Arc<ChapUsers>>,
-    /// Disks with the size that they had.
+    /// Grown disks and their previous sizes.
     resized: Vec<(String, u64)>,
-    /// Disks that are to be smaller, with nothing lost yet.
+    /// Disks prepared to shrink, with no data lost yet.
     shrinking: Vec<(Arc<Disk>, Shrinking)>,
 }
 
 impl Owner {
-    /// What may fail comes first, then the change is written down, then what cannot fail.
+    /// Runs the fallible steps, persists the change, then runs the steps that cannot fail.
     pub(super) fn carry_out(
         &mut self,
         plan: &Plan,
@@ -84,7 +83,7 @@ impl Owner {
         let tried = tried.and_then(|()| self.keep(next, first));
         if let Err(refusal) = tried {
             self.roll_back(undo, transports);
-            // An export that was opened has made it a unit, which would keep its file open.
+            // An opened export has made the disk a logical unit, which would keep its file open.
             opened.values().for_each(|disk| self.servers.let_go(disk));
             made_for_nothing();
             self.closing.extend(opened.into_values());
@@ -98,7 +97,7 @@ impl Owner {
         Ok(undo.exports.into_iter().map(|e| e.ready).collect())
     }
 
-    /// What cannot fail, after everything that may has been done and the configuration persisted.
+    /// Runs the steps that cannot fail, after the configuration is persisted.
     fn finish_parts(
         &mut self,
         plan: &Plan,
@@ -147,7 +146,7 @@ impl Owner {
         }
     }
 
-    /// What may fail, and can be taken back.
+    /// Runs the fallible steps and records them in `undo`.
     fn try_parts(
         &mut self,
         plan: &Plan,
@@ -158,7 +157,7 @@ impl Owner {
     ) -> Result<(), Refusal> {
         let mut reasons = Vec::new();
         let mut inherited = inherited;
-        // Before anything goes: what cannot be read now could not be had back either.
+        // Read before any export closes: a rollback could not reopen an export with an unreadable CHAP file.
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
             if let Err(reason) = exports::chap_users(export.as_ref()) {
                 let export = export.as_ref();
@@ -203,7 +202,7 @@ impl Owner {
         let known =
             known.filter_map(|resize| Some((resize, self.disks.get(&resize.disk)?.clone())));
         let known: Vec<_> = known.collect();
-        // Those that were made larger already are in the record.
+        // Disks that were grown for this change are recorded already.
         let is_recorded = |name: &str| self.growing.iter().any(|growing| growing.disk == name);
         if let (Some(state_store), false) = (&self.state_store, known.is_empty()) {
             let new = known
@@ -220,7 +219,7 @@ impl Owner {
         }
         for (Resize { disk, size }, known) in known {
             let before = size_of(&known);
-            // What a smaller disk loses is lost when nothing else can fail any more.
+            // Data beyond the new end of a disk is dropped only after all fallible steps.
             let done = if let Some(before) = self.drained.take_grown(&known, *size) {
                 undo.resized.push((disk.clone(), before));
                 Ok(())
@@ -239,7 +238,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Disks get smaller, which is written down. False: one has not, and will when the daemon starts again.
+    /// Shrinks the disks and persists the result. Returns false if a disk must be retried at the next start.
     fn shrink(&self, shrinking: Vec<(Arc<Disk>, Shrinking)>) -> bool {
         let mut done = true;
         for (disk, shrinking) in shrinking {
@@ -252,12 +251,12 @@ impl Owner {
         done
     }
 
-    /// Nothing of a change that failed stays.
+    /// Undoes a failed change.
     fn roll_back(&mut self, undo: Undo, transports: &Transports) {
         let grown = undo.resized.iter().map(|(disk, _)| disk.as_str());
         self.growing
             .retain(|growing| !grown.clone().any(|disk| disk == growing.disk));
-        // A socket that another program takes meanwhile must not lose its export.
+        // If another program takes a socket meanwhile, its export waits for it.
         transports.set_may_wait(true);
         for open in &undo.exports {
             exports::close(&open.name, &*open.device, &self.servers.pool);
@@ -286,7 +285,7 @@ impl Owner {
         }
     }
 
-    /// Opens an export again that was closed for a change that failed.
+    /// Reopens an export that was closed for a failed change.
     pub(super) fn reopen(
         &mut self,
         export: ExportRef<'_>,
@@ -304,7 +303,7 @@ impl Owner {
         }
     }
 
-    /// What goes, and who is told of another size.
+    /// Removes logical units and exports, and notifies clients of resized disks.
     fn remove_parts(&mut self, plan: &Plan, gone: &[ExportConfig]) {
         for (export, luns) in &plan.remove_luns {
             self.tell_removed(export, luns);
@@ -342,7 +341,7 @@ impl Owner {
             self.servers.let_go(&disk);
             self.bitmaps.forget(name);
             if disk.device().forget() {
-                // Nobody sees a disk of this identity ever again.
+                // No disk will have this identity again.
                 scsi::forget(self.servers.units.store(), &disk.info());
             }
             self.closing.push(disk);

@@ -1,4 +1,4 @@
-//! Configured objects in the form of the control API, and how they are.
+//! Configured objects and their state as API objects.
 
 use bdev::DiskState;
 use control::Keys;
@@ -7,10 +7,10 @@ use control::objects::{Disk, DiskStatus, Export, Lun};
 use super::Live;
 use config::{DiskConfig, ExportRef, LunConfig, Said};
 
-/// A disk as it is configured.
+/// Returns the configuration of a disk.
 pub fn disk(disk: &DiskConfig) -> Disk {
     let said = disk.values().map(|(key, value)| (key.name, value));
-    // These two have fields of their own.
+    // Name and backend have fields of their own.
     let keys = said.filter(|(key, _)| !matches!(*key, "name" | "backend"));
     Disk {
         name: disk.name.clone(),
@@ -20,7 +20,7 @@ pub fn disk(disk: &DiskConfig) -> Disk {
     }
 }
 
-/// How a configured disk is; `used_by` is what shows it.
+/// Returns the state of a configured disk. `used_by` names the exports and logical units that present it.
 pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> DiskStatus {
     let disk = live.disks.get(&config.name);
     let info = disk.map(|disk| disk.info());
@@ -83,7 +83,7 @@ pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> Di
     }
 }
 
-/// A logical unit as it is configured.
+/// Returns the configuration of a logical unit.
 pub fn lun(lun: &LunConfig) -> Lun {
     Lun {
         target: lun.target,
@@ -92,19 +92,19 @@ pub fn lun(lun: &LunConfig) -> Lun {
     }
 }
 
-/// An export as it is configured.
+/// Returns the configuration of an export.
 pub fn export(export: ExportRef<'_>) -> Export {
     let mut keys = Vec::new();
     for Said {
         name, mut value, ..
     } in export.object().values()
     {
-        // It has a field of its own.
+        // The name has a field of its own.
         if name == "name" {
             continue;
         }
         if let ("lun", Some(luns)) = (name, value.as_array_mut()) {
-            // In whatever order they came: as an initiator lists them.
+            // Sorts logical units in the order in which an initiator lists them.
             luns.sort_by_key(|lun| (lun["target"].as_u64(), lun["lun"].as_u64()));
         }
         keys.push((name.to_owned(), value));

@@ -1,4 +1,4 @@
-//! What may be asked for at run time: each change makes the configuration that is wanted next of the present one.
+//! Changes that clients can request at run time. Each change computes the next configuration from the present one.
 
 use std::collections::HashMap;
 
@@ -8,45 +8,45 @@ use config::{
     AccessState, Config, DiskConfig, DiskSettings, ExportConfig, LimitsConfig, LunConfig,
 };
 
-/// One change, by the names of the configuration.
+/// One change. Variants and keys are named as in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// This disk is there, as it is said.
+    /// Adds or replaces a disk.
     PutDisk(DiskConfig),
-    /// This disk has so many bytes.
+    /// Sets the size of a disk, in bytes.
     ResizeDisk(String, u64),
-    /// The clients of this disk may do so much.
+    /// Sets the limits of a disk.
     LimitDisk(String, LimitsConfig),
-    /// These keys of this disk, which may change at any time, have these values.
+    /// Sets the keys of a disk that may change at any time.
     SetDisk(String, DiskSettings),
-    /// This disk is not there.
+    /// Removes a disk.
     RemoveDisk(String),
-    /// This export is there, as it is said, with these logical units.
+    /// Adds or replaces an export with its logical units.
     PutExport(ExportConfig),
-    /// This export is not there.
+    /// Removes an export.
     RemoveExport(String),
-    /// This logical unit of an export is there.
+    /// Adds or replaces a logical unit of an export.
     PutLun(String, LunConfig),
-    /// This export has these logical units and no others.
+    /// Replaces all logical units of an export.
     PutLuns(String, Vec<LunConfig>),
-    /// There is no logical unit at this target and number of an export.
+    /// Removes the logical unit of an export at this target and LUN.
     RemoveLun(String, u8, u16),
     /// Sets the access state of a portal group of a target, also if an initiator has changed it.
     SetAccessState(String, u16, AccessState),
-    /// All is as it is said here.
+    /// Replaces the whole configuration.
     Replace(Box<Replacement>),
 }
 
-/// A whole configuration. While it waits for clients, other changes are made, and stay on top of it.
+/// A whole configuration. Changes made while it waits for clients are kept on top of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replacement {
     whole: Config,
-    /// What was in effect when the change began.
+    /// Configuration in effect when the change began.
     begun_from: Option<Config>,
 }
 
 impl Replacement {
-    /// Changes from now on were made after it.
+    /// Stores the present configuration. Later changes are kept on top of this replacement.
     pub fn begin(&mut self, now: &Config) {
         self.begun_from.get_or_insert_with(|| now.clone());
     }
@@ -72,7 +72,7 @@ fn not_there(what: &str, name: &str) -> Refusal {
     Refusal::NotFound(Fault::new(format!("there is no {what} `{name}`")))
 }
 
-/// Who shows a disk, for messages.
+/// Returns the exports and logical units that present a disk, for messages.
 pub fn users(config: &Config, disk: &str) -> Vec<String> {
     let mut users = Vec::new();
     for export in config.exports() {
@@ -90,7 +90,7 @@ pub fn users(config: &Config, disk: &str) -> Vec<String> {
     users
 }
 
-/// Who shows each disk.
+/// Returns the users of each disk, as [`users`] does for one.
 pub fn users_of_all(config: &Config) -> HashMap<&str, Vec<String>> {
     let mut users: HashMap<&str, Vec<String>> = HashMap::new();
     for export in config.exports() {
@@ -111,10 +111,10 @@ fn luns_used<'a>(export: &str, luns: &'a [LunConfig], users: &mut HashMap<&'a st
 }
 
 impl Change {
-    /// What is wanted once the change is made. `force`: what is in the way goes too.
+    /// Returns the configuration after the change. `force` also removes conflicting objects.
     ///
     /// # Errors
-    /// When what it is about is not there, or something is in the way.
+    /// If the object does not exist or a conflict remains.
     pub fn next(self, now: &Config, force: bool) -> Result<Config, Refusal> {
         let mut next = now.clone();
         match self {

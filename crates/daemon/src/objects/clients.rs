@@ -1,4 +1,4 @@
-//! What clients of exports hear when objects change: logical units that come and go, disks of another size.
+//! Notifies clients of exports of added and removed logical units and of resized disks.
 
 use super::owner::Owner;
 use config::{ExportRef, LunConfig};
@@ -11,19 +11,19 @@ impl Owner {
             return;
         };
         if let Err(error) = device.add_luns(&found.collect::<Vec<_>>()) {
-            // The configuration was checked: this is a defect of ours.
+            // The configuration was checked, so this is a defect of the daemon.
             tracing::error!("LUNs of {export} cannot be attached: {error}");
         }
     }
 
-    /// Logical units are gone.
+    /// Notifies the clients of an export that logical units were removed.
     pub(super) fn tell_removed(&self, export: &str, luns: &[LunConfig]) {
         if let Some(device) = self.exports.get(export) {
             device.tell_removed(luns);
         }
     }
 
-    /// Tells every transport that a disk has another size.
+    /// Notifies the clients of all exports that a disk was resized.
     pub(super) fn resized(&self, name: &str) {
         let Some(disk) = self.disks.get(name) else {
             return;

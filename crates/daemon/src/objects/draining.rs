@@ -1,6 +1,6 @@
-//! Changes that wait for clients. What a change takes away (exports, logical units, the end of a disk) is drained first: nothing
-//! new comes, and requests that are in flight end. That takes as long as a client or a block device likes, so each change drains on
-//! a thread of its own, and the owner makes other changes meanwhile. While an object drains, everybody sees it as `removing`.
+//! Changes that wait for clients. Removed exports and logical units and shrinking disks are drained first: new requests are refused and
+//! requests in flight end. A drain takes as long as clients and block devices need, so each change drains on a thread of its own, and the
+//! owner makes other changes meanwhile. A draining object has the state `removing`.
 //!
 //! ```text
 //!   begin_change ──▶ what has to drain ──none──────────────────────▶ finish ──▶ reply
@@ -27,25 +27,25 @@ use super::state_store::Resizing;
 use crate::exports::{self, ChapUsers, ExportDevice};
 use config::{Config, ExportConfig, ExportRef, LunConfig};
 
-/// How long a removal waits for requests that are in flight before it aborts them.
+/// Longest wait of a removal for requests in flight before it aborts them.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What drains for less is not worth an event and a log line.
+/// Shortest drain that is logged and announced.
 const ANNOUNCED: Duration = Duration::from_millis(200);
 
-/// What to do about something that drains.
+/// Hint for conflicts with a draining object.
 pub(super) const HELP: &str = "wait until its requests have ended, which its status shows";
 
-/// A change that may have to wait for clients.
+/// A change that may wait for clients.
 pub enum Work {
-    /// Of some objects.
+    /// Change of some objects.
     Change(Box<Change>),
-    /// What the file and the flags say.
+    /// New contents of the configuration file and flags.
     Reload(Box<Config>),
 }
 
 impl Work {
-    /// Does it say what all objects are to be?
+    /// Returns true if the work replaces the whole configuration.
     pub(super) fn is_whole(&self) -> bool {
         match self {
             Work::Reload(_) => true,
@@ -54,36 +54,36 @@ impl Work {
     }
 }
 
-/// Takes what became of a change.
+/// Receives the result of a change.
 pub type Reply = Box<dyn FnOnce(Result<Made, Refusal>) + Send>;
 
-/// What drains for one change.
+/// Objects that drain for one change.
 #[derive(Clone, Debug)]
 pub struct Draining {
     number: u64,
     since: Instant,
-    /// For a change that says what all objects are to be.
+    /// The change replaces the whole configuration.
     is_whole: bool,
     is_announced: bool,
     exports: Vec<String>,
     luns: Vec<ExportLuns>,
-    /// Disks that get smaller.
+    /// Disks that shrink.
     shrinking: Vec<String>,
-    /// Disks that get larger.
+    /// Disks that grow.
     growing: Vec<String>,
-    /// Disks that go once nothing shows them any more.
+    /// Disks to be removed once no export presents them.
     disks: Vec<String>,
 }
 
 impl Draining {
-    /// For how long an export has been drained, or one of its logical units.
+    /// Returns the time since an export or one of its logical units began to drain.
     pub fn export(&self, name: &str) -> Option<Duration> {
         let is_meant = self.exports.iter().any(|export| export == name)
             || self.luns.iter().any(|(export, _)| export == name);
         is_meant.then(|| self.since.elapsed())
     }
 
-    /// For how long a disk has been on its way out, or to a smaller size.
+    /// Returns the time since a disk began to be removed or shrunk.
     pub fn disk(&self, name: &str) -> Option<Duration> {
         let mut disks = self.disks.iter().chain(&self.shrinking);
         disks.any(|disk| disk == name).then(|| self.since.elapsed())
@@ -95,7 +95,7 @@ impl Draining {
         disks.any(|disk| disk == name)
     }
 
-    /// What is waited for, in words; `requests` counts those of an export that are in flight.
+    /// Returns one line per draining object. `requests` returns the number of requests in flight of an export.
     pub fn lines(&self, requests: &dyn Fn(&str) -> u64) -> Vec<String> {
         let exports = self.exports.iter();
         let exports = exports.map(|name| {
@@ -123,7 +123,7 @@ impl Draining {
             .collect()
     }
 
-    /// What of a plan is about something that drains.
+    /// Returns the conflicts of a plan with these draining objects.
     fn bars(&self, plan: &Plan) -> Vec<Fault> {
         let of_luns = |luns: &[ExportLuns]| -> Vec<String> {
             luns.iter().map(|(export, _)| export.clone()).collect()
@@ -166,7 +166,7 @@ impl Draining {
     }
 }
 
-/// What a change takes away, before the requests of its clients have ended.
+/// Objects that a change removes or resizes, before their requests have ended.
 #[derive(Default)]
 struct ToDrain {
     exports: Vec<(ExportConfig, Arc<dyn ExportDevice>)>,
@@ -176,18 +176,18 @@ struct ToDrain {
     disks: Vec<String>,
 }
 
-/// A disk that was made larger for a change that is not complete.
+/// A disk that was grown for a change that is not complete.
 pub(super) struct Grown {
     disk: Arc<Disk>,
     before: u64,
     size: u64,
 }
 
-/// What no client uses any more.
+/// Objects that no client uses any more.
 #[derive(Default)]
 pub(super) struct Drained {
     pub exports: Vec<ExportConfig>,
-    /// The CHAP users that these had, whatever their files say by now.
+    /// CHAP users in force when these exports were closed.
     pub chap_users: HashMap<String, Arc<ChapUsers>>,
     pub luns: Vec<ExportLuns>,
     pub shrinking: Vec<(Arc<Disk>, Shrinking)>,
@@ -201,27 +201,27 @@ impl Drained {
         exports.any(|export| export.as_ref().name() == name)
     }
 
-    /// Is this logical unit of an export detached?
+    /// Returns true if this logical unit of an export is detached.
     pub fn has_lun(&self, export: &str, lun: &LunConfig) -> bool {
         let mut of_export = self.luns.iter().filter(|(name, _)| name == export);
         of_export.any(|(_, luns)| luns.contains(lun))
     }
 
-    /// The size that a disk has kept until now, if it has been made ready to shrink.
+    /// Returns the present size of a disk that is prepared to shrink.
     pub fn size_before(&self, disk: &Arc<Disk>) -> Option<u64> {
         let mut shrinking = self.shrinking.iter();
         let found = shrinking.find(|(known, _)| Arc::ptr_eq(known, disk));
         found.map(|(_, shrinking)| shrinking.size_before())
     }
 
-    /// Takes a disk that was made as large as this. Returns the size that it had.
+    /// Removes and returns the previous size of a disk that was grown to `size`.
     pub fn take_grown(&mut self, disk: &Arc<Disk>, size: u64) -> Option<u64> {
         let is_meant = |grown: &Grown| Arc::ptr_eq(&grown.disk, disk) && grown.size == size;
         let at = self.grown.iter().position(is_meant)?;
         Some(self.grown.swap_remove(at).before)
     }
 
-    /// A disk that has been made ready to shrink to this size.
+    /// Removes and returns a disk that is prepared to shrink to `size`.
     pub fn take_shrinking(&mut self, disk: &Arc<Disk>, size: u64) -> Option<Shrinking> {
         let mut shrinking = self.shrinking.iter();
         let at = shrinking
@@ -254,7 +254,7 @@ impl ToDrain {
         }
     }
 
-    /// Takes everything from its clients. Waits for them.
+    /// Drains all objects. Blocks until their clients have finished.
     fn run(self, force: bool, pool: &Pool, drained: &mut Drained) {
         for ((export, luns), device) in self.luns {
             detach_luns(&export, &luns, force, &*device);
@@ -284,8 +284,7 @@ impl ToDrain {
     }
 }
 
-/// Refuses new commands to logical units, and waits until those in flight have ended; they are aborted by force, or when they do not
-/// end in time.
+/// Refuses new commands to logical units and waits for commands in flight. Aborts them if `force` is set or after a timeout.
 fn detach_luns(export: &str, luns: &[LunConfig], force: bool, device: &dyn ExportDevice) {
     device.detach_luns(luns);
     let (hold, holding) = Holding::new();
@@ -300,7 +299,7 @@ fn detach_luns(export: &str, luns: &[LunConfig], force: bool, device: &dyn Expor
     }
 }
 
-/// The changes that wait for clients.
+/// Changes that wait for clients.
 #[derive(Default)]
 pub(super) struct Drains {
     draining: Vec<Draining>,
@@ -309,12 +308,12 @@ pub(super) struct Drains {
 }
 
 impl Drains {
-    /// What drains now.
+    /// Returns the objects that are draining.
     pub fn view(&self) -> Vec<Draining> {
         self.draining.clone()
     }
 
-    /// What of a plan is about something that drains.
+    /// Returns the conflicts of a plan with draining objects.
     pub fn bar(&self, plan: &Plan) -> Vec<Fault> {
         self.draining
             .iter()
@@ -322,30 +321,30 @@ impl Drains {
             .collect()
     }
 
-    /// Returns true if a disk is being made larger or ready to shrink.
+    /// Returns true if a disk is being grown or prepared to shrink.
     pub fn resizes(&self, disk: &str) -> bool {
         self.draining.iter().any(|one| one.resizes(disk))
     }
 
-    /// When to announce what still drains.
+    /// Returns the time of the next announcement of a draining object.
     pub fn next_announcement(&self) -> Option<Instant> {
         let silent = self.draining.iter().filter(|one| !one.is_announced);
         silent.map(|one| one.since + ANNOUNCED).min()
     }
 
-    /// Waits for all threads: the daemon ends.
+    /// Waits for all threads, at the end of the daemon.
     pub fn join(&mut self) {
         for thread in self.threads.drain(..) {
-            // One that panicked has said so.
+            // A panic was logged already.
             thread.join().ok();
         }
     }
 }
 
 impl Owner {
-    /// Makes a change and gives the result to `reply`: at once, or when the requests to what it takes away have ended.
+    /// Makes a change and passes the result to `reply`: at once, or when requests to removed objects have ended.
     pub fn begin_change(&mut self, mut work: Work, how: How, reply: Reply) {
-        // Of two that say what all objects are to be, the one that ends last would undo the other.
+        // With two whole configurations at a time, the one that ends last would undo the other.
         if work.is_whole() && self.openings.has_whole() {
             let detail = "another whole configuration has been waiting for its disks to open";
             return reply(Err(Refusal::conflict(
@@ -375,7 +374,7 @@ impl Owner {
         self.advance(work, how, Drained::default(), reply);
     }
 
-    /// Next step of a change: open disks, drain, or finish.
+    /// Runs the next step of a change: opens disks, drains, or finishes.
     pub(super) fn advance(&mut self, work: Work, how: How, mut drained: Drained, reply: Reply) {
         if let Some((disk, error)) = drained.not_resized.pop() {
             let reason = format!("disk {disk}: {error}");
@@ -400,7 +399,7 @@ impl Owner {
         }
     }
 
-    /// Configuration that a change results in.
+    /// Returns the configuration that a change results in.
     pub(super) fn next_of(&self, work: &Work, force: bool) -> Result<Config, Refusal> {
         match work {
             Work::Change(change) => Change::clone(change).next(&self.config, force),
@@ -408,7 +407,7 @@ impl Owner {
         }
     }
 
-    /// What is left to drain. `None` also where the change is refused: with which reasons, it says by itself.
+    /// Returns the objects still to drain. Returns `None` also if the change will be refused; [`Owner::finish`] reports the reasons.
     fn to_drain(&self, work: &Work, force: bool, drained: &Drained) -> Option<ToDrain> {
         let transports = self.servers.transports()?;
         let next = self.next_of(work, force).ok()?;
@@ -441,7 +440,7 @@ impl Owner {
         for Resize { disk, size } in &plan.resize {
             let known = self.disks.get(disk);
             let grows = known.filter(|known| {
-                // Memory is made larger without a wait.
+                // A RAM disk grows without blocking.
                 let may_block = self.config.disk(disk);
                 let may_block =
                     may_block.is_some_and(|disk| disk.backend.blocking_place().is_some());
@@ -476,7 +475,7 @@ impl Owner {
         let number = drains.last;
         drains.draining.push(to_drain.view(number, work.is_whole()));
         let (pool, messages) = (Arc::clone(&self.servers.pool), self.messages.clone());
-        // Kept apart from the thread, which may not come to be.
+        // Shared with the thread, so that the parts remain if the thread cannot start.
         let parts = Arc::new(std::sync::Mutex::new(Some((
             to_drain, work, how, drained, reply,
         ))));
@@ -500,7 +499,7 @@ impl Owner {
                     owner.end_growth(failed.map(|(disk, _)| disk.as_str()));
                     owner.advance(work, how, drained, reply);
                 });
-                // Without an owner the daemon ends, and nobody waits for the reply.
+                // Without an owner the daemon ends, and no caller waits for the reply.
                 messages.send(message).ok();
             });
         match started {
@@ -532,7 +531,7 @@ impl Owner {
         made
     }
 
-    /// What has drained and is wanted all the same, for the change was refused, is there for clients again.
+    /// Restores drained objects that are still configured because the change was refused.
     pub(super) fn restore(&mut self, drained: Drained) {
         for (disk, shrinking) in drained.shrinking {
             disk.stay_large(shrinking);
@@ -562,7 +561,7 @@ impl Owner {
         self.publish();
     }
 
-    /// Records disks that are about to be made larger. After a crash the next start completes or undoes that.
+    /// Records disks that are about to be grown. After a crash, the next start completes or undoes the growth.
     fn begin_growth(&mut self, growing: Vec<Resizing>) -> Result<(), String> {
         if growing.is_empty() {
             return Ok(());
@@ -590,7 +589,7 @@ impl Owner {
         self.end_resize();
     }
 
-    /// Ends the record of the resizes of a change. Disks that are being made larger for other changes stay in it.
+    /// Removes the resizes of this change from the record. Disks that are being grown for other changes stay in it.
     pub(super) fn end_resize(&self) {
         let Some(state_store) = &self.state_store else {
             return;
@@ -603,7 +602,7 @@ impl Owner {
         }
     }
 
-    /// Gives a disk the size back that it had before a change that was refused.
+    /// Restores the previous size of a disk after a refused change.
     fn shrink_back(&mut self, Grown { disk, before, .. }: Grown) {
         let messages = self.messages.clone();
         let name = disk.name().to_owned();
@@ -627,7 +626,7 @@ impl Owner {
         }
     }
 
-    /// Tells what has been draining for a while.
+    /// Logs and announces objects that have been draining for [`ANNOUNCED`].
     pub(super) fn announce_draining(&mut self) {
         let now = Instant::now();
         let late = self.drains.draining.iter_mut();

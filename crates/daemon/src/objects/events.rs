@@ -1,4 +1,4 @@
-//! What has changed, told to whoever listens.
+//! Events about changes, broadcast to subscribers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,18 +9,18 @@ use tokio::sync::broadcast;
 use super::owner::Owner;
 use super::plan::{Limit, Placing, Plan, Resize};
 
-/// Events that a listener may be behind before it misses some.
+/// Capacity of a subscriber's backlog, in events. A slower subscriber loses the oldest events.
 const BACKLOG: usize = 4096;
 
-/// Tells events to all listeners; those that are slow miss some rather than hold it up.
+/// Sends events to all subscribers without waiting for slow ones.
 #[derive(Clone, Debug)]
 pub struct EventBus {
     sender: broadcast::Sender<Event>,
-    /// How many so far. Held while one is told, so that they come in the order of their numbers.
+    /// Number of events so far. Locked while an event is sent, so that events arrive in the order of their numbers.
     told: Arc<Mutex<u64>>,
 }
 
-/// Nobody listens yet.
+/// Creates a bus without subscribers.
 impl Default for EventBus {
     fn default() -> EventBus {
         let (sender, _) = broadcast::channel(BACKLOG);
@@ -32,12 +32,12 @@ impl Default for EventBus {
 }
 
 impl EventBus {
-    /// Where listeners subscribe.
+    /// Returns the channel to subscribe to.
     pub fn sender(&self) -> broadcast::Sender<Event> {
         self.sender.clone()
     }
 
-    /// Tells an event about an object.
+    /// Sends an event about an object.
     pub fn tell(&self, event: &str, name: &str) {
         self.send(Event {
             event: event.to_owned(),
@@ -46,7 +46,7 @@ impl EventBus {
         });
     }
 
-    /// Tells an event about a logical unit.
+    /// Sends an event about a logical unit.
     pub fn tell_lun(&self, event: &str, export: &str, lun: &config::LunConfig) {
         self.send(Event {
             event: event.to_owned(),
@@ -81,7 +81,7 @@ impl EventBus {
         });
     }
 
-    /// Tells that a disk has another size.
+    /// Sends the event that a disk was resized.
     pub fn tell_size(&self, disk: &str, size: u64) {
         self.send(Event {
             event: "disk.resized".to_owned(),
@@ -91,7 +91,7 @@ impl EventBus {
         });
     }
 
-    /// Tells that a session has come or gone.
+    /// Sends the event that a session was opened or closed.
     pub fn tell_session(
         &self,
         opened: bool,
@@ -115,13 +115,13 @@ impl EventBus {
     fn send(&self, event: Event) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         *told += 1;
-        // Nobody listens: nobody is told.
+        // Fails without subscribers.
         self.sender.send(Event { id: *told, ..event }).ok();
     }
 }
 
 impl Owner {
-    /// Tells what a change has done.
+    /// Sends the events of an applied plan.
     pub(super) fn tell(&mut self, plan: &Plan) {
         for (export, luns) in &plan.remove_luns {
             for lun in luns {

@@ -1,4 +1,4 @@
-//! Disks of which I/Os have failed and wait (`on_error`): clients of the API hear of it, and may resume them.
+//! Disks with failed I/Os that wait (`on_error`). API clients receive an event and can resume the disk.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use super::owner::Owner;
 use super::refusal::{Fault, Refusal};
 
 impl Owner {
-    /// Submits again, on every worker, what has failed on a disk and waits.
+    /// Resubmits the failed I/Os of a disk on every worker.
     ///
     /// # Errors
-    /// When there is no such disk, or it is not open.
+    /// If the disk does not exist or is not open.
     pub fn resume_disk(&mut self, name: &str) -> Result<(), Refusal> {
         let disk = self.disks.get(name).ok_or_else(|| {
             let fault = Fault::new(format!("disk `{name}` does not exist or is not open"));
@@ -28,7 +28,7 @@ impl Owner {
         }
     }
 
-    /// Emits an event when the first I/O of a disk that comes waits, and when none waits any more.
+    /// Sends an event when the first I/O of a new disk waits and when none waits any more.
     pub(super) fn follow_waiting(&self, disk: &Arc<Disk>) {
         let (event_bus, name) = (self.event_bus.clone(), disk.name().to_owned());
         disk.state().on_waiting(move |waits| {

@@ -1,5 +1,5 @@
-//! Disks that change by themselves: an image that another client resizes, or that is back. The owner takes the new size over and tells
-//! clients; I/O that waits for a device that is back goes on.
+//! Disks that change without a request: an image resized by another client, or a device that is available again. The owner adopts the new
+//! size, notifies clients and resumes waiting I/O.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::Message;
 use super::owner::Owner;
 use config::{BlockDeviceConfig, Config, DiskConfig};
 
-/// Names of file disks with a configured size. Such a disk does not follow the size of its block device, of which it may be a part.
+/// Returns the names of file disks with a configured size. Such a disk may be a part of its block device and does not follow its size.
 pub(super) fn sized_files(config: &Config) -> HashSet<String> {
     let is_sized =
         |disk: &&DiskConfig| matches!(disk.backend, BlockDeviceConfig::File { size: Some(_), .. });
@@ -19,23 +19,23 @@ pub(super) fn sized_files(config: &Config) -> HashSet<String> {
 }
 
 impl Owner {
-    /// Follows the size of a disk that comes.
+    /// Follows the size of a new disk.
     pub(super) fn follow_size(&self, name: &str, disk: &Arc<Disk>) {
         let messages = self.messages.clone();
         let name = name.to_owned();
         disk.device().on_change(Box::new(move || {
             let name = name.clone();
             let message: Message = Box::new(move |owner| owner.followed(&name));
-            // Without an owner nobody is left to be told.
+            // Fails at the end of the daemon, without an owner.
             messages.send(message).ok();
         }));
-        // What has changed before that.
+        // Handles changes before the callback was registered.
         let name = disk.name().to_owned();
         let message: Message = Box::new(move |owner| owner.followed(&name));
         self.messages.send(message).ok();
     }
 
-    /// A disk may have another size than its clients know, or be back.
+    /// Adopts the size of a changed disk and resumes its I/O if the device is available again.
     pub(super) fn followed(&mut self, name: &str) {
         if !self.sized_files.contains(name)
             && let Err(error) = self.take_size_over(name)

@@ -1,4 +1,5 @@
-//! Listening sockets that whoever started the daemon handed over. It keeps them at their paths, so that nobody could listen there anew.
+//! Listening sockets inherited from the parent process. The parent keeps them bound to their paths, so the daemon could not bind there
+//! again.
 
 use super::owner::Owner;
 use super::relations;
@@ -6,8 +7,8 @@ use crate::running::Inherited;
 use config::{Config, ExportRef};
 
 impl Owner {
-    /// Sockets were handed over for the exports of the file and the flags. Where these were changed at run time, a socket is
-    /// for whichever export has its path, now or later.
+    /// Sockets were handed over for the exports of the file and the flags. If an export was changed at run time, its socket is kept for the
+    /// export that has its path, now or later.
     pub(super) fn keep_what_moved(
         &mut self,
         inherited: Vec<Inherited>,
@@ -28,7 +29,7 @@ impl Owner {
         staying
     }
 
-    /// Remembers a socket that was handed over for an export, if it is one that listens.
+    /// Stores a duplicate of an export's inherited socket if it is a listening socket.
     pub(super) fn keep_listening(
         &mut self,
         export: ExportRef<'_>,
@@ -43,7 +44,7 @@ impl Owner {
         inherited
     }
 
-    /// The socket that was handed over for the path of an export, for the next one there.
+    /// Returns the inherited socket at the path of an export.
     pub(super) fn handed(&self, export: ExportRef<'_>) -> Option<Inherited> {
         let socket = self.handed.get(&relations::absolute(export.socket()?))?;
         Some(Inherited {

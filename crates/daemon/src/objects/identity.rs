@@ -1,4 +1,4 @@
-//! A disk's identity, made anew: for a copy of a disk that came with the identity of the original.
+//! New identity for a disk, for a copy that carries the identity of its original.
 
 use super::owner::{Owner, refused};
 use super::refusal::{Fault, Refusal};
@@ -17,10 +17,10 @@ impl Owner {
             .map(|(name, _)| name.clone())
     }
 
-    /// Gives a disk that nothing shows a new identity.
+    /// Gives an unused disk a new identity.
     ///
     /// # Errors
-    /// Why not; the disk has the one that it had then.
+    /// The reason for the refusal. The disk keeps its identity.
     pub fn renew_identity(&mut self, name: &str) -> Result<(), Refusal> {
         let Some(disk) = self.disks.get(name).cloned() else {
             let detail = format!("there is no disk `{name}`");
@@ -32,7 +32,7 @@ impl Owner {
             let help = "remove these first: to their clients it would become another disk";
             return Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]));
         }
-        // A unit that is known has what was saved under the identity before.
+        // A registered unit has state that was saved under the old identity.
         self.servers.let_go(&disk);
         let store = self.servers.units.store();
         if disk.device().medium().is_none() {

@@ -1,5 +1,5 @@
-//! Listeners that are configured and cannot be opened yet: iSCSI portals, vhost-user sockets, and the listeners of the API and of
-//! metrics. The owner retries them, and reports each one that begins to wait or opens.
+//! Configured listeners that cannot be opened yet: iSCSI portals, vhost-user sockets, and the listeners of the API and of metrics. The
+//! owner retries them and reports each one that begins to wait or opens.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,11 +10,11 @@ use super::owner::Owner;
 use super::servers::{Servers, Transports};
 use crate::tcp_service::TcpEntrance;
 
-/// Kinds of listeners: the values of `kind` in the API and in metrics.
+/// Values of `kind` for listeners in the API and in metrics.
 pub const LISTENER_KINDS: [&str; 4] = ["vhost-user", "iscsi", "api", "metrics"];
 
 impl Transports {
-    /// Sets whether new listeners of exports wait that cannot be opened yet. Otherwise their exports fail.
+    /// Sets whether new listeners of exports wait if they cannot be opened. Otherwise their exports fail.
     pub(super) fn set_may_wait(&self, may_wait: bool) {
         self.vhost.set_may_wait(may_wait);
         self.iscsi.set_may_wait(may_wait);
@@ -22,12 +22,12 @@ impl Transports {
 }
 
 impl Servers {
-    /// Adds a listener of the API or of metrics to those that are reported and retried.
+    /// Registers a listener of the API or of metrics for retries and reports.
     pub(crate) fn add_entrance(&self, entrance: Arc<TcpEntrance>) {
         self.lock_entrances().push(entrance);
     }
 
-    /// Returns every listener that waits.
+    /// Returns all waiting listeners.
     pub fn waiting_listeners(&self) -> Vec<WaitingListener> {
         let seconds =
             |next_try: Instant| next_try.saturating_duration_since(Instant::now()).as_secs();
@@ -77,7 +77,7 @@ impl Servers {
         of_exports.flatten().chain(of_entrances).min()
     }
 
-    /// Calls `watcher` on the owner's thread each time that the set of waiting listeners changes. Only the first watcher counts.
+    /// Calls `watcher` on the owner's thread after each change of the set of waiting listeners. Only the first watcher is used.
     pub fn watch_listeners(&self, watcher: impl Fn() + Send + Sync + 'static) {
         self.listener_watcher.set(Box::new(watcher)).ok();
     }
@@ -90,7 +90,7 @@ impl Servers {
 }
 
 impl Owner {
-    /// Retries the listeners that are due. Logs each one that opened and sends an event.
+    /// Retries listeners that are due. Logs and announces each one that opened.
     pub(super) fn retry_listeners(&mut self) {
         let now = Instant::now();
         let (sockets, portals) = match self.servers.transports() {
@@ -123,7 +123,7 @@ impl Owner {
         }
     }
 
-    /// Logs each listener that has begun to wait since the last call, and sends an event.
+    /// Logs and announces each listener that began to wait since the last call.
     pub(crate) fn report_listeners(&mut self) {
         let now = self.servers.waiting_listeners();
         let before = std::mem::replace(&mut self.reported_listeners, now);

@@ -1,12 +1,12 @@
-//! Objects at run time: disks, exports and logical units that come, change and go while others do I/O.
+//! Objects at run time: disks, exports and logical units that are added, changed and removed while others do I/O.
 //!
 //! ```text
 //!   API, reload ── Manager ──▶ Owner: Change -> Config wanted next -> relations -> Plan -> carry out ──▶ workers, transports
 //!                  one thread          │                                             │
-//!                                      ▼ Live: what others see                       ▼ StateStore: what comes back
+//!                                      ▼ Live: read by others                        ▼ StateStore: survives a restart
 //! ```
 //!
-//! Nothing here is on a request's way: workers hear of changes between their iterations.
+//! This code is not on the request path. Workers receive changes as messages between their iterations.
 
 mod apply;
 pub mod bodies;
@@ -54,27 +54,27 @@ pub use waiting::WaitingDisks;
 
 type Message = Box<dyn FnOnce(&mut Owner) + Send>;
 
-/// Where an owner's messages come in: read by its thread, and while it starts by itself.
+/// Receiver of an owner's messages, read by its thread and, during the start, by the owner itself.
 pub type Inbox = mpsc::Receiver<Message>;
 
-/// Sends work to the owner of all objects, which does it piece by piece.
+/// Sends work to the owner of all objects, which runs one message after the other.
 #[derive(Clone)]
 pub struct Manager {
     messages: mpsc::Sender<Message>,
     looking: Arc<sizes::Looking>,
 }
 
-/// The manager's thread. Dropping it ends the thread, once it has done what it is doing.
+/// Thread of the owner. Dropping it ends the thread after the current message.
 pub struct ManagerThread {
     manager: Manager,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Manager {
-    /// Puts an owner on a thread of its own.
+    /// Runs an owner on a thread of its own.
     ///
     /// # Errors
-    /// When the kernel gives no thread.
+    /// If the thread cannot be started.
     pub fn start(mut owner: Owner, inbox: Inbox) -> std::io::Result<ManagerThread> {
         let messages = owner.messages.clone();
         let thread = std::thread::Builder::new()
@@ -94,7 +94,7 @@ impl Manager {
         })
     }
 
-    /// A manager of nothing: it refuses everything.
+    /// Returns a manager without an owner, which refuses all work.
     pub fn idle() -> Manager {
         let (messages, _) = mpsc::channel();
         Manager::of(messages)
@@ -107,28 +107,28 @@ impl Manager {
         }
     }
 
-    /// Has the owner do something, and waits for it without blocking the thread.
+    /// Runs work on the owner and awaits the result.
     ///
     /// # Errors
-    /// What the owner says, or that it is gone.
+    /// The owner's refusal, or [`Refusal::Ending`] without an owner.
     pub async fn ask<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Owner) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
         let (reply, answer) = tokio::sync::oneshot::channel();
         let message: Message = Box::new(move |owner| {
-            // Whoever asked may have left.
+            // The caller may be gone.
             reply.send(work(owner)).ok();
         });
         self.messages.send(message).map_err(|_| Refusal::Ending)?;
         answer.await.map_err(|_| Refusal::Ending)?
     }
 
-    /// Begins a change, and returns what it will give: at once, or when clients of what it takes away have ended their requests. What
-    /// waits for them is seen from then on ([`owner::Live::draining`]). The change goes on also when nobody waits for its result.
+    /// Begins a change and returns a future of its result, which is ready when requests to removed objects have ended. Draining objects are
+    /// visible from then on ([`owner::Live::draining`]). The change continues if the future is dropped.
     ///
     /// # Errors
-    /// That the owner is gone.
+    /// [`Refusal::Ending`] without an owner.
     pub async fn begin(
         &self,
         work: Work,
@@ -137,7 +137,7 @@ impl Manager {
         let (begun, has_begun) = tokio::sync::oneshot::channel();
         let (reply, answer) = tokio::sync::oneshot::channel();
         let message: Message = Box::new(move |owner| {
-            // Whoever asked may have left.
+            // The caller may be gone.
             let reply = Box::new(|made| drop(reply.send(made)));
             owner.begin_change(work, how, reply);
             begun.send(()).ok();
@@ -147,10 +147,10 @@ impl Manager {
         Ok(async move { answer.await.map_err(|_| Refusal::Ending)? })
     }
 
-    /// Makes a change and blocks until it is made.
+    /// Makes a change and blocks until it is complete.
     ///
     /// # Errors
-    /// What the owner says, or that it is gone.
+    /// The owner's refusal, or [`Refusal::Ending`] without an owner.
     pub fn change_blocking(&self, work: Work, how: How) -> Result<Made, Refusal> {
         let (reply, answer) = mpsc::sync_channel(1);
         let message: Message = Box::new(move |owner| {
@@ -161,10 +161,10 @@ impl Manager {
         answer.recv().map_err(|_| Refusal::Ending)?
     }
 
-    /// Has the owner do something, and waits for it.
+    /// Runs work on the owner and blocks until the result is there.
     ///
     /// # Errors
-    /// What the owner says, or that it is gone.
+    /// The owner's refusal, or [`Refusal::Ending`] without an owner.
     pub fn call<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Owner) -> Result<T, Refusal> + Send + 'static,
@@ -198,7 +198,7 @@ fn next_message(inbox: &mpsc::Receiver<Message>, owner: &mut Owner) -> Option<Me
 }
 
 impl ManagerThread {
-    /// The manager.
+    /// Returns the manager.
     pub fn manager(&self) -> Manager {
         self.manager.clone()
     }
@@ -207,7 +207,7 @@ impl ManagerThread {
 impl Drop for ManagerThread {
     fn drop(&mut self) {
         let end: Message = Box::new(|owner| owner.ending = true);
-        // It may have ended by a panic, which has been told.
+        // The thread may have panicked, which was logged.
         self.manager.messages.send(end).ok();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

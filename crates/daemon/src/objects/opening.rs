@@ -47,12 +47,12 @@ impl Openings {
         self.all.iter().flat_map(|one| &one.disks)
     }
 
-    /// Names of the disks that are being opened.
+    /// Returns the names of the disks that are being opened.
     pub fn names(&self) -> Vec<String> {
         self.disks().map(|disk| disk.name.clone()).collect()
     }
 
-    /// Conflicts of a plan with disks that another change opens.
+    /// Returns the conflicts of a plan with disks that another change opens.
     pub fn bar(&self, plan: &Plan) -> Vec<Fault> {
         let is_added = |name: &str| plan.add_disks.iter().any(|disk| disk.name == name);
         let barred = self.disks().filter(|disk| is_added(&disk.name));
@@ -60,7 +60,7 @@ impl Openings {
         barred.map(|fault| fault.help(HELP)).collect()
     }
 
-    /// Returns true if a change of all objects waits for its disks.
+    /// Returns true if a whole configuration waits for its disks.
     pub fn has_whole(&self) -> bool {
         self.all.iter().any(|one| one.work.is_whole())
     }
@@ -72,7 +72,8 @@ impl Openings {
 }
 
 impl Owner {
-    /// Disks that a change adds and that are not open yet. Empty also if the change is refused: [`Owner::change`] reports why.
+    /// Returns the disks that a change adds and that are not open yet. Empty also if the change is refused: [`Owner::change`] reports the
+    /// reason.
     pub(super) fn to_open(&self, work: &Work, how: &How) -> Vec<DiskConfig> {
         let Ok(next) = self.next_of(work, how.force) else {
             return Vec::new();
@@ -156,7 +157,8 @@ impl Owner {
         self.advance(opening.work, how, opening.drained, opening.reply);
     }
 
-    /// Ends the change that is opening a disk of this name. The device is closed when it is open. Returns false if there is none.
+    /// Refuses the change that is opening a disk of this name. The device is closed when it is open. Returns false if there is no such
+    /// change.
     pub(super) fn cancel_opening(&mut self, name: &str) -> bool {
         let is_meant = |one: &Opening| one.disks.iter().any(|disk| disk.name == name);
         let Some(opening) = self.openings.take(is_meant) else {
@@ -175,14 +177,14 @@ impl Owner {
     /// Opens the device of a disk on a helper thread and passes it to the owner.
     ///
     /// # Errors
-    /// There is no thread.
+    /// If the thread cannot be started.
     pub(super) fn open_on_helper(
         &self,
         disk: &DiskConfig,
         opened: impl FnOnce(&mut Owner, Attempt) + Send + 'static,
     ) -> std::io::Result<()> {
         let messages = self.messages.clone();
-        // A call that hangs does not keep the servers alive.
+        // A hung call must not keep the servers alive.
         let servers = Arc::downgrade(&self.servers);
         let config = disk.clone();
         let open = move || {
@@ -198,7 +200,7 @@ impl Owner {
         self.helpers.run(&place, open)
     }
 
-    /// Closes the device of an attempt that nothing needs, on a helper thread.
+    /// Closes the device of an unneeded attempt on a helper thread.
     pub(super) fn discard(&self, (config, opened): Attempt) {
         let Ok(device) = opened else { return };
         let place = config.backend.blocking_place().unwrap_or_default();
@@ -208,7 +210,7 @@ impl Owner {
         }
     }
 
-    /// Replies when the disks that the change removed are closed: their files are free then. A close may block.
+    /// Replies when the disks that the change removed are closed, because their files are free then. A close may block.
     pub(super) fn reply_when_closed(&mut self, made: Result<Made, Refusal>, reply: Reply) {
         let closing: Vec<Arc<Disk>> = std::mem::take(&mut self.closing);
         if closing.is_empty() {
@@ -226,7 +228,7 @@ impl Owner {
     }
 }
 
-/// Name of the disk that a change removes.
+/// Returns the name of the disk that a change removes.
 pub(super) fn removed_by(work: &Work) -> Option<&str> {
     match work {
         Work::Change(change) => match &**change {

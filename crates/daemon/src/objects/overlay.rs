@@ -1,6 +1,6 @@
-//! What was changed at run time, as the difference between what the file and the flags say and what is in effect.
+//! Changes made at run time, as the difference between the configuration in effect and the file and flags.
 //!
-//! Objects by object, so that a file that was edited meanwhile keeps its say about everything else.
+//! The difference is recorded per object, so that later edits of the file apply to all other objects.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -22,28 +22,28 @@ type Address = (String, u8, u16);
 /// Changes on top of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overlay {
-    /// Disks that are there, and are not there or otherwise in the file.
+    /// Disks that the file lacks or configures differently.
     pub disks: Vec<DiskConfig>,
-    /// Disks of the file of which the size, the limits or the error policy were changed.
+    /// Disks of the file with a changed size, limits or error policy.
     pub changed: Vec<Changed>,
-    /// Disks of the file that are not there.
+    /// Disks of the file that were removed.
     pub no_disks: Vec<String>,
-    /// Exports that are there, and are not there or otherwise in the file.
+    /// Exports that the file lacks or configures differently.
     pub exports: Vec<ExportConfig>,
-    /// Exports of the file that are not there.
+    /// Exports of the file that were removed.
     pub no_exports: Vec<String>,
-    /// Logical units that exports of the file have beyond it; `None`: that they do not have.
+    /// Logical units of exports of the file that were changed or added; `None` for removed ones.
     pub luns: BTreeMap<Address, Option<String>>,
     /// Access states of portal groups of targets of the file, by target and group.
     pub access_states: BTreeMap<(String, u16), AccessState>,
 }
 
-/// A disk of the file whose size, limits or error policy were changed: what else the file says of it stays the file's.
+/// A disk of the file with a changed size, limits or error policy. Its other keys follow the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// As the file had it.
+    /// Configuration in the file when the change was made.
     was: DiskConfig,
-    /// With the changes.
+    /// Configuration after the change.
     now: DiskConfig,
 }
 
@@ -62,7 +62,7 @@ impl Changed {
     }
 
     fn over(&self, disk: &mut DiskConfig) {
-        // A size is one of what the disk was then.
+        // A changed size applies only to the backend that it was set for.
         if disk.backend == self.was.backend {
             disk.backend.clone_from(&self.now.backend);
         }
@@ -84,7 +84,7 @@ impl Changed {
 }
 
 impl Overlay {
-    /// What has to be put over `base` to have `now`.
+    /// Returns the overlay that turns `base` into `now`.
     pub fn between(base: &Config, now: &Config) -> Overlay {
         let mut overlay = Overlay::default();
         let before: HashMap<&str, &DiskConfig> =
@@ -144,12 +144,12 @@ impl Overlay {
         }
     }
 
-    /// Nothing was changed?
+    /// Returns true if the overlay has no changes.
     pub fn is_empty(&self) -> bool {
         *self == Overlay::default()
     }
 
-    /// `base` with these changes.
+    /// Returns `base` with these changes.
     pub fn over(&self, base: &Config) -> Config {
         let mut next = base.clone();
         let gone: HashSet<&str> = self.no_disks.iter().map(String::as_str).collect();
@@ -200,7 +200,7 @@ impl Overlay {
             changes.insert((*target, *lun), disk);
         }
         for (export, mut changes) in by_export {
-            // An export that the file has no more has no units either.
+            // The file no longer has the export.
             let Some(luns) = next.luns_mut(export) else {
                 continue;
             };
@@ -224,7 +224,7 @@ impl Overlay {
         }
     }
 
-    /// As it is written down.
+    /// Returns the contents of the state file.
     pub fn to_text(&self) -> String {
         let file = File {
             schema: match self.access_states.is_empty() {
@@ -260,14 +260,14 @@ impl Overlay {
                 })
                 .collect(),
         };
-        // Nothing of it can fail to be written: there are only texts and numbers.
+        // Serialization of strings and numbers cannot fail.
         serde_json::to_string_pretty(&file).unwrap_or_default()
     }
 
-    /// What was written down.
+    /// Parses the contents of the state file.
     ///
     /// # Errors
-    /// When it was written by a later version, or not by this program.
+    /// If the text is malformed or of a later version.
     pub fn from_text(text: &str) -> Result<Overlay, String> {
         #[derive(Deserialize)]
         struct Version {
@@ -321,7 +321,7 @@ impl Overlay {
         Ok(overlay)
     }
 
-    /// What the disks and exports in it are called where a start says why it cannot be.
+    /// Returns the disks and exports in the overlay, named as in errors of a start.
     pub fn names(&self) -> Vec<String> {
         let changed = self.changed.iter().map(|changed| &changed.now);
         let disks = self.disks.iter().chain(changed);
@@ -331,7 +331,7 @@ impl Overlay {
         disks.chain(exports).collect()
     }
 
-    /// A line for each change of `base`, for people.
+    /// Returns one line per change of `base`, for display.
     pub fn lines(&self, base: &Config) -> Vec<String> {
         let mut lines = Vec::new();
         lines.extend(self.no_disks.iter().map(|name| format!("- disk {name}")));
@@ -369,21 +369,21 @@ impl Overlay {
     }
 }
 
-/// Changes with every change that an older version could not read. A file without access states has schema 2, which older versions read.
+/// Incremented with each change that older versions cannot read. A file without access states has schema 2, which older versions read.
 const SCHEMA: u32 = 3;
 
 #[derive(Serialize, Deserialize)]
 struct File {
     schema: u32,
     disks: Vec<Disk>,
-    /// Not in schema 1, where these are among the disks.
+    /// Absent in schema 1, which has these in `disks`.
     #[serde(default)]
     changed_disks: Vec<DiskChange>,
     removed_disks: Vec<String>,
     exports: Vec<Export>,
     removed_exports: Vec<String>,
     luns: Vec<LunChange>,
-    /// Not in schemas 1 and 2.
+    /// Absent in schemas 1 and 2.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     access_states: Vec<AccessStateChange>,
 }
@@ -415,12 +415,12 @@ struct LunChange {
     export: String,
     target: u8,
     lun: u16,
-    /// Absent: the unit is not there.
+    /// Absent if the logical unit was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     disk: Option<String>,
 }
 
-/// Logical units as bodies.
+/// Returns logical units as API objects.
 pub fn lun_bodies(luns: &[LunConfig]) -> Vec<Lun> {
     luns.iter().map(bodies::lun).collect()
 }
@@ -474,7 +474,7 @@ mod tests {
         assert!(Overlay::between(&now, &now).is_empty());
     }
 
-    /// A new size or limit says nothing of where the disk's data are.
+    /// A changed size or limit must not carry the location of the disk's data.
     #[test]
     fn changed_limits_stay_on_a_disk_that_the_file_moved() {
         let disk = |words: &str| config(&[words], &[], &[], &[]);
@@ -494,7 +494,7 @@ mod tests {
             let edited = disk("a=file:/x/b,size=4M,ro");
             let wanted = disk("a=file:/x/b,size=4M,ro,iops=20");
             assert_eq!(overlay.over(&edited), wanted);
-            // A disk that the file has no more has no size either.
+            // The file no longer has the disk, so its size is dropped.
             let gone = disk("b=ram:1M");
             assert_eq!(overlay.over(&gone), gone);
         }
@@ -540,7 +540,7 @@ mod tests {
         let edited = target(",alias=x,access_states=2=standby", &portals);
         let wanted = target(",alias=x,access_states=2=unavailable", &portals);
         assert_eq!(overlay.over(&edited), wanted);
-        // A portal group that the file has no more has no state either.
+        // The file no longer has the portal group, so its state is dropped.
         let without = target("", &portals[..1]);
         assert_eq!(overlay.over(&without), without);
         let other = Overlay::between(&base, &target("", &portals)).to_text();

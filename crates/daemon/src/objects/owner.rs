@@ -1,6 +1,6 @@
-//! The owner of all objects: the wanted configuration, what runs, and how the one becomes the other. Lives on the manager's
-//! thread, so that changes run one after the other. A change is checked as a whole; fallible steps run first, then the state is
-//! persisted, then the rest runs, which cannot fail. Readers see the last complete state ([`Live`]).
+//! Owner of all objects: holds the wanted configuration and the running objects, and turns one configuration into the next. Lives on the
+//! manager's thread, so changes run one after the other. A change is checked as a whole; fallible steps run first, then the state is
+//! persisted, then the remaining steps run, which cannot fail. Readers see the last complete state ([`Live`]).
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -32,109 +32,108 @@ use crate::running::Inherited;
 use crate::state_files::DamagedFiles;
 use config::{AccessStates, Config, ExportRef, LunConfig};
 
-/// The objects as they are, for whoever looks on.
+/// Snapshot of the objects for readers.
 #[derive(Clone)]
 pub struct Live {
-    /// The configuration that is in effect.
+    /// Configuration in effect.
     pub config: Arc<Config>,
-    /// What the file and the flags say.
+    /// Configuration of the file and the flags.
     pub base: Arc<Config>,
-    /// The disks that are open.
+    /// Open disks.
     pub disks: Arc<Disks>,
-    /// The disks that cannot be opened yet.
+    /// Disks that cannot be opened yet.
     pub waiting: Arc<WaitingDisks>,
-    /// What is being removed, and waits for clients.
+    /// Objects that are being removed and wait for clients.
     pub draining: Arc<Vec<Draining>>,
-    /// Disks that a change is opening, which are not configured yet.
+    /// Names of disks that a change is opening. They are not configured yet.
     pub opening: Arc<Vec<String>>,
 }
 
 impl Live {
-    /// Takes the disks away: the daemon ends.
+    /// Removes and returns the disks, at the end of the daemon.
     pub fn take_disks(&mut self) -> Arc<Disks> {
         self.waiting = Arc::default();
         std::mem::take(&mut self.disks)
     }
 }
 
-/// How a change is to be made.
+/// Options of a change.
 #[derive(Default)]
 pub struct How {
-    /// Clients that are in the way are thrown out, tasks aborted, data beyond a new end dropped.
+    /// Disconnects clients in the way, aborts tasks, and drops data beyond a new end.
     pub force: bool,
-    /// A socket that was handed over, for an export that comes.
+    /// Inherited sockets for new exports.
     pub inherited: Vec<Inherited>,
-    /// At the start: nothing is told or written down.
+    /// Set during the start: no events are sent and nothing is persisted.
     pub first: bool,
     /// Disks that are open already.
     pub opened: Disks,
-    /// Devices that are open already, of disks that come.
+    /// Open devices of new disks.
     pub devices: Devices,
 }
 
-/// What became of a change.
+/// Result of a change.
 #[derive(Debug, Default)]
 pub struct Made {
-    /// What was done.
+    /// Steps that were done.
     pub plan: Plan,
-    /// Exports that can be connected to now.
+    /// Exports that accept clients now.
     pub ready: Vec<ReadyExport>,
 }
 
 /// Owns the objects.
 pub struct Owner {
-    /// What is wanted.
+    /// Wanted configuration.
     pub(super) config: Config,
-    /// What of it runs: all but what needs a disk that waits.
+    /// Part of `config` that runs, without objects that need a waiting disk.
     pub(super) present: Config,
     pub(super) waiting: WaitingDisks,
     /// [`super::following::sized_files`] of `config`.
     pub(super) sized_files: HashSet<String>,
     pub(super) base: Config,
     pub(super) disks: Disks,
-    /// The exports that are open, by name.
+    /// Open exports by name.
     pub(super) exports: HashMap<String, Arc<dyn ExportDevice>>,
     pub(super) servers: Arc<Servers>,
     pub(super) live: Arc<RwLock<Live>>,
     pub(super) state_store: Option<StateStore>,
     pub(super) identities: Identities,
-    /// State files that cannot be used.
+    /// Unusable state files.
     pub(super) damaged: DamagedFiles,
-    /// What has changed on disks since their backups.
+    /// Dirty bitmaps of the disks.
     pub(crate) bitmaps: Arc<Bitmaps>,
-    /// Listening sockets that were handed over, by the path that they listen at: whoever did keeps them there, so that nobody
-    /// could listen anew.
+    /// Inherited listening sockets by path. The parent process keeps them bound, so the daemon could not bind there again.
     pub(super) handed: HashMap<PathBuf, OwnedFd>,
-    /// Tells what has changed.
+    /// Sends events.
     pub(crate) event_bus: EventBus,
     /// Listeners that were reported as waiting.
     pub(super) reported_listeners: Vec<WaitingListener>,
-    /// For what comes to this owner by itself.
+    /// Sends messages to this owner.
     pub(super) messages: mpsc::Sender<Message>,
-    /// While it starts: devices that were opened on threads of their own.
+    /// Devices opened on helper threads during the start.
     pub(super) starting: Option<Devices>,
-    /// For calls that may block.
+    /// Threads for calls that may block.
     pub(super) helpers: HelperThreads,
     /// Changes that wait for disks to be opened.
     pub(super) openings: Openings,
-    /// Disks that the change being made has removed, to be closed on a helper thread.
+    /// Disks removed by the current change, to be closed on a helper thread.
     pub(super) closing: Vec<Arc<Disk>>,
-    /// Disks that were opened for later and are not served yet.
+    /// Disks that were opened in the background and are not served yet.
     pub(super) arrived: Vec<Attempt>,
-    /// The changes that wait for clients.
+    /// Changes that wait for clients.
     pub(super) drains: Drains,
-    /// Disks that are being made larger, as recorded for a crash.
+    /// Disks that are being grown, as recorded for a crash.
     pub(super) growing: Vec<Resizing>,
-    /// Of the change that is being made: what has drained for it.
+    /// Objects drained for the current change.
     pub(super) drained: Drained,
-    /// Long work on disks.
+    /// Long operations on disks.
     pub(crate) jobs: Jobs,
-    /// Nothing more is done after this.
+    /// Set at the end: no further message is handled.
     pub(super) ending: bool,
 }
 
 impl Owner {
-    /// An owner of nothing yet; `base` is what the file and the flags say.
+    /// Creates an owner without objects. `base` is the configuration of the file and the flags.
     pub fn new(
         base: Config,
         servers: Arc<Servers>,
@@ -186,23 +185,23 @@ impl Owner {
         (owner, inbox)
     }
 
-    /// What others see of it.
+    /// Returns the shared snapshot for readers.
     pub fn live(&self) -> Arc<RwLock<Live>> {
         Arc::clone(&self.live)
     }
 
-    /// Where listeners subscribe to events.
+    /// Returns the channel to subscribe to events.
     pub fn events(&self) -> tokio::sync::broadcast::Sender<control::Event> {
         self.event_bus.sender()
     }
 
-    /// Starts with what is configured, and what was changed at run time before.
+    /// Starts with the configuration and the persisted changes.
     ///
     /// # Errors
-    /// All reasons why it cannot be.
+    /// All reasons for the failure.
     pub fn begin(&mut self, inherited: Vec<Inherited>, inbox: &Inbox) -> Result<Made, Refusal> {
         let failed = |reason| Refusal::Failed(vec![Fault::new(reason)]);
-        // Before anybody can come to a portal.
+        // CHAP users must be set before a portal opens.
         let finders = exports::discovery_users(&self.base).map_err(failed)?;
         if let Some(transports) = self.servers.transports() {
             transports.iscsi.set_discovery_users(finders);
@@ -240,7 +239,7 @@ impl Owner {
         let made = self.become_(next, how);
         match (made, &self.state_store) {
             (Err(Refusal::Failed(mut faults)), Some(state_store)) => {
-                // Whoever looks for it in the file may find nothing, or something else.
+                // The file may lack the object or configure it differently, so the hint names the state file.
                 for fault in &mut faults {
                     let is_of = |name: &String| fault.detail.starts_with(&format!("{name}: "));
                     if changed.iter().any(is_of) {
@@ -255,8 +254,8 @@ impl Owner {
         }
     }
 
-    /// Makes a change, or refuses it with all reasons. A new listener that cannot be opened fails: the client that asked for it
-    /// gets the error. Listeners of the configuration file wait.
+    /// Makes a change, or refuses it with all reasons. A new listener that cannot be opened fails, and the requesting client gets the
+    /// error. Listeners of the configuration file wait.
     ///
     /// # Errors
     /// Nothing has changed then.
@@ -284,7 +283,7 @@ impl Owner {
         Ok(made)
     }
 
-    /// The file or the flags say something else: what was changed at run time stays on top of it.
+    /// Adopts a changed file and flags. Changes made at run time stay on top of it.
     ///
     /// # Errors
     /// Nothing has changed then.
@@ -338,10 +337,10 @@ impl Owner {
         }
     }
 
-    /// Targets that stay have the users that are in their files now.
+    /// Sets the CHAP users of remaining targets from their files.
     fn set_chap_users(&self, users: Vec<(String, ChapUsers)>, plan: &mut Plan) {
         for (name, users) in users {
-            // Those that came have read them by themselves, and know of nothing else.
+            // Exports opened by this change have read the file already and report no change.
             let device = self.exports.get(&name);
             if device.is_some_and(|device| device.set_chap_users(users)) {
                 plan.chap_users.push(name);
@@ -349,7 +348,7 @@ impl Owner {
         }
     }
 
-    /// Makes `next` of what is there and of what waits, or refuses with all reasons.
+    /// Turns the present objects into `next`, or refuses with all reasons.
     pub(super) fn become_with(&mut self, mut next: Config, how: How) -> Result<Made, Refusal> {
         let plan = self.plan(&next)?;
         self.waiting.keep_wanted(&next);
@@ -373,7 +372,7 @@ impl Owner {
         Ok(Made { plan, ready })
     }
 
-    /// What makes `next` of what is there and of what waits.
+    /// Returns the plan that turns the present objects into `next`.
     pub(super) fn plan(&self, next: &Config) -> Result<Plan, Refusal> {
         self.plan_from(&self.present, next)
     }
@@ -398,7 +397,7 @@ impl Owner {
         Ok(plan)
     }
 
-    /// Disks that a job is at work on keep their size, and stay.
+    /// Returns the conflicts of a plan with jobs. A disk with a running job is neither resized nor removed.
     fn at_work(&self, plan: &Plan) -> Vec<Fault> {
         let resized = plan.resize.iter().map(|resize| &resize.disk);
         let disks = plan.remove_disks.iter().chain(resized);
@@ -410,10 +409,10 @@ impl Owner {
         faults.collect()
     }
 
-    /// A disk that is served.
+    /// Returns a served disk.
     ///
     /// # Errors
-    /// That there is none of this name.
+    /// If there is no disk of this name or it is unavailable.
     pub(crate) fn disk(&self, name: &str) -> Result<Arc<Disk>, Refusal> {
         let no_disk = || match self.config.disk(name) {
             None => Refusal::NotFound(Fault::new(format!("there is no disk `{name}`"))),
@@ -425,7 +424,7 @@ impl Owner {
         self.disks.get(name).cloned().ok_or_else(no_disk)
     }
 
-    /// What is in use and would go.
+    /// Returns the conflicts of a plan with clients, reservations and data.
     pub(super) fn busy(&self, plan: &Plan, transports: &Transports) -> Vec<Fault> {
         let mut faults = Vec::new();
         let leaving = plan.remove_exports.iter().map(String::as_str);
@@ -460,7 +459,7 @@ impl Owner {
         faults
     }
 
-    /// Writes down what was changed at run time.
+    /// Persists the changes made at run time.
     pub(super) fn keep(&self, next: &Config, first: bool) -> Result<(), Refusal> {
         match &self.state_store {
             Some(state_store) if !first => {
@@ -493,7 +492,7 @@ pub(super) fn is_block_device(path: &Path) -> bool {
     metadata.is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
-/// What the files of CHAP users say now, target by target.
+/// Reads the CHAP files of all targets.
 fn chap_users(config: &Config) -> Result<Vec<(String, ChapUsers)>, Refusal> {
     let (mut reasons, mut read) = (Vec::new(), Vec::new());
     let has_users = |export: &ExportRef<'_>| export.object().chap_users().is_some();
@@ -515,7 +514,7 @@ pub(super) fn failed(reasons: &[String]) -> Result<(), Refusal> {
     }
 }
 
-/// The file of a disk that lies in one.
+/// Returns the file of a disk, if it has one.
 pub(super) fn file_of<'a>(config: &'a Config, disk: &str) -> Option<&'a std::path::Path> {
     config.disk(disk)?.backend.file()
 }

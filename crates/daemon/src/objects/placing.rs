@@ -1,4 +1,4 @@
-//! Exports that other workers shall serve, and who serves what.
+//! Assigns exports to workers and reports the assignment.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::plan::{Placing, Plan};
 use super::refusal::Refusal;
 use super::servers::{Servers, Transports, iscsi_session};
 
-/// What clients use of each export, and which worker serves it.
+/// Returns the queues and connections of each export with their workers.
 pub fn served(servers: &Servers, transports: &Transports) -> HashMap<String, Vec<Served>> {
     let mut all: HashMap<String, Vec<Served>> = HashMap::new();
     for vhost in transports.vhost.status() {
@@ -42,7 +42,7 @@ pub fn served(servers: &Servers, transports: &Transports) -> HashMap<String, Vec
 }
 
 impl Owner {
-    /// Places exports that stay; `undone` gets each with the placement that it had.
+    /// Assigns remaining exports to workers. `undone` receives each export with its previous placement.
     pub(super) fn place_exports(
         &self,
         plan: &Plan,
@@ -60,7 +60,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Takes that back.
+    /// Restores the placements recorded by [`Owner::place_exports`].
     pub(super) fn replace_as_before(&self, undone: &[Placing]) {
         for Placing { export, placement } in undone {
             if let Err(error) = self.servers.pool.assign(export, placement) {

@@ -1,4 +1,4 @@
-//! The smallest set of changes that makes one configuration another.
+//! Computes the smallest set of changes that turns one configuration into another.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -16,72 +16,72 @@ use config::{
 /// Logical units of one export.
 pub type ExportLuns = (String, Vec<LunConfig>);
 
-/// A disk whose size changes.
+/// A disk with a new size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resize {
-    /// The disk.
+    /// Name of the disk.
     pub disk: String,
-    /// Bytes that it shall have.
+    /// New size in bytes.
     pub size: u64,
 }
 
-/// A disk whose clients may do more or less.
+/// A disk with new limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// The disk.
+    /// Name of the disk.
     pub disk: String,
-    /// What they may do.
+    /// New limits.
     pub limits: LimitsConfig,
 }
 
-/// An export that other workers serve.
+/// An export with a new placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placing {
-    /// The export.
+    /// Name of the export.
     pub export: String,
-    /// Which workers.
+    /// New placement.
     pub placement: ExportPlacement,
 }
 
-/// What has to be done, each list in the order of the configuration.
+/// Steps of a change. Each list is in the order of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Disks that come.
+    /// Disks to add.
     pub add_disks: Vec<DiskConfig>,
-    /// Disks that go.
+    /// Disks to remove.
     pub remove_disks: Vec<String>,
-    /// Disks that grow or shrink.
+    /// Disks to resize.
     pub resize: Vec<Resize>,
-    /// Disks with other limits.
+    /// Disks with new limits.
     pub limit: Vec<Limit>,
-    /// Disks of which errors are handled otherwise.
+    /// Disks with a new error policy.
     pub errors: Vec<(String, ErrorPolicy)>,
-    /// Exports that come, logical units included.
+    /// Exports to add, with their logical units.
     pub add_exports: Vec<ExportConfig>,
-    /// Exports that go.
+    /// Exports to remove.
     pub remove_exports: Vec<String>,
-    /// Exports that come anew in another form: the name, and the form.
+    /// Exports to close and open again with a new configuration.
     pub replace_exports: Vec<ExportConfig>,
-    /// Exports that stay, and that other workers shall serve from now on.
+    /// Remaining exports with a new placement.
     pub place_exports: Vec<Placing>,
-    /// Access states of portal groups that change, of targets that stay.
+    /// Changed access states of portal groups of remaining targets.
     pub access_states: Vec<(String, AccessStates)>,
-    /// Exports that stay, with other mode, owner or group of their sockets.
+    /// Remaining exports with a new mode, owner or group of their sockets.
     pub socket_rights: Vec<(String, SocketRights)>,
-    /// Logical units that come to exports that stay.
+    /// Logical units to add to remaining exports.
     pub add_luns: Vec<ExportLuns>,
-    /// Logical units that go from exports that stay.
+    /// Logical units to remove from remaining exports.
     pub remove_luns: Vec<ExportLuns>,
-    /// Targets whose CHAP users are others, of those that stay.
+    /// Remaining targets with new CHAP users.
     pub chap_users: Vec<String>,
-    /// Have discovery sessions other CHAP users?
+    /// Discovery sessions have new CHAP users.
     pub discovery_users: bool,
-    /// What cannot be changed while the daemon runs.
+    /// Changes that need a restart of the daemon.
     pub refused: Vec<Fault>,
 }
 
 impl Plan {
-    /// What makes `next` of `now`.
+    /// Returns the plan that turns `now` into `next`.
     pub fn between(now: &Config, next: &Config) -> Plan {
         let mut plan = Plan::default();
         plan.fixed(now, next);
@@ -90,13 +90,13 @@ impl Plan {
         plan
     }
 
-    /// Nothing to do?
+    /// Returns true if the plan has no steps.
     pub fn is_empty(&self) -> bool {
         *self == Plan::default()
     }
 
-    /// The exports of `now` that have to go before others come: those that come anew, and those that go and have a
-    /// socket that another one is to have, or stand in the way of a target.
+    /// Returns the exports of `now` that must close before others open: replaced exports, and removed exports with a socket or target name
+    /// that a new export needs.
     pub fn makes_room(&self, now: &Config) -> Vec<ExportConfig> {
         let coming = self.add_exports.iter().chain(&self.replace_exports);
         let wanted: HashSet<PathBuf> = coming
@@ -121,8 +121,8 @@ impl Plan {
         going.map(ExportRef::to_owned).collect()
     }
 
-    /// Removes the size from `next` where a disk in `now` follows the size of its block device, and `base` gives none: the device may
-    /// grow once more.
+    /// Removes the size from `next` if a disk in `now` follows the size of its block device and `base` configures none, because the device
+    /// may grow again.
     pub fn let_devices_be(
         &self,
         next: &mut Config,
@@ -170,7 +170,7 @@ impl Plan {
         let gone = now.disks.iter().filter(|d| !after.contains(&*d.name));
         let gone: Vec<&DiskConfig> = gone.collect();
         for disk in &self.add_disks {
-            // Its file is opened before anything goes, so that a change that fails has changed nothing.
+            // New files are opened before old ones are closed, so that a failed change has changed nothing.
             let file = |disk: &DiskConfig| disk.backend.file().map(absolute);
             let same_file =
                 |other: &&&DiskConfig| file(other).is_some_and(|f| Some(f) == file(disk));
@@ -191,7 +191,7 @@ impl Plan {
             backend: now.backend.with_size(next.backend.size()),
             limits: next.limits,
             errors: next.errors,
-            // Of the next start.
+            // Takes effect at the next start.
             require: next.require,
             ..now.clone()
         };
@@ -215,7 +215,7 @@ impl Plan {
         if now.errors != next.errors {
             self.errors.push((next.name.clone(), next.errors));
         }
-        // A file's size that is not said any more stays what it is.
+        // If the size is removed from the configuration, the file keeps its size.
         if let Some(bytes) = next.backend.size()
             && Some(bytes) != now.backend.size()
         {
@@ -339,7 +339,7 @@ mod tests {
             plan.let_devices_be(&mut next, &disk(""), base, |_| is_device);
             assert_eq!(next.disks[0].backend.size(), wanted);
         }
-        // A disk on a part of a larger device has its size from its configuration.
+        // A disk on a part of a larger device keeps its configured size.
         let part = disk("size = \"1M\"");
         let mut next = grown.clone();
         Plan::between(&part, &next).let_devices_be(&mut next, &part, &base, |_| true);

@@ -1,4 +1,4 @@
-//! Why a change is not made: all reasons at once, each with the field that it is about.
+//! Reasons for which a change is refused. All reasons are reported at once, each with its field.
 
 use std::fmt;
 
@@ -7,23 +7,23 @@ use config::Diagnostics;
 /// One reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// JSON pointer (RFC 6901) of the field in what was asked for; empty: all of it.
+    /// JSON pointer (RFC 6901) to the field in the request; empty for the whole request.
     pub pointer: String,
-    /// What is wrong.
+    /// Description of the error.
     pub detail: String,
-    /// What is allowed there.
+    /// Allowed values.
     pub allowed: Option<String>,
-    /// What to do.
+    /// Hint for the user.
     pub help: Option<String>,
 }
 
 impl Fault {
-    /// A reason that is about no field in particular.
+    /// Creates a reason without a field.
     pub fn new(detail: impl Into<String>) -> Fault {
         Fault::at("", detail)
     }
 
-    /// A reason about a field.
+    /// Creates a reason about a field.
     pub fn at(pointer: impl Into<String>, detail: impl Into<String>) -> Fault {
         Fault {
             pointer: pointer.into(),
@@ -33,7 +33,7 @@ impl Fault {
         }
     }
 
-    /// Adds what to do.
+    /// Adds a hint.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Fault {
         self.help = Some(help.into());
@@ -54,32 +54,32 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Why a change is not made. Nothing has changed.
+/// Refusal of a change. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// What it is about is not there.
+    /// The object does not exist.
     NotFound(Fault),
-    /// What was asked for makes no sense.
+    /// The request is invalid.
     Invalid(Vec<Fault>),
-    /// The client may not do this, or not with these files.
+    /// The client lacks the right for this operation or for these files.
     Forbidden(Vec<Fault>),
-    /// Something is in the way: it is in use, or taken.
+    /// The object is in use, or a name or resource is taken.
     Conflict(Vec<Fault>),
-    /// The system does not give what it takes.
+    /// A system call or device failed.
     Failed(Vec<Fault>),
-    /// It could not be written down, so it was taken back.
+    /// The change could not be persisted and was rolled back.
     NotKept(String),
-    /// The daemon ends.
+    /// The daemon is ending.
     Ending,
 }
 
 impl Refusal {
-    /// One thing is in the way, and this is what to do about it.
+    /// Creates a conflict with one reason and a hint.
     pub(crate) fn conflict(detail: String, help: &str) -> Refusal {
         Refusal::Conflict(vec![Fault::new(detail).help(help)])
     }
 
-    /// All reasons.
+    /// Returns all reasons.
     pub fn faults(&self) -> Vec<Fault> {
         match self {
             Refusal::NotFound(fault) => vec![fault.clone()],

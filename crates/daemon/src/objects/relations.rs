@@ -1,6 +1,7 @@
-//! Objects held against each other, whoever asked for them: names, references, sockets, files.
+//! Checks objects against each other, for all sources of a change: names, references, sockets, files.
 //!
-//! A file's text is checked by `config` first, with places in the text; here is what the API's objects are checked by.
+//! The text of a configuration file is checked first by `config`, which reports positions in the text. Objects of the API are checked only
+//! here.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -10,14 +11,14 @@ use reactor::ExportPlacement;
 use super::refusal::Fault;
 use config::{BlockDeviceConfig, Config, ExportRef, LunConfig, WORKERS_MAX, placement};
 
-/// Checks a whole configuration: [`check_objects`], and the secrets in all CHAP files. For a start, a reload and an upgrade.
+/// Checks a whole configuration: [`check_objects`] and the secrets in all CHAP files. Used for a start, a reload and an upgrade.
 pub fn check(next: &Config) -> Vec<Fault> {
     let mut faults = check_objects(next);
     faults.extend(config::equal_chap_secrets(next).map(equal_secrets));
     faults
 }
 
-/// Checks a change at run time: [`check_objects`], and the secrets in the CHAP files that the change brings.
+/// Checks a change at run time: [`check_objects`] and the secrets in the CHAP files that the change adds.
 pub fn check_change(now: &Config, next: &Config) -> Vec<Fault> {
     let mut faults = check_objects(next);
     faults.extend(config::equal_chap_secrets_of_new(now, next).map(equal_secrets));
@@ -28,7 +29,7 @@ fn equal_secrets(detail: String) -> Fault {
     Fault::new(detail).help(config::EQUAL_SECRETS_HELP)
 }
 
-/// All that does not go together in `next`, files with secrets aside.
+/// Returns all conflicts in `next`, except those of CHAP secrets.
 pub fn check_objects(next: &Config) -> Vec<Fault> {
     let mut faults = Vec::new();
     let disks: HashSet<&str> = next.disks.iter().map(|disk| disk.name.as_str()).collect();
@@ -46,7 +47,7 @@ pub fn check_objects(next: &Config) -> Vec<Fault> {
     faults
 }
 
-/// Workers that exports name exist, and there are not too many with those that are dedicated.
+/// Checks that the workers of exports exist and that there are not too many workers with the dedicated ones.
 fn check_placements(next: &Config, faults: &mut Vec<Fault>) {
     let count = next.workers.placement.count();
     let mut all = count;
@@ -156,7 +157,7 @@ fn check_files(next: &Config, faults: &mut Vec<Fault>) {
     }
 }
 
-/// The path from the root. Two ways to one file that differ in links are told apart by the file's lock.
+/// Returns an absolute path. Two paths to one file through links are detected by the file's lock.
 pub(crate) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

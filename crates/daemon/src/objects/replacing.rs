@@ -1,5 +1,5 @@
-//! Another device under disks that are in use: the configuration that says so is persisted, then all workers change over. Whoever asks for
-//! it holds the disks, and has every worker attached to the new devices: see [`crate::jobs`].
+//! Replaces the devices of disks in use. The new configuration is persisted, then all workers switch. The caller holds the disks and has
+//! attached every worker to the new devices: see [`crate::jobs`].
 
 use std::sync::Arc;
 
@@ -11,22 +11,22 @@ use super::relations;
 use crate::identities::Identities;
 use config::{DiskConfig, ExportRef};
 
-/// A disk, and the device that it is to have.
+/// A disk and its new device.
 #[derive(Clone)]
 pub struct NewDevice {
     /// The disk.
     pub disk: Arc<Disk>,
-    /// The device, which has the same content.
+    /// New device, with the same content.
     pub device: Arc<dyn BlockDevice>,
-    /// How it is configured from then on; `None`: as before, and after a restart the disk is what it was.
+    /// New configuration; `None` keeps the old one, so that after a restart the disk has its old device.
     pub config: Option<DiskConfig>,
 }
 
 impl Owner {
-    /// Is a disk served, and as it was when somebody began to work on it? One that is being sanitized is nobody else's.
+    /// Returns the configuration of a disk that is still served and is not being sanitized or formatted.
     ///
     /// # Errors
-    /// What is in the way.
+    /// The reason why the disk cannot be used.
     pub(crate) fn is_there(&self, disk: &Arc<Disk>) -> Result<&DiskConfig, Refusal> {
         let name = disk.name();
         let found = self
@@ -46,16 +46,16 @@ impl Owner {
         Ok(config)
     }
 
-    /// Returns whether a SCSI export has the disk as a logical unit.
+    /// Returns true if a SCSI export has the disk as a logical unit.
     pub(crate) fn is_shown_by_scsi(&self, disk: &str) -> bool {
         let mut luns = self.config.exports().filter_map(ExportRef::luns).flatten();
         luns.any(|lun| lun.disk == disk)
     }
 
-    /// Would a restart find a disk where it is from now on?
+    /// Checks that changes of a disk survive a restart.
     ///
     /// # Errors
-    /// When the file would say something else, and nothing on top of it.
+    /// If the disk is configured in the file or flags and the daemon does not persist changes.
     pub(crate) fn keeps_changes_of(&self, disk: &str) -> Result<(), Refusal> {
         if self.state_store.is_some() || self.base.disk(disk).is_none() {
             return Ok(());
@@ -67,7 +67,7 @@ impl Owner {
         Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]))
     }
 
-    /// Gives disks other devices, all of them or none. No read and no change of theirs is in flight, and every worker has attached.
+    /// Replaces the devices of disks atomically. The disks have no read or change in flight, and every worker is attached.
     ///
     /// # Errors
     /// Nothing has changed then.
@@ -102,13 +102,13 @@ impl Owner {
         for NewDevice { disk, device, .. } in changes {
             let name = disk.name();
             if let Err(broken) = disk.replace_device(Arc::clone(device)) {
-                // Its size cannot have changed since: that is this thread's business.
+                // The size cannot have changed, because only this thread changes sizes.
                 tracing::error!(disk = name, "cannot have another device: {broken}");
                 continue;
             }
             for worker in self.servers.pool.workers() {
                 let disk = Arc::clone(disk);
-                // One that has ended has no I/O.
+                // A worker that has ended does no I/O.
                 worker.call(move |w| w.io().change_device(&disk)).ok();
             }
             self.follow_size(name, disk);

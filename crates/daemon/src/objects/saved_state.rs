@@ -1,7 +1,7 @@
-//! Files of the state folder: their list, and the reset of a damaged one.
+//! Lists the files of the state folder and resets damaged ones.
 //!
-//! A reset moves the file aside, so that it stays for inspection. State that could not be read has its default value at once, except for
-//! the cache mode of a virtio-blk export, which is read when the export is opened. State that the daemon has in memory is saved again.
+//! A reset moves the file aside for inspection. State that could not be read has its default value at once, except the cache mode of a
+//! virtio-blk export, which is read when the export is opened. State that the daemon has in memory is saved again.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use crate::state;
 use crate::state_files::{self, Condition, Kind};
 
 impl Owner {
-    /// Folder of all state; `None`: this daemon saves nothing.
+    /// Returns the state folder; `None` if the daemon saves no state.
     fn state_folder(&self) -> Option<PathBuf> {
         self.base.state.clone().or_else(state::default_folder)
     }
@@ -48,7 +48,7 @@ impl Owner {
         files.collect()
     }
 
-    /// Returns the name of the object that a file is about, or nothing.
+    /// Returns the name of the object that a file describes, or an empty string.
     fn object(&self, kind: &Kind, file: &str) -> String {
         let subject = kind.subject(file);
         let of_identity = |text: &str| {
@@ -59,7 +59,7 @@ impl Owner {
             "reservations" | "mode-pages" | "sanitize" => {
                 of_identity(&subject).map_or_else(String::new, |(name, _)| name.clone())
             }
-            // The export's name, and the disk's identity.
+            // The subject is the export's name and the disk's identity.
             "cache-mode" => subject.split(' ').next().unwrap_or_default().to_owned(),
             "last-disk" => format!("/{subject}"),
             "bitmaps" => state_files::key_of(&subject),
@@ -70,7 +70,7 @@ impl Owner {
     /// Resets a damaged file.
     ///
     /// # Errors
-    /// The file does not exist, is not damaged, or could not be moved.
+    /// If the file does not exist, is not damaged, or cannot be moved.
     pub fn reset_state(&mut self, file: &str) -> Result<(), Refusal> {
         let folder = self.state_folder();
         let known = self.state_files();
@@ -113,7 +113,7 @@ impl Owner {
         done.map_err(|error| refused(vec![format!("cannot reset {}: {error}", path.display())]))?;
         self.damaged.cleared(file);
         if kind.word == "changes" {
-            // The changes are in memory: the daemon does not start without them.
+            // The changes are in memory. A start would fail without this file.
             self.keep(&self.config, false)?;
         }
         tracing::warn!(

@@ -1,4 +1,4 @@
-//! The transports and workers that objects are carried out on. Shared with whoever looks on.
+//! Transports and workers that serve the objects. Shared with readers.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -9,21 +9,21 @@ use scsi_exec::Units;
 use super::events::EventBus;
 use crate::tcp_service::TcpEntrance;
 
-/// What names the session of a vhost-user export.
+/// Returns the session name of a vhost-user export.
 pub fn vhost_session(export: &str) -> String {
     format!("vhost-{export}")
 }
 
-/// What names an iSCSI session.
+/// Returns the name of an iSCSI session.
 pub fn iscsi_session(tsih: u16) -> String {
     format!("iscsi-{tsih}")
 }
 
 /// Workers, units and transports of a daemon.
 pub struct Servers {
-    /// The workers.
+    /// Workers.
     pub pool: Arc<Pool>,
-    /// The registry of disks that are logical units.
+    /// Registry of logical units.
     pub units: Arc<Units>,
     transports: Mutex<Option<Transports>>,
     /// Listeners of the API and of metrics.
@@ -31,20 +31,20 @@ pub struct Servers {
     pub(super) listener_watcher: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// The transports, as long as the daemon does not end.
+/// Transports, which exist until the daemon ends.
 #[derive(Clone)]
 pub struct Transports {
-    /// Front ends of virtual machines.
+    /// Server for vhost-user front ends.
     pub vhost: Arc<vhost_user::Server>,
-    /// iSCSI initiators.
+    /// Server for iSCSI initiators.
     pub iscsi: Arc<iscsi_target::Server>,
 }
 
 impl Servers {
-    /// Starts the transports, with nothing behind them.
+    /// Starts the transports without exports.
     ///
     /// # Errors
-    /// What the kernel does not give.
+    /// If a kernel resource is missing.
     pub fn start(
         pool: Arc<Pool>,
         units: Arc<Units>,
@@ -67,7 +67,7 @@ impl Servers {
         })
     }
 
-    /// Has sessions told as they come and go.
+    /// Sends an event whenever a session is opened or closed.
     pub fn tell_sessions(&self, event_bus: &EventBus) {
         let Some(transports) = self.transports() else {
             return;
@@ -83,22 +83,22 @@ impl Servers {
         });
     }
 
-    /// The transports; `None` once the daemon ends.
+    /// Returns the transports; `None` once the daemon ends.
     pub fn transports(&self) -> Option<Transports> {
         self.lock().clone()
     }
 
-    /// Has all workers let go of a disk, and waits for them, so that its file is free when nobody else has it.
+    /// Makes all workers detach from a disk and waits for them, so that its file is free once the disk is dropped.
     pub fn let_go(&self, disk: &Arc<Disk>) {
         self.units.remove(disk);
         for worker in self.pool.workers() {
             let disk = disk.clone();
-            // One that has ended has let go.
+            // A worker that has ended has detached.
             worker.call(move |w| w.let_go(&disk)).ok();
         }
     }
 
-    /// Ends all sessions, once no thread uses the transports any more.
+    /// Ends all sessions once no thread uses the transports.
     pub fn end(&self) {
         let transports = self.lock().take();
         drop(transports);

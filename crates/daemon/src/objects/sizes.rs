@@ -1,5 +1,5 @@
-//! Disks whose size others change and that have to be asked: block devices that grow, files that shrink. The owner takes the size
-//! over and tells clients.
+//! Disks that other programs resize without a notification: block devices that grow, files that shrink. The owner adopts the size and
+//! notifies clients.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -12,21 +12,21 @@ use super::refusal::{Fault, Refusal};
 use super::{Manager, Message};
 use config::Config;
 
-/// Whoever looks on waits no longer than this for a file system that does not answer, and sees the old size then.
+/// Longest wait of a reader for a file system that does not answer. The reader then sees the old size.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Whether somebody looks at the sizes of disks already.
+/// Set while a thread looks at the sizes of disks.
 #[derive(Debug, Default)]
 pub(super) struct Looking(AtomicBool);
 
-/// Disks that are as large as what they lie in: no size is configured.
+/// Returns the disks without a configured size, which follow the size of their device.
 fn following(config: &Config) -> impl Iterator<Item = &str> {
     let disks = config.disks.iter();
     let following = disks.filter(|disk| disk.backend.size().is_none());
     following.map(|disk| disk.name.as_str())
 }
 
-/// Returns the names of such disks with another size than the one that their clients have read. May block.
+/// Returns the names of such disks if their size differs from the size that clients have read. May block.
 fn changed(live: &Live) -> Vec<String> {
     let has_changed = |name: &&str| {
         let disk = live.disks.get(*name);
@@ -37,10 +37,9 @@ fn changed(live: &Live) -> Vec<String> {
 }
 
 impl Manager {
-    /// Disks without a configured size get the size that their block devices and files have by now. Waits for that, but not
-    /// long.
+    /// Adopts the present sizes of block devices and files for disks without a configured size. Waits for at most one second.
     pub async fn follow_sizes(&self, live: Live) {
-        // Where a file system does not answer only one thread waits for it.
+        // At most one thread waits for a file system that does not answer.
         let looking = Arc::clone(&self.looking);
         if looking.0.swap(true, Ordering::Relaxed) {
             return;
@@ -53,10 +52,10 @@ impl Manager {
             if !changed.is_empty() {
                 let message: Message = Box::new(move |owner| {
                     owner.take_sizes_over(&changed);
-                    // Nobody may wait any more.
+                    // The reader may be gone.
                     followed.send(()).ok();
                 });
-                // Without an owner nobody is left to be told.
+                // Fails at the end of the daemon, without an owner.
                 messages.send(message).ok();
             }
             done
@@ -71,7 +70,7 @@ impl Manager {
 }
 
 impl Owner {
-    /// These disks, as far as they have no configured size, get the size that their block devices and files have by now.
+    /// Adopts the present sizes of these disks, except for disks with a configured size.
     fn take_sizes_over(&mut self, names: &[String]) {
         for name in names {
             let is_following = self.config.disk(name);
@@ -83,7 +82,7 @@ impl Owner {
         }
     }
 
-    /// Returns a reply to a reload that first looks for changed sizes on a helper thread, and takes them over.
+    /// Returns a reply to a reload that first looks for changed sizes on a helper thread and adopts them.
     pub(super) fn after_sizes(&self, reply: Reply) -> Reply {
         let (live, helpers, messages) = (
             Arc::clone(&self.live),
@@ -107,8 +106,8 @@ impl Owner {
         })
     }
 
-    /// Disks without a configured size get the size that the block device with this major and minor number has by now; without
-    /// a number, that any block device has.
+    /// Adopts the present size of the block device with this major and minor number, or of all block devices without a number. Applies to
+    /// disks without a configured size.
     pub(crate) fn device_changed(&mut self, number: Option<(u32, u32)>) {
         let is_meant = |name: &&str| {
             let device = self.disks.get(*name).map(|disk| disk.device());
@@ -122,8 +121,7 @@ impl Owner {
         }
     }
 
-    /// A disk gets the size that its block device or file has by now, also where another size is configured: that is then
-    /// the configured one.
+    /// Adopts the present size of a disk's block device or file. Replaces a configured size.
     ///
     /// # Errors
     /// Nothing has changed then.
@@ -165,12 +163,12 @@ impl Owner {
         followed
     }
 
-    /// A disk gets the size that it has got from others, and its clients are told.
+    /// Adopts a changed size and notifies clients.
     pub(super) fn take_size_over(&mut self, name: &str) -> Result<(), bdev::ResizeError> {
         let Some(disk) = self.disks.get(name) else {
             return Ok(());
         };
-        // Its capacity and the size of its file or block device change at different times.
+        // During a resize, the capacity of the disk and the size of its device change at different times.
         if self.drains.resizes(name) {
             return Ok(());
         }
@@ -193,7 +191,7 @@ impl Owner {
     }
 }
 
-/// From now on a disk is as large as what it lies in.
+/// Removes the configured size, so that the disk follows the size of its device.
 fn follow_size_of(config: &mut Config, name: &str) {
     if let Some(disk) = config.disks.iter_mut().find(|disk| disk.name == name) {
         disk.backend = disk.backend.with_size(None);

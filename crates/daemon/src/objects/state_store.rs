@@ -1,7 +1,7 @@
-//! Writes down what was changed at run time, so that it comes back after a restart.
+//! Persists changes made at run time, which survive a restart.
 //!
-//! One file, replaced as a whole with every change, before the change is answered: after a crash there is the state of
-//! before or of after. A resize changes a file that is not ours, so it is announced first in a file of its own.
+//! One file is replaced as a whole with every change, before the reply: after a crash it has the old or the new state. A resize changes the
+//! file of a disk, so it is recorded first in a file of its own.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -19,30 +19,30 @@ use config::Config;
 const CHANGES: &str = "changes.json";
 const RESIZING: &str = "resizing.json";
 
-/// Keeps the changes of one daemon in its state folder.
+/// Persists the changes of one daemon in its state folder.
 #[derive(Debug)]
 pub struct StateStore {
     folder: PathBuf,
-    /// Held as long as the daemon lives: two daemons need two folders.
+    /// Locked until the daemon ends: two daemons need two folders.
     _lock: File,
 }
 
-/// A resize that was begun.
+/// A resize in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resizing {
-    /// The disk.
+    /// Name of the disk.
     pub disk: String,
-    /// Bytes that it had.
+    /// Previous size in bytes.
     pub from: u64,
-    /// Bytes that it was to have.
+    /// New size in bytes.
     pub to: u64,
 }
 
 impl StateStore {
-    /// A state store in a folder, which is made when it is not there.
+    /// Opens a state store in a folder, which is created if it does not exist.
     ///
     /// # Errors
-    /// When it cannot be made, or belongs to another daemon.
+    /// If the folder cannot be created or belongs to another daemon.
     pub fn open(folder: &Path) -> Result<StateStore, String> {
         let shown = folder.display();
         let failed = |error: io::Error| format!("cannot use the state folder {shown}: {error}");
@@ -60,15 +60,15 @@ impl StateStore {
         }
     }
 
-    /// The folder, which this daemon has for itself.
+    /// Returns the folder, which only this daemon uses.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// What was changed before.
+    /// Reads the persisted changes.
     ///
     /// # Errors
-    /// When it is there and cannot be read.
+    /// If the file exists and cannot be read.
     pub fn kept(&self) -> Result<Overlay, String> {
         let Some(text) = self.read(CHANGES)? else {
             return Ok(Overlay::default());
@@ -77,7 +77,7 @@ impl StateStore {
         Overlay::from_text(&text).map_err(|error| self.unusable(CHANGES, &error))
     }
 
-    /// Reads a file and removes its first line; `None`: there is no such file.
+    /// Reads a file and removes its checksum line; `None` if the file does not exist.
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
         match state_files::read_regular(&self.folder.join(name)) {
             Err(Unread::Absent) => Ok(None),
@@ -104,7 +104,7 @@ impl StateStore {
         )
     }
 
-    /// Where what does not go together with the file is written, and what to do about it.
+    /// Returns a hint for changes that conflict with the file.
     pub fn help(&self) -> String {
         let shown = self.folder.join(CHANGES);
         format!(
@@ -114,7 +114,7 @@ impl StateStore {
         )
     }
 
-    /// The same for one object that cannot be made.
+    /// Returns a hint for one object that cannot be opened.
     pub fn help_with_one(&self) -> String {
         let shown = self.folder.join(CHANGES);
         format!(
@@ -124,10 +124,10 @@ impl StateStore {
         )
     }
 
-    /// Writes down that `now` is in effect over `base`. It is durable when this returns.
+    /// Persists the difference between `base` and `now`. It is durable when this returns.
     ///
     /// # Errors
-    /// Which file could not be written, and what the system says; what was written before is still there then.
+    /// The path and the system's error. The previous contents of the file stay.
     pub fn keep(&self, base: &Config, now: &Config) -> Result<(), String> {
         fault("before-keep");
         let text = Overlay::between(base, now).to_text();
@@ -136,10 +136,10 @@ impl StateStore {
         Ok(())
     }
 
-    /// Announces the resizes of a change.
+    /// Records the resizes of a change.
     ///
     /// # Errors
-    /// Which file could not be written, and what the system says.
+    /// The path and the system's error.
     pub fn begin_resize(&self, resizing: &[Resizing]) -> Result<(), String> {
         let text = serde_json::to_vec(resizing).map_err(|error| error.to_string())?;
         self.write(RESIZING, &text)?;
@@ -155,18 +155,18 @@ impl StateStore {
         })
     }
 
-    /// It is over, or was taken back.
+    /// Removes the record of resizes that are complete or rolled back.
     pub fn end_resize(&self) {
-        // Left behind, it says what is so anyway.
+        // A leftover record is harmless: the files have the configured sizes.
         std::fs::remove_file(self.folder.join(RESIZING)).ok();
         fault("after-end-resize");
     }
 
-    /// Completes resizes that a crash has interrupted: each file gets the configured size, which is the one before or after the resize.
-    /// To be called with the configuration in effect, before disks are opened.
+    /// Completes resizes that a crash interrupted: each file gets the configured size, which is the one before or after the resize. Must be
+    /// called with the configuration in effect, before disks are opened.
     ///
     /// # Errors
-    /// The announcement cannot be used, so the files may have other sizes than the configuration.
+    /// The record cannot be used. The files may then differ in size from the configuration.
     pub fn finish_resize(&self, config: &Config) -> Result<(), String> {
         let Some(text) = self.read(RESIZING)? else {
             return Ok(());
@@ -181,7 +181,7 @@ impl StateStore {
                 is_complete = false;
             }
         }
-        // Else the next start tries again: a file system may not have been there yet.
+        // On failure the next start tries again, because a file system may not be mounted yet.
         if is_complete {
             self.end_resize();
         }
@@ -189,7 +189,7 @@ impl StateStore {
     }
 }
 
-/// Whoever can open a file can lock it: others of the machine shall not, and keep the daemon from starting.
+/// Mode 0600 keeps other users from opening and locking the file, which would prevent the daemon's start.
 fn lock_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     let file = options
@@ -239,7 +239,7 @@ mod tests {
     fn only_the_daemons_user_can_lock_its_folder() {
         let folder = tempfile::tempdir().unwrap();
         let lock = folder.path().join("lock");
-        // As earlier versions made it.
+        // Mode of the lock file in earlier versions.
         std::fs::write(&lock, "").unwrap();
         std::fs::set_permissions(&lock, Permissions::from_mode(0o644)).unwrap();
         let _keeper = StateStore::open(folder.path()).unwrap();

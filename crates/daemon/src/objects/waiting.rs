@@ -1,7 +1,7 @@
-//! Disks that are configured but cannot be opened yet: what runs without them, and when they are tried again.
+//! Configured disks that cannot be opened yet, and the time of their next attempt.
 //!
-//! The owner makes what is wanted, less what needs a disk that waits: the disk itself, virtio-blk exports of it, and its logical
-//! units. A disk that can be opened again comes in by the same path as one that is added at run time.
+//! The owner runs the wanted configuration without the objects that need a waiting disk: the disk, its virtio-blk exports and its logical
+//! units. A disk that becomes available is added like one that is added at run time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -16,37 +16,37 @@ use crate::disks::{self, Attempt, Devices, Disks};
 use crate::running::Inherited;
 use config::{Config, DiskConfig, ExportRef};
 
-/// The first wait; each later one is twice as long, up to the longest.
+/// First delay between attempts. Each later one is twice as long, up to [`WAIT_LONGEST`].
 const WAIT_FIRST: Duration = Duration::from_secs(1);
 const WAIT_LONGEST: Duration = Duration::from_secs(30);
-/// How long the start waits for disks that may take long, so that whoever connects right after it finds them.
+/// Longest wait of the start for disks that may take long, so that early clients find them.
 const START_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A disk that waits.
+/// A waiting disk.
 #[derive(Clone, Debug)]
 struct Wait {
-    /// As it was when it was tried: a disk that is configured otherwise is another one.
+    /// Configuration of the failed attempt. A disk with another configuration is a different disk.
     disk: DiskConfig,
-    /// Why it could not be opened; `None`: it is being opened for the first time.
+    /// Error of the last attempt; `None` during the first one.
     reason: Option<String>,
-    /// It was open and its exports could not be made. It is brought in without others, which it would hold up.
+    /// The disk was open but its exports failed. It is added in a change of its own, because it would fail other disks.
     was_refused: bool,
     wait: Duration,
-    /// `None`: it is being opened, on a helper thread.
+    /// `None` while a helper thread opens the disk.
     next_try: Option<Instant>,
 }
 
-/// All disks that wait, by name.
+/// All waiting disks by name.
 #[derive(Clone, Debug, Default)]
 pub struct WaitingDisks(BTreeMap<String, Wait>);
 
 impl WaitingDisks {
-    /// Is there none?
+    /// Returns true if no disk waits.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// A disk could not be opened: for the first time, or once more.
+    /// Records a failed attempt to open a disk.
     pub fn failed(&mut self, disk: &DiskConfig, reason: String, now: Instant) {
         let before = self.0.get(&disk.name).filter(|known| known.disk == *disk);
         let before = before.map_or(Duration::ZERO, |known| known.wait);
@@ -61,7 +61,7 @@ impl WaitingDisks {
         self.0.insert(disk.name.clone(), waits);
     }
 
-    /// Forgets disks that are not wanted any more, or are wanted otherwise.
+    /// Drops disks that are no longer wanted or are configured differently.
     pub fn keep_wanted(&mut self, wanted: &Config) {
         if self.0.is_empty() {
             return;
@@ -73,7 +73,7 @@ impl WaitingDisks {
             .retain(|name, known| wanted.get(name.as_str()) == Some(&&known.disk));
     }
 
-    /// Has disks that could not be opened tried again at once.
+    /// Makes all failed disks due at once.
     pub fn retry_now(&mut self) {
         for next_try in self
             .0
@@ -84,17 +84,17 @@ impl WaitingDisks {
         }
     }
 
-    /// A disk has been opened.
+    /// Removes a disk that was opened.
     pub fn opened(&mut self, name: &str) {
         self.0.remove(name);
     }
 
-    /// When a disk is to be tried next.
+    /// Returns the time of the next attempt.
     pub fn next_try(&self) -> Option<Instant> {
         self.0.values().filter_map(|known| known.next_try).min()
     }
 
-    /// The disks whose time has come.
+    /// Returns the disks that are due.
     pub fn due(&self, now: Instant) -> Vec<DiskConfig> {
         let due = self
             .0
@@ -103,7 +103,7 @@ impl WaitingDisks {
         due.map(|known| known.disk.clone()).collect()
     }
 
-    /// A disk is being opened: it is not tried until that has failed.
+    /// Records that a disk is being opened. It is not due until the attempt has failed.
     pub fn opening(&mut self, disk: &DiskConfig) {
         let known = self.0.remove(&disk.name);
         let known = known.filter(|known| known.disk == *disk);
@@ -117,7 +117,7 @@ impl WaitingDisks {
         self.0.insert(disk.name.clone(), waits);
     }
 
-    /// An open disk could not be served with its exports.
+    /// Records that an open disk could not be served with its exports.
     fn refused(&mut self, disk: &DiskConfig, reason: String, now: Instant) {
         self.failed(disk, reason, now);
         if let Some(known) = self.0.get_mut(&disk.name) {
@@ -129,18 +129,18 @@ impl WaitingDisks {
         self.0.get(name).is_some_and(|known| known.was_refused)
     }
 
-    /// Could this disk not be opened the last time?
+    /// Returns true if the last attempt to open this disk failed.
     fn has_failed(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|known| known.reason.is_some())
     }
 
-    /// Is this disk being opened, configured as it is here?
+    /// Returns true if this disk is being opened with this configuration.
     fn is_opening(&self, disk: &DiskConfig) -> bool {
         let known = self.0.get(&disk.name);
         known.is_some_and(|known| known.next_try.is_none() && known.disk == *disk)
     }
 
-    /// The state of a disk, if it waits.
+    /// Returns the state of a waiting disk.
     pub fn state(&self, name: &str) -> Option<DiskState> {
         let known = self.0.get(name)?;
         Some(match known.next_try {
@@ -152,7 +152,7 @@ impl WaitingDisks {
         })
     }
 
-    /// What of `wanted` can run.
+    /// Returns the part of `wanted` that does not need a waiting disk.
     pub fn without(&self, wanted: &Config) -> Config {
         let mut present = wanted.clone();
         if self.0.is_empty() {
@@ -171,20 +171,20 @@ impl WaitingDisks {
     }
 }
 
-/// Returns true if the daemon starts without waiting for the disk for longer than [`START_PATIENCE`].
+/// Returns true if the start waits for the disk no longer than [`START_PATIENCE`].
 fn may_come_later(disk: &DiskConfig) -> bool {
     !disk.require && disk.backend.blocking_place().is_some()
 }
 
 impl Owner {
-    /// This is wanted from now on, and runs but for what needs a disk that waits.
+    /// Sets the wanted configuration and derives the present one.
     pub(super) fn set_config(&mut self, wanted: Config) {
         self.present = self.waiting.without(&wanted);
         self.sized_files = sized_files(&wanted);
         self.config = wanted;
     }
 
-    /// Opens disks; those that cannot be opened, and are not required, wait.
+    /// Opens disks. Disks that cannot be opened and are not required wait.
     pub(super) fn open_or_wait(&mut self, configs: &[DiskConfig], devices: Devices) -> Disks {
         let store = self.servers.units.store();
         let opening = disks::open_all(configs, devices, &self.disks, &self.identities, store);
@@ -196,7 +196,7 @@ impl Owner {
         };
         for (disk, reason) in &opening.failed {
             let config = by_name.get(disk.as_str()).copied();
-            // One that is required is tried once more below, where the start fails by it.
+            // A required disk is tried again below, and the start fails with its error.
             let Some(config) = config.filter(|config| !config.require) else {
                 continue;
             };
@@ -214,7 +214,7 @@ impl Owner {
         opened
     }
 
-    /// Makes `next` of what is there, or refuses with all reasons.
+    /// Turns the present objects into `next`, or refuses with all reasons.
     pub(super) fn become_(&mut self, next: Config, how: How) -> Result<Made, Refusal> {
         let waiting = self.waiting.clone();
         let slow = self.slow_disks_to_come(&next, &how);
@@ -228,7 +228,7 @@ impl Owner {
         made
     }
 
-    /// A socket that was handed over for an export that waits for its disk is for that export when it comes.
+    /// Keeps an inherited socket for an export that waits for its disk.
     pub(super) fn keep_what_waits(
         &mut self,
         inherited: Vec<Inherited>,
@@ -246,13 +246,13 @@ impl Owner {
         now
     }
 
-    /// Time of the next attempt to open a waiting disk or listener.
+    /// Returns the time of the next attempt to open a waiting disk or listener.
     pub(super) fn next_try(&self) -> Option<Instant> {
         let listener = self.servers.next_listener_try();
         self.waiting.next_try().into_iter().chain(listener).min()
     }
 
-    /// Tries disks that are due. Disks that are not in memory are opened on helper threads.
+    /// Tries disks that are due. Disks that may block are opened on helper threads.
     pub(super) fn try_waiting_disks(&mut self) {
         let due = self.waiting.due(Instant::now());
         let (blocking, quick): (Vec<_>, Vec<_>) = due
@@ -266,8 +266,7 @@ impl Owner {
         }
     }
 
-    /// Opens the disks of the start on helper threads. Disks that are not open in time become available later: the others do not
-    /// wait for them.
+    /// Opens the disks of the start on helper threads. Disks that are not open after [`START_PATIENCE`] become available later.
     pub(super) fn open_first(&mut self, configs: &[DiskConfig], inbox: &Inbox) -> Disks {
         let blocking = configs.iter().filter(|disk| may_come_later(disk));
         let blocking: Vec<&DiskConfig> = blocking.collect();
@@ -289,7 +288,7 @@ impl Owner {
         self.open_or_wait(&configs, devices)
     }
 
-    /// Disks of a change that become available after it: opening them usually takes long.
+    /// Returns the disks of a change that usually take long to open and become available after it.
     fn slow_disks_to_come(&self, next: &Config, how: &How) -> Vec<DiskConfig> {
         let is_there = |name: &str| {
             self.disks.contains_key(name)
@@ -318,7 +317,7 @@ impl Owner {
 
     fn opened_for_later(&mut self, attempt: Attempt) {
         let (disk, _) = &attempt;
-        // Meanwhile it may have been removed, or configured otherwise.
+        // The disk may have been removed or reconfigured meanwhile.
         if !self.waiting.is_opening(disk) {
             return self.discard(attempt);
         }
@@ -355,7 +354,7 @@ impl Owner {
         }
     }
 
-    /// Disks that can be opened come in, with what they serve.
+    /// Adds open disks with their exports and logical units.
     fn bring_in(&mut self, due: &[DiskConfig], devices: Devices) {
         let opened = self.open_or_wait(due, devices);
         if opened.is_empty() {
@@ -373,7 +372,7 @@ impl Owner {
                 }
             }
             Err(refusal) => {
-                // Its exports cannot be opened: it waits on, and they with it.
+                // Its exports cannot be opened. The disk and its exports wait.
                 let reasons: Vec<String> = refusal.faults().iter().map(Fault::to_string).collect();
                 let reason = reasons.join("; ");
                 for config in due.iter().filter(|config| came.contains(&config.name)) {
@@ -439,7 +438,7 @@ mod tests {
         assert_eq!(names(&present), ["a"]);
         assert_eq!(present.vhost_blk.len(), 1);
         assert_eq!(present.vhost_scsi[0].luns.len(), 1);
-        // The numbers of the others do not change.
+        // The LUNs of other units do not change.
         let luns = &present.iscsi[0].luns;
         assert_eq!((luns.len(), luns[0].lun), (1, 1));
         waiting.opened("b");
@@ -463,7 +462,7 @@ mod tests {
             assert_eq!(waiting.due(now).len(), 1);
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30, 30]);
-        // While it is being opened nobody tries it again.
+        // A disk that is being opened is not due.
         let disk = wanted.disk("b").unwrap();
         waiting.opening(disk);
         assert!(waiting.is_opening(disk) && waiting.next_try().is_none());
