@@ -1,9 +1,9 @@
-//! One worker's I/O on an image: submitted here, completed by librbd's threads into a queue of its own.
+//! One worker's I/O on an image: submitted here, completed by librbd's threads into the channel's queue.
 //!
-//! The callback runs on a thread of librbd. It notes the result, pushes the I/O's link onto the channel's list, which takes
-//! no lock, and writes the eventfd if the list was empty: one system call for all I/Os that end while the worker is busy.
-//! The worker reaps the whole list with one exchange. Links are made when more I/Os are in flight than ever before and are
-//! used again; nothing else is allocated here. Buffers stay in the worker's slots: the callback never sees them.
+//! The callback runs on a thread of librbd. It stores the result, pushes the I/O's link onto the channel's lock-free list, and
+//! writes the eventfd if the list was empty: one system call for all I/Os that complete while the worker is busy. The worker
+//! takes the whole list with one exchange. A link is allocated only when more I/Os are in flight than ever before; nothing else
+//! is allocated here. Buffers stay in the worker's slots; the callback does not access them.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -18,28 +18,28 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::Image;
 use crate::raw::{self, THICK};
 
-/// The most segments of one read or write (Linux: `IOV_MAX`).
+/// Maximum segments per read or write (Linux: `IOV_MAX`).
 pub const SEGMENTS_MAX: usize = 1024;
 
-/// An I/O that is over.
+/// A completed I/O.
 #[derive(Debug)]
 pub struct Finished {
-    /// What its submitter called it.
+    /// Token given at submission.
     pub token: u64,
-    /// The buffer that it was given.
+    /// Buffer given at submission.
     pub buffer: IoBuffer,
     /// Bytes read, or 0; or an errno.
     pub result: Result<u64, i32>,
 }
 
-/// What the callback shares with the worker.
+/// State shared by the callback and the worker.
 struct Queue {
-    /// The newest I/O that is over and was not reaped, and through it the others.
+    /// Head of the list of completed I/Os that were not reaped, newest first.
     newest: AtomicPtr<Link>,
     wake: OwnedFd,
 }
 
-/// What the callback knows of an I/O.
+/// An I/O, as the callback sees it.
 struct Link {
     older: AtomicPtr<Link>,
     result: AtomicI64,
@@ -51,13 +51,13 @@ struct Link {
 }
 
 impl Queue {
-    /// Adds a link; true when there was none.
+    /// Adds a link. Returns true if the list was empty.
     fn push(&self, link: *mut Link) -> bool {
         let mut newest = self.newest.load(Ordering::Relaxed);
         loop {
-            // SAFETY: links live for as long as their I/O is in flight, and this one is not on the list yet.
+            // SAFETY: links live as long as their I/O is in flight, and this one is not on the list yet.
             unsafe { (*link).older.store(newest, Ordering::Relaxed) };
-            // Release: whoever takes the list sees the result and the link.
+            // Release: makes the result and the link visible to the thread that takes the list.
             let pushed = self.newest.compare_exchange_weak(
                 newest,
                 link,
@@ -76,7 +76,7 @@ impl Queue {
         let mut newest = self.newest.swap(ptr::null_mut(), Ordering::Acquire);
         let mut oldest = ptr::null_mut();
         while !newest.is_null() {
-            // SAFETY: what was on the list is in flight as far as the channel knows, and so its link lives; it is on no list now.
+            // SAFETY: an I/O on the list is still in flight for the channel, so its link lives; it is on no list now.
             let older = unsafe { &(*newest).older };
             let next = older.load(Ordering::Relaxed);
             older.store(oldest, Ordering::Relaxed);
@@ -87,12 +87,12 @@ impl Queue {
     }
 }
 
-/// Called by librbd, on a thread of its own or inside of the submission, once for every I/O that was accepted.
+/// Called by librbd on its own thread or during submission, once for every accepted I/O.
 unsafe extern "C" fn completed(completion: raw::Completion, argument: *mut c_void) {
     let link = argument.cast::<Link>();
     // SAFETY: the link of an I/O in flight; it is shared only through atomics until the push below.
     let (library, queue) = unsafe { ((*link).library, Arc::clone(&(*link).queue)) };
-    // SAFETY: librbd gives its own completion, which is complete, and which is released here, once.
+    // SAFETY: librbd passes its own completion, which is complete, and which is released here, once.
     let result = unsafe {
         let result = (library.rbd_aio_get_return_value)(completion);
         (library.rbd_aio_release)(completion);
@@ -100,20 +100,21 @@ unsafe extern "C" fn completed(completion: raw::Completion, argument: *mut c_voi
     };
     // SAFETY: as above.
     unsafe { (*link).result.store(result as i64, Ordering::Relaxed) };
-    // From the push on the link may be used for another I/O: only `queue` is touched, which this call holds.
+    // After the push the link may be reused for another I/O: the code below accesses only `queue`, of which this call holds a
+    // reference.
     if queue.push(link) {
-        // It fails only when the counter is full, and then the worker has been woken.
+        // Fails only if the counter is full; then the worker is already notified.
         rustix::io::write(&queue.wake, &1_u64.to_ne_bytes()).ok();
     }
 }
 
-/// Wakes the owner of a channel as the end of an I/O does.
+/// Wakes the owner of a channel in the same way as a completion.
 pub struct Waker(Arc<Queue>);
 
 impl Waker {
     /// Writes the channel's eventfd.
     pub fn wake(&self) {
-        // It fails only when the counter is full, and then the worker has been woken.
+        // Fails only if the counter is full; then the worker is already notified.
         rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes()).ok();
     }
 }
@@ -125,7 +126,7 @@ struct Slot {
     buffer: IoBuffer,
 }
 
-/// One worker's I/O on an image. Dropped with I/O in flight, it leaks what that needs.
+/// One worker's I/O on an image. If dropped with I/O in flight, it leaks the memory of these I/Os.
 pub struct Channel {
     image: Arc<Image>,
     queue: Arc<Queue>,
@@ -134,10 +135,10 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// A channel without I/O.
+    /// Creates a channel without I/O.
     ///
     /// # Errors
-    /// When there is no eventfd left.
+    /// When no eventfd is available.
     pub fn new(image: &Arc<Image>) -> io::Result<Channel> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let queue = Queue {
@@ -152,40 +153,39 @@ impl Channel {
         })
     }
 
-    /// An eventfd that is written when something ends while nothing waits to be reaped. It need not be read: watch it for
-    /// its edges.
+    /// Returns an eventfd that is written on a completion while the list is empty. It need not be read: watch it edge-triggered.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// When no descriptor is available.
     pub fn wake_fd(&self) -> io::Result<OwnedFd> {
         self.queue.wake.as_fd().try_clone_to_owned()
     }
 
-    /// Wakes the channel's owner from another thread.
+    /// Returns a handle that wakes the channel's owner from another thread.
     pub fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.queue))
     }
 
-    /// The image.
+    /// Image of the channel.
     pub fn image(&self) -> &Arc<Image> {
         &self.image
     }
 
-    /// From now on I/O goes to this image.
+    /// Sends later I/O to this image.
     ///
     /// # Panics
-    /// When I/O is in flight on the one before.
+    /// When I/O is in flight on the previous image.
     pub fn set_image(&mut self, image: &Arc<Image>) {
         assert_eq!(self.in_flight(), 0, "the image is in use");
         self.image = Arc::clone(image);
     }
 
-    /// I/Os that were submitted and not reaped.
+    /// Number of I/Os submitted and not reaped.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes a slot; its buffer is empty.
+    /// Allocates a slot with an empty buffer.
     fn occupy(&mut self, token: u64) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = u32::try_from(self.slots.len()).expect("fewer I/Os than memory");
@@ -218,7 +218,7 @@ impl Channel {
         std::mem::take(&mut slot.buffer)
     }
 
-    /// Submits by `start`, which gets the slot and the completion. What was not accepted has its buffer back and an errno.
+    /// Submits by `start`, which receives the slot and the completion. On failure returns an errno and restores the buffer.
     #[inline]
     fn submit(
         &mut self,
@@ -232,14 +232,14 @@ impl Channel {
         let argument = Arc::as_ptr(&slot.link).cast_mut().cast::<c_void>();
         let library = self.image.library();
         let mut completion = ptr::null_mut();
-        // SAFETY: the link lives until the I/O was reaped, or for ever; a place for the answer.
+        // SAFETY: the link lives until the I/O was reaped, or is leaked; `completion` is valid for the result.
         let made =
             unsafe { (library.rbd_aio_create_completion)(argument, completed, &mut completion) };
         let mut started = i64::from(made);
         if made >= 0 {
             started = start(&self.image, slot, completion);
             if started < 0 {
-                // SAFETY: librbd has not accepted the I/O, and so calls nobody back; the completion was made above.
+                // SAFETY: librbd has not accepted the I/O and will not call back; the completion was made above.
                 unsafe { (library.rbd_aio_release)(completion) };
             }
         }
@@ -250,10 +250,10 @@ impl Channel {
         Ok(())
     }
 
-    /// Fills the window of the buffer from byte `offset`: at most [`SEGMENTS_MAX`] segments.
+    /// Reads from byte `offset` into the window of the buffer, at most [`SEGMENTS_MAX`] segments.
     ///
     /// # Errors
-    /// An errno; the buffer is where it was then. So it is with the other operations.
+    /// An errno; the caller then keeps the buffer. This holds for all operations.
     pub fn read(&mut self, offset: u64, buffer: &mut IoBuffer, token: u64) -> Result<(), i32> {
         self.submit(token, buffer, |image, slot, completion| {
             let (segments, count) = vector(&slot.buffer);
@@ -265,7 +265,7 @@ impl Channel {
         })
     }
 
-    /// Writes the window of the buffer to byte `offset`: at most [`SEGMENTS_MAX`] segments.
+    /// Writes the window of the buffer, at most [`SEGMENTS_MAX`] segments, to byte `offset`.
     ///
     /// # Errors
     /// As [`Channel::read`].
@@ -286,7 +286,7 @@ impl Channel {
         })
     }
 
-    /// What was answered before is on stable storage when this ends. The buffer is only kept, as with the next two.
+    /// Makes all previously completed writes durable. The buffer is not accessed, as for the next two operations.
     ///
     /// # Errors
     /// As [`Channel::read`].
@@ -297,7 +297,7 @@ impl Channel {
         })
     }
 
-    /// Gives the space of a range back.
+    /// Frees the space of a range.
     ///
     /// # Errors
     /// As [`Channel::read`].
@@ -315,7 +315,7 @@ impl Channel {
         })
     }
 
-    /// Zeroes a range; with `allocate` it keeps, or gets, its space.
+    /// Zeroes a range. With `allocate`, its space stays or becomes allocated.
     ///
     /// # Errors
     /// As [`Channel::read`]; `EOPNOTSUPP` when librbd is too old.
@@ -338,8 +338,8 @@ impl Channel {
         })
     }
 
-    /// Writes the second half of the window to byte `offset` if the first half is what stands there, as one atomic operation
-    /// of the cluster; both lie within one object. A mismatch ends with `EILSEQ`. The window is one segment.
+    /// Writes the second half of the window to byte `offset` if the image has the first half there, as one atomic operation of
+    /// the cluster. The range must lie within one object. A mismatch completes with `EILSEQ`. The window is one segment.
     ///
     /// # Errors
     /// As [`Channel::read`]; `EINVAL` when the window is not one segment of an even length.
@@ -380,11 +380,11 @@ impl Channel {
         })
     }
 
-    /// Appends all I/Os that are over, in the order in which they ended.
+    /// Passes all completed I/Os to `each`, in order of completion.
     pub fn reap(&mut self, mut each: impl FnMut(Finished)) {
         let mut link = self.queue.take();
         while !link.is_null() {
-            // SAFETY: the link of an I/O that is over and still has its slot, which holds the link.
+            // SAFETY: the link of a completed I/O that still has its slot, which holds the link.
             let (index, result, next) = unsafe {
                 let link = &*link;
                 (
@@ -408,14 +408,14 @@ impl Channel {
 
 fn vector(buffer: &IoBuffer) -> (*const libc::iovec, c_int) {
     let segments = buffer.segments();
-    // A count beyond `IOV_MAX` is refused by librbd.
+    // librbd refuses a count beyond `IOV_MAX`.
     let count = c_int::try_from(segments.len()).unwrap_or(c_int::MAX);
     (segments.as_ptr().cast(), count)
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // What has ended since the last look needs nothing to be kept.
+        // Completed I/Os need not be leaked.
         self.reap(drop);
         if self.in_flight() == 0 {
             return;
@@ -425,7 +425,7 @@ impl Drop for Channel {
             self.image.name(),
             self.in_flight()
         );
-        // librbd still has the image, the buffers and the links of these: better lost than reused.
+        // librbd still uses the image, the buffers and the links of these I/Os, so they are leaked.
         std::mem::forget(Arc::clone(&self.image));
         let in_flight = std::mem::take(&mut self.slots);
         for slot in in_flight.into_iter().filter(|slot| slot.in_flight) {
@@ -438,7 +438,7 @@ impl Drop for Channel {
 mod tests {
     use super::*;
 
-    /// Links without an image: of a queue nothing else is needed.
+    /// A queue and its links, without an image.
     struct Links {
         queue: Arc<Queue>,
         links: Vec<AtomicPtr<Link>>,
@@ -450,11 +450,11 @@ mod tests {
             newest: AtomicPtr::default(),
             wake: eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
         });
-        // Only the addresses and the list's own word are used.
+        // Only the addresses and the field `older` are used.
         let mut nodes: Vec<Box<std::mem::MaybeUninit<Link>>> = Vec::new();
         for _ in 0..4000 {
             let mut node = Box::new(std::mem::MaybeUninit::<Link>::uninit());
-            // SAFETY: the place of a field of memory that is there.
+            // SAFETY: a field of allocated memory.
             unsafe { (&raw mut (*node.as_mut_ptr()).older).write(AtomicPtr::default()) };
             nodes.push(node);
         }

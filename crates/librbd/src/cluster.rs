@@ -1,7 +1,7 @@
-//! A connection to a cluster as one user, shared by all disks that name the same cluster, user and options.
+//! A connection to a cluster as one user, shared by all disks with the same cluster, user and options.
 //!
-//! Owned by the images that were opened through it, and closed with the last of them. Control plane only: every call may
-//! block, and has a time-out.
+//! Owned by the images that were opened through it, and closed with the last of them. Control plane only: every call may block and
+//! has a timeout.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CString, c_char};
@@ -15,44 +15,45 @@ use crate::error::check;
 use crate::raw::{self, Library, library, text_in};
 use crate::{Error, ImageName};
 
-/// Options that differ from Ceph's own defaults, unless [`ClusterConfig::options`] says otherwise.
+/// Options that differ from Ceph's defaults. [`ClusterConfig::options`] overrides them.
 const DEFAULTS: [(&str, &str); 6] = [
-    // Monitors that do not answer are away: 300 s is more than anyone waits for.
+    // Timeout of the monitors in seconds; Ceph's default of 300 is too long.
     ("client_mount_timeout", "10"),
-    // What is answered is on stable storage, and an image has no cache that another host cannot see.
+    // Without a cache, completed writes are durable and visible to other hosts.
     ("rbd_cache", "false"),
-    // A discard is carried out to the byte. Else librbd says yes to one below 64 KiB, and keeps the data.
+    // Discards are exact. By default librbd reports success for a discard below 64 KiB but keeps the data.
     ("rbd_skip_partial_discard", "false"),
     ("rbd_discard_granularity_bytes", "4096"),
-    // A submitter waits for no budget: it would be a worker, and every disk would wait with it. Clients' queues are bounded.
+    // Disables the budget of requests in flight. Waiting for it would block a worker and all of its disks; clients' queues are
+    // bounded already.
     ("objecter_inflight_ops", "0"),
     ("objecter_inflight_op_bytes", "0"),
 ];
 
-/// How long connecting may take beyond `client_mount_timeout`, which bounds the wait for monitors alone.
+/// Extra time to connect beyond `client_mount_timeout`, which limits only the wait for monitors.
 const CONNECT_GRACE: Duration = Duration::from_secs(5);
 
-/// How long a call to a cluster that has been there a moment ago may take.
+/// Timeout of calls to a connected cluster.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(10);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(3);
 
-/// Which cluster, and as whom.
+/// Cluster address and credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClusterConfig {
-    /// Ceph's configuration file; `None`: where Ceph looks for it, if it is there.
+    /// Ceph's configuration file. `None`: Ceph's search path, where it is optional.
     pub conf: Option<PathBuf>,
     /// The user, without `client.`; `None`: `admin`.
     pub id: Option<String>,
-    /// The file with the user's key; `None`: what the configuration says.
+    /// File with the user's key; `None`: from the configuration.
     pub keyring: Option<PathBuf>,
-    /// Addresses of monitors; `None`: what the configuration says.
+    /// Addresses of monitors; `None`: from the configuration.
     pub mon_host: Option<String>,
-    /// Further options of Ceph, which win over all else.
+    /// Further options of Ceph. They override all other settings.
     pub options: BTreeMap<String, String>,
 }
 
 impl ClusterConfig {
-    /// The user, as Ceph names it.
+    /// User name in Ceph's form, `client.ID`.
     pub fn user(&self) -> String {
         format!("client.{}", self.id.as_deref().unwrap_or("admin"))
     }
@@ -62,45 +63,45 @@ impl ClusterConfig {
     }
 }
 
-/// A connection.
+/// A connection to a cluster.
 pub struct Cluster {
     library: &'static Library,
     handle: raw::Cluster,
     fsid: String,
     user: String,
-    /// Until the shutdown has ended.
+    /// Held until the shutdown has ended.
     connection: Option<Connection>,
 }
 
-// SAFETY: librados locks what a handle shares; all its functions may be called on any thread.
+// SAFETY: librados locks the shared state of a handle; all its functions may be called on any thread.
 unsafe impl Send for Cluster {}
 // SAFETY: as above.
 unsafe impl Sync for Cluster {}
 
-/// All connections that are shared.
+/// Shared connections.
 static SHARED: Mutex<Option<HashMap<ClusterConfig, Weak<Cluster>>>> = Mutex::new(None);
 
 fn shared() -> MutexGuard<'static, Option<HashMap<ClusterConfig, Weak<Cluster>>>> {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A pool, or a namespace of one.
+/// A pool, or a namespace of a pool.
 pub struct Pool {
     cluster: Arc<Cluster>,
     handle: raw::IoCtx,
     name: String,
 }
 
-// SAFETY: as for `Cluster`; nothing of the context is changed once it has been made.
+// SAFETY: as for `Cluster`; the context does not change after its creation.
 unsafe impl Send for Pool {}
 // SAFETY: as above.
 unsafe impl Sync for Pool {}
 
 impl Cluster {
-    /// The connection of these settings that is there, or a new one. Blocks for `client_mount_timeout` at most, and a little.
+    /// Returns the shared connection with these settings, or a new one. Blocks for at most `client_mount_timeout` and 5 s.
     ///
     /// # Errors
-    /// Libraries missing, monitors away, user or key refused.
+    /// Libraries missing, monitors unreachable, user or key refused.
     pub fn connect(config: &ClusterConfig) -> Result<Arc<Cluster>, Error> {
         let there = |map: &HashMap<ClusterConfig, Weak<Cluster>>| map.get(config)?.upgrade();
         if let Some(cluster) = shared().as_ref().and_then(there) {
@@ -129,7 +130,7 @@ impl Cluster {
         let mut map = shared();
         let map = map.get_or_insert_default();
         map.retain(|_, cluster| cluster.strong_count() > 0);
-        // Another one may have come meanwhile: that is the one to share.
+        // Another thread may have connected meanwhile; use its connection.
         if let Some(cluster) = there(map) {
             return Ok(cluster);
         }
@@ -137,7 +138,7 @@ impl Cluster {
         Ok(made)
     }
 
-    /// Nobody who connects later shares this connection.
+    /// Removes the connection from the shared ones, so that later calls of [`Cluster::connect`] do not return it.
     pub fn retire(self: &Arc<Cluster>) {
         let this = Arc::downgrade(self);
         if let Some(map) = &mut *shared() {
@@ -156,7 +157,7 @@ impl Cluster {
         check(made, |errno| {
             Error::failed(format!("make a client named {user}"), errno, "")
         })?;
-        // From here on it is shut down when this function fails.
+        // From here on `Drop` shuts it down if this function fails.
         let mut cluster = Cluster {
             library,
             handle,
@@ -193,9 +194,9 @@ impl Cluster {
             None => None,
         };
         let path = conf.as_ref().map_or(std::ptr::null(), |path| path.as_ptr());
-        // SAFETY: a handle that is not connected; a text that ends with NUL, or none.
+        // SAFETY: a handle that is not connected; a text that ends with NUL, or null.
         let read = unsafe { (self.library.rados_conf_read_file)(self.handle, path) };
-        // Without a file, monitors and key may come by options.
+        // Without a file, options may provide monitors and key.
         if !(read == -libc::ENOENT && config.conf.is_none() && config.mon_host.is_some()) {
             check(read, |errno| {
                 let path = config.conf.as_ref().map_or_else(
@@ -213,7 +214,7 @@ impl Cluster {
             self.set(key, value)?;
         }
         if let Some(keyring) = &config.keyring {
-            // librados goes on without a key, and is refused: that says less.
+            // librados ignores an unreadable keyring and is then refused, with a less specific error.
             std::fs::File::open(keyring).map_err(|error| {
                 let what = format!("read the keyring {}", keyring.display());
                 Error::failed(what, error.raw_os_error().unwrap_or(libc::EIO), "")
@@ -244,7 +245,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The value of one of Ceph's options.
+    /// Value of one of Ceph's options.
     pub fn option(&self, key: &str) -> Option<String> {
         let key = CString::new(key).ok()?;
         let mut value = [0_u8; 1024];
@@ -260,30 +261,30 @@ impl Cluster {
         (told >= 0).then(|| text_in(&value))
     }
 
-    /// The cluster's own identifier.
+    /// Identifier of the cluster.
     pub fn fsid(&self) -> &str {
         &self.fsid
     }
 
-    /// The user, as Ceph names it.
+    /// User name in Ceph's form, `client.ID`.
     pub fn user(&self) -> &str {
         &self.user
     }
 
-    /// This client's address, by which others can have it blocklisted.
+    /// Address of this client, as used in blocklists.
     ///
     /// # Errors
-    /// When librados is too old to say.
+    /// When librados is too old.
     pub fn address(&self) -> Result<String, Error> {
         let what = "read this client's address";
         let Some(getaddrs) = self.library.rados_getaddrs else {
             return Err(Error::failed(what, libc::ENOSYS, ""));
         };
         let mut text = std::ptr::null_mut();
-        // SAFETY: a connected handle, and a place for the answer.
+        // SAFETY: a connected handle, and a valid pointer for the result.
         let told = unsafe { getaddrs(self.handle, &mut text) };
         check(told, |errno| Error::failed(what, errno, ""))?;
-        // SAFETY: librados has made the text, which ends with NUL, by strdup: it is freed here, once.
+        // SAFETY: librados allocated the text, which ends with NUL, by strdup: it is freed here, once.
         let address = unsafe {
             let address = owned_text(text);
             libc::free(text.cast());
@@ -292,12 +293,12 @@ impl Cluster {
         Ok(address)
     }
 
-    /// Has the cluster refuse everything from the client with this address for as long as the cluster's
-    /// `mon_osd_blocklist_default_expire` says, an hour as a rule. Returns when this client knows of it too: OSDs that serve a later
-    /// request of this client refuse what that one has sent. May block.
+    /// Blocklists the client with this address for the cluster's `mon_osd_blocklist_default_expire`, one hour by default. Returns
+    /// after this client has received the new OSD map: an OSD that serves a later request of this client refuses requests of the
+    /// blocklisted one. May block.
     ///
     /// # Errors
-    /// What Ceph says: the user may not do so, or no answer.
+    /// Ceph's error, for example insufficient permission, or a timeout.
     pub fn blocklist(self: &Arc<Cluster>, address: &str) -> Result<(), Error> {
         let what = format!("blocklist {address}");
         let text = c_text("address", address)?;
@@ -317,10 +318,10 @@ impl Cluster {
         })
     }
 
-    /// Waits for the newest map of OSDs, which says who is blocklisted: an OSD that serves a later request of this client knows it.
+    /// Waits for the newest OSD map, which contains the blocklist. An OSD that serves a later request of this client has it too.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn wait_for_map(self: &Arc<Cluster>) -> Result<(), Error> {
         let what = "wait for the newest map of OSDs";
         let cluster = Arc::clone(self);
@@ -362,10 +363,10 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         let (library, handle) = (self.library, Handle(self.handle));
         let connection = self.connection.take();
-        // It may wait for a cluster that is away, and then goes on by itself.
+        // The shutdown may wait for an unreachable cluster; after the limit it continues on its thread.
         let shut_down = within(SHUTDOWN_LIMIT, "shut down the connection", move || {
             let handle = handle;
-            // SAFETY: the handle was made once, nobody else has it, and all contexts made of it are gone.
+            // SAFETY: the handle was created once, has no other owner, and all contexts made of it are gone.
             unsafe { (library.rados_shutdown)(handle.0) };
             drop(connection);
             Ok(())
@@ -376,17 +377,17 @@ impl Drop for Cluster {
     }
 }
 
-/// A handle that moves to another thread.
+/// A handle to be moved to another thread.
 pub(crate) struct Handle(pub *mut std::ffi::c_void);
 
 // SAFETY: librados' and librbd's handles belong to no thread.
 unsafe impl Send for Handle {}
 
 impl Pool {
-    /// A pool of the cluster, or a namespace of it.
+    /// Opens a pool of the cluster, or a namespace of the pool.
     ///
     /// # Errors
-    /// When there is no such pool, or no answer.
+    /// When there is no such pool, or on a timeout.
     pub fn of(cluster: &Arc<Cluster>, pool: &str, namespace: Option<&str>) -> Result<Pool, Error> {
         let cluster = Arc::clone(cluster);
         let (pool, namespace) = (pool.to_owned(), namespace.map(str::to_owned));
@@ -405,7 +406,7 @@ impl Pool {
         let c_pool = c_text("pool", pool)?;
         let c_namespace = c_text("namespace", namespace.unwrap_or_default())?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a connected handle; a text that ends with NUL and a place for the answer, both outlive the call.
+        // SAFETY: a connected handle; a text that ends with NUL and a valid pointer for the result, both outlive the call.
         let made =
             unsafe { (library.rados_ioctx_create)(cluster.handle, c_pool.as_ptr(), &mut handle) };
         check(made, |errno| {
@@ -441,10 +442,10 @@ impl Pool {
         self.handle
     }
 
-    /// Names of all images.
+    /// Returns the sorted names of all images.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn images(self: &Arc<Pool>) -> Result<Vec<String>, Error> {
         let pool = Arc::clone(self);
         let what = format!("list images of {}", self.name);
@@ -460,11 +461,11 @@ impl Pool {
         let mut specs = vec![empty; 256];
         loop {
             let mut count = specs.len();
-            // SAFETY: a context, and a place for `count` entries.
+            // SAFETY: a context, and space for `count` entries.
             let listed =
                 unsafe { (library.rbd_list2)(self.handle, specs.as_mut_ptr(), &mut count) };
             if listed == -libc::ERANGE {
-                // How many there are now; the next call may find more.
+                // `count` is the current number; the next call may find more.
                 specs.resize(count.max(specs.len()) + 16, empty);
                 continue;
             }
@@ -472,10 +473,10 @@ impl Pool {
                 Error::failed(format!("list images of {}", self.name), errno, "")
             })?;
             let filled = specs.get(..count).unwrap_or_default();
-            // SAFETY: librbd has filled these entries in with texts that end with NUL.
+            // SAFETY: librbd has filled these entries with texts that end with NUL.
             let names = filled.iter().map(|spec| unsafe { owned_text(spec.name) });
             let mut names: Vec<String> = names.collect();
-            // SAFETY: just the entries that librbd has filled in, once.
+            // SAFETY: exactly the entries that librbd has filled, once.
             unsafe { (library.rbd_image_spec_list_cleanup)(specs.as_mut_ptr(), count) };
             names.sort();
             return Ok(names);
@@ -484,10 +485,10 @@ impl Pool {
 }
 
 impl Pool {
-    /// What the image with this identifier is called; `None`: there is none, also not in the trash.
+    /// Returns the name of the image with this identifier. `None` if it does not exist, not even in the trash.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn name_of(self: &Arc<Pool>, id: &str) -> Result<Option<String>, Error> {
         let pool = Arc::clone(self);
         let what = format!("find the image {id} of {}", self.name);
@@ -496,7 +497,7 @@ impl Pool {
             let library = pool.cluster.library;
             let (mut image, mut name) = (std::ptr::null_mut(), [0_u8; 4096]);
             let mut length = name.len();
-            // SAFETY: a context, a text that ends with NUL, no snapshot, and a place for the answer; all outlive the call.
+            // SAFETY: a context, a text that ends with NUL, no snapshot, and a valid pointer for the result; all outlive the call.
             let opened = unsafe {
                 (library.rbd_open_by_id_read_only)(
                     pool.handle,
@@ -523,12 +524,12 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: made once; images that were opened through it hold the pool. librados counts what is in flight itself.
+        // SAFETY: created once; images that were opened through it hold the pool. librados itself counts the requests in flight.
         unsafe { (self.cluster.library.rados_ioctx_destroy)(self.handle) };
     }
 }
 
-/// A copy of a C text.
+/// Copies a C string; null becomes an empty string.
 ///
 /// # Safety
 /// `text` is null or ends with NUL.
@@ -549,7 +550,7 @@ pub(crate) fn c_text(what: &'static str, text: &str) -> Result<CString, Error> {
 }
 
 impl ImageName {
-    /// Opens the pool that it names.
+    /// Opens the pool of the image.
     ///
     /// # Errors
     /// As [`Pool::of`].

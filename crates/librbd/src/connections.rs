@@ -1,5 +1,4 @@
-//! Connections that are open, counted: Ceph's libraries have threads of their own, which must not run on while a process ends and destroys
-//! what they use.
+//! Counts open connections. Threads of Ceph's libraries must not run while the process exits and destroys their data.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,7 +10,7 @@ fn open() -> MutexGuard<'static, usize> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A connection, until its shutdown has ended.
+/// A connection, counted until its shutdown has ended.
 pub(crate) struct Connection(());
 
 impl Connection {
@@ -28,8 +27,8 @@ impl Drop for Connection {
     }
 }
 
-/// Before a process ends: waits until no connection to a cluster is left, at most for `limit`. Whoever used one last closes it, it may be on
-/// another thread.
+/// Waits at process exit until all connections to clusters are closed, at most for `limit`. The last user of a connection closes it,
+/// possibly on another thread.
 pub fn wait_until_closed(limit: Duration) {
     let waited = CLOSED.wait_timeout_while(open(), limit, |open| *open > 0);
     let (open, _) = waited.unwrap_or_else(PoisonError::into_inner);

@@ -1,14 +1,14 @@
-//! Calls that may block for as long as a cluster is away, bounded by a time.
+//! Timeouts for calls that block while a cluster is unreachable.
 //!
-//! Neither library has a call that can be interrupted. A call that takes too long is left to its thread, which ends when
-//! the cluster answers; its late result is dropped there.
+//! The libraries have no interruptible calls. After the timeout the call continues on its thread until the cluster
+//! answers; the late result is dropped there.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::Error;
 
-/// Runs `work` on a thread of its own for at most `limit`.
+/// Runs `work` on a new thread and waits for at most `limit`.
 pub(crate) fn within<T: Send + 'static>(
     limit: Duration,
     what: &str,
@@ -18,7 +18,7 @@ pub(crate) fn within<T: Send + 'static>(
     let spawned = std::thread::Builder::new()
         .name("rbd-call".to_owned())
         .spawn(move || {
-            // Nobody waits any more: what it made is dropped here.
+            // After the timeout, the result is dropped here.
             done.send(work()).ok();
         });
     if let Err(error) = spawned {

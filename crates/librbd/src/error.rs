@@ -1,42 +1,42 @@
-//! What went wrong at a cluster: what was tried, on what, why, and what to do about it.
+//! Errors of clusters: operation, object, cause and hint.
 
 use std::time::Duration;
 
-/// A call to librados or librbd that failed.
+/// A failed call of librados or librbd.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The libraries are not installed, or too old.
     #[error("cannot load librbd: {reason}; hint: apt-get install {package}")]
     Library {
-        /// The package that has them.
+        /// Package that contains them.
         package: &'static str,
-        /// What the loader said.
+        /// Error of the loader.
         reason: String,
     },
-    /// A text with a NUL byte, which no C function takes.
+    /// A text with a NUL byte, which C functions do not accept.
     #[error("{what} {text:?} has a NUL byte")]
     Text {
-        /// What it is.
+        /// Kind of text.
         what: &'static str,
         /// The text.
         text: String,
     },
-    /// The cluster has not answered in time.
+    /// The cluster did not answer in time.
     #[error("cannot {what}: no answer after {seconds} s; hint: see `ceph -s`")]
     TimedOut {
-        /// What was tried.
+        /// Failed operation.
         what: String,
-        /// How long it was waited for.
+        /// Timeout in seconds.
         seconds: u64,
     },
-    /// Ceph refused.
+    /// Ceph returned an error.
     #[error("cannot {what}: {}{}", describe(*.errno), advice(.hint))]
     Failed {
-        /// What was tried.
+        /// Failed operation.
         what: String,
-        /// Why.
+        /// Cause.
         errno: i32,
-        /// What to do about it; may be empty.
+        /// Suggested remedy; may be empty.
         hint: String,
     },
 }
@@ -49,7 +49,7 @@ fn advice(hint: &str) -> String {
     }
 }
 
-/// The system's text, but for numbers that Ceph gives a meaning of its own.
+/// Text of an errno. Ceph uses some numbers with other meanings.
 fn describe(errno: i32) -> String {
     match errno {
         // Ceph's EBLOCKLISTED.
@@ -59,7 +59,7 @@ fn describe(errno: i32) -> String {
 }
 
 impl Error {
-    /// A failure with what to do about it.
+    /// Creates an [`Error::Failed`].
     pub(crate) fn failed(what: impl Into<String>, errno: i32, hint: impl Into<String>) -> Error {
         Error::Failed {
             what: what.into(),
@@ -68,7 +68,7 @@ impl Error {
         }
     }
 
-    /// A call that was given up.
+    /// Creates an [`Error::TimedOut`].
     pub(crate) fn timed_out(what: impl Into<String>, limit: Duration) -> Error {
         Error::TimedOut {
             what: what.into(),
@@ -76,7 +76,7 @@ impl Error {
         }
     }
 
-    /// Why, as a number; 0 when there is none.
+    /// Cause as an errno.
     pub fn errno(&self) -> i32 {
         match self {
             Error::Failed { errno, .. } => *errno,
@@ -94,7 +94,7 @@ impl From<Error> for std::io::Error {
     }
 }
 
-/// What a function of the libraries gave: a negative errno, or else something of its own.
+/// Converts a negative result of a library function to an error.
 pub(crate) fn check<N: Into<i64> + Copy>(
     result: N,
     failed: impl FnOnce(i32) -> Error,

@@ -1,7 +1,6 @@
-//! An image that is open, once for all workers: two handles of one process would take the exclusive lock from each other.
+//! An open image, shared by all workers: two handles of one process would take the exclusive lock from each other.
 //!
-//! Opened, resized, asked and closed by the control plane, with time-outs; I/O goes through a
-//! [`Channel`](crate::Channel) of each worker.
+//! The control plane opens, queries, resizes and closes it, with timeouts. I/O uses a [`Channel`](crate::Channel) per worker.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
@@ -16,28 +15,28 @@ use crate::error::check;
 use crate::raw::{self, Library, text_in};
 use crate::{Cluster, Error, Pool};
 
-/// How long an image may take to close before whoever closes it goes on without.
+/// Maximum time to wait for an image to close; after that it closes in the background.
 const CLOSE_LIMIT: Duration = Duration::from_secs(3);
 
 /// `POOL[/NAMESPACE]/IMAGE[@SNAP]`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ImageName {
-    /// The pool.
+    /// Name of the pool.
     pub pool: String,
-    /// A namespace of it.
+    /// Namespace of the pool.
     pub namespace: Option<String>,
-    /// The image.
+    /// Name of the image.
     pub image: String,
-    /// A snapshot of it, which is read-only.
+    /// Snapshot of the image, which is read-only.
     pub snapshot: Option<String>,
 }
 
 impl ImageName {
-    /// How it is written.
+    /// Description of the syntax, for messages.
     pub const FORM: &'static str =
         "POOL/IMAGE, POOL/NAMESPACE/IMAGE, or either with @SNAPSHOT, such as rbd/vm1";
 
-    /// Reads what [`ImageName::FORM`] says.
+    /// Parses the syntax of [`ImageName::FORM`].
     pub fn parse(text: &str) -> Option<ImageName> {
         let (path, snapshot) = match text.split_once('@') {
             Some((path, snapshot)) => (path, Some(snapshot)),
@@ -77,14 +76,14 @@ impl fmt::Display for ImageName {
     }
 }
 
-/// What an image is like.
+/// Geometry and features of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageShape {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Bytes of each of the objects that it is made of.
+    /// Bytes per object.
     pub object_size: u64,
-    /// Bytes that lie in one object before the next begins.
+    /// Consecutive bytes in one object.
     pub stripe_unit: u64,
     /// `RBD_FEATURE_*`.
     pub features: u64,
@@ -92,23 +91,23 @@ pub struct ImageShape {
     pub flags: u64,
 }
 
-/// Who may hold the exclusive lock beside the holder: `rbd_lock_mode_t`.
+/// Mode of the exclusive lock: `rbd_lock_mode_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockMode {
-    /// Nobody.
+    /// A single holder.
     Exclusive,
-    /// Others that hold it so too.
+    /// Several holders in this mode.
     Shared,
 }
 
-/// A piece of an image that has data, or had some since a snapshot.
+/// A range of an image that has data, or had data at the time of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The first byte.
+    /// First byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Data; else a hole that was data before.
+    /// True for data, false for a hole that was data before.
     pub exists: bool,
 }
 
@@ -119,21 +118,21 @@ pub struct Image {
     name: ImageName,
     read_only: bool,
     watch: Mutex<Option<Watch>>,
-    /// Held by calls that list extents: those that took too long are left to their threads.
+    /// Cloned by calls that list extents, including those that timed out and still run.
     listing: Arc<()>,
 }
 
-/// Lists of extents that may be under way, or left to their threads, at a time.
+/// Maximum concurrent lists of extents, including those that timed out.
 const LISTINGS_MAX: usize = 4;
 
-// SAFETY: librbd locks what a handle shares; all its functions may be called on any thread.
+// SAFETY: librbd locks the shared state of a handle; all its functions may be called on any thread.
 unsafe impl Send for Image {}
 // SAFETY: as above.
 unsafe impl Sync for Image {}
 
 struct Watch {
     number: u64,
-    /// The sender that librbd's callback has a pointer to.
+    /// Sender that librbd's callback has a pointer to.
     changed: Arc<SyncSender<()>>,
 }
 
@@ -141,7 +140,7 @@ impl Image {
     /// Opens an image; a snapshot is read-only.
     ///
     /// # Errors
-    /// Pool, image or snapshot missing, not allowed, or no answer.
+    /// Pool, image or snapshot missing, no permission, or a timeout.
     pub fn open(
         cluster: &Arc<Cluster>,
         name: &ImageName,
@@ -167,7 +166,7 @@ impl Image {
             library.rbd_open
         };
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a context; texts that end with NUL (no snapshot: null) and a place for the answer, which outlive the call.
+        // SAFETY: a context; texts that end with NUL (no snapshot: null) and a valid pointer for the result, which outlive the call.
         let opened = unsafe { open(pool.handle(), image.as_ptr(), &mut handle, snapshot) };
         check(opened, |errno| {
             Error::failed(format!("open image {name}"), errno, open_hint(errno, &name))
@@ -182,24 +181,24 @@ impl Image {
         })
     }
 
-    /// Its name.
+    /// Name of the image.
     pub fn name(&self) -> &ImageName {
         &self.name
     }
 
-    /// May nothing be written?
+    /// Returns true if the image was opened read-only.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// The connection that it was opened through.
+    /// Connection that it was opened through.
     pub fn cluster(&self) -> &Arc<Cluster> {
         self.pool.cluster()
     }
 
-    /// The number of its pool, which stays when the pool is renamed.
+    /// Number of its pool, which stays the same when the pool is renamed.
     pub fn pool_id(&self) -> i64 {
-        // SAFETY: a context; nothing is asked of the cluster.
+        // SAFETY: a context; the call does not contact the cluster.
         unsafe { (self.library().rados_ioctx_get_id)(self.pool.handle()) }
     }
 
@@ -211,7 +210,7 @@ impl Image {
         self.handle
     }
 
-    /// Can librbd write zeroes without being sent them?
+    /// Returns true if librbd supports writing zeroes without data.
     pub fn can_write_zeroes(&self) -> bool {
         self.library().rbd_aio_write_zeroes.is_some()
     }
@@ -229,16 +228,16 @@ impl Image {
         })
     }
 
-    /// Size, objects and features, as they are now.
+    /// Reads the current size, geometry and features.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn shape(self: &Arc<Image>) -> Result<ImageShape, Error> {
         self.bounded("read the header of", |image, failed| {
             let library = image.library();
             let mut info = raw::ImageInfo::EMPTY;
             let (mut stripe_unit, mut features, mut flags) = (0, 0, 0);
-            // SAFETY: an open image, and places for the answers; the structure's length is given.
+            // SAFETY: an open image, and valid pointers for the results; the structure's length is given.
             unsafe {
                 check(
                     (library.rbd_stat)(image.handle, &mut info, size_of::<raw::ImageInfo>()),
@@ -264,10 +263,10 @@ impl Image {
         })
     }
 
-    /// Bytes, as they are now. Blocks.
+    /// Reads the current size in bytes. Blocks.
     fn size(&self) -> Result<u64, Error> {
         let mut size = 0;
-        // SAFETY: an open image, and a place for the answer.
+        // SAFETY: an open image, and a valid pointer for the result.
         let told = unsafe { (self.library().rbd_get_size)(self.handle, &mut size) };
         check(told, |errno| {
             Error::failed(format!("read the size of image {}", self.name), errno, "")
@@ -275,10 +274,10 @@ impl Image {
         Ok(size)
     }
 
-    /// The image's own identifier within its pool: it stays when the image is renamed.
+    /// Reads the image's identifier within its pool, which stays the same when the image is renamed.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn id(self: &Arc<Image>) -> Result<String, Error> {
         self.bounded("read the id of", |image, failed| {
             let mut id = [0_u8; 128];
@@ -291,11 +290,11 @@ impl Image {
         })
     }
 
-    /// The number of the snapshot that it was opened at; `None`: it was opened as a whole. A snapshot that is made under the name of one
-    /// that was removed has another number.
+    /// Reads the number of the snapshot that was opened; `None` if the image itself was opened. A removed snapshot and a new one with
+    /// the same name have different numbers.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn snapshot_id(self: &Arc<Image>) -> Result<Option<u64>, Error> {
         let Some(snapshot) = &self.name.snapshot else {
             return Ok(None);
@@ -303,7 +302,7 @@ impl Image {
         let snapshot = c_text("snapshot", snapshot)?;
         self.bounded("read the snapshot of", move |image, failed| {
             let mut id = 0;
-            // SAFETY: an open image, a text that ends with NUL, and a place for the answer.
+            // SAFETY: an open image, a text that ends with NUL, and a valid pointer for the result.
             let told = unsafe {
                 (image.library().rbd_snap_get_id)(image.handle, snapshot.as_ptr(), &mut id)
             };
@@ -312,10 +311,10 @@ impl Image {
         })
     }
 
-    /// Grows or shrinks it. Shrinking removes objects, and may take long: what is not done in time goes on by itself.
+    /// Grows or shrinks the image. Shrinking removes objects and may take long; after the timeout it continues in the background.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn resize(self: &Arc<Image>, size: u64) -> Result<(), Error> {
         self.bounded("resize", move |image, failed| {
             unsafe extern "C" fn ignore(_done: u64, _of: u64, _argument: *mut c_void) -> c_int {
@@ -335,19 +334,19 @@ impl Image {
         })
     }
 
-    /// Has `changed` called with the size whenever the image's header has changed, whoever changed it, and with an error when it
-    /// cannot be read any more; on a thread of its own.
+    /// Calls `changed` with the size whenever a client changed the image's header, and with an error when the size cannot be read; on a
+    /// separate thread.
     ///
     /// # Errors
-    /// What Ceph says, or no answer; when it is watched already.
+    /// Ceph's error, a timeout, or `EALREADY` for a second watch.
     pub fn watch_size(
         self: &Arc<Image>,
         changed: impl Fn(Result<u64, Error>) + Send + 'static,
     ) -> Result<(), Error> {
         unsafe extern "C" fn notified(argument: *mut c_void) {
-            // SAFETY: the sender has an address of its own, and is dropped only after the watch has ended.
+            // SAFETY: the sender has a stable address, and is dropped only after the watch has ended.
             let sender = unsafe { &*argument.cast::<SyncSender<()>>() };
-            // Full: it is about to be looked at anyway. librbd must not be called from here.
+            // If the channel is full, a check is pending already. librbd must not be called from here.
             sender.try_send(()).ok();
         }
         let (sender, receiver) = mpsc::sync_channel(1);
@@ -388,10 +387,10 @@ impl Image {
         })
     }
 
-    /// The value of one of librbd's options for this image, and whether the pool or the image itself sets it.
+    /// Reads one of librbd's options for this image. The flag is true if the pool or the image sets it.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn option(self: &Arc<Image>, key: &'static str) -> Result<Option<(String, bool)>, Error> {
         self.bounded("read the options of", move |image, failed| {
             let library = image.library();
@@ -403,7 +402,7 @@ impl Image {
             let mut options = vec![empty; 256];
             loop {
                 let mut count = options.len() as c_int;
-                // SAFETY: an open image, and a place for `count` entries.
+                // SAFETY: an open image, and space for `count` entries.
                 let listed = unsafe {
                     (library.rbd_config_image_list)(image.handle, options.as_mut_ptr(), &mut count)
                 };
@@ -414,23 +413,23 @@ impl Image {
                 }
                 check(listed, failed)?;
                 let found = options.iter().take(filled).find_map(|option| {
-                    // SAFETY: librbd has filled these entries in with texts that end with NUL.
+                    // SAFETY: librbd has filled these entries with texts that end with NUL.
                     let (name, value) =
                         unsafe { (owned_text(option.name), owned_text(option.value)) };
                     (name == key).then_some((value, option.source != 0))
                 });
-                // SAFETY: just the entries that librbd has filled in, once.
+                // SAFETY: exactly the entries that librbd has filled, once.
                 unsafe { (library.rbd_config_image_list_cleanup)(options.as_mut_ptr(), count) };
                 return Ok(found);
             }
         })
     }
 
-    /// What has data in a range: pieces of whole objects where librbd keeps a map of them, finer ones else. What lies between
-    /// them are holes.
+    /// Returns the pieces of a range that have data, with the granularity of objects if the image has an object map, otherwise finer.
+    /// The rest are holes.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn allocated(self: &Arc<Image>, offset: u64, length: u64) -> Result<Vec<Piece>, Error> {
         unsafe extern "C" fn note(
             offset: u64,
@@ -438,7 +437,7 @@ impl Image {
             exists: c_int,
             argument: *mut c_void,
         ) -> c_int {
-            // SAFETY: the list below, which outlives the call; librbd calls back one at a time.
+            // SAFETY: the list below, which outlives the call; librbd does not call back concurrently.
             let pieces = unsafe { &mut *argument.cast::<Vec<Piece>>() };
             pieces.push(Piece {
                 offset,
@@ -458,7 +457,7 @@ impl Image {
         self.bounded(what, move |image, failed| {
             let _listing = listing;
             let mut pieces: Vec<Piece> = Vec::new();
-            // SAFETY: an open image; from its creation on (null). The list outlives the call.
+            // SAFETY: an open image; null compares with its creation. The list outlives the call.
             let listed = unsafe {
                 (image.library().rbd_diff_iterate2)(
                     image.handle,
@@ -477,14 +476,14 @@ impl Image {
         })
     }
 
-    /// Does this client hold the exclusive lock?
+    /// Returns true if this client holds the exclusive lock.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn holds_lock(self: &Arc<Image>) -> Result<bool, Error> {
         self.bounded("read the lock of", |image, failed| {
             let mut holds = 0;
-            // SAFETY: an open image, and a place for the answer.
+            // SAFETY: an open image, and a valid pointer for the result.
             let told =
                 unsafe { (image.library().rbd_is_exclusive_lock_owner)(image.handle, &mut holds) };
             check(told, failed)?;
@@ -492,10 +491,10 @@ impl Image {
         })
     }
 
-    /// Takes the lock and keeps it: librbd does not hand it over any more.
+    /// Acquires the exclusive lock permanently: librbd stops handing it over on request.
     ///
     /// # Errors
-    /// What Ceph says (`EBUSY`, `EROFS`: another one holds it), or no answer.
+    /// Ceph's error (`EBUSY`, `EROFS`: held by another client), or a timeout.
     pub fn acquire_lock(self: &Arc<Image>, mode: LockMode) -> Result<(), Error> {
         self.bounded("lock", move |image, failed| {
             let mode = match mode {
@@ -518,10 +517,10 @@ impl Image {
         })
     }
 
-    /// Gives the lock back.
+    /// Releases the lock.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn release_lock(self: &Arc<Image>) -> Result<(), Error> {
         self.bounded("unlock", |image, failed| {
             // SAFETY: an open image.
@@ -530,16 +529,16 @@ impl Image {
         })
     }
 
-    /// Who holds the lock.
+    /// Returns the holders of the lock.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn lock_owners(self: &Arc<Image>) -> Result<Vec<String>, Error> {
         self.bounded("read the lock owners of", |image, failed| {
             let library = image.library();
             let mut owners = [std::ptr::null_mut::<c_char>(); 8];
             let (mut mode, mut count) = (0, owners.len());
-            // SAFETY: an open image, and places for the answers.
+            // SAFETY: an open image, and valid pointers for the results.
             let told = unsafe {
                 (library.rbd_lock_get_owners)(
                     image.handle,
@@ -553,19 +552,19 @@ impl Image {
             }
             check(told, failed)?;
             let filled = owners.get(..count).unwrap_or_default();
-            // SAFETY: librbd has filled these entries in with texts that end with NUL.
+            // SAFETY: librbd has filled these entries with texts that end with NUL.
             let names = filled.iter().map(|owner| unsafe { owned_text(*owner) });
             let names = names.collect();
-            // SAFETY: just the entries that librbd has filled in, once.
+            // SAFETY: exactly the entries that librbd has filled, once.
             unsafe { (library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count) };
             Ok(names)
         })
     }
 
-    /// A value of the image's own metadata.
+    /// Reads a value of the image's metadata.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn metadata(self: &Arc<Image>, key: &str) -> Result<Option<String>, Error> {
         let key = c_text("key", key)?;
         self.bounded("read metadata of", move |image, failed| {
@@ -598,7 +597,7 @@ impl Image {
     /// Sets a value of the image's metadata; `None` removes it.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn set_metadata(self: &Arc<Image>, key: &str, value: Option<&str>) -> Result<(), Error> {
         let key = c_text("key", key)?;
         let value = value.map(|text| c_text("value", text)).transpose()?;
@@ -642,8 +641,8 @@ impl Drop for Image {
         let watch = watch.unwrap_or_else(PoisonError::into_inner).take();
         let (library, handle) = (self.library(), Handle(self.handle));
         let name = self.name.clone();
-        // If no thread can be started, the image stays open. Then librbd still uses the sender, the pool and the cluster, so
-        // they are leaked with the closure.
+        // If no thread can be started, the image stays open. Then librbd still uses the sender, the pool and the cluster, so they are
+        // leaked with the closure.
         let used = ManuallyDrop::new((watch, Arc::clone(&self.pool)));
         let closed = within(
             CLOSE_LIMIT,
@@ -652,14 +651,14 @@ impl Drop for Image {
                 let handle = handle;
                 let (watch, pool) = ManuallyDrop::into_inner(used);
                 if let Some(Watch { number, changed }) = watch {
-                    // SAFETY: an open image. When this returns the callback runs no more.
+                    // SAFETY: an open image. The callback does not run after this returns.
                     let ended = unsafe { (library.rbd_update_unwatch)(handle.0, number) };
                     if ended < 0 {
-                        // It might still be called.
+                        // librbd may still call back.
                         std::mem::forget(changed);
                     }
                 }
-                // SAFETY: opened once, closed once; whoever has I/O in flight on it holds the image.
+                // SAFETY: opened once, closed once; I/O in flight holds the image.
                 let closed = unsafe { (library.rbd_close)(handle.0) };
                 drop(pool);
                 check(closed, |errno| {

@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   ClusterConfig -> Cluster (shared by all disks of one cluster and user)
-//!                      Cluster::open -> Arc<Image>           may block: the control plane calls it, with a time-out
+//!                      Image::open -> Arc<Image>             may block: the control plane calls it, with a timeout
 //!                                         Channel::new       one per worker: submit never blocks, allocates nothing
 //!   librbd's own thread -- completion callback --> the channel's queue, an eventfd if it was empty --> Channel::reap
 //! ```
 //!
-//! An [`Object`] of an image's pool is shared by clients: replaced as a whole by comparison, watched, and spoken of by notifications.
+//! An [`Object`] of an image's pool is shared by clients: replaced atomically after a comparison, watched, and the target of
+//! notifications.
 //!
-//! A channel owns the buffer of an I/O until its completion is reaped; what is in flight when a channel is dropped is
+//! A channel owns the buffer of an I/O until its completion is reaped. If a channel is dropped with I/O in flight, the buffers are
 //! leaked, never freed. Tests: in the modules here, and `tests/tests/rbd.rs` against a real cluster.
 
 mod channel;

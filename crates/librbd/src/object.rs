@@ -1,8 +1,7 @@
-//! A small object beside an image, which all clients of the image share: replaced as a whole if nobody else has replaced it meanwhile,
-//! watched, and spoken of by notifications.
+//! A small object shared by all clients of an image: replaced by compare-and-swap, watched, and the target of notifications.
 //!
-//! Control plane only: every call may block. Those that say so wait for as long as the cluster is away, the others have a time-out.
-//! An object has a context of its own: nothing here waits behind I/O on the image. Tests: `tests/tests/rbd_reservations.rs`.
+//! Control plane only: every call may block. Calls have a timeout, except those documented to wait for an unreachable cluster. An
+//! object has its own I/O context, so no call waits behind I/O on the image. Tests: `tests/tests/rbd_reservations.rs`.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
@@ -18,23 +17,23 @@ use crate::{Cluster, Error, Image, Pool};
 /// `LIBRADOS_CREATE_EXCLUSIVE`.
 const EXCLUSIVE: c_int = 1;
 
-/// A comparison that fails is `-MAX_ERRNO` less the offset of the first byte that differs.
+/// First result of a failed comparison: `-MAX_ERRNO` minus the offset of the first different byte.
 const MISMATCH: c_int = -4095;
 
-/// How long a watch may take to end before whoever ends it goes on without.
+/// Maximum time to wait for the end of a watch; after that it ends in the background.
 const UNWATCH_LIMIT: Duration = Duration::from_secs(3);
 
-/// An object, which need not be there.
+/// An object, which may not exist.
 pub struct Object {
     pool: Pool,
     name: CString,
 }
 
 impl Object {
-    /// The object of this name in the pool, and the namespace, of an image.
+    /// Returns the object with this name in the pool and namespace of an image.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn beside(image: &Arc<Image>, name: &str) -> Result<Arc<Object>, Error> {
         let of = image.name();
         Ok(Arc::new(Object {
@@ -43,7 +42,7 @@ impl Object {
         }))
     }
 
-    /// The connection that it is reached by.
+    /// Connection to its cluster.
     pub fn cluster(&self) -> &Arc<Cluster> {
         self.pool.cluster()
     }
@@ -57,10 +56,10 @@ impl Object {
         format!("{verb} object {name} of {}", self.pool.name())
     }
 
-    /// Its bytes, up to `limit`; `None`: there is no such object.
+    /// Reads up to `limit` bytes. `None` if the object does not exist.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn read(self: &Arc<Object>, limit: usize) -> Result<Option<Vec<u8>>, Error> {
         let object = Arc::clone(self);
         within(CALL_LIMIT, &self.what("read"), move || {
@@ -79,15 +78,15 @@ impl Object {
         })
     }
 
-    /// Makes it; false when it is there already.
+    /// Creates the object. Returns false if it exists.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn create(self: &Arc<Object>, bytes: Vec<u8>) -> Result<bool, Error> {
         let object = Arc::clone(self);
         within(CALL_LIMIT, &self.what("create"), move || {
             let created = object.write(&bytes, |library, op| {
-                // SAFETY: an operation that was made by `write`; there is no category.
+                // SAFETY: an operation that was created by `write`; there is no category.
                 unsafe { (library.rados_write_op_create)(op, EXCLUSIVE, ptr::null()) };
             });
             match created {
@@ -100,16 +99,16 @@ impl Object {
         })
     }
 
-    /// Replaces all of it if it begins with `expected`, as one operation of the cluster; false when it does not. Waits while the
-    /// cluster is away: an outcome that is not known would be of no use.
+    /// Replaces the contents atomically if they begin with `expected`; otherwise returns false. Waits for an unreachable cluster,
+    /// because a timeout would leave the outcome unknown.
     ///
     /// # Errors
-    /// What Ceph says.
+    /// Ceph's error.
     pub fn replace(&self, expected: &[u8], bytes: &[u8]) -> Result<bool, Error> {
         let mut compared = 0;
         let replaced = self.write(bytes, |library, op| {
             let (at, length) = (expected.as_ptr().cast(), expected.len());
-            // SAFETY: an operation that was made by `write`; bytes and the place for the answer outlive it.
+            // SAFETY: an operation that was created by `write`; bytes and result outlive it.
             unsafe { (library.rados_write_op_cmpext)(op, at, length, 0, &mut compared) };
         });
         match replaced {
@@ -129,10 +128,10 @@ impl Object {
         guard: impl FnOnce(&'static Library, crate::raw::WriteOp),
     ) -> c_int {
         let library = self.library();
-        // SAFETY: it has no arguments.
+        // SAFETY: the function has no arguments.
         let op = unsafe { (library.rados_create_write_op)() };
         guard(library, op);
-        // SAFETY: the operation was made above, is carried out once, and is released once; bytes and name outlive the call.
+        // SAFETY: the operation was created above, is executed once, and is released once; bytes and name outlive the call.
         unsafe {
             (library.rados_write_op_write_full)(op, bytes.as_ptr().cast(), bytes.len());
             let done = (library.rados_write_op_operate)(
@@ -147,15 +146,16 @@ impl Object {
         }
     }
 
-    /// Sends bytes to everybody who watches the object, and waits until they have acknowledged it: at most `limit`, and for as long as
-    /// the cluster is away. Returns what those have sent with their acknowledgements who have acknowledged.
+    /// Sends bytes to all watchers of the object and waits for their acknowledgements: for at most `limit`, and for an unreachable
+    /// cluster. Returns the bytes in the acknowledgements received.
     ///
     /// # Errors
-    /// What Ceph says.
+    /// Ceph's error.
     pub fn notify(&self, bytes: &[u8], limit: Duration) -> Result<Vec<Vec<u8>>, Error> {
         let library = self.library();
         let (mut reply, mut length) = (ptr::null_mut::<c_char>(), 0);
-        // SAFETY: a context, a text that ends with NUL, bytes with their length, and places for the answer; all outlive the call.
+        // SAFETY: a context, a text that ends with NUL, bytes with their length, and valid pointers for the results; all outlive the
+        // call.
         let notified = unsafe {
             (library.rados_notify2)(
                 self.pool.handle(),
@@ -169,13 +169,13 @@ impl Object {
         };
         let mut answer = Vec::new();
         if !reply.is_null() {
-            // SAFETY: librados has made a buffer of this length, which is released here, once.
+            // SAFETY: librados allocated a buffer of this length, which is released here, once.
             unsafe {
                 answer.extend_from_slice(std::slice::from_raw_parts(reply.cast::<u8>(), length));
                 (library.rados_buffer_free)(reply);
             }
         }
-        // Some have not acknowledged: the answer says who has.
+        // On a timeout the reply lists the watchers that have acknowledged.
         if notified != -libc::ETIMEDOUT {
             check(notified, |errno| {
                 Error::failed(self.what("notify watchers of"), errno, "")
@@ -187,12 +187,12 @@ impl Object {
         })
     }
 
-    /// Watches it, which must be there: `notified` is called with every notification, `lost` when some may have been missed; both on a
-    /// thread of librados: they must not block, and call nothing here but [`Object::acknowledge`]. The cluster takes a watcher for dead
-    /// of which it has heard nothing for `timeout`.
+    /// Watches the object, which must exist. Calls `notified` with every notification and `lost` when some may have been missed. Both
+    /// run on a thread of librados: they must not block and must not call this module, except [`Object::acknowledge`]. The cluster
+    /// removes a watcher after `timeout` without contact.
     ///
     /// # Errors
-    /// What Ceph says, or no answer.
+    /// Ceph's error, or a timeout.
     pub fn watch(
         self: &Arc<Object>,
         timeout: Duration,
@@ -208,8 +208,8 @@ impl Object {
             let seconds = u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);
             let calls = Box::into_raw(calls);
             let mut cookie = 0;
-            // SAFETY: a context, a text that ends with NUL and a place for the answer, which outlive the call. What the callbacks are
-            // given lives until the watch has ended and librados calls them no more.
+            // SAFETY: a context, a text that ends with NUL and a valid pointer for the result, which outlive the call. The argument of
+            // the callbacks lives until the watch has ended and librados does not call them any more.
             let watching = unsafe {
                 (object.library().rados_watch3)(
                     object.pool.handle(),
@@ -221,7 +221,7 @@ impl Object {
                     calls.cast(),
                 )
             };
-            // After an error the calls stay where they are: librados does not promise to have forgotten them by then.
+            // On an error the calls are leaked: librados may still refer to them.
             check(watching, |errno| {
                 Error::failed(object.what("watch"), errno, "")
             })?;
@@ -233,7 +233,7 @@ impl Object {
         })
     }
 
-    /// Acknowledges a notification, with an answer. Does not block.
+    /// Acknowledges a notification with an answer. Does not block.
     pub fn acknowledge(&self, notification: &Notification, answer: &[u8]) {
         // SAFETY: a context, a text that ends with NUL, and bytes with their length, which outlive the call.
         unsafe {
@@ -253,12 +253,12 @@ fn c_length(bytes: &[u8]) -> c_int {
     c_int::try_from(bytes.len()).expect("a notification is short")
 }
 
-/// A notification, to be acknowledged.
+/// A notification to acknowledge.
 #[derive(Clone, Debug)]
 pub struct Notification {
     id: u64,
     cookie: u64,
-    /// What was sent with it.
+    /// Contents.
     pub bytes: Vec<u8>,
 }
 
@@ -275,12 +275,12 @@ unsafe extern "C" fn notification(
     data: *mut c_void,
     length: usize,
 ) {
-    // SAFETY: what was given to `rados_watch3`; it is freed only after librados calls back no more.
+    // SAFETY: the argument of `rados_watch3`, freed only after librados has stopped calling back.
     let calls = unsafe { &*argument.cast::<Calls>() };
     let bytes = if data.is_null() {
         Vec::new()
     } else {
-        // SAFETY: librados gives a buffer of this length, which is there for the call.
+        // SAFETY: librados passes a buffer of this length, valid during the call.
         unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length) }.to_vec()
     };
     (calls.notified)(Notification { id, cookie, bytes });
@@ -292,7 +292,7 @@ unsafe extern "C" fn watch_error(argument: *mut c_void, _cookie: u64, error: c_i
     (calls.lost)(-error);
 }
 
-/// A watch on an object; it ends when this is dropped.
+/// A watch on an object. Dropping it ends the watch.
 pub struct Watch {
     object: Arc<Object>,
     cookie: u64,
@@ -305,17 +305,17 @@ unsafe impl Send for Watch {}
 unsafe impl Sync for Watch {}
 
 impl Watch {
-    /// The object.
+    /// Watched object.
     pub fn object(&self) -> &Arc<Object> {
         &self.object
     }
 
-    /// How long ago the cluster has last confirmed that nothing was missed. Asks nobody.
+    /// Time since the cluster last confirmed that no notification was missed. Does not contact the cluster.
     ///
     /// # Errors
-    /// Why the watch is lost, as an errno.
+    /// Cause of the loss of the watch, as an errno.
     pub fn age(&self) -> Result<Duration, i32> {
-        // SAFETY: a context, and a watch of it that has not ended.
+        // SAFETY: a context, and an active watch of it.
         let age = unsafe {
             (self.object.library().rados_watch_check)(self.object.pool.handle(), self.cookie)
         };
@@ -335,25 +335,25 @@ impl Drop for Watch {
         let ended = within(UNWATCH_LIMIT, &self.object.what("unwatch"), move || {
             let calls = calls;
             let library = object.library();
-            // SAFETY: the watch ends here, once. An error says that it was lost before: then too no call follows the flush.
+            // SAFETY: the watch ends here, once. An error means that it was lost before; then too no call follows the flush.
             let flushed = unsafe {
                 (library.rados_unwatch2)(object.pool.handle(), cookie);
                 (library.rados_watch_flush)(object.cluster().handle())
             };
             if flushed >= 0 {
-                // SAFETY: made by `watch`; librados calls back no more.
+                // SAFETY: created by `watch`; librados does not call back any more.
                 drop(unsafe { Box::from_raw(calls.0) });
             }
             Ok(())
         });
         if let Err(error) = ended {
-            // What the callbacks are given stays.
+            // The argument of the callbacks is leaked.
             tracing::warn!("{error}");
         }
     }
 }
 
-/// Takes apart what `rados_notify2` gives: who has acknowledged, with which answer, and who has not.
+/// Parses the reply of `rados_notify2`: watchers that have acknowledged, with their answers, then those that timed out.
 fn acknowledgements(mut bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
     fn number<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
         let (number, rest) = bytes.split_first_chunk::<N>()?;
@@ -366,7 +366,7 @@ fn acknowledgements(mut bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
     let count = u32::from_le_bytes(number(&mut bytes)?);
     let mut answers = Vec::new();
     for _ in 0..count {
-        // The client's number and the watch's.
+        // Numbers of the client and of the watch.
         number::<16>(&mut bytes)?;
         let length = u32::from_le_bytes(number(&mut bytes)?);
         let (answer, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
@@ -389,7 +389,7 @@ mod tests {
             bytes.extend(answer);
         }
         let whole = bytes.len();
-        // nobody timed out
+        // number of timeouts
         bytes.extend(0_u32.to_le_bytes());
         let expected = vec![b"one".to_vec(), Vec::new()];
         assert_eq!(acknowledgements(&bytes), Some(expected));

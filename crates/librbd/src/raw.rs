@@ -1,7 +1,7 @@
-//! The C interfaces of librados and librbd: declared here, loaded when the first disk needs them.
+//! C interfaces of librados and librbd, loaded when the first disk needs them.
 //!
-//! The program runs where Ceph is not installed. Signatures are those of `rados/librados.h` and `rbd/librbd.h`; the
-//! shared objects' version 2 and 1 stand for them. Functions that Ceph 14 does not have are optional.
+//! The program also runs without Ceph installed. Signatures are those of `rados/librados.h` and `rbd/librbd.h`; the versions
+//! 2 and 1 of the shared objects guarantee them. Functions that are missing in Ceph 14 are optional.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -71,7 +71,7 @@ macro_rules! functions {
         required { $($from:ident: fn $name:ident($($argument:ty),*) $(-> $result:ty)?;)* }
         optional { $($late_from:ident: fn $late:ident($($late_argument:ty),*) -> $late_result:ty;)* }
     ) => {
-        /// Every function of the two libraries that is used.
+        /// The functions in use of both libraries.
         pub(crate) struct Library {
             $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
             $(pub $late: Option<unsafe extern "C" fn($($late_argument),*) -> $late_result>,)*
@@ -83,8 +83,8 @@ macro_rules! functions {
                 Ok(Library {
                     $($name: {
                         let name = concat!(stringify!($name), "\0");
-                        // SAFETY: the header declares the function with just this signature, and the libraries stay
-                        // loaded for as long as the process runs: `load` forgets them.
+                        // SAFETY: the header declares the function with exactly this signature, and the libraries stay
+                        // loaded until the process ends: `load` forgets them.
                         *unsafe { from(stringify!($from)).get(name.as_bytes()) }?
                     },)*
                     $($late: {
@@ -172,10 +172,10 @@ functions! {
     }
 }
 
-/// What Debian and Ubuntu call the package; librados comes with it.
+/// Package name in Debian and Ubuntu; librados is a dependency.
 const PACKAGE: &str = "librbd1";
 
-/// The libraries, loaded once. A failure is not remembered: whoever installs the package needs no restart.
+/// Returns the libraries, loaded once. A failure is not cached, so installing the package requires no restart.
 pub(crate) fn library() -> Result<&'static Library, Error> {
     static LOADED: Mutex<Option<&'static Library>> = Mutex::new(None);
     let mut loaded = LOADED
@@ -197,7 +197,7 @@ pub(crate) fn library() -> Result<&'static Library, Error> {
 fn load(rados: &str, rbd: &str) -> Result<Library, Error> {
     let missing = |error: libloading::Error| Error::Library {
         package: PACKAGE,
-        // Its own text leaves out what the loader said.
+        // The error's own text omits the loader's message.
         reason: error
             .source()
             .map_or(error.to_string(), ToString::to_string),
@@ -208,12 +208,12 @@ fn load(rados: &str, rbd: &str) -> Result<Library, Error> {
     // SAFETY: as above.
     let rbd = unsafe { libloading::Library::new(rbd) }.map_err(missing)?;
     let library = Library::of(&rados, &rbd).map_err(missing)?;
-    // Threads of theirs run until the process ends.
+    // Threads of the libraries run until the process ends.
     std::mem::forget((rados, rbd));
     Ok(library)
 }
 
-/// The text in a buffer that a function has filled in.
+/// Text up to the NUL in a buffer.
 pub(crate) fn text_in(bytes: &[u8]) -> String {
     CStr::from_bytes_until_nul(bytes)
         .map(|text| text.to_string_lossy().into_owned())
