@@ -1,13 +1,13 @@
-//! SCSI commands for devices of this machine, by Linux's SG_IO: `/dev/sgN`, and block devices that are SCSI devices.
+//! Sends SCSI commands to local devices through Linux's SG_IO: `/dev/sgN`, and block devices that are SCSI devices.
 //!
-//! Unsafe stands here alone. A call blocks until the device has answered, for as long as its time-out says; the memory that the
-//! kernel reads or fills is borrowed for the call. Tests: `tests/tests/passthrough.rs`, in a guest.
+//! All unsafe code of the pass-through is here. A call blocks until the device has answered, at most for its time-out. The memory that the kernel reads or
+//! fills is borrowed for the call. Tests: `tests/tests/passthrough.rs`, in a guest.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// `ioctl`s of `<scsi/sg.h>` and `<linux/fs.h>`.
+/// `ioctl` numbers of `<scsi/sg.h>` and `<linux/fs.h>`.
 const SG_IO: libc::Ioctl = 0x2285;
 const SG_GET_VERSION_NUM: libc::Ioctl = 0x2282;
 const BLKSECTGET: libc::Ioctl = 0x1267;
@@ -16,9 +16,9 @@ const SG_DXFER_NONE: i32 = -1;
 const SG_DXFER_TO_DEV: i32 = -2;
 const SG_DXFER_FROM_DEV: i32 = -3;
 
-/// Interface version 3 begins with this number.
+/// Lowest version number of interface version 3.
 const VERSION_MIN: i32 = 30_000;
-/// Room for sense data; the length in the header is a byte.
+/// Buffer size for sense data; the length in the header is a byte.
 const SENSE_MAX: usize = 252;
 const SECTOR: usize = 512;
 
@@ -52,10 +52,10 @@ struct Header {
 #[cfg(target_pointer_width = "64")]
 const _: () = assert!(size_of::<Header>() == 88);
 
-/// What moves between memory and device.
+/// Data transfer between memory and device.
 #[derive(Debug)]
 pub enum Transfer<'a> {
-    /// Nothing.
+    /// No transfer.
     None,
     /// To the device.
     Out(&'a [u8]),
@@ -63,12 +63,12 @@ pub enum Transfer<'a> {
     In(&'a mut [u8]),
 }
 
-/// What has become of a command.
+/// Result of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// SCSI status; it means nothing while `host_status` is not 0.
+    /// SCSI status; undefined if `host_status` is not 0.
     pub status: u8,
-    /// What the kernel says of the way to the device: 0 it was reached, else one of DID_NO_CONNECT and the like.
+    /// Transport result from the kernel: 0 if the device was reached, otherwise DID_NO_CONNECT or a similar code.
     pub host_status: u16,
     /// Sense data.
     pub sense: Vec<u8>,
@@ -76,13 +76,13 @@ pub struct Answer {
     pub residual: i32,
 }
 
-/// Is it a device that takes commands?
+/// Checks that a device accepts SCSI commands.
 ///
 /// # Errors
-/// When it is none: `ENOTTY`, `EINVAL`, or that its driver is too old.
+/// `ENOTTY` or `EINVAL` if it does not; `Unsupported` if its driver is too old.
 pub fn check(device: BorrowedFd<'_>) -> io::Result<()> {
     let mut version: libc::c_int = 0;
-    // SAFETY: SG_GET_VERSION_NUM writes one int, which `version` is; the descriptor is open while it is borrowed.
+    // SAFETY: SG_GET_VERSION_NUM writes one int, which is the size of `version`; the descriptor is open while it is borrowed.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), SG_GET_VERSION_NUM, &raw mut version) };
     match result {
         0.. if version >= VERSION_MIN => Ok(()),
@@ -91,8 +91,8 @@ pub fn check(device: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Most bytes that one command of a device may move, as its queue says; `None`: it does not say. `is_block`: it is a block device,
-/// which says it in sectors.
+/// Returns the transfer limit of one command in bytes, from the device's queue; `None` if there is none. `is_block`: the device is a block
+/// device, which reports sectors.
 pub fn transfer_max(device: BorrowedFd<'_>, is_block: bool) -> Option<usize> {
     let mut answer = [0u8; size_of::<libc::c_int>()];
     // SAFETY: BLKSECTGET writes an unsigned short for a block device and an int for `/dev/sgN`. `answer` has room for either,
@@ -102,7 +102,7 @@ pub fn transfer_max(device: BorrowedFd<'_>, is_block: bool) -> Option<usize> {
     (result == 0 && most > 0).then_some(most)
 }
 
-/// Bytes that an answer to BLKSECTGET stands for.
+/// Converts a result of BLKSECTGET to bytes.
 fn transfer_bytes(answer: [u8; 4], is_block: bool) -> usize {
     let [low, high, ..] = answer;
     match is_block {
@@ -111,11 +111,11 @@ fn transfer_bytes(answer: [u8; 4], is_block: bool) -> usize {
     }
 }
 
-/// Has the device carry out a command, and waits for it. The calling thread must be one that no signal interrupts
-/// ([`block_signals`]): an interrupted call is over for its caller, and goes on in the device.
+/// Executes a command on the device and blocks until it ends. The calling thread must block signals ([`block_signals`]): an interrupted
+/// call returns to its caller while the command continues in the device.
 ///
 /// # Errors
-/// When the command did not get to the device: what the kernel says.
+/// The kernel's error if the command did not reach the device.
 pub fn execute(
     device: BorrowedFd<'_>,
     cdb: &[u8],
@@ -156,7 +156,7 @@ pub fn execute(
     };
     // SAFETY: the header has the layout of `struct sg_io_hdr`. Its pointers are to memory of the lengths beside them that is
     // borrowed until the call returns: `cdb` and data-out are only read, data-in and `sense` are borrowed mutably. The kernel
-    // keeps none of them once the call has returned: it copies, or unpins what it has pinned.
+    // keeps none of them once the call has returned: it copies, or unpins the pages that it pinned.
     let result = unsafe { libc::ioctl(device.as_raw_fd(), SG_IO, &raw mut header) };
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -170,9 +170,9 @@ pub fn execute(
     })
 }
 
-/// Keeps signals from this thread, for good: others take them.
+/// Blocks all signals for this thread, permanently; other threads receive them.
 pub fn block_signals() {
-    // SAFETY: `all` is a valid set once sigfillset has written it; the mask is this thread's alone.
+    // SAFETY: `all` is a valid set after sigfillset has written it; the mask belongs to this thread only.
     unsafe {
         let mut all = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
