@@ -1,20 +1,20 @@
-//! The lists of system calls: what the process is denied, what threads are allowed.
+//! System calls that the process may not make, and those that threads may make.
 //!
-//! A call that a library starts to make in a version of its own belongs here once `--sandbox=log` has shown it.
+//! A call that a library newly makes is added here after `--sandbox=log` has reported it.
 
-/// A system call, and with which argument it is meant.
+/// A system call and a condition on an argument.
 pub type Call = (i64, Argument);
 
-/// Which argument a call is meant with.
+/// Condition on an argument, with the argument's index.
 #[derive(Clone, Copy, Debug)]
 pub enum Argument {
-    /// Any.
+    /// Any arguments.
     Any,
-    /// One of these at this place.
+    /// The argument is one of these values.
     Is(u8, &'static [u64]),
-    /// All of these bits at this place.
+    /// The argument has all of these bits.
     Has(u8, u64),
-    /// At least one of these bits at this place.
+    /// The argument has at least one of these bits.
     HasOneOf(u8, &'static [u64]),
 }
 
@@ -38,9 +38,9 @@ pub const FAILING: &[(Call, i32)] = &[
     ((libc::SYS_clone3, Any), libc::ENOSYS),
 ];
 
-/// No thread of the daemon runs a program, debugs, mounts, loads code into the kernel, or becomes another user.
+/// Calls that no thread of the daemon makes: running programs, debugging, mounting, loading code into the kernel, changing the user.
 pub const DENIED: &[Call] = &[
-    // programs, and other processes
+    // Programs and other processes.
     (libc::SYS_execve, Any),
     (libc::SYS_execveat, Any),
     (libc::SYS_ptrace, Any),
@@ -54,7 +54,7 @@ pub const DENIED: &[Call] = &[
     (libc::SYS_kcmp, Any),
     (libc::SYS_tkill, Any),
     (libc::SYS_rt_tgsigqueueinfo, Any),
-    // users, namespaces and what is mounted
+    // Users, namespaces and mounts.
     (libc::SYS_setuid, Any),
     (libc::SYS_setgid, Any),
     (libc::SYS_setreuid, Any),
@@ -86,7 +86,7 @@ pub const DENIED: &[Call] = &[
     (libc::SYS_mknodat, Any),
     #[cfg(target_arch = "x86_64")]
     (libc::SYS_mknod, Any),
-    // the kernel and the machine
+    // The kernel and the machine.
     (libc::SYS_bpf, Any),
     (libc::SYS_perf_event_open, Any),
     (libc::SYS_userfaultfd, Any),
@@ -114,10 +114,10 @@ pub const DENIED: &[Call] = &[
     (libc::SYS_keyctl, Any),
     (libc::SYS_nfsservctl, Any),
     (libc::SYS_lookup_dcookie, Any),
-    // placement of other processes' memory
+    // Placement of other processes' memory.
     (libc::SYS_move_pages, Any),
     (libc::SYS_migrate_pages, Any),
-    // ports of the machine, and calls of old kernels
+    // I/O ports, and calls of old kernels.
     #[cfg(target_arch = "x86_64")]
     (libc::SYS_iopl, Any),
     #[cfg(target_arch = "x86_64")]
@@ -134,13 +134,13 @@ pub const DENIED: &[Call] = &[
     (libc::SYS__sysctl, Any),
 ];
 
-/// quotactl_fd(2); the crate `libc` has no name for it on every architecture.
+/// quotactl_fd(2); the crate `libc` lacks it on some architectures.
 const SYS_QUOTACTL_FD: i64 = 443;
 
-/// A worker's ring is restricted by itself to operations on descriptors (`uring`), so it is no way round this list. Nothing here
-/// takes a path, but for `openat`, which is refused, and those that look at a descriptor with an empty one.
+/// Calls of a worker. Its ring is restricted to operations on descriptors (`uring`), so that it cannot bypass this list. The only calls
+/// with a path are `openat`, which is refused, and calls that query a descriptor with an empty path.
 pub const WORKER: &[Call] = &[
-    // the ring and what is open
+    // Ring and open descriptors.
     (libc::SYS_io_uring_enter, Any),
     (libc::SYS_io_uring_register, Any),
     (libc::SYS_read, Any),
@@ -167,7 +167,7 @@ pub const WORKER: &[Call] = &[
     (libc::SYS_fdatasync, Any),
     (libc::SYS_sync_file_range, Any),
     (libc::SYS_ioctl, Is(1, CONTROLS)),
-    // sockets of clients
+    // Client sockets.
     (libc::SYS_sendmsg, Any),
     (libc::SYS_sendto, Any),
     (libc::SYS_recvmsg, Any),
@@ -177,7 +177,7 @@ pub const WORKER: &[Call] = &[
     (libc::SYS_setsockopt, Any),
     (libc::SYS_getsockname, Any),
     (libc::SYS_getpeername, Any),
-    // waiting
+    // Waiting.
     (libc::SYS_futex, Any),
     (libc::SYS_ppoll, Any),
     (libc::SYS_epoll_create1, Any),
@@ -194,7 +194,7 @@ pub const WORKER: &[Call] = &[
     (libc::SYS_getcpu, Any),
     (libc::SYS_membarrier, Any),
     (libc::SYS_restart_syscall, Any),
-    // memory
+    // Memory.
     (libc::SYS_mmap, Any),
     (libc::SYS_munmap, Any),
     (libc::SYS_mremap, Any),
@@ -203,12 +203,12 @@ pub const WORKER: &[Call] = &[
     (libc::SYS_mincore, Any),
     (libc::SYS_brk, Any),
     (libc::SYS_getrandom, Any),
-    // signals, and threads, which inherit this list
+    // Signals, and threads, which inherit this list.
     (libc::SYS_rt_sigaction, Any),
     (libc::SYS_rt_sigprocmask, Any),
     (libc::SYS_rt_sigreturn, Any),
     (libc::SYS_sigaltstack, Any),
-    // Both as far as FAILING permits.
+    // Both are limited by FAILING.
     (libc::SYS_clone, Any),
     (libc::SYS_clone3, Any),
     (libc::SYS_set_robust_list, Any),
@@ -227,7 +227,7 @@ pub const WORKER: &[Call] = &[
     (libc::SYS_epoll_wait, Any),
 ];
 
-/// Of a block device: its size, discarding and zeroing. Of a socket: how much there is to read. Of stderr: is it a terminal.
+/// Block devices: size, discard, zeroing. Sockets: readable bytes. Stderr: terminal check.
 const CONTROLS: &[u64] = &[
     0x1277,      // BLKDISCARD
     0x127f,      // BLKZEROOUT
@@ -240,14 +240,14 @@ const CONTROLS: &[u64] = &[
     0x5401,      // TCGETS
 ];
 
-/// A thread names itself, and malloc its memory.
+/// Thread names, and malloc's names for its memory.
 const NAMES: &[u64] = &[
     libc::PR_SET_NAME as u64,
     libc::PR_GET_NAME as u64,
     0x5356_4d41, // PR_SET_VMA
 ];
 
-/// A session makes pairs of sockets and memory of its own, and asks /proc what a descriptor that it was given is of.
+/// A session also creates socket pairs and memory files, and resolves received descriptors through /proc.
 pub const SESSION: &[Call] = &[
     (libc::SYS_accept4, Any),
     (libc::SYS_socketpair, Any),
@@ -257,5 +257,5 @@ pub const SESSION: &[Call] = &[
     (libc::SYS_readlink, Any),
 ];
 
-/// A device's own ring was made before the thread was confined.
+/// A device's own ring is created before its thread is confined.
 pub const DEVICE: &[Call] = &[];

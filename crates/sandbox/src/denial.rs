@@ -10,7 +10,7 @@ use crate::Paths;
 /// Files and folders that the process may use, with links resolved, once Landlock is in effect.
 static ALLOWED: OnceLock<Paths> = OnceLock::new();
 
-/// Records what Landlock allows. Folders that do not exist have no rule.
+/// Records the paths that Landlock allows. Folders that do not exist have no rule.
 pub(crate) fn record(paths: &Paths) {
     let resolved = |list: &[PathBuf]| -> Vec<PathBuf> {
         let paths = list.iter();
@@ -27,8 +27,8 @@ pub(crate) fn record(paths: &Paths) {
     ALLOWED.set(allowed).ok();
 }
 
-/// Explains "Permission denied" at `path` if the sandbox denies access to it: the reason, and the key to change. `None` if the sandbox allows
-/// the access, so that file permissions deny it.
+/// Returns the reason and the key to change if the sandbox denies access to `path`. `None` if the sandbox allows the access, and
+/// "Permission denied" comes from file permissions.
 pub fn refusal(path: &Path, writes: bool) -> Option<String> {
     refusal_of(ALLOWED.get()?, path, writes)
 }
@@ -41,7 +41,7 @@ fn refusal_of(allowed: &Paths, path: &Path, writes: bool) -> Option<String> {
     if may_write || may_read {
         return None;
     }
-    // Of devices only the node is added, because /dev has all of them.
+    // For a device only its node is suggested, because /dev contains all devices.
     let folder = match place.starts_with("/dev") {
         true => place.as_path(),
         false => place.parent().unwrap_or(&place),
@@ -91,7 +91,7 @@ mod tests {
                 false,
                 "add /nonexistent to sandbox_paths",
             ),
-            // Not below the folder of a similar name.
+            // A folder name is no prefix of a longer name.
             (
                 "/usr/shared/d0.sock",
                 true,

@@ -1,7 +1,7 @@
 //! seccomp filters from the lists of system calls in `calls`.
 //!
-//! The process has a list of calls that are denied, for libraries that it loads make calls that change with their versions. Threads
-//! that clients drive have lists of calls that are allowed. Both hold: a thread's filter comes on top of the process's.
+//! The process has a deny list, because the calls of its libraries change with their versions. Threads driven by clients have allow lists.
+//! A thread's filter applies in addition to the process's.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +19,8 @@ fn failed(error: impl std::fmt::Display) -> Error {
     Error(format!("cannot set a seccomp filter: {error}"))
 }
 
-/// Result of a call that [`calls::DENIED`] lists. In [`Mode::Threads`] it fails with EPERM and ends nothing: libraries in the
-/// process make different calls in different versions.
+/// Result of a call in [`calls::DENIED`]. In [`Mode::Threads`] it fails with EPERM and does not end the process: different versions of the
+/// libraries make different calls.
 fn denied(mode: Mode) -> SeccompAction {
     match mode {
         Mode::Enforce => SeccompAction::KillProcess,
@@ -29,7 +29,7 @@ fn denied(mode: Mode) -> SeccompAction {
     }
 }
 
-/// Result of a call that the closed list of a thread lacks.
+/// Result of a call that is not on a thread's allow list.
 fn unlisted(mode: Mode) -> SeccompAction {
     match mode {
         Mode::Enforce | Mode::Threads => SeccompAction::KillProcess,
@@ -37,11 +37,11 @@ fn unlisted(mode: Mode) -> SeccompAction {
     }
 }
 
-/// First number of the x32 system calls. They pass for x86-64 in the architecture field, and no list of numbers covers them.
+/// First x32 system call number. x32 calls have the architecture value of x86-64, and no list of numbers covers them.
 #[cfg(target_arch = "x86_64")]
 const X32_CALLS: u32 = 0x4000_0000;
 
-/// A filter that gives x32 system calls the result `action` and allows all others.
+/// Returns a filter that gives x32 system calls the result `action` and allows all others.
 #[cfg(target_arch = "x86_64")]
 fn x32(action: SeccompAction) -> BpfProgram {
     // BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JGE | BPF_K, BPF_RET | BPF_K of linux/bpf_common.h
@@ -58,7 +58,7 @@ fn x32(action: SeccompAction) -> BpfProgram {
     ]
 }
 
-/// Sets the filters of the process, which all threads that it starts from now on inherit.
+/// Sets the filters of the process. Threads started later inherit them.
 pub fn process(mode: Mode) -> Result<(), Error> {
     if mode.confines_threads() {
         for (call, errno) in calls::FAILING {
@@ -69,7 +69,7 @@ pub fn process(mode: Mode) -> Result<(), Error> {
     #[cfg(target_arch = "x86_64")]
     seccompiler::apply_filter(&x32(denied(mode))).map_err(failed)?;
     let mut rules = rules(calls::DENIED.iter().copied())?;
-    // Signals go to this process alone.
+    // Signals to other processes are denied.
     let own = u64::from(std::process::id());
     for number in [libc::SYS_kill, libc::SYS_tgkill, libc::SYS_rt_sigqueueinfo] {
         let other = condition(0, &SeccompCmpOp::Ne, own)?;
@@ -78,10 +78,10 @@ pub fn process(mode: Mode) -> Result<(), Error> {
     apply(rules, SeccompAction::Allow, denied(mode))
 }
 
-/// Allows the calling thread what its kind needs.
+/// Sets the allow list of the calling thread.
 pub fn thread(mode: Mode, thread: Thread) -> Result<(), Error> {
     if mode.confines_threads() {
-        // glibc looks at a file of /proc when memory is freed, and goes on without it: opening fails, and ends nothing.
+        // glibc opens a file in /proc when it frees memory, and works without it: opening fails and does not end the process.
         let opening = rules([(libc::SYS_openat, Argument::Any)].into_iter())?;
         let refused = SeccompAction::Errno(libc::EACCES.unsigned_abs());
         apply(opening, SeccompAction::Allow, refused)?;
@@ -99,7 +99,7 @@ pub fn thread(mode: Mode, thread: Thread) -> Result<(), Error> {
         libc::SYS_tgkill,
         vec![SeccompRule::new(vec![itself]).map_err(failed)?],
     );
-    // Refused above, which is no violation.
+    // The filter above refuses it, which is not a violation.
     rules.insert(libc::SYS_openat, Vec::new());
     apply(rules, unlisted(mode), SeccompAction::Allow)
 }

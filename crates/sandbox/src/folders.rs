@@ -1,7 +1,7 @@
-//! Landlock rules: which files the process reaches, and that a confined thread reaches none.
+//! Landlock rules: the process reaches only listed files, a confined thread reaches none.
 //!
-//! Rules hold for paths that are opened from now on, also by io_uring; what is open stays open. Rights that this kernel does not know
-//! are left out, and named.
+//! Rules apply to paths that are opened later, also by io_uring; open files stay open. Rights that this kernel lacks are left out and
+//! reported.
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset,
@@ -10,7 +10,7 @@ use landlock::{
 
 use crate::{Error, Paths};
 
-/// The newest version of Landlock that is used: scopes came with it. An older kernel gives less.
+/// Newest Landlock version in use: the first with scopes. Older kernels restrict less.
 const NEWEST: ABI = ABI::V6;
 
 fn failed(what: &str, error: impl std::fmt::Display) -> Error {
@@ -19,13 +19,13 @@ fn failed(what: &str, error: impl std::fmt::Display) -> Error {
 
 /// Effect of the rules on the process.
 pub struct Restriction {
-    /// Other files are closed to the process.
+    /// The rules are in effect.
     pub is_enforced: bool,
-    /// Parts that this kernel lacks, if any.
+    /// Restrictions that this kernel lacks, if any.
     pub missing: Option<String>,
 }
 
-/// Closes all files but these to the process.
+/// Denies the process access to all files except these.
 pub fn restrict(paths: &Paths) -> Result<Restriction, Error> {
     let failed = |error: landlock::RulesetError| failed("the process", error);
     let everything = AccessFs::from_all(NEWEST);
@@ -48,11 +48,11 @@ pub fn restrict(paths: &Paths) -> Result<Restriction, Error> {
         (&paths.make_sockets, AccessFs::MakeSock.into()),
     ] {
         for path in list {
-            // What is not there cannot be opened either.
+            // A path that does not exist needs no rule.
             let Ok(opened) = PathFd::new(path) else {
                 continue;
             };
-            // A file has no right that is about a folder's entries.
+            // Rights on folder entries are invalid for files.
             let access = match path.is_dir() {
                 true => access,
                 false => access & AccessFs::from_file(NEWEST),
@@ -79,7 +79,7 @@ pub fn restrict(paths: &Paths) -> Result<Restriction, Error> {
     })
 }
 
-/// Closes all files, and connections to and from new TCP sockets, to this thread and those that it starts.
+/// Denies this thread, and threads that it starts, access to all files and new TCP sockets.
 pub fn close_all() -> Result<(), Error> {
     let failed = |error: landlock::RulesetError| failed("a thread", error);
     Ruleset::default()

@@ -1,9 +1,9 @@
 //! Confines this process and its threads: Landlock allows folders, seccomp allows system calls.
 //!
-//! [`begin`] runs on the main thread before any other thread exists, so that every thread inherits what it sets, also those that a
-//! library starts. [`confine`] then narrows the calling thread to what its kind needs; a thread that it starts inherits that as well.
-//! Both are one-way. Until `begin` has run, or with [`Mode::Off`], `confine` does nothing. Trusts its caller; may block only in
-//! opening folders. Tests: `crates/reactor/tests/confined.rs`.
+//! [`begin`] runs on the main thread before any other thread exists, so that all threads inherit its restrictions, including those of
+//! libraries. [`confine`] further restricts the calling thread according to its kind; threads that it starts inherit this as well. Both are
+//! irreversible. Before `begin`, or with [`Mode::Off`], `confine` does nothing. Trusts its caller; may block only in opening folders.
+//! Tests: `crates/reactor/tests/confined.rs`.
 
 #![forbid(unsafe_code)]
 
@@ -18,16 +18,16 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// How strictly the process and its threads are confined. Each mode includes the restrictions of the one before, except [`Mode::Log`],
-/// which restricts nothing.
+/// Confinement of the process and its threads. Each mode includes the restrictions of the one before, except [`Mode::Log`], which restricts
+/// nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// No filters and no rules.
     Off,
-    /// The kernel's audit log records violations. The calls are carried out, and folders are not restricted.
+    /// The kernel's audit log records violations. Calls are executed, and folders are not restricted.
     Log,
-    /// Workers, sessions and device threads have closed lists of system calls and reach no path; a violation ends the process. Calls
-    /// on the deny list of the process fail with EPERM. The process reaches all folders of its user.
+    /// Workers, sessions and device threads have allow lists of system calls and reach no path; a violation ends the process. Calls on the
+    /// deny list of the process fail with EPERM. The process reaches all folders of its user.
     #[default]
     Threads,
     /// As [`Mode::Threads`]. In addition, the process reaches only its own folders, and a call on its deny list ends it.
@@ -35,7 +35,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The modes by their words.
+    /// Modes by their configuration values.
     pub const WORDS: [(&'static str, Mode); 4] = [
         ("off", Mode::Off),
         ("log", Mode::Log),
@@ -43,7 +43,7 @@ impl Mode {
         ("enforce", Mode::Enforce),
     ];
 
-    /// True if the closed lists of threads are enforced.
+    /// Returns true if the allow lists of threads are enforced.
     fn confines_threads(self) -> bool {
         matches!(self, Mode::Threads | Mode::Enforce)
     }
@@ -60,40 +60,40 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Kinds of threads that are narrowed further than the process.
+/// Kinds of threads with restrictions beyond those of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thread {
-    /// A worker: its ring, its clients' memory and sockets, nothing with a name.
+    /// A worker: uses its ring and its clients' memory and sockets, no paths.
     Worker,
-    /// Accepts clients or talks to one: a worker's calls, and those of sockets that exist already.
+    /// Accepts clients or serves one: has a worker's calls and calls on existing sockets.
     Session,
     /// A thread of a block device that works on open files.
     Device,
 }
 
-/// Files that the process may use; all others are closed to it. Folders count with all that is below them.
+/// Files that the process may access; all others are denied. A folder includes everything below it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Paths {
-    /// To read.
+    /// Readable.
     pub read: Vec<PathBuf>,
-    /// To read, write, make and remove.
+    /// Readable and writable, including creation and removal.
     pub write: Vec<PathBuf>,
-    /// To make Unix sockets and nothing else.
+    /// Only for the creation of Unix sockets.
     pub make_sockets: Vec<PathBuf>,
-    /// Abstract Unix sockets of other processes are reached as well.
+    /// Allows connections to abstract Unix sockets of other processes.
     pub abstract_sockets: bool,
 }
 
-/// What is in effect.
+/// Restrictions in effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The mode that was chosen.
+    /// Selected mode.
     pub mode: Mode,
-    /// What of it this kernel lacks, in words; empty: nothing.
+    /// Parts that this kernel lacks, as text; empty if none.
     pub missing: Vec<String>,
 }
 
-/// Why a thread or the process could not be confined.
+/// Reason why a thread or the process could not be confined.
 #[derive(Debug)]
 pub struct Error(String);
 
@@ -113,10 +113,10 @@ impl From<Error> for std::io::Error {
 
 static REPORT: OnceLock<Report> = OnceLock::new();
 
-/// Confines the process, once: other calls change nothing.
+/// Confines the process. Later calls change nothing.
 ///
 /// # Errors
-/// When the kernel refuses a filter that it should take. A kernel without seccomp or Landlock is not an error: the report says so.
+/// The kernel refuses a filter that it should support. A kernel without seccomp or Landlock is not an error; it is listed in the report.
 pub fn begin(mode: Mode, paths: &Paths) -> Result<&'static Report, Error> {
     if let Some(report) = REPORT.get() {
         return Ok(report);
@@ -138,10 +138,10 @@ pub fn begin(mode: Mode, paths: &Paths) -> Result<&'static Report, Error> {
     Ok(REPORT.get_or_init(|| Report { mode, missing }))
 }
 
-/// Narrows the calling thread, if [`begin`] has chosen a mode that does.
+/// Restricts the calling thread, if [`begin`] has selected a mode that does.
 ///
 /// # Errors
-/// When the kernel refuses: the thread must not go on.
+/// The kernel refuses a restriction. The thread must then end.
 pub fn confine(thread: Thread) -> Result<(), Error> {
     let mode = REPORT.get().map_or(Mode::Off, |report| report.mode);
     if mode == Mode::Off || !has_seccomp() {
@@ -153,12 +153,12 @@ pub fn confine(thread: Thread) -> Result<(), Error> {
     filter::thread(mode, thread)
 }
 
-/// What is in effect; `None` before [`begin`].
+/// Returns the restrictions in effect; `None` before [`begin`].
 pub fn report() -> Option<&'static Report> {
     REPORT.get()
 }
 
-/// Every thread's status file tells it, where the kernel has seccomp at all.
+/// Returns true if the kernel has seccomp, according to the thread's status file.
 fn has_seccomp() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| {
