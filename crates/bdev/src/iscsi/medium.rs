@@ -1,11 +1,11 @@
-//! A logical unit as what a disk's identity belongs to: its own designator, wherever it is reached.
+//! The medium of a disk's identity: the designator of the logical unit, independent of the portal.
 
 use iscsi_initiator::{UnitAddress, UnitInfo};
 
 use crate::network_medium::NetworkMedium;
 
-/// Returns the medium that a unit is. A locally assigned identifier is unique within its target only, so that two tgt hosts have units of the
-/// same one. Serial numbers are unique for their vendor and product at best: all units of a target may have the same.
+/// Returns the medium of a unit. A locally assigned identifier is unique within its target only: two tgt hosts have units with the same
+/// one. A serial number is unique for its vendor and product at best: all units of a target may have the same.
 pub(super) fn of(address: &UnitAddress, info: &UnitInfo) -> NetworkMedium {
     let (identity, target) = (&info.identity, address.target.to_ascii_lowercase());
     let key = match (identity.world_wide_name(), identity.local_name()) {

@@ -1,9 +1,8 @@
-//! A disk that is a logical unit of an iSCSI target: one session of one or more connections for all workers, a channel of its own for
-//! each.
+//! A disk on a logical unit of an iSCSI target: one session of one or more connections for all workers, one channel per worker.
 //!
-//! A thread keeps the session ([`iscsi_initiator::ReconnectingUnit`]); workers give it commands and never wait. While the target is
-//! away I/O waits, up to `replacement_timeout`; then it fails as offline, and the disk's `on_error` decides. Size, discards and
-//! the like are the unit's. Tests: `tests/tests/remote_disks.rs`.
+//! A thread maintains the session ([`iscsi_initiator::ReconnectingUnit`]). Workers submit commands to it and never wait. While the target
+//! is away I/O waits, up to `replacement_timeout`; then it fails as offline, and the disk's `on_error` decides. Size, discard behaviour and
+//! similar properties are those of the unit. Tests: `tests/tests/remote_disks.rs`.
 
 mod medium;
 
@@ -18,22 +17,22 @@ use iscsi_initiator::{
 use crate::OpenError;
 use crate::scsi::{CommandUnit, ScsiDisk, ScsiDiskParts, Watch};
 
-/// What to open, and how.
+/// Options for opening a unit.
 #[derive(Clone, Debug)]
 pub struct IscsiOptions {
-    /// The unit and its session. The default ISID is always the same for this installation, disk and unit.
+    /// Unit and session. The default ISID is constant for this installation, disk and unit.
     pub unit: ReconnectSettings,
-    /// The disk's name, from which the ISID follows; `None`: it is a random one.
+    /// Name of the disk, an input to its ISID; `None`: a random ISID.
     pub disk: Option<String>,
-    /// Nothing may be written.
+    /// Refuse writes.
     pub read_only: bool,
-    /// It is passed through, with these reservations.
+    /// Pass commands of clients through, with this handling of reservations.
     pub passthrough: Option<PassedReservations>,
-    /// Bytes per logical block; otherwise the unit's own.
+    /// Bytes per logical block; by default the unit's own.
     pub block_size: Option<u32>,
 }
 
-/// A unit and the ISID that is reserved for it until its session has ended.
+/// A unit, and the ISID reserved for it until its session has ended.
 struct Reserved {
     // Dropped in this order.
     unit: ReconnectingUnit,
@@ -51,10 +50,10 @@ impl CommandUnit for Reserved {
 }
 
 impl ScsiDisk {
-    /// Logs in to a target and asks what its unit is.
+    /// Logs in to a target and queries its unit. May take as long as the session's time-out.
     ///
     /// # Errors
-    /// What cannot be reached or used, why, and what to do about it. May take as long as the session's time-out.
+    /// The unit cannot be reached or used. The message names the reason, with a hint.
     pub fn open_iscsi(options: &IscsiOptions) -> Result<ScsiDisk, OpenError> {
         let watch = Arc::new(Watch::default());
         let address = options.unit.address.clone();
@@ -69,8 +68,8 @@ impl ScsiDisk {
         let mut settings = options.unit.clone();
         let mut reserved = None;
         if let (None, Some(disk)) = (settings.session.isid, &options.disk) {
-            // A daemon that replaces one that was killed has to use its ISID: the target then ends the tasks of that session before
-            // it starts another (RFC 7143, 6.3.5), and no write of the dead daemon is done after one that repeats it.
+            // A daemon that replaces a killed one must use its ISID: the target then ends the tasks of that session before it starts
+            // another (RFC 7143, 6.3.5), and executes no write of the dead daemon after the write that repeats it.
             let own = installation().map_err(failed)?;
             let isid = own.reserve_isid(&[disk, &address.to_string()]);
             settings.session.isid = Some(isid.isid());

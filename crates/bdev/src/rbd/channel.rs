@@ -1,8 +1,7 @@
-//! One worker's I/O on an image, over a channel of `librbd`.
+//! I/O of one worker on an image, over a channel of `librbd`.
 //!
-//! The common I/O is one step. A buffer of more segments than librbd takes moves in pieces; a write that is to be durable
-//! ends with a flush where librbd has a cache. Never blocks; allocates nothing of its own once it has as many slots as I/Os
-//! were ever in flight.
+//! Most I/O is one step. A buffer with more segments than librbd takes is moved in pieces. A durable write ends with a flush if librbd has
+//! a cache. Never blocks. Allocates nothing of its own once it has as many slots as the highest number of I/Os in flight.
 
 use std::io;
 use std::ops::Range;
@@ -23,11 +22,11 @@ use crate::{Attach, Finished, IoChannel, Submission, Tag};
 struct Slot {
     tag: Tag,
     io: IoRequest,
-    /// Bytes from the start that have been moved.
+    /// Bytes moved, from the start of the I/O.
     done: u64,
-    /// The last step of a write that is to be durable is under way.
+    /// The final flush of a durable write is in progress.
     flushing: bool,
-    /// All of the buffer, while a piece of it is moved.
+    /// The complete buffer, while a piece of it is moved.
     whole: Option<IoBuffer>,
 }
 
@@ -35,33 +34,33 @@ pub(super) struct RbdChannel {
     shared: Arc<Shared>,
     limits: Limits,
     channel: librbd::Channel,
-    /// Of the image that the channel is on.
+    /// Generation of the channel's image.
     generation: u64,
     owner: Owner,
     wake: RingFd,
-    /// Of the channel's eventfd; `None` once the handle closes.
+    /// Watch on the channel's eventfd; `None` once the handle closes.
     watch: Option<WatchId>,
     slots: Vec<Slot>,
     free: Vec<u32>,
     over: Vec<librbd::Finished>,
     status: StatusCalls,
-    /// How many replacements of the shared state are under way, and those that are over.
+    /// Number of replacements of the shared state in progress. The next field holds those that have ended.
     replacing: usize,
     replaced: Arc<Mutex<Vec<Replaced>>>,
 }
 
-/// Bytes that are looked at for one block status I/O: where there is no map of objects librbd asks for each of them.
+/// Maximum bytes that one block status I/O examines: without an object map, librbd queries each object.
 const STATUS_RANGE_MAX: u64 = 4 << 30;
 
-/// Which slot, and how it has ended.
+/// Slot and result of a replacement.
 type Replaced = (u32, Result<u64, i32>);
 
 impl RbdChannel {
     pub(super) fn new(shared: Arc<Shared>, attach: &mut Attach<'_>) -> io::Result<RbdChannel> {
-        // Read first: an image that is replaced meanwhile is replaced here once more.
+        // Read first: if the image is replaced in between, the channel replaces its image once more.
         let mut generation = shared.generation();
         if shared.is_closed() {
-            // Of no image: it goes over to the one that comes.
+            // No current image: the channel switches to the next one.
             generation = generation.wrapping_sub(1);
         }
         let channel = librbd::Channel::new(&shared.image())?;
@@ -85,7 +84,7 @@ impl RbdChannel {
         })
     }
 
-    /// librbd lists what has data by a call that blocks, also while the cluster is away.
+    /// Lists the ranges with data. The librbd call blocks, also while the cluster is away, and runs on a thread for such calls.
     #[cold]
     fn block_status(
         &mut self,
@@ -113,14 +112,14 @@ impl RbdChannel {
             .submit(ring, &self.shared.calls, buffer, tag, ask)
     }
 
-    /// Goes over to the image that was opened again; false while it is not, or while something is in flight on the one before.
+    /// Switches to the reopened image. Returns false while it is closed, or while I/O on the previous image is in flight.
     #[cold]
     fn change_image(&mut self) -> bool {
-        // What librbd has, of which a replacement of the shared state is none.
+        // I/O in librbd; a replacement of the shared state does not count.
         if self.shared.is_closed() || self.channel.in_flight() > 0 {
             return false;
         }
-        // Read first: an image that is lost meanwhile is looked at once more.
+        // Read first: if the image is lost in between, the channel checks it once more.
         self.generation = self.shared.generation();
         self.channel.set_image(&self.shared.image());
         true
@@ -155,7 +154,7 @@ impl RbdChannel {
         }
     }
 
-    /// Gives the next step of an I/O to librbd. `Err`: it was refused, and the buffer is where it was.
+    /// Submits the next step of an I/O to librbd. After an error the buffer is where it was.
     fn start(&mut self, index: u32, buffer: &mut IoBuffer) -> Result<(), i32> {
         let token = u64::from(index);
         let slot = &mut self.slots[index as usize];
@@ -203,7 +202,7 @@ impl RbdChannel {
         }
     }
 
-    /// Has the state that daemons share replaced, by a thread that wakes this worker when it is done.
+    /// Starts a replacement of the state that daemons share. Another thread executes it and wakes this worker at the end.
     #[cold]
     fn replace_state(&mut self, io: &IoRequest, buffer: &mut IoBuffer, tag: Tag) -> Submission {
         let Some(peers) = self.shared.peers() else {
@@ -244,7 +243,7 @@ impl RbdChannel {
         }
     }
 
-    /// A step is over: the next one, or the outcome.
+    /// Handles the end of a step: starts the next step, or returns the outcome.
     fn go_on(
         &mut self,
         index: u32,
@@ -260,7 +259,7 @@ impl RbdChannel {
         match result {
             Err(errno) => return Some(Err(self.failed(kind, errno))),
             Ok(_) if slot.flushing => return Some(Ok(())),
-            // The image has become smaller meanwhile: zeroes would be a lie.
+            // The image was shrunk in the meantime; zeroes would be wrong data.
             Ok(read) if kind == IoKind::Read && read < moved => {
                 return Some(Err(IoErrorKind::OutOfRange.into()));
             }
@@ -305,7 +304,7 @@ fn extent_at(data: &[Range<u64>], offset: u64) -> Extent {
     }
 }
 
-/// What of the buffer from byte `done` on librbd takes at once.
+/// Returns the part of the buffer from byte `done` on that librbd takes at once.
 fn next_piece(buffer: &IoBuffer, done: u64) -> IoBuffer {
     let done = done as usize;
     let (mut passed, mut length, mut count) = (0, 0, 0);
@@ -354,7 +353,7 @@ impl IoChannel for RbdChannel {
             return self.status.complete(ring, completion.more, finished);
         }
         if !completion.more && self.watch.is_some() {
-            // The kernel has ended the watch, for want of memory it may be.
+            // The kernel has ended the watch, possibly for lack of memory.
             self.watch = Some(ring.watch(self.owner, 0, &self.wake));
         }
         let mut over = std::mem::take(&mut self.over);

@@ -1,12 +1,12 @@
-//! From an errno of librbd to what an export answers.
+//! Maps an errno of librbd to an I/O error.
 
 use block::{IoError, IoErrorKind, IoKind};
 
 pub(super) fn classify(kind: IoKind, errno: i32) -> IoError {
     let class = match errno {
-        // A pool's quota is a full store.
+        // An exhausted pool quota counts as a full store.
         libc::ENOSPC | libc::EDQUOT => IoErrorKind::NoSpace,
-        // Blocklisted; image, pool or snapshot removed; `rados_osd_op_timeout`, where that is set.
+        // Blocklisted client; removed image, pool or snapshot; `rados_osd_op_timeout`, if set.
         libc::ESHUTDOWN
         | libc::ENOENT
         | libc::ENODEV
@@ -14,12 +14,12 @@ pub(super) fn classify(kind: IoKind, errno: i32) -> IoError {
         | libc::ESTALE
         | libc::ENOTCONN
         | libc::ETIMEDOUT => IoErrorKind::Offline,
-        // Another client has taken the exclusive lock for itself; capabilities are too small.
+        // Another client has taken the exclusive lock, or the capabilities do not suffice.
         libc::EROFS | libc::EPERM | libc::EACCES if kind != IoKind::Read => IoErrorKind::ReadOnly,
-        // librbd's answer to a range beyond the end: the image has become smaller.
+        // librbd's error for a range beyond the end: the image was shrunk.
         libc::EINVAL => IoErrorKind::OutOfRange,
         libc::EOPNOTSUPP | libc::ENOSYS => IoErrorKind::Unsupported,
-        // A compare and write whose comparison failed.
+        // A compare and write with a failed comparison.
         libc::EILSEQ if matches!(kind, IoKind::CompareAndWrite | IoKind::ReplaceState) => {
             IoErrorKind::Miscompare
         }

@@ -1,4 +1,4 @@
-//! Who else may write an image while a disk serves it.
+//! Write access of other clients to an image that a disk serves.
 
 use std::sync::Arc;
 
@@ -6,27 +6,27 @@ use librbd::{Image, ImageShape, LockMode};
 
 use crate::OpenError;
 
-/// Who may write the image beside this daemon.
+/// Write access of other clients to the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RbdLock {
-    /// One client at a time: librbd hands the exclusive lock over to whoever writes.
+    /// One client at a time: librbd hands the exclusive lock over to the client that writes.
     #[default]
     Cooperative,
-    /// Nobody: the lock is held from the opening on, and is not handed over.
+    /// None: the daemon takes the lock when it opens the image, and does not hand it over.
     Exclusive,
-    /// All clients at once: the image has no exclusive lock, and so neither object map nor journal.
+    /// All clients at once: the image has no exclusive lock, and therefore neither object map nor journal.
     Shared,
 }
 
 impl RbdLock {
-    /// All of them, with their words.
+    /// All modes with their configuration words.
     pub const WORDS: [(&'static str, RbdLock); 3] = [
         ("cooperative", RbdLock::Cooperative),
         ("exclusive", RbdLock::Exclusive),
         ("shared", RbdLock::Shared),
     ];
 
-    /// The word for it in files and flags.
+    /// Returns the word of the mode in files and flags.
     pub const fn word(self) -> &'static str {
         match self {
             RbdLock::Cooperative => "cooperative",
@@ -36,7 +36,7 @@ impl RbdLock {
     }
 }
 
-/// Features of an image that only one client at a time can maintain, with `RBD_FEATURE_*`'s bits.
+/// Features that only one client at a time can maintain, with the bits of `RBD_FEATURE_*`.
 const ONE_WRITER: [(u64, &str); 4] = [
     (1 << 6, "journaling"),
     (1 << 4, "fast-diff"),
@@ -45,7 +45,7 @@ const ONE_WRITER: [(u64, &str); 4] = [
 ];
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
 
-/// Takes the lock that a disk wants, or refuses an image that cannot give it. May block.
+/// Takes the lock for the mode, or refuses an image that does not support the mode. May block.
 pub(super) fn take(
     image: &Arc<Image>,
     lock: RbdLock,

@@ -1,4 +1,4 @@
-//! An image as what a disk's identity belongs to: its cluster, pool, id and snapshot's id, which no rename changes.
+//! The medium of a disk's identity: cluster, pool, image id and snapshot id, which a rename does not change.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) struct ImageMedium {
 }
 
 impl ImageMedium {
-    /// Asks the cluster; may block.
+    /// Queries the cluster. May block.
     pub(super) fn of(image: &Arc<Image>) -> Result<ImageMedium, Error> {
         let name = image.name();
         let mut key = format!("rbd:{}/{}", image.cluster().fsid(), image.pool_id());
@@ -32,7 +32,7 @@ impl ImageMedium {
         })
     }
 
-    /// The image's own identifier in its pool.
+    /// Returns the identifier of the image in its pool.
     pub(super) fn id(&self) -> &str {
         &self.id
     }

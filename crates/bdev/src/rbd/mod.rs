@@ -1,9 +1,8 @@
-//! A disk that is a Ceph RBD image: one open image for all workers, a channel of its own for each.
+//! A disk on a Ceph RBD image: one open image for all workers, one channel per worker.
 //!
-//! Connecting, opening and resizing may block for seconds, and are done by the control plane with time-outs. Workers only
-//! submit, and hear of completions by an eventfd that their ring watches. While the cluster is away I/O waits: librbd
-//! sends it again when the cluster is back. Size and discards are the image's. Tests: `tests/tests/rbd.rs` against a real
-//! cluster.
+//! The control plane connects, opens and resizes, which may block for seconds and has time-outs. Workers only submit I/O. They receive
+//! completions through an eventfd that their ring watches. While the cluster is away I/O waits; librbd resends it when the cluster returns.
+//! Size and discard behaviour are those of the image. Tests: `tests/tests/rbd.rs` against a real cluster.
 
 mod channel;
 mod errno;
@@ -34,16 +33,16 @@ use crate::{
     StateObserver,
 };
 
-/// What to open, and how.
+/// Options for opening an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RbdOptions {
-    /// Which cluster, and as whom.
+    /// Cluster and user.
     pub cluster: ClusterConfig,
-    /// Which image or snapshot.
+    /// Image or snapshot.
     pub image: ImageName,
-    /// Who else may write it.
+    /// Write access of other clients.
     pub lock: RbdLock,
-    /// Nothing may be written, as with every snapshot.
+    /// Refuse writes; implied for a snapshot.
     pub read_only: bool,
     /// Logical block size in bytes.
     pub block_size: u32,
@@ -54,14 +53,14 @@ pub struct Rbd {
     shared: Arc<Shared>,
 }
 
-/// What channels need of it.
+/// State shared by the disk and its channels.
 pub(super) struct Shared {
     options: RbdOptions,
-    /// Another handle once it was opened again.
+    /// Open image. Replaced when the image is opened again.
     image: Mutex<Arc<Image>>,
-    /// How often the image was lost or opened again.
+    /// Counts losses and reopenings of the image.
     generation: AtomicU64,
-    /// It is lost: no I/O goes to it.
+    /// The image is lost: no I/O goes to it.
     is_closed: AtomicBool,
     away: Away,
     presence: Mutex<Option<Presence>>,
@@ -70,7 +69,7 @@ pub(super) struct Shared {
     size: Size,
     settings: Settings,
     calls: BlockingCalls,
-    /// The state that daemons share, once somebody acts on it.
+    /// State that daemons share, once an observer has joined.
     peers: Mutex<Option<Arc<Peers>>>,
 }
 
@@ -92,7 +91,7 @@ impl Shared {
         *self.peers.lock().unwrap_or_else(PoisonError::into_inner) = peers;
     }
 
-    /// From now on channels refuse I/O.
+    /// Makes channels refuse I/O from now on.
     fn close_image(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.generation.fetch_add(1, Ordering::Release);
@@ -102,15 +101,15 @@ impl Shared {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Channels go over to this image as soon as nothing of theirs is in flight.
+    /// Replaces the image. Each channel switches to it when it has nothing in flight.
     fn replace_image(&self, image: Arc<Image>) {
         *self.image.lock().unwrap_or_else(PoisonError::into_inner) = image;
-        // In this order: a channel that finds it open goes over to it once.
+        // In this order: a channel that finds the image open switches to it once.
         self.generation.fetch_add(1, Ordering::Release);
         self.is_closed.store(false, Ordering::Release);
     }
 
-    /// Follows size and existence of an image that is of this generation, or is to be. The size of a snapshot does not change.
+    /// Watches size and existence of an image that has this generation, or is about to get it. The size of a snapshot does not change.
     fn follow(self: &Arc<Shared>, image: &Arc<Image>, generation: u64) -> Result<(), OpenError> {
         if image.name().snapshot.is_some() {
             return Ok(());
@@ -137,12 +136,12 @@ impl Shared {
     }
 }
 
-/// Settings of an image that decide what is reported to clients.
+/// Image settings that determine the properties reported to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Settings {
-    /// Writes are answered before they are on stable storage.
+    /// Writes complete before they are on stable storage.
     write_cache: bool,
-    /// Discards of less than the granularity do nothing.
+    /// Discards smaller than the granularity have no effect.
     skips_discards: bool,
 }
 
@@ -158,13 +157,13 @@ impl Settings {
         })
     }
 
-    /// Does what clients were told by the settings before still hold?
+    /// Returns true if promises made to clients under the settings `before` still hold.
     fn keep(&self, before: &Settings) -> bool {
         self.write_cache <= before.write_cache && self.skips_discards <= before.skips_discards
     }
 }
 
-/// How large the disk is, and who hears of changes by others and of the image's return.
+/// Size of the disk, and the callback for changes by other clients and for the return of the image.
 struct Size {
     geometry: Geometry,
     capacity: Arc<Capacity>,
@@ -185,14 +184,14 @@ impl Size {
     }
 }
 
-/// Writes of this size and alignment need no read-modify-write: what BlueStore allocates by default.
+/// Writes of this size and alignment need no read-modify-write: the default allocation unit of BlueStore, in bytes.
 const PHYSICAL_BLOCK_SIZE: u32 = 4096;
 
 impl Rbd {
-    /// Connects, unless a disk of the same cluster, user and options has, and opens the image.
+    /// Opens the image. Connects to the cluster, unless another disk with the same cluster, user and options has. May take some seconds.
     ///
     /// # Errors
-    /// What cannot be reached or opened, why, and what to do about it. May take some seconds.
+    /// The cluster cannot be reached, or the image cannot be opened. The message names the reason, with a hint.
     pub fn open(options: &RbdOptions) -> Result<Rbd, OpenError> {
         let block_size = check_block_size(options.block_size)?;
         let cluster = Cluster::connect(&options.cluster)?;
@@ -255,10 +254,11 @@ impl Rbd {
     }
 }
 
-/// What every release of librbd compares and writes: one sector. Newer ones take up to a stripe unit and none says which it does.
+/// Bytes that every release of librbd can compare and write: one sector. Newer releases take up to a stripe unit, but no release reports
+/// its limit.
 const SECTOR: u32 = 512;
 
-/// librbd compares and writes as one operation of an OSD: other clients of the image never come between.
+/// librbd compares and writes in one OSD operation, so that other clients of the image never interfere.
 fn compare_and_write(block_size: u32) -> Option<CompareAndWrite> {
     let boundary = u64::from(SECTOR);
     (block_size == SECTOR).then_some(CompareAndWrite::Device { boundary })
@@ -283,7 +283,7 @@ impl BlockDevice for Rbd {
         }
         let image = self.shared.image();
         let is = image.shape()?.size;
-        // Somebody else has done it already.
+        // Another client may have resized the image already.
         if is != bytes {
             image.resize(bytes)?;
         }
@@ -291,7 +291,7 @@ impl BlockDevice for Rbd {
     }
 
     fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
-        // One owner of objects sets it, once.
+        // Set only once, by the owner of the disk.
         self.shared.size.changed.set(changed).ok();
     }
 

@@ -1,4 +1,4 @@
-//! Daemons that serve one image, and the state that they share: who takes part, what the state is, who has taken over what.
+//! Membership of the daemons that serve one image, and the state that they share.
 //!
 //! ```text
 //!   ReplaceState --> calls thread: compare and replace the object --> notify --> all have acknowledged? --> done
@@ -7,8 +7,9 @@
 //!                                 <-- watch lost, or not confirmed for a while: not current until it has joined again
 //! ```
 //!
-//! Two threads, for a daemon that waits for acknowledgements has to give them too. Nothing here runs on a worker. What the object
-//! holds is not trusted: [`SharedRecord::decode`]. Tests: `record.rs`, and `tests/tests/rbd_reservations.rs` against a real cluster.
+//! Two threads are needed, because a daemon that waits for acknowledgements must also acknowledge. No code here runs on a worker. The
+//! content of the object is not trusted: [`SharedRecord::decode`]. Tests: `record.rs`, and `tests/tests/rbd_reservations.rs` against a real
+//! cluster.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,37 +25,36 @@ use super::reopening::Lost;
 use crate::shared_state::STATE_VERSION_LENGTH;
 use crate::{StateMembership, StateObserver};
 
-/// How long a daemon may take to acknowledge. It only rereads the object; what more there is to it is for busy machines.
+/// Time limit for acknowledgements. A daemon only rereads the object; the rest is a margin for busy machines.
 const NOTIFY_LIMIT: Duration = Duration::from_secs(10);
 
-/// When the cluster has confirmed the watch for the last time so long ago, notifications may have been missed. It does so every five
-/// seconds.
+/// Maximum age of the last confirmation of the watch. The cluster confirms every five seconds; later, notifications may have been missed.
 const AGE_MAX: Duration = Duration::from_secs(12);
 
-/// How often the watch is looked at.
+/// Interval of the watch checks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// So long after the last confirmation no daemon goes by what it knew, even if it was about to read the object: what is waited for when one
-/// cannot be blocklisted.
+/// Lease: this long after the last confirmation no daemon relies on its cached state, even if it was about to read the object. Wait time if
+/// a daemon cannot be blocklisted.
 const LEASE: Duration = Duration::from_secs(25);
 
-/// When the cluster takes a watcher for dead.
+/// Time after which the cluster considers a watcher dead.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Between two attempts to join.
+/// Pause between two attempts to join.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// How long what a replacement ends may take to end everywhere, and how often that is asked.
+/// Time limit until the commands that a replacement ends have ended on all daemons. The next constant is the interval of that check.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE_LOOK: Duration = Duration::from_millis(100);
 
-/// How long leaving may take before whoever leaves goes on.
+/// Time limit for leaving; afterwards the caller continues.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Replacements that another daemon comes before, until it is an error.
+/// Maximum number of attempts to replace the object when other daemons replace it first.
 const ATTEMPTS_MAX: usize = 64;
 
-/// Random bytes for an instance or a record.
+/// Returns random bytes for an instance or a record.
 pub(super) fn random() -> [u8; 16] {
     Identity::random().bits().to_be_bytes()
 }
@@ -62,16 +62,16 @@ pub(super) fn random() -> [u8; 16] {
 type Done = Box<dyn FnOnce(Result<u64, i32>) + Send>;
 
 enum Call {
-    /// The version, then the state; and who is to hear how it ends.
+    /// Replaces the state: the version, followed by the state; and the callback for the result.
     Replace(Vec<u8>, Done),
-    /// This daemon has joined: are the others here, and do they know what holds?
+    /// This daemon has joined: checks that the other members answer and have the current state.
     Announce,
 }
 
 enum Event {
     Notified(Notification),
     Lost(i32),
-    /// Of the instance that has joined.
+    /// Result of the announcement of this instance.
     Announced([u8; 16], Result<(), Error>),
     Stop(SyncSender<()>),
 }
@@ -79,26 +79,26 @@ enum Event {
 #[derive(Default)]
 struct Known {
     object: Option<Arc<Object>>,
-    /// Of this daemon, since it has begun to join for the last time.
+    /// Instance of this daemon since its last attempt to join.
     instance: [u8; 16],
-    /// The last one that was on the list.
+    /// Last instance that was on the member list.
     entered: Option<[u8; 16]>,
     record: Option<SharedRecord>,
     is_current: bool,
-    /// It has never been current.
+    /// The daemon has never been current.
     is_new: bool,
-    /// Why it is not current, once something has failed.
+    /// Reason why the daemon is not current, after a failure.
     problem: Option<String>,
 }
 
-/// This daemon's part in it.
+/// Membership of this daemon.
 pub(super) struct Peers {
     shared: Weak<Shared>,
     image: String,
     observer: Arc<dyn StateObserver>,
     known: Mutex<Known>,
     events: Sender<Event>,
-    /// `None` once it has left.
+    /// `None` once the daemon has left.
     calls: Mutex<Option<Sender<Call>>>,
 }
 
@@ -117,7 +117,7 @@ fn gone() -> Error {
     )
 }
 
-/// A notification or its answer: who, which version, and is everything settled?
+/// Encodes a notification or its answer: instance, version, and whether excluded commands have ended.
 fn message(instance: [u8; 16], version: u64, settled: bool) -> Vec<u8> {
     let mut bytes = instance.to_vec();
     bytes.extend(version.to_be_bytes());
@@ -131,7 +131,7 @@ fn read_message(bytes: &[u8]) -> Option<([u8; 16], u64, bool)> {
     Some((*instance, u64::from_be_bytes(*version), rest == [1]))
 }
 
-/// The object of an image.
+/// Returns the object beside an image that holds the shared state.
 fn object_of(image: &Arc<Image>) -> Result<Arc<Object>, Error> {
     Object::beside(image, &format!("lunette_state.{}", image.id()?))
 }
@@ -144,7 +144,7 @@ fn reread(object: &Arc<Object>) -> Result<SharedRecord, Error> {
         .ok_or_else(|| failed("understand the state that daemons share", libc::EBADMSG))
 }
 
-/// Takes part in the state of an image from now on, with two threads.
+/// Joins the shared state of an image and starts the two threads.
 pub(super) fn join(shared: &Arc<Shared>, observer: Arc<dyn StateObserver>) -> StateMembership {
     let (event_sender, events) = mpsc::channel();
     let (call_sender, calls) = mpsc::channel();
@@ -187,7 +187,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Peers {
-    /// Replaces the state; `done` is called on another thread. Does not block.
+    /// Replaces the state. `done` is called on another thread, or at once with ENOTCONN after the daemon has left. Does not block.
     pub(super) fn replace(&self, bytes: Vec<u8>, done: Done) {
         let sent = match &*lock(&self.calls) {
             Some(calls) => calls.send(Call::Replace(bytes, done)),
@@ -198,21 +198,21 @@ impl Peers {
         }
     }
 
-    /// Has this daemon been taken off the list by another one, as far as the object says, reached by another connection?
+    /// Returns true if another daemon has removed this one from the member list. Reads the object over the connection of `image`.
     pub(super) fn is_excluded(&self, image: &Arc<Image>) -> bool {
         let entered = lock(&self.known).entered;
         let record = object_of(image).and_then(|object| reread(&object));
         record.is_ok_and(|record| entered.is_some_and(|instance| !record.has(&instance)))
     }
 
-    /// Why the state is not known.
+    /// Returns the reason why the state is unknown; `None` while it is current.
     pub(super) fn unknown(&self) -> Option<String> {
         let known = lock(&self.known);
         let problem = || known.problem.clone();
         (!known.is_current).then(|| problem().unwrap_or_else(|| "being read".to_owned()))
     }
 
-    /// Waits until this daemon is current.
+    /// Waits until this daemon is current. Returns false after `limit`.
     pub(super) fn wait_until_current(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         while !lock(&self.known).is_current {
@@ -234,9 +234,9 @@ impl Peers {
         self.observer.set_current(current);
     }
 
-    /// The watch is there: what is known holds until so long after the cluster has confirmed that.
+    /// Extends the validity of the cached state: it ends `AGE_MAX` after the last confirmation of the watch by the cluster.
     fn extend(&self, watch: &Watch) -> Result<(), i32> {
-        // Read first: a process that is stopped in between has an age that is too small for the time after it.
+        // Read first: if the process is stopped in between, the validity ends too early instead of too late.
         let now = Clock::shared().elapsed();
         let left = AGE_MAX
             .checked_sub(watch.age()?)
@@ -246,7 +246,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Acts on a record from now on, unless a later one is known.
+    /// Acts on a record from now on, unless a later one was adopted.
     fn adopt(&self, record: SharedRecord) -> Result<(), Error> {
         let mut known = lock(&self.known);
         if let Some(before) = &known.record
@@ -265,8 +265,8 @@ impl Peers {
         Ok(())
     }
 
-    /// Replaces what is known by what `change` makes of it; again, if another daemon has come before. `None` of `change`: nothing has
-    /// to be done.
+    /// Replaces the record with the result of `change`, and retries if another daemon has replaced it first. If `change` returns `None`,
+    /// only adopts the record.
     fn update(
         &self,
         object: &Arc<Object>,
@@ -302,7 +302,7 @@ impl Peers {
                     }
                     Ended::Lost(error) => {
                         shown &= !lock(&self.known).is_current;
-                        // Before the watch ends, which may take a moment.
+                        // Before the watch is dropped, which may take a moment.
                         self.set_current(false);
                         error
                     }
@@ -319,7 +319,7 @@ impl Peers {
                 shown = true;
                 tracing::error!(image = %self.image, "reservations unknown, SCSI reads and writes are answered BUSY until they are known: {problem}");
             }
-            // What comes meanwhile is of a watch that is gone.
+            // Events received meanwhile belong to the watch that has ended.
             let end = Instant::now() + RETRY;
             while let Some(left) = end.checked_duration_since(Instant::now()) {
                 match events.recv_timeout(left) {
@@ -334,7 +334,7 @@ impl Peers {
         }
     }
 
-    /// Watches the object and takes its place on the list.
+    /// Watches the object and puts this daemon on the member list.
     fn enter(&self) -> Result<Watch, Error> {
         let shared = self.shared.upgrade();
         let shared = shared.filter(|shared| !shared.is_closed());
@@ -343,10 +343,10 @@ impl Peers {
         let object = object_of(&image)?;
         let instance = random();
         let address = object.cluster().address().unwrap_or_default();
-        // The entry of before stays on the list until the new one is there: else nobody excluded this daemon meanwhile.
+        // The old entry stays on the list until the new one is there: otherwise no daemon could exclude this one in between.
         let before = {
             let mut known = lock(&self.known);
-            // An object that was removed and made again begins with another version.
+            // An object that was removed and created again starts with another version.
             (known.record, known.object) = (None, None);
             known.instance = instance;
             known.entered
@@ -362,7 +362,7 @@ impl Peers {
         let watch = object.watch(
             WATCH_TIMEOUT,
             move |notification| match read_message(&notification.bytes) {
-                // Its sender knows what it has sent.
+                // The sender already has the state that it has announced.
                 Some((sender, version, _)) if sender == instance => {
                     own.acknowledge(&notification, &message(instance, version, true));
                 }
@@ -379,7 +379,7 @@ impl Peers {
                 address: address.clone(),
             });
             if next.members.len() > MEMBERS_MAX {
-                // Nobody is lost by that: who is excluded joins again.
+                // Safe: an excluded daemon joins again.
                 next.members.remove(0);
             }
             Some(next)
@@ -432,7 +432,7 @@ impl Peers {
             before.into_iter().any(is_excluded)
         };
         if some_left {
-            // From now on no OSD serves them after it has served this daemon.
+            // After this, no OSD serves the excluded members once it has served this daemon.
             object.cluster().wait_for_map()?;
         }
         self.adopt(record)?;
@@ -440,7 +440,7 @@ impl Peers {
         object.acknowledge(notification, &message(instance, version, settled));
         match is_member {
             true => Ok(()),
-            // Too late with an acknowledgement.
+            // The acknowledgement was late.
             false => Err(gone()),
         }
     }
@@ -470,7 +470,7 @@ impl Peers {
             }
             match calls.recv() {
                 Ok(Call::Replace(bytes, done)) => {
-                    // What has to end before this one is over may wait behind it: it is of an older version.
+                    // Replacements that must end before this one may be queued behind it. Their version is older, so that they fail.
                     let mut meanwhile = || {
                         for call in calls.try_iter() {
                             match call {
@@ -510,7 +510,7 @@ impl Peers {
         let replaced = object.replace(&before.guard(), &encoded).and_then(|done| {
             if !done {
                 let now = reread(&object)?;
-                // Its own replacement, if its answer was lost.
+                // This daemon's own replacement, if its answer was lost.
                 if now.nonce != next.nonce {
                     self.adopt(now)?;
                     return Ok(false);
@@ -530,7 +530,7 @@ impl Peers {
         }
     }
 
-    /// Everybody knows what holds; and if nobody was there before, so does this daemon.
+    /// Announces the record to all members. If this daemon is new and the only member, replaces the state with the state after power on.
     fn announce_joined(
         &self,
         instance: [u8; 16],
@@ -557,21 +557,21 @@ impl Peers {
             if object.replace(&record.guard(), &bytes)? {
                 self.adopt(next)?;
             } else {
-                // Somebody has come meanwhile.
+                // Another daemon has joined in the meantime.
                 self.adopt(reread(&object)?)?;
             }
         }
     }
 
-    /// What is known to this instance; an error once this daemon has lost its watch, for then it knows nothing.
+    /// Returns the record of this instance. Fails after this daemon has lost its watch, because the record may be outdated.
     fn record_of(&self, instance: [u8; 16]) -> Result<SharedRecord, Error> {
         let known = lock(&self.known);
         let record = known.record.as_ref().filter(|_| known.instance == instance);
         record.cloned().ok_or_else(gone)
     }
 
-    /// Has all members take over what is known here; those that do not are excluded. Calls `meanwhile` while it waits until what they
-    /// have begun has ended.
+    /// Asks all members to adopt this daemon's record, and excludes those that do not. Calls `meanwhile` while it waits until commands that
+    /// they have begun have ended.
     fn announce(
         &self,
         object: &Arc<Object>,
@@ -596,12 +596,12 @@ impl Peers {
             let missing: Vec<Member> = others.filter(|one| !has_answered(one)).collect();
             if !missing.is_empty() {
                 self.exclude(object, &missing, asked)?;
-                // The others have to know it, too.
+                // The other members must adopt the new list too.
                 continue;
             }
             let settled = self.observer.is_settled() && answers.iter().all(|answer| answer.2);
             if settled {
-                // While it was asked about, this daemon may have been excluded itself.
+                // This daemon itself may have been excluded in the meantime.
                 return self.record_of(instance).map(drop);
             }
             if begun.elapsed() > SETTLE_LIMIT {
@@ -615,7 +615,8 @@ impl Peers {
         }
     }
 
-    /// Nothing that these daemons have begun reaches the image any more. They were asked at a time.
+    /// Ensures that no I/O of these daemons reaches the image any more, and removes them from the list. `asked`: time of the request to
+    /// them.
     fn exclude(
         &self,
         object: &Arc<Object>,
@@ -648,7 +649,7 @@ impl Peers {
     }
 }
 
-/// Why a watch is served no more.
+/// Reason why a watch is not served any more.
 enum Ended {
     Left(SyncSender<()>),
     Lost(Error),

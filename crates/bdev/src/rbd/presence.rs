@@ -1,8 +1,8 @@
-//! Whether an image is still there, and what it is called: seen by a watch on the object that its name belongs to.
+//! Watches whether an image still exists and under which name, through the object of its name.
 //!
-//! `rbd rename` and `rbd rm` remove that object, `rbd_id.NAME`, and the cluster tells who watches it at once. librbd does not say that the
-//! header of an open image is gone, and nobody sends notifications through this object that would have to be answered. A thread for
-//! each open image, which waits. It ends with the image's [`Presence`]. Tests: `tests/tests/rbd_faults.rs`.
+//! `rbd rename` and `rbd rm` remove that object, `rbd_id.NAME`, and the cluster notifies its watchers at once. librbd does not report that
+//! the header of an open image is gone. No client sends notifications through this object that need an answer. Each open image has one
+//! thread for this, which waits and ends with the image's [`Presence`]. Tests: `tests/tests/rbd_faults.rs`.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -13,14 +13,14 @@ use librbd::{Error, Image, ImageName, Object, Watch};
 use super::Shared;
 use super::reopening::Lost;
 
-/// When the cluster takes a watcher for dead.
+/// Time after which the cluster considers a watcher dead.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Between two attempts to watch: each one is later than the one before, up to the longest.
+/// First pause between two attempts to watch. It doubles with each attempt, up to the longest.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_LONGEST: Duration = Duration::from_secs(30);
 
-/// A wait with no end.
+/// A wait without limit.
 const FOR_EVER: Duration = Duration::from_secs(u64::MAX >> 1);
 
 enum Event {
@@ -28,17 +28,17 @@ enum Event {
     Stop,
 }
 
-/// That an image is looked after; dropping it ends that.
+/// The watch on an image; dropping it ends the watch.
 pub(super) struct Presence(Sender<Event>);
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        // Else the thread has ended by itself.
+        // Fails only if the thread has ended already.
         self.0.send(Event::Stop).ok();
     }
 }
 
-/// Looks after an image that is of this generation, or is to be. Does not block.
+/// Watches an image that has this generation, or is about to get it. Does not block.
 pub(super) fn follow(
     shared: Weak<Shared>,
     image: &Arc<Image>,
@@ -67,7 +67,7 @@ struct Follower {
     shared: Weak<Shared>,
     image: Weak<Image>,
     id: String,
-    /// By which it was found last.
+    /// Name under which the image was found last.
     name: ImageName,
     generation: u64,
     sender: Sender<Event>,
@@ -84,7 +84,7 @@ impl Follower {
                     FOR_EVER
                 }
                 Err(error) => {
-                    // A user who may only read may not watch either.
+                    // A user with read access only may not watch.
                     if matches!(error.errno(), libc::EPERM | libc::EACCES | libc::EBADF) {
                         return;
                     }
@@ -103,7 +103,7 @@ impl Follower {
         }
     }
 
-    /// Finds what the image is called, and watches that. ENOENT: it was removed.
+    /// Finds the current name of the image and watches the object of that name. ENOENT: the image was removed.
     fn watch(&mut self) -> Result<Watch, Error> {
         let image = self.image.upgrade();
         let image = image.ok_or_else(|| failed("watch a closed image", libc::EBADF))?;
@@ -125,7 +125,7 @@ impl Follower {
             move |_| drop(lost.send(Event::Lost)),
         );
         watch.map_err(|error| match error.errno() {
-            // An image in the trash has no name. Or it has another one since a moment ago.
+            // An image in the trash has no name. Or the image was renamed a moment ago.
             libc::ENOENT => failed("watch the name of the image", libc::EAGAIN),
             _ => error,
         })

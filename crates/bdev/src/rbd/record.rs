@@ -1,59 +1,59 @@
-//! The object beside an image that holds the state which its daemons share, as bytes.
+//! Encoding of the object beside an image that holds the state which its daemons share.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 8 | `LunState` |
-//! | 8 | version, one more with each replacement |
+//! | 8 | version, incremented by each replacement |
 //! | 16 | random, new with each replacement |
-//! | 2 | how many daemons take part; for each: 16 bytes of an instance, 2 of a length, a client's address |
+//! | 2 | number of members; for each: 16 bytes instance, 2 bytes length, client address |
 //! | 4 | length of the state, then the state |
 //!
-//! The first 32 bytes guard a replacement. Whoever may write the pool may write anything here: every length is checked.
+//! The first 32 bytes guard a replacement. Every client with write access to the pool can write anything here: every length is checked.
 
 use crate::STATE_MAX;
 
 const MAGIC: [u8; 8] = *b"LunState";
 
-/// Bytes that differ between any two records.
+/// Length in bytes of the prefix that differs between any two records.
 pub(super) const GUARD_LENGTH: usize = 32;
 
-/// The most daemons that take part.
+/// Maximum number of members.
 pub(super) const MEMBERS_MAX: usize = 64;
 
-/// The longest address: Ceph lists all of a client's.
+/// Maximum length of an address in bytes. Ceph lists all addresses of a client.
 const ADDRESS_MAX: usize = 512;
 
-/// No record has a later version: the number never begins anew, which daemons would take for an earlier state.
+/// Maximum version of a record. The number never wraps around: daemons would take it for an earlier state.
 const VERSION_MAX: u64 = u64::MAX / 2;
 
-/// No record is longer.
+/// Maximum length of a record in bytes.
 pub(super) const RECORD_MAX: usize =
     GUARD_LENGTH + 2 + MEMBERS_MAX * (16 + 2 + ADDRESS_MAX) + 4 + STATE_MAX;
 
-/// One daemon that takes part, since it has joined.
+/// A member: one daemon since it has joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Made anew whenever it joins.
+    /// Random, new with each join.
     pub instance: [u8; 16],
-    /// By which the cluster can be told to refuse it.
+    /// Client address for the blocklist of the cluster.
     pub address: String,
 }
 
-/// What the object holds.
+/// Content of the object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SharedRecord {
-    /// Counts replacements.
+    /// Number of replacements.
     pub version: u64,
-    /// So that a version which comes again, in an object that was removed meanwhile, is not taken for the same.
+    /// Random. Distinguishes two records of the same version if the object was removed and created again.
     pub nonce: [u8; 16],
-    /// Who takes part.
+    /// Members.
     pub members: Vec<Member>,
-    /// What is shared. Nothing here looks into it.
+    /// Shared state, opaque to this module.
     pub state: Vec<u8>,
 }
 
 impl SharedRecord {
-    /// Reads what [`SharedRecord::encode`] has written; `None`: it is something else.
+    /// Parses the output of [`SharedRecord::encode`]. Returns `None` for any other bytes.
     pub fn decode(bytes: &[u8]) -> Option<SharedRecord> {
         let (magic, rest) = bytes.split_first_chunk::<8>()?;
         let (version, rest) = rest.split_first_chunk::<8>()?;
@@ -92,7 +92,7 @@ impl SharedRecord {
         })
     }
 
-    /// As bytes; `None`: it is too large.
+    /// Encodes the record; `None` if it is too large.
     pub fn encode(&self) -> Option<Vec<u8>> {
         if self.members.len() > MEMBERS_MAX
             || self.state.len() > STATE_MAX
@@ -115,7 +115,7 @@ impl SharedRecord {
         Some(bytes)
     }
 
-    /// What the object begins with as long as it is this record.
+    /// Returns the first bytes of the object while it holds this record.
     pub(super) fn guard(&self) -> [u8; GUARD_LENGTH] {
         let mut guard = [0; GUARD_LENGTH];
         guard[..8].copy_from_slice(&MAGIC);
@@ -124,7 +124,7 @@ impl SharedRecord {
         guard
     }
 
-    /// What may replace it.
+    /// Returns the record's successor: the next version, with a new nonce.
     pub(super) fn next(&self) -> SharedRecord {
         SharedRecord {
             version: self.version + 1,

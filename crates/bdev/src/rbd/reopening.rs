@@ -1,14 +1,14 @@
-//! An image that has to be opened again, for its client was blocklisted or it has been removed, and its way back.
+//! Opens an image again after its client was blocklisted or after it was removed.
 //!
-//! Whoever adds an entry to the blocklist relies on it that nothing is written any more. A new connection would have another address,
-//! and pass by it: the image is opened again only when the cluster answers the old connection, so when the entry has been removed or
-//! has expired. Another daemon that has excluded this one ([`super::peers`]) relies on no more than that nothing of the old connection
-//! is written: then the image is opened again at once, over a new one.
+//! The creator of a blocklist entry relies on the absence of further writes. A new connection has another address and would evade the
+//! entry. Therefore the image is opened again only when the cluster answers the old connection: after the entry was removed or has expired.
+//! A daemon that has excluded this one ([`super::peers`]) relies only on the absence of writes over the old connection. Then the image is
+//! opened again at once, over a new connection.
 //!
-//! Until then I/O fails, also where librbd would carry it out: objects of an image that was removed would be read as zeroes, and
-//! written for nobody. What is opened again has to be the same image, and to keep what clients were told of it; another one under its name is
-//! another disk. A thread of the image does it, started when the image is opened: what a worker starts is confined as the worker is (sandbox),
-//! and reaches no cluster.
+//! Until then I/O fails, even if librbd would execute it: objects of a removed image would be read as zeroes, and writes would be lost. The
+//! reopened image must be the same image and keep the promises made to clients; another image with its name is another disk. A thread of
+//! the image does this, started when the image is opened: a thread started by a worker would inherit the worker's sandbox, without access
+//! to the cluster.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -21,26 +21,26 @@ use super::medium::ImageMedium;
 use super::{Settings, Shared, lock};
 use crate::{DiskState, OpenError};
 
-/// The first wait; each later one is twice as long, up to the longest.
+/// First pause; it doubles with each attempt, up to the longest.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
 const WAIT_LONGEST: Duration = Duration::from_secs(10);
 
-/// How long the image, once it is open again, waits for what this daemon has missed of the state that daemons share.
+/// Time limit for joining the shared state again after the image was opened again.
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
 
-/// A key of the image's metadata that need not be there: asking for it is asking the cluster.
+/// Key of the image's metadata, which need not exist: reading it queries the cluster.
 const ASKED: &str = "lunette.fence";
 
-/// Why an image has to be opened again.
+/// Reason why an image must be opened again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lost {
     Blocklisted,
-    /// Its header, its snapshot or its pool is gone.
+    /// The header, the snapshot or the pool is gone.
     Removed,
 }
 
 impl Lost {
-    /// What an error of librbd says about that, of I/O or of the header.
+    /// Classifies an errno of librbd, from I/O or from the header.
     pub(super) fn of_errno(errno: i32) -> Option<Lost> {
         match errno {
             libc::ESHUTDOWN => Some(Lost::Blocklisted),
@@ -57,13 +57,13 @@ impl Lost {
     }
 }
 
-/// Whether the image is away, as far as I/O or its header has told.
+/// Availability of the image, as reported by I/O or by its header.
 #[derive(Default)]
 pub(super) struct Away {
     is_up: AtomicBool,
-    /// The way to the thread that opens the image again.
+    /// Channel to the thread that opens the image again.
     lost: OnceLock<Sender<Lost>>,
-    /// Why the image is not there, and when it is tried next.
+    /// Reason why the image is away, and the time of the next attempt.
     why: Mutex<Option<(String, Instant)>>,
 }
 
@@ -84,22 +84,22 @@ impl Away {
 }
 
 impl Shared {
-    /// The image of this generation is lost: no more I/O goes to it. Does not block.
+    /// Marks the image of this generation as lost: no more I/O goes to it. Does not block.
     pub(super) fn lose(self: &Arc<Shared>, generation: u64, lost: Lost) {
         if generation != self.generation() || self.away.is_up.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Its thread waits for that as long as there is an image.
+        // The thread receives as long as the image exists.
         if let Some(thread) = self.away.lost.get() {
             thread.send(lost).ok();
         }
         self.close_image();
     }
 
-    /// Starts the thread that opens the image again when it is lost. It ends with the image.
+    /// Starts the thread that opens the image again after a loss. It ends with the image.
     ///
     /// # Errors
-    /// When the system has no thread left.
+    /// The system has no thread left.
     pub(super) fn start_reopening(self: &Arc<Shared>) -> std::io::Result<()> {
         let (sender, losses) = channel();
         let away = Arc::downgrade(self);
@@ -109,20 +109,20 @@ impl Shared {
                 come_back(&away, lost);
             }
         })?;
-        // Nobody else sets it.
+        // Set only here.
         self.away.lost.set(sender).ok();
         Ok(())
     }
 
-    /// Opens the image again, once the cluster serves this client, or has served it since it was `fenced`. The disk is ready before
-    /// the first I/O on it ends.
+    /// Opens the image again, once the cluster serves this client, or has served it since it was `fenced`. The disk is ready before the
+    /// first I/O on it ends.
     fn reopen(self: &Arc<Shared>, fenced: &mut bool) -> Result<(), OpenError> {
         let before = self.image();
         let peers = self.peers();
         if *fenced {
             if peers.is_none() {
                 before.metadata(ASKED)?;
-                // From now on: whoever breaks a lock of the old connection has it blocklisted once more.
+                // From now on: a client that breaks a lock of the old connection has it blocklisted again.
                 *fenced = false;
             }
             before.cluster().retire();
@@ -140,7 +140,7 @@ impl Shared {
         self.follow(&image, self.generation() + 1)?;
         self.replace_image(image);
         if let Some(peers) = &peers {
-            // I/O that waits goes on when the disk is ready: what others have aborted meanwhile has to end before.
+            // Waiting I/O continues when the disk is ready. I/O that others have aborted in the meantime must end before that.
             peers.wait_until_current(JOIN_LIMIT);
         }
         self.away.set(None);
@@ -148,7 +148,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The same image as before, by its name.
+    /// Opens the image by its name and checks that it is the same image as before.
     fn find_again(&self, cluster: &Arc<Cluster>) -> Result<Arc<Image>, OpenError> {
         let (name, id) = (&self.options.image, self.medium.id());
         let refused = |what: String| {
@@ -186,7 +186,7 @@ impl Shared {
     }
 }
 
-/// Why nothing is found by a name: what the image is called that had it. One that is not listed is in the trash.
+/// Explains why no image is found by a name: returns the current name of the image. An image that is not listed is in the trash.
 fn missing(name: &librbd::ImageName, id: &str, found: Option<&str>, is_listed: bool) -> String {
     let mut pool = name.pool.clone();
     if let Some(namespace) = &name.namespace {
@@ -205,7 +205,7 @@ fn missing(name: &librbd::ImageName, id: &str, found: Option<&str>, is_listed: b
         (Some(_), Some(snapshot)) => {
             format!("the snapshot {snapshot} was removed; hint: remove the disk")
         }
-        // It came back between two looks.
+        // The image was found again between the two lookups.
         (Some(_), None) => "the image was not found by its name".to_owned(),
     }
 }

@@ -1,7 +1,8 @@
-//! One worker's I/O on a SCSI logical unit: gives the unit's thread commands, and hears of their ends by an event that its ring watches.
+//! I/O of one worker on a SCSI logical unit. Submits commands to the unit's thread, and receives their results through an event that the
+//! worker's ring watches.
 //!
-//! An I/O of more bytes than the unit takes in a command is done in steps, one after the other. Data are copied once, to and from
-//! memory that travels with the command.
+//! An I/O larger than the unit's maximum transfer is executed in consecutive steps. Data is copied once, to and from memory that travels
+//! with the command.
 
 use std::io;
 use std::sync::Arc;
@@ -21,11 +22,11 @@ struct Slot {
     tag: Tag,
     io: IoRequest,
     buffer: IoBuffer,
-    /// Bytes from the start that are done.
+    /// Bytes done, from the start of the I/O.
     done: u64,
-    /// Bytes of the step under way.
+    /// Bytes of the step in progress.
     step: u64,
-    /// The last step of a write that is to be durable is under way.
+    /// The final flush of a durable write is in progress.
     is_flushing: bool,
     is_free: bool,
 }
@@ -82,7 +83,7 @@ impl ScsiChannel {
         Arc::clone(&self.inbox) as Arc<dyn CommandSink>
     }
 
-    /// Gives the unit the next step of an I/O.
+    /// Submits the next step of an I/O to the unit.
     fn start(&mut self, index: u32) {
         let sink = self.sink();
         let slot = &mut self.slots[index as usize];
@@ -108,7 +109,7 @@ impl ScsiChannel {
             .submit(step.command, sink, u64::from(index));
     }
 
-    /// A step has ended: `None`: the next one is under way.
+    /// Handles the end of a step. Returns `None` if the next step was started.
     fn step_ended(&mut self, index: u32, ended: Ended) -> Option<IoOutcome> {
         let slot = &mut self.slots[index as usize];
         let io = slot.io;
@@ -130,7 +131,7 @@ impl ScsiChannel {
                     self.start(index);
                     return None;
                 }
-                // It knows of no holes.
+                // The unit does not report holes.
                 IoKind::BlockStatus => {
                     let status = self.shared.manner.block_status(&io, &[], 0);
                     slot.buffer.write_at(0, &status);
@@ -174,9 +175,9 @@ impl ScsiChannel {
     #[cold]
     fn lost(&self, io: &IoRequest) -> IoError {
         match io.kind {
-            // Nobody knows whether it was done.
+            // The unit may or may not have executed it.
             IoKind::CompareAndWrite => IoErrorKind::WriteMedium.into(),
-            // It must not be given to the unit once more by itself, as one that waits for a disk is.
+            // Must not be repeated automatically, as I/O that waits for a disk is.
             IoKind::ScsiCommand => IoErrorKind::Cancelled.into(),
             _ => IoErrorKind::Offline.into(),
         }

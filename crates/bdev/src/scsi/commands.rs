@@ -1,4 +1,4 @@
-//! I/O as commands of SBC-4, and answers of a unit as outcomes of I/O. Pure.
+//! Encodes I/O as commands of SBC-4, and decodes responses of a unit. Pure.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,39 +17,39 @@ const COMPARE_AND_WRITE: u8 = 0x89;
 const WRITE_16: u8 = 0x8a;
 const SYNCHRONIZE_CACHE_16: u8 = 0x91;
 const WRITE_SAME_16: u8 = 0x93;
-/// With service action 12h: GET LBA STATUS.
+/// Service action 12h is GET LBA STATUS.
 const SERVICE_ACTION_IN_16: u8 = 0x9e;
 const UNMAP: u8 = 0x42;
 
-/// In byte 1 of READ, WRITE and COMPARE AND WRITE.
+/// FUA bit in byte 1 of READ, WRITE and COMPARE AND WRITE.
 const FUA: u8 = 0x08;
-/// In byte 1 of WRITE SAME.
+/// UNMAP bit in byte 1 of WRITE SAME.
 const UNMAP_BIT: u8 = 0x08;
 
-/// Bytes of one command where the unit does not say how many it takes.
+/// Maximum bytes of one command if the unit does not report a limit.
 const TRANSFER_BYTES: u64 = 1 << 20;
-/// Bytes of one command, whatever the unit takes: a daemon holds them in memory.
+/// Maximum bytes of one command for every unit: the daemon holds them in memory.
 const TRANSFER_BYTES_MAX: u64 = 4 << 20;
-/// Blocks that one WRITE SAME or UNMAP gets where the unit does not say how many it takes.
+/// Maximum blocks of one WRITE SAME or UNMAP if the unit does not report a limit.
 const RANGE_BLOCKS: u64 = 1 << 16;
-/// Extents that one GET LBA STATUS asks for: as many as a block status I/O takes.
+/// Maximum extents of one GET LBA STATUS: the maximum of a block status I/O.
 const EXTENTS: u32 = 256;
 
-/// How the unit is used.
+/// Commands and limits used for a unit.
 #[derive(Clone, Debug)]
 pub(super) struct Manner {
     block_size: u64,
     transfer_max: u64,
     unmaps: Unmaps,
-    /// Unmapped blocks read as zeroes. Updated when the unit reports something else.
+    /// Unmapped blocks read as zeroes. Updated when the unit reports a change.
     pub unmapped_zeroes: Arc<AtomicBool>,
-    /// The disk promises its clients that discarded blocks read as zeroes.
+    /// The disk promises clients that discarded blocks read as zeroes.
     promises_zeroes: bool,
     unmap_max: u64,
     write_same_max: u64,
     write_cache: Option<bool>,
     fua: bool,
-    /// It knows the shorter commands only (MMC-6).
+    /// The unit supports the 10-byte commands only (MMC-6).
     is_optical: bool,
 }
 
@@ -64,7 +64,7 @@ enum Unmaps {
 #[derive(Debug)]
 pub(super) struct Step {
     pub command: UnitCommand,
-    /// Bytes of the I/O that it does.
+    /// Bytes of the I/O that the step covers.
     pub bytes: u64,
 }
 
@@ -79,7 +79,7 @@ impl Manner {
             blocks.unwrap_or(RANGE_BLOCKS).min(u64::from(u32::MAX)) * block_size
         };
         let unmaps = match () {
-            // Blocks that it does not unmap it has to write; UNMAP is a hint, and may leave them as they were.
+            // WRITE SAME has to write the blocks that it does not unmap. UNMAP is a hint and may leave blocks unchanged.
             () if unit.thin && unit.zeroes && properties.unmap_by_write_same => Unmaps::ByWriteSame,
             () if unit.thin && properties.unmap => Unmaps::ByUnmap,
             () if unit.thin && properties.unmap_by_write_same => Unmaps::ByWriteSame,
@@ -101,23 +101,23 @@ impl Manner {
         }
     }
 
-    /// Do ranges that were given back read as zeroes, all of them?
+    /// Returns true if all discarded ranges read as zeroes.
     pub fn discards_to_zeroes(&self) -> bool {
         self.unmaps == Unmaps::ByWriteSame && self.has_zeroes_in_holes()
     }
 
-    /// Do unmapped blocks read as zeroes?
+    /// Returns true if unmapped blocks read as zeroes.
     fn has_zeroes_in_holes(&self) -> bool {
         self.unmapped_zeroes.load(Ordering::Relaxed)
     }
 
-    /// Can ranges be given back?
+    /// Returns true if the unit can unmap ranges.
     pub fn unmaps(&self) -> bool {
         self.unmaps != Unmaps::No
     }
 
-    /// The step of an I/O after `done` bytes of it. `read_out` gives a part of the I/O's buffer: offset, bytes. `by_writing`: the unit
-    /// does not know how to write zeroes, and they are sent.
+    /// Returns the step of an I/O after its first `done` bytes. `read_out` returns a part of the I/O's buffer: offset, bytes. `by_writing`:
+    /// the unit does not support WRITE SAME, and zeroes are sent as data.
     pub fn step(
         &self,
         io: &IoRequest,
@@ -169,7 +169,7 @@ impl Manner {
             IoKind::WriteZeroes => {
                 let bytes = left.min(self.write_same_max);
                 let mut cdb = cdb16(WRITE_SAME_16, block, blocks(bytes));
-                // Without LBPRZ what it unmaps may read as anything.
+                // Without LBPRZ, unmapped blocks may read as anything.
                 if io.flags.has(IoFlags::UNMAP) && self.discards_to_zeroes() {
                     cdb[1] = UNMAP_BIT;
                 }
@@ -205,7 +205,7 @@ impl Manner {
         }
     }
 
-    /// Everything written so far becomes durable.
+    /// Returns the step that makes all previous writes durable.
     pub fn flush(&self) -> Step {
         let cdb = match self.is_optical {
             true => cdb10(SYNCHRONIZE_CACHE_10, 0, 0),
@@ -219,12 +219,13 @@ impl Manner {
         Step { command, bytes: 0 }
     }
 
-    /// A unit that does not know SYNCHRONIZE CACHE has nothing to bring to stable storage, unless it has said that it has a cache.
+    /// Returns true if the unit needs no SYNCHRONIZE CACHE. A unit without that command has nothing to flush, unless it reports a write
+    /// cache.
     pub fn is_flush_needless(&self) -> bool {
         self.write_cache != Some(true)
     }
 
-    /// Does this I/O end with a flush, because the unit may have a cache and does not take the FUA bit (or the command has none)?
+    /// Returns true if a flush must follow the I/O: the unit may have a cache and does not support FUA, or the command has no FUA bit.
     pub fn flushes_after(&self, io: &IoRequest) -> bool {
         let is_sent_with_fua = io.kind == IoKind::Write && self.fua;
         io.modifies()
@@ -258,7 +259,7 @@ impl Manner {
     }
 }
 
-/// A command of 10 bytes with a block address and a length.
+/// Builds a 10-byte CDB with a block address and a length.
 fn cdb10(operation: u8, block: u32, length: u16) -> [u8; 16] {
     let mut cdb = [0; 16];
     cdb[0] = operation;
@@ -267,7 +268,7 @@ fn cdb10(operation: u8, block: u32, length: u16) -> [u8; 16] {
     cdb
 }
 
-/// The command that an I/O's buffer holds.
+/// Decodes the command in the buffer of an I/O.
 pub(super) fn command_in(io: &IoRequest, buffer: &IoBuffer) -> Option<ScsiCommand> {
     let mut header = [0; ScsiCommand::ENCODED];
     if buffer.len() < COMMAND_HEADER {
@@ -277,7 +278,7 @@ pub(super) fn command_in(io: &IoRequest, buffer: &IoBuffer) -> Option<ScsiComman
     ScsiCommand::decode(&header, io.length)
 }
 
-/// May the command be carried out twice, whatever the device makes of it? It reads, or changes nothing.
+/// Returns true if the command may be executed twice on every type of device: it reads, or changes nothing.
 fn is_repeatable(command: &ScsiCommand) -> bool {
     // TEST UNIT READY, READ, INQUIRY, MODE SENSE, READ CAPACITY, SYNCHRONIZE CACHE, LOG SENSE, PERSISTENT RESERVE IN, READ TOC,
     // GET CONFIGURATION, SERVICE ACTION IN, MAINTENANCE IN.
@@ -285,13 +286,13 @@ fn is_repeatable(command: &ScsiCommand) -> bool {
         0x00, 0x08, 0x12, 0x1a, 0x25, 0x28, 0x35, 0x43, 0x46, 0x4d, 0x5a, 0x5e, 0x88, 0x91, 0x9e,
         0xa3, 0xa8,
     ];
-    // Whose operation codes mean something else to an optical unit, such as SEND KEY, have data-out.
+    // Operation codes that mean something different on an optical unit, such as SEND KEY, have data-out.
     command.data_out == 0 && READING.contains(&command.cdb[0])
 }
 
-/// The one step of a command that is passed through.
+/// Returns the only step of a passed-through command.
 pub(super) fn passed_through(io: &IoRequest, buffer: &IoBuffer) -> Step {
-    // It was looked at when it was submitted.
+    // Checked on submission.
     let command = command_in(io, buffer).unwrap_or_default();
     let mut out = vec![0; command.data_out as usize];
     buffer.read_at(COMMAND_HEADER, &mut out);
@@ -308,7 +309,7 @@ pub(super) fn passed_through(io: &IoRequest, buffer: &IoBuffer) -> Step {
     }
 }
 
-/// Puts the answer to a command that was passed through into its buffer.
+/// Writes the response to a passed-through command into its buffer.
 pub(super) fn answer_command(buffer: &IoBuffer, done: CommandDone) -> IoOutcome {
     if done.response != 0 {
         return Err(IoErrorKind::Cancelled.into());
@@ -326,7 +327,7 @@ pub(super) fn answer_command(buffer: &IoBuffer, done: CommandDone) -> IoOutcome 
     Ok(())
 }
 
-/// UNMAP of one range (SBC-4, 5.32): CDB and parameter list.
+/// Builds UNMAP of one range (SBC-4, 5.32): CDB and parameter list.
 fn unmap(block: u64, blocks: u32) -> ([u8; 16], Vec<u8>) {
     const LIST: u8 = 24;
     let mut cdb = [0; 16];
@@ -343,7 +344,7 @@ const GOOD: u8 = 0x00;
 const CHECK_CONDITION: u8 = 0x02;
 const RESERVATION_CONFLICT: u8 = 0x18;
 
-/// How a step of an I/O has ended.
+/// Returns the outcome of a step.
 pub(super) fn outcome(io: &IoRequest, step_bytes: u64, done: &CommandDone) -> IoOutcome {
     let medium = match io.modifies() || io.kind == IoKind::Flush {
         true => IoErrorKind::WriteMedium,
@@ -353,7 +354,7 @@ pub(super) fn outcome(io: &IoRequest, step_bytes: u64, done: &CommandDone) -> Io
         return Err(medium.into());
     }
     match done.status {
-        // Status GOOD with a part of the data: what is missing is not zeroes.
+        // Status GOOD with partial data: the missing part is not zeroes.
         GOOD if io.kind == IoKind::Read && done.data.len() as u64 != step_bytes => {
             Err(medium.into())
         }
@@ -388,7 +389,7 @@ fn refused(medium: IoErrorKind, done: &CommandDone) -> IoOutcome {
     Err(IoError::with_sense(kind, sense, 0))
 }
 
-/// Does the unit not know this command, or not in this form?
+/// Returns true if the unit does not support this command, or not in this form.
 pub(super) fn is_unknown_command(done: &CommandDone) -> bool {
     const ILLEGAL_REQUEST: u8 = 5;
     let sense = iscsi_initiator::Sense::parse(&done.sense);
@@ -502,7 +503,7 @@ mod tests {
         unit.properties.write_cache = Some(false);
         assert!(!Manner::of(&unit).flushes_after(&write));
         assert!(Manner::of(&unit).is_flush_needless());
-        // One that has a cache and cannot be flushed keeps no promise of durability.
+        // A unit with a cache that cannot be flushed cannot promise durability.
         unit.properties.write_cache = Some(true);
         assert!(Manner::of(&unit).flushes_after(&write) && !Manner::of(&unit).is_flush_needless());
     }
@@ -519,7 +520,7 @@ mod tests {
         assert!(!Manner::of(&unit).unmaps());
     }
 
-    /// SANITIZE and others go by it.
+    /// SANITIZE and other commands rely on this property.
     #[test]
     fn discards_are_said_to_leave_zeroes_only_where_a_command_has_to() {
         let mut unit = unit();
@@ -573,7 +574,7 @@ mod tests {
         }
         let conflict = outcome(&read, 512, &answer(RESERVATION_CONFLICT, [0; 3])).unwrap_err();
         assert_eq!(conflict.errno, libc::EBADE);
-        // A part of the data.
+        // Partial data.
         assert_eq!(
             outcome(&read, 1024, &answer(GOOD, [0; 3])).map_err(|e| e.kind),
             Err(IoErrorKind::ReadMedium)
@@ -620,7 +621,7 @@ mod tests {
         };
         let manner = manner_with_zeroes();
         assert_eq!(statuses(&manner), [1, 2]);
-        // The unit comes back without LBPRZ.
+        // The unit returns without LBPRZ.
         manner.unmapped_zeroes.store(false, Ordering::Relaxed);
         assert_eq!(statuses(&manner), [0; 0]);
         assert_eq!(statuses(&Manner::of(&unit())), [0; 0]);

@@ -1,7 +1,7 @@
-//! A disk that is a SCSI logical unit: what is common to units of iSCSI targets and of this machine.
+//! A disk on a SCSI logical unit: common code for units of iSCSI targets and of this machine.
 //!
-//! A thread, or several, of the unit's own carry commands out ([`CommandUnit`]); workers give them commands and never wait. Size,
-//! discards and the like are the unit's. A unit that is passed through takes commands of clients besides, as they are.
+//! One or more threads of the unit execute commands ([`CommandUnit`]). Workers submit commands to them and never wait. Size, discard
+//! behaviour and similar properties are those of the unit. A passed-through unit also executes commands of clients, unchanged.
 
 mod channel;
 mod commands;
@@ -19,9 +19,9 @@ use crate::error::{check_block_size, check_size};
 use crate::network_medium::NetworkMedium;
 use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium, OpenError};
 
-/// Who carries commands out.
+/// Executes commands.
 pub(crate) trait CommandUnit: Send + Sync {
-    /// Gives it a command; `sink` hears of its end.
+    /// Submits a command; `sink` receives the result.
     fn submit(&self, command: UnitCommand, sink: Arc<dyn CommandSink>, token: u64);
 
     /// Asks for a command to end soon. Best effort.
@@ -36,13 +36,13 @@ pub struct ScsiDisk {
     watch: Arc<Watch>,
 }
 
-/// What channels need of it.
+/// State shared by the disk and its channels.
 struct ServedUnit {
     unit: Box<dyn CommandUnit>,
     info: DiskInfo,
     capacity: Arc<Capacity>,
     manner: Manner,
-    /// The unit does not know how to write zeroes.
+    /// The unit does not support WRITE SAME.
     zeroes_by_writing: AtomicBool,
 }
 
@@ -60,18 +60,18 @@ impl ServedUnit {
     }
 }
 
-/// What a disk is made of.
+/// Components of a disk.
 pub(crate) struct ScsiDiskParts {
     pub kind: &'static str,
     pub unit: Box<dyn CommandUnit>,
     pub info: UnitInfo,
     pub medium: NetworkMedium,
     pub watch: Arc<Watch>,
-    /// Nothing may be written.
+    /// Refuse writes.
     pub read_only: bool,
-    /// It is passed through, with these reservations.
+    /// Pass commands of clients through, with this handling of reservations.
     pub passthrough: Option<PassedReservations>,
-    /// Bytes per logical block; otherwise the unit's own.
+    /// Bytes per logical block; by default the unit's own.
     pub block_size: Option<u32>,
 }
 
@@ -111,11 +111,11 @@ impl ScsiDisk {
         let geometry = Geometry::new(block_size, info.bytes());
         check_size(geometry.capacity_bytes(), block_size)?;
         let capacity = Arc::new(Capacity::new(geometry.capacity_bytes()));
-        // Nobody else sets it.
+        // Set only here.
         watch.capacity.set((geometry, Arc::clone(&capacity))).ok();
         let manner = Manner::of(&info);
         let zeroes = Arc::clone(&manner.unmapped_zeroes);
-        // The only place that sets it.
+        // Set only here.
         watch.unmapped_zeroes.set(zeroes).ok();
         let unit = ServedUnit {
             info: disk_info(&info, geometry, &manner, parts.read_only, parts.passthrough),
@@ -133,10 +133,10 @@ impl ScsiDisk {
     }
 }
 
-/// What the unit's thread says, and who hears of it.
+/// Receives events of the unit's thread and forwards changes.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// With the time of the next try.
+    /// Reason why the unit is down, and the time of the next attempt.
     down: Mutex<Option<(String, std::time::Duration)>>,
     capacity: OnceLock<(Geometry, Arc<Capacity>)>,
     unmapped_zeroes: OnceLock<Arc<AtomicBool>>,
@@ -197,7 +197,7 @@ impl Watch {
     }
 }
 
-/// Larger granularities and best transfers than any device has.
+/// Maximum plausible granularity or optimal transfer, in bytes.
 const SENSIBLE_BYTES: u32 = 64 << 20;
 
 fn disk_info(
@@ -207,10 +207,10 @@ fn disk_info(
     read_only: bool,
     reservations: Option<PassedReservations>,
 ) -> DiskInfo {
-    // Numbers of blocks are those of the unit.
+    // Block counts refer to blocks of the unit.
     let block_size = unit.block_size;
     let properties = &unit.properties;
-    // What makes no sense as a size is as if it was not said.
+    // An implausible size is treated as not reported.
     let sensible = |blocks: u32| {
         let bytes = blocks.checked_mul(block_size);
         bytes.filter(|bytes| bytes.is_power_of_two() && *bytes <= SENSIBLE_BYTES)
@@ -225,17 +225,17 @@ fn disk_info(
         io_alignment: block_size,
         optimal_io_size: sensible(properties.optimal_transfer).unwrap_or(0),
         read_only: read_only || unit.read_only,
-        // One that does not say may have one, and one that takes commands may be told to use it.
+        // A unit without the report may have a cache, and a client can enable the cache of a passed-through unit.
         write_cache: reservations.is_some() || properties.write_cache.unwrap_or(true),
         discard_granularity: manner.unmaps().then_some(granularity),
         discard_zeroes: manner.discards_to_zeroes(),
         write_zeroes: true,
         anchors: false,
         atomic_writes: None,
-        // The unit cannot compare a part of a block, and others may write to it.
+        // The unit cannot compare a part of a block, and other initiators may write to it.
         compare_and_write: (compared > 0 && geometry.block_size() >= block_size)
             .then_some(CompareAndWrite::Device { boundary: compared }),
-        // Other initiators may use the unit; who does so arranges it with them.
+        // Other initiators may use the unit; coordination is up to the users.
         shared: false,
         rotational: properties.rotational,
         passthrough: reservations.map(|reservations| Passthrough {
@@ -270,7 +270,7 @@ impl BlockDevice for ScsiDisk {
     }
 
     fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
-        // One owner of objects sets it, once.
+        // Set only once, by the owner of the disk.
         self.watch.changed.set(changed).ok();
     }
 
