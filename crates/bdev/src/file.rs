@@ -1,10 +1,9 @@
 //! `file`: a raw file or a block device, through io_uring.
 //!
-//! The block device holds the locks and what all workers share: one word that says whether making data durable has
-//! ever failed, and what the file system turned out not to do. Each worker's handle has an open file description
-//! of its own (`handle`): no shared reference count per I/O, and the kernel tells each of them of a failed
-//! write-back. `open` does the opening, `durability` the sticky error, `bounce` the unaligned, `errno` the errors.
-//! Tests: `tests/file_*.rs`.
+//! The block device holds the locks and the state shared by all workers: whether making data durable has ever failed, and which operations
+//! the file system does not support. Each worker's handle (`handle`) has its own open file description: I/O needs no shared reference
+//! count, and the kernel reports a failed write-back to each description. `open` opens, `durability` holds the sticky error, `bounce`
+//! handles unaligned requests, `errno` classifies errors. Tests: `tests/file_*.rs`.
 
 mod bounce;
 mod container;
@@ -37,7 +36,7 @@ pub use format::ImageFormat;
 pub use open::sync_folder;
 use reopen::reopen;
 
-/// What stands between a client's write and the device.
+/// Caches between a client's write and the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheMode {
     /// No page cache (`O_DIRECT`); flushes reach the device.
@@ -45,7 +44,7 @@ pub enum CacheMode {
     None,
     /// The host's page cache; flushes write it back.
     Writeback,
-    /// The host's page cache for reads; each write is durable before it is answered.
+    /// The host's page cache for reads; each write is durable before it completes.
     Writethrough,
 }
 
@@ -74,27 +73,27 @@ impl FromStr for CacheMode {
     }
 }
 
-/// Which file, and how.
+/// Options for opening a file or block device.
 #[derive(Clone, Debug)]
 pub struct FileOptions {
-    /// A raw file or a block device.
+    /// Path of a raw file or a block device.
     pub path: PathBuf,
-    /// Bytes: a file that does not exist (or is empty) is made this large, sparse; one that exists must have it.
+    /// Size in bytes. A missing or empty file is created or extended to this size, sparse; an existing file must have this size.
     pub size: Option<u64>,
-    /// What stands between a write and the device.
+    /// Cache mode.
     pub cache: CacheMode,
-    /// Refuse writes, and let others read at the same time.
+    /// Refuse writes, and permit other readers.
     pub read_only: bool,
-    /// Bytes per logical block; otherwise 512 for files and the device's own for block devices.
+    /// Bytes per logical block; by default 512 for files and the device's own for block devices.
     pub block_size: Option<u32>,
-    /// Keep other writers out, QEMU included. Off only where the file system has no locks.
+    /// Lock out other writers, QEMU included. Disabled only if the file system has no locks.
     pub lock: bool,
-    /// The content is an image of another format: any size will do, and nobody is warned of that.
+    /// The content is an image of another format: accept any size, and do not warn about the format.
     pub is_container: bool,
 }
 
 impl FileOptions {
-    /// A file as it is, uncached, locked, writable.
+    /// Returns options for a writable, locked file with direct I/O, without a size.
     pub fn new(path: impl Into<PathBuf>) -> FileOptions {
         FileOptions {
             path: path.into(),
@@ -108,14 +107,14 @@ impl FileOptions {
     }
 }
 
-/// What an I/O's offset, length and memory must be multiples of. 1 where nothing is demanded.
+/// Required alignment of an I/O's offset, length and memory, in bytes. 1: no requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Alignment {
     offset: u32,
     memory: u32,
 }
 
-/// What the file system or device turned out not to do: tried once, not again.
+/// Operations that the file system or device has refused and that are not tried again.
 #[derive(Debug, Default)]
 struct Refused {
     discard_blocks: AtomicBool,
@@ -127,7 +126,7 @@ fn refuse(flag: &AtomicBool) {
     flag.store(true, Ordering::Relaxed);
 }
 
-/// What all workers' handles share.
+/// State shared by the handles of all workers.
 #[derive(Debug)]
 struct Shared {
     path: PathBuf,
@@ -139,14 +138,13 @@ struct Shared {
     durability: Durability,
     refused: Refused,
     calls: BlockingCalls,
-    /// It was not there before.
+    /// Opening the file created it.
     created: bool,
-    /// Of an image: its last block was not whole when it was opened.
+    /// The last block of an image was incomplete when the image was opened.
     ends_within_block: bool,
-    /// Holds the locks; its number is how handles are opened. No I/O goes through it.
+    /// Holds the locks. Handles are opened through its descriptor number; no I/O uses it.
     control: OwnedFd,
-    /// Exclusive open of a block device that is written (`O_EXCL`): keeps mounts and other servers out. `None` while the locks are
-    /// released.
+    /// Exclusive open (`O_EXCL`) of a writable block device, which keeps mounts and other servers out. `None` while the locks are released.
     claim: Mutex<Option<OwnedFd>>,
 }
 
@@ -182,7 +180,7 @@ impl Shared {
             )));
         }
         let (bytes, expected) = (open.st_size.unsigned_abs(), self.capacity.bytes());
-        // The last block of an image may be cut.
+        // The last block of an image may be incomplete.
         let unit = self.info.geometry.block_size().max(self.info.io_alignment);
         match bytes.next_multiple_of(u64::from(unit)) >= expected {
             true => Ok(()),
@@ -193,13 +191,13 @@ impl Shared {
     }
 
     fn is(flag: &AtomicBool) -> bool {
-        // Advice only: a handle that misses it is refused by the kernel and goes on.
+        // A hint only: if a handle misses it, the kernel refuses the operation and the handle tries the next one.
         flag.load(Ordering::Relaxed)
     }
 
-    /// What lies from a block on, as the file system tells it: a block with any data is data. May block.
+    /// Returns the extent at a block, as reported by the file system: a block with any data is data. May block.
     fn extent(&self, offset: u64) -> Extent {
-        // The control handle has no position that anybody else uses. A block device says that all is data.
+        // No other code uses the position of the control handle. A block device reports data everywhere.
         let seek = |from| rustix::fs::seek(&self.control, from);
         let info = &self.info;
         let block = u64::from(info.geometry.block_size().max(info.io_alignment));
@@ -208,12 +206,12 @@ impl Shared {
                 self.without_data(offset, data / block * block)
             }
             Ok(data) => match seek(SeekFrom::Hole(data)) {
-                // A file may end, and blocks of the file system may be smaller than the disk's, within a block.
+                // A file may end within a block of the disk, and blocks of the file system may be smaller than the disk's.
                 Ok(hole) if hole > data => Extent::data(hole.next_multiple_of(block)),
                 _ => Extent::UNKNOWN,
             },
             Err(rustix::io::Errno::NXIO) => {
-                // Bytes behind the end of a truncated file are no hole: reads of them fail.
+                // Bytes beyond the end of a truncated file are no hole: reads of them fail.
                 let size = rustix::fs::fstat(&self.control).map_or(0, |stat| stat.st_size as u64);
                 let size = size.next_multiple_of(block).min(self.capacity.bytes());
                 match size > offset {
@@ -225,7 +223,7 @@ impl Shared {
         }
     }
 
-    /// What there is from `from` on, of a part of the file that has no data up to `to`.
+    /// Returns the extent at `from` in a part of the file that has no data up to `to`.
     fn without_data(&self, from: u64, to: u64) -> Extent {
         if !self.info.anchors {
             return Extent::hole(to);
@@ -233,7 +231,7 @@ impl Shared {
         match uring::first_unwritten(self.control.as_fd(), from..to) {
             Ok(Some(space)) if space.start > from => Extent::hole(space.start),
             Ok(Some(space)) => Extent::reserved(space.end),
-            // a file system that does not tell has no such space to give either
+            // a file system that reports no unwritten space has none
             Ok(None) | Err(_) => Extent::hole(to),
         }
     }
@@ -254,14 +252,14 @@ impl File {
     /// Opens a file or block device, or creates a file.
     ///
     /// # Errors
-    /// When it is not there, is not what was said, is in use, or cannot do what is asked; the text says what to do.
+    /// The file is missing, has an unexpected size or type, is in use, or lacks a requested ability. The message has a hint.
     pub fn open(options: FileOptions) -> Result<File, OpenError> {
         open::open(options).map(|shared| File {
             shared: Arc::new(shared),
         })
     }
 
-    /// The errno of the first failure to make data durable, if there was one: every flush fails since.
+    /// Returns the errno of the first failure to make data durable, if any. Every flush fails after it.
     pub fn durability_lost(&self) -> Option<i32> {
         self.shared.durability.lost()
     }
@@ -306,7 +304,7 @@ impl BlockDevice for File {
         }
     }
 
-    /// A block device has the size that it has: it can only be followed.
+    /// Changes the size of a file. The size of a block device cannot be changed, only checked.
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         let shared = &self.shared;
         if shared.block_device {
@@ -325,8 +323,8 @@ impl BlockDevice for File {
             return Err(io::Error::other("the disk is read-only"));
         }
         rustix::fs::ftruncate(&shared.control, bytes)?;
-        // The new size is as durable as what is written into it. It has that size by now, whatever the sync says: what that
-        // says, it says once.
+        // The new size is as durable as the data written into it. It applies even if the sync fails; the kernel reports that failure only
+        // once.
         if let Err(error) = rustix::fs::fsync(&shared.control) {
             shared.lose(error.raw_os_error());
         }
@@ -348,13 +346,13 @@ impl BlockDevice for File {
     }
 
     fn give_up_writing(&self) -> io::Result<()> {
-        // One that is only read has no more than a reader's locks.
+        // A read-only disk needs only a reader's locks.
         uring::file_lock::lower(self.shared.control.as_fd())
     }
 
     fn release_locks(&self) -> io::Result<()> {
         uring::file_lock::unlock(self.shared.control.as_fd())?;
-        // The same process cannot open it exclusively twice.
+        // A process cannot open a device exclusively twice.
         self.shared.claim().take();
         Ok(())
     }
@@ -454,7 +452,7 @@ mod tests {
             };
             let file = File::open(options.clone()).unwrap();
             let (mut one, mut two) = (Worker::on(&file), Worker::on(&file));
-            // The other worker learns of it while this one's flush is under way.
+            // The other worker detects it while this one's flush is in progress.
             assert_eq!(one.submit(IoRequest::flush()), Submission::Pending);
             file.shared.durability.lose(libc::EIO);
             let lost = Err(block::IoError::with_errno(
@@ -482,7 +480,7 @@ mod tests {
         }
     }
 
-    /// Where the promise is not kept, because the file has moved to another device, say, the kernel refuses: nothing else does it.
+    /// If the promise no longer holds, for example because the file was moved to another device, only the kernel detects it and refuses.
     #[test]
     fn atomic_write_that_the_kernel_cannot_do_writes_nothing() {
         for cache in [CacheMode::None, CacheMode::Writeback] {
@@ -530,7 +528,7 @@ mod tests {
                 assert_eq!(outcome, Err(refused), "{cache:?}, {pieces} pieces");
                 assert_eq!(written, [0; 16384]);
             }
-            // Half of what is promised is something else.
+            // Half of the promised unit is refused.
             let half = IoRequest::write(16384, 8192).flagged(IoFlags::ATOMIC);
             let mut buffer = IoBuffer::owned(8192);
             let submitted = worker.1.submit(&mut worker.0, &half, &mut buffer, Tag(1));
@@ -539,8 +537,8 @@ mod tests {
         }
     }
 
-    /// A write with `RWF_DSYNC` through the page cache may fail for what was written before it, by an errno that looks like its
-    /// own, and the next flush would know nothing of that. What a sync fails with always counts.
+    /// A write with `RWF_DSYNC` through the page cache may fail because of earlier writes, with an errno that looks like its own, and the
+    /// next flush would then succeed. A failed sync always counts.
     #[test]
     fn durable_write_through_the_page_cache_has_its_own_sync() {
         for (cache, steps) in [

@@ -1,34 +1,34 @@
-//! Aligned memory for requests whose own memory the device cannot take, and zeroes to write.
+//! Aligned memory for requests with memory that the device cannot take, and zeroes to write.
 //!
-//! Owned by one handle. Requests larger than a bounce buffer go through it piece by piece. Buffers are made when
-//! first needed and kept, up to a few: aligned clients never make one. They are handed out as slices, because a window
-//! would leave its borders behind as borders of segments, and those need not be aligned for the next user.
+//! Owned by one handle. A request larger than a bounce buffer passes through it piece by piece. Buffers are allocated on first use, and a
+//! few are retained: aligned clients never allocate one. They are handed out as slices, because a window would leave segment borders at its
+//! ends, and those borders need not be aligned for the next user.
 
 use guest_memory::IoBuffer;
 
-/// Bytes of the largest bounce buffer, and of the zeroes written at once.
+/// Size of the largest bounce buffer and of the zeroes per write, in bytes.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
-/// Most unaligned requests are small.
+/// Minimum size of a bounce buffer in bytes: most unaligned requests are small.
 const SMALLEST_BYTES: usize = 64 << 10;
 
-/// Buffers kept for the next unaligned request.
+/// Maximum number of free buffers retained for later requests.
 const KEPT_MAX: usize = 8;
 
 #[derive(Default)]
 pub(crate) struct Bounce {
-    /// Those in use and free ones; a dropped one is empty.
+    /// Buffers in use and free buffers; a released one is empty.
     buffers: Vec<IoBuffer>,
     free: Vec<u32>,
     zeroes: Option<IoBuffer>,
 }
 
-/// The number of a bounce buffer in use.
+/// Number of a bounce buffer in use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BounceSlot(u32);
 
 impl Bounce {
-    /// Page-aligned memory of `length` bytes, at most [`PIECE_BYTES`], in one segment.
+    /// Returns page-aligned memory of `length` bytes, at most [`PIECE_BYTES`], in one segment.
     pub(crate) fn take(&mut self, length: usize) -> (BounceSlot, IoBuffer) {
         let fits = |&index: &u32| self.buffers[index as usize].len() >= length;
         let index = match self.free.iter().rposition(fits) {
@@ -42,7 +42,7 @@ impl Bounce {
     #[cold]
     fn grow(&mut self, length: usize) -> u32 {
         let buffer = IoBuffer::owned(length.max(SMALLEST_BYTES).next_power_of_two());
-        // A free one that was let go, or is too small, makes way.
+        // Replaces a free buffer that was released or is too small.
         let index = self.free.pop().unwrap_or_else(|| {
             self.buffers.push(IoBuffer::default());
             self.buffers.len() as u32 - 1
@@ -59,7 +59,7 @@ impl Bounce {
         self.free.push(slot.0);
     }
 
-    /// Zeroes, to be written and not to be written to.
+    /// Returns zeroes. Callers must not write to the buffer.
     pub(crate) fn zeroes(&mut self, length: usize) -> IoBuffer {
         self.zeroes
             .get_or_insert_with(|| IoBuffer::owned(PIECE_BYTES))

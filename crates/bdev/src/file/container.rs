@@ -1,5 +1,5 @@
-//! A file as what an image of another format lies in: its owner reads and writes the image's tables through the page cache, on a thread
-//! that may block, while data go the usual way.
+//! A file that contains an image of another format. The owner of the image reads and writes its tables through the page cache, on a thread
+//! that may block. Data goes through the channels of the file.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -12,7 +12,7 @@ use super::errno::is_refusal;
 use super::properties::device_size;
 use super::{File, Shared, refuse};
 
-/// What the container asks of the system, or of the simulation that stands in its place.
+/// System calls of the container; replaced in a simulation.
 #[cfg(not(feature = "simulated"))]
 mod calls {
     use std::fs::File;
@@ -49,22 +49,22 @@ mod calls {
 #[cfg(feature = "simulated")]
 use uring::simulated::Files as calls;
 
-/// Zeroes that are written at once where a file system cannot make them.
+/// Zeroes for writing where the file system cannot create them.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Access to a file's bytes that blocks.
+/// Blocking access to the bytes of a file.
 #[derive(Clone)]
 pub struct Container {
     shared: Arc<Shared>,
-    /// With an open file description of its own: positions and errors are nobody else's.
+    /// Has its own open file description, so that position and errors are not shared.
     file: Arc<std::fs::File>,
 }
 
 impl File {
-    /// The file as what an image lies in.
+    /// Returns blocking access to the file.
     ///
     /// # Errors
-    /// What the system says.
+    /// The file cannot be opened again.
     pub fn container(&self) -> io::Result<Container> {
         let access = super::open_flags(super::CacheMode::Writeback, self.shared.info.read_only);
         let fd = super::reopen(self.shared.control.as_fd(), access)?;
@@ -74,14 +74,14 @@ impl File {
         })
     }
 
-    /// Where it is.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.shared.path
     }
 }
 
 impl Container {
-    /// Makes the file longer, sparse. A block device cannot be made longer, but another program may have done so: its size is read again.
+    /// Extends a file, sparse. A block device cannot be extended here, but another program may have done it: its size is read again.
     fn extend(&self, end: u64) -> io::Result<()> {
         let shared = &self.shared;
         if end <= shared.capacity.bytes() {
@@ -97,7 +97,7 @@ impl Container {
         Ok(())
     }
 
-    /// Takes over the present size of the block device.
+    /// Adopts the current size of the block device.
     fn follow_device(&self, end: u64) -> io::Result<()> {
         let shared = &self.shared;
         let (known, found) = (shared.capacity.bytes(), device_size(&shared.control)?);
@@ -157,7 +157,7 @@ impl qcow2::Storage for Container {
     fn zero(&self, offset: u64, length: u64) -> io::Result<()> {
         let before = self.shared.capacity.bytes();
         self.extend(offset + length)?;
-        // A file reads as zeroes behind its old end; a block device that has grown may have old data there.
+        // A file reads as zeroes beyond its old end. A block device that has grown may have old data there.
         let length = match self.shared.block_device {
             true => length,
             false => (offset + length).min(before.max(offset)) - offset,
@@ -182,7 +182,7 @@ impl qcow2::Storage for Container {
         self.write_zeroes(offset, length)
     }
 
-    /// What cannot be made durable here is lost for all: a flush must not say otherwise.
+    /// A failed sync here is a loss for all handles: no later flush may succeed.
     fn sync(&self) -> io::Result<()> {
         if let Some(errno) = self.shared.durability.lost() {
             return Err(io::Error::from_raw_os_error(errno));

@@ -1,14 +1,13 @@
-//! Once data could not be made durable, nothing is promised any more: the error sticks until the disk is reopened.
+//! Sticky error: after a failure to make data durable, every flush fails until the disk is reopened.
 //!
-//! After a failed write-back Linux marks the pages clean and tells each open file description of it once. The next
-//! fsync succeeds although the data is gone. So a client that repeats a flush until it succeeds would be told a
-//! lie; here it never succeeds again. Read by all workers, written once.
+//! After a failed write-back Linux marks the pages clean and reports the failure once per open file description. The next fsync succeeds
+//! although the data is lost. A client that repeats a flush until it succeeds would get a wrong answer. Read by all workers, written once.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use block::{IoError, IoErrorKind, IoOutcome};
 
-/// The errno of the first failure, or 0.
+/// Errno of the first failure, or 0.
 #[derive(Debug, Default)]
 pub(crate) struct Durability(AtomicI32);
 
@@ -20,7 +19,7 @@ impl Durability {
         }
     }
 
-    /// May something be answered as durable?
+    /// Returns an error if data could not be made durable.
     pub(crate) fn check(&self) -> IoOutcome {
         match self.lost() {
             None => Ok(()),
@@ -28,7 +27,7 @@ impl Durability {
         }
     }
 
-    /// Notes a failure; true for the first.
+    /// Records a failure. Returns true for the first one.
     pub(crate) fn lose(&self, errno: i32) -> bool {
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         self.0.compare_exchange(0, errno, success, failure).is_ok()

@@ -1,10 +1,10 @@
-//! From errno to what a transport answers: the one place where that is decided.
+//! Maps an errno to an I/O error. No other code makes this decision for files.
 
 use block::{IoError, IoErrorKind, IoKind};
 
 pub(crate) fn classify(kind: IoKind, errno: i32) -> IoError {
     let class = match errno {
-        // A limit on the file's size is a full store, as far as a client can tell.
+        // A limit on the size of the file looks like a full store to a client.
         libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoErrorKind::NoSpace,
         libc::EFAULT => IoErrorKind::ClientMemory,
         libc::EROFS | libc::EPERM | libc::EACCES | libc::EBADF if kind != IoKind::Read => {
@@ -21,8 +21,8 @@ pub(crate) fn classify(kind: IoKind, errno: i32) -> IoError {
     IoError::with_errno(class, errno)
 }
 
-/// Does it mean that the kernel will never do this here, so that another way is to be tried? EINVAL does not: it may be about
-/// the range.
+/// Returns true if the kernel will never support this operation here, so that another one must be tried. EINVAL is not included: it may
+/// concern only the range.
 pub(crate) fn is_refusal(errno: i32) -> bool {
     matches!(
         errno,
@@ -30,8 +30,8 @@ pub(crate) fn is_refusal(errno: i32) -> bool {
     )
 }
 
-/// May a block device have answered so? What Linux makes of the status of a request to one, but for what it says of memory,
-/// of what is not supported and of space.
+/// Returns true if a block device may have caused the errno: Linux's codes for request statuses, without those for memory, unsupported
+/// operations and space.
 pub(crate) fn is_of_device(errno: i32) -> bool {
     matches!(
         errno,

@@ -1,5 +1,5 @@
-//! Disk image formats, recognised by their signatures. A raw disk may begin with a signature too, because its guest writes its content:
-//! a signature is a reason to warn or to refuse, and never a reason to open a file as an image.
+//! Disk image formats, recognised by their signatures. A raw disk may begin with a signature too, because its guest writes its content.
+//! Therefore a signature is a reason to warn or to refuse, and never a reason to open a file as an image.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -7,12 +7,12 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-/// Bytes at the start of a file that have the signatures, and at its end.
+/// Size in bytes of the searched block at the start of a file. The next constant is that at its end.
 const HEAD_BYTES: usize = 512;
 const TAIL_BYTES: usize = 512;
-/// Offset of VDI's signature.
+/// Offset of the VDI signature.
 const VDI_SIGNATURE_OFFSET: usize = 64;
-/// The first lines of a cloop image, which is also a shell script.
+/// First lines of a cloop image, which is also a shell script.
 const CLOOP: &[u8] = b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop ";
 
 /// A format of disk images.
@@ -24,28 +24,28 @@ pub enum ImageFormat {
     Qcow,
     /// QEMU's enhanced disk format.
     Qed,
-    /// VMware's: an extent, or the text that describes extents.
+    /// VMware: an extent, or the text that describes extents.
     Vmdk,
-    /// Virtual PC's, with a table of blocks or with a footer only.
+    /// Virtual PC, with a block table or with a footer only.
     Vhd,
-    /// Hyper-V's.
+    /// Hyper-V.
     Vhdx,
-    /// VirtualBox's.
+    /// VirtualBox.
     Vdi,
-    /// Parallels' expanding images.
+    /// Expanding images of Parallels.
     Parallels,
-    /// Encrypted, with the keys in its header.
+    /// Encrypted volume with the keys in its header.
     Luks,
-    /// Apple's.
+    /// Apple disk image.
     Dmg,
-    /// Bochs' redolog images.
+    /// Redolog images of Bochs.
     Bochs,
-    /// Linux's compressed loop images.
+    /// Compressed loop images of Linux.
     Cloop,
 }
 
 impl ImageFormat {
-    /// Returns the format of a file that begins with these bytes; `None`: no signature is known.
+    /// Returns the format of a file that begins with these bytes; `None` without a known signature.
     pub fn of(head: &[u8]) -> Option<ImageFormat> {
         let vdi = head.get(VDI_SIGNATURE_OFFSET..VDI_SIGNATURE_OFFSET + 4);
         let signatures: [(&[u8], ImageFormat); 13] = [
@@ -92,7 +92,7 @@ impl ImageFormat {
         }
     }
 
-    /// Returns the format of an open file, which is not open for direct I/O.
+    /// Returns the format of an open file. The descriptor must not use direct I/O.
     pub(super) fn of_file(fd: impl AsFd) -> Option<ImageFormat> {
         let mut head = [0; HEAD_BYTES];
         let read = rustix::io::pread(&fd, &mut head, 0).ok()?;

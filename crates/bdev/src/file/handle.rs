@@ -1,9 +1,8 @@
 //! One worker's handle on a file: slots of pending I/Os, each a small state machine.
 //!
-//! The common I/O is one step: its buffer goes to the ring and comes back full. Others take several: what moved
-//! short is continued, unaligned memory is bounced piece by piece, a way of zeroing or discarding that the file
-//! system refuses is replaced by the next, and what is to be durable ends with a sync. Allocates nothing once it
-//! has as many slots as I/Os were ever in flight; never blocks.
+//! Most I/O is one step: the ring moves the buffer and returns it. Other I/O takes several steps: a short transfer is continued, unaligned
+//! memory is bounced piece by piece, a zeroing or discarding method that the file system refuses is replaced by the next one, and a durable
+//! I/O ends with a sync. Allocates nothing once it has as many slots as the highest number of I/Os in flight. Never blocks.
 
 use std::sync::Arc;
 
@@ -19,27 +18,27 @@ use crate::admit::Limits;
 use crate::blocking::StatusCalls;
 use crate::{Finished, IoChannel, Submission, Tag};
 
-/// The most segments that one read or write takes (Linux: `UIO_MAXIOV`).
+/// Maximum number of segments of one read or write (Linux: `UIO_MAXIOV`).
 const SEGMENTS_MAX: usize = 1024;
 
-/// How often an interrupted operation is repeated before it counts as failed.
+/// Maximum number of repetitions of an interrupted operation.
 const RETRIES_MAX: u8 = 100;
 
 const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
 
-/// What the ring is doing for an I/O.
+/// Operation in progress on the ring for an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Nothing yet.
+    /// None yet.
     Start,
-    /// Moving the I/O's own buffer.
+    /// Transfers the I/O's own buffer.
     Whole,
-    /// Moving the rest of it.
+    /// Transfers the rest of that buffer.
     Rest,
-    /// Moving a bounce buffer.
+    /// Transfers a bounce buffer.
     Bounced,
-    /// Writing zeroes.
+    /// Writes zeroes.
     Zeroes,
     DiscardBlocks,
     Punch,
@@ -50,23 +49,24 @@ enum Step {
 struct Slot {
     tag: Tag,
     io: IoRequest,
-    /// Durable before it is answered.
+    /// Must be durable before it completes.
     durable: bool,
     step: Step,
-    /// Bytes from the start that need no more work.
+    /// Bytes done, from the start of the I/O.
     done: u64,
     retries: u8,
-    /// During [`Step::Sync`]: its number.
+    /// Number of the sync during [`Step::Sync`].
     sync: u64,
-    /// The kernel refused the memory as it is.
+    /// The kernel refused the I/O's memory; all of it is bounced.
     bounce_all: bool,
-    /// The device refused this discard: it is asked once more as one of a file.
+    /// The device refused this discard; it is repeated as a discard of a file.
     by_punching: bool,
-    /// The cache has what a block device would not be rid of: zeroes go through it, too.
+    /// The kernel refused to zero or discard this range, for example because cached pages are dirty. Zeroes are written; a discard does
+    /// nothing.
     by_writing: bool,
-    /// Only during [`Step::Bounced`].
+    /// Bounce buffer, only during [`Step::Bounced`].
     bounce: Option<BounceSlot>,
-    /// The I/O's buffer, except during [`Step::Whole`].
+    /// Buffer of the I/O, except during [`Step::Whole`].
     buffer: IoBuffer,
 }
 
@@ -97,7 +97,7 @@ impl FileBackend {
         }
     }
 
-    /// lseek waits for the server of a network file system, and for reads of maps of extents on any.
+    /// lseek waits for the server of a network file system, and on every file system for reads of extent maps.
     #[cold]
     fn block_status(
         &mut self,
@@ -112,7 +112,7 @@ impl FileBackend {
             .submit(ring, &self.shared.calls, buffer, tag, ask)
     }
 
-    /// A slot for an I/O; its buffer is still empty.
+    /// Allocates a slot for an I/O. Its buffer is still empty.
     fn occupy(&mut self, tag: Tag, io: &IoRequest, durable: bool) -> u32 {
         let Some(index) = self.free.pop() else {
             self.slots.push(Slot {
@@ -133,7 +133,7 @@ impl FileBackend {
             return self.slots.len() as u32 - 1;
         };
         let slot = &mut self.slots[index as usize];
-        // Field by field: the buffer is empty already, and large.
+        // Field by field: the buffer is large and already empty.
         (slot.tag, slot.io, slot.durable, slot.step) = (tag, *io, durable, Step::Start);
         (slot.done, slot.retries) = (0, 0);
         (slot.bounce_all, slot.by_punching, slot.by_writing) = (false, false, false);
@@ -146,7 +146,7 @@ impl FileBackend {
         (slot.tag, std::mem::take(&mut slot.buffer))
     }
 
-    /// Starts the next step of an I/O, or tells that it is over.
+    /// Starts the next step of an I/O, or returns its outcome.
     fn go_on(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
         let slot = &self.slots[index as usize];
         if slot.done == slot.io.length && slot.io.kind != IoKind::Flush {
@@ -169,7 +169,7 @@ impl FileBackend {
         }
     }
 
-    /// Another worker may have learned meanwhile that durability is lost.
+    /// Another worker may have detected a loss of durability in the meantime.
     fn outcome(&self, durable: bool) -> IoOutcome {
         if durable {
             self.shared.durability.check()
@@ -178,8 +178,8 @@ impl FileBackend {
         }
     }
 
-    /// Does a write make durable what it writes? Not through the page cache: such a write may fail for what was written before,
-    /// nobody is told of that again, and its errno does not say which it was.
+    /// Returns true if a write makes its own data durable. A write through the page cache does not: it may fail because of earlier writes,
+    /// the kernel reports that failure only once, and the errno does not distinguish the two.
     fn writes_durably(&self, slot: &Slot) -> bool {
         slot.durable && slot.io.moves_data() && self.shared.cache == CacheMode::None
     }
@@ -189,7 +189,7 @@ impl FileBackend {
         slot.step = Step::Sync;
         slot.sync = self.syncs.begin();
         let (owner, token) = (self.owner, index.into());
-        // fdatasync: it writes sizes and allocations, without which the data could not be read back.
+        // fdatasync: it also writes sizes and allocations, which are needed to read the data back.
         match u32::try_from(slot.io.length) {
             Ok(length) if slot.io.moves_data() => {
                 ring.fsync_range(owner, token, &self.fd, slot.io.offset, length, true);
@@ -218,7 +218,7 @@ impl FileBackend {
                 slot.buffer = buffer;
             }
             slot.step = Step::Bounced;
-            // An atomic write is no longer than that: see `atomic_writes`.
+            // Covers every atomic write: see `atomic_writes`.
             let length = rest.min(PIECE_BYTES);
             let (lent, bounce) = self.bounce.take(length);
             slot.bounce = Some(lent);
@@ -256,7 +256,7 @@ impl FileBackend {
         if !Shared::is(&refused.punch) {
             return self.allocation(ring, index, Step::Punch);
         }
-        // A discard is advice (virtio 1.3, 5.2.6.2; SBC-4, 4.7.3.1): a device that cannot take it keeps the data.
+        // A discard is advice (virtio 1.3, 5.2.6.2; SBC-4, 4.7.3.1): a device without support leaves the data unchanged.
         Some(Ok(()))
     }
 
@@ -302,7 +302,7 @@ impl FileBackend {
         });
     }
 
-    /// A sync has ended; I/Os that waited for it may be over with it.
+    /// Handles the end of a sync, which may complete I/Os that waited for it.
     fn synced(
         &mut self,
         ring: &mut Ring,
@@ -318,7 +318,7 @@ impl FileBackend {
         match outcome {
             Some(Ok(())) if self.syncs.holds(index) => {}
             Some(outcome) => self.finish(index, outcome, finished),
-            // It was interrupted, and runs again.
+            // The sync was interrupted and runs again.
             None => {}
         }
         while let Some(index) = self.syncs.release() {
@@ -326,7 +326,7 @@ impl FileBackend {
         }
     }
 
-    /// Takes what the ring says about a step into the slot. `Some`: the I/O has failed.
+    /// Records the result of a step in the slot. Returns `Some` if the I/O has failed.
     fn take_result(
         &mut self,
         index: u32,
@@ -372,7 +372,7 @@ impl FileBackend {
                     self.keep(index);
                     return None;
                 }
-                // What is left of an atomic write would make two of it.
+                // Continuing an atomic write would split it.
                 let torn = slot.io.flags.has(IoFlags::ATOMIC) && slot.done < slot.io.length;
                 let stuck = moved == 0 && slot.io.length != 0 || torn;
                 self.keep(index);
@@ -385,10 +385,10 @@ impl FileBackend {
             (Step::ZeroRange, Err(errno)) if is_refusal(errno) => {
                 refuse(&self.shared.refused.zero_range);
             }
-            // This range alone, it may be: it lies beyond the end of a device that has become smaller.
+            // Possibly only this range: it lies beyond the end of a device that was shrunk.
             (Step::DiscardBlocks, Err(libc::EINVAL)) => slot.by_punching = true,
             (Step::Punch | Step::ZeroRange, Err(libc::EINVAL)) => slot.by_writing = true,
-            // Pages of the range are dirty, or being written; the device is claimed, and so the kernel does not wait for them.
+            // Pages of the range are dirty or being written. The device is claimed, therefore the kernel does not wait for them.
             (Step::DiscardBlocks | Step::Punch | Step::ZeroRange, Err(libc::EBUSY))
                 if self.shared.block_device =>
             {
@@ -415,7 +415,7 @@ impl FileBackend {
     #[cold]
     fn failed(&self, index: u32, errno: i32) -> IoError {
         let slot = &self.slots[index as usize];
-        // A write that is durable by itself may have failed in its flush of the device: that is told only once.
+        // A durable write may have failed in its flush of the device, which the kernel reports only once.
         let lost = match slot.step {
             Step::Sync => errno != libc::ECANCELED,
             _ => self.writes_durably(slot) && is_of_device(errno),
@@ -432,7 +432,7 @@ impl FileBackend {
         }
     }
 
-    /// The file ends before the disk does: somebody has truncated it. Zeroes would be a lie.
+    /// Returns the error of an I/O beyond the end of the file: another program has truncated it. Zeroes would be wrong data.
     #[cold]
     fn nothing_moved(&self, index: u32) -> IoError {
         let io = &self.slots[index as usize].io;
@@ -446,7 +446,7 @@ impl FileBackend {
 }
 
 impl Shared {
-    /// Something could not be made durable: nothing is from now on, and that is said once.
+    /// Records that data could not be made durable, and logs it once. No later flush succeeds.
     #[cold]
     pub(super) fn lose(&self, errno: i32) {
         if self.durability.lose(errno) {
@@ -458,14 +458,14 @@ impl Shared {
         }
     }
 
-    /// Does the device promise to do this write as a whole or not at all?
+    /// Returns true if the device promises to execute this write as a whole or not at all.
     #[cold]
     fn keeps_whole(&self, io: &IoRequest) -> bool {
         let promised = self.info.atomic_writes;
         promised.is_some_and(|atomic| atomic.allow(io.offset, io.length))
     }
 
-    /// Can the kernel move this memory as it is?
+    /// Returns true if the kernel can transfer this memory directly.
     #[inline]
     fn takes(&self, buffer: &IoBuffer) -> bool {
         let segments = buffer.segments();
@@ -488,7 +488,7 @@ impl Slot {
 }
 
 impl Shared {
-    /// Is the rest of a read within the last block of an image that ends in it? What is missing there is zeroes.
+    /// Returns true if the rest of a read lies in the incomplete last block of an image. The missing bytes are zeroes.
     fn is_tail(&self, slot: &Slot) -> bool {
         let unit = self.info.geometry.block_size().max(self.info.io_alignment);
         self.ends_within_block
@@ -498,7 +498,7 @@ impl Shared {
     }
 }
 
-/// Bytes of a transfer that count: a short one is continued at a multiple of what the device demands.
+/// Returns the bytes of a transfer that count: a short one continues at a multiple of the device's alignment.
 fn usable(moved: u32, slot: &Slot, alignment: u32) -> u64 {
     let moved = u64::from(moved).min(slot.io.length - slot.done);
     if slot.done + moved == slot.io.length {

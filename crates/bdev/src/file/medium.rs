@@ -1,4 +1,4 @@
-//! A file or block device as what a disk's identity is kept with. Tests: the identities of the daemon.
+//! The medium of a disk's identity: a file or block device. Tests: the identities of the daemon.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -12,11 +12,11 @@ use rustix::io::Errno;
 use super::Shared;
 use crate::medium::{IdentityRecord, Medium, Stamp, path_of};
 
-/// Among the attributes that belong to users, which tools copy when they are told to.
+/// Attribute in the user namespace, which tools copy on request.
 const ATTRIBUTE: &str = "user.lunette.identity";
-/// More than a record has.
+/// Size of the read buffer in bytes, larger than a record.
 const ATTRIBUTE_BYTES_MAX: usize = 8192;
-/// Another file that cannot be looked at by then (on a network file system whose server is gone) counts as absent.
+/// Time limit for examining another file. If it expires (network file system without its server), the file counts as absent.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Medium for Shared {
@@ -27,7 +27,7 @@ impl Medium for Shared {
         let device = self.device_number().and_then(|(major, minor)| {
             device_key(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")))
         });
-        // The path as it is configured, for where it leads may change with every start of the machine.
+        // The configured path, because its target may change with every boot.
         let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
         let path = path.display();
         match device {
@@ -118,7 +118,7 @@ impl Medium for Shared {
 }
 
 impl Shared {
-    /// Where the file is, with all links followed.
+    /// Returns the path of the file with all links resolved.
     fn place(&self) -> PathBuf {
         let link = format!("/proc/self/fd/{}", self.control.as_raw_fd());
         match rustix::fs::readlink(link, Vec::new()) {
@@ -128,7 +128,7 @@ impl Shared {
     }
 }
 
-/// The stamp of a file without its path, and its device.
+/// Returns the stamp of a file without its path, and its device.
 fn stamp_at(
     folder: impl std::os::fd::AsFd,
     path: &Path,
@@ -153,13 +153,13 @@ fn value_of(got: rustix::io::Result<usize>, mut value: Vec<u8>) -> io::Result<Op
             Ok(Some(value))
         }
         Err(Errno::NODATA) => Ok(None),
-        // Longer than any record: it is none.
+        // Longer than any record: not a record.
         Err(Errno::RANGE) => Ok(Some(Vec::new())),
         Err(error) => Err(error.into()),
     }
 }
 
-/// What a block device says of its own identity in sysfs, in the folder of its number; `None`: nothing.
+/// Returns the identifier of a block device in sysfs, in the folder of its number; `None` without an identifier.
 fn device_key(folder: &Path) -> Option<String> {
     let read = |name: &str| -> Option<String> {
         let text = std::fs::read(folder.join(name)).ok()?;
@@ -167,7 +167,7 @@ fn device_key(folder: &Path) -> Option<String> {
         (!text.is_empty()).then_some(text)
     };
     if let Some(partition) = read("partition") {
-        // Its folder lies in that of the whole device.
+        // Its folder lies in the folder of the whole device.
         let whole = device_key(&std::fs::canonicalize(folder).ok()?.join(".."))?;
         let start = read("start")?;
         return Some(format!("partition {partition} at {start} of {whole}"));
@@ -187,8 +187,8 @@ fn device_key(folder: &Path) -> Option<String> {
         .find_map(|(kind, name)| Some(format!("{kind} {}", read(name)?)))
 }
 
-/// Returns whether a key has an identifier that devices of several targets may have: an NAA identifier of type 3 or without a company ID, or
-/// the T10 designator of tgt and the iSCSI Enterprise Target, which follows from target and LUN number.
+/// Returns true if a key has an identifier that devices of several targets may share: an NAA identifier of type 3 or without a company ID,
+/// or the T10 designator of tgt and the iSCSI Enterprise Target, which is derived from target and LUN number.
 fn is_local(key: &str) -> bool {
     const LOCAL: [&str; 4] = [
         "wwid naa.3",

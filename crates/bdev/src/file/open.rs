@@ -1,7 +1,7 @@
-//! Opening a file disk: every way in which that fails says what was found and what to do.
+//! Opens a file disk. Every error states the cause and the remedy.
 //!
-//! Runs on the control plane, once per disk, and may block. The order matters: the lock is taken before anything
-//! is changed, and a file that was created for nothing is removed.
+//! Runs on the control plane, once per disk, and may block. The lock is taken before anything is changed. A file that was created is
+//! removed if opening fails.
 
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -37,7 +37,7 @@ pub(super) fn open(options: FileOptions) -> Result<Shared, OpenError> {
         Ok(shared)
     });
     if opened.is_err() && created && locked {
-        // Its error says what was wrong; an empty file left behind would only hide that next time.
+        // The error states the cause; an empty file left behind would hide it at the next attempt.
         if let Err(error) = std::fs::remove_file(path) {
             tracing::warn!(
                 "{}: cannot remove the file just created: {error}",
@@ -65,7 +65,7 @@ fn make_durable(path: &Path, file: BorrowedFd<'_>) -> Result<(), OpenError> {
 /// Makes the name of a file durable.
 ///
 /// # Errors
-/// The folder cannot be opened, or the system cannot sync it. A file system that has no such sync is no error.
+/// The folder cannot be opened, or the system cannot sync it. A file system without such a sync causes no error.
 pub fn sync_folder(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
     let folder = std::fs::File::open(folder.unwrap_or(Path::new(".")))?;
@@ -132,7 +132,7 @@ fn create(options: &FileOptions, flags: OFlags) -> Result<(OwnedFd, bool), OpenE
             "does not exist, and a read-only disk is not created; hint: correct the path",
         ));
     }
-    // A disk's content is its owner's business.
+    // Only the owner of the file may read a disk's content.
     let mode = Mode::RUSR | Mode::WUSR;
     let made = rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, mode);
     match made {
@@ -225,7 +225,7 @@ fn examine(
     })
 }
 
-/// An image of another format would be damaged by what repairs a raw one.
+/// Returns the error for an incomplete last block. Padding repairs a raw disk but would damage an image of another format.
 fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<ImageFormat>) -> String {
     let what =
         format!("its size, {size} bytes, is not a multiple of the block size, {block_size} bytes");
@@ -245,7 +245,7 @@ fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<Image
     )
 }
 
-/// Direct I/O would make the file longer at its end.
+/// Returns the error for a file with an end that direct I/O cannot reach: direct I/O would extend the file.
 fn no_direct_tail(path: &Path, size: u64, unit: u32, format: Option<ImageFormat>) -> String {
     let text = format!(
         "its size, {size} bytes, is not a multiple of {unit} bytes, the unit of direct I/O (cache=none) here; hint: set cache=writeback"
@@ -260,7 +260,7 @@ fn no_direct_tail(path: &Path, size: u64, unit: u32, format: Option<ImageFormat>
 /// Flags of an exclusive open.
 pub(super) const CLAIM: OFlags = OFlags::RDWR.union(OFlags::EXCL);
 
-/// Opens a block device exclusively, so that no mount and no other server can have it.
+/// Opens a block device exclusively, which excludes mounts and other servers.
 fn claim(path: &Path, control: BorrowedFd<'_>) -> Result<OwnedFd, OpenError> {
     reopen(control, CLAIM).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => fail(
@@ -305,7 +305,7 @@ fn determine_size(
     let found = if block_device {
         device_size(control).map_err(|e| fail(path, format!("cannot read its size: {e}")))?
     } else {
-        // Again, under the lock.
+        // Read again under the lock.
         let stat = rustix::fs::fstat(control);
         let stat = stat.map_err(|e| fail(path, format!("cannot stat it: {e}")))?;
         u64::try_from(stat.st_size).unwrap_or(0)
@@ -319,7 +319,7 @@ fn determine_size(
                 .map_err(|e| fail(path, format!("cannot make it {wanted} bytes large: {e}")))?;
             Ok(wanted)
         }
-        // The disk is the beginning of the device.
+        // The disk is the first part of the device.
         Some(wanted) if block_device && wanted < found => Ok(wanted),
         Some(wanted) if block_device => Err(fail(
             path,
@@ -329,7 +329,7 @@ fn determine_size(
         )),
         Some(wanted) => {
             let resize = match (ImageFormat::of_file(control), wanted < found) {
-                // Another size would damage it.
+                // Another size would damage the image.
                 (Some(_), _) => String::new(),
                 (None, true) => format!(
                     ", or resize it first: truncate -s {wanted} {shown}, which destroys what is behind that"
@@ -356,7 +356,7 @@ fn determine_block_size(options: &FileOptions, logical: Option<u32>) -> Result<u
     check_block_size(block_size)
 }
 
-/// Determines the alignment of I/O. Logical blocks may be smaller: see [`DiskInfo::io_alignment`].
+/// Returns the alignment of I/O. Logical blocks may be smaller: see [`DiskInfo::io_alignment`].
 fn determine_alignment(
     options: &FileOptions,
     control: &OwnedFd,
@@ -370,7 +370,7 @@ fn determine_alignment(
             "its file system has no direct I/O (O_DIRECT), which cache=none needs; hint: set cache=writeback",
         )
     };
-    // Also shows, while there is somebody to tell, that handles can be opened.
+    // Also checks early that handles can be opened, while an error can still be reported.
     let handle = reopen(control.as_fd(), flags).map_err(|error| match error.raw_os_error() {
         Some(libc::EINVAL) if options.cache == CacheMode::None => no_direct(),
         _ => fail(
@@ -433,12 +433,12 @@ fn describe(
         read_only: options.read_only,
         write_cache: writable && options.cache != CacheMode::Writethrough,
         discard_granularity: (writable && discard).then_some(granularity),
-        // Holes in files read as zeroes; a device promises nothing.
+        // Holes in files read as zeroes; a device does not promise that.
         discard_zeroes: writable && discard && !block_device,
         write_zeroes: writable,
         anchors: writable && discard && !block_device && keeps_space(control),
         compare_and_write: Some(CompareAndWrite::Emulated),
-        // The page cache gives a write away in pieces.
+        // The page cache splits a write.
         atomic_writes: match writable && options.cache == CacheMode::None {
             true => atomic_writes(control.as_fd(), block_size),
             false => None,

@@ -1,4 +1,4 @@
-//! What the kernel says of a file or block device: alignment, sizes, abilities. Asked once, while a disk is opened.
+//! Properties of a file or block device reported by the kernel: alignment, sizes, abilities. Queried once, when a disk is opened.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FallocateFlags, StatxFlags, statx};
 use super::Alignment;
 use super::bounce::PIECE_BYTES;
 
-/// What `queue/` in sysfs says of a block device, or of the device below a file.
+/// Properties in `queue/` in sysfs of a block device, or of the device below a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Queue {
     pub(super) rotational: bool,
@@ -19,11 +19,11 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Nothing is known of devices that are not in sysfs (network and memory file systems): all zero.
+    /// Reads the properties of a device. All are zero for a device that is not in sysfs (network and memory file systems).
     pub(super) fn of(major: u32, minor: u32) -> Queue {
         let device = format!("/sys/dev/block/{major}:{minor}");
         let read = |name: &str| -> u64 {
-            // A partition's limits are its disk's.
+            // The limits of a partition are those of its disk.
             [
                 format!("{device}/queue/{name}"),
                 format!("{device}/../queue/{name}"),
@@ -42,7 +42,7 @@ impl Queue {
     }
 }
 
-/// What direct I/O demands here; `None`: there is no direct I/O. `fd` is open for it.
+/// Returns the alignment that direct I/O requires; `None` without direct I/O. `fd` must be open for direct I/O.
 pub(super) fn direct_alignment(fd: BorrowedFd<'_>, logical: Option<u32>) -> Option<Alignment> {
     let asked = statx(
         fd,
@@ -59,7 +59,7 @@ pub(super) fn direct_alignment(fd: BorrowedFd<'_>, logical: Option<u32>) -> Opti
         };
         return (alignment.offset != 0).then_some(alignment);
     }
-    // Linux before 6.1, or a file system that does not tell: a device's block size, or what a read proves.
+    // Linux before 6.1, or a file system without the report: the device's block size, or the size of a read that succeeds.
     let proven = logical.or_else(|| [512, 4096].into_iter().find(|&size| can_read(fd, size)))?;
     Some(Alignment {
         offset: proven,
@@ -67,7 +67,7 @@ pub(super) fn direct_alignment(fd: BorrowedFd<'_>, logical: Option<u32>) -> Opti
     })
 }
 
-/// Does a direct read of `size` bytes at `size` work?
+/// Returns true if a direct read of `size` bytes at offset `size` succeeds.
 fn can_read(fd: BorrowedFd<'_>, size: u32) -> bool {
     let size = size as usize;
     let mut memory = vec![0_u8; 2 * size];
@@ -78,10 +78,10 @@ fn can_read(fd: BorrowedFd<'_>, size: u32) -> bool {
     }
 }
 
-/// Bytes of an atomic write of a file or device, where it can be chosen: InnoDB's page, twice PostgreSQL's.
+/// Preferred size of an atomic write in bytes: the page size of InnoDB, twice that of PostgreSQL.
 const ATOMIC_BYTES: u32 = 16 << 10;
 
-/// The atomic writes (`RWF_ATOMIC`) that file system and device promise for direct I/O to what is open here.
+/// Returns the atomic writes (`RWF_ATOMIC`) that file system and device promise for direct I/O.
 pub(super) fn atomic_writes(fd: BorrowedFd<'_>, block_size: u32) -> Option<AtomicWrites> {
     /// `STATX_WRITE_ATOMIC`, Linux 6.11.
     const WRITE_ATOMIC: StatxFlags = StatxFlags::from_bits_retain(0x1_0000);
@@ -96,9 +96,9 @@ pub(super) fn atomic_writes(fd: BorrowedFd<'_>, block_size: u32) -> Option<Atomi
     atomic_unit(min, max, block_size)
 }
 
-/// What can be promised of writes that are powers of two from `min` to `max` bytes long, at multiples of their own length.
-/// SCSI's limits (alignment, granularity, longest) cannot say that of several lengths, and a client may make one write of two
-/// that follow each other: so it is one length.
+/// Returns the promise for writes with power-of-two lengths from `min` to `max` bytes, at multiples of their own length. The limits of SCSI
+/// (alignment, granularity, maximum) cannot express several lengths, and a client may merge two adjacent writes; therefore one length is
+/// promised.
 fn atomic_unit(min: u32, max: u32, block_size: u32) -> Option<AtomicWrites> {
     let allowed = min.is_power_of_two() && max.is_power_of_two() && min <= max;
     let (min, max) = (min.max(block_size), max.min(PIECE_BYTES as u32));
@@ -112,14 +112,14 @@ fn atomic_unit(min: u32, max: u32, block_size: u32) -> Option<AtomicWrites> {
     })
 }
 
-/// Can holes be punched into this file? Asked beyond its end, where there is nothing to lose.
+/// Returns true if the file supports punching holes. Tests beyond its end, where no data can be lost.
 pub(super) fn can_punch(fd: impl AsFd, size: u64) -> bool {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(fd, mode, size.next_multiple_of(4096), 4096).is_ok()
 }
 
-/// Does a write into space that the file has always find that space? Not where files are written elsewhere each time
-/// (btrfs, bcachefs, ZFS, F2FS), and nothing is known of others. Of XFS it is true of files that share nothing.
+/// Returns true if a write into allocated space never runs out of space. False for file systems that relocate overwrites (btrfs, bcachefs,
+/// ZFS, F2FS) and for unknown ones. On XFS this holds for files without shared extents.
 pub(super) fn keeps_space(fd: impl AsFd) -> bool {
     const IN_PLACE: [libc::c_long; 3] = [
         libc::EXT4_SUPER_MAGIC as libc::c_long,
@@ -134,7 +134,7 @@ pub(super) fn keeps_space(fd: impl AsFd) -> bool {
     }
 }
 
-/// Bytes of a block device.
+/// Returns the size of a block device in bytes.
 pub(super) fn device_size(fd: impl AsFd) -> io::Result<u64> {
     Ok(rustix::fs::seek(fd, rustix::fs::SeekFrom::End(0))?)
 }

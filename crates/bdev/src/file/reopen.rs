@@ -1,7 +1,7 @@
-//! Opens a file that is open once more, with an open file description of its own.
+//! Reopens an open file with its own open file description.
 //!
-//! The path is one of /proc, and a confined worker opens no path: one thread of the process opens for all. It is started by the
-//! control plane, with the first file, and lasts as long as the process. A worker waits for it as long as it would for its own call.
+//! The path is in /proc, and a confined worker cannot open paths: one thread of the process opens files for all. The control plane starts
+//! it with the first file, and it runs until the process ends. A worker waits for it as it would for its own system call.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ struct Request {
 
 static OPENER: OnceLock<Mutex<Sender<Request>>> = OnceLock::new();
 
-/// Starts the thread, if it does not run: to be called where paths can be opened.
+/// Starts the thread if it does not run yet. Must be called where paths can be opened.
 pub fn prepare() -> io::Result<()> {
     if OPENER.get().is_some() {
         return Ok(());
@@ -29,16 +29,16 @@ pub fn prepare() -> io::Result<()> {
         .spawn(move || {
             for request in requests {
                 let opened = rustix::fs::open(request.path, request.flags, Mode::empty());
-                // Whoever asked may have been ended meanwhile.
+                // The requesting thread may have ended in the meantime.
                 request.answer.send(opened.map_err(io::Error::from)).ok();
             }
         })?;
-    // If another caller was first, this one's thread ends with its sender.
+    // If another caller was first, this thread ends with its sender.
     OPENER.set(Mutex::new(sender)).ok();
     Ok(())
 }
 
-/// Opens what is behind `control` once more.
+/// Opens the file behind `control` again.
 pub fn reopen(control: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     prepare()?;
     let ended = || io::Error::other("the thread that opens files has ended");
@@ -52,6 +52,6 @@ pub fn reopen(control: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     let sender = opener.lock().unwrap_or_else(PoisonError::into_inner);
     sender.send(request).map_err(|_| ended())?;
     drop(sender);
-    // `control` is borrowed until the answer is there, so that its number means the same file.
+    // `control` stays borrowed until the answer arrives, so that its number refers to the same file.
     answered.recv().map_err(|_| ended())?
 }

@@ -1,20 +1,20 @@
-//! Syncs of one worker that run at the same time. The kernel tells a failure to the first of them that looks, and to no other: one
-//! that went well while another one ran may have had nothing left to write. What it says counts once all that ran beside it have ended.
+//! Concurrent syncs of one worker. The kernel reports a failure only to the first sync that checks for it: a sync that succeeded while
+//! another one ran may have had nothing left to write. Its success counts only after all syncs that overlapped it have ended.
 
 use std::collections::VecDeque;
 
-/// Those in flight, and those that wait for them.
+/// Syncs in flight, and I/Os that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Syncs {
     begun: u64,
-    /// By number, in order.
+    /// Numbers of the syncs in flight, ascending.
     in_flight: VecDeque<u64>,
-    /// I/Os whose sync went well, by the number that the next sync had then.
+    /// I/Os with a successful sync, each with the number of the next sync at that time.
     held: VecDeque<(u64, u32)>,
 }
 
 impl Syncs {
-    /// One begins: its number.
+    /// Registers a sync and returns its number.
     pub fn begin(&mut self) -> u64 {
         let number = self.begun;
         self.begun += 1;
@@ -22,14 +22,14 @@ impl Syncs {
         number
     }
 
-    /// It has ended, in one way or another.
+    /// Registers the end of a sync, with any result.
     pub fn end(&mut self, number: u64) {
         if let Ok(at) = self.in_flight.binary_search(&number) {
             self.in_flight.remove(at);
         }
     }
 
-    /// The sync of this I/O went well; does it have to wait for those beside it?
+    /// Returns true if an I/O with a successful sync must wait for other syncs.
     pub fn holds(&mut self, index: u32) -> bool {
         let waits = !self.in_flight.is_empty();
         if waits {
@@ -38,7 +38,7 @@ impl Syncs {
         waits
     }
 
-    /// An I/O that has waited long enough.
+    /// Returns an I/O that need not wait any longer.
     pub fn release(&mut self) -> Option<u32> {
         let (before, index) = *self.held.front()?;
         let first = self.in_flight.front();
