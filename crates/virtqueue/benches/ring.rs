@@ -1,7 +1,7 @@
-//! What a chain costs the device: pop and push in batches, on a ring that the benchmark fills itself.
+//! Device-side cost of a chain: pop and push in batches, on a ring that the benchmark fills.
 //!
-//! `cargo bench -p virtqueue` prints the time per batch, and chains per second. A chain is a request of
-//! virtio-blk: 16 bytes, 4096 bytes, 1 byte. Only the device's part is timed: the driver's is in `with_inputs`.
+//! `cargo bench -p virtqueue` prints the time per batch and the chains per second. Each chain is a virtio-blk request: 16 bytes, 4096
+//! bytes, 1 byte. Only the device side is timed; the driver side is in `with_inputs`.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl Setup {
             file_offset: 0,
         };
         let mapping = Mapping::anonymous(MEMORY).unwrap();
-        // A guest's headers are in memory that it has written.
+        // A guest has written its headers, so their pages exist.
         mapping.fill(0, MEMORY, 0);
         let table = MemoryTable::default().with_mapping(spec, mapping).unwrap();
         let layout = RingLayout::at(0, SIZE, packed);
@@ -68,7 +68,7 @@ impl Setup {
     fn fill(&mut self) {
         while self.driver.pop_used().is_some() {}
         for i in 0..self.chains.len() as u64 {
-            // As Linux does: headers in a slab, data in pages.
+            // As in Linux: headers in a slab, data in pages.
             let (header, data) = (self.data + i * 320, self.data + (1 << 18) + i * 4096);
             let (readable, writable) = ([(header, 16)], [(data, 4096), (header + 16, 1)]);
             let id = if self.indirect {

@@ -1,43 +1,43 @@
-//! A descriptor chain, popped: its memory and its two halves. The rules that split and packed rings share.
+//! A popped descriptor chain: its memory and its two halves. Also the chain rules common to split and packed rings.
 //!
-//! Owned by the caller and filled again for each request; what it holds has been checked.
+//! The caller owns the chain and reuses it for each request. Its content has been checked.
 
 use guest_memory::{Appender, Filler, GuestView, IoBuffer, TableFiller};
 
 use crate::layout::{DESCRIPTOR_SIZE, Descriptor, INDIRECT, NEXT, WRITE};
 use crate::{QueueConfig, QueueError};
 
-/// One request of the driver's: first bytes that the device reads, then bytes that it writes.
+/// One request of the driver: device-readable bytes, then device-writable bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Chain {
-    /// Index of the head (split) or buffer ID (packed): below the queue's size. Goes back with `push`.
+    /// Index of the head (split) or buffer ID (packed), below the queue size. Required by `push`.
     pub id: u16,
-    /// Descriptors that it takes in the ring; goes back with `push`.
+    /// Number of its descriptors in the ring. Required by `push`.
     pub descriptors: u16,
-    /// Bytes that the device reads: the first of the buffer.
+    /// Length of the device-readable part, at the start of the buffer.
     pub readable: u32,
-    /// Bytes that the device writes: the rest of the buffer.
+    /// Length of the device-writable part, the rest of the buffer.
     pub writable: u32,
-    /// The elements' memory; its window is the whole.
+    /// Memory of all elements. The window covers all of it.
     pub buffer: IoBuffer,
 }
 
 impl Chain {
-    /// Empties the chain and lets go of its memory, keeping its heap space.
+    /// Empties the chain and releases its memory. Keeps its heap allocation.
     #[inline]
     pub fn clear(&mut self) {
         (self.id, self.descriptors, self.readable, self.writable) = (0, 0, 0, 0);
         self.buffer.clear();
     }
 
-    /// Empties the chain for another request: its heap space and, when `view` is the same, its pin stay.
+    /// Empties the chain for another request. Keeps its heap allocation and, if `view` is the same, its pin.
     #[inline]
     pub fn recycle(&mut self, view: &GuestView) {
         self.buffer.recycle(view);
     }
 }
 
-/// What a chain may be. A driver that has not agreed to indirect tables may send them: every other device serves those, too.
+/// Limits of a chain. Indirect tables are accepted without negotiation, as in all other devices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     bytes: u32,
@@ -45,7 +45,7 @@ pub(crate) struct Limits {
     pub table: Table,
 }
 
-/// Pieces that elements may lie in, beyond one each: as many as a client may have regions of memory.
+/// Additional buffer pieces of elements that span regions: the maximum number of memory regions.
 const PIECES: usize = 512;
 
 impl Limits {
@@ -60,7 +60,7 @@ impl Limits {
         }
     }
 
-    /// The bytes of a chain, if it may have so many.
+    /// Returns the length of a chain, if it is within the limit.
     #[inline(always)]
     fn total(&self, readable: u64, writable: u64) -> Option<usize> {
         let total = readable + writable;
@@ -68,18 +68,17 @@ impl Limits {
     }
 }
 
-/// Which fields of an indirect table's descriptors count.
+/// Layout of an indirect table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Table {
-    /// `next` and all flags (clause 2.7.5.3).
+    /// Uses `next` and all flags (clause 2.7.5.3).
     Linked,
-    /// One after the other; WRITE is the only flag (clause 2.8.7).
+    /// In order; WRITE is the only flag (clause 2.8.7).
     InOrder,
 }
 
-/// The short way: a chain that breaks no rule, whose memory was looked up lately and for which there is room. It says
-/// nothing but yes or no; whatever is not so is read anew by a [`Collector`], the general way, which alone knows
-/// what is wrong. A test holds that the two agree.
+/// Fast path for valid chains in recently used memory, if they fit into the buffer. In all other cases it returns `None`. A [`Collector`]
+/// then reads the chain again and determines the error. A test checks that both agree.
 pub(crate) struct Plain<'a> {
     view: &'a GuestView,
     buffer: &'a mut IoBuffer,
@@ -96,7 +95,7 @@ impl<'a> Plain<'a> {
         }
     }
 
-    /// A chain of at most `limit` direct descriptors; gives its readable and writable bytes and how many they are.
+    /// Reads a chain of at most `limit` direct descriptors. Returns its readable and writable bytes and the number of descriptors.
     #[inline(always)]
     pub fn direct(
         self,
@@ -114,13 +113,13 @@ impl<'a> Plain<'a> {
         let middle = way.filler.count();
         let writable = if more { way.half(WRITE)?.0 } else { 0 };
         let total = self.limits.total(readable, writable)?;
-        // No more than `limit`, which is a u16.
+        // At most `limit`, which is a u16.
         let count = way.filler.finish(total, middle) as u16;
         // The limit is a u32, so both fit.
         Some((readable as u32, writable as u32, count))
     }
 
-    /// A chain that is one indirect table, whose elements lie there in their order, as Linux lays them.
+    /// Reads a chain that consists of one indirect table with the elements in order, as in Linux.
     #[inline(always)]
     pub fn indirect(self, table: u64, length: u32, kind: Table) -> Option<(u32, u32)> {
         let limit = self.limits.indirect_descriptors;
@@ -140,7 +139,7 @@ impl<'a> Plain<'a> {
     }
 }
 
-/// A walk along a chain of direct descriptors.
+/// Walk along a chain of direct descriptors.
 struct Way<'a, N> {
     filler: Filler<'a>,
     next: N,
@@ -149,18 +148,17 @@ struct Way<'a, N> {
 }
 
 impl<N: Fn(u16) -> Option<Descriptor>> Way<'_, N> {
-    /// The elements of one half, those that are readable or those that are writable: their bytes, and whether there are more
-    /// behind them.
+    /// Reads the elements of the readable or writable half. Returns their bytes, and whether more descriptors follow.
     #[inline(always)]
     fn half(&mut self, wanted: u16) -> Option<(u64, bool)> {
         let mut bytes = 0;
         loop {
             let (length, flags) = (self.d.length.get(), self.d.flags.get());
             if flags & (INDIRECT | WRITE) != wanted {
-                // Only the first half may end so; what is neither ends the second one, too.
+                // Only the readable half may end here. In the writable half, such a descriptor leaves the fast path.
                 return (wanted == 0).then_some((bytes, true));
             }
-            // There is room for as many as a chain may have.
+            // The filler has room for the longest chain.
             if length == 0 || !self.filler.append(self.d.address.get(), length) {
                 return None;
             }
@@ -173,7 +171,7 @@ impl<N: Fn(u16) -> Option<Descriptor>> Way<'_, N> {
     }
 }
 
-/// As [`Way::half`], of a table, beginning with `d`: the elements' bytes, and the first one behind them.
+/// Like [`Way::half`] for a table, beginning with `d`. Returns the bytes and the first element after the half.
 #[inline(always)]
 fn half_of_table(
     entries: &mut TableFiller<'_, Descriptor>,
@@ -201,12 +199,12 @@ fn half_of_table(
     }
 }
 
-/// What walks along a chain: it is shown each descriptor, in order.
+/// Receives the descriptors of a chain in order.
 pub(crate) trait Visitor {
-    /// An element.
+    /// Handles an element.
     fn element(&mut self, address: u64, length: u32, flags: u16) -> Result<(), QueueError>;
 
-    /// An indirect table that follows `before` direct descriptors; `linked`: where the standard forbids it.
+    /// Handles an indirect table after `before` direct descriptors; `linked`: the standard forbids it here.
     fn table(
         &mut self,
         table: u64,
@@ -216,15 +214,15 @@ pub(crate) trait Visitor {
     ) -> Result<(), QueueError>;
 }
 
-/// The general way: adds elements to a chain.
+/// General path: adds elements to a chain.
 pub(crate) struct Collector<'a> {
     appender: Appender<'a>,
     limits: Limits,
-    /// The chain's first descriptor, for error texts.
+    /// The chain's first descriptor, for error messages.
     head: u16,
     total: u64,
     readable: u64,
-    /// Was there a writable element yet?
+    /// A writable element was added.
     writing: bool,
 }
 
@@ -253,7 +251,7 @@ impl<'a> Collector<'a> {
         }
     }
 
-    /// Readable and writable bytes of the whole chain.
+    /// Returns the readable and writable bytes of the whole chain.
     pub fn finish(mut self) -> Result<(u32, u32), QueueError> {
         if self.total > u64::from(self.limits.bytes) {
             return Err(QueueError::TooLong {
@@ -272,7 +270,7 @@ impl<'a> Collector<'a> {
 
 impl Visitor for Collector<'_> {
     fn element(&mut self, address: u64, length: u32, flags: u16) -> Result<(), QueueError> {
-        // An element without bytes is odd, and nothing else.
+        // An empty element is unusual but harmless.
         if length == 0 {
             return Ok(());
         }
@@ -286,7 +284,7 @@ impl Visitor for Collector<'_> {
         } else {
             self.readable += u64::from(length);
         }
-        // Cannot overflow: fewer than 2^16 elements, of fewer than 2^32 bytes.
+        // Cannot overflow: fewer than 2^16 elements of fewer than 2^32 bytes.
         self.total += u64::from(length);
         if self.appender.append(address, length).is_err() {
             return Err(QueueError::NotMapped {
@@ -327,7 +325,7 @@ impl Visitor for Collector<'_> {
                 address: table,
                 length: u64::from(length),
             };
-            // The table may reach to the end of the address space, and wrap around it.
+            // The table may reach the end of the address space and wrap.
             let Some(at) = table.checked_add(u64::from(index * size)) else {
                 return Err(not_mapped);
             };
@@ -356,7 +354,7 @@ impl Visitor for Collector<'_> {
 }
 
 impl Table {
-    /// Flags of a descriptor that count. Packed descriptors hold them where split ones hold `next`.
+    /// Returns the relevant flags of a descriptor. Packed descriptors have them in the place of `next`.
     #[inline(always)]
     pub fn flags(self, descriptor: &Descriptor) -> u16 {
         match self {

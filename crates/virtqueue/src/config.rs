@@ -1,23 +1,23 @@
-//! Where a queue lies and what was negotiated for it: all that a device queue needs to be made.
+//! Addresses and negotiated parameters of a queue.
 
 use guest_memory::{MemoryTable, RingMemory};
 
 use crate::QueueError;
 use crate::layout::{self, Place};
 
-/// [`QueueConfig::base`] of a new packed ring: both places at descriptor 0, both wrap counters 1.
+/// [`QueueConfig::base`] of a new packed ring: both positions at descriptor 0, both wrap counters 1.
 pub const PACKED_START: u32 = 0x8000_8000;
 
-/// Elements of data that a chain through an indirect table may have in a queue of any size: as many as the kernel takes in
-/// one read or write (`UIO_MAXIOV`), and as direct descriptors have in the largest queue that front ends make.
+/// Number of data elements that a chain in an indirect table may have in a queue of any size. The kernel accepts as many in one read or
+/// write (`UIO_MAXIOV`). The largest queue that front ends create has as many direct descriptors.
 const TABLE_DATA: u16 = 1024;
-/// A request's header and its status, beside them.
+/// Header and status of a request.
 const TABLE_REST: u16 = 2;
 
-/// Description of a queue, from the front end's messages.
+/// Parameters of a queue, from the front end's messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueConfig {
-    /// Entries: 1..=32768, for a split ring a power of two.
+    /// Number of entries: 1..=32768, a power of two for split rings.
     pub size: u16,
     /// Guest-physical address of the descriptor table (packed: descriptor ring).
     pub descriptor_area: u64,
@@ -29,18 +29,18 @@ pub struct QueueConfig {
     pub packed: bool,
     /// `VIRTIO_F_EVENT_IDX` was negotiated.
     pub event_idx: bool,
-    /// Where to start, as in vhost-user's `SET_VRING_BASE`. Split: the next available index. Packed: available
-    /// place in the lower, used place in the upper 16 bits, each with its wrap counter on top.
+    /// Start position, as in vhost-user's `SET_VRING_BASE`. Split: next available index. Packed: available position in the lower and used
+    /// position in the upper 16 bits, each with its wrap counter as the top bit.
     pub base: u32,
-    /// The most bytes in one chain.
+    /// Maximum bytes of a chain.
     pub max_chain_bytes: u32,
-    /// The most descriptors in one chain through an indirect table; direct ones have at most `size`. The standard allows
-    /// `size` there, too (2.7.5.3.1), but drivers make longer tables and every other device serves them.
+    /// Maximum descriptors of a chain in an indirect table; direct chains have at most `size`. The standard limits both to `size`
+    /// (2.7.5.3.1), but drivers create longer tables and all other devices accept them.
     pub max_chain_descriptors: u16,
 }
 
 impl QueueConfig {
-    /// A split queue at its start, without optional features.
+    /// Returns the parameters of a new split queue without optional features.
     pub fn split(size: u16, descriptor_area: u64, driver_area: u64, device_area: u64) -> Self {
         QueueConfig {
             size,
@@ -55,7 +55,7 @@ impl QueueConfig {
         }
     }
 
-    /// A packed queue at its start, without optional features.
+    /// Returns the parameters of a new packed queue without optional features.
     pub fn packed(size: u16, descriptor_area: u64, driver_area: u64, device_area: u64) -> Self {
         QueueConfig {
             packed: true,
@@ -85,7 +85,7 @@ impl QueueConfig {
         Ok(())
     }
 
-    /// Available and used place of a packed ring's base.
+    /// Returns available and used position of a packed ring's base.
     pub(crate) fn packed_places(&self) -> [Place; 2] {
         [
             Place::from_bits(self.base as u16),
@@ -102,7 +102,7 @@ pub(crate) struct Areas {
 }
 
 impl Areas {
-    /// Looks the areas up, with the sizes and alignments of clause 2.7 or 2.8.
+    /// Resolves the areas, with the sizes and alignments of clause 2.7 or 2.8.
     pub fn resolve(config: &QueueConfig, table: &MemoryTable) -> Result<Areas, QueueError> {
         config.check()?;
         let size = config.size;
@@ -115,7 +115,7 @@ impl Areas {
                         address,
                         length: length as u64,
                     })?;
-            // Both must hold: a region may start anywhere in its file, so a guest's alignment says nothing of ours.
+            // Both must be aligned: a region may start anywhere in its file, so guest and host alignment are independent.
             if !address.is_multiple_of(alignment as u64) || !memory.is_aligned(alignment) {
                 return Err(QueueError::Unaligned {
                     part,

@@ -1,7 +1,7 @@
-//! A queue as a device sees it, split or packed.
+//! The device side of a queue, split or packed.
 //!
-//! One worker owns it. An iteration: `pop` until it returns false or the batch is full; `push` each answer;
-//! `publish` once, and signal the driver if it says so. Before sleeping: `enable_notifications`.
+//! Owned by one worker. Each iteration calls `pop` until it returns false or the batch is full, `push` for each answer, and `publish` once,
+//! and interrupts the driver if `publish` returns true. Before sleeping it calls `enable_notifications`.
 
 use guest_memory::{GuestView, MemoryTable, RingMemory};
 
@@ -10,16 +10,16 @@ use crate::packed::PackedQueue;
 use crate::split::SplitQueue;
 use crate::{Chain, PopError, QueueConfig, QueueError};
 
-/// A ring that goes on elsewhere than the front end said.
+/// A ring that resumes at another position than the front end's base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resumed {
-    /// Where the front end had it start.
+    /// Base from the front end.
     pub base: u32,
-    /// The used index, or the used place of a packed ring.
+    /// Used index, or used position of a packed ring.
     pub used: u32,
-    /// Requests that are taken again.
+    /// Number of requests that will be repeated.
     pub again: u16,
-    /// Unanswered requests of which nothing is left in the ring.
+    /// Number of unanswered requests that were overwritten in the ring.
     pub lost: u16,
 }
 
@@ -48,10 +48,10 @@ macro_rules! each {
 }
 
 impl DeviceQueue {
-    /// A queue in a client's memory. A split queue goes on at the used index that it finds in the ring.
+    /// Creates a queue in guest memory. A split queue continues at the used index in the ring.
     ///
     /// # Errors
-    /// When size, alignment or base are not allowed, or an area is not in one region of the memory.
+    /// Fails if size, alignment or base is invalid, or if an area is not within one memory region.
     pub fn new(config: QueueConfig, table: &MemoryTable) -> Result<DeviceQueue, QueueError> {
         let ring = if config.packed {
             Ring::Packed(PackedQueue::new(&config, table)?)
@@ -61,61 +61,62 @@ impl DeviceQueue {
         Ok(DeviceQueue { config, ring })
     }
 
-    /// Keeps track of what is in flight in `part`, which outlives this process, and takes again what an earlier device
-    /// left unanswered there. Before the first pop.
+    /// Records requests in flight in `part`, which outlives this process, and repeats those that an earlier device left unanswered there.
+    /// Must be called before the first pop.
     ///
     /// # Errors
-    /// When `part` cannot be used.
+    /// Fails if `part` cannot be used.
     pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
         each!(&mut self.ring, ring => ring.track(part))
     }
 
-    /// For a ring without an in-flight region, before the first pop: where its base is not the used index, goes on with what the
-    /// ring itself says is unanswered, and says so.
+    /// Resumes a ring without an in-flight region. If the base is not the used index, continues with the requests that are unanswered
+    /// according to the ring, and returns them. Must be called before the first pop.
     ///
-    /// The front end does not know then what is unanswered: Cloud Hypervisor gives the available index when a back end has been
-    /// restarted, others 0. DPDK and SPDK go on at the used index too; QEMU's library does so for devices that answer in order.
+    /// Such a front end cannot identify the unanswered requests: after a restart of the back end, Cloud Hypervisor sends the available
+    /// index, others send 0. DPDK and SPDK also continue at the used index; QEMU's library does so for devices that answer in order.
     pub fn resume(&mut self) -> Option<Resumed> {
         each!(&mut self.ring, ring => ring.resume())
     }
 
-    /// Finds the ring again in a changed memory table; the queue's state stays.
+    /// Resolves the ring in a changed memory table. The queue's state is unchanged.
     ///
     /// # Errors
-    /// When an area is gone; the queue then still uses the old memory.
+    /// Fails if an area is missing; the queue then still uses the old memory.
     pub fn set_memory(&mut self, table: &MemoryTable) -> Result<(), QueueError> {
         let areas = Areas::resolve(&self.config, table)?;
         each!(&mut self.ring, ring => ring.set_areas(areas));
         Ok(())
     }
 
-    /// What the queue was made with; `base` is where it started.
+    /// Returns the parameters of the queue; `base` is its start position.
     pub fn config(&self) -> &QueueConfig {
         &self.config
     }
 
-    /// Entries in the queue: ids are below it.
+    /// Returns the number of entries. IDs are smaller.
     pub fn size(&self) -> u16 {
         self.config.size
     }
 
-    /// Has the driver made a mistake that ended the queue?
+    /// Returns true if a driver error has ended the queue.
     pub fn is_broken(&self) -> bool {
         each!(&self.ring, ring => ring.is_broken())
     }
 
-    /// Has the client truncated the file that the ring lies in?
+    /// Returns true if the client has truncated the file of the ring.
     pub fn is_poisoned(&self) -> bool {
         each!(&self.ring, ring => ring.is_poisoned())
     }
 
-    /// Do chains wait? At least 1 when there are any; a packed ring does not count further. Cheap, for polling.
+    /// Returns a nonzero number if chains wait. Packed rings return at most 1. Cheap, for polling.
     #[inline]
     pub fn available(&self) -> u16 {
         each!(&self.ring, ring => ring.available())
     }
 
-    /// How many chains wait, as far as is known or, where none are known, as the driver says: a packed ring counts them.
+    /// Returns the number of waiting chains. A split ring returns the known ones, or if there are none, the driver's index; a packed ring
+    /// counts them.
     #[inline]
     pub fn waiting(&self) -> u16 {
         match &self.ring {
@@ -124,7 +125,7 @@ impl DeviceQueue {
         }
     }
 
-    /// Chains wait: fetches what is read of the first one, where that of the last one lay. A guess that is wrong changes nothing.
+    /// Prefetches the presumed memory of the first waiting chain, from the last chain's position. A wrong guess has no effect.
     #[inline(always)]
     pub fn guess(&self, view: &GuestView) {
         if let Ring::Split(ring) = &self.ring {
@@ -132,11 +133,11 @@ impl DeviceQueue {
         }
     }
 
-    /// Takes the next chain, if there is one. `chain` is overwritten; its heap space is used again.
+    /// Pops the next chain, if there is one. Overwrites `chain` and reuses its heap allocation.
     ///
     /// # Errors
-    /// A mistake of the ring's, once: the queue is broken then, and later calls give `Ok(false)`. Or a request that cannot be
-    /// served: the queue goes on behind it.
+    /// An error of the ring, reported once: the queue is then broken, and later calls return `Ok(false)`. Or a request that cannot be
+    /// served; the queue continues after it.
     #[inline(always)]
     pub fn pop(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, PopError> {
         match &mut self.ring {
@@ -145,9 +146,9 @@ impl DeviceQueue {
         }
     }
 
-    /// Gives a chain back, with the number of bytes written to it. The driver sees it after [`publish`](Self::publish).
+    /// Returns a chain, with the number of bytes written to it. The driver sees it after [`publish`](Self::publish).
     ///
-    /// `id` and `descriptors` are those of the popped [`Chain`], each used once, in any order.
+    /// `id` and `descriptors` are those of the popped [`Chain`]. Each chain is pushed once, in any order.
     #[inline(always)]
     pub fn push(&mut self, id: u16, descriptors: u16, written: u32) {
         match &mut self.ring {
@@ -156,49 +157,49 @@ impl DeviceQueue {
         }
     }
 
-    /// Shows the driver all chains pushed since the last time; says whether it wants a notification.
+    /// Makes all pushed chains visible to the driver. Returns true if it wants a notification.
     #[inline]
     pub fn publish(&mut self) -> bool {
         each!(&mut self.ring, ring => ring.publish())
     }
 
-    /// Shows the driver the same without waiting until it can be asked whether it wants a notification: [`ask`](Self::ask) has
-    /// to be called soon, and before more is published where [`must_ask`](Self::must_ask) says so.
+    /// Like `publish`, without the barrier and check of the driver's event suppression. The caller must call [`ask`](Self::ask) soon, and
+    /// before the next publication if [`must_ask`](Self::must_ask) returns true.
     #[inline]
     pub fn publish_unasked(&mut self) {
         each!(&mut self.ring, ring => ring.publish_unasked());
     }
 
-    /// Has the driver been shown chains without having been asked?
+    /// Returns true if chains were published without a check.
     #[inline(always)]
     pub fn is_unasked(&self) -> bool {
         each!(&self.ring, ring => ring.is_unasked())
     }
 
-    /// Has it been shown so many that it has to be asked before it is shown more?
+    /// Returns true if a check must precede the next publication.
     #[inline(always)]
     pub fn must_ask(&self) -> bool {
         each!(&self.ring, ring => ring.must_ask())
     }
 
-    /// Does the driver want a notification of what it was shown unasked?
+    /// Returns true if the driver wants a notification for the chains published without a check.
     #[inline]
     pub fn ask(&mut self) -> bool {
         each!(&mut self.ring, ring => ring.ask())
     }
 
-    /// Asks the driver to notify when it makes the next chain available; says whether it has done so meanwhile, and
-    /// then the caller goes on popping instead of sleeping.
+    /// Enables the driver's notifications. Returns true if a chain has become available meanwhile; the caller must then pop instead of
+    /// sleep.
     pub fn enable_notifications(&mut self) -> bool {
         each!(&mut self.ring, ring => ring.enable_notifications())
     }
 
-    /// Tells the driver that notifications are not needed. It may notify all the same.
+    /// Disables the driver's notifications. The driver may still send some.
     pub fn disable_notifications(&mut self) {
         each!(&mut self.ring, ring => ring.disable_notifications());
     }
 
-    /// Where a queue that is made anew has to go on, as in vhost-user's `GET_VRING_BASE`.
+    /// Returns the start position for a successor of this queue, as in vhost-user's `GET_VRING_BASE`.
     pub fn base(&self) -> u32 {
         each!(&self.ring, ring => ring.base())
     }

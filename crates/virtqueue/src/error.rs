@@ -1,59 +1,59 @@
-//! What can be wrong with a ring or a request in it: always the peer's fault.
+//! Errors of a ring or of a request in it, always caused by the peer.
 //!
-//! Whether a mistake ends the queue is decided where it is found: what the ring itself says wrongly does, what a request says
-//! wrongly ends that request alone ([`crate::PopError`]).
+//! The code that detects an error decides its effect. An error of the ring ends the queue; an error of a request ends that request only
+//! ([`crate::PopError`]).
 
-/// A mistake of the driver or of the front end.
+/// An error of the driver or the front end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
-    /// The queue's size is zero, too large, or, for a split ring, no power of two.
+    /// The queue size is zero, too large, or not a power of two for a split ring.
     #[error("queue size {size} is not {allowed}")]
     Size {
-        /// Size asked for.
+        /// Requested size.
         size: u16,
-        /// What would have been accepted.
+        /// Valid sizes.
         allowed: &'static str,
     },
     /// A part of the ring is not aligned.
     #[error("{part} at {address:#x} is not aligned to {alignment} bytes")]
     Unaligned {
-        /// Which part.
+        /// Name of the part.
         part: &'static str,
         /// Its guest-physical address.
         address: u64,
-        /// What the standard demands.
+        /// Alignment required by the standard.
         alignment: usize,
     },
     /// A part of the ring is not in one region of the client's memory.
     #[error("{part} at {address:#x} + {length} bytes is not in the client's memory")]
     RingNotMapped {
-        /// Which part.
+        /// Name of the part.
         part: &'static str,
         /// Its guest-physical address.
         address: u64,
-        /// Its bytes.
+        /// Its length in bytes.
         length: u64,
     },
-    /// A packed ring would start beyond its end.
+    /// The base of a packed ring is beyond its end.
     #[error("ring base {base:#x} lies outside of a ring of {size} descriptors")]
     Base {
-        /// Base asked for.
+        /// Requested base.
         base: u32,
         /// Descriptors in the ring.
         size: u16,
     },
-    /// The front end's in-flight region is not one that a device of ours has written.
+    /// The front end's in-flight region is invalid or too small.
     #[error("the in-flight region cannot be used: {what}")]
     Inflight {
-        /// What is wrong with it.
+        /// Description of the error.
         what: &'static str,
     },
     /// The available index is further ahead than the ring is long.
     #[error("available index {index} is {ahead} ahead of {expected} in a queue of {size}")]
     AvailableIndex {
-        /// What the driver wrote.
+        /// Index written by the driver.
         index: u16,
-        /// Where the device is.
+        /// Index of the device.
         expected: u16,
         /// The difference.
         ahead: u16,
@@ -63,73 +63,73 @@ pub enum QueueError {
     /// The available ring names a descriptor outside of the table.
     #[error("head {head} is outside of a table of {size} descriptors")]
     Head {
-        /// What the driver wrote.
+        /// Head written by the driver.
         head: u16,
         /// Descriptors in the table.
         size: u16,
     },
-    /// A packed buffer's ID is outside of the queue.
+    /// A packed buffer ID is outside of the queue.
     #[error("buffer id {id} is outside of a queue of {size} descriptors")]
     BufferId {
-        /// What the driver wrote.
+        /// ID written by the driver.
         id: u16,
         /// Descriptors in the ring.
         size: u16,
     },
-    /// A descriptor's `next` lies outside of its table.
+    /// A descriptor's `next` is outside of its table.
     #[error("next descriptor {next} is outside of a table of {length} descriptors")]
     Next {
-        /// What the driver wrote.
+        /// Index written by the driver.
         next: u16,
         /// Descriptors in the table.
         length: u32,
     },
-    /// The chain is a loop, or has more descriptors, or pieces in several regions of memory, than are allowed.
+    /// The chain is a loop, or has too many descriptors or pieces in different memory regions.
     #[error("chain of head {head} has a loop or more than {limit} descriptors")]
     TooManyDescriptors {
-        /// Where the chain starts.
+        /// First descriptor of the chain.
         head: u16,
-        /// The most that are allowed.
+        /// Maximum number.
         limit: u16,
     },
-    /// A packed chain says that it goes on where no descriptor is available.
+    /// A packed chain continues at a descriptor that is not available.
     #[error("chain that starts at descriptor {head} is not wholly available")]
     Incomplete {
-        /// Where the chain starts.
+        /// First descriptor of the chain.
         head: u16,
     },
-    /// An indirect table names another one.
+    /// An indirect table refers to another one.
     #[error("indirect descriptor inside of an indirect table at {table:#x}")]
     IndirectInIndirect {
-        /// Where the table is.
+        /// Address of the table.
         table: u64,
     },
     /// An indirect descriptor in a chain where the standard forbids it.
     #[error("indirect descriptor for table {table:#x} is linked with other descriptors")]
     IndirectLinked {
-        /// Where the table is.
+        /// Address of the table.
         table: u64,
     },
-    /// An indirect table's size is zero or no multiple of a descriptor's.
+    /// The length of an indirect table is zero or not a multiple of the descriptor size.
     #[error("indirect table at {table:#x} has {length} bytes, not a positive multiple of 16")]
     IndirectLength {
-        /// Where the table is.
+        /// Address of the table.
         table: u64,
-        /// Its bytes.
+        /// Its length in bytes.
         length: u32,
     },
     /// A device-readable element follows a device-writable one.
     #[error("readable element at {address:#x} after a writable one")]
     ReadableAfterWritable {
-        /// The element.
+        /// Address of the element.
         address: u64,
     },
-    /// The chain has more bytes than are allowed.
+    /// The chain has too many bytes.
     #[error("chain of {length} bytes is longer than {limit} bytes")]
     TooLong {
         /// Bytes so far.
         length: u64,
-        /// The most that are allowed.
+        /// Maximum number of bytes.
         limit: u32,
     },
     /// An element or an indirect table is not in the client's memory.
@@ -137,7 +137,7 @@ pub enum QueueError {
     NotMapped {
         /// First address.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
 }

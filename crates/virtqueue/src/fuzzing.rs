@@ -1,6 +1,6 @@
-//! Any bytes as a ring and its client's memory: the body of the fuzz target and of a property test.
+//! Arbitrary bytes as a ring and its client's memory: the body of the fuzz target and of a property test.
 //!
-//! Whatever the bytes say, the device must neither panic nor run on, and what it accepts must keep its word.
+//! For any input, the device must neither panic nor loop endlessly, and accepted chains must be valid.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use guest_memory::{GuestView, Mapping, MemoryTable, RegionSpec};
 use crate::driver::RingLayout;
 use crate::{Chain, DeviceQueue, ErrorPlace, PACKED_START, PopError};
 
-/// Bytes of each of the memory's regions.
+/// Length of each memory region.
 const HALF: usize = 1 << 15;
-/// Segments that a chain has room for from the first on.
+/// Initial segment capacity of a chain.
 const ROOM: usize = 1 << 9;
-/// Bytes of the input that choose the queue; the others are the memory.
+/// Bytes of the input that configure the queue; the rest is the memory.
 const CHOICES: usize = 8;
 
-/// Runs two devices on a ring made of `data`, each on a copy of it: one that takes the short way where it may, one that never
-/// does. Both have to say the same of every chain and to leave the same memory. Gives the number of chains that were accepted.
+/// Runs two devices on copies of a ring made of `data`: one uses the fast path where possible, the other never does. Both must agree on
+/// every chain and leave the same memory. Returns the number of accepted chains.
 ///
 /// # Panics
-/// When the device does what no driver may bring it to.
+/// If the device does something that no driver may cause.
 pub fn ring_of_bytes(data: &[u8]) -> usize {
     let Some((choices, image)) = data.split_at_checked(CHOICES) else {
         return 0;
@@ -68,7 +68,7 @@ pub fn ring_of_bytes(data: &[u8]) -> usize {
     accepted
 }
 
-/// A client's memory: two regions that touch, so that elements and tables can straddle them.
+/// Client memory of two adjacent regions, so that elements and tables can straddle them.
 struct Memory {
     first: Arc<Mapping>,
     second: Arc<Mapping>,
@@ -96,7 +96,7 @@ impl Memory {
         }
     }
 
-    /// Puts the image there from one of its thirds on.
+    /// Writes the image, starting from third number `turn`.
     fn write_image(&mut self, image: &[u8], turn: usize) {
         let image = &image[image.len() / 3 * turn..];
         let (first, second) = image.split_at(image.len().min(HALF));
@@ -112,7 +112,7 @@ impl Memory {
         bytes
     }
 
-    /// Guest address and length of each of a chain's segments.
+    /// Returns guest address and length of each segment of a chain.
     fn segments(&self, chain: &Chain) -> Vec<(usize, usize)> {
         let guest_address = |base: usize| {
             let (first, second) = (self.first.base() as usize, self.second.base() as usize);
@@ -136,7 +136,7 @@ struct Side {
     queue: DeviceQueue,
     view: GuestView,
     chain: Chain,
-    /// Its view knows where both regions are and its chain has room: what the short way needs.
+    /// The view has both regions cached and the chain has capacity, as the fast path requires.
     short: bool,
 }
 
@@ -168,7 +168,7 @@ impl Side {
         self.queue.pop(&self.view, &mut self.chain)
     }
 
-    /// What was popped.
+    /// Returns the popped chain for comparison.
     fn popped(&self) -> Popped {
         let chain = &self.chain;
         assert_eq!(chain.buffer.len(), chain.buffer.total_len());
@@ -183,7 +183,7 @@ impl Side {
         }
     }
 
-    /// Answers it where it can be, as one that was refused.
+    /// Answers a refused chain at its error place.
     fn refuse(&mut self, place: &ErrorPlace) {
         let chain = &self.chain;
         let front = vec![0x5a; place.front as usize];
@@ -194,7 +194,7 @@ impl Side {
         self.queue.push(chain.id, chain.descriptors, place.front);
     }
 
-    /// Answers it.
+    /// Answers an accepted chain.
     fn answer(&mut self) {
         let chain = &self.chain;
         if chain.writable >= 2 {
@@ -214,11 +214,11 @@ struct Popped {
     bytes: (u32, u32),
     total: usize,
     segments: Vec<(usize, usize)>,
-    /// Its first bytes, if there are so many.
+    /// Its first four bytes, if there are four.
     front: Option<[u8; 4]>,
 }
 
-/// Puts the first descriptors' addresses and lengths inside of the memory, or the bytes would rarely get further.
+/// Limits addresses and lengths of the first descriptors to the memory. Otherwise few inputs would get further.
 fn tame_addresses(memory: &Mapping, layout: &RingLayout) {
     for index in 0..usize::from(layout.size) {
         let mut descriptor = [0; 16];
@@ -238,7 +238,7 @@ fn turn_of(sides: &mut [Side; 2]) -> usize {
     }
     for _ in 0..2 * size {
         let [short, general] = sides;
-        // What an iteration looks at before it pops a batch.
+        // The calls that precede a batch.
         for side in [&mut *short, &mut *general] {
             side.queue.guess(&side.view);
             let waiting = side.queue.waiting();

@@ -1,9 +1,8 @@
-//! Which requests of a split queue are in flight, in memory that outlives this process: the region that vhost-user's
-//! `GET_INFLIGHT_FD` describes ("In-flight I/O tracking", queue region for split virtqueues).
+//! Requests in flight of a split queue, in memory that outlives this process: the region of vhost-user's `GET_INFLIGHT_FD` ("In-flight I/O
+//! tracking", queue region for split virtqueues).
 //!
-//! A device that is made on a region with requests in it takes them again, in the order in which they were taken
-//! before, and nothing that was answered. The front end keeps the region and can write to it: each value is read once
-//! and checked, and the worst that a wrong one does is to break its own queue.
+//! A device that starts on a region with requests repeats them in their original order, without the answered ones. The front end owns the
+//! region and can write to it: each value is read once and checked. A wrong value can only break the front end's own queue.
 
 use std::collections::VecDeque;
 
@@ -23,49 +22,49 @@ const STATES: usize = 16;
 const STATE_SIZE: usize = 16;
 const NEXT: usize = 6;
 const COUNTER: usize = 8;
-/// The layout's only version; 0 is a region that nobody has used.
+/// The only version of the layout; 0 means unused.
 const LAYOUT_VERSION: u16 = 1;
 /// Parts of a region begin at multiples of a cache line.
 const ALIGNMENT: usize = 64;
 
-/// The part of an in-flight region that belongs to one split queue.
+/// One split queue's part of an in-flight region.
 pub struct Inflight {
     part: RingMemory,
     size: u16,
     counter: u64,
-    /// The head that was answered last; heads answered since the last publication hang on it.
+    /// Last answered head, the start of the list of heads answered since the last publication.
     last: u16,
     answered: Vec<u16>,
-    /// Taken by an earlier device and never answered.
+    /// Heads that an earlier device took and never answered.
     again: VecDeque<u16>,
 }
 
 impl Inflight {
-    /// Bytes of one queue's part in a region for queues of so many entries.
+    /// Returns the length of a queue's part for `size` entries.
     pub fn stride(size: u16) -> usize {
         (STATES + STATE_SIZE * usize::from(size)).next_multiple_of(ALIGNMENT)
     }
 
-    /// Has any request of a queue of `size` entries been taken and not answered?
+    /// Returns true if a request of a queue of `size` entries is unanswered.
     pub fn has_requests(part: &RingMemory, size: u16) -> bool {
         let mut states = (0..usize::from(size)).map(|entry| STATES + STATE_SIZE * entry);
         states.any(|at| part.read::<u8>(at) != 0)
     }
 
-    /// A queue that has stopped may start again with other features, and its part as a packed queue's: unless something is
-    /// still in flight, the part is as one that nobody has used.
+    /// Resets the part of a stopped queue, unless a request is in flight. The queue may start again with other features, for example
+    /// packed.
     pub fn reset_unused(part: &RingMemory, size: u16) {
         if part.len() >= Inflight::stride(size) && !Inflight::has_requests(part, size) {
             part.store_release_u16(VERSION, 0);
-            // All of it: the parts of queues of the other kind begin elsewhere.
+            // The whole part: parts of the other queue type have other offsets.
             part.clear(0, Inflight::stride(size));
         }
     }
 
-    /// Takes a queue's part over. `used` is the used index in the ring: what the last device showed its driver.
+    /// Takes over a queue's part. `used` is the used index in the ring: the last index that the previous device published.
     ///
     /// # Errors
-    /// When the part is too small for `size` entries, or holds what no device writes.
+    /// Fails if the part is too small for `size` entries, or has content that no device writes.
     pub(crate) fn new(part: RingMemory, size: u16, used: u16) -> Result<Inflight, QueueError> {
         let wrong = |what| QueueError::Inflight { what };
         if part.len() < STATES + STATE_SIZE * usize::from(size) || !part.is_aligned(ALIGNMENT) {
@@ -82,7 +81,7 @@ impl Inflight {
         match tracked.word(VERSION) {
             0 => tracked.begin(used),
             LAYOUT_VERSION if tracked.word(ENTRIES) == size => tracked.recover(used)?,
-            // Another size: the driver has made its queue anew, and nothing in the region is of it.
+            // Another size: the driver has created a new queue, unrelated to the region.
             LAYOUT_VERSION => tracked.begin(used),
             _ => return Err(wrong("its version is not known")),
         }
@@ -101,7 +100,7 @@ impl Inflight {
 
     fn recover(&mut self, used: u16) -> Result<(), QueueError> {
         self.last = self.word(LAST_HEAD) % self.size;
-        // It died between showing a batch to the driver and noting that here: the batch was answered.
+        // The previous device stopped after publishing a batch and before recording that here: the batch was answered.
         let batch = used.wrapping_sub(self.word(USED_INDEX));
         if batch <= self.size {
             let mut head = self.last;
@@ -136,12 +135,12 @@ impl Inflight {
         STATES + STATE_SIZE * usize::from(head)
     }
 
-    /// The requests that have to be taken again.
+    /// Returns the requests to repeat.
     pub(crate) fn take_again(&mut self) -> VecDeque<u16> {
         std::mem::take(&mut self.again)
     }
 
-    /// A chain was taken from the available ring. `head` is below the queue's size.
+    /// Records that a chain was popped. `head` is below the queue size.
     #[inline]
     pub(crate) fn took(&mut self, head: u16) {
         let at = self.state(head);
@@ -151,7 +150,7 @@ impl Inflight {
         self.part.write::<u8>(at, 1);
     }
 
-    /// A chain is about to be given back with the next batch.
+    /// Records that a chain will be answered with the next batch.
     #[inline]
     pub(crate) fn answering(&mut self, head: u16) {
         let at = self.state(head);
@@ -162,7 +161,7 @@ impl Inflight {
         self.answered.push(head);
     }
 
-    /// The driver sees the batch: `used` is the index that it was shown.
+    /// Records that a batch was published; `used` is the published index.
     #[inline]
     pub(crate) fn published(&mut self, used: u16) {
         for head in self.answered.drain(..) {

@@ -1,14 +1,14 @@
-//! Where a daemon that is killed may leave a ring and its in-flight region half written. A simulation has it end there; otherwise this
-//! is nothing.
+//! Points at which a killed daemon may leave a ring and its in-flight region half written. A simulation can stop there; otherwise this code
+//! does nothing.
 
-/// The process may end here, and what was written before is all that the next one finds.
+/// Marks a point at which the process may stop. The next process finds only earlier stores.
 #[inline(always)]
 pub(crate) fn may_end_here() {
     #[cfg(feature = "simulated")]
     simulated::pass();
 }
 
-/// For simulations, which run on one thread.
+/// For single-threaded simulations.
 #[cfg(feature = "simulated")]
 pub mod simulated {
     use std::cell::Cell;
@@ -17,11 +17,11 @@ pub mod simulated {
         static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
     }
 
-    /// What unwinds when it has come to that.
+    /// Payload of the unwinding at such a point.
     #[derive(Debug)]
     pub struct Ended;
 
-    /// The process ends after it has passed `places` more of these places. `None`: it does not end.
+    /// Stops the process after it has passed `places` more points; `None`: never.
     pub fn end_after(places: Option<u32>) {
         LEFT.set(places);
     }
@@ -32,7 +32,7 @@ pub mod simulated {
             None => {}
             Some(0) => {
                 LEFT.set(None);
-                // No panic: nothing is wrong.
+                // Unwinds without a panic message: this is no error.
                 std::panic::resume_unwind(Box::new(Ended));
             }
             Some(left) => LEFT.set(Some(left - 1)),

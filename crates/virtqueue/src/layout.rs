@@ -1,14 +1,13 @@
-//! What lies in the rings' memory: structures, flags, sizes and alignments, of virtio 1.3 clauses 2.7 and 2.8.
+//! Memory layout of rings: structures, flags, sizes and alignments (virtio 1.3, clauses 2.7 and 2.8).
 //!
-//! Words only. All fields are little-endian and all structures free of padding, so they are read and written
-//! as they are.
+//! Definitions only. All fields are little-endian and no structure has padding, so they are read and written as they are.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The chain goes on in another descriptor.
+/// The chain continues in another descriptor.
 pub const NEXT: u16 = 1;
-/// The device writes the element; otherwise it reads it.
+/// The element is device-writable, otherwise device-readable.
 pub const WRITE: u16 = 2;
 /// The element is a table of descriptors.
 pub const INDIRECT: u16 = 4;
@@ -29,16 +28,16 @@ pub const EVENTS_DISABLE: u16 = 1;
 /// Packed, event suppression: notify for one descriptor, with `VIRTIO_F_EVENT_IDX`.
 pub const EVENTS_DESCRIPTOR: u16 = 2;
 
-/// Bytes of a descriptor, in every kind of table.
+/// Length of a descriptor, in every kind of table.
 pub const DESCRIPTOR_SIZE: usize = 16;
-/// Bytes of an element of the used ring.
+/// Length of an element of the used ring.
 pub const USED_ELEMENT_SIZE: usize = 8;
-/// Bytes of a packed ring's event suppression structure.
+/// Length of a packed ring's event suppression structure.
 pub const EVENT_SUPPRESSION_SIZE: usize = 4;
-/// The most entries that a queue may have.
+/// Maximum number of entries of a queue.
 pub const MAX_SIZE: u16 = 1 << 15;
 
-/// Offset of `idx` in the available and used rings; `flags` comes before it.
+/// Offset of `idx` in the available and used rings, after `flags`.
 pub const INDEX: usize = 2;
 /// Offset of the first element in the available and used rings.
 pub const RING: usize = 4;
@@ -53,7 +52,7 @@ pub const PACKED_FLAGS: usize = 14;
 pub struct Descriptor {
     /// Guest-physical address of the element.
     pub address: U64,
-    /// Bytes of the element.
+    /// Length of the element.
     pub length: U32,
     /// [`NEXT`], [`WRITE`], [`INDIRECT`].
     pub flags: U16,
@@ -81,7 +80,7 @@ pub struct UsedElement {
 pub struct PackedDescriptor {
     /// Guest-physical address of the element; unused in used descriptors.
     pub address: U64,
-    /// Bytes of the element, or bytes written.
+    /// Length of the element, or bytes written.
     pub length: U32,
     /// Buffer ID, in the last descriptor of a chain.
     pub id: U16,
@@ -89,55 +88,55 @@ pub struct PackedDescriptor {
     pub flags: U16,
 }
 
-/// Bytes of a descriptor table, or of a packed descriptor ring.
+/// Returns the length of a descriptor table or a packed descriptor ring.
 pub const fn descriptor_area_size(size: u16) -> usize {
     DESCRIPTOR_SIZE * size as usize
 }
 
-/// Bytes of a split queue's available ring, `used_event` included.
+/// Returns the length of a split queue's available ring, including `used_event`.
 pub const fn available_ring_size(size: u16) -> usize {
     RING + 2 * size as usize + 2
 }
 
-/// Bytes of a split queue's used ring, `avail_event` included.
+/// Returns the length of a split queue's used ring, including `avail_event`.
 pub const fn used_ring_size(size: u16) -> usize {
     RING + USED_ELEMENT_SIZE * size as usize + 2
 }
 
-/// Offset of `used_event` in the available ring.
+/// Returns the offset of `used_event` in the available ring.
 pub const fn used_event(size: u16) -> usize {
     RING + 2 * size as usize
 }
 
-/// Offset of `avail_event` in the used ring.
+/// Returns the offset of `avail_event` in the used ring.
 pub const fn available_event(size: u16) -> usize {
     RING + USED_ELEMENT_SIZE * size as usize
 }
 
-/// Does moving an index from `old` to `new` pass `event`, so that whoever set `event` wants a notification?
-/// Split rings, clauses 2.7.7 and 2.7.10; indices wrap at 65536.
+/// Returns true if moving an index from `old` to `new` passes `event`, so that a notification is due. Split rings, clauses 2.7.7 and
+/// 2.7.10; indices wrap at 65536.
 #[inline]
 pub const fn passes_event(event: u16, old: u16, new: u16) -> bool {
     event.wrapping_sub(old) < new.wrapping_sub(old)
 }
 
-/// A place in a packed ring: descriptor and wrap counter.
+/// A position in a packed ring: descriptor and wrap counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Index of the descriptor.
     pub index: u16,
-    /// The wrap counter there.
+    /// Wrap counter at this position.
     pub wrap: bool,
 }
 
 impl Place {
-    /// Where both sides of a new packed queue begin.
+    /// Start position of both sides of a new packed queue.
     pub const START: Place = Place {
         index: 0,
         wrap: true,
     };
 
-    /// From the 16 bits that event suppression structures and vhost-user messages hold.
+    /// Decodes the 16-bit form used in event suppression structures and vhost-user messages.
     pub const fn from_bits(bits: u16) -> Place {
         Place {
             index: bits & 0x7fff,
@@ -145,12 +144,12 @@ impl Place {
         }
     }
 
-    /// As 16 bits: index, and the wrap counter on top.
+    /// Encodes the position in 16 bits: index, and the wrap counter as the top bit.
     pub const fn to_bits(self) -> u16 {
         self.index | (self.wrap as u16) << 15
     }
 
-    /// `count` descriptors on (at most `size`), in a ring of `size`.
+    /// Returns the position `count` descriptors (at most `size`) later in a ring of `size`.
     #[inline]
     #[must_use]
     pub const fn advance(self, count: u16, size: u16) -> Place {
@@ -168,19 +167,19 @@ impl Place {
         }
     }
 
-    /// [`AVAIL`] and [`USED`] of a descriptor that is made available here.
+    /// Returns [`AVAIL`] and [`USED`] of a descriptor that is made available here.
     #[inline]
     pub const fn available_flags(self) -> u16 {
         if self.wrap { AVAIL } else { USED }
     }
 
-    /// [`AVAIL`] and [`USED`] of a descriptor that is used here.
+    /// Returns [`AVAIL`] and [`USED`] of a descriptor that is used here.
     #[inline]
     pub const fn used_flags(self) -> u16 {
         if self.wrap { AVAIL | USED } else { 0 }
     }
 
-    /// Descriptors from `old` to here, on the circle of two rounds that the wrap counter tells apart.
+    /// Returns the descriptors from `old` to here, on the circle of two rounds that the wrap counter distinguishes.
     const fn distance_from(self, old: Place, size: u16) -> u32 {
         let round = 2 * size as u32;
         let here = self.index as u32 + if self.wrap { 0 } else { size as u32 };
@@ -188,10 +187,10 @@ impl Place {
         (here + round - there) % round
     }
 
-    /// Does moving from `old` to here pass the descriptor at `event`? Packed rings, clause 2.8.10.
+    /// Returns true if moving from `old` to here passes the descriptor at `event`. Packed rings, clause 2.8.10.
     #[inline]
     pub const fn passes_event(self, event: Place, old: Place, size: u16) -> bool {
-        // An event off the ring is never reached.
+        // An event outside of the ring is never reached.
         event.index < size && event.distance_from(old, size) < self.distance_from(old, size)
     }
 }

@@ -1,10 +1,9 @@
 //! Virtqueues of virtio 1.3, split (clause 2.7) and packed (2.8): device side and driver side.
 //!
-//! [`DeviceQueue`] is owned by one worker: it pops descriptor chains into the caller's [`Chain`], pushes used
-//! elements, and says whether the driver wants a notification; it never blocks, allocates only when made, and
-//! knows no eventfd. Everything in the ring is a hostile driver's word: each index, address and length is read
-//! once and checked here. A mistake of the ring's breaks the queue, one of a request's refuses that request alone. [`driver`] is the other side, for tests
-//! and benchmarks. Tests: beside the code, and in `tests/`.
+//! One worker owns a [`DeviceQueue`]. It pops descriptor chains into the caller's [`Chain`], pushes used elements, and returns whether the
+//! driver wants a notification. It never blocks, allocates only at creation, and uses no eventfd. The ring's content is untrusted: each
+//! index, address and length is read once and checked here. An error of the ring breaks the queue; an error of a request refuses that
+//! request only. [`driver`] is the driver side, for tests and benchmarks. Tests: beside the code, and in `tests/`.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! The device side of a packed ring: clause 2.8.
 //!
-//! Descriptors are read once, when their chain is popped; where what is in flight is noted, they are copied there as they are
-//! a moment later, and checked again before they count. Used descriptors are written as they are pushed, but
-//! the flags of a batch's first one last: the driver looks at one place at a time, so it sees none before that.
+//! Descriptors are read once, when their chain is popped. With an in-flight region, they are copied there a moment later, and checked again
+//! before they are used from there. Used descriptors are written when pushed, except for the flags of a batch's first one, which are
+//! written last. The driver checks one descriptor at a time, so it sees nothing of the batch before that.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -21,12 +21,12 @@ use crate::packed_inflight::PackedInflight;
 use crate::refusal::{Refusal, Survey, WalkError};
 use crate::{Chain, PopError, QueueConfig, QueueError, Resumed};
 
-/// How many descriptors ahead the ring is fetched: four fill a cache line.
+/// Prefetch distance in the ring, in descriptors: four fill a cache line.
 const DESCRIPTORS_AHEAD: usize = 8;
-/// How many descriptors are looked at to count what waits.
+/// Maximum number of descriptors read to count waiting chains.
 const COUNTED: u16 = 256;
 
-/// Length and id of a used descriptor: what is written before its flags.
+/// Length and ID of a used descriptor, written before its flags.
 #[derive(IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct UsedWords {
@@ -34,7 +34,7 @@ struct UsedWords {
     id: U16,
 }
 
-/// Where a packed descriptor's length begins.
+/// Offset of the length in a packed descriptor.
 const USED_WORDS: usize = 8;
 
 pub struct PackedQueue {
@@ -44,20 +44,20 @@ pub struct PackedQueue {
     size: u16,
     event_idx: bool,
     broken: bool,
-    /// As in a split queue: the first answer always asks for a notification, where events are counted.
+    /// With `event_idx`, the first answer always requests a notification, as in a split queue.
     signalled: bool,
     limits: Limits,
-    /// Next descriptor to look at.
+    /// Next descriptor to pop.
     next_available: Place,
     /// Next descriptor to write.
     next_used: Place,
-    /// Where the batch that is not yet published begins.
+    /// Start of the unpublished batch.
     published_used: Place,
-    /// Where that begins of which the driver has not been asked whether it wants to be told.
+    /// Start of the published answers without a check of the driver's event suppression.
     asked_used: Place,
-    /// Flags of its first used descriptor, held back; it has one.
+    /// Flags of the batch's first used descriptor, stored at publication. `None`: the batch is empty.
     held_flags: Option<u16>,
-    /// Where what is in flight outlives this process.
+    /// In-flight region, which outlives this process.
     inflight: Option<Box<PackedInflight>>,
 }
 
@@ -83,7 +83,7 @@ impl PackedQueue {
         })
     }
 
-    /// Goes on where the last device ended, whatever the front end said of it.
+    /// Continues at the position in the in-flight region, regardless of the front end's base.
     pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
         let places = [self.next_available, self.next_used];
         let (inflight, [available, used]) =
@@ -94,9 +94,9 @@ impl PackedQueue {
         Ok(())
     }
 
-    /// See [`DeviceQueue::resume`](crate::DeviceQueue::resume). Between the used and the available place lie as many descriptors
-    /// as are unanswered, untouched since the driver wrote them. Where answers came out of order they are not all of the unanswered
-    /// ones: what the used descriptors were written over is lost, and only a region tells of it.
+    /// See [`DeviceQueue::resume`](crate::DeviceQueue::resume). The number of descriptors from the used to the available position equals
+    /// the number of unanswered ones. They are unchanged since the driver wrote them. After out-of-order answers they are not all of the
+    /// unanswered requests: descriptors overwritten by used ones are lost, and only an in-flight region preserves them.
     pub fn resume(&mut self) -> Option<Resumed> {
         let (mut place, mut again) = (self.next_used, 0);
         for _ in 0..self.size {
@@ -106,7 +106,7 @@ impl PackedQueue {
             let at = Self::offset(place.index) + PACKED_FLAGS;
             let flags = self.descriptors.load_acquire_u16(at);
             if flags & (AVAIL | USED) != place.available_flags() {
-                // Not these places, then.
+                // The positions are wrong.
                 return None;
             }
             again += u16::from(flags & NEXT == 0);
@@ -170,7 +170,7 @@ impl PackedQueue {
         u16::from(!self.broken && (self.is_available(self.next_available) || self.has_again()))
     }
 
-    /// Counts the chains that are available, in so many descriptors.
+    /// Counts the available chains in a limited number of descriptors.
     #[inline]
     pub fn waiting(&self) -> u16 {
         if self.available() == 0 {
@@ -218,13 +218,13 @@ impl PackedQueue {
         }
     }
 
-    /// A mistake of the ring's ends the queue.
+    /// Breaks the queue after an error of the ring.
     fn checked<T>(&mut self, read: Result<T, QueueError>) -> Result<T, PopError> {
         self.broken |= read.is_err();
         read.map_err(PopError::Queue)
     }
 
-    /// Notes that the chain at `place` is in flight.
+    /// Records that the chain at `place` is in flight.
     #[inline(never)]
     fn note(&mut self, place: Place, chain: &Chain) -> Result<(), PopError> {
         let (descriptors, size) = (&self.descriptors, self.size);
@@ -236,7 +236,7 @@ impl PackedQueue {
         self.checked(noted)
     }
 
-    /// Takes a chain that an earlier device has taken and not answered.
+    /// Pops a chain that an earlier device has popped and not answered.
     #[cold]
     fn pop_again(&mut self, view: &GuestView, chain: &mut Chain) -> Result<bool, PopError> {
         let Some(inflight) = &mut self.inflight else {
@@ -272,7 +272,7 @@ impl PackedQueue {
         Err(PopError::Request(refusal))
     }
 
-    /// The short way, for a chain that is one indirect table: see [`Plain`].
+    /// Fast path for a chain that is one indirect table: see [`Plain`].
     #[inline(always)]
     fn read_plain(&self, view: &GuestView, chain: &mut Chain) -> bool {
         let place = self.next_available;
@@ -292,7 +292,7 @@ impl PackedQueue {
         true
     }
 
-    /// Any chain; gives the place after it. A request that cannot be served gets its own: see [`Refusal`].
+    /// Reads any chain and returns the position after it. Also returns a [`Refusal`] if the request cannot be served.
     #[inline(never)]
     fn read_any(
         &self,
@@ -320,7 +320,7 @@ impl PackedQueue {
         Ok(walked.next)
     }
 
-    /// Shows the descriptors of the chain at the next available one.
+    /// Passes the descriptors of the next available chain to `visitor`.
     fn walk(&self, visitor: &mut dyn Visitor) -> Result<Walked, WalkError> {
         let size = self.size;
         let mut place = self.next_available;
@@ -329,7 +329,7 @@ impl PackedQueue {
         let id = loop {
             let descriptor: PackedDescriptor = self.descriptors.read(Self::offset(place.index));
             let flags = descriptor.flags.get();
-            // The acquiring look was at the first descriptor; the others became available before it.
+            // Only the first descriptor needs an acquire load; the others became available before it.
             if flags & (AVAIL | USED) != place.available_flags() {
                 return Err(WalkError::Ring(QueueError::Incomplete { head }));
             }
@@ -408,7 +408,7 @@ impl PackedQueue {
         self.asked_used != self.published_used
     }
 
-    /// More than once around the ring an event that was passed could not be told from one that was not.
+    /// Beyond one round of the ring, a passed event could not be distinguished from a future one.
     #[inline(always)]
     pub fn must_ask(&self) -> bool {
         self.is_unasked()
@@ -423,7 +423,7 @@ impl PackedQueue {
         let old = std::mem::replace(&mut self.asked_used, new);
         let first = !std::mem::replace(&mut self.signalled, true);
         fence(Ordering::SeqCst);
-        // Both halves in one load: the driver may be writing them.
+        // Reads both fields in one load, because the driver may be writing them.
         let events = self.driver_events.load_acquire_u32(0);
         match (events >> 16) as u16 & 3 {
             EVENTS_DISABLE => false,
@@ -453,15 +453,15 @@ impl PackedQueue {
     }
 }
 
-/// A chain that was walked along.
+/// Result of a walk along a chain.
 struct Walked {
     id: u16,
     descriptors: u16,
-    /// The place after it.
+    /// Position after the chain.
     next: Place,
 }
 
-/// Shows a descriptor, the `nth` of its chain.
+/// Passes a descriptor, the `nth` of its chain, to `visitor`.
 #[inline]
 fn show(
     visitor: &mut dyn Visitor,

@@ -1,14 +1,13 @@
-//! Which requests of a packed queue are in flight, in memory that outlives this process: the region that vhost-user's
-//! `GET_INFLIGHT_FD` describes ("In-flight I/O tracking", queue region for packed virtqueues).
+//! Requests in flight of a packed queue, in memory that outlives this process: the region of vhost-user's `GET_INFLIGHT_FD` ("In-flight I/O
+//! tracking", queue region for packed virtqueues).
 //!
-//! A packed ring is written over as requests are answered, so a chain's descriptors are kept here, in entries linked like
-//! those of a split queue's table; the free ones are a list too. Each step becomes true with one store: a chain is in
-//! flight when `old_free_head` is behind its entries, a batch is answered when the driver sees the flags of its first
-//! descriptor. What was written before that store is taken back by the next device, what was to follow is made up for.
+//! Answers overwrite a packed ring, so a chain's descriptors are copied to this region. Its entries are linked like those of a split
+//! queue's table, and free entries form a list too. Each step takes effect with one store. A chain is in flight once `old_free_head` is
+//! past its entries. A batch is answered once the driver sees the flags of its first descriptor. The next device undoes the stores before
+//! that point and completes those after it.
 //!
-//! The front end can write to the region. What keeps the entries in order (links, ids, which chains there are) is read once,
-//! when the region is taken over, and checked; the chains' descriptors when they are taken again, and checked as the
-//! driver's. The worst that a wrong value does is to break its own queue.
+//! The front end can write to the region. Links, IDs and the set of chains are read once, at the takeover, and checked. The descriptors of
+//! a chain are read when it is repeated, and checked like the driver's. A wrong value can only break the front end's own queue.
 
 use std::collections::VecDeque;
 
@@ -29,18 +28,18 @@ const USED_INDEX: usize = 16;
 const OLD_USED_INDEX: usize = 18;
 const USED_WRAP: usize = 20;
 const OLD_USED_WRAP: usize = 21;
-/// 7 bytes of padding, and what the entries' alignment adds.
+/// After 7 bytes of padding and the alignment of the entries.
 const STATES: usize = 32;
 /// Offset in an entry.
 const NEXT: usize = 2;
-/// The layout's only version; 0 is a region that nobody has used, or that was reset.
+/// The only version of the layout; 0 means unused or reset.
 const LAYOUT_VERSION: u16 = 1;
 /// Parts of a region begin at multiples of a cache line.
 const ALIGNMENT: usize = 64;
-/// No entry has this number: a queue has 2^15 at most.
+/// No entry has this number: a queue has at most 2^15.
 const NONE: u16 = u16::MAX;
 
-/// An entry: one descriptor of a chain. `last`, `count` and `counter` only in a chain's first.
+/// An entry: one descriptor of a chain. `last`, `count` and `counter` are valid in the first entry of a chain only.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct State {
@@ -58,54 +57,54 @@ struct State {
 
 const STATE_SIZE: usize = size_of::<State>();
 
-/// The part of an in-flight region that belongs to one packed queue.
+/// One packed queue's part of an in-flight region.
 pub struct PackedInflight {
     part: RingMemory,
     size: u16,
     counter: u64,
-    /// Each entry's next one, as in the region, which is only believed at the start.
+    /// Next entry of each entry. Read from the region only at the takeover.
     next: Vec<u16>,
     free_head: u16,
     free: u16,
-    /// By buffer id: the first entry of the chain in flight, or [`NONE`].
+    /// First entry of the chain in flight, by buffer ID, or [`NONE`].
     heads: Vec<u16>,
-    /// By first entry: the last one, and how many there are.
+    /// Last entry and length of each chain, by first entry.
     chains: Vec<(u16, u16)>,
-    /// First entries of chains given back since the last publication.
+    /// First entries of chains answered since the last publication.
     answered: Vec<u16>,
-    /// Where the last batch that the driver has seen ended.
+    /// End of the last published batch.
     shown: Place,
-    /// Taken by an earlier device and never answered: first entries, with their buffer ids.
+    /// Chains that an earlier device took and never answered: first entries with buffer IDs.
     again: VecDeque<(u16, u16)>,
 }
 
 impl PackedInflight {
-    /// Bytes of one queue's part in a region for queues of so many entries.
+    /// Returns the length of a queue's part for `size` entries.
     pub fn stride(size: u16) -> usize {
         (STATES + STATE_SIZE * usize::from(size)).next_multiple_of(ALIGNMENT)
     }
 
-    /// Has any request of a queue of `size` entries been taken and not answered?
+    /// Returns true if a request of a queue of `size` entries is unanswered.
     pub fn has_requests(part: &RingMemory, size: u16) -> bool {
         let mut states = (0..usize::from(size)).map(|entry| STATES + STATE_SIZE * entry);
         states.any(|at| part.read::<u8>(at) != 0)
     }
 
-    /// The front end now knows where a queue stands that has stopped, and says so when it starts it again: unless
-    /// something is still in flight, the part is as one that nobody has used.
+    /// Resets the part of a stopped queue, unless a request is in flight. The front end now has the queue's position and sends it at the
+    /// next start.
     pub fn reset_unused(part: &RingMemory, size: u16) {
         if part.len() >= PackedInflight::stride(size) && !PackedInflight::has_requests(part, size) {
             part.store_release_u16(VERSION, 0);
-            // All of it: the parts of queues of the other kind begin elsewhere.
+            // The whole part: parts of the other queue type have other offsets.
             part.clear(0, PackedInflight::stride(size));
         }
     }
 
-    /// Takes a queue's part over. `places` are where the front end has the queue go on, available and used: they count
-    /// for a part that nobody has used. Gives where it really goes on.
+    /// Takes over a queue's part. `places` are the front end's available and used positions, used only for an unused part. Also returns the
+    /// actual positions.
     ///
     /// # Errors
-    /// When the part is too small for `size` entries, or holds what no device writes.
+    /// Fails if the part is too small for `size` entries, or has content that no device writes.
     pub(crate) fn new(
         part: RingMemory,
         size: u16,
@@ -131,7 +130,7 @@ impl PackedInflight {
         };
         let places = match tracked.word(VERSION) {
             LAYOUT_VERSION if tracked.word(ENTRIES) == size => tracked.recover(ring)?,
-            // Another size: the driver has made its queue anew, and nothing in the region is of it.
+            // Another size: the driver has created a new queue, unrelated to the region.
             0 | LAYOUT_VERSION => {
                 tracked.begin(places[1]);
                 places
@@ -155,14 +154,14 @@ impl PackedInflight {
         self.part.store_release_u16(VERSION, LAYOUT_VERSION);
     }
 
-    /// Settles what the last device was at when it died, and gives where the ring goes on.
+    /// Completes or undoes the last step of the previous device. Returns the positions to continue from.
     fn recover(&mut self, ring: &RingMemory) -> Result<[Place; 2], QueueError> {
         let new = (self.place([USED_INDEX, USED_WRAP])?, self.word(FREE_HEAD));
         let old = (
             self.place([OLD_USED_INDEX, OLD_USED_WRAP])?,
             self.word(OLD_FREE_HEAD),
         );
-        // A batch was answered when the flags of its first descriptor are no longer as the driver has made them.
+        // A batch was answered if the flags of its first descriptor differ from the driver's.
         let first = DESCRIPTOR_SIZE * usize::from(old.0.index) + PACKED_FLAGS;
         let flags = ring.load_acquire_u16(first) & (AVAIL | USED);
         let was_shown = new.0 != old.0 && flags != old.0.available_flags();
@@ -176,8 +175,7 @@ impl PackedInflight {
         Ok([used.advance(taken, self.size), used])
     }
 
-    /// Reads the links and the list of what is free; gives whose entries these are. No chain begins there, whatever was
-    /// noted of one.
+    /// Reads the links and the free list. Returns a flag for each entry that is free. Clears chains that were recorded in free entries.
     fn read_free(&mut self, head: u16) -> Vec<bool> {
         self.next = (0..self.size)
             .map(|entry| self.word(self.state(entry) + NEXT))
@@ -195,7 +193,7 @@ impl PackedInflight {
         claimed
     }
 
-    /// Reads the chains in flight, in the order in which they were taken; gives how many descriptors they have.
+    /// Reads the chains in flight in their original order. Returns the number of their descriptors.
     fn read_taken(&mut self, mut claimed: Vec<bool>) -> Result<u16, QueueError> {
         let mut taken = Vec::new();
         let mut descriptors = 0;
@@ -234,7 +232,7 @@ impl PackedInflight {
         Ok(descriptors)
     }
 
-    /// The chain that begins at `head` has this buffer id, and no other has it: who answers names a chain by its id alone.
+    /// Assigns this buffer ID to the chain that begins at `head`. Fails for a duplicate ID, because an answer names its chain by ID only.
     fn claim_id(&mut self, id: u16, head: u16) -> Result<(), QueueError> {
         match self.heads.get_mut(usize::from(id)) {
             Some(of_id) if *of_id == NONE => *of_id = head,
@@ -244,8 +242,8 @@ impl PackedInflight {
         Ok(())
     }
 
-    /// The ring's descriptors from the used place on belong to chains in flight. Of a batch that was never shown some may
-    /// look used already: behind the next batch, the driver would take them for answers.
+    /// Marks the descriptors from the used position on as available; they belong to chains in flight. Some of an unpublished batch may be
+    /// marked as used already, and the driver would take them for answers after the next batch.
     fn claim_ring(&self, ring: &RingMemory, used: Place, descriptors: u16) {
         for ahead in 0..descriptors {
             let place = used.advance(ahead, self.size);
@@ -272,7 +270,7 @@ impl PackedInflight {
         }
     }
 
-    /// `used_idx` and `used_wrap_counter`, and the old ones: 8 bytes that must never be seen half written.
+    /// Stores `used_idx` and `used_wrap_counter`, new and old: 8 bytes that must never be seen half written.
     #[inline]
     fn set_places(&self, new: Place, old: Place) {
         let indices = u64::from(new.index) | u64::from(old.index) << 16;
@@ -286,18 +284,18 @@ impl PackedInflight {
         STATES + STATE_SIZE * usize::from(entry)
     }
 
-    /// Is there a chain that has to be taken again?
+    /// Returns true if a chain must be repeated.
     #[inline]
     pub(crate) fn has_again(&self) -> bool {
         !self.again.is_empty()
     }
 
-    /// The next chain that has to be taken again: its first entry, and its buffer id.
+    /// Returns the next chain to repeat: first entry and buffer ID.
     pub(crate) fn next_again(&mut self) -> Option<(u16, u16)> {
         self.again.pop_front()
     }
 
-    /// The descriptors of a chain in flight.
+    /// Returns the descriptors of a chain in flight.
     pub(crate) fn descriptors(&self, head: u16) -> impl Iterator<Item = PackedDescriptor> {
         let (_, count) = self.chains[usize::from(head)];
         let entries = std::iter::successors(Some(head), |at| Some(self.next[usize::from(*at)]));
@@ -312,11 +310,11 @@ impl PackedInflight {
         })
     }
 
-    /// A chain was taken from the ring, of these descriptors, which the driver may have changed since: all are noted with
-    /// the `id` that the chain had when it was taken.
+    /// Records that a chain was popped. The driver may have changed the descriptors since; all are recorded with the `id` that the chain
+    /// had when it was popped.
     ///
     /// # Errors
-    /// When the driver has more in flight than the queue has descriptors, or has this id in flight.
+    /// Fails if the driver has more descriptors in flight than the queue has, or if this ID is already in flight.
     pub(crate) fn took(
         &mut self,
         id: u16,
@@ -360,7 +358,7 @@ impl PackedInflight {
         Ok(())
     }
 
-    /// A chain is about to be given back with the next batch. An id of which nothing is in flight gives nothing back.
+    /// Records that a chain will be answered with the next batch. An ID that is not in flight has no effect.
     #[inline]
     pub(crate) fn answering(&mut self, id: u16) {
         let head = std::mem::replace(&mut self.heads[usize::from(id)], NONE);
@@ -369,7 +367,7 @@ impl PackedInflight {
         }
     }
 
-    /// The driver is about to see the batch, which ends at `used`.
+    /// Prepares the publication of a batch that ends at `used`.
     #[inline]
     pub(crate) fn publishing(&mut self, used: Place) {
         for head in &self.answered {
@@ -384,7 +382,7 @@ impl PackedInflight {
         self.set_places(used, self.shown);
     }
 
-    /// The driver sees the batch, which ends at `used`.
+    /// Records that a batch that ends at `used` was published.
     #[inline]
     pub(crate) fn published(&mut self, used: Place) {
         for head in self.answered.drain(..) {
@@ -415,7 +413,7 @@ mod tests {
         RingMemory::new(region.clone(), 0, PackedInflight::stride(SIZE))
     }
 
-    /// The driver can write to its ring between the moment in which a chain is read and that in which it is noted.
+    /// The driver can write to its ring between the reading and the recording of a chain.
     #[test]
     fn chain_is_noted_by_the_id_with_which_it_was_taken() {
         let (region, ring) = (Mapping::anonymous(4096), Mapping::anonymous(4096));
@@ -436,7 +434,7 @@ mod tests {
         let (mut tracked, _) = begin().unwrap();
         let again = std::array::from_fn(|_| tracked.next_again());
         assert_eq!(again, [Some((0, 4)), Some((1, 6)), None]);
-        // An id of which nothing is in flight frees nothing, and its entries are not given out twice.
+        // An ID that is not in flight frees nothing, and its entries are not allocated twice.
         for id in [4, 4, 9] {
             tracked.answering(id);
         }

@@ -1,7 +1,7 @@
-//! A request that cannot be served and says nothing of the ring: it is refused alone, with an error where there is a place for one.
+//! A request that cannot be served in a valid ring: only this request is refused, with an error response if there is room for one.
 //!
-//! A device type writes its error to the first or to the last bytes that the device may write. They are looked for in a second
-//! walk along the chain, which takes what it can read and is bounded however the driver has laid the chain out.
+//! A device type writes its error to the first or last device-writable bytes. A second walk along the chain finds them. It skips unreadable
+//! parts, and its length is limited for any chain.
 
 use guest_memory::{Appender, GuestView};
 
@@ -9,24 +9,24 @@ use crate::chain::{Limits, Table, Visitor};
 use crate::layout::{DESCRIPTOR_SIZE, Descriptor, INDIRECT, NEXT, WRITE};
 use crate::{Chain, QueueError};
 
-/// Bytes at the start of what the device writes that a refused chain has: room for a virtio-scsi response.
+/// Maximum device-writable bytes at the start of a refused chain: enough for a virtio-scsi response.
 const FRONT: u32 = 128;
-/// Descriptors of a table that are looked at, at most: `next` tells no more apart.
+/// Maximum number of table descriptors to read: `next` cannot address more.
 const STEPS: u32 = 1 << 16;
 
-/// Why a chain was not popped.
+/// Error of a pop.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PopError {
     /// The ring cannot be trusted: the queue is broken.
     #[error(transparent)]
     Queue(QueueError),
-    /// A request cannot be served. Its chain has its id and descriptors, and has to be given back with `push`.
+    /// A request cannot be served. Its chain has its ID and descriptor count, and must be returned with `push`.
     #[error("{}", .0.error)]
     Request(Box<Refusal>),
 }
 
 impl PopError {
-    /// What was wrong.
+    /// Returns the error.
     pub fn error(&self) -> &QueueError {
         match self {
             PopError::Queue(error) => error,
@@ -35,25 +35,25 @@ impl PopError {
     }
 }
 
-/// A request that is refused.
+/// A refused request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What is wrong with it.
+    /// Error of the request.
     pub error: QueueError,
-    /// Where an error can be written, in the chain's buffer.
+    /// Place for an error response in the chain's buffer.
     pub place: ErrorPlace,
 }
 
-/// What there is of the memory that the device may write, of a chain that is refused.
+/// Device-writable memory of a refused chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ErrorPlace {
-    /// Its first bytes, from [`Chain::readable`] on in the buffer.
+    /// Number of its first bytes that are present, from [`Chain::readable`] on in the buffer.
     pub front: u32,
-    /// Is the buffer's last byte its last one?
+    /// The buffer's last byte is the last device-writable byte.
     pub last: bool,
 }
 
-/// What a walk along a chain ended with.
+/// Error of a walk along a chain.
 pub(crate) enum WalkError {
     Ring(QueueError),
     Request(QueueError),
@@ -66,7 +66,7 @@ impl From<QueueError> for WalkError {
 }
 
 impl WalkError {
-    /// Nothing but the ring is wrong in the eyes of a [`Survey`].
+    /// Returns the error. A [`Survey`] reports errors of the ring only.
     pub fn into_error(self) -> QueueError {
         match self {
             WalkError::Ring(error) | WalkError::Request(error) => error,
@@ -74,16 +74,16 @@ impl WalkError {
     }
 }
 
-/// The second walk: never finds fault with a request.
+/// Second walk, without errors for requests.
 pub(crate) struct Survey<'a> {
     appender: Appender<'a>,
     limits: Limits,
     front: u32,
-    /// What was writable so far is in the memory.
+    /// All writable bytes so far are in guest memory.
     whole: bool,
     /// Address of the last writable byte.
     last: Option<u64>,
-    /// The walk has come to the chain's end.
+    /// The walk has reached the chain's end.
     ended: bool,
 }
 
@@ -102,7 +102,7 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// The chain's buffer is its place from now on.
+    /// Leaves the error place in the chain's buffer.
     pub fn finish(mut self, error: QueueError) -> Box<Refusal> {
         let last = self.last.filter(|_| self.ended);
         let last = last.is_some_and(|at| self.appender.append(at, 1).is_ok());
@@ -128,7 +128,7 @@ impl<'a> Survey<'a> {
                 Table::Linked if flags & NEXT == 0 => return Some(()),
                 Table::Linked => u32::from(d.next.get()),
                 Table::InOrder if index + 1 == count => return Some(()),
-                // The response begins near the start, the status is the last of all.
+                // The response begins near the start, and the status is the last element.
                 Table::InOrder if step >= self.limits.indirect_descriptors.into() => count - 1,
                 Table::InOrder => index + 1,
             };

@@ -1,7 +1,7 @@
 //! The device side of a split ring: clause 2.7.
 //!
-//! The available index is loaded once per batch, each of its entries and descriptors once; the used index
-//! is stored once per batch. What the next pops need is fetched ahead: the driver wrote it on another core.
+//! The available index is loaded once per batch, each available entry and descriptor once. The used index is stored once per batch. Data
+//! for the next pops is prefetched, because the driver wrote it on another core.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
@@ -20,20 +20,20 @@ use crate::refusal::{Survey, WalkError};
 use crate::unanswered::Rings;
 use crate::{Chain, Inflight, PopError, QueueConfig, QueueError, Resumed};
 
-/// How many entries are taken at a time, and their descriptors fetched, and how many chains ahead is fetched what their first
-/// descriptor points to.
+/// Number of available entries copied at a time, with prefetch of their descriptors. Distance, in chains, of the prefetch of the memory
+/// that a first descriptor refers to.
 const HEADS_TAKEN: u16 = 128;
 const ELEMENTS_AHEAD: u16 = 4;
-/// How many answers are kept until they are put into the ring.
+/// Number of answers collected before they are written to the ring.
 const ANSWERS_KEPT: usize = 128;
 
-/// Once so many answers were shown of which the driver was not asked, it is.
+/// Number of answers published without a check after which a check is required.
 const UNASKED_MAX: u16 = 1 << 12;
 
 /// Used elements in a cache line.
 const ELEMENTS_IN_LINE: usize = 64 / USED_ELEMENT_SIZE;
 
-/// The ring's memory: whole areas for their single fields, and their entries, which need no bounds check.
+/// Memory of the ring: whole areas for single fields, and entry arrays, which need no bounds check.
 struct Areas {
     descriptors: RingEntries<Descriptor>,
     available: RingMemory,
@@ -60,35 +60,34 @@ pub struct SplitQueue {
     size: u16,
     event_idx: bool,
     broken: bool,
-    /// Has the driver been asked about a notification since the queue was made? What an earlier device did not
-    /// get to say is said with the first answer.
+    /// The driver's event suppression was checked since the queue was created. The first answer always notifies, on behalf of an earlier
+    /// device.
     signalled: bool,
     limits: Limits,
     /// Next entry to pop.
     next_available: u16,
-    /// The driver's index when last looked at: entries before it are known to be there.
+    /// The driver's index when last read.
     known_available: u16,
-    /// Heads of the entries from the next to pop up to `taken_available`, each at its index modulo their number: the driver
-    /// goes on writing to the lines that they came from.
+    /// Heads from the next entry to pop up to `taken_available`, indexed modulo the array size. Copied because the driver continues to
+    /// write to their cache lines.
     heads: [u16; HEADS_TAKEN as usize],
     taken_available: u16,
-    /// Head and table of the last chain: where few are in flight, the next one's too as a rule.
+    /// Head and table address of the last chain. With few requests in flight, the next chain usually has the same.
     last: (u16, u64),
     /// Next element to push.
     next_used: u16,
-    /// The last `kept` elements, which are put into the ring all at once: the driver reads the ones before them meanwhile,
-    /// and they share lines.
+    /// The last `kept` elements, written to the ring together. The driver reads earlier elements in the same cache lines meanwhile.
     answers: [UsedElement; ANSWERS_KEPT],
     kept: usize,
-    /// The used index that the driver sees.
+    /// Published used index.
     published_used: u16,
-    /// That of which it was asked whether it wants to be told.
+    /// Published index at the last check of the driver's event suppression.
     asked_used: u16,
-    /// Were the last elements other ones than their places had?
+    /// The last elements differed from the previous content of the ring.
     renewed: bool,
-    /// Where what is in flight is kept for the device after this one.
+    /// In-flight region, which outlives this process.
     inflight: Option<Box<Inflight>>,
-    /// Heads that an earlier device has taken and not answered.
+    /// Heads that an earlier device has popped and not answered.
     again: VecDeque<u16>,
 }
 
@@ -120,7 +119,7 @@ impl SplitQueue {
         })
     }
 
-    /// Goes on where the last device ended, whatever the front end said of it.
+    /// Continues at the position in the in-flight region, regardless of the front end's base.
     pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
         let mut inflight = Inflight::new(part, self.size, self.next_used)?;
         self.again = inflight.take_again();
@@ -129,8 +128,8 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// See [`DeviceQueue::resume`](crate::DeviceQueue::resume). A front end that resumes properly is not touched: the device
-    /// before answered everything before it told its base, so that the base is the used index.
+    /// See [`DeviceQueue::resume`](crate::DeviceQueue::resume). Does nothing for a correct front end: the previous device answered all
+    /// requests before it reported its base, so the base is the used index.
     pub fn resume(&mut self) -> Option<Resumed> {
         if self.next_available == self.next_used {
             return None;
@@ -142,7 +141,7 @@ impl SplitQueue {
             available: |at| self.areas.heads.read(at).get(),
             used: |at| self.areas.elements.read(at).id.get(),
         };
-        // Else the ring's own indices are no better.
+        // `None`: the ring's own indices are no better.
         let again = rings.unanswered()?;
         let (base, used) = (self.base(), u32::from(self.next_used));
         let unanswered = rings.available_index.wrapping_sub(rings.used_index);
@@ -179,13 +178,13 @@ impl SplitQueue {
     pub fn base(&self) -> u32 {
         let again = match self.inflight {
             Some(_) => self.again.len() as u16,
-            // They need not be the last ones: whoever goes on finds them again, as this device did.
+            // The unanswered requests need not be the last ones. The next device finds them in the ring, like this one.
             None => 0,
         };
         u32::from(self.next_available.wrapping_sub(again))
     }
 
-    /// Entries that wait, as far as known or, where none are known, as the driver says.
+    /// Returns the number of waiting entries, up to the known index or, if none are known, the driver's index.
     #[inline]
     pub fn available(&self) -> u16 {
         let known = self.known_available.wrapping_sub(self.next_available);
@@ -199,7 +198,7 @@ impl SplitQueue {
             .saturating_add(self.again.len() as u16)
     }
 
-    /// What is to be read is on another core, one thing behind the other: a good guess has all on their way at once.
+    /// Starts the loads of dependent data from another core in parallel, at presumed addresses.
     #[inline(always)]
     pub fn guess(&self, view: &GuestView) {
         self.areas.heads.prefetch(self.next_available);
@@ -239,7 +238,7 @@ impl SplitQueue {
         }
     }
 
-    /// A request that an earlier device has taken and not answered.
+    /// Returns a request that an earlier device has popped and not answered.
     #[cold]
     fn take_again(&mut self) -> Option<u16> {
         if self.broken {
@@ -248,13 +247,13 @@ impl SplitQueue {
         self.again.pop_front()
     }
 
-    /// An entry that was taken.
+    /// Returns a copied head.
     #[inline(always)]
     fn head(&self, at: u16) -> u16 {
         self.heads[usize::from(at % HEADS_TAKEN)]
     }
 
-    /// Takes the next entries, and loads the driver's index for that where none are known.
+    /// Copies the next entries. Loads the driver's index if no entry is known.
     #[inline(never)]
     fn look(&mut self, view: &GuestView) -> Result<bool, PopError> {
         if self.broken {
@@ -275,7 +274,7 @@ impl SplitQueue {
         if count < ELEMENTS_AHEAD {
             self.fetch_used(count);
         }
-        // The very first is read at once; the next ones get what `fetch_ahead` does for the later ones.
+        // The first one is read immediately; `fetch_ahead` handles those after the next ones.
         for i in 1..count.min(ELEMENTS_AHEAD) {
             self.fetch_element(view, self.next_available.wrapping_add(i));
         }
@@ -297,7 +296,7 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// Takes the lines to which so many answers will be written.
+    /// Prefetches the cache lines of the next `answers` used elements.
     #[inline(always)]
     fn fetch_used(&self, answers: u16) {
         for i in (0..answers).step_by(ELEMENTS_IN_LINE) {
@@ -317,7 +316,7 @@ impl SplitQueue {
         }
     }
 
-    /// Fetches what the first descriptor points to: a request's header, or its indirect table.
+    /// Prefetches the memory that the first descriptor refers to: a request header or an indirect table.
     #[inline(always)]
     fn fetch_element(&self, view: &GuestView, at: u16) {
         let head = self.head(at);
@@ -333,7 +332,7 @@ impl SplitQueue {
         PopError::Queue(error)
     }
 
-    /// The short way: see [`Plain`].
+    /// Fast path: see [`Plain`].
     #[inline(always)]
     fn read_plain(&mut self, head: u16, view: &GuestView, chain: &mut Chain) -> bool {
         if head >= self.size {
@@ -354,7 +353,7 @@ impl SplitQueue {
         true
     }
 
-    /// The short way for a chain of direct descriptors: see [`Plain`].
+    /// Fast path for a chain of direct descriptors: see [`Plain`].
     #[inline(never)]
     fn read_direct(
         &self,
@@ -375,7 +374,7 @@ impl SplitQueue {
         true
     }
 
-    /// Any chain. A request that cannot be served gets its place: see [`crate::Refusal`].
+    /// Reads any chain. Prepares the error place of a request that cannot be served: see [`crate::Refusal`].
     #[inline(never)]
     fn read_any(
         &mut self,
@@ -408,7 +407,7 @@ impl SplitQueue {
         Ok(())
     }
 
-    /// Shows the chain's descriptors; gives how many lie in the ring.
+    /// Passes the chain's descriptors to `visitor`. Returns their number in the ring.
     fn walk(&self, head: u16, visitor: &mut impl Visitor) -> Result<u16, WalkError> {
         let size = self.size;
         if head >= size {
@@ -420,7 +419,7 @@ impl SplitQueue {
             let (address, length) = (descriptor.address.get(), descriptor.length.get());
             let flags = descriptor.flags.get();
             if flags & INDIRECT != 0 {
-                // Direct descriptors may come before, none may follow.
+                // Direct descriptors may precede, but not follow.
                 visitor.table(address, length, descriptors - 1, flags & NEXT != 0)?;
                 return Ok(descriptors);
             }
@@ -465,7 +464,7 @@ impl SplitQueue {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Puts the elements that are kept into the ring, however many a driver that breaks the rules has it answer at once.
+    /// Writes the collected elements to the ring. An invalid driver may cause more of them than the ring has entries.
     fn put(&mut self) {
         let mut at = self.next_used.wrapping_sub(self.kept as u16);
         self.renewed = false;
@@ -483,7 +482,7 @@ impl SplitQueue {
         }
         self.put();
         may_end_here();
-        // The store must be seen before flags or used_event are read, or both sides could miss each other.
+        // The store must be visible before flags or used_event are read, or both sides could miss each other.
         self.areas.used.store_ordered_u16(INDEX, self.next_used);
         self.shown();
         self.wants()
@@ -512,7 +511,7 @@ impl SplitQueue {
         self.asked_used != self.published_used
     }
 
-    /// With as many more as a ring has entries these must be fewer than there are indices.
+    /// Together with a full ring, the unchecked answers must be fewer than the 65536 indices.
     #[inline(always)]
     pub fn must_ask(&self) -> bool {
         self.published_used.wrapping_sub(self.asked_used) >= UNASKED_MAX
@@ -523,7 +522,7 @@ impl SplitQueue {
         if !self.is_unasked() {
             return false;
         }
-        // As an exchange does; the index has mostly reached the driver by now, so that nothing is waited for.
+        // Same barrier as in `publish`. The index has usually reached the driver by now, so the barrier does not wait.
         fence(Ordering::SeqCst);
         self.wants()
     }
@@ -550,14 +549,15 @@ impl SplitQueue {
         } else {
             self.areas.used.store_release_u16(0, 0);
         }
-        // Either the driver sees that we want a kick, or we see what it made available before it looked.
+        // Either the driver sees the request for a kick, or this side sees the chain that it has made available.
         fence(Ordering::SeqCst);
         self.available() != 0
     }
 
     pub fn disable_notifications(&mut self) {
         if self.event_idx {
-            // Behind what was taken it is not passed again; where it was asked for, the next request would pass it.
+            // An event before the last popped entry is not passed again. The event from `enable_notifications` would be passed by the next
+            // request.
             let behind = self.next_available.wrapping_sub(1);
             let place = available_event(self.size);
             self.areas.used.store_release_u16(place, behind);

@@ -1,36 +1,36 @@
-//! Which requests of a split ring an earlier device left unanswered, found in the ring itself: for a front end that starts
-//! a ring somewhere else than at the used index and keeps no in-flight region.
+//! Finds the requests of a split ring that an earlier device left unanswered, from the ring itself. For front ends that start a ring at
+//! another index than the used index and have no in-flight region.
 //!
-//! The used index counts answers, so `available index - used index` requests are unanswered, but not which: a device that
-//! answers in order left the last ones, one that does not (this one) may have left older ones. DPDK takes the last ones
-//! again; a request that is carried out and answered twice breaks the driver's queue, and a write may then take its data
-//! from memory that has another use by now. So the entries of both rings are compared first: head by head, what was made
-//! available last and answered last. That is exact while the rings have not been overwritten, and where every head that was
-//! made available later than it was answered is unanswered; the rest is the best guess. Only a region is always exact.
+//! `available index - used index` requests are unanswered, but the indices do not identify them. A device that answers in order left the
+//! last ones; one that does not, like this one, may have left older ones. DPDK repeats the last ones. A request that is answered twice
+//! breaks the driver's queue, and a repeated write may read memory that is already used for other data. The entries of both rings are
+//! therefore compared first: for each head, its last position in the available and in the used ring. The result is exact while the rings
+//! have not been overwritten, and while every head that was made available later than it was answered is unanswered. Otherwise it is the
+//! best guess. Only an in-flight region is always exact.
 
-/// What both rings tell of one head. Positions count from the oldest entry of the used ring.
+/// Entries of one head in both rings. Positions count from the oldest entry of the used ring.
 #[derive(Clone, Copy, Default)]
 struct Head {
-    /// How often it was made available, less how often it was answered, as far as the rings reach.
+    /// Number of available entries minus number of used entries, as far as the rings reach.
     balance: i32,
     made_available: Option<u32>,
     answered: Option<u32>,
 }
 
-/// A split ring, as far as it tells what is unanswered. Entries are read at an index of the ring, which wraps.
+/// A split ring. Entries are read at a ring index, which wraps.
 pub(crate) struct Rings<A, U> {
     pub size: u16,
     pub available_index: u16,
     pub used_index: u16,
-    /// The head at an index of the available ring.
+    /// Returns the head at an index of the available ring.
     pub available: A,
-    /// The head at an index of the used ring.
+    /// Returns the head at an index of the used ring.
     pub used: U,
 }
 
 impl<A: Fn(u16) -> u16, U: Fn(u16) -> u32> Rings<A, U> {
-    /// Heads of the unanswered requests, in the order in which they were made available; `None` when the two indices are
-    /// not those of one ring. There may be fewer than the indices say: an entry that was overwritten is lost.
+    /// Returns the heads of the unanswered requests in order of availability, or `None` if the indices are
+    /// inconsistent. There may be fewer than the indices imply, because overwritten entries are lost.
     pub fn unanswered(&self) -> Option<Vec<u16>> {
         let count = self.available_index.wrapping_sub(self.used_index);
         if count > self.size {
@@ -42,7 +42,7 @@ impl<A: Fn(u16) -> u16, U: Fn(u16) -> u32> Rings<A, U> {
             .zip(&heads)
             .filter_map(|(number, head)| {
                 let at = head.made_available?;
-                // When an entry is written, no more answers than there are entries before it exist.
+                // When an entry is written, at most as many answers exist as entries before it.
                 let ahead = match head.answered {
                     Some(answered) => at.checked_sub(answered).filter(|ahead| *ahead > 0)?,
                     None => u32::MAX,
@@ -50,7 +50,8 @@ impl<A: Fn(u16) -> u16, U: Fn(u16) -> u32> Rings<A, U> {
                 Some((head.balance > 0, ahead, at, number))
             })
             .collect();
-        // Where more remain than are unanswered, some were answered before older ones: those soon after they were made available.
+        // If more candidates remain than requests are unanswered, some were answered before older ones, soon after they were made
+        // available.
         found.sort_unstable_by(|a, b| b.cmp(a));
         found.truncate(usize::from(count));
         found.sort_unstable_by_key(|(_, _, at, _)| *at);
@@ -81,7 +82,7 @@ impl<A: Fn(u16) -> u16, U: Fn(u16) -> u32> Rings<A, U> {
         }
     }
 
-    /// Has the ring not been filled once? Drivers begin with zeroes, and 0 is a head too.
+    /// Returns true if the ring was never filled. Drivers zero it at first, and 0 is also a valid head.
     fn is_fresh(&self) -> bool {
         self.available_index <= self.size
             && (self.available_index..self.size).all(|at| (self.available)(at) == 0)
@@ -99,7 +100,7 @@ mod tests {
 
     const SIZE: u16 = 16;
 
-    /// A driver that uses the head that came back last, as Linux does, and a device that answers any of what it has.
+    /// A driver that reuses the last returned head, like Linux, and a device that answers in any order.
     struct Ring {
         available: [u16; SIZE as usize],
         used: [u32; SIZE as usize],
@@ -177,7 +178,7 @@ mod tests {
             prop_assert_eq!(ring.unanswered(), Vec::from(ring.taken));
         }
 
-        /// Linux with a constant number in flight, answered in any order: as benchmarks and busy disks have it.
+        /// Linux with a constant number of requests in flight, answered in any order, as in benchmarks and on busy disks.
         #[test]
         fn constant_depth_is_exact_unless_one_waits_a_ring_long(
             start in any::<u16>(),
@@ -188,7 +189,7 @@ mod tests {
             (0..depth).for_each(|_| ring.submit());
             let mut oldest_max = 0;
             for which in answers {
-                // None is overtaken by more than half of the ring.
+                // No request is overtaken by more than half of the ring.
                 let first = ring.taken.front().copied();
                 let at = (0..SIZE).find(|back| {
                     let index = ring.available_index.wrapping_sub(1 + back);

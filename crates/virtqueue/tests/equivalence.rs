@@ -1,5 +1,5 @@
-//! The same operations on a split and on a packed ring: same chains in the same order, same answers, and a
-//! notification wherever one was asked for.
+//! Compares a split and a packed ring under the same operations: same chains in the same order, same answers, and every requested
+//! notification.
 
 mod common;
 
@@ -12,10 +12,10 @@ enum Op {
     Add(u32, u32, bool),
     Kick,
     Pop(u8),
-    /// Which of those in flight (modulo their number), bytes written.
+    /// Number of the request in flight (modulo their count), bytes written.
     Complete(u16, u32),
     Publish,
-    /// Without asking whether the driver wants to be told, and the question.
+    /// Publish without a check of the driver's event suppression, and the check.
     Show,
     Ask,
     Collect(u8),
@@ -41,13 +41,13 @@ fn op() -> impl Strategy<Value = Op> {
 /// Elements, readable and writable bytes of a chain.
 type Popped = (Vec<(u64, u32)>, u32, u32);
 
-/// What one step shows to the outside.
+/// Visible results of one step.
 #[derive(Debug, Default, PartialEq)]
 struct Seen {
     added: bool,
     popped: Vec<Popped>,
     collected: Vec<(u64, u32)>,
-    /// Kick or interrupt, where it was asked for and is due.
+    /// Kick or interrupt, if requested and due.
     notified: Option<bool>,
     more: bool,
 }
@@ -57,12 +57,12 @@ struct Side {
     event_idx: bool,
     chain: Chain,
     in_flight: Vec<(u16, u16)>,
-    /// With event_idx: is a notification due for the next chain?
+    /// With event_idx: the next chain requires a notification.
     kick_armed: bool,
     interrupt_armed: bool,
     added: bool,
     pushed: bool,
-    /// Something was shown while an interrupt was due for it, and the driver was not asked.
+    /// An interrupt is due for published chains, and the driver's event suppression is unchecked.
     owed: bool,
     token: u64,
 }
@@ -112,7 +112,7 @@ impl Side {
             }
             Op::Kick => {
                 let kick = driver.publish();
-                // Without event_idx the two rings say the same; with it, only what was asked for counts.
+                // Without event_idx both rings must agree; with it, only requested kicks must.
                 let due = self.added && self.kick_armed;
                 seen.notified = (due || !self.event_idx).then_some(kick);
                 self.kick_armed &= !self.added;
@@ -130,7 +130,7 @@ impl Side {
                         .push((elements, self.chain.readable, self.chain.writable));
                     self.in_flight.push((self.chain.id, self.chain.descriptors));
                 }
-                // A split ring says what it knows already; a packed one counts what is there.
+                // A split ring returns the known chains; a packed ring counts the waiting ones.
                 let counted = if self.pair.layout.packed {
                     seen.popped.len()
                 } else {
@@ -156,7 +156,7 @@ impl Side {
                 self.pushed = false;
             }
             Op::Show => {
-                // A packed ring has to be asked before more is shown, so both are.
+                // A packed ring requires a check before the next publication, so both rings do it.
                 let must = device.must_ask();
                 assert!(!must || self.pair.layout.packed, "so soon");
                 let interrupt = device.ask();
@@ -192,7 +192,7 @@ impl Side {
             Op::DriverInterrupts(true) => {
                 seen.more = driver.enable_interrupts();
                 self.interrupt_armed = !seen.more;
-                // A driver that has seen all answers need not be told of them.
+                // A driver that has seen all answers needs no interrupt for them.
                 self.owed &= seen.more;
             }
             Op::DriverInterrupts(false) => {

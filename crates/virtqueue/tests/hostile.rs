@@ -1,5 +1,5 @@
-//! What a driver must not do, and how the device refuses it, by name: a mistake of the ring's breaks the queue, once; one of a
-//! request's refuses that request alone.
+//! Violations by a driver, and the device's errors: an error of the ring breaks the queue, reported once; an error of a request refuses
+//! that request only.
 
 mod common;
 
@@ -108,7 +108,7 @@ fn overfull_split_ring_is_answered_round_its_end() {
     for offered in [4u16, 5, 10, 130, 300] {
         let mut b = Bench::split(4);
         b.raw.set_descriptor(0, DATA, 1, 0, 0);
-        // Heads are all 0, for memory is: the same buffer again and again, though it has not come back.
+        // Memory is zeroed, so all heads are 0: the same buffer repeatedly, while still in flight.
         for at in 0..offered {
             b.raw.set_available_index(at + 1);
             assert_eq!(b.pop(), Ok(true));
@@ -184,7 +184,7 @@ fn indirect_length_of_zero_or_of_no_multiple_of_16_is_refused_alone() {
 #[test]
 fn split_indirect_next_outside_of_its_table_is_refused_alone() {
     let mut b = Bench::split(4);
-    // The third descriptor is there, but the table ends before it.
+    // The third descriptor exists, but the table ends before it.
     b.table(
         TABLE,
         &[(DATA, 1, NEXT, 2), (DATA, 1, 0, 0), (DATA, 1, 0, 0)],
@@ -237,7 +237,7 @@ fn split_indirect_table_is_read_by_its_links_in_any_order() {
     let tables = [
         vec![element(0, 1), element(1, 2), element(2, 7)],
         vec![element(0, 2), element(2, 0), element(1, 1)],
-        // Nothing links to what lies between and behind.
+        // No link leads to the descriptors between and behind.
         vec![
             element(0, 3),
             element(2, 1),
@@ -248,7 +248,7 @@ fn split_indirect_table_is_read_by_its_links_in_any_order() {
         ],
     ];
     let mut b = Bench::split(8);
-    // The first chains make the memory known to the short way, and room in the chain.
+    // The first chains give the fast path the memory and the chain its capacity.
     for (round, table) in tables.iter().cycle().take(9).enumerate() {
         b.table(TABLE, table);
         let bytes = 16 * table.len() as u32;
@@ -325,7 +325,7 @@ fn refused_chain_has_the_place_of_its_error_where_there_is_one() {
         b.raw.set_descriptor(3, DATA + 256, 100, NEXT | WRITE, 4);
         b.raw.set_descriptor(4, DATA + 512, 1, WRITE, 0);
     };
-    // A readable element outside of memory, before, and the place that is left when others are wrong, too.
+    // A readable element outside of memory comes first. Cases: the remaining error place if other elements are invalid, too.
     type Change = fn(&Bench);
     let cases: [(Change, u32, bool); 5] = [
         (|_| {}, 128, true),
@@ -382,7 +382,7 @@ fn packed_chain_that_is_refused_keeps_its_place_in_the_ring() {
     assert_eq!((b.chain.id, b.chain.readable), (1, 7));
 }
 
-/// The status is the last byte of a table however long that is; a table without an end has none.
+/// The status is the last byte of a table of any length; an endless table has none.
 #[test]
 fn place_in_a_table_that_is_too_long_is_its_end() {
     for packed in [false, true] {
@@ -401,7 +401,7 @@ fn place_in_a_table_that_is_too_long_is_its_end() {
             }
             let bytes = 16 * u32::from(entries);
             let (error, place) = if packed {
-                // Flags lie where split descriptors have `next`.
+                // Flags are in the place of split descriptors' `next`.
                 b.raw.set_packed(0, TABLE, bytes, 0, INDIRECT | AVAIL);
                 b.refused_alone_as_is()
             } else {
@@ -451,7 +451,7 @@ fn chain_longer_than_the_limit_is_refused_alone() {
 
 #[test]
 fn chain_above_32_bits_of_bytes_is_refused_before_overflow() {
-    // Elements may name the same memory again and again.
+    // Elements may refer to the same memory repeatedly.
     let length = MEMORY as u32;
     let mut b = Bench::new(4, false, |c| c.max_chain_descriptors = 0xffff);
     for i in 0..4096u16 {
@@ -499,7 +499,7 @@ fn packed_chain_round_the_ring_is_refused() {
         b.raw.set_packed(i, DATA, 16, 0, NEXT | AVAIL);
     }
     assert_eq!(b.refused_as_is(), QueueError::Incomplete { head: 0 });
-    // A ring that is set up to look available in the next round too cannot be: one descriptor, two states.
+    // A ring cannot also appear available in the next round: one descriptor would need two states.
     let mut b = Bench::packed(1);
     b.raw.set_packed(0, DATA, 16, 0, NEXT | AVAIL);
     assert_eq!(b.refused_as_is(), QueueError::Incomplete { head: 0 });

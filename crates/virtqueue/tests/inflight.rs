@@ -1,4 +1,4 @@
-//! A device that dies at any moment, and the one after it on the same in-flight region: each request is answered once.
+//! A device that dies at any point, and its successor on the same in-flight region: each request is answered once.
 
 mod common;
 
@@ -13,12 +13,12 @@ const SIZE: u16 = 8;
 enum Step {
     Add,
     Pop,
-    /// Answers one of those in flight.
+    /// Answers one request in flight.
     Answer(usize),
     Publish,
-    /// The process is killed between two steps.
+    /// Kills the process between two steps.
     Die,
-    /// It is killed when the driver sees the batch and the region does not say so yet.
+    /// Kills the process after publishing a batch and before recording that.
     DieAfterShowing,
 }
 
@@ -34,7 +34,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..300)
 }
 
-/// The driver's token is what a chain has as its first element's offset.
+/// Returns the driver's token: the offset of the chain's first element.
 fn token(p: &Pair, chain: &Chain) -> u64 {
     p.memory.elements(chain)[0].0 - DATA
 }
@@ -57,14 +57,14 @@ proptest! {
         made_again(&mut p, &region, start);
         let mut chain = Chain::default();
         let mut added = 0_u64;
-        // What the device of the moment has taken, in order, and what it has answered and not shown.
+        // Requests that the current device has popped, in order, and answered without publishing.
         let mut taken: Vec<(u64, u16)> = Vec::new();
         let mut hidden: Vec<(u64, u16)> = Vec::new();
         let mut expected_next = 0_u64;
         let mut again: std::collections::VecDeque<u64> = Default::default();
         let mut seen: Vec<u64> = Vec::new();
         let all = steps.into_iter().chain([Step::Die]);
-        // In the end everything is taken and answered.
+        // Finally, everything is popped and answered.
         let rest = std::iter::repeat_n([Step::Pop, Step::Answer(0), Step::Publish], 2 * usize::from(SIZE)).flatten();
         for step in all.chain(rest) {
             match step {
@@ -106,12 +106,12 @@ proptest! {
                         hidden.clear();
                         region.write(0, &before);
                     }
-                    // In the order in which they were first taken: what was to be taken again comes first.
+                    // Original order: requests that were to be repeated come first.
                     let mut open: Vec<u64> = again.drain(..).collect();
                     open.extend(taken.drain(..).chain(hidden.drain(..)).map(|(token, _)| token));
                     open.sort_unstable();
                     again.extend(open);
-                    // The front end says where the used index stands, or anything else: the region counts.
+                    // The front end may send any base: the region decides.
                     made_again(&mut p, &region, 7);
                 }
             }
@@ -124,7 +124,7 @@ proptest! {
         prop_assert_eq!(seen, (0..added).collect::<Vec<_>>());
     }
 
-    /// The front end can write what it likes: a device is made or refused, and its queue breaks or goes on.
+    /// The front end can write arbitrary bytes: creating the device succeeds or fails, and its queue works or breaks.
     #[test]
     fn any_bytes_as_a_region_harm_nobody(bytes in prop::collection::vec(any::<u8>(), Inflight::stride(SIZE)), version in any::<bool>()) {
         let region = Mapping::anonymous(4096).unwrap();
@@ -164,7 +164,7 @@ fn region_that_is_too_small_or_of_another_layout_is_refused() {
     ));
 }
 
-/// The layout is the protocol's: another back end goes on from it (vhost-user, "queue region for split virtqueues").
+/// The layout is that of the protocol, so that other back ends can continue (vhost-user, "queue region for split virtqueues").
 #[test]
 fn region_is_laid_out_as_the_protocol_says() {
     let region = Mapping::anonymous(4096).unwrap();

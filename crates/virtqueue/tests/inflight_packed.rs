@@ -1,5 +1,5 @@
-//! A device of a packed ring that dies at any moment, between any two stores, and the one after it on the same in-flight
-//! region: each request is answered once.
+//! A device of a packed ring that dies at any point, between any two stores, and its successor on the same in-flight region: each request
+//! is answered once.
 
 mod common;
 
@@ -16,18 +16,18 @@ const RING_BYTES: usize = 16 * SIZE as usize;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A request of so many descriptors, or, with 0, of an indirect table.
+    /// A request with this number of descriptors, or with an indirect table if 0.
     Add(u8),
     Pop,
-    /// Answers one of those in flight.
+    /// Answers one request in flight.
     Answer(usize),
     Publish,
-    /// The process is killed between two steps.
+    /// Kills the process between two steps.
     Die,
-    /// It is killed while it notes a chain that it takes: some of the stores have come through, not the last.
+    /// Kills the process while it records a popped chain: some stores are visible, but not the last.
     DieTaking(u64),
-    /// It is killed while it shows a batch: some of the stores before the driver sees it have come through, or all of
-    /// these and some of those after it.
+    /// Kills the process while it publishes a batch. Visible are some of the stores before the publication, or all of these and some of
+    /// those after it.
     DieShowing(bool, u64),
 }
 
@@ -49,7 +49,7 @@ fn token(p: &Pair, chain: &Chain) -> u64 {
 }
 
 fn made_again(p: &mut Pair, region: &Arc<Mapping>) {
-    // The front end says where the ring stood at its start, or anything else: the region counts.
+    // The front end may send any base: the region decides.
     p.device = DeviceQueue::new(p.device.config().clone(), &p.memory.table).unwrap();
     let part = RingMemory::new(region.clone(), 0, PackedInflight::stride(SIZE));
     p.device.track(part).unwrap();
@@ -61,7 +61,7 @@ fn image(region: &Mapping) -> Vec<u8> {
     bytes
 }
 
-/// Is this byte of the region stored before the driver sees a batch? `free_head`, `used_idx`, `used_wrap_counter`, links.
+/// Returns true if this byte of the region is stored before a publication: `free_head`, `used_idx`, `used_wrap_counter`, links.
 fn is_stored_before(at: usize) -> bool {
     match at {
         0..32 => matches!(at, 12 | 13 | 16 | 17 | 20),
@@ -69,8 +69,7 @@ fn is_stored_before(at: usize) -> bool {
     }
 }
 
-/// What has come through of `after`: words of two bytes, of which `some` picks. That is more than any order of stores
-/// could leave.
+/// Mixes two images in words of two bytes, selected by `some`. This covers more than any order of stores could leave.
 fn mixed(before: &[u8], after: &[u8], some: u64, came: impl Fn(usize, bool) -> bool) -> Vec<u8> {
     let mut picked = some;
     let mut bytes = before.to_vec();
@@ -94,14 +93,14 @@ proptest! {
         made_again(&mut p, &region);
         let mut chain = Chain::default();
         let mut added = 0_u64;
-        // What the device of the moment has taken, in order, and what it has answered and not shown.
+        // Requests that the current device has popped, in order, and answered without publishing.
         let mut taken: Vec<(u64, u16, u16)> = Vec::new();
         let mut hidden: Vec<(u64, u16, u16)> = Vec::new();
         let mut expected_next = 0_u64;
         let mut again: VecDeque<u64> = VecDeque::new();
         let mut seen: Vec<u64> = Vec::new();
         let all = steps.into_iter().chain([Step::Die]);
-        // In the end everything is taken and answered.
+        // Finally, everything is popped and answered.
         let rest = std::iter::repeat_n([Step::Pop, Step::Answer(0), Step::Publish], 2 * usize::from(SIZE)).flatten();
         for step in all.chain(rest) {
             let dies = matches!(step, Step::Die | Step::DieTaking(_) | Step::DieShowing(..));
@@ -153,7 +152,7 @@ proptest! {
                     let before = image(&region);
                     p.device.publish();
                     let bytes = mixed(&before, &image(&region), some, |at, pick| {
-                        // The old used place, 18 to 21, is the last of all, in one store.
+                        // The old used position, 18 to 21, is stored last, in one store.
                         let last = matches!(at, 18 | 19 | 21);
                         is_stored_before(at) && (shown || pick) || shown && pick && !last
                     });
@@ -167,7 +166,7 @@ proptest! {
                 Step::Die => {}
             }
             if dies {
-                // In the order in which they were first taken: what was to be taken again comes first.
+                // Original order: requests that were to be repeated come first.
                 let mut open: Vec<u64> = again.drain(..).collect();
                 open.extend(taken.drain(..).chain(hidden.drain(..)).map(|(token, ..)| token));
                 open.sort_unstable();
@@ -183,7 +182,7 @@ proptest! {
         prop_assert_eq!(seen, (0..added).collect::<Vec<_>>());
     }
 
-    /// The front end can write what it likes: a device is made or refused, and its queue breaks or goes on.
+    /// The front end can write arbitrary bytes: creating the device succeeds or fails, and its queue works or breaks.
     #[test]
     fn any_bytes_as_a_region_harm_nobody(
         bytes in prop::collection::vec(prop_oneof![0..9_u8, any::<u8>()], PackedInflight::stride(SIZE)),
@@ -192,7 +191,7 @@ proptest! {
         let region = Mapping::anonymous(4096).unwrap();
         region.write(0, &bytes);
         if small {
-            // So small that most of them are allowed.
+            // Values small enough to be mostly valid.
             let few: Vec<u8> = bytes.iter().map(|byte| byte % 9 * (byte % 2)).collect();
             region.write(12, &few[12..]);
         }
@@ -213,8 +212,8 @@ proptest! {
         }
     }
 
-    /// Ids in the region are the front end's to write: no two chains are ever taken under one, for who answers names a
-    /// chain by its id alone.
+    /// The front end can write any IDs to the region. No two chains may be popped with one ID, because an answer names its chain by ID
+    /// only.
     #[test]
     fn any_ids_in_a_region_harm_nobody(
         ids in prop::collection::vec(0..SIZE + 1, 5),
@@ -243,7 +242,7 @@ proptest! {
         prop_assert_eq!(p.device.track(part).is_ok(), good);
         let mut taken: Vec<(u16, u16)> = Vec::new();
         for at in answers.iter().filter(|_| good) {
-            // The driver frees what it thinks was answered; ids that it never gave out are nothing to it.
+            // The driver frees each answered chain and ignores IDs that it never used.
             while p.device.pop(&p.memory.view, &mut chain) == Ok(true) {
                 prop_assert!(taken.iter().all(|(id, _)| *id != chain.id), "{} twice", chain.id);
                 taken.push((chain.id, chain.descriptors));
@@ -276,7 +275,7 @@ fn region_that_is_too_small_or_of_another_layout_is_refused() {
     ));
 }
 
-/// The layout is the protocol's: another back end goes on from it (vhost-user, "For packed virtqueue").
+/// The layout is that of the protocol, so that other back ends can continue (vhost-user, "For packed virtqueue").
 #[test]
 fn region_is_laid_out_as_the_protocol_says() {
     let region = Mapping::anonymous(4096).unwrap();
@@ -309,13 +308,13 @@ fn region_is_laid_out_as_the_protocol_says() {
     assert_eq!(state(0)[24..], DATA.to_le_bytes());
     assert_eq!(state(1)[18..24], [0x80, 0, 2, 0, 0, 0]);
     assert_eq!(state(1)[24..], (DATA + 16).to_le_bytes());
-    // The second is free again: it leads from 3 on to 4, and its own two are linked.
+    // The second chain is free: its two entries are linked, and the last leads from 3 to 4.
     assert_eq!(state(2)[..8], [0, 0, 3, 0, 3, 0, 2, 0]);
     assert_eq!(state(2)[8..16], [1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(state(3)[2..4], [4, 0]);
 }
 
-/// After an orderly stop the front end knows where the ring stands, or sets it up anew.
+/// After an orderly stop the front end has the ring's position, or sets the ring up again.
 #[test]
 fn part_that_is_settled_believes_the_front_end() {
     let region = Mapping::anonymous(4096).unwrap();
@@ -349,7 +348,7 @@ fn region_version(region: &Mapping) -> u8 {
     version[0]
 }
 
-/// Firmware may run the queue split, and the kernel that it starts packed, with the same region.
+/// Firmware may use the queue as split, and the kernel it starts as packed, with the same region.
 #[test]
 fn part_of_a_split_queue_that_has_stopped_serves_a_packed_one() {
     let region = Mapping::anonymous(4096).unwrap();

@@ -1,4 +1,4 @@
-//! Rings byte by byte: literals as virtio 1.3 lays them out, no constant of ours.
+//! Rings byte by byte: literals of virtio 1.3 without constants of this crate.
 
 mod common;
 
@@ -82,7 +82,7 @@ fn passed_split_used_event_is_found_when_asked_for() {
         assert_eq!(b.device.ask(), passed, "index {event} is passed");
         assert!(!b.device.is_unasked() && !b.device.ask(), "once");
     }
-    // The index after five answers: seen without any question.
+    // Index after five answers, published without a check.
     assert_eq!(b.memory.bytes(b.layout.device_area + 2, 2), [5, 0]);
 }
 
@@ -95,7 +95,7 @@ fn driver_has_to_be_asked_before_its_event_could_be_passed_twice() {
         split.device.publish_unasked();
         shown += 1;
     }
-    // With a ring of 32768 entries more these are fewer than 65536 indices.
+    // Together with a ring of 32768 entries, fewer than 65536 indices.
     assert_eq!(shown, 4096);
     split.device.ask();
     assert!(!split.device.must_ask());
@@ -157,9 +157,9 @@ fn packed_chain_and_used_element_are_laid_out_by_clause_2_8() {
     assert!(b.device.publish());
     // Length 0x102, ID 2, AVAIL, USED and WRITE.
     assert_eq!(b.memory.bytes(8, 8), [2, 1, 0, 0, 2, 0, 0x82, 0x80]);
-    // Available places: descriptor 2, wrap counter 1, twice.
+    // Available and used position: descriptor 2, wrap counter 1.
     assert_eq!(b.device.base(), 0x8002_8002);
-    // The last descriptor, then the ring wraps and the counters turn.
+    // The last descriptor: then the ring wraps and the counters change.
     put(32, &[0, 0, 8, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0x80, 0]);
     assert_eq!(b.pop(), Ok(true));
     b.device.push(1, 1, 0);

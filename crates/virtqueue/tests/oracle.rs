@@ -1,5 +1,5 @@
-//! The same ring operations through ours and through rust-vmm's `virtio-queue`, on the same memory: same chains, same
-//! bytes in the used ring, same notifications.
+//! Compares this crate with rust-vmm's `virtio-queue` under the same ring operations on the same memory: same chains, same bytes in the
+//! used ring, same notifications.
 
 mod common;
 
@@ -15,17 +15,17 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, Mmap
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Lengths of readable, of writable elements; through a table?
+    /// Lengths of readable and writable elements; whether to use a table.
     Add(Vec<u32>, Vec<u32>, bool),
     Kick,
     Pop(u8),
-    /// Which of those in flight, bytes written.
+    /// Number of the request in flight, bytes written.
     Complete(prop::sample::Index, u32),
     Publish,
     Collect(u8),
     DeviceNotifications(bool),
     DriverInterrupts(bool),
-    /// Sets `used_event` so far from the used index, as drivers do that want one notification for several chains.
+    /// Sets `used_event` relative to the used index, like drivers that want one notification for several chains.
     UsedEvent(i8),
 }
 
@@ -44,7 +44,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Address, length, writable?
+/// Address, length, writable.
 type Element = (u64, u32, bool);
 
 struct Both {
@@ -177,7 +177,7 @@ impl Both {
             .avail_idx(&self.their_memory, Ordering::Acquire)
             .unwrap();
         let waiting = index.0.wrapping_sub(self.theirs.next_avail());
-        // Ours may know of fewer than there are until it has popped them.
+        // This crate may report fewer chains than exist until it has popped them.
         let known = self.pair.device.available();
         prop_assert!(known <= waiting && (known == 0) == (waiting == 0));
         prop_assert_eq!(self.pair.device.base(), u32::from(self.theirs.next_avail()));
@@ -187,7 +187,7 @@ impl Both {
     fn pop(&mut self) -> Result<bool, TestCaseError> {
         let memory = &self.pair.memory;
         let ours = self.pair.device.pop(&memory.view, &mut self.chain);
-        // Theirs too looks at the index only when its iterator is made, that is, each time.
+        // `virtio-queue` also loads the index only when it creates its iterator, that is, each time.
         let theirs = self.theirs.pop_descriptor_chain(&self.their_memory);
         prop_assert_eq!(&ours, &Ok(theirs.is_some()));
         let Some(theirs) = theirs else {
@@ -231,7 +231,7 @@ impl Both {
             return Ok(());
         }
         self.completed.clear();
-        // Theirs leaves the flags of the available ring to its caller.
+        // `virtio-queue` leaves the flags of the available ring to its caller.
         let flags = self.pair.memory.bytes(self.pair.layout.driver_area, 2);
         let wanted = self.theirs.needs_notification(&self.their_memory).unwrap();
         let first = self.event_idx && !self.published_before;
@@ -262,7 +262,7 @@ impl Both {
         if on || !self.event_idx {
             prop_assert_eq!(ours, self.used_ring());
         } else {
-            // Theirs leaves avail_event as it was, ours goes behind what was taken.
+            // `virtio-queue` leaves avail_event unchanged, this crate moves it behind the last popped entry.
             let place = before.len() - 2;
             let behind = self.theirs.next_avail().wrapping_sub(1).to_le_bytes();
             prop_assert_eq!(&ours[place..], &behind);

@@ -1,4 +1,4 @@
-//! Any bytes in the ring's memory: no panic, always an end. The fuzz target `chain` runs the same body.
+//! Arbitrary bytes in the ring's memory: no panic, and always an end. The fuzz target `chain` runs the same body.
 
 use proptest::prelude::*;
 use virtqueue::fuzzing::ring_of_bytes;
@@ -8,7 +8,7 @@ proptest! {
     #[test]
     fn random_bytes_never_panic_and_always_end(
         choices in prop::array::uniform8(any::<u8>()),
-        // Mostly small numbers: flags, indices and lengths that mean something.
+        // Mostly small numbers: plausible flags, indices and lengths.
         image in prop::collection::vec(prop_oneof![6 => 0u8..8, 1 => any::<u8>()], 0..1200)
     ) {
         let mut data = choices.to_vec();

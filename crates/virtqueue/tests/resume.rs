@@ -1,4 +1,4 @@
-//! A queue made anew goes on where the old one stopped; a ring whose memory moves or shrinks is followed or noticed.
+//! A new queue continues at its predecessor's position. A ring in moved memory is found again; truncated memory is detected.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::{DATA, MEMORY, Pair};
 use guest_memory::{GuestView, Mapping, MemoryTable, RegionSpec};
 use virtqueue::{Chain, DeviceQueue, QueueConfig};
 
-/// Adds chains, and has the device answer them, as many as told; gives the tokens answered.
+/// Adds one chain per token and lets the device answer. Returns the tokens of the answered chains.
 fn run(p: &mut Pair, tokens: std::ops::Range<u64>) -> Vec<u64> {
     let mut chain = Chain::default();
     let mut answered = Vec::new();
@@ -51,7 +51,7 @@ fn first_answer_of_a_resumed_queue_notifies_for_the_old_one() {
         let mut p = Pair::new(8, packed, true, 0);
         p.driver.enable_interrupts();
         run(&mut p, 0..3);
-        // The driver's event is behind, as if the old device had been killed before it could notify.
+        // The driver's event is in the past, as if the old device had been killed before it could notify.
         let config = QueueConfig {
             base: p.device.base(),
             ..p.device.config().clone()
@@ -73,7 +73,7 @@ fn ring_is_found_again_when_the_memory_is_mapped_anew() {
     for packed in [false, true] {
         let mut p = Pair::new(8, packed, false, 0);
         run(&mut p, 0..5);
-        // The same file at another address of ours; the old mapping goes.
+        // The same file at another host address; the old mapping is removed.
         let spec = RegionSpec {
             guest_address: 0,
             size: MEMORY as u64,

@@ -1,7 +1,6 @@
-//! Driver and device on two threads that sleep whenever they may: no notification is lost, no chain, no byte.
+//! Driver and device on two threads that sleep whenever they may: no notification, chain or byte is lost.
 //!
-//! The channels stand for the eventfds. A lost notification shows as a wait that does not end; the bound on it is
-//! only there to say so.
+//! Channels replace the eventfds. A lost notification causes an endless wait, which a time-out reports.
 
 mod common;
 
@@ -22,15 +21,15 @@ fn sleep(notified: &Receiver<()>, who: &str) {
     while notified.try_recv().is_ok() {}
 }
 
-/// When the device asks the driver whether it wants to be told of answers.
+/// Time of the check of the driver's event suppression.
 #[derive(Clone, Copy, Debug)]
 enum Asks {
     AtOnce,
-    /// When it must, and before it sleeps.
+    /// When required, and before sleeping.
     Late,
 }
 
-/// Writes each request's number plus one to where the request says, until all are done.
+/// Answers each request with its number plus one, until all are done.
 fn device(
     mut queue: DeviceQueue,
     table: MemoryTable,
@@ -63,7 +62,7 @@ fn device(
             }
         };
         if wanted {
-            // Whoever does not listen any more has all answers.
+            // A receiver that is gone has all answers.
             call.send(()).ok();
         }
         if batch == 0 && !queue.enable_notifications() {
@@ -94,7 +93,7 @@ fn driver(
         }
         let burst = 1 + added % 5;
         for _ in 0..burst {
-            // No more in flight than there are places for their data.
+            // At most as many in flight as there are places for their data.
             if added == CHAINS || added - answered >= 32 {
                 break;
             }
@@ -139,7 +138,7 @@ fn no_notification_is_lost() {
             let (call, calls) = channel();
             let table = memory.table.clone();
             std::thread::scope(|scope| {
-                // The queue may hold chains before it starts: the device looks before it sleeps.
+                // The queue may contain chains before the device starts: it checks before sleeping.
                 scope.spawn(move || device(device_queue, table, &kicks, &call, asks));
                 driver(driver_queue, &memory.mapping, &calls, &kick);
             });

@@ -1,11 +1,11 @@
-//! The driver side of a virtqueue: what a guest's kernel does, for tests, hostile front ends and benchmarks.
+//! The driver side of a virtqueue, like a guest kernel's: for tests, hostile front ends and benchmarks.
 //!
-//! Owned by one thread; lays the ring out in memory that the caller shares with the device. As on the other side,
-//! indices are stored and loaded once per batch, and "kick?" is a return value. Unlike the device it trusts
-//! its peer: an answer to nothing is a panic, which is what a test wants. [`RawRing`] writes what no driver should.
+//! Owned by one thread. Places the ring in memory that the caller shares with the device. As in the device side, indices are stored and
+//! loaded once per batch, and the need for a kick is a return value. The device is trusted: an unexpected answer causes a panic, as a test
+//! requires. [`RawRing`] writes arbitrary values.
 //!
-//! [`SplitRing`] and [`PackedRing`] are the rings; [`DriverQueue`] adds which descriptors are free. A load generator, whose
-//! requests have descriptors for good, uses the rings alone.
+//! [`SplitRing`] and [`PackedRing`] are the rings; [`DriverQueue`] adds the management of free descriptors. A load generator with fixed
+//! descriptors uses the rings alone.
 
 mod packed;
 mod packed_ring;
@@ -24,12 +24,12 @@ use crate::layout::{self, DESCRIPTOR_SIZE, Descriptor};
 use packed::PackedDriver;
 use split::SplitDriver;
 
-/// Where a ring's parts lie, guest-physical: what `SET_VRING_ADDR` is told.
+/// Guest-physical addresses of a ring's parts, for `SET_VRING_ADDR`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
-    /// Entries.
+    /// Number of entries.
     pub size: u16,
-    /// Packed, not split.
+    /// Packed instead of split.
     pub packed: bool,
     /// Descriptor table or ring.
     pub descriptor_area: u64,
@@ -37,12 +37,12 @@ pub struct RingLayout {
     pub driver_area: u64,
     /// Used ring or device event suppression.
     pub device_area: u64,
-    /// First byte after them.
+    /// First address after the parts.
     pub end: u64,
 }
 
 impl RingLayout {
-    /// The parts one after the other from `start` (rounded up), none sharing a cache line or its neighbour.
+    /// Places the parts one after the other from `start` (rounded up), without shared or adjacent cache lines.
     pub fn at(start: u64, size: u16, packed: bool) -> RingLayout {
         const APART: u64 = 128;
         let [descriptors, driver, device] = area_sizes(size, packed);
@@ -60,7 +60,7 @@ impl RingLayout {
         }
     }
 
-    /// How a device finds this ring, at its start and without optional features.
+    /// Returns the device's parameters for this ring, new and without optional features.
     pub fn device_config(&self) -> QueueConfig {
         let new = if self.packed {
             QueueConfig::packed
@@ -93,7 +93,7 @@ impl RingLayout {
     }
 }
 
-/// Bytes of the three areas.
+/// Returns the lengths of the three areas.
 fn area_sizes(size: u16, packed: bool) -> [usize; 3] {
     let descriptors = layout::descriptor_area_size(size);
     if packed {
@@ -105,17 +105,17 @@ fn area_sizes(size: u16, packed: bool) -> [usize; 3] {
     }
 }
 
-/// Memory for indirect tables: one for each entry of the ring, one after the other.
+/// Memory for indirect tables: consecutive, one per ring entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndirectTables {
     /// Guest-physical address of the first table.
     pub address: u64,
-    /// Descriptors in each table.
+    /// Descriptors per table.
     pub descriptors: u16,
 }
 
 impl IndirectTables {
-    /// Bytes of all tables for a ring of `size` entries.
+    /// Returns the length of all tables for a ring of `size` entries.
     pub fn bytes(&self, size: u16) -> u64 {
         u64::from(size) * self.table_bytes()
     }
@@ -125,21 +125,21 @@ impl IndirectTables {
     }
 }
 
-/// How a driver uses a ring.
+/// Parameters of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverConfig {
-    /// Where the ring is.
+    /// Addresses of the ring.
     pub layout: RingLayout,
     /// `VIRTIO_F_EVENT_IDX` was negotiated.
     pub event_idx: bool,
     /// Memory for `add_indirect`.
     pub tables: Option<IndirectTables>,
-    /// Split: index at which both rings begin (a device's `base`), so that tests need not count to 65536.
+    /// Split: first index of both rings (the device's `base`), so that tests reach 65536 early.
     pub start: u16,
 }
 
 impl DriverConfig {
-    /// Without optional features, from index 0.
+    /// Returns parameters without optional features, from index 0.
     pub fn new(layout: RingLayout) -> DriverConfig {
         DriverConfig {
             layout,
@@ -150,14 +150,14 @@ impl DriverConfig {
     }
 }
 
-/// A chain that the device has given back.
+/// A chain that the device has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// Its head or buffer ID, free again.
+    /// Its head or buffer ID, now free.
     pub id: u16,
-    /// What `add` was given.
+    /// The caller's token from `add`.
     pub token: u64,
-    /// Bytes that the device says to have written.
+    /// Bytes written, as reported by the device.
     pub written: u32,
 }
 
@@ -180,7 +180,7 @@ impl Tables {
         }))
     }
 
-    /// Writes the table of entry `id`, gives its address and bytes.
+    /// Writes the table of entry `id`. Returns its address and length.
     fn fill(&self, id: u16, elements: impl Iterator<Item = Descriptor>) -> (u64, u32) {
         let start = usize::from(id) * usize::from(self.descriptors) * DESCRIPTOR_SIZE;
         let mut count = 0;
@@ -201,7 +201,7 @@ impl Tables {
     }
 }
 
-/// Address, length and WRITE flag of each element, and whether it is the last.
+/// Iterates over address, length and WRITE flag of each element, and whether it is the last.
 fn elements<'a>(
     readable: &'a [(u64, u32)],
     writable: &'a [(u64, u32)],
@@ -238,7 +238,7 @@ impl DriverQueue {
     /// Zeroes the ring and starts in it.
     ///
     /// # Errors
-    /// When the ring or the indirect tables are not in the memory.
+    /// Fails if the ring or the indirect tables are not in the memory.
     pub fn new(config: DriverConfig, table: &MemoryTable) -> Result<DriverQueue, MemoryError> {
         let ring = if config.layout.packed {
             Ring::Packed(PackedDriver::new(&config, table)?)
@@ -248,11 +248,11 @@ impl DriverQueue {
         Ok(DriverQueue { ring })
     }
 
-    /// Adds a chain of direct descriptors: elements that the device reads, then those that it writes. Gives
-    /// the head (packed: buffer ID), or nothing where the ring has no room. The device sees it after `publish`.
+    /// Adds a chain of direct descriptors: device-readable elements, then device-writable ones. Returns the head (packed: buffer ID), or
+    /// `None` if the ring is full. The device sees the chain after `publish`.
     ///
     /// # Panics
-    /// When there is no element at all.
+    /// If there is no element.
     #[inline]
     pub fn add(
         &mut self,
@@ -263,10 +263,10 @@ impl DriverQueue {
         each!(&mut self.ring, ring => ring.add(readable, writable, token))
     }
 
-    /// As [`add`](Self::add), with one descriptor that refers to a table of the elements.
+    /// Like [`add`](Self::add), with one descriptor that refers to a table of the elements.
     ///
     /// # Panics
-    /// When there are no indirect tables, no elements, or more than a table holds.
+    /// If there are no indirect tables, no elements, or too many for a table.
     #[inline]
     pub fn add_indirect(
         &mut self,
@@ -277,39 +277,38 @@ impl DriverQueue {
         each!(&mut self.ring, ring => ring.add_indirect(readable, writable, token))
     }
 
-    /// Shows the device what was added since the last time; says whether it wants a kick.
+    /// Makes all added chains visible to the device. Returns true if it wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         each!(&mut self.ring, ring => ring.publish())
     }
 
-    /// Takes the next chain that the device has given back.
+    /// Returns the next chain that the device has returned.
     ///
     /// # Panics
-    /// When the device gives back what is not in flight.
+    /// If the device returns a chain that is not in flight.
     #[inline]
     pub fn pop_used(&mut self) -> Option<Used> {
         each!(&mut self.ring, ring => ring.pop_used())
     }
 
-    /// Is there a chain to take? Cheap, for polling.
+    /// Returns true if a used chain waits. Cheap, for polling.
     #[inline]
     pub fn has_used(&mut self) -> bool {
         each!(&mut self.ring, ring => ring.has_used())
     }
 
-    /// Asks the device to notify of the next used chain; says whether there is one already.
+    /// Enables an interrupt for the next used chain. Returns true if there is one already.
     pub fn enable_interrupts(&mut self) -> bool {
         each!(&mut self.ring, ring => ring.enable_interrupts())
     }
 
-    /// Tells the device that notifications are not needed. With `event_idx` a split ring has no word for "never": a
-    /// notification every 65536 chains remains.
+    /// Disables interrupts. A split ring with `event_idx` cannot express this fully: one interrupt per 65536 chains remains.
     pub fn disable_interrupts(&mut self) {
         each!(&mut self.ring, ring => ring.disable_interrupts());
     }
 
-    /// Descriptors that are free.
+    /// Returns the number of free descriptors.
     pub fn free(&self) -> u16 {
         each!(&self.ring, ring => ring.free())
     }

@@ -1,15 +1,15 @@
-//! Chains of a packed ring, and which of its buffer IDs are free (virtio 1.3, 2.8.21 and 2.8.22).
+//! Chains and free buffer IDs of a packed ring (virtio 1.3, 2.8.21 and 2.8.22).
 
 use guest_memory::{MemoryError, MemoryTable};
 
 use super::{DriverConfig, Head, PackedRing, Tables, Used, elements};
 use crate::layout::{Descriptor, INDIRECT, NEXT};
 
-/// What the driver knows of a buffer ID.
+/// The driver's state of a buffer ID.
 #[derive(Clone, Copy, Default)]
 struct Entry {
     token: u64,
-    /// Descriptors in the ring while in flight; else 0.
+    /// Number of descriptors in the ring while in flight, else 0.
     count: u16,
 }
 
@@ -71,7 +71,7 @@ impl PackedDriver {
         }
         let id = self.free_ids.pop()?;
         let tables = self.tables.as_ref().expect("a driver with indirect tables");
-        // A packed descriptor's ID lies where a split one's flags do, and its flags where that one's `next` does.
+        // A packed descriptor has the ID in the place of a split one's flags, and the flags in the place of its `next`.
         let chain = elements(readable, writable).map(|(address, length, flags, _)| Descriptor {
             address: address.into(),
             length: length.into(),

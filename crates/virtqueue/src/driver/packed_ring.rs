@@ -1,5 +1,5 @@
-//! A packed ring from the driver's side (virtio 1.3, 2.8): descriptors in the ring's order, the flags that make them available
-//! or used, notifications. Who uses it keeps account of buffer IDs and of how many descriptors each has.
+//! The driver side of a packed ring (virtio 1.3, 2.8): descriptors in ring order, availability flags, notifications. The caller manages the
+//! buffer IDs and the number of descriptors of each.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -19,14 +19,14 @@ pub struct PackedRing {
     size: u16,
     event_idx: bool,
     next_available: Place,
-    /// Where the batch that is not yet published begins.
+    /// Start of the unpublished batch.
     published: Place,
-    /// Flags of its first descriptor, held back: the device stops there.
+    /// Flags of the batch's first descriptor, stored last: the device stops there.
     held: Option<u16>,
     next_used: Place,
 }
 
-/// The first descriptor of a chain that is being written: where it is, and the flags that will make it available.
+/// The first descriptor of an unfinished chain: its position, and the flags that will make it available.
 #[derive(Clone, Copy)]
 pub struct Head {
     place: Place,
@@ -38,10 +38,10 @@ fn offset(place: Place) -> usize {
 }
 
 impl PackedRing {
-    /// Zeroes the ring, and starts in it.
+    /// Zeroes the ring and starts in it.
     ///
     /// # Errors
-    /// When the ring is not in the memory.
+    /// Fails if the ring is not in the memory.
     pub fn new(
         layout: &RingLayout,
         table: &MemoryTable,
@@ -61,18 +61,18 @@ impl PackedRing {
         })
     }
 
-    /// Writes the first descriptor of a chain, which [`offer`](Self::offer) makes available when the rest is written.
+    /// Writes the first descriptor of a chain. [`offer`](Self::offer) makes it available after the rest was written.
     #[inline]
     pub fn begin(&mut self, id: u16, address: u64, length: u32, flags: u16) -> Head {
         let place = self.next_available;
         let flags = flags | place.available_flags();
-        // The opposite of what would make it available.
+        // The opposite of the available flags.
         let unavailable = if place.wrap { 0 } else { AVAIL | USED };
         self.write(id, address, length, unavailable);
         Head { place, flags }
     }
 
-    /// Writes a further descriptor of the chain.
+    /// Writes another descriptor of the chain.
     #[inline]
     pub fn extend(&mut self, id: u16, address: u64, length: u32, flags: u16) {
         let flags = flags | self.next_available.available_flags();
@@ -92,7 +92,7 @@ impl PackedRing {
         self.next_available = place.advance(1, self.size);
     }
 
-    /// Makes a chain available; the first of a batch with [`publish`](Self::publish).
+    /// Makes a chain available; the first of a batch only with [`publish`](Self::publish).
     #[inline]
     pub fn offer(&mut self, head: Head) {
         if self.held.is_none() {
@@ -103,7 +103,7 @@ impl PackedRing {
         }
     }
 
-    /// Shows the device what was offered; says whether it wants a kick.
+    /// Makes all offered chains visible to the device. Returns true if it wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let Some(flags) = self.held.take() else {
@@ -124,7 +124,7 @@ impl PackedRing {
         }
     }
 
-    /// Has a chain come back? While none is in flight the flags in the ring say nothing.
+    /// Returns true if a used chain waits. Meaningless while no chain is in flight.
     #[inline]
     pub fn has_used(&self) -> bool {
         let at = offset(self.next_used) + PACKED_FLAGS;
@@ -132,27 +132,27 @@ impl PackedRing {
         flags & (AVAIL | USED) == self.next_used.used_flags()
     }
 
-    /// The next chain that has come back: its buffer ID as the device says it, unchecked, and the bytes written. It comes again
-    /// until [`advance`](Self::advance).
+    /// Returns the next used chain: buffer ID as written by the device, unchecked, and the bytes written. Returns the same chain until
+    /// [`advance`](Self::advance).
     #[inline]
     pub fn peek_used(&self) -> Option<(u16, u32)> {
         if !self.has_used() {
             return None;
         }
         let used: PackedDescriptor = self.descriptors.read(offset(self.next_used));
-        // The length is reserved where nothing was written.
+        // The length is reserved unless WRITE is set.
         let wrote = used.flags.get() & WRITE != 0;
         let written = if wrote { used.length.get() } else { 0 };
         Some((used.id.get(), written))
     }
 
-    /// Goes on behind a chain of so many descriptors.
+    /// Moves past a chain of `count` descriptors.
     #[inline]
     pub fn advance(&mut self, count: u16) {
         self.next_used = self.next_used.advance(count, self.size);
     }
 
-    /// Asks for an interrupt with the next used chain; says whether there is one already.
+    /// Enables an interrupt for the next used chain. Returns true if there is one already.
     pub fn enable_interrupts(&mut self) -> bool {
         let flags = if self.event_idx {
             let place = self.next_used.to_bits();
@@ -166,7 +166,7 @@ impl PackedRing {
         self.has_used()
     }
 
-    /// Wants no interrupt for now.
+    /// Disables interrupts.
     pub fn disable_interrupts(&mut self) {
         self.driver_events.store_release_u16(2, EVENTS_DISABLE);
     }

@@ -1,4 +1,4 @@
-//! Single fields of a ring, written as they come: for drivers that break the rules on purpose.
+//! Access to single fields of a ring, for drivers that break the rules on purpose.
 
 use guest_memory::{MemoryError, MemoryTable, RingMemory};
 use zerocopy::little_endian::U16;
@@ -9,7 +9,7 @@ use crate::layout::{
     available_event, used_event,
 };
 
-/// A ring's memory. Entries are taken modulo the size; other values go in unchecked.
+/// Memory of a ring. Entry numbers are taken modulo the size; other values are unchecked.
 pub struct RawRing {
     size: u16,
     descriptors: RingMemory,
@@ -18,10 +18,10 @@ pub struct RawRing {
 }
 
 impl RawRing {
-    /// The ring's memory, left as it is.
+    /// Opens a ring without changing it.
     ///
     /// # Errors
-    /// When the ring is not in the memory.
+    /// Fails if the ring is not in the memory.
     pub fn new(layout: &RingLayout, table: &MemoryTable) -> Result<RawRing, MemoryError> {
         let [descriptors, driver, device] = layout.areas(table)?;
         Ok(RawRing {
@@ -48,7 +48,7 @@ impl RawRing {
             .write(DESCRIPTOR_SIZE * self.slot(index), descriptor);
     }
 
-    /// Writes a descriptor of a packed ring, [`AVAIL`](crate::layout::AVAIL) and [`USED`](crate::layout::USED) as given.
+    /// Writes a descriptor of a packed ring, with [`AVAIL`](crate::layout::AVAIL) and [`USED`](crate::layout::USED) as given.
     pub fn set_packed(&self, index: u16, address: u64, length: u32, id: u16, flags: u16) {
         let descriptor = PackedDescriptor {
             address: address.into(),
@@ -92,7 +92,7 @@ impl RawRing {
         self.driver.store_release_u16(2, flags);
     }
 
-    /// Both halves of a packed ring's device event suppression structure: place, flags.
+    /// Reads the device event suppression structure of a packed ring: position, flags.
     pub fn device_events(&self) -> (u16, u16) {
         (
             self.device.load_acquire_u16(0),
@@ -100,28 +100,28 @@ impl RawRing {
         )
     }
 
-    /// Writes `idx` of the used ring, which no driver does.
+    /// Writes `idx` of the used ring, a field of the device.
     pub fn set_used_index(&self, index: u16) {
         self.device.store_release_u16(INDEX, index);
     }
 
-    /// `idx` of the used ring.
+    /// Reads `idx` of the used ring.
     pub fn used_index(&self) -> u16 {
         self.device.load_acquire_u16(INDEX)
     }
 
-    /// `flags` of the used ring.
+    /// Reads `flags` of the used ring.
     pub fn used_flags(&self) -> u16 {
         self.device.load_acquire_u16(0)
     }
 
-    /// An element of the used ring.
+    /// Reads an element of the used ring.
     pub fn used_element(&self, index: u16) -> UsedElement {
         self.device
             .read(RING + USED_ELEMENT_SIZE * self.slot(index))
     }
 
-    /// `avail_event`.
+    /// Reads `avail_event`.
     pub fn available_event(&self) -> u16 {
         self.device.load_acquire_u16(available_event(self.size))
     }

@@ -1,19 +1,19 @@
-//! Chains of a split ring, and which of its descriptors are free (virtio 1.3, 2.7.13 and 2.7.14).
+//! Chains and free descriptors of a split ring (virtio 1.3, 2.7.13 and 2.7.14).
 
 use guest_memory::{MemoryError, MemoryTable};
 
 use super::{DriverConfig, SplitRing, Tables, Used, elements};
 use crate::layout::{Descriptor, INDIRECT, NEXT};
 
-/// What the driver knows of a descriptor; the device cannot write to it.
+/// The driver's state of a descriptor, in memory that the device cannot write.
 #[derive(Clone, Copy, Default)]
 struct Entry {
     token: u64,
-    /// The next free one, or the next of the same chain.
+    /// Next free descriptor, or next one of the chain.
     next: u16,
-    /// For a head in flight: the chain's last descriptor.
+    /// Last descriptor of the chain, for a head in flight.
     last: u16,
-    /// For a head in flight: descriptors in the ring; else 0.
+    /// Number of the chain's descriptors in the ring, for a head in flight; else 0.
     count: u16,
 }
 

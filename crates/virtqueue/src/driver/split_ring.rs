@@ -1,5 +1,5 @@
-//! A split ring from the driver's side (virtio 1.3, 2.7): descriptors, the two rings of indices, notifications. Who uses
-//! it keeps account of which descriptors are free.
+//! The driver side of a split ring (virtio 1.3, 2.7): descriptors, available and used ring, notifications. The caller manages the free
+//! descriptors.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -22,15 +22,15 @@ pub struct SplitRing {
     next_available: u16,
     published: u16,
     next_used: u16,
-    /// Up to here the device has given back what is in the used ring.
+    /// Used index when last read.
     seen: u16,
 }
 
 impl SplitRing {
-    /// Zeroes the ring, and starts at index `start` of it.
+    /// Zeroes the ring and starts at index `start`.
     ///
     /// # Errors
-    /// When the ring is not in the memory.
+    /// Fails if the ring is not in the memory.
     pub fn new(
         layout: &RingLayout,
         table: &MemoryTable,
@@ -76,7 +76,7 @@ impl SplitRing {
         self.next_available = self.next_available.wrapping_add(1);
     }
 
-    /// Shows the device what was offered, by one store of the index; says whether it wants a kick.
+    /// Makes all offered chains visible to the device with one store of the index. Returns true if it wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let (old, new) = (self.published, self.next_available);
@@ -94,7 +94,7 @@ impl SplitRing {
         }
     }
 
-    /// Has a chain come back? The device's index is read once per batch.
+    /// Returns true if a used chain waits. Reads the device's index once per batch.
     #[inline]
     pub fn has_used(&mut self) -> bool {
         if self.next_used == self.seen {
@@ -103,7 +103,7 @@ impl SplitRing {
         self.next_used != self.seen
     }
 
-    /// The next chain that has come back: its head as the device says it, unchecked, and the bytes written.
+    /// Returns the next used chain: head as written by the device, unchecked, and the bytes written.
     #[inline]
     pub fn pop_used(&mut self) -> Option<(u32, u32)> {
         if !self.has_used() {
@@ -115,7 +115,7 @@ impl SplitRing {
         Some((element.id.get(), element.length.get()))
     }
 
-    /// Asks for an interrupt with the next used chain; says whether there is one already.
+    /// Enables an interrupt for the next used chain. Returns true if there is one already.
     pub fn enable_interrupts(&mut self) -> bool {
         if self.event_idx {
             let place = used_event(self.size);
@@ -127,14 +127,14 @@ impl SplitRing {
         self.has_used()
     }
 
-    /// Wants no interrupt for now: an index that was passed asks for none.
+    /// Disables interrupts. With `event_idx`, the old event index is already passed and requests none.
     pub fn disable_interrupts(&mut self) {
         if !self.event_idx {
             self.available.store_release_u16(0, NO_INTERRUPT);
         }
     }
 
-    /// Wants no interrupt at all, as far as a split ring has a word for it: with `event_idx` one in 65536 chains remains.
+    /// Disables interrupts as far as a split ring can: with `event_idx`, one per 65536 chains remains.
     pub fn never_interrupt(&mut self) {
         self.available.store_release_u16(0, NO_INTERRUPT);
         self.available

@@ -1,4 +1,4 @@
-//! A client's memory and rings in it, for all tests.
+//! Client memory with rings, for all tests.
 
 #![allow(dead_code)]
 
@@ -9,9 +9,9 @@ use guest_memory::{GuestView, Mapping, MemoryTable, RegionSpec};
 use virtqueue::driver::{DriverConfig, DriverQueue, IndirectTables, RawRing, RingLayout};
 use virtqueue::{Chain, DeviceQueue, ErrorPlace, PopError, QueueConfig, QueueError};
 
-/// Bytes of memory; guest addresses are offsets in it.
+/// Length of the memory; guest addresses are offsets in it.
 pub const MEMORY: usize = 1 << 20;
-/// Where data may lie: after the ring and the indirect tables.
+/// Start of data, after the ring and the indirect tables.
 pub const DATA: u64 = 0x8_0000;
 
 pub struct Memory {
@@ -48,7 +48,7 @@ impl Memory {
         bytes
     }
 
-    /// Guest address, length of each segment of a popped chain.
+    /// Returns guest address and length of each segment of a popped chain.
     pub fn elements(&self, chain: &Chain) -> Vec<(u64, u32)> {
         let base = self.mapping.base() as usize;
         let element =
@@ -57,7 +57,7 @@ impl Memory {
     }
 }
 
-/// A ring, fields to write at will, and the device on it.
+/// A ring with writable fields, and the device on it.
 pub struct Bench {
     pub memory: Memory,
     pub raw: RawRing,
@@ -95,7 +95,7 @@ impl Bench {
         self.device.pop(&self.memory.view, &mut self.chain)
     }
 
-    /// Makes head 0 of a split ring available and expects the device to refuse it, once.
+    /// Makes head 0 of a split ring available and expects the queue to break, once.
     pub fn refused(&mut self) -> QueueError {
         self.raw.set_available_entry(0, 0);
         self.raw.set_available_index(1);
@@ -112,7 +112,7 @@ impl Bench {
         error
     }
 
-    /// Makes head 0 of a split ring available and expects the device to refuse that request alone.
+    /// Makes head 0 of a split ring available and expects that only this request is refused.
     pub fn refused_alone(&mut self) -> (QueueError, ErrorPlace) {
         self.raw.set_available_entry(0, 0);
         self.raw.set_available_index(1);
@@ -128,7 +128,7 @@ impl Bench {
         (refusal.error, refusal.place)
     }
 
-    /// Index and lengths of a split ring's four used elements.
+    /// Returns index and lengths of a split ring's four used elements.
     pub fn used(&self) -> (u16, [u32; 4]) {
         let bytes = self.memory.bytes(self.layout.device_area, 4 + 4 * 8);
         let length = |i: usize| u32::from_le_bytes(bytes[8 + 8 * i..][..4].try_into().unwrap());
@@ -149,7 +149,7 @@ impl Bench {
     }
 }
 
-/// A driver and a device that behave, on one ring.
+/// A correct driver and a device on one ring.
 pub struct Pair {
     pub memory: Memory,
     pub driver: DriverQueue,
