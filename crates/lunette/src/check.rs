@@ -1,4 +1,4 @@
-//! `lunette check`: all mistakes of a configuration, without starting anything.
+//! `lunette check`: reports all mistakes of a configuration without starting anything.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::cli::CheckArguments;
 use crate::failure::{Failure, Outcome};
 
-/// Reads and checks; prints what was found.
+/// Checks the configuration and prints the result.
 pub fn run(arguments: &CheckArguments) -> Outcome {
     let configuration = &arguments.configuration;
     let read = config::load(

@@ -1,5 +1,5 @@
-//! The command line's definition. Values are only taken here; `config` reads and checks them, so that
-//! a mistake in a flag is reported like one in a file.
+//! Definition of the command line. Values are text here; `config` parses and checks them, so that mistakes in flags and files are reported
+//! alike.
 
 use std::path::PathBuf;
 
@@ -39,7 +39,7 @@ A first try: one RAM disk, as virtio-blk, and QEMU's options to use it
 
   lunette latency";
 
-/// What to do.
+/// Subcommands of `lunette`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve disks until SIGTERM or SIGINT
@@ -109,7 +109,7 @@ pub enum Command {
     Man(ManArguments),
 }
 
-/// What is to be served. A file and flags may be combined: objects add up, of a single value the flag's counts.
+/// Objects to serve. Flags add objects to those of the file and override its single values.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Configuration {
     /// Read the configuration from this TOML file
@@ -153,7 +153,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// The flags, for the configuration's reader.
+    /// Returns the flags for the parser of the configuration.
     pub fn flags(&self) -> Flags {
         Flags {
             disk: self.disk.clone(),
@@ -401,7 +401,7 @@ const AFTER_MAN: &str = "\
 Example:
     lunette man /usr/local/share/man/man1";
 
-/// What both back end programs take.
+/// Common arguments of both back-end programs.
 #[derive(Clone, Debug, Args)]
 pub struct ProgramArguments {
     /// Listen on this path; a stale socket is replaced

@@ -1,9 +1,9 @@
-//! Flags of the daemon itself. The configuration declares them, with the keys that they are the flags of.
+//! Flags of the daemon, declared in `config` with their configuration keys.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use config::{DAEMON_KEYS, DaemonKey, Flag, FlagForm};
 
-/// Those that are given, by their names.
+/// Given flags: name and value.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonFlags(pub Vec<(&'static str, String)>);
 
@@ -12,7 +12,7 @@ fn flags() -> impl Iterator<Item = (&'static DaemonKey, &'static Flag)> {
     keys.filter_map(|known| Some((known, known.flag.as_ref()?)))
 }
 
-/// The help of a flag: what it does, and what applies without it.
+/// Returns the help of a flag: its effect and its default.
 fn help(known: &DaemonKey, flag: &Flag) -> String {
     let default = known.key.default.replace('`', "");
     match known.key.default.contains([' ', '`']) && default != "see there" {

@@ -1,16 +1,16 @@
-//! How a subcommand fails, and what it prints.
+//! Failures of subcommands, and their output.
 
 use config::Diagnostics;
 use daemon::StartError;
 
 pub use cli_common::{Failure, Outcome, exit_code, say};
 
-/// A daemon that could not start.
+/// Converts a failed start of the daemon.
 pub fn not_started(error: StartError) -> Failure {
     Failure::Reasons(error.reasons)
 }
 
-/// A configuration or a command line with mistakes, which are printed at once.
+/// Prints mistakes of a configuration or command line.
 pub fn mistaken(mistakes: Diagnostics) -> Failure {
     say(&mistakes);
     Failure::Mistaken

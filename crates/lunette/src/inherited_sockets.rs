@@ -1,6 +1,5 @@
-//! Sockets that a service manager listens on and passes on (`sd_listen_fds(3)`): descriptors from 3 on, each matched to
-//! the control socket or to an export by the path that it is bound to. Memory of RAM disks that it has kept comes with them, under the
-//! name of the disk.
+//! Descriptors from a service manager (`sd_listen_fds(3)`), from number 3 on. Listening sockets are assigned to the control socket or
+//! an export by their bound path. Stored memory of RAM disks has the disk's name.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -13,23 +12,23 @@ use rustix::net::{AddressFamily, SocketAddrUnix};
 use crate::failure::Failure;
 use crate::program::inherited_descriptor;
 
-/// The first descriptor passed.
+/// First passed descriptor.
 const FIRST: i32 = 3;
 
-/// What was passed, by what it is for.
+/// Passed descriptors by purpose.
 #[derive(Debug, Default)]
 pub struct Passed {
     /// The control socket.
     pub control: Option<PassedControl>,
-    /// Exports' sockets.
+    /// Sockets of exports.
     pub exports: Vec<Inherited>,
-    /// Disks, with their memory that outlived the daemon before.
+    /// Disk names, with the memory that the previous daemon left.
     pub memory: Vec<(String, OwnedFd)>,
-    /// Front ends' sessions that the daemon before has left.
+    /// Sessions of front ends that the previous daemon left.
     pub sessions: Vec<Named>,
 }
 
-/// Takes what was passed to this process.
+/// Takes the descriptors passed to this process.
 pub fn take(config: &Config, usual_control: Option<&Path>) -> Result<Passed, Failure> {
     let value = |name| std::env::var(name).ok();
     let count = count_of(
@@ -56,7 +55,7 @@ pub fn take(config: &Config, usual_control: Option<&Path>) -> Result<Passed, Fai
     })
 }
 
-/// How many descriptors are for this process: what a parent was passed is not for its children.
+/// Number of descriptors for this process. Descriptors passed to a parent are ignored.
 fn count_of(pid: Option<&str>, count: Option<&str>, own: u32) -> i32 {
     let mine = pid.and_then(|pid| pid.parse().ok()) == Some(own);
     let count = count.and_then(|count| count.parse().ok());
@@ -102,7 +101,7 @@ fn assign(
     Ok(passed)
 }
 
-/// Where a socket is bound.
+/// Returns the path that a socket is bound to.
 fn path_of(socket: &OwnedFd) -> Result<PathBuf, Failure> {
     let refused =
         |why: String| Failure::because(format!("descriptor passed by the service manager: {why}"));

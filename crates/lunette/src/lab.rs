@@ -1,8 +1,8 @@
-//! Commands that the program `lunette-lab` runs: benchmarks, guests and screens bring drivers, plots and fonts, which no daemon
-//! needs.
+//! Commands implemented by the program `lunette-lab`: benchmarks, guests and screens need drivers, plots and fonts, which the
+//! daemon does not.
 //!
-//! `lunette bench ...` becomes `lunette-lab bench ...` by exec(2): the process, its descriptors, its signals and its exit code are
-//! those of the command.
+//! `lunette bench ...` becomes `lunette-lab bench ...` by exec(2), so process, descriptors, signals and exit code are those of the
+//! command.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -11,13 +11,13 @@ use std::process::Command;
 use clap::Args;
 use cli_common::{Failure, Outcome, find_sibling};
 
-/// The program that runs them.
+/// Name of the program.
 pub const PROGRAM: &str = "lunette-lab";
 
-/// The commands that it runs.
+/// Commands implemented by it.
 pub const COMMANDS: [&str; 7] = ["bench", "doctor", "image", "iscsi", "libvirt", "top", "vm"];
 
-/// The command's own arguments, which only `lunette-lab` knows.
+/// Arguments of a command of `lunette-lab`, passed on unparsed.
 #[derive(Debug, Args)]
 pub struct LabArguments {
     /// As `--help` lists them
@@ -29,10 +29,10 @@ pub struct LabArguments {
     pub arguments: Vec<OsString>,
 }
 
-/// Becomes `lunette-lab` with the same command line; returns only if that fails.
+/// Executes `lunette-lab` with the same command line. Returns only on failure.
 pub fn run() -> Outcome {
     let program = find_sibling(PROGRAM)?;
-    // The arguments as they were given, options of the log included: both programs read them alike.
+    // Unchanged arguments, including log options: both programs parse them alike.
     let error = Command::new(&program)
         .args(std::env::args_os().skip(1))
         .exec();

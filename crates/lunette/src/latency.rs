@@ -1,4 +1,4 @@
-//! `lunette latency`: asks a daemon what its queues measured, and prints it.
+//! `lunette latency`: prints the measurements of a daemon's queues.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -13,10 +13,10 @@ use serde_json::json;
 use crate::cli::LatencyArguments;
 use crate::failure::{Failure, Outcome};
 
-/// Longest interval of `--watch`: a day.
+/// Maximum interval of `--watch` in seconds: one day.
 const INTERVAL_SECONDS_MAX: f64 = 86_400.0;
 
-/// Asks once, or again and again.
+/// Prints the measurements once or repeatedly.
 pub fn run(arguments: &LatencyArguments) -> Outcome {
     let client = arguments.daemon.client()?;
     let selector = arguments.selector.as_deref();
@@ -50,7 +50,7 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
         }
         let rows = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(24, |size| size.ws_row);
         let mut stdout = cli_common::stdout();
-        // To the top left corner, and clear what was there.
+        // Moves the cursor to the top left corner and clears the screen.
         stdout.control("\x1b[H\x1b[J")?;
         write!(
             stdout,
@@ -61,7 +61,7 @@ pub fn run(arguments: &LatencyArguments) -> Outcome {
     }
 }
 
-/// What limits have held back, by disk.
+/// I/Os delayed by limits, by disk.
 type Held = BTreeMap<String, LimitedStatistics>;
 
 fn ask(client: &Client, selector: Option<&str>) -> Result<(Snapshot, Held), Failure> {
@@ -69,7 +69,7 @@ fn ask(client: &Client, selector: Option<&str>) -> Result<(Snapshot, Held), Fail
     Ok((snapshot, held(&client.get("/v1/statistics")?, selector)))
 }
 
-/// Of the disks that are meant, or that the queues that are meant have served, those whose limits held something back.
+/// Delays by limits of the selected disks, or of the disks that the selected queues served.
 fn held(statistics: &Statistics, selector: Option<&str>) -> Held {
     let is_meant = |disk: &str| {
         let Some(selector) = selector else {
@@ -127,15 +127,15 @@ fn text(reports: &[QueueReport], held: &Held) -> String {
     text
 }
 
-/// As much as a window of so many rows shows: from the middle lines go, for rates and counters come last, and behind a blank line what
-/// limits of `held` disks held back.
+/// Shortens the text to `rows` rows. Removes lines from the middle, because the last lines have the rates and counters and, after a
+/// blank line, the delays by limits of `held` disks.
 fn fitted(text: &str, rows: usize, held: usize) -> String {
     let last = match held {
         0 => 3,
         disks => 4 + disks,
     };
     let lines: Vec<&str> = text.lines().collect();
-    // The cursor has a row of its own.
+    // The last row is for the cursor.
     let room = rows.saturating_sub(1).max(last + 2);
     if lines.len() <= room {
         return text.to_owned();

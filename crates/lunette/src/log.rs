@@ -1,4 +1,4 @@
-//! `lunette log`: shows or changes what a running daemon logs.
+//! `lunette log`: shows or changes the log filter of a running daemon.
 
 use std::io::Write;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::cli::LogArguments;
 use crate::failure::Outcome;
 
-/// Asks or changes.
+/// Sets the filter, if one is given, and prints it.
 pub fn run(arguments: &LogArguments) -> Outcome {
     let client = arguments.daemon.client()?;
     if let Some(filter) = &arguments.filter {

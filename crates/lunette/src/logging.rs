@@ -1,4 +1,4 @@
-//! The log of a daemon, whose filter `lunette log` changes.
+//! Log of a daemon; `lunette log` changes its filter.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ impl LogLevels for Filter {
     }
 }
 
-/// A log as the daemon takes it.
+/// Adapts a log filter to the daemon's interface.
 pub fn handle(levels: Levels) -> LogHandle {
     LogHandle(Arc::new(Filter(levels)))
 }

@@ -1,6 +1,6 @@
-//! The `lunette` command: one file per subcommand, each of which only says what the library is to do.
+//! The `lunette` command: one file per subcommand, each a thin layer above the library.
 //!
-//! Exit codes: 0 done, 1 failed (with all reasons on stderr), 2 the command line makes no sense.
+//! Exit codes: 0 success, 1 failure (with all reasons on stderr), 2 invalid command line.
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +30,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use failure::Outcome;
 
-/// Connections to Ceph clusters are closed before the process ends.
+/// Maximum wait for connections to Ceph clusters to close before the process exits.
 const CLUSTERS_LIMIT: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {

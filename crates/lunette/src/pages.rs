@@ -1,4 +1,5 @@
-//! `lunette completion` and `lunette man`: what shells and man read, from the same definitions as `--help`.
+//! `lunette completion` and `lunette man`: shell completions and man pages, from the definitions of
+//! `--help`.
 
 use clap::CommandFactory;
 use cli_common::Pages;
@@ -6,7 +7,7 @@ use cli_common::Pages;
 use crate::cli::Cli;
 use crate::lab;
 
-/// The pages of this program.
+/// Pages of this program.
 pub fn pages() -> Pages {
     Pages {
         command: Cli::command(),
@@ -53,7 +54,7 @@ mod tests {
         assert!(text("lunette-disk.1").contains("lunette\\-disk\\-limit(1)"));
         assert!(text("lunette-disk-limit.1").contains("lunette\\-disk(1)"));
         assert!(text("lunette-export-add-iscsi.1").contains("demo"));
-        // Each leaf of the tree has one, and nothing else does.
+        // Each leaf of the tree has a page, and there are no others.
         fn count(command: &clap::Command) -> usize {
             let shown = command.get_subcommands().filter(|c| !c.is_hide_set());
             1 + shown.map(count).sum::<usize>()
@@ -80,7 +81,7 @@ mod tests {
                 .output();
             let output = match output {
                 Ok(output) => output,
-                // Machines without man have nothing to render with.
+                // There is no man on this machine.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
                 Err(error) => panic!("{error}"),
             };

@@ -1,5 +1,5 @@
-//! `lunette vhost-user-blk` and `vhost-user-scsi`: one device, as the conventions for vhost-user back end programs
-//! say (QEMU, docs/interop/vhost-user, "Backend program conventions"). No control socket, no daemonising.
+//! `lunette vhost-user-blk` and `vhost-user-scsi`: serve one device according to QEMU's conventions for back-end
+//! programs (docs/interop/vhost-user, "Backend program conventions"). No control socket, no daemonising.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -19,12 +19,12 @@ use crate::cli::{BlkProgram, ProgramArguments, ScsiProgram};
 use crate::failure::{self, Failure, Outcome};
 use crate::serve;
 
-/// Enough for one device; it costs nothing while the device is idle.
+/// Poll time in microseconds: sufficient for one device, without cost while it is idle.
 const POLL_MICROS: u32 = 50;
-/// The same for disks.
+/// Poll time for disks, in microseconds.
 const DISK_POLL_MICROS: u32 = 5;
 
-/// Which of the two programs.
+/// Kind of program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `vhost-user-blk`
@@ -33,7 +33,8 @@ pub enum Kind {
     Scsi,
 }
 
-/// Does the command line ask for capabilities? Then no other option counts, not even one that is missing.
+/// Returns the kind of program if the command line has `--print-capabilities`. All other options are then ignored,
+/// even missing ones.
 pub fn asked_for_capabilities(arguments: &[OsString]) -> Option<Kind> {
     let kind = match arguments.get(1)?.to_str()? {
         "vhost-user-blk" => Kind::Blk,
@@ -163,7 +164,7 @@ fn disk(path: &Path, common: &ProgramArguments) -> Result<DiskConfig, Failure> {
                 known.join(", ")
             ))
         })?;
-    // The path as name: serial and identifiers come from it, and differ from those of any other such program.
+    // The name is the path: serial number and identifiers derive from it and differ between such programs.
     let name = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     Ok(DiskConfig {
         name: name.to_string_lossy().into_owned(),
@@ -201,7 +202,7 @@ fn serve_one(config: Config, export: String, common: &ProgramArguments) -> Outco
     serve::serve(config, options, signals, serve::Around::default())
 }
 
-/// A duplicate of a descriptor that the process was started with.
+/// Duplicates an inherited descriptor.
 pub fn inherited_descriptor(number: i32) -> Result<OwnedFd, Failure> {
     uring::inherited(number).map_err(|error| {
         Failure::because(format!(

@@ -1,4 +1,4 @@
-//! `lunette rbd`: what is in a pool of a Ceph cluster. Connects by itself: no daemon is asked.
+//! `lunette rbd`: lists images of a Ceph pool. Connects to the cluster directly, without a daemon.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -22,7 +22,7 @@ pub struct RbdCommand {
     pub action: RbdAction,
 }
 
-/// What to do with a cluster.
+/// Actions of `lunette rbd`.
 #[derive(Debug, Subcommand)]
 pub enum RbdAction {
     /// List the images of a pool
@@ -39,7 +39,7 @@ pub enum RbdAction {
     },
 }
 
-/// Which cluster, as daemon: the keys of a disk.
+/// Cluster and user, with the keys of a disk.
 #[derive(Debug, Args)]
 pub struct Connection {
     /// Ceph's configuration file [default: where Ceph looks for it]
@@ -67,7 +67,7 @@ Examples:
 Serve an image:
     lunette serve --disk d0=rbd:rbd/vm1,id=lunette --vhost-blk d0:d0.sock";
 
-/// An image, as it is listed.
+/// A listed image.
 #[derive(Debug, Serialize)]
 struct Listed {
     name: String,
@@ -76,7 +76,7 @@ struct Listed {
     features: Vec<&'static str>,
 }
 
-/// Names of `RBD_FEATURE_*`, from bit 0 on.
+/// Names of `RBD_FEATURE_*` by bit number.
 const FEATURES: [&str; 10] = [
     "layering",
     "striping",
@@ -90,7 +90,7 @@ const FEATURES: [&str; 10] = [
     "migrating",
 ];
 
-/// Does what is asked for.
+/// Runs the action.
 pub fn run(command: RbdCommand) -> Outcome {
     let RbdAction::List {
         pool,
@@ -153,7 +153,7 @@ fn list(config: &ClusterConfig, pool: &str) -> Result<Vec<Listed>, Error> {
         };
         let shape = Image::open(&cluster, &image, true).and_then(|image| image.shape());
         let shape = match shape {
-            // Removed since it was listed.
+            // Removed after the list was made.
             Err(error) if error.errno() == rustix::io::Errno::NOENT.raw_os_error() => continue,
             shape => shape?,
         };

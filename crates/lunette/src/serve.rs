@@ -1,4 +1,4 @@
-//! `lunette serve`: starts what is configured, says what is ready, and serves until it is told to end.
+//! `lunette serve`: starts the configured objects, prints the ready ones, and serves until a signal ends it.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -17,22 +17,22 @@ use crate::cli::ServeArguments;
 use crate::failure::{self, Failure, Outcome};
 use crate::{inherited_sockets, take_over};
 
-/// Sessions drain within milliseconds, a thousand of them on a busy machine within seconds; a disk that does not answer may not keep
-/// the daemon.
+/// Maximum time of the shutdown. Sessions drain within milliseconds, a thousand of them on a busy machine within seconds; a disk
+/// that does not respond must not block it.
 const END_LIMIT: Duration = Duration::from_secs(10);
-/// Waiting listeners that the line for the service manager names.
+/// Maximum number of waiting listeners in the status line for the service manager.
 const LISTENERS_NAMED: usize = 4;
-/// How often an inherited connection is looked at: soon enough for people, and no load.
+/// Poll interval of an inherited connection: short for users, with little load.
 const CLIENT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Serves what the file and the flags say.
+/// Serves the objects of the file and the flags.
 pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     let configuration = &arguments.configuration;
     let (file, flags) = (configuration.config.clone(), configuration.flags());
     let surroundings = Surroundings::of_this_process();
     let config = config::load(file.as_deref(), &flags, &surroundings).map_err(failure::mistaken)?;
     let file_of_config = file.clone();
-    // Paths of the configuration are relative to the folder of the start, and the daemon stays in it.
+    // Relative paths of the configuration refer to the start folder, which the daemon does not leave.
     let reload: Option<Reload> = file.map(|file| {
         let read = move || config::load(Some(&file), &flags, &surroundings);
         Arc::new(read) as Reload
@@ -40,7 +40,7 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     let control = control::default_socket();
     let signals = Signals::listen()
         .map_err(|error| Failure::because(format!("cannot listen to signals: {error}")))?;
-    // Known before the daemon that serves now has ended: otherwise its clients would lose their disks.
+    // Checked before the running daemon ends; otherwise its clients would lose their disks.
     if let Some(equal) = config::equal_chap_secrets(&config) {
         let hint = config::EQUAL_SECRETS_HELP;
         return Err(Failure::because(format!("{equal}; hint: {hint}")));
@@ -83,29 +83,29 @@ pub fn run(arguments: &ServeArguments, log: LogHandle) -> Outcome {
     serve(config, options, signals, around)
 }
 
-/// What a daemon is started and ended by.
+/// Surroundings of a daemon: service manager, previous and next daemon.
 #[derive(Default)]
 pub struct Around {
     /// The service manager, if there is one.
     pub notifier: Option<Arc<Notifier>>,
-    /// Disks whose memory was kept for this start.
+    /// Disks with memory stored for this start.
     kept: Vec<String>,
-    /// Descriptors of sessions that were kept for this start.
+    /// Names of session descriptors stored for this start.
     stored: Vec<String>,
-    /// The memory that the next daemon gets.
+    /// Memory to pass to the next daemon.
     memory: Option<KeptMemory>,
-    /// How another daemon has this one end.
+    /// Request of another daemon to end this one.
     ending: Option<Ending>,
 }
 
 impl Around {
-    /// Where the daemon listens that takes over.
+    /// Socket of the daemon that takes over.
     fn heir(&self) -> Option<PathBuf> {
         self.ending.as_ref().and_then(Ending::heir)
     }
 }
 
-/// Serves until SIGTERM or SIGINT, or until another daemon takes over, and tells the service manager, if there is one.
+/// Serves until SIGTERM, SIGINT or a takeover by another daemon. Notifies the service manager, if there is one.
 pub fn serve(
     config: Config,
     options: StartOptions,
@@ -129,7 +129,7 @@ pub fn serve(
         let (reloader, to) = (running.reloader(), notifier.clone());
         running.watch_listeners(move || to.status(&status_line(&reloader.status())));
         notifier.ready(&status_line(&running.status()));
-        // Connections have to end when front ends or this daemon end them.
+        // Stored copies would keep connections open after a front end or this daemon closes them.
         notifier.remove_stored(around.stored.iter().map(String::as_str));
         if let Some(time) = notify::watchdog_time() {
             watchdog = Some(running.watchdog(notifier.clone(), time)?);
@@ -140,7 +140,7 @@ pub fn serve(
         match next_signal(&mut signals, &running) {
             Signal::End => break,
             Signal::Print => print_latency(&running),
-            // Without a receiver its thread has panicked, which has been told.
+            // Without a receiver the thread has panicked, which was reported.
             Signal::Reload => drop(reloads.send(())),
         }
     }
@@ -152,11 +152,11 @@ pub fn serve(
     Ok(())
 }
 
-/// Who keeps what this daemon leaves: the one that takes over, or the service manager, at a restart.
+/// Receiver of this daemon's descriptors: the daemon that takes over, or the service manager at a restart.
 fn heir(around: &Around) -> Option<Notifier> {
     let name = match around.heir() {
         Some(path) => path.into_os_string(),
-        // What a program's parent has is for nobody to be told.
+        // A back-end program must not notify the service manager of its parent.
         None if around.notifier.is_none() => return None,
         None => std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty())?,
     };
@@ -165,7 +165,7 @@ fn heir(around: &Around) -> Option<Notifier> {
         .ok()
 }
 
-/// What `systemctl status` shows.
+/// Text for `systemctl status`.
 fn status_line(status: &Status) -> String {
     let mut line = format!(
         "serving {} disks through {} exports, on {} workers",
@@ -185,8 +185,8 @@ fn status_line(status: &Status) -> String {
     line
 }
 
-/// SIGHUP: a thread that reads the file anew each time that it is asked to, for a reload may wait for clients, and the daemon
-/// hears other signals meanwhile. Several signals that come during one reload are one more.
+/// Starts the thread that reloads the file on SIGHUP. A reload may wait for clients, and the daemon must handle other signals
+/// meanwhile. Several requests during one reload cause one more.
 fn reload_on_demand(
     reloader: Reloader,
     notifier: Option<Arc<Notifier>>,
@@ -210,7 +210,7 @@ fn reload_on_demand(
     Ok(asked)
 }
 
-/// Reads the file anew, and says what came of it.
+/// Reloads the file and logs the result.
 fn reload(reloader: &Reloader) {
     match reloader.reload() {
         Ok(plan) if plan.is_empty() => tracing::info!("reloaded: no changes"),
@@ -227,7 +227,7 @@ fn reload(reloader: &Reloader) {
     }
 }
 
-/// Sleeps until there is a signal; that the only client there can be has left counts as one.
+/// Waits for a signal. The end of the only possible client counts as one.
 fn next_signal(signals: &mut Signals, running: &Running) -> Signal {
     if !running.has_one_client() {
         return signals.wait();
@@ -241,7 +241,7 @@ fn next_signal(signals: &mut Signals, running: &Running) -> Signal {
     }
 }
 
-/// Says what can be connected to.
+/// Prints the exports that accept connections.
 pub fn announce(running: &Running) {
     let mut text = String::new();
     let ready = running.ready().iter();
@@ -249,7 +249,7 @@ pub fn announce(running: &Running) {
         text.push_str(&format!("{export}\n"));
     }
     let mut stdout = cli_common::stdout();
-    // Whoever closed stdout does not want to know.
+    // A closed stdout is not an error.
     let _unread = stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush());
@@ -268,11 +268,11 @@ pub fn print_latency(running: &Running) {
     for report in reports(&running.snapshot(), None) {
         text.push_str(&format!("\n{report}"));
     }
-    // There is nowhere else to say that stderr is gone.
+    // A closed stderr cannot be reported.
     let _unread = cli_common::stderr().write_all(text.as_bytes());
 }
 
-/// Leaves sessions to whoever takes them; ends all others, workers and sockets, in bounded time.
+/// Hands sessions over to the heir, if there is one. Ends all other sessions, workers and sockets in bounded time.
 fn end(mut running: Running, around: &Around) {
     tracing::info!("ending");
     std::thread::spawn(|| {
@@ -284,7 +284,7 @@ fn end(mut running: Running, around: &Around) {
         std::process::exit(1);
     });
     if let Some(heir) = heir(around) {
-        // The service manager has the memory of RAM disks already.
+        // The service manager already stores the memory of RAM disks.
         let memory = around.memory.as_ref().filter(|_| around.heir().is_some());
         let memory = memory.map(KeptMemory::named);
         running.hand_over(&heir, memory.unwrap_or_default());

@@ -1,5 +1,5 @@
-//! `lunette serve --take-over`: what the daemon at the control socket serves, this one goes on with. Everything that can be wrong with
-//! this one is found before the other one is asked; then that one stops its queues, leaves what front ends have given it, and ends.
+//! `lunette serve --take-over`: takes over from the daemon at the control socket. This daemon checks itself first. On its request the
+//! other daemon stops its queues, passes the descriptors of its front ends, and ends.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -20,16 +20,16 @@ use serde_json::json;
 use crate::failure::Failure;
 use crate::inherited_sockets::Passed;
 
-/// A daemon that ends waits so long for requests, and a little more.
+/// Maximum time until the other daemon ends: its own limit for requests, and some more.
 const END_LIMIT: Duration = Duration::from_secs(20);
 
-/// Bytes of a message that names a descriptor.
+/// Maximum bytes of a message with a descriptor.
 const MESSAGE_MAX: usize = 4096;
 
-/// Takes over from the daemon at the control socket of `config`, or else at the `usual` one.
+/// Takes over from the daemon at the control socket of `config`, by default the `usual` one.
 ///
 /// # Errors
-/// When there is none, or it refuses; it goes on then. Or when it does not end.
+/// When there is no daemon, when it refuses and continues, or when it does not end.
 pub fn take(config: &Config, usual: Option<&Path>) -> Result<Passed, Failure> {
     let Some(control) = config.control.as_deref().or(usual) else {
         return Err(Failure::mistake(
@@ -68,7 +68,7 @@ pub fn take(config: &Config, usual: Option<&Path>) -> Result<Passed, Failure> {
     Ok(passed)
 }
 
-/// A socket for nobody but daemons of this user, beside the control socket.
+/// A socket beside the control socket, accessible only to daemons of this user.
 struct Place {
     path: PathBuf,
     socket: UnixDatagram,
@@ -95,7 +95,7 @@ impl Drop for Place {
     }
 }
 
-/// All descriptors that come until the other daemon has ended.
+/// Receives descriptors until the other daemon has ended.
 fn receive(socket: &UnixDatagram, ending: &OwnedFd) -> Result<Vec<Named>, Failure> {
     let until = Instant::now() + END_LIMIT;
     let mut named = Vec::new();

@@ -1,4 +1,4 @@
-//! `lunette upgrade`: starts another program in the place of a running daemon, which leaves it its front ends.
+//! `lunette upgrade`: starts another program in place of a running daemon, which hands over its front ends.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -15,17 +15,17 @@ use control::{Client, ClientError, HANDOVER_VERSION, Method, Version};
 use crate::cli::UpgradeArguments;
 use crate::failure::{Failure, Outcome};
 
-/// The other daemon has ended by then, and this one serves; both have bounds of their own.
+/// Maximum time until the old daemon has ended and the new one serves. Both have shorter limits.
 const PATIENCE: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A process as it was started.
+/// A running process and its start parameters.
 struct Process {
     pid: u32,
     arguments: Vec<std::ffi::OsString>,
     environment: Vec<(std::ffi::OsString, std::ffi::OsString)>,
     folder: PathBuf,
-    /// Its program, also if another one is in its place by now.
+    /// Its executable, even if the path has been replaced since.
     program: File,
 }
 
@@ -89,7 +89,7 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
     }
 }
 
-/// Until the new daemon answers.
+/// Waits until the new daemon responds.
 fn wait(client: &Client, child: &mut Child, before: &Process) -> Result<Version, Failure> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -115,7 +115,7 @@ fn wait(client: &Client, child: &mut Child, before: &Process) -> Result<Version,
     }
 }
 
-/// Does a program understand what the running daemon hands over? Nothing has moved yet.
+/// Checks that a program supports the running daemon's handover version, before any change.
 fn check(program: &Path, running: &Version) -> Outcome {
     let shown = program.display();
     let asked = Command::new(program)
@@ -174,11 +174,11 @@ fn check_jobs(client: &Client) -> Outcome {
     }
 }
 
-/// Refuses a configuration file that a reload would refuse: clients would lose their disks or their sessions.
+/// Fails if a reload would refuse the configuration file, because clients would lose disks or sessions.
 fn check_configuration(client: &Client) -> Outcome {
     match client.change(Method::POST, "/v1/upgrade/check", None) {
         Ok(_) => Ok(()),
-        // A daemon of an earlier version has no such check.
+        // Daemons of earlier versions do not have this check.
         Err(ClientError::Problem { problem }) if problem.status == 404 => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -219,7 +219,7 @@ impl Process {
         })
     }
 
-    /// The unit of systemd that it is, if it is one.
+    /// Returns its systemd unit, if it is a service.
     fn service(&self) -> Option<String> {
         let has = |name: &str| self.environment.iter().any(|(known, _)| known == name);
         if !has("NOTIFY_SOCKET") && !has("INVOCATION_ID") {
@@ -230,7 +230,7 @@ impl Process {
         unit.ends_with(".service").then(|| unit.to_owned())
     }
 
-    /// Where it writes: a new program writes there, too, if it can be opened.
+    /// Opens an output of the process for the new program; discards output if that fails.
     fn output(&self, number: u32) -> Stdio {
         let path = format!("/proc/{}/fd/{number}", self.pid);
         let file = OpenOptions::new().append(true).open(path);
@@ -246,7 +246,7 @@ impl Process {
             command.arg("--take-over");
         }
         let own = self.environment.iter();
-        // What a service manager has passed was for the process before.
+        // Descriptors from a service manager were passed to the old process only.
         let passed = own.filter(|(name, _)| !name.to_string_lossy().starts_with("LISTEN_"));
         let started = command
             .env_clear()

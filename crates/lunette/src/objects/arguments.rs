@@ -1,10 +1,10 @@
-//! The definitions of `lunette disk`, `job`, `export`, `lun`, `session`, `reservation`, `config`, `status` and `reload`.
+//! Definitions of `lunette disk`, `job`, `export`, `lun`, `session`, `reservation`, `config`, `status` and `reload`.
 
 use clap::{Args, Subcommand};
 
 use cli_common::DaemonAddress;
 
-/// Which daemon is asked, and how the answer is printed.
+/// Address of the daemon, and output format.
 #[derive(Clone, Debug, Args)]
 pub struct Ask {
     /// Which daemon
@@ -63,7 +63,7 @@ Examples:
     lunette disk identity d1 --new                 for a copy of another disk
     lunette disk remove scratch";
 
-/// What to do with disks.
+/// Actions of `lunette disk`.
 #[derive(Debug, Subcommand)]
 pub enum DiskAction {
     /// List disks
@@ -204,7 +204,7 @@ pub enum BitmapAction {
     },
 }
 
-/// How fast a job is, and who waits for it.
+/// Speed of a job, and whether to wait for it.
 #[derive(Clone, Debug, Args)]
 pub struct Speed {
     /// Bytes to copy in a second: K, M, G [default: no limit]
@@ -239,7 +239,7 @@ Examples:
 A disk has one job at most. A daemon that ends, or is killed, leaves the disk as it was before the job.
 Exit code 0: done, or begun; 1: failed or cancelled.";
 
-/// What to do with jobs.
+/// Actions of `lunette job`.
 #[derive(Debug, Subcommand)]
 pub enum JobAction {
     /// List jobs: of each disk the last one
@@ -307,7 +307,7 @@ Examples:
     lunette export access-state iqn.2026-11.org.example:t0 2 standby
     lunette export remove vm0 --force";
 
-/// What to do with exports.
+/// Actions of `lunette export`.
 #[derive(Debug, Subcommand)]
 pub enum ExportAction {
     /// List exports
@@ -352,7 +352,7 @@ pub enum ExportAction {
     },
 }
 
-/// An export that is to be added.
+/// An export to add.
 #[derive(Debug, Subcommand)]
 pub enum NewExport {
     /// One disk as virtio-blk on a vhost-user socket
@@ -406,7 +406,7 @@ Examples:
     lunette lun remove vm0 4:0           waits until its requests have completed
     lunette lun remove vm0 4:0 --force   aborts its requests";
 
-/// What to do with logical units.
+/// Actions of `lunette lun`.
 #[derive(Debug, Subcommand)]
 pub enum LunAction {
     /// List logical units, of all exports or of one
@@ -465,7 +465,7 @@ Examples:
     lunette session list
     lunette session remove iscsi-3      the initiator may log in again";
 
-/// What to do with sessions.
+/// Actions of `lunette session`.
 #[derive(Debug, Subcommand)]
 pub enum SessionAction {
     /// List sessions
@@ -499,7 +499,7 @@ Examples:
     lunette reservation list
     lunette reservation show d0";
 
-/// What to do with reservations.
+/// Actions of `lunette reservation`.
 #[derive(Debug, Subcommand)]
 pub enum ReservationAction {
     /// List all registrations and reservations
@@ -532,7 +532,7 @@ A file that is empty, cut short, changed or unreadable is not used and not repla
 object is unavailable or answers BUSY. Restore the file from a backup, or reset it.
 State that the daemon still has in memory is saved again by the reset.";
 
-/// What to do with state files.
+/// Actions of `lunette state`.
 #[derive(Debug, Subcommand)]
 pub enum StateAction {
     /// List the files, with the object and the condition of each
@@ -564,7 +564,7 @@ Examples:
     lunette config show > lunette.toml   the configuration in effect, as a file
     lunette config diff                  changes made at run time";
 
-/// What to do with the configuration.
+/// Actions of `lunette config`.
 #[derive(Debug, Subcommand)]
 pub enum ConfigAction {
     /// Show the configuration that is in effect, as the text of a file

@@ -1,4 +1,4 @@
-//! `lunette disk bitmap`: what has changed on disks since their backups.
+//! `lunette disk bitmap`: dirty bitmaps of incremental backups.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -45,7 +45,7 @@ fn table(bitmaps: &[Bitmap]) -> Table {
     })
 }
 
-/// How long ago a time is, given in seconds since 1970, in the largest unit that fits.
+/// Age of a time (seconds since 1970) in the largest unit that fits.
 fn ago(at: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let seconds = now

@@ -8,7 +8,7 @@ use super::arguments::{ConfigAction, ConfigCommand, ReloadArguments};
 use super::{ACCEPTED, force, print_json, print_waits};
 use crate::failure::{Failure, Outcome};
 
-/// Does what is asked for.
+/// Runs the action.
 pub fn run(command: ConfigCommand) -> Outcome {
     let client = command.ask.daemon.client()?;
     match command.action {
@@ -39,7 +39,7 @@ pub fn run(command: ConfigCommand) -> Outcome {
     }
 }
 
-/// Has the daemon read its file anew, and says what has changed.
+/// Reloads the daemon's configuration file and prints the changes.
 pub fn reload(arguments: &ReloadArguments) -> Outcome {
     let client = arguments.ask.daemon.client()?;
     let path = format!("/v1/config/reload{}", force(arguments.force));

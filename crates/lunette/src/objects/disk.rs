@@ -12,7 +12,7 @@ use super::table::Table;
 use super::{bitmap, force, job, read_flags, size_text, yes};
 use crate::failure::{Failure, Outcome};
 
-/// Does what is asked for.
+/// Runs the action.
 pub fn run(command: DiskCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
@@ -97,7 +97,7 @@ fn path(disk: &str) -> String {
     format!("/v1/disks/{}", escape(disk))
 }
 
-/// Read as `serve --disk` reads them.
+/// Parses limits in the syntax of `serve --disk`.
 fn limits_of(text: &str) -> Result<Limits, String> {
     if text == "none" {
         return Ok(Limits::default());
@@ -178,7 +178,7 @@ fn table(disks: &[Disk]) -> Table {
     })
 }
 
-/// One disk, a line for each property.
+/// Table of one disk with a line per property.
 fn details(disk: &Disk) -> Table {
     let mut lines = vec![("name", disk.name.clone())];
     if let Some(status) = &disk.status {
@@ -219,7 +219,7 @@ fn details(disk: &Disk) -> Table {
     })
 }
 
-/// The body of a change of keys that may change at any time, from `on_error=stop,io_timeout=30`.
+/// Request body for run-time settings, from text such as `on_error=stop,io_timeout=30`.
 fn settings(text: &str) -> Result<Value, String> {
     let known = || DISK_KEYS.iter().filter(|key| key.run_time == DISK_SET);
     let mut body = serde_json::Map::new();
@@ -236,7 +236,7 @@ fn settings(text: &str) -> Result<Value, String> {
     Ok(Value::Object(body))
 }
 
-/// The value of a key. Of a number that may be 0 this is also `none`.
+/// Value of a key. `none` is accepted for numbers that may be 0.
 fn setting(key: &DiskKey, value: &str) -> Result<Value, String> {
     match &key.kind {
         Kind::Number(unit, range) => match (value, value.parse::<u64>()) {
@@ -254,7 +254,7 @@ fn setting(key: &DiskKey, value: &str) -> Result<Value, String> {
     }
 }
 
-/// `io_timeout=SECONDS|none`.
+/// Syntax of a key, such as `io_timeout=SECONDS|none`.
 fn form(key: &DiskKey) -> String {
     let name = key.name;
     match &key.kind {
@@ -298,7 +298,7 @@ fn limits(disk: &Disk) -> String {
     limits_text(disk.keys.number("iops"), disk.keys.number("bandwidth"))
 }
 
-/// What may be done in a second; bursts are in `--json`.
+/// Limits per second. Bursts are only in `--json`.
 fn limits_text(iops: Option<u64>, bandwidth: Option<u64>) -> String {
     let iops = iops.map(|iops| format!("{iops} IOPS"));
     let bandwidth = bandwidth.map(|bytes| format!("{}/s", size_text(bytes)));

@@ -10,7 +10,7 @@ use super::table::Table;
 use super::{force, read_flags, yes};
 use crate::failure::{Failure, Outcome};
 
-/// Does what is asked for.
+/// Runs the action.
 pub fn run(command: ExportCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
@@ -79,7 +79,7 @@ fn path(export: &str) -> String {
     format!("/v1/exports/{}", escape(export))
 }
 
-/// The names of the disks in a flag, which are with the daemon.
+/// Names of the disks in a flag; the daemon has these disks.
 fn disks_of(export: &NewExport) -> Vec<&str> {
     match export {
         NewExport::VhostBlk { export } => export.split(':').take(1).collect(),
@@ -135,7 +135,7 @@ fn add(ask: &Ask, export: NewExport) -> Outcome {
     Ok(())
 }
 
-/// The daemon's folder may be another.
+/// Makes the socket path absolute, because the daemon may run in another folder.
 fn absolute(mut export: ExportConfig) -> ExportConfig {
     if let Some(path) = export.object_mut().path_mut()
         && let Ok(from_root) = std::path::absolute(&*path)
@@ -189,7 +189,7 @@ fn port_groups(groups: &[PortGroup]) -> Table {
     })
 }
 
-/// The workers that serve an export now, `1 3`; or, while it has no client, those that it is placed on.
+/// Workers that serve an export, such as `1 3`; without a client, the workers of its placement.
 pub fn serving(export: &Export) -> Option<String> {
     let served = export.status.as_ref().map(|status| &*status.served);
     let mut now: Vec<u32> = served

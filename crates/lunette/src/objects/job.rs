@@ -1,4 +1,4 @@
-//! `lunette job`, and the actions of `lunette disk` that begin one.
+//! `lunette job`, and the actions of `lunette disk` that start a job.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::table::Table;
 use super::{print_json, read_flags, size_text};
 use crate::failure::{Failure, Outcome};
 
-/// How often a job is looked at that is waited for.
+/// Poll interval while waiting for a job.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Runs the command.
@@ -42,7 +42,7 @@ pub fn run(command: JobCommand) -> Outcome {
     }
 }
 
-/// Begins a mirror.
+/// Starts a mirror.
 pub fn mirror(ask: &Ask, disk: &str, target: &str, how: &Speed, switch: bool) -> Outcome {
     let job = NewJob {
         switch,
@@ -51,7 +51,7 @@ pub fn mirror(ask: &Ask, disk: &str, target: &str, how: &Speed, switch: bool) ->
     begin(ask, disk, &job, how.wait)
 }
 
-/// Begins a backup; `incremental` names its bitmap.
+/// Starts a backup; `incremental` names its bitmap.
 pub fn backup(
     ask: &Ask,
     disk: &str,
@@ -85,7 +85,7 @@ fn copy(kind: &str, disk: &str, target: &str, how: &Speed) -> Result<NewJob, Fai
     })
 }
 
-/// Begins a job within the images of a disk: a stream or a commit.
+/// Starts a job within the images of a disk: a stream or a commit.
 pub fn within(ask: &Ask, kind: &str, disk: &str, how: &Speed) -> Outcome {
     let job = NewJob {
         kind: kind.to_owned(),
@@ -116,7 +116,7 @@ pub fn snapshot(ask: &Ask, disks: &[String], to: &[String]) -> Outcome {
     ask.change(Method::POST, "/v1/snapshot", Some(&body))
 }
 
-/// A disk whose file is named from the root: the daemon's folder may be another.
+/// Makes the paths of a disk absolute, because the daemon may run in another folder.
 pub(super) fn at_absolute_path(mut disk: DiskConfig) -> DiskConfig {
     disk.backend = disk.backend.at_absolute_paths();
     disk
@@ -166,14 +166,14 @@ impl Speed {
     }
 }
 
-/// Until a job has ended, or is ready and waits for somebody. The exit code says how it has ended.
+/// Waits until a job has ended, or is ready and needs a command. The exit code is the job's result.
 fn wait(ask: &Ask, disk: &str) -> Outcome {
     let client = ask.daemon.client()?;
     let shows = std::io::stderr().is_terminal();
     let mut is_first = true;
     loop {
         let job: Job = client.get(&path(disk))?;
-        // What is ready at the first look may be about to be switched to.
+        // A job that is ready at the first poll may be switching already.
         let waits_for_somebody =
             job.state == JobState::Ready && (!is_first || job.reason.is_some());
         if shows {
@@ -198,7 +198,7 @@ fn ended(ask: &Ask, job: &Job) -> Outcome {
     }
     let Job { kind, disk, .. } = job;
     match (job.state, &job.reason) {
-        // Who sees the table or the JSON need not be told.
+        // The table and the JSON contain these numbers already.
         (JobState::Done, _) if job.incremental.is_some() && !ask.json => Ok(writeln!(
             cli_common::stderr(),
             "backup of disk {disk} is complete: {} of {} were copied to {}",

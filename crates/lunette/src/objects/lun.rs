@@ -10,7 +10,7 @@ use super::force;
 use super::table::Table;
 use crate::failure::{Failure, Outcome};
 
-/// A logical unit with the export that it is of.
+/// A logical unit with its export.
 #[derive(Serialize)]
 struct Row {
     export: String,
@@ -18,7 +18,7 @@ struct Row {
     lun: Lun,
 }
 
-/// Does what is asked for.
+/// Runs the action.
 pub fn run(command: LunCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {

@@ -1,4 +1,4 @@
-//! Commands about the objects of a running daemon: each asks its control socket, and prints a table or JSON.
+//! Commands for the objects of a running daemon. Each sends requests to the control socket and prints a table or JSON.
 
 pub mod arguments;
 mod bitmap;
@@ -23,11 +23,11 @@ use crate::failure::{self, Failure, Outcome};
 use arguments::Ask;
 use table::Table;
 
-/// The status of a change that goes on by itself (RFC 9110, 15.3.3).
+/// Status of a change that continues in the background (RFC 9110, 15.3.3).
 const ACCEPTED: u16 = 202;
 
 impl Ask {
-    /// Has a change made, and prints what is said of it if JSON was asked for.
+    /// Sends a change. Prints the response as JSON if requested.
     fn change(&self, method: Method, path: &str, body: Option<&Value>) -> Outcome {
         let (status, answer) = self.daemon.client()?.change(method, path, body)?;
         match self.json && !answer.is_null() {
@@ -49,7 +49,7 @@ impl Ask {
     }
 }
 
-/// What a change waits for that goes on by itself; `None`: it is made.
+/// Text on pending conditions of a change in the background. `None` if the change is complete.
 fn waits(status: u16, answer: &Value) -> Option<String> {
     if status != ACCEPTED {
         return None;
@@ -82,7 +82,7 @@ fn force(forced: bool) -> &'static str {
     }
 }
 
-/// What flags say, without the relations: a disk that an export is of may be with the daemon.
+/// Parses flags without checking relations, because a disk of an export may exist only in the daemon.
 fn read_flags(flags: &Flags, stand_ins: &[&str]) -> Result<Config, Failure> {
     let mut flags = flags.clone();
     flags.disk.extend(stand_in_disks(stand_ins));
@@ -90,7 +90,7 @@ fn read_flags(flags: &Flags, stand_ins: &[&str]) -> Result<Config, Failure> {
     read.map_err(failure::mistaken)
 }
 
-/// Returns flags for disks of these names. Text that is no name is a mistake in the flag of the export, which reports it.
+/// Returns flags for disks with these names. Invalid names are skipped; the flag of the export reports them.
 fn stand_in_disks(names: &[&str]) -> impl Iterator<Item = String> {
     let names = names.iter().filter(|name| !name.contains(['=', ',']));
     names.map(|name| format!("{name}=null:1M"))

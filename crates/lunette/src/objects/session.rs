@@ -7,7 +7,7 @@ use super::arguments::{ReservationAction, ReservationCommand, SessionAction, Ses
 use super::table::Table;
 use crate::failure::{Failure, Outcome};
 
-/// Does what is asked for.
+/// Runs the action.
 pub fn run(command: SessionCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
@@ -59,7 +59,7 @@ fn table(sessions: &[Session]) -> Table {
     })
 }
 
-/// One session, with what was negotiated.
+/// Table of one session with its negotiated keys.
 fn details(sessions: &[Session]) -> Table {
     let mut table = Table::new(&["KEY", "VALUE"]);
     for session in sessions {
@@ -87,12 +87,12 @@ fn details(sessions: &[Session]) -> Table {
     table
 }
 
-/// Prints what initiators hold.
+/// Prints reservations and registrations of initiators.
 pub fn reservations(command: ReservationCommand) -> Outcome {
     let ask = &command.ask;
     let mut held: Vec<Reservation> = ask.daemon.client()?.get("/v1/reservations")?;
     if let ReservationAction::Show { disk } = &command.action {
-        // A disk that is not there is a mistake; one that nobody holds is none.
+        // A missing disk is an error; a disk without reservations is not.
         let path = format!("/v1/disks/{}", escape(disk));
         ask.daemon.client()?.get::<serde_json::Value>(&path)?;
         held.retain(|reservation| reservation.disk == *disk);

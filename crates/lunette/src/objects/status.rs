@@ -1,4 +1,4 @@
-//! `lunette status`: one screen that says whether all is well.
+//! `lunette status`: a summary of the daemon's health on one screen.
 
 use std::io::Write;
 
@@ -11,10 +11,10 @@ use super::export::serving;
 use super::{print_json, size_text};
 use crate::failure::{Failure, Outcome};
 
-/// Lines of exports that are shown: the rest of an 80x24 screen is for the summary.
+/// Maximum lines of exports; the rest of an 80x24 screen is for the summary.
 const EXPORTS_SHOWN: usize = 12;
 
-/// Asks and prints.
+/// Prints the status. Fails if there are problems.
 pub fn run(arguments: &LookArguments) -> Outcome {
     let client = arguments.ask.daemon.client()?;
     let status: Status = client.get("/v1/status")?;
@@ -99,7 +99,7 @@ pub fn run(arguments: &LookArguments) -> Outcome {
     verdict(&worries)
 }
 
-/// A kernel that is too old is no fault of the daemon, so it is said and nothing to worry about.
+/// Missing kernel features are shown but are not a problem of the daemon.
 fn sandbox_line(status: &Status) -> String {
     let mode = match status.sandbox.as_str() {
         "" => "unknown",
@@ -121,7 +121,7 @@ fn verdict(worries: &[String]) -> Outcome {
     }
 }
 
-/// What somebody should look at.
+/// Problems that need attention.
 fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
     let mut worries = Vec::new();
     for disk in status.disks.iter().filter(|disk| disk.state != "ready") {
@@ -162,7 +162,7 @@ fn worries(status: &Status, snapshot: &Snapshot) -> Vec<String> {
             let broken = count_u64(counters.malformed, "time");
             worries.push(format!("queue {who}: its driver broke the rules {broken}"));
         }
-        // Of other operations some end with an error as a rule: a driver that looks around asks for what is not there.
+        // Other operations regularly end with an error, for example when a driver probes missing units.
         let data = Operation::ALL
             .iter()
             .filter(|one| **one != Operation::Other);

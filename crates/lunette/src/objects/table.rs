@@ -1,4 +1,4 @@
-//! Tables for people: columns as wide as they need to be, two spaces apart.
+//! Text tables with columns of minimal width, separated by two spaces.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these columns.
+    /// Creates a table with these columns.
     pub fn new(head: &[&'static str]) -> Table {
         Table {
             head: head.to_vec(),

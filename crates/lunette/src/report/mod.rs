@@ -1,4 +1,4 @@
-//! `lunette report`: what the page for browsers shows of some seconds, as one file to send along with a question.
+//! `lunette report`: writes some seconds of the browser page's data into one file, to attach to a question.
 
 mod redact;
 
@@ -13,11 +13,11 @@ use crate::cli::ReportArguments;
 use crate::failure::{Failure, Outcome};
 use redact::Names;
 
-/// As many columns as the page's heat map has.
+/// Number of columns of the page's heat map.
 const SECONDS_MAX: u64 = 240;
 const SLOWEST: usize = 5;
 
-/// Looks at a daemon for some seconds, and writes the file.
+/// Samples a daemon for some seconds and writes the file.
 pub fn run(arguments: &ReportArguments) -> Outcome {
     if !(1..=SECONDS_MAX).contains(&arguments.seconds) {
         let seconds = arguments.seconds;
@@ -48,7 +48,7 @@ pub fn run(arguments: &ReportArguments) -> Outcome {
     moment["answers"] = answers(&mut moment);
     let html = shown(&moment)?;
     if arguments.out == Path::new("-") {
-        // A program that reads the page gets it as it is.
+        // Standard output to a program must not be escaped.
         match std::io::stdout().is_terminal() {
             true => cli_common::stdout().write_all(html.as_bytes())?,
             false => std::io::stdout().write_all(html.as_bytes())?,
@@ -79,7 +79,7 @@ fn sample(client: &Client) -> Result<Value, Failure> {
     Ok(json!({ "status": status, "statistics": statistics }))
 }
 
-/// What is in a report: samples a second apart, and what is requested once.
+/// Contents of a report: samples, one per second, and data that are requested once.
 fn moment(client: &Client, samples: Vec<Value>) -> Result<Value, Failure> {
     let last = samples.last().map_or(&Value::Null, |last| &last["status"]);
     let mut slowest = Vec::new();
@@ -98,7 +98,7 @@ fn moment(client: &Client, samples: Vec<Value>) -> Result<Value, Failure> {
     }))
 }
 
-/// By the path at which the page asks, with the names that it knows.
+/// Responses by request path, with redacted names.
 fn answers(moment: &mut Value) -> Value {
     let mut answers = serde_json::Map::new();
     answers.insert("/v1/sessions".to_owned(), moment["sessions"].take());

@@ -1,13 +1,13 @@
-//! Names in a report that somebody else is to read: each becomes another one, the same at every place.
+//! Replaces names in a report for other readers. Equal names have equal replacements.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// Fields whose text names somebody or something.
+/// Fields that identify objects or users.
 const FIELDS: [&str; 13] = [
     "address",
-    // Of a session: it begins with the export's name.
+    // In a session, the ID begins with the export's name.
     "id",
     "initiator",
     "identity",
@@ -22,15 +22,15 @@ const FIELDS: [&str; 13] = [
     "uuid",
 ];
 
-/// Fields whose text is one of a few words, which somebody may have given to a disk, too.
+/// Fields with fixed words, which may also be names of disks.
 const WORDS: [&str; 5] = ["backend", "kind", "operation", "state", "version"];
 
-/// Names, and what stands in their place.
+/// Names and their replacements.
 #[derive(Debug, Default)]
 pub(super) struct Names(BTreeMap<String, String>);
 
 impl Names {
-    /// All names that a report has.
+    /// Collects all names of a report.
     pub fn of(moment: &Value) -> Names {
         let mut names = Names::default();
         for sample in list(&moment["samples"]) {
@@ -63,7 +63,7 @@ impl Names {
                     if FIELDS.contains(&field.as_str()) {
                         self.add(field, value);
                     }
-                    // Sessions and queues name their export.
+                    // In sessions and queues.
                     if field == "export" {
                         self.add("export", value);
                     }
@@ -75,7 +75,7 @@ impl Names {
         }
     }
 
-    /// Puts them into their places.
+    /// Replaces the names in `value`.
     pub fn replace(&self, value: &mut Value) {
         match value {
             Value::String(text) => {
@@ -88,7 +88,7 @@ impl Names {
                 for (field, value) in fields {
                     match value {
                         Value::String(_) if WORDS.contains(&field.as_str()) => {}
-                        // A queue's measurements by disk.
+                        // Measurements of a queue by disk.
                         Value::Object(of_disks) if field == "disks" => {
                             let named = std::mem::take(of_disks).into_iter();
                             of_disks.extend(named.map(|(name, mut value)| {
@@ -143,7 +143,7 @@ mod tests {
         assert!(queue["disks"].get(disk.as_str().unwrap()).is_some());
         let export = moment["samples"][0]["status"]["exports"][0]["name"].clone();
         assert_eq!(moment["sessions"][0]["export"], export);
-        // What names nobody stays.
+        // Values that are not names stay.
         assert_eq!(
             moment["samples"][0]["status"]["disks"][0]["backend"],
             "file"
