@@ -1,14 +1,14 @@
-//! The page for people who look with a browser: one file with everything in it, which asks the API as every client does. It has no data of
-//! a daemon in itself. Its sources are in `web/`; `make page` builds `page.html`, which is here so that the programs build without npm.
+//! The web page of a daemon: one file that sends requests to the API like any client and contains no data of a daemon. Sources are in
+//! `web/`. `make page` builds `page.html`, which is checked in, so that the programs build without npm.
 #![forbid(unsafe_code)]
 
-/// The page.
+/// HTML of the page.
 pub const PAGE: &str = include_str!("page.html");
 
-/// The page as a file of its own, which shows this instead of asking a daemon: samples of `/v1/status` and `/v1/statistics`, and other
-/// answers by their paths.
+/// Returns a standalone page that shows `moment` instead of a daemon's responses: samples of `/v1/status` and `/v1/statistics`, and other
+/// responses by path.
 pub fn of(moment: &serde_json::Value) -> String {
-    // Nothing in it ends the script.
+    // Escapes `</script>` in the data.
     let data = moment.to_string().replace('<', "\\u003c");
     PAGE.replacen(
         "<script>",
@@ -28,7 +28,7 @@ mod tests {
         assert!(html.contains("const MOMENT = {\"name\":\"\\u003c/script>"));
     }
 
-    /// It works without a network, and names nobody.
+    /// The page works without a network and contains no names.
     #[test]
     fn the_page_is_small_and_loads_nothing() {
         assert!(PAGE.len() < 300 << 10);

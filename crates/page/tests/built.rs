@@ -1,4 +1,5 @@
-//! The page is what its sources make: their types hold, and building them gives the same bytes. Needs: npm, and its registry.
+//! `page.html` matches its sources: they pass the type check, and building them gives the same bytes. Needs npm and its
+//! registry.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
