@@ -7,7 +7,7 @@ use control::{Client, Token};
 
 use crate::Failure;
 
-/// Which daemon is asked.
+/// Address of the daemon.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Which daemon")]
 pub struct DaemonAddress {
@@ -22,7 +22,8 @@ pub struct DaemonAddress {
     pub token_file: Option<PathBuf>,
 }
 
-/// Returns the user's own socket if it exists, otherwise the system's, which the user's group may have access to.
+/// Returns the user's own socket if it exists, otherwise the system's. The user's group may have access to the
+/// latter.
 fn usual_socket() -> PathBuf {
     let own = control::default_socket().filter(|own| own.exists());
     own.unwrap_or_else(|| PathBuf::from(control::SYSTEM_SOCKET))

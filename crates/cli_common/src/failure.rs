@@ -8,7 +8,7 @@ use control::ClientError;
 
 use crate::terminal;
 
-/// Reasons why a subcommand did not succeed.
+/// Reasons for the failure of a subcommand.
 #[derive(Debug)]
 pub enum Failure {
     /// Reasons to print, one per line.

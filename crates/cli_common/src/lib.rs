@@ -1,4 +1,4 @@
-//! Common parts of the command lines of `lunette` and `lunette-lab`: failures, logging, man pages and completions, paths to each other's
+//! Common parts of the command lines of `lunette` and `lunette-lab`: failures, logging, man pages and completions, the path of the other
 //! program, and the daemon's address.
 
 #![forbid(unsafe_code)]

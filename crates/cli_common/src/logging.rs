@@ -33,7 +33,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// What to log, and how.
+/// Filter and format of the log.
 #[derive(Clone, Debug, Args)]
 pub struct LogOptions {
     /// What to log: a level (error, warn, info, debug, trace), or PART=LEVEL,... [default: RUST_LOG, or info]

@@ -1,14 +1,13 @@
-//! Output to a terminal. Text from images, targets, initiators, guests and other daemons may contain control characters, with which it could
-//! rewrite what the terminal shows. [`stdout`] and [`stderr`] escape them in all output; [`printable`] also escapes line breaks and is for
-//! single fields.
+//! Output to a terminal. Text from images, targets, initiators, guests and other daemons may contain control characters that change the
+//! display. [`stdout`] and [`stderr`] escape them in all output. [`printable`] escapes also line breaks, for single fields.
 //!
-//! The escape is `\u001b`, which JSON and TOML read as the same character, so that it keeps documents valid.
+//! The escape is `\u001b`, which JSON and TOML read as the same character, so documents stay valid.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io::{self, StderrLock, StdoutLock, Write};
 
-/// Returns true for characters that a terminal does not show but carries out: C0, DEL, C1, and those that change the direction of text.
+/// Returns true for characters that control a terminal: C0, DEL, C1, and those that change the direction of text.
 const fn is_control(c: char) -> bool {
     matches!(
         c,
@@ -74,11 +73,11 @@ pub fn stderr() -> Terminal<StderrLock<'static>> {
     Terminal(io::stderr().lock())
 }
 
-/// A writer of log lines. Each write is one event without colors, whose only line break is the last character.
+/// A writer of log lines. Each write is one event without colors and with one line break, at its end.
 #[derive(Debug)]
 pub(crate) struct LogLines<W> {
     to: W,
-    /// Times and levels get colors. The formatter's own colors would need its escape sequences, which values may contain too.
+    /// Colors times and levels. The formatter's own colors would require passing escape sequences, which values may contain too.
     has_colors: bool,
 }
 
@@ -134,7 +133,7 @@ impl<W: Write> Write for LogLines<W> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Text as an attacker would send it: a new title, a cleared screen by ESC and by C1, a forged line, text that reads backwards.
+    /// Hostile text: a new title, a cleared screen by ESC and by C1, a forged line, text that reads backwards.
     pub const HOSTILE: &str = "a\x1b]0;x\x07\u{9b}2J\x7f\rb\nlunette: done\u{202e}c\u{2066}d\te";
 
     #[test]
