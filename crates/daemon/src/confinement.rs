@@ -1,4 +1,4 @@
-//! Which files the sandbox leaves to the daemon: what the configuration names, `sandbox_paths`, and what libraries read.
+//! Files that the sandbox leaves to the daemon: those of the configuration, `sandbox_paths`, and files that libraries read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use sandbox::{Mode, Paths};
 use crate::running::{StartError, StartOptions};
 use crate::state;
 
-/// What libraries and the daemon read of the system: names of hosts and groups, shared libraries that are loaded late, properties of
-/// disks and of this process.
+/// System files that libraries and the daemon read: host and group databases, shared libraries loaded later, attributes of disks and of
+/// this process.
 const SYSTEM: [&str; 11] = [
     "/etc",
     "/usr",
@@ -24,13 +24,13 @@ const SYSTEM: [&str; 11] = [
     "/run/NetworkManager",
     "/run/resolvconf",
 ];
-/// Where Ceph's libraries have their sockets and logs, if they are configured to.
+/// Folders for the sockets and logs of Ceph's libraries, if these are configured.
 const CEPH: [&str; 3] = ["/run/ceph", "/var/log/ceph", "/var/lib/ceph"];
 
-/// Confines the process as `config` says, before it has any other thread; `config_file` can be read again later.
+/// Confines the process as `config` requires, before it has any other thread. `config_file` can be read again later.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// If the kernel refuses.
 pub fn confine(
     config: &Config,
     options: &StartOptions,
@@ -52,7 +52,7 @@ pub fn confine(
 
 fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) -> Paths {
     let mut paths = Paths {
-        // A service manager in a container may listen on such a socket.
+        // A service manager in a container may listen on an abstract socket.
         abstract_sockets: std::env::var_os("NOTIFY_SOCKET")
             .is_some_and(|socket| socket.to_string_lossy().starts_with('@')),
         ..Paths::default()
@@ -78,7 +78,7 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         .map(|path| folder_of(path));
     let state = config.state.clone().or_else(state::default_folder);
     for folder in [control, state].into_iter().flatten() {
-        // It is made when it is first needed, and a rule needs it now. What cannot be made is reported then.
+        // Created here because a rule needs an existing folder. A failure is reported when the folder is needed.
         fs::create_dir_all(&folder).ok();
         paths.write.push(folder);
     }
@@ -86,7 +86,7 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         let folder = folder_of(socket);
         match folder.exists() {
             true => paths.write.push(folder),
-            // A rule needs a folder that exists. The socket of a folder that is made later is left behind at the end.
+            // A rule needs an existing folder. A socket in a folder that is created later cannot be removed at the end.
             false => paths.make_sockets.extend(nearest_folder(&folder)),
         }
     }
@@ -101,10 +101,10 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
                 path, data_file, ..
             } => {
                 list.push(place_of(path));
-                // Not what the image says: it may come from anybody.
+                // Only the configured data file: the image itself may come from an untrusted source.
                 list.extend(data_file.as_deref().map(place_of));
             }
-            // Commands need the right to write, whatever they do.
+            // Any SCSI command needs write access to the node.
             BlockDeviceConfig::ScsiGeneric { path, .. } => paths.write.push(place_of(path)),
             BlockDeviceConfig::Rbd(rbd) => {
                 paths.write.extend(CEPH.iter().map(PathBuf::from));
@@ -123,7 +123,7 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
     paths
 }
 
-/// The folder that has the file.
+/// Returns the folder of a file.
 pub(crate) fn folder_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder.to_owned(),
@@ -131,15 +131,15 @@ pub(crate) fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
-/// The nearest ancestor of a missing folder.
+/// Returns the nearest existing ancestor of a missing folder.
 fn nearest_folder(missing: &Path) -> Option<PathBuf> {
     let missing = std::path::absolute(missing).ok()?;
     let found = missing.ancestors().find(|folder| folder.is_dir());
     found.map(Path::to_owned)
 }
 
-/// The folder that has the file, for a file may be replaced; of a device its node alone, for the folder has all others. A device
-/// that is not there yet has no node to name.
+/// Returns the folder of a file, because the file may be replaced, or the node of a device, because its folder has all other devices.
+/// Returns the folder of a missing device, which has no node yet.
 fn place_of(path: &Path) -> PathBuf {
     let found = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     match found.starts_with("/dev") && found.exists() {

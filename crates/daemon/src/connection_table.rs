@@ -1,9 +1,8 @@
-//! Limits for the connections of a TCP service, so that clients without a token and readers cannot shut administrators out.
+//! Limits the connections of a TCP service, so that clients without a token and readers cannot shut administrators out.
 //!
-//! A connection counts as unauthenticated until a request shows a token. When there are too many of those, of one network or in all,
-//! the oldest is closed: a client that sends its request at once is served, however many others stay silent. Connections with a
-//! token have limits of their own, for each kind of token. Used on one service thread. Does not block. Tests: below, and
-//! `tests/tests/access.rs`.
+//! A connection is unauthenticated until a request carries a token. If there are too many of those, per network or in total, the oldest is
+//! closed. A client that sends its request at once is therefore served despite silent connections. Connections with a token have limits of
+//! their own, per kind of token. Used on one service thread. Does not block. Tests: below, and `tests/tests/access.rs`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -14,9 +13,9 @@ use tokio::sync::oneshot;
 /// Limits of one service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionLimits {
-    /// Unauthenticated connections in all.
+    /// Unauthenticated connections in total.
     pub unauthenticated: usize,
-    /// Unauthenticated connections of one IPv4 address or IPv6 /64 network.
+    /// Unauthenticated connections per IPv4 address or IPv6 /64 network.
     pub per_network: usize,
     /// Connections with the readers' token.
     pub readers: usize,
@@ -24,7 +23,7 @@ pub(crate) struct ConnectionLimits {
     pub administrators: usize,
 }
 
-/// Rights that a connection has shown a token for.
+/// Rights that a connection has proved with a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Unauthenticated,
@@ -35,22 +34,22 @@ pub(crate) enum Standing {
 struct Entry {
     network: IpAddr,
     standing: Standing,
-    /// Closes the connection when it is dropped.
+    /// Closes the connection when dropped.
     _open: oneshot::Sender<()>,
 }
 
 struct Table {
     limits: ConnectionLimits,
     next: u64,
-    /// In the order of arrival.
+    /// Ordered by arrival.
     entries: BTreeMap<u64, Entry>,
 }
 
-/// The connections of one service.
+/// Connections of one service.
 #[derive(Clone)]
 pub(crate) struct ConnectionTable(Arc<Mutex<Table>>);
 
-/// The entry of one connection; the last clone removes it from the table when it is dropped.
+/// Entry of one connection. Dropping the last clone removes it from the table.
 #[derive(Clone)]
 pub(crate) struct ConnectionGuard(Arc<Registration>);
 
@@ -59,10 +58,10 @@ struct Registration {
     id: u64,
 }
 
-/// Completes, with an error, when the table wants the connection closed.
+/// Completes with an error when the table closes the connection.
 pub(crate) type Closed = oneshot::Receiver<()>;
 
-/// The address, or the /64 network of an IPv6 address: one host has all addresses of that.
+/// Returns an IPv4 address, or the /64 network of an IPv6 address, because one host has all addresses of such a network.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -86,7 +85,7 @@ impl ConnectionTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a new connection. Closes the oldest unauthenticated one if it is one too many.
+    /// Registers a new connection. Closes the oldest unauthenticated one if there are too many.
     pub fn register(&self, address: IpAddr) -> (ConnectionGuard, Closed) {
         let network = network_of(address);
         let mut table = self.lock();
@@ -114,7 +113,7 @@ impl ConnectionTable {
 }
 
 impl Table {
-    /// Closes the oldest of the unauthenticated connections that `counts` selects, if there are `limit` of them or more.
+    /// Closes the oldest unauthenticated connection that `counts` selects, if there are at least `limit` of them.
     fn make_room(&mut self, limit: usize, counts: impl Fn(&Entry) -> bool) {
         let counted = |entry: &Entry| entry.standing == Standing::Unauthenticated && counts(entry);
         let mut ids = self.entries.iter().filter(|(_, entry)| counted(entry));
@@ -128,7 +127,7 @@ impl Table {
 }
 
 impl ConnectionGuard {
-    /// Records that a request has shown a token. Returns false if the connections with that token are too many.
+    /// Records that a request carried a token. Returns false if there are too many connections with that token.
     pub fn authenticate(&self, standing: Standing) -> bool {
         let mut table = self.0.table.lock();
         let limit = match standing {
@@ -223,7 +222,7 @@ mod tests {
             .map(|_| {
                 let (guard, closed) = table.register(HERE);
                 let is_admitted = guard.authenticate(Standing::Reader);
-                // A second request of the same connection is no second connection.
+                // A second request does not count as a second connection.
                 assert_eq!(guard.authenticate(Standing::Reader), is_admitted);
                 (guard, closed, is_admitted)
             })

@@ -1,4 +1,4 @@
-//! Disks from their configuration: each block device made, each option honoured.
+//! Opens disks from their configuration: creates each block device with all its options.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use config::{BlockDeviceConfig, Config, DiskConfig, LimitsConfig};
 /// Disks by name.
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
 
-/// A device that was opened before its disk is made. If no disk takes it, its file is removed in case opening it created that.
+/// A device opened before its disk is created. If no disk takes it and its file was created for it, dropping it removes the file.
 pub struct OpenDevice {
     device: Option<Arc<dyn BlockDevice>>,
-    /// Identity on its medium, or the reason why it cannot be used; `None`: it has no medium.
+    /// Identity read from the medium, or the reason why it is unusable; `None` without a medium.
     claim: Option<Result<Claim, String>>,
 }
 
@@ -25,7 +25,7 @@ impl OpenDevice {
     /// Opens the device of a disk and reads its identity. May block.
     ///
     /// # Errors
-    /// The device cannot be opened; the text has the reason and a hint.
+    /// The reason and a hint.
     pub(crate) fn open(config: &DiskConfig, store: &dyn Store) -> Result<OpenDevice, OpenError> {
         let device = config.backend.open(config)?;
         let claim = identities::claim(&config.name, &*device, store);
@@ -42,22 +42,22 @@ impl Drop for OpenDevice {
     }
 }
 
-/// Result of an attempt to open the device of a disk, and the configuration that it was opened with.
+/// An attempt to open the device of a disk: the configuration used, and the result.
 pub type Attempt = (DiskConfig, Result<OpenDevice, OpenError>);
 
-/// Attempts by the disk's name.
+/// Attempts by disk name.
 pub type Devices = HashMap<String, Attempt>;
 
-/// Disks that are being opened.
+/// Result of opening several disks.
 #[derive(Default)]
 pub(crate) struct Opening {
     opened: Vec<(Arc<Disk>, Claim)>,
-    /// Those that cannot be opened, by name, with the reason.
+    /// Names of disks that cannot be opened, with the reason.
     pub failed: Vec<(String, String)>,
 }
 
 impl Opening {
-    /// Those that are open.
+    /// Returns the open disks.
     pub fn disks(&self) -> Disks {
         let disks = self.opened.iter();
         disks
@@ -65,7 +65,7 @@ impl Opening {
             .collect()
     }
 
-    /// The reasons why others are not.
+    /// Returns the reasons of failed disks, with their names.
     pub fn reasons(&self) -> Vec<String> {
         let failed = self.failed.iter();
         failed
@@ -73,13 +73,13 @@ impl Opening {
             .collect()
     }
 
-    /// Persists the identities of those that are open.
+    /// Persists the identities of the open disks.
     pub fn persist(&self, store: &dyn Store) {
         identities::persist(&self.opened, store);
     }
 }
 
-/// Opens disks, beside those that are known. `ready`: their devices, as far as these are open already.
+/// Opens disks in addition to `known`. `ready` has the devices that are open already.
 pub(crate) fn open_all<'a>(
     configs: impl IntoIterator<Item = &'a DiskConfig>,
     mut ready: Devices,
@@ -130,8 +130,7 @@ pub(crate) fn open_all<'a>(
     opening
 }
 
-/// What is no mistake, and may not be meant: images of other formats, which are served byte by byte, and files that are not there
-/// yet.
+/// Returns warnings about valid configurations that may be unintended: images of other formats served as raw bytes, and missing files.
 pub fn warnings(config: &Config) -> Vec<String> {
     let disks = config.disks.iter();
     let warnings = disks.filter_map(|disk| {
@@ -172,7 +171,7 @@ fn open(
     Ok(disk)
 }
 
-/// Limits as a disk takes them ([`Disk::set_limits`]), with what is not said filled in.
+/// Returns the limits of a disk ([`Disk::set_limits`]) with defaults filled in.
 pub(crate) fn limits(config: &LimitsConfig) -> RateLimits {
     let burst = |burst: Option<u64>, rate: Option<u64>| {
         burst.unwrap_or(RateLimits::usual_burst(rate.unwrap_or(0)))

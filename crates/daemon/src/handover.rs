@@ -1,13 +1,12 @@
-//! What a daemon leaves to the one that comes after it, as descriptors with names: front ends' sessions, listening sockets, and
-//! memory of RAM disks. Whoever
-//! keeps them in between speaks as systemd's descriptor store does (sd_notify(3), `FDSTORE=1`): systemd itself at a restart, or the
-//! next daemon, which waits for them (`lunette upgrade`).
+//! Handover to the next daemon, as named descriptors: front-end sessions, listening sockets and memory of RAM disks. The receiver speaks
+//! the protocol of systemd's descriptor store (sd_notify(3), `FDSTORE=1`): systemd itself at a restart, or the next daemon (`lunette
+//! upgrade`).
 //!
 //! ```text
 //!   handover         a memfd: version, and each session's messages, with the numbers of their descriptors
 //!   handover.N       descriptor N: connections, channels, memory, rings' eventfds
-//!   handover.portal  a socket where initiators come in
-//!   handover.export  a socket where front ends come in
+//!   handover.portal  listening socket of an iSCSI portal
+//!   handover.export  listening socket of a vhost-user export
 //!   handover.control the control socket; handover.control-passed if a service manager listens there
 //!   handover.api     the socket of the API over TCP
 //!   handover.metrics the socket of metrics
@@ -37,13 +36,13 @@ const CONTROL_PASSED: &str = "handover.control-passed";
 const API: &str = "handover.api";
 const METRICS: &str = "handover.metrics";
 
-/// No state is longer than that: a front end has few hundred messages in effect.
+/// Largest state in bytes. A front end has at most a few hundred messages in effect.
 const STATE_MAX: u64 = 64 << 20;
 
 /// A descriptor and its name.
 pub type Named = (String, OwnedFd);
 
-/// Is a descriptor of this name a part of what a daemon has left?
+/// Returns true if a descriptor of this name belongs to a handover.
 pub fn is_handover(name: &str) -> bool {
     name.strip_prefix(STATE)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -65,15 +64,15 @@ struct Session {
 
 #[derive(Serialize, Deserialize)]
 struct Message {
-    /// Of the vhost-user protocol.
+    /// Message of the vhost-user protocol.
     bytes: Vec<u8>,
     descriptors: Vec<usize>,
 }
 
-/// Sessions as descriptors with names; the last of them says what the others are.
+/// Encodes sessions as named descriptors. The last descriptor has the state that describes the others.
 ///
 /// # Errors
-/// When there is no descriptor or no memory left.
+/// If descriptors or memory run out.
 pub fn encode(sessions: Vec<HandedOver>) -> io::Result<Vec<Named>> {
     let mut named: Vec<Named> = Vec::new();
     let mut name = |fd: OwnedFd| {
@@ -105,23 +104,23 @@ pub fn encode(sessions: Vec<HandedOver>) -> io::Result<Vec<Named>> {
     Ok(named)
 }
 
-/// Listening sockets: whoever connects while no daemon accepts waits there.
+/// Listening sockets. Clients that connect while no daemon accepts wait in the listen queue.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    /// Of iSCSI portals.
+    /// Sockets of iSCSI portals.
     pub portals: Vec<OwnedFd>,
-    /// Of vhost-user exports.
+    /// Sockets of vhost-user exports.
     pub exports: Vec<OwnedFd>,
-    /// The control socket.
+    /// Control socket.
     pub control: Option<Left>,
-    /// Of the API over TCP.
+    /// Socket of the API over TCP.
     pub api: Option<OwnedFd>,
-    /// Of metrics.
+    /// Socket of metrics.
     pub metrics: Option<OwnedFd>,
 }
 
 impl Sockets {
-    /// Takes them out of descriptors with names.
+    /// Removes and returns the sockets among named descriptors.
     pub fn take(named: &mut Vec<Named>) -> Sockets {
         let mut take = |wanted: &str| {
             let found = named.extract_if(.., |(name, _)| name == wanted);
@@ -153,7 +152,7 @@ impl Sockets {
         is_alone && portals.is_empty() && exports.is_empty()
     }
 
-    /// As descriptors with names.
+    /// Returns the sockets as named descriptors.
     pub(crate) fn named(self) -> impl Iterator<Item = Named> {
         let name = |name: &'static str| move |socket| (name.to_owned(), socket);
         let control = self.control.map(|left| {
@@ -175,11 +174,11 @@ impl Sockets {
     }
 }
 
-/// The sessions of such descriptors. One of which a descriptor is missing, because its keeper had no room, is left out: its front end
-/// connects anew.
+/// Decodes the sessions of named descriptors. Omits a session with a missing descriptor, for which the store had no room; its front end
+/// reconnects.
 ///
 /// # Errors
-/// Why there are none; all descriptors are closed then.
+/// The reason why there are no sessions. All descriptors are closed.
 pub fn decode(named: Vec<Named>) -> Result<Vec<HandedOver>, String> {
     let mut by_number: BTreeMap<usize, OwnedFd> = BTreeMap::new();
     let mut state = None;
@@ -232,14 +231,14 @@ pub fn decode(named: Vec<Named>) -> Result<Vec<HandedOver>, String> {
 
 fn read(state: OwnedFd) -> io::Result<State> {
     let mut file = std::fs::File::from(state);
-    // Whoever had it before has its position, too.
+    // The descriptor shares its file position with the previous process.
     file.rewind()?;
     let mut text = Vec::new();
     file.take(STATE_MAX).read_to_end(&mut text)?;
     serde_json::from_slice(&text).map_err(io::Error::other)
 }
 
-/// Has the daemon end from another thread, and leave what it serves to whoever listens at a socket.
+/// Ends the daemon from another thread, with a handover to the process that listens at a socket.
 #[derive(Clone)]
 pub struct Ending {
     signals: Handle,
@@ -254,19 +253,19 @@ impl Ending {
         }
     }
 
-    /// Ends it; false: it ends already.
+    /// Ends the daemon. Returns false if it is already ending.
     pub fn begin(&self, to: PathBuf) -> bool {
         let mut slot = self.to.lock().unwrap_or_else(PoisonError::into_inner);
         if self.signals.is_closed() {
             return false;
         }
         *slot = Some(to);
-        // Whoever waits for signals wakes up.
+        // Wakes the thread that waits for signals.
         self.signals.close();
         true
     }
 
-    /// To whom it leaves what it serves.
+    /// Returns the socket of the process that receives the handover.
     pub fn heir(&self) -> Option<PathBuf> {
         let slot = self.to.lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone()

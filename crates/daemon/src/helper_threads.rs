@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Threads of all places.
+/// Most threads of all places.
 const THREADS_MAX: usize = 256;
-/// Threads of one place.
+/// Most threads of one place.
 const OF_PLACE_MAX: usize = 32;
 
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
@@ -32,7 +32,7 @@ struct Place {
 }
 
 impl State {
-    /// Next task of a thread that has worked for `place`, with the place of the task.
+    /// Returns the next task of a thread that has worked for `place`, with the place of the task.
     fn next(&mut self, place: &str) -> Option<(String, Task)> {
         let own = self.places.get_mut(place);
         if let Some(task) = own.and_then(|own| own.waiting.pop_front()) {
@@ -65,7 +65,7 @@ impl HelperThreads {
     /// Runs a task of a place, at once or when a thread is free.
     ///
     /// # Errors
-    /// The kernel gives no thread. The task is dropped.
+    /// If the thread cannot be started. The task is dropped.
     pub fn run(&self, place: &str, task: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let mut state = self.lock();
         let has_thread = state.threads < THREADS_MAX;
@@ -118,7 +118,7 @@ mod tests {
         for _ in 0..3 * OF_PLACE_MAX {
             let (released, done) = (Arc::clone(&released), done.clone());
             let task = move || {
-                // An error is the release, too.
+                // An error also ends the wait.
                 released.lock().unwrap().recv().ok();
                 done.send("hung").unwrap();
             };

@@ -1,13 +1,12 @@
-//! Which disk each disk is: identities are read where they are kept, made where there is none, and written back.
+//! Identities of disks: read from their medium, created if there is none, and written back.
 //!
-//! A file keeps its own, in an attribute. What cannot (a block device, a file system without attributes, a read-only
-//! disk) has a record in the state folder, under what the medium says of itself. The identity of a Ceph RBD image follows from
-//! its place, and needs no record unless it was replaced. Disks whose content ends with the process
-//! have a line in `identities.json`, as long as they are configured.
+//! A file keeps its identity in an attribute. A medium without attributes (a block device, some file systems, a read-only disk) has a
+//! record in the state folder under the key of the medium. The identity of a Ceph RBD image is derived from its location and needs a record
+//! only after a replacement. Disks with contents that end with the process have a line in `identities.json` while they are configured.
 //!
-//! Reservations, saved mode pages and initiators refer to the identity. A disk with an identity that exists and cannot be used is
-//! unavailable, and the damaged file or attribute stays until it is restored or reset. The daemon and its other disks start. An identity
-//! that cannot be written is logged, and the disk is served.
+//! Reservations, saved mode pages and initiators refer to the identity. A disk with an unusable identity is unavailable, and the damaged
+//! file or attribute stays until it is restored or reset. The daemon and its other disks start. An identity that cannot be written is
+//! logged, and the disk is served.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -26,25 +25,25 @@ use config::{Config, DiskConfig};
 
 const VOLATILE: &str = "identities.json";
 
-/// How sure it is that a disk has the identity that was found.
+/// Confidence that a disk has the identity that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Certainty {
-    /// It was written for this medium, or follows from it.
+    /// Written for this medium or derived from it.
     Written,
-    /// It came with the file, which was moved, restored or copied, and no original is there.
+    /// Came with a file that was moved, restored or copied, and the original does not exist.
     Inherited,
-    /// There was none, or it is another disk's.
+    /// New: there was no identity, or it belongs to another disk.
     New,
 }
 
-/// The identity of a disk that is being opened.
+/// Identity of a disk that is being opened.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub identity: Identity,
     certainty: Certainty,
-    /// What the medium is called; `None`: there is none.
+    /// Key of the medium; `None` without a medium.
     key: Option<String>,
-    /// What is there says less, or something else.
+    /// The stored record is missing or differs.
     is_stale: bool,
 }
 
@@ -59,7 +58,7 @@ impl Claim {
     }
 }
 
-/// The identity of a disk that has no medium.
+/// Identity of a disk without a medium.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Volatile {
     backend: String,
@@ -71,13 +70,13 @@ struct Volatile {
 pub(crate) struct Identities {
     folder: Option<PathBuf>,
     volatile: BTreeMap<String, Volatile>,
-    /// Reason why the file cannot be used. It is not replaced until it is reset.
+    /// Reason why the file is unusable. It is not replaced before it is reset.
     unusable: Option<String>,
     damaged: DamagedFiles,
 }
 
 impl Identities {
-    /// Loads the identities from a state folder, which belongs to this daemon alone. Without a folder they end with the process.
+    /// Loads the identities from a state folder, which only this daemon uses. Without a folder they end with the process.
     pub(crate) fn load(folder: Option<&Path>, damaged: &DamagedFiles) -> Identities {
         let Some(folder) = folder else {
             return Identities::default();
@@ -123,7 +122,7 @@ impl Identities {
         state::replace(&folder.join(VOLATILE), &text)
     }
 
-    /// Saves the identity record with this key again, if a disk of the daemon has it.
+    /// Saves the identity record of this key again, if a disk of the daemon has it.
     ///
     /// # Errors
     /// The reason why it cannot be saved.
@@ -143,7 +142,7 @@ impl Identities {
     /// Returns the identity of a disk without a medium.
     ///
     /// # Errors
-    /// The reason why the saved identities cannot be used.
+    /// The reason why the saved identities are unusable.
     pub(crate) fn claim_volatile(&self, config: &DiskConfig) -> Result<Claim, String> {
         if let Some(reason) = &self.unusable {
             return Err(format!("its identity is unknown: {reason}"));
@@ -163,8 +162,7 @@ impl Identities {
         })
     }
 
-    /// Keeps the identities of the disks without a medium that are configured now, and of no others. A disk that waits until it can
-    /// be opened has the one that it had.
+    /// Saves the identities of the configured disks without a medium, and no others. A disk that waits to be opened keeps its identity.
     pub(crate) fn keep_volatile(&mut self, config: &Config, disks: &Disks) {
         if self.unusable.is_some() {
             return;
@@ -199,10 +197,10 @@ impl Identities {
         }
     }
 
-    /// Gives a disk that no client sees a new identity.
+    /// Gives an unused disk a new identity.
     ///
     /// # Errors
-    /// Why it cannot be kept; the disk has the one that it had then.
+    /// The reason why it cannot be saved. The disk keeps its identity.
     pub(crate) fn renew(disk: &Disk, store: &dyn Store) -> Result<(), String> {
         let identity = Identity::random();
         Identities::write(identity, &*disk.device(), store)?;
@@ -210,10 +208,10 @@ impl Identities {
         Ok(())
     }
 
-    /// Writes a disk's identity to the device that it is about to have.
+    /// Writes a disk's identity to its next device.
     ///
     /// # Errors
-    /// Why it cannot be kept there.
+    /// The reason why it cannot be saved there.
     pub(crate) fn carry_over(
         disk: &Disk,
         device: &dyn BlockDevice,
@@ -247,8 +245,8 @@ impl Identities {
     }
 }
 
-/// Reads the identity from the medium of a device, before it is compared with those of other disks. `None`: there is no medium. May block.
-/// The error is the reason why the identity is there and cannot be used.
+/// Reads the identity from the medium of a device, before conflicts with other disks are resolved. Returns `None` without a medium. May
+/// block. The error is the reason why an existing identity is unusable.
 pub(crate) fn claim(
     name: &str,
     device: &dyn BlockDevice,
@@ -258,8 +256,8 @@ pub(crate) fn claim(
     Some(claim_medium(name, medium, store))
 }
 
-/// Writes the identities of new disks to where they are kept. Their files become durable in the background: a start does not
-/// wait for the data that others have written to them.
+/// Writes the identities of new disks. Their files become durable in the background, so that a start does not wait for data that other
+/// programs have written to them.
 pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
     let mut changed: Vec<OwnedFd> = Vec::new();
     for (disk, claim) in claims.iter().filter(|(_, claim)| claim.is_stale) {
@@ -303,8 +301,8 @@ pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
     }
 }
 
-/// Two disks of one identity would be one disk to initiators. A file that has only inherited its identity is the copy;
-/// other pairs are refused, with a reason each, by name.
+/// Resolves conflicts of identities, because initiators would treat two disks with one identity as one. A file with an inherited identity
+/// is the copy and gets a new one. Other disks are refused with a reason.
 pub(crate) fn resolve_conflicts(
     opening: &mut [(&DiskConfig, Claim)],
     known: &Disks,
@@ -356,7 +354,7 @@ pub(crate) fn resolve_conflicts(
     }
 }
 
-/// Two ways to one file that was never served before: each would be given an identity.
+/// Refuses two paths to one new file, which would get two identities.
 fn refuse_one_medium_twice(
     opening: &[(&DiskConfig, Claim)],
     known: &Disks,
@@ -392,7 +390,7 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Result<Cl
     let now = medium.stamp();
     let is_of_this = |record: &IdentityRecord| match (&record.stamp, &now) {
         (Some(written_for), Some(now)) => written_for.is_same_file(now),
-        // A block device, which the key names.
+        // A block device has no stamp; its key identifies it.
         (None, None) => true,
         _ => false,
     };
@@ -414,7 +412,7 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Result<Cl
     }
     let kept = load(medium, store)?.filter(|record| is_of_this(record));
     if let Some(record) = kept {
-        // Written to the file as soon as that can be.
+        // Stale, so that the identity is written to the file once that is possible.
         return Ok(written(&record, now.is_some()));
     }
     let Some(record) = inherited else {
@@ -447,7 +445,7 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Result<Cl
         identity: record.identity,
         certainty: match record.stamp {
             Some(_) => Certainty::Inherited,
-            // Set by hand: for this file.
+            // An identity without a stamp was set by hand for this file.
             None => Certainty::Written,
         },
         key: Some(key),
@@ -455,7 +453,7 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Result<Cl
     })
 }
 
-/// Returns the identity in the attribute of a file; `None`: it has none, or cannot have one.
+/// Returns the identity in the attribute of a file; `None` if it has none or cannot have one.
 fn attribute(medium: &dyn Medium) -> Result<Option<IdentityRecord>, String> {
     let hint = "hint: restore the attribute, or remove it to give the disk a new identity without reservations: setfattr -x user.lunette.identity FILE";
     match medium.attribute() {
@@ -473,7 +471,7 @@ fn attribute(medium: &dyn Medium) -> Result<Option<IdentityRecord>, String> {
     }
 }
 
-/// File names are short, and a key may be a long path: the whole of it is in the file.
+/// Returns a short file name for a key, which may be a long path. The file contains the whole key.
 fn store_key(key: &str) -> String {
     // FNV-1a, 128 bits.
     let hash = key.bytes().fold(

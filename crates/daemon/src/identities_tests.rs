@@ -1,4 +1,4 @@
-//! Identities with real files: what stays the same disk, and what is another one.
+//! Identities with real files: operations that keep a disk's identity and operations that change it.
 
 use std::path::Path;
 
@@ -21,14 +21,14 @@ fn config(flags: &[&str]) -> Config {
     config.unwrap_or_else(|mistakes| panic!("{mistakes}"))
 }
 
-/// What a start with these disks gives, beside others: the disks, or why not.
+/// Opens disks beside others. Returns the disks, or the reasons for a failure.
 fn opened_beside(
     known: &Disks,
     identities: &Identities,
     store: &dyn Store,
     flags: &[&str],
 ) -> Result<Disks, Vec<String>> {
-    // Each by itself, for two ways to one file are refused here too.
+    // Parsed separately, because the configuration check refuses two paths to one file.
     let configs = flags.iter().flat_map(|flag| config(&[*flag]).disks);
     let configs: Vec<DiskConfig> = configs.collect();
     let opening = open_all(&configs, Devices::new(), known, identities, store);
@@ -44,7 +44,7 @@ fn opened(store: &dyn Store, flags: &[&str]) -> Disks {
     opened_beside(&known, &identities, store, flags).unwrap_or_else(|reasons| panic!("{reasons:?}"))
 }
 
-/// The identity of one file that is served, whatever the disk's name.
+/// Returns the identity of one served file under any disk name.
 fn identity(store: &dyn Store, name: &str, path: &Path, options: &str) -> Identity {
     let flag = format!("{name}=file:{}{options}", path.display());
     opened(store, &[&flag])[name].info().identity
@@ -60,7 +60,7 @@ fn set_attribute(path: &Path, value: &[u8]) {
     lsetxattr(path, ATTRIBUTE, value, XattrFlags::empty()).unwrap();
 }
 
-/// As `cp --preserve=xattr` does.
+/// Copies a file like `cp --preserve=xattr`.
 fn copy(from: &Path, to: &Path) {
     std::fs::copy(from, to).unwrap();
     set_attribute(to, attribute(from).unwrap().as_bytes());
@@ -89,12 +89,12 @@ fn file_keeps_its_identity_through_renames_without_state() {
     assert_eq!(identity(&store(), "d0", &b, CACHED), first);
     let place = format!("path={}", b.canonicalize().unwrap().display());
     assert!(attribute(&b).unwrap().ends_with(&place));
-    // Moved to another file system, which leaves nothing behind.
+    // Moved to another file system: copied, then removed.
     copy(&b, &a);
     std::fs::remove_file(&b).unwrap();
     assert_eq!(identity(&store(), "d0", &a, CACHED), first);
     assert_eq!(identity(&store(), "d0", &a, CACHED), first);
-    // Another file at the same place is another disk.
+    // A new file at the same path is another disk.
     std::fs::remove_file(&a).unwrap();
     assert_ne!(
         identity(&store(), "d0", &a, ",cache=writeback,size=1M"),
@@ -114,7 +114,7 @@ fn copy_is_another_disk_while_its_original_is_there() {
     assert_ne!(clone, original);
     assert_eq!(identity(&store, "d1", &b, CACHED), clone, "for good");
     assert_eq!(identity(&store, "d0", &a, CACHED), original);
-    // Also one that may not be written to.
+    // A read-only copy also gets a new identity.
     copy(&a, &b);
     let read_only = identity(&store, "d1", &b, ",cache=writeback,ro=on");
     assert_ne!(read_only, original);
@@ -143,13 +143,13 @@ fn one_of_two_indistinguishable_files_gets_another_identity() {
     assert_eq!(disks["original"].info().identity, template);
     assert_ne!(disks["copy"].info().identity, template);
     drop(disks);
-    // Two copies of what is gone.
+    // Two copies of a removed original.
     copy(&path("original"), &path("one"));
     copy(&path("original"), &path("two"));
     std::fs::remove_file(path("original")).unwrap();
     let disks = opened(&store, &[&flag("one"), &flag("two")]);
     assert_ne!(disks["one"].info().identity, disks["two"].info().identity);
-    // Beside a disk that is served already.
+    // Beside a disk that is already served.
     copy(&path("one"), &path("three"));
     std::fs::rename(path("one"), path("moved")).unwrap();
     let (identities, three) = (Identities::default(), flag("three"));
@@ -173,7 +173,7 @@ fn one_file_is_not_two_disks_whichever_way_it_is_named() {
         assert_eq!(reasons.len(), 1, "{reasons:?}");
         assert!(reasons[0].starts_with("disk d1: ") && reasons[0].contains(" disk d0"));
     };
-    // Never served before, beside itself, and with an identity.
+    // A new file twice at once, a second time while it is served, and with an identity.
     refused(&Disks::new(), &both);
     let one = opened(&store, &both[..1]);
     refused(&one, &both[1..]);
@@ -192,18 +192,18 @@ fn what_cannot_hold_an_attribute_is_known_by_the_state_folder() {
     let first = identity(&store, "d0", &a, read_only);
     assert_eq!(attribute(&a), None, "nothing is written to it");
     assert_eq!(identity(&store, "other-name", &a, read_only), first);
-    // Another file in its place is another disk.
+    // Another file at the same path is another disk.
     std::thread::sleep(std::time::Duration::from_millis(20));
     new_file(&b);
     std::fs::rename(&b, &a).unwrap();
     let second = identity(&store, "d0", &a, read_only);
     assert_ne!(second, first);
-    // Once it may be written to, the file has it itself.
+    // Once the file is writable, it has the identity as an attribute.
     assert_eq!(identity(&store, "d0", &a, CACHED), second);
     assert_eq!(identity(&MemoryStore::default(), "d0", &a, CACHED), second);
 }
 
-/// Store with one state for all keys, which cannot be replaced.
+/// Store with one fixed state for all keys.
 struct Fixed(Result<Option<Vec<u8>>, scsi::Unusable>);
 
 impl Store for Fixed {
@@ -215,7 +215,7 @@ impl Store for Fixed {
     }
 }
 
-/// The reasons why these disks are unavailable.
+/// Returns the reasons why these disks are unavailable.
 fn refused(identities: &Identities, store: &dyn Store, flags: &[&str]) -> String {
     let opened = opened_beside(&Disks::new(), identities, store, flags);
     opened.expect_err("the disk has no identity").join("; ")
@@ -247,7 +247,7 @@ fn disk_whose_identity_is_damaged_is_unavailable() {
         assert!(reason.contains("user.lunette.identity"), "{reason}");
         assert_eq!(attribute(&a).unwrap(), String::from_utf8_lossy(spoilt));
     }
-    // An identity that was set by hand is taken, for this file.
+    // An identity that was set by hand is used for this file.
     let by_hand = "6f9619ff-8b86-4011-b42d-00c04fc964ff";
     set_attribute(&a, by_hand.as_bytes());
     assert_eq!(identity(&nothing, "d0", &a, CACHED).to_string(), by_hand);
@@ -297,15 +297,15 @@ fn ram_disk_keeps_its_identity_until_it_is_removed() {
     let last = start(&flags);
     assert_ne!(last["r"], first["r"]);
     assert_eq!((last["n"], last["w"]), (first["n"], first["w"]));
-    // One that could not be opened at a start has it when it comes.
+    // A disk that could not be opened at a start keeps its identity.
     let mut identities = Identities::load(Some(folder.path()), &DamagedFiles::default());
     let (known, some) = (Disks::new(), &flags[1..]);
     let disks = opened_beside(&known, &identities, &store, some).unwrap();
     identities.keep_volatile(&config(&flags), &disks);
     assert_eq!(start(&flags), last);
-    // Of another kind.
+    // A disk of another kind gets a new identity.
     assert_ne!(start(&["n=ram:1M"])["n"], first["n"]);
-    // Two daemons without a folder of their own, and of the same configuration.
+    // Two daemons with the same configuration and without a folder.
     let fresh = || opened(&store, &["r=ram:1M"])["r"].info();
     let (one, other) = (fresh(), fresh());
     assert_ne!(one.identity, other.identity);

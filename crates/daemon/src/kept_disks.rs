@@ -1,5 +1,5 @@
-//! Memory of RAM disks in the service manager's keeping (systemd's descriptor store): handed over when a disk is made, passed on to the
-//! daemon that comes next, taken back when the disk is removed.
+//! Memory of RAM disks in the service manager's descriptor store: stored when a disk is created, passed to the next daemon, removed with
+//! the disk.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,16 +9,16 @@ use bdev::DescriptorStore;
 
 use crate::notify::Notifier;
 
-/// What the names of such descriptors begin with; the disk's name follows.
+/// Prefix of the descriptor names, followed by the disk's name.
 const PREFIX: &str = "ram.";
 
-/// The disk whose memory a descriptor of this name is.
+/// Returns the disk that a descriptor name belongs to.
 pub fn kept_disk(name: &str) -> Option<&str> {
     name.strip_prefix(PREFIX)
 }
 
-/// From now on, and before disks are opened, the service manager keeps the memory of those that are to stay. `passed`: disks, with what
-/// it has kept for them; `notifier`: the way to it, if there is one.
+/// Registers a store for the memory of RAM disks. Must be called before disks are opened. `passed` has the memory from the previous daemon;
+/// `notifier` is the connection to the service manager, if there is one.
 pub fn keep_disks(notifier: Option<Arc<Notifier>>, passed: Vec<(String, OwnedFd)>) -> KeptMemory {
     let memory = Arc::new(Mutex::new(passed.into_iter().collect()));
     let kept = KeptMemory(Arc::clone(&memory));
@@ -26,11 +26,11 @@ pub fn keep_disks(notifier: Option<Arc<Notifier>>, passed: Vec<(String, OwnedFd)
     kept
 }
 
-/// The memory of RAM disks that are to stay.
+/// Memory of the RAM disks that outlive this daemon.
 pub struct KeptMemory(Arc<Mutex<HashMap<String, OwnedFd>>>);
 
 impl KeptMemory {
-    /// All of it, with the names under which it is kept.
+    /// Returns duplicates of all descriptors with their names.
     pub fn named(&self) -> Vec<(String, OwnedFd)> {
         let memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let named = memory.iter();
@@ -40,7 +40,7 @@ impl KeptMemory {
     }
 }
 
-/// What the service manager keeps.
+/// Descriptors in the service manager's store.
 struct KeptDisks {
     notifier: Option<Arc<Notifier>>,
     memory: Arc<Mutex<HashMap<String, OwnedFd>>>,
@@ -60,7 +60,7 @@ impl DescriptorStore for KeptDisks {
     fn keep(&self, disk: &str, memory: BorrowedFd<'_>) -> bool {
         let mut kept = self.memory();
         let Some(notifier) = &self.notifier else {
-            // The next daemon takes it over, if this one lives until then.
+            // Kept in this process until the next daemon takes it over.
             if let Ok(own) = memory.try_clone_to_owned() {
                 kept.entry(disk.to_owned()).or_insert(own);
             }

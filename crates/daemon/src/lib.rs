@@ -1,7 +1,6 @@
-//! The daemon: the objects that serve it, and the socket that it is asked through.
+//! The daemon: the objects that it serves, and the sockets of its API.
 //!
-//! The only library that knows all crates below it. Nothing here is on a request's way: configuration,
-//! start and stop, and looking on.
+//! This library depends on all crates below it. It is not on the request path: it has configuration, start and stop, and monitoring.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! The process' own limits: each queue takes three descriptors, and the usual soft limit is 1024.
+//! Resource limits of the process: each queue takes three descriptors, and the usual soft limit is 1024.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Allows as many descriptors as the hard limit does; nothing here uses `select`, for which the soft one exists.
+/// Raises the soft limit of descriptors to the hard limit. The soft limit protects users of `select`, which the daemon does not use.
 pub(crate) fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {

@@ -1,21 +1,21 @@
-//! What the daemon logs, and how that is changed while it runs. Whoever set up the log says how.
+//! Log filter, and its change at run time. Implemented by the program that set up the log.
 
 use std::fmt;
 use std::sync::Arc;
 
 /// The log's filter.
 pub trait LogLevels: Send + Sync {
-    /// What is logged: a level, or PART=LEVEL,...
+    /// Returns the filter: a level, or PART=LEVEL,...
     fn filter(&self) -> String;
 
-    /// Logs something else from now on.
+    /// Sets the filter.
     ///
     /// # Errors
-    /// Why that is no filter.
+    /// The reason why `filter` is invalid.
     fn set_filter(&self, filter: &str) -> Result<(), String>;
 }
 
-/// A handle on the log.
+/// Handle of the log.
 #[derive(Clone)]
 pub struct LogHandle(pub Arc<dyn LogLevels>);
 

@@ -1,7 +1,7 @@
-//! Tells the service manager what the daemon does: `sd_notify(3)`, a datagram of lines to `$NOTIFY_SOCKET`.
+//! Notifies the service manager: `sd_notify(3)`, a datagram of lines to `$NOTIFY_SOCKET`.
 //!
-//! Without a service manager there is no socket, and nobody hears of it. One that is slow to listen is waited for, for at most a second
-//! each time: its socket has room for ten messages, and what is lost is not said again.
+//! Without a service manager there is no socket and no notification. Each send waits at most one second for a slow manager, whose socket
+//! has room for ten messages. Lost messages are not repeated.
 
 use std::ffi::OsStr;
 use std::io;
@@ -18,10 +18,10 @@ use rustix::net::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long a manager that is slow to listen is waited for.
+/// Longest wait for a slow service manager.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The way to the service manager.
+/// Connection to the service manager.
 #[derive(Debug)]
 pub struct Notifier {
     socket: UnixDatagram,
@@ -29,7 +29,7 @@ pub struct Notifier {
 }
 
 impl Notifier {
-    /// The one of this process' environment; `None` when no service manager asked to be told.
+    /// Returns the notifier for this process' environment; `None` without a service manager.
     pub fn from_environment() -> Option<Notifier> {
         let named = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty())?;
         match Notifier::new(&named) {
@@ -41,10 +41,10 @@ impl Notifier {
         }
     }
 
-    /// The one at a path, or at `@NAME` for an abstract socket.
+    /// Returns the notifier for a path, or for `@NAME`, an abstract socket.
     ///
     /// # Errors
-    /// When that is no address.
+    /// If the address is invalid.
     pub fn new(name: &OsStr) -> io::Result<Notifier> {
         let manager = match name.as_bytes() {
             [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
@@ -55,12 +55,12 @@ impl Notifier {
         Ok(Notifier { socket, manager })
     }
 
-    /// Has it been sent?
+    /// Sends a message. Returns false on failure.
     fn send(&self, lines: &str) -> bool {
         loop {
             match self.socket.send_to_addr(lines.as_bytes(), &self.manager) {
                 Ok(_) => return true,
-                // A wait with a limit is ended by signals whose handlers restart any other call (signal(7)).
+                // A send with a timeout is interrupted even by signals with restarting handlers (signal(7)).
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     tracing::warn!("cannot notify the service manager: {error}");
@@ -70,34 +70,34 @@ impl Notifier {
         }
     }
 
-    /// Everything can be connected to.
+    /// Reports that all exports accept clients.
     pub fn ready(&self, status: &str) {
         self.send(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// What it does, in a line for people.
+    /// Reports a status line for display.
     pub fn status(&self, status: &str) {
         self.send(&format!("STATUS={status}"));
     }
 
-    /// The configuration is read anew; [`Notifier::ready`] ends that.
+    /// Reports that the configuration is being reloaded. [`Notifier::ready`] ends that.
     pub fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let micros = Duration::try_from(now).unwrap_or_default().as_micros();
         self.send(&format!("RELOADING=1\nMONOTONIC_USEC={micros}"));
     }
 
-    /// It ends.
+    /// Reports that the daemon is ending.
     pub fn stopping(&self) {
         self.send("STOPPING=1");
     }
 
-    /// Has the manager keep a descriptor under this name, also when the process is gone (`FileDescriptorStoreMax=`).
+    /// Stores a descriptor in the service manager under this name. It outlives the process (`FileDescriptorStoreMax=`).
     ///
     /// # Errors
-    /// When it cannot be sent.
+    /// If it cannot be sent.
     pub fn store(&self, name: &str, descriptor: BorrowedFd<'_>) -> io::Result<()> {
-        // Not polled: it has no end that closes.
+        // Not polled, because a memory file has no peer that closes.
         let lines = format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0");
         let manager = match (self.manager.as_pathname(), self.manager.as_abstract_name()) {
             (Some(path), _) => SocketAddrUnix::new(path)?,
@@ -116,19 +116,19 @@ impl Notifier {
         Ok(())
     }
 
-    /// The manager keeps nothing under these names any more. One that does not listen is not waited for again.
+    /// Removes the descriptors under these names from the service manager. Stops at the first failed send.
     pub fn remove_stored<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
         let mut names = names.into_iter();
         names.all(|name| self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}")));
     }
 
-    /// It is alive.
+    /// Reports that the daemon is alive.
     pub fn alive(&self) {
         self.send("WATCHDOG=1");
     }
 }
 
-/// How often the service manager wants to hear that the process is alive, if it does.
+/// Returns the watchdog interval that the service manager requests for this process.
 pub fn watchdog_time() -> Option<Duration> {
     let value = |name| std::env::var(name).ok();
     watchdog_time_of(
@@ -140,7 +140,7 @@ pub fn watchdog_time() -> Option<Duration> {
 
 fn watchdog_time_of(micros: Option<&str>, pid: Option<&str>, own: u32) -> Option<Duration> {
     let micros = micros?.parse().ok().filter(|micros| *micros > 0)?;
-    // What a parent was asked for is not for its children.
+    // A request to the parent process does not apply to its children.
     let mine = pid.is_none_or(|pid| pid.parse() == Ok(own));
     mine.then(|| Duration::from_micros(micros))
 }

@@ -11,24 +11,24 @@ use latency::{
 };
 use serde::Serialize;
 
-/// The stages in their order, for the head of a print-out.
+/// Stages in order, for the head of a report.
 pub const RULE: &str = "stages: noticed > popped > parsed > (awaited > received >) submitted > reaped > answered > notified";
 
-/// What some queues measured together: tables and counters.
+/// Combined measurements of some queues: tables and counters.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct QueueReport {
-    /// The tables.
+    /// Latency tables.
     #[serde(flatten)]
     pub report: Report,
-    /// What was counted beside them.
+    /// Counters.
     pub counters: Counters,
-    /// In which time, where that is known.
+    /// Measured interval in seconds, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
-    /// Exports whose queues serve other disks too: what is counted of a queue as a whole is missing here.
+    /// Exports with queues that serve other disks, too. Counters of whole queues are missing here.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub shares_queues_of: BTreeSet<String>,
-    /// Queues that serve so many disks that requests for this one are missing here.
+    /// Queues with so many disks that requests for this one are missing here.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub untold_by: BTreeSet<String>,
 }
@@ -44,7 +44,7 @@ impl QueueReport {
         }
     }
 
-    /// Says what is missing, for the queues serve more than what is told of them.
+    /// Records which measurements are missing because the queues serve other disks, too.
     fn of_some(mut self, queues: &[QueueSnapshot]) -> QueueReport {
         for queue in queues.iter().filter(|queue| queue.shared) {
             let export = queue.labels.export.clone();
@@ -58,7 +58,7 @@ impl QueueReport {
         self
     }
 
-    /// The same, of an interval: printed with rates.
+    /// Marks the report as that of an interval, which is printed with rates.
     #[must_use]
     pub fn over(mut self, interval: Duration) -> QueueReport {
         self.seconds = Some(interval.as_secs_f64());
@@ -122,7 +122,7 @@ impl fmt::Display for QueueReport {
     }
 }
 
-/// One report for what `selector` means (an export, a disk or a queue), or one for each export.
+/// Returns one report for `selector` (an export, a disk or a queue), or one report per export.
 pub fn reports(snapshot: &Snapshot, selector: Option<&str>) -> Vec<QueueReport> {
     if let Some(selector) = selector {
         let selected = snapshot.clone().select(selector);
@@ -157,27 +157,27 @@ fn title(export: &str, labels: &[&Labels]) -> String {
 /// One of the slowest requests, with its queue.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SlowReport {
-    /// Where it came from.
+    /// Queue of the request.
     #[serde(flatten)]
     pub queue: Labels,
-    /// What it was.
+    /// Operation.
     pub operation: Operation,
     /// Descriptor head or initiator task tag.
     pub tag: u64,
-    /// Which unit it was for, where the export may have several.
+    /// Logical unit, if the export may have several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unit: Option<UnitAddress>,
     /// First byte on the disk.
     pub offset: u64,
-    /// The same in sectors of 512 bytes.
+    /// First sector, in units of 512 bytes.
     pub lba_512: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// How long ago it ended.
+    /// Time since the end of the request.
     pub age_ns: u64,
-    /// From noticed to notified.
+    /// Time from noticed to notified.
     pub total_ns: u64,
-    /// Each stage's time since noticed.
+    /// Time of each stage since noticed.
     pub stages_ns: BTreeMap<&'static str, u64>,
     #[serde(skip)]
     way: [u64; Stage::COUNT],
@@ -237,7 +237,7 @@ impl fmt::Display for SlowReport {
     }
 }
 
-/// The slowest requests, slowest first.
+/// Returns the slowest requests, slowest first.
 pub fn slowest(snapshot: &Snapshot, count: usize) -> Vec<SlowReport> {
     let slowest = snapshot.slowest(count).into_iter();
     slowest

@@ -1,6 +1,6 @@
-//! A daemon from start to end: workers, then disks and exports, then the control socket.
+//! Life of a daemon: starts workers, then disks and exports, then the control socket.
 //!
-//! What cannot be started is reported with all reasons, and what was started by then is stopped again.
+//! A failed start reports all reasons and stops the parts that were started.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -37,54 +37,54 @@ use config::{
     AccessConfig, Config, Diagnostics, ExportRef, LunConfig, Placement, PollLimit, WorkersConfig,
 };
 
-/// Reads file and flags anew.
+/// Reads the configuration file and flags again.
 pub type Reload = Arc<dyn Fn() -> Result<Config, Diagnostics> + Send + Sync>;
 
-/// What of a start is not configuration.
+/// Start options that are not configuration.
 #[derive(Default)]
 pub struct StartOptions {
-    /// How the configuration is read anew, for `reload`; absent: it cannot be.
+    /// Function for `reload`. Absent if the configuration cannot be read again.
     pub reload: Option<Reload>,
-    /// The control socket when the configuration names none. When another daemon has it, this one goes without.
+    /// Default control socket. If another daemon uses it, this one runs without.
     pub control: Option<PathBuf>,
-    /// Sockets that were handed over by whoever started the process.
+    /// Sockets inherited from the parent process.
     pub inherited: Vec<Inherited>,
-    /// The control socket, when that was handed over too.
+    /// Inherited control socket.
     pub passed_control: Option<PassedControl>,
-    /// What is logged, and how that is changed.
+    /// Handle of the log filter.
     pub log: Option<LogHandle>,
-    /// Sessions that the daemon before this one has handed over.
+    /// Sessions handed over by the previous daemon.
     pub sessions: Vec<vhost_user::HandedOver>,
-    /// Listening sockets that the daemon before this one has handed over.
+    /// Listening sockets handed over by the previous daemon.
     pub sockets: Sockets,
-    /// How a client of the API has it end, to the benefit of another daemon.
+    /// Lets API clients end this daemon in favour of another one.
     pub ending: Option<Ending>,
-    /// Requests' stages leave no stamps: only for measuring what these cost.
+    /// Disables time stamps of request stages, to measure their cost.
     pub without_stamps: bool,
 }
 
 /// A socket handed over as a descriptor.
 #[derive(Debug)]
 pub struct Inherited {
-    /// The export that is served on it, in place of its own socket.
+    /// Export that is served on the socket instead of its own.
     pub export: String,
     /// The socket.
     pub socket: OwnedFd,
 }
 
-/// A control socket that listens already.
+/// An inherited control socket that already listens.
 #[derive(Debug)]
 pub struct PassedControl {
-    /// Where it listens.
+    /// Path of the socket.
     pub path: PathBuf,
     /// The socket.
     pub listener: std::os::unix::net::UnixListener,
 }
 
-/// Why a daemon did not start: all reasons.
+/// All reasons why a daemon did not start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StartError {
-    /// Each with what was tried and what the system said.
+    /// Reasons, each with the failed operation and the system's error.
     pub reasons: Vec<String>,
 }
 
@@ -113,13 +113,13 @@ fn all_well(reasons: &[String]) -> Result<(), StartError> {
     }
 }
 
-/// A daemon that serves. Dropping it ends all sessions, the workers and the sockets.
+/// A running daemon. Dropping it ends all sessions, the workers and the sockets.
 pub struct Running {
-    // In the order in which they end: nobody looks on any more, nothing changes, then no client, then no worker.
+    // Fields in the order in which they end: API clients, changes, clients of exports, workers.
     control: Option<control::Server>,
     api: Option<control::TcpServer>,
     metrics: Option<metrics::Listener>,
-    // Only to end.
+    // Held only for its drop.
     _uevents: Option<Uevents>,
     manager: Option<ManagerThread>,
     overview: Arc<Overview>,
@@ -127,21 +127,21 @@ pub struct Running {
     reload: Option<Reload>,
 }
 
-/// All that a daemon consists of, as others see it.
+/// Shared view of the daemon's parts.
 pub(crate) struct Overview {
     pub(crate) live: Arc<RwLock<Live>>,
     pub(crate) servers: Arc<Servers>,
     pub(crate) jobs: Jobs,
     pub(crate) bitmaps: Arc<Bitmaps>,
     pub(crate) started: Instant,
-    /// Are changes kept, so that they come back after a restart?
+    /// Changes made at run time are persisted.
     pub(crate) keeps: bool,
-    /// State files that cannot be used.
+    /// Unusable state files.
     pub(crate) damaged: DamagedFiles,
     pub(crate) log: Option<LogHandle>,
 }
 
-/// Starts what `config` says.
+/// Starts a daemon with this configuration.
 pub fn start(config: Config, mut options: StartOptions) -> Result<Running, StartError> {
     limits::raise_descriptors();
     bdev::iscsi_initiator::set_state_folder(config.state.clone());
@@ -223,7 +223,7 @@ pub fn start(config: Config, mut options: StartOptions) -> Result<Running, Start
     Ok(running)
 }
 
-/// Starts the workers and the transports, with nothing to serve yet.
+/// Starts the workers and the transports without exports.
 fn start_servers(
     config: &Config,
     damaged: &DamagedFiles,
@@ -239,7 +239,7 @@ fn start_servers(
     Ok(Arc::new(Servers::start(pool, units, limits)?))
 }
 
-/// Wakes the owner, which reports the waiting listeners of the API and of metrics and retries them from now on.
+/// Wakes the owner, which then reports and retries the waiting listeners of the API and of metrics.
 fn report_entrances(manager: &ManagerThread) -> Result<(), StartError> {
     let reported = manager.manager().call(|owner| {
         owner.report_listeners();
@@ -249,7 +249,7 @@ fn report_entrances(manager: &ManagerThread) -> Result<(), StartError> {
     reported.map_err(ended)
 }
 
-/// Has front ends go on that the daemon before this one has handed over; those that cannot connect anew. All sockets are there by now.
+/// Resumes the front-end sessions handed over by the previous daemon. Front ends of failed sessions reconnect. All sockets are open by now.
 fn resume(sessions: Vec<vhost_user::HandedOver>, overview: &Overview) {
     let Some(transports) = overview.servers.transports() else {
         return;
@@ -296,7 +296,7 @@ fn serve_tcp(
     asked: &Api,
 ) -> Result<control::TcpServer, StartError> {
     let address = entrance.address;
-    // The check of the configuration refuses an address without a token.
+    // The configuration check refuses an address without a token.
     let Some(tokens) = tokens else {
         let reason =
             format!("the API on {address} needs a token; hint: token_file, or --token-file FILE");
@@ -329,7 +329,7 @@ fn serve_metrics(
     Ok(listener)
 }
 
-/// Without uevents nothing else is missing: sizes are followed when somebody looks.
+/// Starts to listen to uevents. Without them, sizes are checked only at status and reload requests.
 fn listen_to_uevents(manager: &ManagerThread) -> Option<Uevents> {
     let uevents = Uevents::start(manager.manager());
     uevents
@@ -339,7 +339,7 @@ fn listen_to_uevents(manager: &ManagerThread) -> Option<Uevents> {
         .ok()
 }
 
-/// The control socket that was passed, or the configured one, or else the usual one, which is not worth failing for.
+/// Returns the inherited control socket, the configured one, or the default one. A failure of the default one is not an error.
 fn bind_control(
     config: &Config,
     options: &mut StartOptions,
@@ -385,7 +385,7 @@ fn poll_limit(configured: PollLimit) -> reactor::PollLimit {
 }
 
 fn worker_options(workers: &WorkersConfig) -> WorkerOptions {
-    // Configuration bounds both: a CPU is at most 65535, and there are at most 128 workers.
+    // The configuration bounds both: CPU numbers to 65535, workers to 128.
     let cpus = match &workers.placement {
         Placement::Count(_) => Vec::new(),
         Placement::Cpus(cpus) => cpus.iter().map(|cpu| *cpu as u32).collect(),
@@ -402,12 +402,12 @@ fn worker_options(workers: &WorkersConfig) -> WorkerOptions {
 }
 
 impl Running {
-    /// The exports of the start. Clients can connect to all of them except those that wait for a listener.
+    /// Returns the exports of the start. All of them accept clients except those that wait for a listener.
     pub fn ready(&self) -> &[ReadyExport] {
         &self.ready
     }
 
-    /// Did this daemon serve one inherited connection, whose client has left?
+    /// Returns true if this daemon served one inherited connection and its client has left.
     pub fn is_left(&self) -> bool {
         let gone = |ready: &ReadyExport| {
             let status = self.overview.export_status();
@@ -417,31 +417,31 @@ impl Running {
         self.ready.iter().any(gone)
     }
 
-    /// Does this daemon serve one inherited connection? Then it is to be asked for [`Running::is_left`].
+    /// Returns true if this daemon serves one inherited connection. The caller must then poll [`Running::is_left`].
     pub fn has_one_client(&self) -> bool {
         let is_connection = |ready: &ReadyExport| ready.endpoint == Endpoint::Connection;
         self.ready.iter().any(is_connection)
     }
 
-    /// Where the control socket is, if there is one.
+    /// Returns the path of the control socket, if there is one.
     pub fn control(&self) -> Option<&std::path::Path> {
         self.control.as_ref().map(control::Server::path)
     }
 
-    /// Tells the service manager at least every `time` that the workers make progress, until it is dropped.
+    /// Notifies the service manager at least every `time` while the workers make progress, until the result is dropped.
     ///
     /// # Errors
-    /// When there is no thread for it.
+    /// If the thread cannot be started.
     pub fn watchdog(&self, notifier: Arc<Notifier>, time: Duration) -> std::io::Result<Watchdog> {
         Watchdog::start(self.overview.servers.pool.clone(), notifier, time)
     }
 
-    /// Where metrics are served over TCP, if they are.
+    /// Returns the address of the metrics listener, if it is open.
     pub fn metrics(&self) -> Option<std::net::SocketAddr> {
         self.metrics.as_ref().and_then(metrics::Listener::address)
     }
 
-    /// Calls `watcher` each time that a listener begins to wait or opens. The watcher must not change objects.
+    /// Calls `watcher` whenever a listener begins to wait or opens. The watcher must not change objects.
     pub fn watch_listeners(&self, watcher: impl Fn() + Send + Sync + 'static) {
         self.overview.servers.watch_listeners(watcher);
     }
@@ -469,13 +469,12 @@ impl Running {
         Err(StartError { reasons })
     }
 
-    /// What every queue measured so far.
+    /// Returns the measurements of all queues.
     pub fn snapshot(&self) -> Snapshot {
         self.overview.snapshot()
     }
 
-    /// Leaves what it serves to another daemon, by whoever keeps it until then: from then on nobody is served here. `memory` is that of RAM
-    /// disks.
+    /// Hands over the sessions, sockets and `memory` of RAM disks through `to`. This daemon serves no client afterwards.
     pub fn hand_over(&mut self, to: &Notifier, memory: Vec<Named>) {
         let control = self.control.take().and_then(control::Server::leave);
         let api = self.api.take().and_then(control::TcpServer::leave);
@@ -516,12 +515,12 @@ impl Running {
         }
     }
 
-    /// What is served, and to whom.
+    /// Returns the served objects and their clients.
     pub fn status(&self) -> Status {
         self.overview.status()
     }
 
-    /// What reads the configuration file anew; it may be used on another thread, and while the daemon ends.
+    /// Returns a handle that reloads the configuration. It can be used on another thread, and while the daemon ends.
     pub fn reloader(&self) -> Reloader {
         Reloader {
             reload: self.reload.clone(),
@@ -531,7 +530,7 @@ impl Running {
     }
 }
 
-/// Reads the configuration file anew.
+/// Reloads the configuration file.
 pub struct Reloader {
     reload: Option<Reload>,
     manager: Option<Manager>,
@@ -539,10 +538,10 @@ pub struct Reloader {
 }
 
 impl Reloader {
-    /// Makes the smallest set of changes that the file asks for, or none. Waits for clients of what is taken away.
+    /// Applies the smallest set of changes that the file requires, or none. Waits for clients of removed objects.
     ///
     /// # Errors
-    /// All reasons why not; no changes then.
+    /// All reasons for a refusal. Nothing has changed then.
     pub fn reload(&self) -> Result<Plan, Vec<String>> {
         let because = |refusal: Refusal| -> Vec<String> {
             refusal.faults().iter().map(ToString::to_string).collect()
@@ -559,7 +558,7 @@ impl Reloader {
         made.map(|made| made.plan).map_err(because)
     }
 
-    /// What is served, and to whom.
+    /// Returns the served objects and their clients.
     pub fn status(&self) -> Status {
         self.overview.status()
     }
@@ -570,11 +569,11 @@ impl Drop for Running {
         self.control = None;
         self.api = None;
         self.metrics = None;
-        // Their disks go back to what they were while there is somebody to do it.
+        // Jobs return their disks to the source, which needs the owner's thread.
         self.overview.jobs.end();
         self.manager = None;
         self.overview.servers.end();
-        // Whoever still looks on keeps no disk open: an image gives back what it has reserved when it is closed.
+        // Remaining readers must keep no disk open: an image releases its reservations when it is closed.
         let live = &self.overview.live;
         let mut live = live.write().unwrap_or_else(PoisonError::into_inner);
         let disks = live.take_disks();
@@ -605,7 +604,7 @@ impl View for Overview {
 
     fn statistics(&self) -> Statistics {
         let mut latency = self.snapshot();
-        // They have a resource of their own, and would be most of the answer.
+        // These have a resource of their own and would be most of the response.
         for queue in &mut latency.queues {
             queue.slow.clear();
             queue.forget_disks();
@@ -661,7 +660,7 @@ impl View for Overview {
             }
         });
         Status {
-            // Who asks is known to whoever answers.
+            // Set by the API server, which has the client's rights.
             may_change: false,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -684,7 +683,7 @@ impl View for Overview {
 }
 
 impl Overview {
-    /// What jobs work with.
+    /// Returns the services that jobs use.
     fn context(&self, manager: Manager, event_bus: EventBus) -> Context {
         Context {
             manager,
@@ -695,7 +694,7 @@ impl Overview {
         }
     }
 
-    /// The objects as they are.
+    /// Returns a snapshot of the objects.
     pub(crate) fn live(&self) -> Live {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
         live.clone()

@@ -1,4 +1,4 @@
-//! Daemons from start to end: sockets, inherited connections, listeners that wait.
+//! Daemons from start to end: sockets, inherited connections, waiting listeners.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

@@ -1,5 +1,4 @@
-//! A thread of its own on which HTTP connections are accepted and served. When it ends nobody is accepted any more, and who has been
-//! gets an answer.
+//! Thread that accepts and serves HTTP connections. When it ends, it accepts no more connections and answers the accepted ones.
 
 use std::error::Error;
 use std::io;
@@ -16,22 +15,22 @@ use hyper_util::rt::TokioTimer;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use tokio::sync::oneshot;
 
-/// How long requests that are being answered may take until the end. Streams of events go on for ever, and are cut off.
+/// Longest wait for responses at the end. Event streams do not end and are cut off.
 const DRAIN: Duration = Duration::from_millis(100);
 
-/// How often to look whether all connections have brought a request.
+/// Interval of the check whether all connections have sent a request.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The connections of a service.
+/// Connections of a service.
 #[derive(Default)]
 pub(crate) struct Connections {
     graceful: GracefulShutdown,
-    /// Those that have not brought a request yet have it, too.
+    /// Shared with each connection that has not sent a request yet.
     new: Arc<()>,
 }
 
 impl Connections {
-    /// Who has just been accepted.
+    /// Registers an accepted connection.
     pub fn accepted(&self) -> Accepted {
         Accepted {
             watcher: self.graceful.watcher(),
@@ -39,9 +38,9 @@ impl Connections {
         }
     }
 
-    /// Has all of them end when they have been answered.
+    /// Ends all connections after their responses.
     async fn end(self) {
-        // hyper closes a connection without a request at once, though that may be on its way.
+        // hyper closes a connection without a request at once, although a request may be on its way.
         while Arc::strong_count(&self.new) > 1 {
             tokio::time::sleep(PAUSE).await;
         }
@@ -49,21 +48,21 @@ impl Connections {
     }
 }
 
-/// HTTP/1.1 with clients that may take so long to say what they want, the next time too: whoever says nothing keeps its place no longer.
+/// Returns an HTTP/1.1 server that closes a connection if the head of the next request takes longer than `head_time`.
 pub(crate) fn http(head_time: Duration) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(head_time);
     http
 }
 
-/// A connection that is to be served.
+/// An accepted connection.
 pub(crate) struct Accepted {
     watcher: Watcher,
     new: Arc<()>,
 }
 
 impl Accepted {
-    /// Serves it until either side ends. What goes wrong on one connection concerns its client only.
+    /// Serves the connection until either side ends it. Errors affect only this client.
     pub async fn serve<Stream, Answers, Content>(
         self,
         http: http1::Builder,
@@ -82,7 +81,7 @@ impl Accepted {
     }
 }
 
-/// A service that knows when the first request has come.
+/// Service that signals the first request.
 struct Begun<Answers> {
     service: Answers,
     new: Mutex<Option<Arc<()>>>,
@@ -100,7 +99,7 @@ impl<Answers: Service<Request<Incoming>>> Service<Request<Incoming>> for Begun<A
     }
 }
 
-/// Dropping it ends the service.
+/// A running service thread. Dropping it ends the service.
 #[derive(Debug)]
 pub(crate) struct ServiceThread {
     name: &'static str,
@@ -109,10 +108,10 @@ pub(crate) struct ServiceThread {
 }
 
 impl ServiceThread {
-    /// Has `accept` accept connections until the end. The name is the thread's, and the log's.
+    /// Runs `accept` on a thread until the end. `name` is used for the thread and the log.
     ///
     /// # Errors
-    /// When there is no thread for it.
+    /// If the thread cannot be started.
     pub fn start<Accept>(name: &'static str, accept: Accept) -> io::Result<ServiceThread>
     where
         Accept: AsyncFnOnce(&Connections) -> io::Result<()> + Send + 'static,
@@ -132,7 +131,7 @@ impl ServiceThread {
                 }
                 _ = stopped => {}
             }
-            // Whoever is not answered by then is cut off.
+            // Unanswered connections are cut off.
             let _late = tokio::time::timeout(DRAIN, connections.end()).await;
         };
         let thread = std::thread::Builder::new()
@@ -151,7 +150,7 @@ impl ServiceThread {
 
 impl Drop for ServiceThread {
     fn drop(&mut self) {
-        // A thread that is gone already has nothing to stop.
+        // The thread may have ended already.
         if let Some(stop) = self.stop.take() {
             let _gone = stop.send(());
         }

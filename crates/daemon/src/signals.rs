@@ -1,4 +1,4 @@
-//! The signals that a daemon listens to.
+//! Signals that the daemon handles.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,29 +9,29 @@ use signal_hook::iterator;
 
 use crate::handover::Ending;
 
-/// What a signal asks for.
+/// Meaning of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// SIGTERM or SIGINT: end, quickly and cleanly.
+    /// SIGTERM or SIGINT: end quickly and cleanly.
     End,
-    /// SIGHUP: read the configuration file anew.
+    /// SIGHUP: reload the configuration file.
     Reload,
     /// SIGUSR1: print the latency tables.
     Print,
 }
 
-/// The signals as they come. Made before anything is started, so that none is lost.
+/// Receiver of signals. Must be created before other parts of the daemon, so that no signal is lost.
 #[derive(Debug)]
 pub struct Signals {
     signals: iterator::Signals,
-    /// Several may come at once.
+    /// Received signals. Several may arrive at once.
     came: VecDeque<Signal>,
 }
 
 impl Signals {
-    /// Listens from now on; the signals' own actions no longer happen.
+    /// Starts to listen. The default actions of the signals no longer apply.
     pub fn listen() -> io::Result<Signals> {
-        // A file that may not be that large is an error of whoever writes to it (EFBIG), not the end of the process.
+        // With a handler, a write beyond the file size limit fails with EFBIG instead of ending the process.
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         Ok(Signals {
             signals: iterator::Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP])?,
@@ -39,12 +39,12 @@ impl Signals {
         })
     }
 
-    /// How another thread ends the daemon.
+    /// Returns a handle that ends the daemon from another thread.
     pub fn ending(&self) -> Ending {
         Ending::new(self.signals.handle())
     }
 
-    /// Sleeps until the next one.
+    /// Blocks until the next signal.
     pub fn wait(&mut self) -> Signal {
         loop {
             if let Some(signal) = self.next() {
@@ -57,7 +57,7 @@ impl Signals {
         }
     }
 
-    /// One that has come already.
+    /// Returns a signal that has arrived already.
     pub fn poll(&mut self) -> Option<Signal> {
         if self.signals.is_closed() {
             return Some(Signal::End);
@@ -66,7 +66,7 @@ impl Signals {
         self.next()
     }
 
-    /// Of those that have come: who is to end does nothing else before.
+    /// Returns the next received signal. The end signal precedes all others.
     fn next(&mut self) -> Option<Signal> {
         match self.came.contains(&Signal::End) {
             true => Some(Signal::End),

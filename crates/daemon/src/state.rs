@@ -1,7 +1,7 @@
 //! State that must survive a restart: registrations with APTPL, saved mode pages. One small file per key.
 //!
-//! A file is replaced as a whole: written beside, synchronised, renamed, and the folder synchronised. So after a
-//! crash there is the state of before or of after. The folder is made at the first save; two daemons need two.
+//! A file is replaced as a whole: written beside, synchronised, renamed, and the folder synchronised. After a crash it has the old or the
+//! new state. The folder is created by the first save. Two daemons need two folders.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -16,14 +16,14 @@ use config::Config;
 pub(crate) use crate::state_files::file_name;
 use crate::state_files::{DamagedFiles, Unread, decode, encode, kind_of, move_aside, read_regular};
 
-/// Where what is changed at run time is kept: only in a folder that was chosen, for two daemons that share the usual one
-/// must not find each other's disks.
+/// Returns the folder for changes made at run time. Only a configured folder or `$STATE_DIRECTORY` is used: two daemons that share the default
+/// folder must not load each other's disks.
 pub fn changes_folder(config: &Config) -> Option<PathBuf> {
     let given = || std::env::var_os("STATE_DIRECTORY").filter(|folder| !folder.is_empty());
     config.state.clone().or_else(|| given().map(PathBuf::from))
 }
 
-/// A folder with a file per key.
+/// A folder with one file per key.
 #[derive(Debug)]
 pub struct FolderStore {
     folder: PathBuf,
@@ -31,7 +31,7 @@ pub struct FolderStore {
 }
 
 impl FolderStore {
-    /// A store in `folder`, which need not exist yet. Files that cannot be used are recorded in `damaged`.
+    /// Creates a store in `folder`, which need not exist yet. Unusable files are recorded in `damaged`.
     pub fn new(folder: PathBuf, damaged: DamagedFiles) -> FolderStore {
         FolderStore { folder, damaged }
     }
@@ -40,7 +40,7 @@ impl FolderStore {
         self.folder.join(checked_name(key))
     }
 
-    /// File of a version without checksums, which counts if there is no other.
+    /// Returns the path of a file without checksum, from earlier versions. It is used if there is no other.
     fn unchecked_path(&self, key: &str) -> PathBuf {
         self.folder.join(unchecked_name(key))
     }
@@ -54,10 +54,10 @@ fn unchecked_name(key: &str) -> String {
     format!("{}.state", file_name(key))
 }
 
-/// A disk that takes longer to make a few bytes durable is busy with something else, and who waits wants to know.
+/// Longest normal time to make a few bytes durable. A longer one is logged, because a client waits for it.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// Replaces a file as a whole; what it says is durable when this returns.
+/// Replaces a file as a whole. The contents are durable when this returns.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let begun = Instant::now();
     let replaced = replace_by_rename(path, bytes);
@@ -78,7 +78,8 @@ fn replace_by_rename(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_in(path, bytes, || File::open(folder)?.sync_all())
 }
 
-/// What is told as not written is not there for the next start either: whoever asked goes on as before, and so it shall.
+/// Replaces a file. If the folder cannot be synchronised, restores the old contents: the next start must not see a change that was reported
+/// as failed.
 fn replace_in(
     path: &Path,
     bytes: &[u8],
@@ -91,7 +92,7 @@ fn replace_in(
     };
     let beside = path.with_extension("new");
     let written = write_beside(&beside, bytes);
-    // Half of a file is of no use to anybody, and what room there is may be little.
+    // A partial file is useless and may take scarce space.
     written.inspect_err(|_| drop(fs::remove_file(&beside)))?;
     fs::rename(&beside, path)?;
     fault("renamed");
@@ -114,7 +115,7 @@ fn replace_in(
 fn write_beside(beside: &Path, bytes: &[u8]) -> io::Result<()> {
     // A crash may have left a file there. A FIFO would block the open.
     fs::remove_file(beside).ok();
-    // Whatever the umask: what is kept here decides what is served.
+    // Mode 0600 regardless of the umask, because the state determines the exports.
     let mut file = File::options()
         .write(true)
         .create_new(true)
@@ -129,8 +130,8 @@ fn write_beside(beside: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Where tests have the process killed: at the step that `LUNETTE_FAULT` names, `STEP` or `STEP:N` for the Nth time that
-/// it is passed. Costs a look at the environment with each change of state.
+/// Fault injection for tests: kills the process at the step in `LUNETTE_FAULT`, `STEP` or `STEP:N` for its Nth occurrence. Costs one
+/// look-up of an environment variable per change of state.
 pub(crate) fn fault(step: &str) {
     static PASSED: AtomicUsize = AtomicUsize::new(0);
     let Some(wanted) = std::env::var_os("LUNETTE_FAULT") else {
@@ -144,7 +145,7 @@ pub(crate) fn fault(step: &str) {
     if name == step && PASSED.fetch_add(1, Ordering::Relaxed) + 1 == count {
         tracing::error!("killed at {step}, as LUNETTE_FAULT asks");
         let own = rustix::process::getpid();
-        // As a crash: nothing is cleaned up.
+        // Kills without cleanup, as in a crash.
         rustix::process::kill_process(own, rustix::process::Signal::KILL).ok();
     }
 }
@@ -178,14 +179,14 @@ impl scsi::Store for FolderStore {
         replace(&path, &encode(key, bytes)).inspect_err(|error| {
             tracing::error!(path = %path.display(), "cannot save state: {error}");
         })?;
-        // Otherwise it would count again when the new file is removed to reset the state.
+        // A remaining old file would be used again after the new file is reset.
         fs::remove_file(self.unchecked_path(key)).ok();
         self.damaged.cleared(&checked_name(key));
         Ok(())
     }
 
     fn remove(&self, key: &str) {
-        // A file that stays belongs to no disk.
+        // A remaining file belongs to no disk.
         for path in [self.unchecked_path(key), self.path(key)] {
             fs::remove_file(path).ok();
         }
@@ -275,7 +276,7 @@ mod tests {
     fn what_is_kept_is_for_the_daemons_user_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kept");
-        // As a file is made under the umask of a daemon whose group may connect to its sockets.
+        // Mode under the umask of a daemon that shares its sockets with a group.
         fs::write(path.with_extension("new"), b"left by a crash").unwrap();
         fs::set_permissions(
             path.with_extension("new"),

@@ -22,46 +22,46 @@ use bdev::iscsi_initiator::is_identity_text;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// How the content of a file is checked.
+/// Method of checking the contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
     /// Binary header.
     Saved,
     /// First line of a text.
     Line,
-    /// The code that uses the file checks it.
+    /// Checked by the code that uses the file.
     Elsewhere,
 }
 
-/// A kind of files.
+/// A kind of state file.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     /// Name of the kind in commands.
     pub word: &'static str,
-    /// Begin of the file's name, for [`Check::Saved`] of its key.
+    /// Prefix of the file name, or of the key for [`Check::Saved`].
     prefix: &'static str,
-    /// End of the file's name; of a key it is not used.
+    /// Suffix of the file name. Not used for keys.
     suffix: &'static str,
-    /// The daemon has one file of the kind: nothing is between prefix and suffix.
+    /// There is one file of this kind: the prefix is directly followed by the suffix.
     is_single: bool,
-    /// How the content is checked.
+    /// Method of checking the contents.
     pub check: Check,
 }
 
 impl Kind {
-    /// Returns true for the name of a file of this kind, or its key.
+    /// Returns true if `text` is the name of a file of this kind, or its key.
     fn matches(&self, text: &str) -> bool {
         let rest = text.strip_prefix(self.prefix);
         let middle = rest.and_then(|rest| rest.strip_suffix(self.suffix));
         middle.is_some_and(|middle| middle.is_empty() || !self.is_single)
     }
 
-    /// Returns the key of a file of this kind; `None`: it has none.
+    /// Returns the key of a file of this kind, if it has one.
     pub(crate) fn key(&self, name: &str) -> Option<String> {
         saved_key(name).filter(|_| self.check == Check::Saved)
     }
 
-    /// Returns the part of the name that tells files of this kind apart.
+    /// Returns the part of the name that distinguishes files of this kind.
     pub(crate) fn subject(&self, name: &str) -> String {
         let text = match self.key(name) {
             Some(key) => key,
@@ -109,7 +109,7 @@ const fn other(word: &'static str, prefix: &'static str, suffix: &'static str) -
     }
 }
 
-/// All kinds. The first that matches counts.
+/// All kinds. The first match is used.
 pub const KINDS: [Kind; 16] = [
     saved("reservations", "reservations-"),
     saved("mode-pages", "mode-pages-"),
@@ -129,11 +129,11 @@ pub const KINDS: [Kind; 16] = [
     single(other("lock", "lock", "")),
 ];
 
-/// End of the names of files that were reset, before the time.
+/// Suffix of reset files, before the time.
 const DAMAGED: &str = ".damaged-";
-/// End of the names of files with a binary header.
+/// Suffix of files with a binary header.
 const SAVED: &str = ".saved";
-/// End of the names of such files in versions without checksums.
+/// Suffix of such files in versions without checksums.
 const UNCHECKED: &str = ".state";
 
 /// Returns the kind of the file of this name, relative to the state folder.
@@ -146,7 +146,7 @@ pub fn kind_of(name: &str) -> Option<&'static Kind> {
     })
 }
 
-/// Returns the key of a file, if this is the name that the daemon gives to a file of the key.
+/// Returns the key of a file if the daemon would give the file of that key this name.
 fn saved_key(name: &str) -> Option<String> {
     let stem = name
         .strip_suffix(SAVED)
@@ -155,20 +155,20 @@ fn saved_key(name: &str) -> Option<String> {
     (file_name(&key) == stem).then_some(key)
 }
 
-/// Returns true if the file is in the format without a checksum, and does not count because a checked file is beside it.
+/// Returns true if the file has no checksum and is unused because a checked file is beside it.
 pub(crate) fn is_superseded(folder: &Path, name: &str) -> bool {
     let stem = name.strip_suffix(UNCHECKED);
     let checked = stem.map(|stem| folder.join(format!("{stem}{SAVED}")));
     checked.is_some_and(|path| path.symlink_metadata().is_ok())
 }
 
-/// Reads a regular file. Anything else is an error: a FIFO or a device may block its reader.
+/// Reads a regular file. Other files are an error, because reading a FIFO or a device may block.
 pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>, Unread> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
     let mut file = match rustix::fs::open(path, flags, Mode::empty()) {
         Ok(file) => File::from(file),
         Err(Errno::NOENT) => return Err(Unread::Absent),
-        // A symbolic link, and a socket.
+        // A symbolic link or a socket.
         Err(Errno::LOOP | Errno::NXIO) => return Err(Unread::NotRegular),
         Err(errno) => return Err(Unread::Failed(errno.into())),
     };
@@ -180,7 +180,7 @@ pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>, Unread> {
     Ok(bytes)
 }
 
-/// Reason why a file was not read. Its text continues a sentence that begins with the file.
+/// Reason why a file was not read. `Display` continues a sentence that begins with the file.
 #[derive(Debug)]
 pub(crate) enum Unread {
     Absent,
@@ -208,7 +208,7 @@ impl From<Unread> for io::Error {
     }
 }
 
-/// Returns the name of the file for a key: characters other than lower-case letters, digits and dashes are written as their code.
+/// Returns the file name for a key. Characters other than lower-case letters, digits and dashes are written as their code.
 pub(crate) fn file_name(key: &str) -> String {
     let mut name = String::new();
     for byte in key.bytes() {
@@ -245,12 +245,12 @@ pub(crate) fn key_of(name: &str) -> String {
     String::from_utf8_lossy(&key).into_owned()
 }
 
-/// Begins each checked file.
+/// First bytes of each checked file.
 const MAGIC: &[u8; 8] = b"lunette1";
-/// Magic, length of the payload and checksum.
+/// Bytes of the header: magic, length of the payload, checksum.
 const HEADER: usize = 8 + 8 + 4;
 
-/// CRC-32C of key and payload, so that a file under another name is no state either.
+/// Returns the CRC-32C of key and payload. The key detects a renamed file.
 fn checksum(key: &str, payload: &[u8]) -> u32 {
     let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
     digest.update(key.as_bytes());
@@ -259,7 +259,7 @@ fn checksum(key: &str, payload: &[u8]) -> u32 {
     digest.finalize() as u32
 }
 
-/// CRC-32C of bytes.
+/// Returns the CRC-32C of bytes.
 pub(crate) fn checksum_of(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
@@ -303,7 +303,7 @@ pub(crate) fn with_check_line(name: &str, text: &[u8]) -> Vec<u8> {
     [check_line(name, text).as_bytes(), text].concat()
 }
 
-/// Checks and removes the first line. A text that begins otherwise was edited by hand or written by an earlier version.
+/// Checks and removes the first line. A text without it was edited by hand or written by an earlier version.
 pub(crate) fn without_check_line<'a>(name: &str, file: &'a [u8]) -> Result<&'a [u8], &'static str> {
     match file.first() {
         None => return Err(CUT),
@@ -318,7 +318,7 @@ pub(crate) fn without_check_line<'a>(name: &str, file: &'a [u8]) -> Result<&'a [
     }
 }
 
-/// State files that could not be used since the start, by name, with the reason.
+/// Unusable state files since the start, by name, with the reason.
 #[derive(Clone, Debug, Default)]
 pub struct DamagedFiles(Arc<Mutex<BTreeMap<String, String>>>);
 
@@ -327,7 +327,7 @@ impl DamagedFiles {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that a file cannot be used, and logs it at the first time. Returns the reason with a hint.
+    /// Records an unusable file and logs it the first time. Returns the reason with a hint.
     pub(crate) fn found(&self, folder: &Path, name: &str, reason: &str) -> String {
         let path = folder.join(name);
         let path = path.display();
@@ -342,7 +342,7 @@ impl DamagedFiles {
         format!("state file {path} {reason}; hint: {hint}")
     }
 
-    /// The file can be used, or is gone.
+    /// Records that a file is usable or removed.
     pub(crate) fn cleared(&self, name: &str) {
         self.lock().remove(name);
     }
@@ -357,10 +357,10 @@ fn reset_hint(name: &str) -> String {
     format!("restore the file and restart the daemon, or reset it: lunette state reset {name}")
 }
 
-/// Reads a checked text of the state folder; `None`: there is no such file.
+/// Reads a checked text of the state folder; `None` if the file does not exist.
 ///
 /// # Errors
-/// The reason why it cannot be used, with a hint.
+/// The reason why it is unusable, with a hint.
 pub(crate) fn read_text(
     folder: &Path,
     name: &str,
@@ -377,7 +377,7 @@ pub(crate) fn read_text(
     }
 }
 
-/// Moves a file aside, durably, so that it does not count any more. A file that is not there is no error.
+/// Moves a file aside, durably. A missing file is no error.
 pub(crate) fn move_aside(path: &Path) -> io::Result<()> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.unwrap_or_default().as_secs();
@@ -398,11 +398,11 @@ pub(crate) fn move_aside(path: &Path) -> io::Result<()> {
 /// Condition of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// The check succeeded, or there is nothing to check.
+    /// The check succeeded, or there is no check.
     Good,
     /// The file has no checksum.
     Unchecked,
-    /// The file cannot be used, for this reason.
+    /// The file is unusable, for this reason.
     Damaged(String),
     /// The file was reset.
     Reset,
@@ -439,7 +439,7 @@ pub(crate) fn condition(folder: &Path, name: &str) -> Condition {
     }
 }
 
-/// Returns the names of all state files, sorted. Locks and files that are being written are left out.
+/// Returns the names of all state files, sorted, without locks and temporary files.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let mut names = Vec::new();
     for (below, prefix) in [

@@ -1,5 +1,5 @@
-//! A store whose files are opened by a thread of its own: a worker that carries a command out which changes saved state waits for the
-//! thread, and opens nothing itself. The thread ends with the store.
+//! Store that opens its files on a thread of its own. A worker that executes a command which changes saved state waits for this thread and
+//! opens no file itself. The thread ends with the store.
 
 use std::io;
 use std::sync::mpsc::{Sender, channel};
@@ -9,7 +9,7 @@ use scsi::{Store, Unusable};
 
 type Task = Box<dyn FnOnce(&dyn Store) + Send>;
 
-/// Passes each call on to the thread that has the files, and waits for its result.
+/// Passes each call to the thread and waits for its result.
 pub(crate) struct StateThread(Mutex<Sender<Task>>);
 
 impl StateThread {

@@ -1,4 +1,4 @@
-//! The counters of workers, disks and initiators in the form of the control API.
+//! Counters of workers, disks and initiators as API objects.
 
 use block::{IoErrorKind, IoKind};
 use control::statistics::{
@@ -9,7 +9,7 @@ use iscsi_target::InitiatorStatus;
 use latency::Operation;
 use reactor::{DiskCounters, WorkerCounters};
 
-/// Those of a worker.
+/// Returns the counters of a worker.
 pub fn worker(worker: u32, counters: WorkerCounters) -> WorkerStatistics {
     WorkerStatistics {
         worker,
@@ -20,7 +20,7 @@ pub fn worker(worker: u32, counters: WorkerCounters) -> WorkerStatistics {
     }
 }
 
-/// Those of an iSCSI initiator with a target.
+/// Returns the counters of an iSCSI initiator with a target.
 pub fn initiator(status: InitiatorStatus) -> InitiatorStatistics {
     let operations = Operation::ALL.into_iter().filter_map(|operation| {
         let counted = status.counters.of(operation);
@@ -39,7 +39,7 @@ pub fn initiator(status: InitiatorStatus) -> InitiatorStatistics {
     }
 }
 
-/// Those of a disk; `None`: it was never used.
+/// Returns the counters of a disk; `None` for a disk without I/O.
 pub fn disk(name: &str, counters: Option<&DiskCounters>) -> DiskStatistics {
     let counters = counters.copied().unwrap_or_default();
     let operations = IoKind::ALL.into_iter().map(|kind| {

@@ -1,5 +1,5 @@
-//! A thread that accepts TCP connections and has each of them served, within the limits of [`ConnectionTable`]. The control socket has
-//! a thread of its own, and is not affected by clients of this one.
+//! Thread that accepts TCP connections and serves them within the limits of [`ConnectionTable`]. The control socket has a thread of its own
+//! and is not affected by these clients.
 //!
 //! A [`TcpEntrance`] waits while its address is not available. The owner of all objects retries it.
 
@@ -18,14 +18,14 @@ use tokio::sync::watch;
 use crate::connection_table::{ConnectionGuard, ConnectionLimits, ConnectionTable};
 use crate::service_thread::{Accepted, Connections, ServiceThread};
 
-/// How long to wait when the kernel gives no connection, for want of descriptors say.
+/// Delay after a failed accept, for example without free descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Where to listen.
+/// Address to listen at.
 pub struct Place {
-    /// As configured; port 0: any.
+    /// Configured address; port 0 for any port.
     pub address: SocketAddr,
-    /// The socket at which the daemon before this one has listened.
+    /// Listening socket of the previous daemon.
     pub inherited: Option<OwnedFd>,
 }
 
@@ -37,7 +37,7 @@ impl From<SocketAddr> for Place {
 }
 
 impl Place {
-    /// The socket of the daemon before if that is the place, or else a new one.
+    /// Returns the inherited socket if it listens at the address, otherwise a new one.
     fn listen(self) -> io::Result<TcpListener> {
         let is_it = |socket: &TcpListener| {
             let is_listening = sockopt::socket_acceptconn(socket).unwrap_or(false);
@@ -60,7 +60,7 @@ impl Place {
 /// The listening socket of a service.
 #[derive(Debug)]
 enum Listening {
-    /// Clients are accepted.
+    /// Accepts clients.
     Open(Arc<TcpListener>),
     /// The address is not available yet and is retried.
     Waiting(Retry),
@@ -73,7 +73,7 @@ enum Listening {
 pub(crate) struct TcpEntrance {
     /// Name of the service: `api` or `metrics`.
     pub name: &'static str,
-    /// The configured address.
+    /// Configured address.
     pub address: SocketAddr,
     listening: Mutex<Listening>,
     /// Sends the listener to the accepting thread.
@@ -84,7 +84,7 @@ impl TcpEntrance {
     /// Listens at `place`. The entrance waits if the address is not available yet.
     ///
     /// # Errors
-    /// When a later attempt cannot succeed either.
+    /// If a later attempt cannot succeed either.
     pub fn open(name: &'static str, place: Place) -> io::Result<Arc<TcpEntrance>> {
         let address = place.address;
         let listening = match place.listen() {
@@ -106,7 +106,7 @@ impl TcpEntrance {
         }))
     }
 
-    /// Retry state, if the entrance waits.
+    /// Returns the retry state of a waiting entrance.
     pub fn retry_state(&self) -> Option<Retry> {
         match &*self.lock() {
             Listening::Waiting(retry) => Some(retry.clone()),
@@ -137,7 +137,7 @@ impl TcpEntrance {
         }
     }
 
-    /// The bound address of an open entrance.
+    /// Returns the bound address of an open entrance.
     fn bound(&self) -> Option<SocketAddr> {
         match &*self.lock() {
             Listening::Open(listener) => listener.local_addr().ok(),
@@ -145,7 +145,7 @@ impl TcpEntrance {
         }
     }
 
-    /// Ends the retries, and returns the listener of an open entrance.
+    /// Ends the retries and returns the listener of an open entrance.
     fn close(&self) -> Option<Arc<TcpListener>> {
         self.opened.send_replace(None);
         match std::mem::replace(&mut *self.lock(), Listening::Closed) {
@@ -161,19 +161,19 @@ impl TcpEntrance {
     }
 }
 
-/// Dropping it ends the service, and what it serves just then.
+/// A TCP service. Dropping it ends the service and its connections.
 #[derive(Debug)]
 pub(crate) struct TcpService {
     entrance: Arc<TcpEntrance>,
-    // Only to end.
+    // Held only for its drop.
     _thread: ServiceThread,
 }
 
 impl TcpService {
-    /// Has `serve` serve the connections to an entrance within `limits`. The thread and the log use the entrance's name.
+    /// Serves the connections to an entrance with `serve`, within `limits`. The thread and the log use the entrance's name.
     ///
     /// # Errors
-    /// When there is no thread for it.
+    /// If the thread cannot be started.
     pub fn start<Serve, Served>(
         entrance: Arc<TcpEntrance>,
         limits: ConnectionLimits,
@@ -188,10 +188,10 @@ impl TcpService {
         let thread = ServiceThread::start(name, async move |connections: &Connections| {
             let listener = match opened.wait_for(Option::is_some).await {
                 Ok(listener) => listener.as_deref().map(TcpListener::try_clone),
-                // The entrance is gone.
+                // The entrance was dropped.
                 Err(_) => None,
             };
-            // The next process may have the address: no other descriptor may stay open here.
+            // No duplicate descriptor may stay open, because the next process may listen at the address.
             drop(opened);
             match listener {
                 Some(listener) => accept_all(name, listener?, limits, serve, connections).await,
@@ -204,12 +204,12 @@ impl TcpService {
         })
     }
 
-    /// The bound address; `None` while the service waits for its address.
+    /// Returns the bound address; `None` while the service waits for its address.
     pub fn address(&self) -> Option<SocketAddr> {
         self.entrance.bound()
     }
 
-    /// Ends the service, but leaves the socket open for another process: nobody is refused.
+    /// Ends the service and returns the open socket for another process, so that no client is refused.
     pub fn leave(self) -> Option<OwnedFd> {
         let listener = self.entrance.close()?;
         Some(listener.try_clone().ok()?.into())
@@ -246,7 +246,7 @@ where
                         _ = closed => {}
                     }
                 });
-                // A request that has come with the connection is read before further connections can close it.
+                // Lets the new connection read a request that arrived with it, before further connections can close it.
                 tokio::task::yield_now().await;
             }
             Err(error) => {
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(service.address(), Some(address));
         std::net::TcpStream::connect(address).unwrap();
         clients.recv_timeout(Duration::from_secs(60)).unwrap();
-        // The next process inherits the socket and may listen there.
+        // The next process inherits the socket or listens there itself.
         let left = service.leave();
         assert!(left.is_some() && !entrance.retry(Instant::now() + Duration::from_secs(60)));
         drop(left);

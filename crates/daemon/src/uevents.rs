@@ -1,8 +1,8 @@
-//! Listens to the kernel's uevents: a block device that has changed may have another size, which its disk takes over.
+//! Listens to the kernel's uevents: a changed block device may have a new size, which its disk adopts.
 //!
-//! One thread, which sleeps between messages. Any process may send to the socket: only what comes from the kernel counts, and of
-//! that only the number of a block device. Without the socket (a sandbox, a kernel without netlink) and in network namespaces
-//! that uevents do not reach, sizes are followed when somebody looks.
+//! One thread, which sleeps between messages. Any process may send to the socket, so only messages of the kernel are used, and only the
+//! number of a block device in them. Without the socket (a sandbox, a kernel without netlink) and in network namespaces without uevents,
+//! sizes are checked at status and reload requests.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -18,31 +18,31 @@ use rustix::net::{
 
 use crate::objects::Manager;
 
-/// The multicast group of the kernel's own messages; udev's are in the second one.
+/// Multicast group of the kernel's own messages. The second group has udev's.
 const KERNEL_GROUP: u32 = 1;
-/// Four times what the kernel has for the variables of a message.
+/// Four times the kernel's buffer for the variables of a message.
 const MESSAGE_BYTES_MAX: usize = 8192;
 
-/// What has changed.
+/// Changed block devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Changed {
-    /// The block device with this major and minor number.
+    /// Block device with this major and minor number.
     Device(u32, u32),
-    /// Messages were lost: any.
+    /// Any block device, because messages were lost.
     Any,
 }
 
-/// The thread that listens; dropping this ends it.
+/// Listening thread. Dropping it ends the thread.
 pub(crate) struct Uevents {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Uevents {
-    /// Has `manager` follow the sizes of block devices from now on.
+    /// Starts to pass changes of block devices to `manager`.
     ///
     /// # Errors
-    /// When the socket is not allowed here, or there is no thread.
+    /// If the socket is not allowed or the thread cannot be started.
     pub(crate) fn start(manager: Manager) -> io::Result<Uevents> {
         let socket = listen()?;
         let stop = Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?);
@@ -63,7 +63,7 @@ impl Uevents {
 
 impl Drop for Uevents {
     fn drop(&mut self) {
-        // An eventfd that nobody else writes to takes it.
+        // Cannot fail: this is the only writer of the eventfd.
         rustix::io::write(&*self.stop, &1u64.to_ne_bytes()).ok();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -81,9 +81,9 @@ fn listen() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Until `stopped`, or until nobody follows any more.
+/// Passes changes on until `stopped` is signalled or the owner has ended.
 fn pass_on(socket: &OwnedFd, stopped: &OwnedFd, manager: &Manager) -> io::Result<()> {
-    // What changed before the socket was there.
+    // Changes before the socket was open.
     let mut changed = Some(Changed::Any);
     loop {
         if let Some(changed) = changed {
@@ -91,7 +91,7 @@ fn pass_on(socket: &OwnedFd, stopped: &OwnedFd, manager: &Manager) -> io::Result
                 Changed::Device(major, minor) => Some((major, minor)),
                 Changed::Any => None,
             };
-            // Waits for the owner: what comes meanwhile stays in the socket, and what has no room there is `Any`.
+            // Waits for the owner. Later messages stay in the socket; an overflow is reported as `Any`.
             let followed = manager.call(move |owner| {
                 owner.device_changed(device);
                 Ok(())
@@ -115,7 +115,7 @@ fn pass_on(socket: &OwnedFd, stopped: &OwnedFd, manager: &Manager) -> io::Result
     }
 }
 
-/// The next message, if it is the kernel's and of a block device.
+/// Receives a message. Returns a change if it is the kernel's and concerns a block device.
 fn receive(socket: &OwnedFd) -> io::Result<Option<Changed>> {
     let mut message = [0; MESSAGE_BYTES_MAX];
     let mut ancillary = RecvAncillaryBuffer::default();
@@ -138,7 +138,7 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<Changed>> {
     Ok(message.get(..received.bytes).and_then(changed_device))
 }
 
-/// The block device that a message says has changed: `change@PATH`, then variables, each with a zero byte at its end.
+/// Returns the changed block device of a message: `change@PATH`, then variables, each ended by a zero byte.
 fn changed_device(message: &[u8]) -> Option<Changed> {
     let mut parts = message.split(|byte| *byte == 0);
     parts.next()?.strip_prefix(b"change@")?;
@@ -159,7 +159,7 @@ fn changed_device(message: &[u8]) -> Option<Changed> {
     is_block.then_some(Changed::Device(major?, minor?))
 }
 
-/// A number as the kernel writes it: digits alone, no zeros before them.
+/// Parses a number in the kernel's format: digits without leading zeros.
 fn number(text: &[u8]) -> Option<u32> {
     let number: u32 = std::str::from_utf8(text).ok()?.parse().ok()?;
     (number.to_string().as_bytes() == text).then_some(number)
@@ -171,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// As Linux 6.1 sends it when a loop device grows.
+    /// Message of Linux 6.1 for a loop device that grows.
     const GREW: &[u8] = b"change@/devices/virtual/block/loop0\0ACTION=change\0DEVPATH=/devices/virtual/block/loop0\0\
         SUBSYSTEM=block\0RESIZE=1\0MAJOR=7\0MINOR=0\0DEVNAME=loop0\0DEVTYPE=disk\0DISKSEQ=47\0SEQNUM=888\0";
 
@@ -193,7 +193,7 @@ mod tests {
             b"change@/devices/x\0SUBSYSTEM=block\0MAJOR=+7\0MINOR=0\0",
             b"change@/devices/x\0SUBSYSTEM=block\0MAJOR=7\0MINOR=01\0",
             b"change@/devices/x\0SUBSYSTEM=block\0MAJOR=4294967296\0MINOR=0\0",
-            // udev's own, for those who listen to udev
+            // udev's own format
             b"libudev\0\xfe\xed\xca\xfe\0SUBSYSTEM=block\0MAJOR=7\0MINOR=0\0",
         ] {
             assert_eq!(changed_device(message), None, "{message:?}");
@@ -209,7 +209,7 @@ mod tests {
         let (family, kind) = (AddressFamily::NETLINK, SocketType::DGRAM);
         let sender = rustix::net::socket(family, kind, Some(KOBJECT_UEVENT)).unwrap();
         let to = SocketAddrNetlink::new(address.pid(), 0);
-        // The kernel may send messages of its own meanwhile, but none of this device: no machine has it.
+        // The kernel may send messages meanwhile, but not about this device number, which does not exist.
         let forged = b"change@/devices/x\0SUBSYSTEM=block\0MAJOR=4095\0MINOR=1048575\0";
         let none = Changed::Device(4095, 1_048_575);
         assert_eq!(changed_device(forged), Some(none));

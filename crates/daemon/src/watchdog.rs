@@ -1,7 +1,7 @@
-//! Says that the daemon is alive for as long as its workers make progress.
+//! Reports to the service manager that the daemon is alive while its workers make progress.
 //!
-//! Every worker is sent a message, which it runs between two iterations; only when all have run theirs is the service manager
-//! told, and the next round begins. A worker that is stuck stops that, and the service manager restarts the daemon.
+//! Each round sends every worker a message, which it runs between two iterations. When all workers have run theirs, the service manager is
+//! notified and the next round begins. A stuck worker stops the notifications, and the service manager restarts the daemon.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,10 @@ use reactor::Pool;
 
 use crate::notify::Notifier;
 
-/// A round may take this part of the service manager's time, so that one that begins late is still in time.
+/// Rounds per interval of the service manager, so that a late round is still in time.
 const ROUNDS: u32 = 3;
 
-/// One message to every worker that runs, dedicated ones included.
+/// One message to every running worker, including dedicated ones.
 struct Round {
     answered: Vec<(reactor::WorkerHandle, Arc<AtomicBool>)>,
 }
@@ -34,7 +34,7 @@ impl Round {
         }
     }
 
-    /// The workers that have not taken an iteration since the round began. A dedicated one that has ended is not missing.
+    /// Returns the workers without an iteration since the round began, except dedicated ones that have ended.
     fn missing(&self) -> Vec<u32> {
         let missing = self.answered.iter();
         missing
@@ -44,7 +44,7 @@ impl Round {
     }
 }
 
-/// The thread that does it; dropping this ends it.
+/// Watchdog thread. Dropping it ends the thread.
 #[derive(Debug)]
 pub struct Watchdog {
     stop: Option<mpsc::Sender<()>>,
@@ -52,7 +52,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Tells `notifier` at least every `time` that the workers of `pool` are alive.
+    /// Notifies `notifier` at least every `time` while the workers of `pool` make progress.
     pub(crate) fn start(
         pool: Arc<Pool>,
         notifier: Arc<Notifier>,
@@ -148,7 +148,7 @@ mod tests {
             held.recv().unwrap_or_default();
         });
         assert!(is_stuck.recv().is_err(), "it is stuck from now on");
-        // What was answered before may still be told; then there is silence, which pings without end would break.
+        // A notification of an earlier round may still arrive. Silence must follow.
         manager.set_nonblocking(true).unwrap();
         let (mut silent, mut looks) = (0, 0);
         while silent < 5 {

@@ -1,5 +1,5 @@
-//! What images have in the system's page cache is written while clients are still served. An image makes all of it durable when it is
-//! closed; between two daemons that would be a part of the pause.
+//! Writes dirty data of images from the page cache while clients are still served. Closing an image makes its data durable, which would
+//! prolong the pause between two daemons.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use config::BlockDeviceConfig;
 
 use crate::objects::Live;
 
-/// After this no further flush begins: storage is slow, and what is left is written when the images are closed.
+/// No flush starts after this time. On slow storage the rest is written when the images are closed.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// What is written in less time is little enough to be left.
+/// A flush that takes less leaves little to write.
 const LITTLE: Duration = Duration::from_millis(4);
 
-/// Clients write on meanwhile: what a pass leaves is what they wrote during it.
+/// Most passes. Each pass leaves the data that clients write during it.
 const PASSES: usize = 4;
 
-/// Flushes the images that are served, some times over. Nobody has them open here afterwards.
+/// Flushes the served images several times and closes its channels.
 pub fn write_ahead(live: &Live) {
     let until = Instant::now() + LIMIT;
     let images = live.disks.values().filter(|disk| {
@@ -34,7 +34,7 @@ pub fn write_ahead(live: &Live) {
             if before > until {
                 return tracing::info!("images are not written after {} s", LIMIT.as_secs());
             }
-            // What cannot be written is said when the image is closed.
+            // A failed write is reported when the image is closed.
             let flushed = image.run_plain(&IoRequest::flush());
             is_much |= flushed.is_ok() && before.elapsed() > LITTLE;
         }

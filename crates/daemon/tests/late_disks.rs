@@ -1,4 +1,4 @@
-//! A daemon starts without disks that cannot be opened, serves the others, and brings the late ones in when they come.
+//! A daemon starts without disks that cannot be opened, serves the others, and adds the late ones when they become available.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -89,7 +89,7 @@ fn disk_that_waits_can_be_removed_and_given_back_otherwise() {
         .status
         .unwrap();
     assert_eq!((&*status.state, status.size), ("ready", 4 << 20));
-    // What comes to the old place is nobody's.
+    // A file that appears at the old path is not used.
     let file = File::create(folder.path().join("late.raw")).unwrap();
     file.set_len(2 << 20).unwrap();
     std::thread::sleep(Duration::from_millis(1500));

@@ -1,14 +1,14 @@
-//! The dirty bitmaps of disks ([`bdev::DirtyBitmap`]): each begins when a backup is complete, and says what the next one of that name has
-//! to copy. They are kept in the state folder.
+//! Dirty bitmaps of disks ([`bdev::DirtyBitmap`]), kept in the state folder. A bitmap begins when a backup is complete and records the
+//! ranges that the next backup of that name must copy.
 //!
-//! A backup that has ended has new bits, in a file of their own, while the old ones are recorded in until the record says that the backup
-//! is complete: whatever comes between, one of the two has all changes since the backup that it belongs to.
+//! When a backup ends, it starts new bits in a file of their own, while the old bits still record. The record then marks the backup as
+//! complete. If the daemon ends in between, one of the two files has all changes since its backup.
 //!
-//! Bits outlive a daemon that is killed, in the system's memory. A system that crashes takes them with it, and a disk that was written
-//! while nobody served it has changes in no bitmap: such a bitmap is broken, which is said, and the next backup copies everything.
+//! Bits survive a killed daemon in the page cache, but not a crash of the system. Writes to a disk while it is not served are in no bitmap.
+//! In both cases the bitmap is reported as broken and the next backup copies everything.
 //!
-//! A record that cannot be used means the same for all bitmaps of its disk, whose names are unknown then. It stays until the next backup
-//! with a bitmap is complete, or until it is reset. Bits are checked against a checksum if their disk was closed.
+//! An unusable record has the same effect on all bitmaps of its disk. Their names are then unknown. The record stays until the next backup
+//! with a bitmap is complete or until it is reset. The bits of a closed disk are checked against a checksum.
 
 mod record;
 
@@ -31,32 +31,32 @@ pub use record::Last;
 
 const FOLDER: &str = "bitmaps";
 
-/// Bitmaps that a disk can have.
+/// Largest number of bitmaps per disk.
 pub const COUNT_MAX: usize = 16;
 
-/// The most characters of a name.
+/// Longest bitmap name in characters.
 const NAME_MAX: usize = 64;
 
-/// May a bitmap be called so?
+/// Returns true if `name` is a valid bitmap name.
 pub fn is_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
     !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(is_plain)
 }
 
-/// A bitmap as others see it.
+/// Snapshot of a bitmap.
 #[derive(Clone, Debug)]
 pub struct Shown {
     /// Its name.
     pub name: String,
-    /// Bytes of the disk that the next backup copies: all of them, if it is broken.
+    /// Bytes that the next backup copies; all bytes of the disk if the bitmap is broken.
     pub dirty: u64,
-    /// The backup since whose end changes are recorded.
+    /// Backup that the recorded changes follow.
     pub last: Last,
-    /// Why it cannot be relied on.
+    /// Reason why the bitmap is unusable.
     pub broken: Option<String>,
 }
 
-/// A bitmap that a backup has ended with, and that is not written down yet.
+/// New bits of a running backup, which are not recorded yet.
 pub struct Begun {
     number: u64,
     disk_bytes: u64,
@@ -64,20 +64,20 @@ pub struct Begun {
     bits: Arc<DirtyBitmap>,
 }
 
-/// The bitmaps of a disk that is served.
+/// Bitmaps of a served disk.
 struct OfDisk {
-    /// Whoever looks at bitmaps keeps no disk open.
+    /// A weak reference, so that bitmaps keep no disk open.
     disk: Weak<Disk>,
     recorder: Arc<Recorder>,
     record: Record,
-    /// Backups that have begun and not ended: each relies on what is recorded.
+    /// Running backups, which rely on the present bitmaps.
     backups: usize,
-    /// By the number of the file.
+    /// Mapped bits by file number.
     mapped: BTreeMap<u64, Arc<DirtyBitmap>>,
 }
 
 impl OfDisk {
-    /// All of them.
+    /// Returns a snapshot of all bitmaps.
     fn shown(&self) -> impl Iterator<Item = Shown> {
         let disk = self.disk.upgrade();
         let bytes = disk.map_or(0, |disk| disk.info().geometry.capacity_bytes());
@@ -94,7 +94,7 @@ impl OfDisk {
         })
     }
 
-    /// Why a bitmap cannot be relied on.
+    /// Returns the reason why a bitmap is unusable.
     fn broken(&self, bitmap: &Bitmap) -> Option<String> {
         match self.mapped.get(&bitmap.bits) {
             _ if bitmap.broken.is_some() => bitmap.broken.clone(),
@@ -106,32 +106,32 @@ impl OfDisk {
 
 #[derive(Default)]
 struct State {
-    /// What was found at the start, of disks that have not come yet, and what speaks against it.
+    /// Records found at the start for disks that are not open yet, and the reason to distrust them.
     found: BTreeMap<String, (Record, Option<&'static str>)>,
-    /// Reasons why records cannot be used, by the names that disks have in files.
+    /// Reasons why records are unusable, by the disk's part of the file name.
     unusable: BTreeMap<String, String>,
     disks: BTreeMap<String, OfDisk>,
-    /// They are another daemon's from now on.
+    /// The files belong to the next daemon.
     is_left: bool,
 }
 
-/// The bitmaps of all disks.
+/// Bitmaps of all disks.
 pub struct Bitmaps {
     folder: Option<PathBuf>,
-    /// A name for the time since the system has started.
+    /// Boot ID of the system.
     system_run: String,
     damaged: DamagedFiles,
     state: Mutex<State>,
-    /// Held by whoever begins, ends or removes one, as long as that is written down; never while clients wait.
+    /// Locked while a bitmap is begun, completed or removed on disk. Never locked while clients wait.
     changing: Mutex<()>,
 }
 
 impl Bitmaps {
-    /// Those that are kept in a state folder, which belongs to this daemon alone; without one there are none. To be called before disks
-    /// are opened: that can change their files.
+    /// Loads the bitmaps of a state folder, which only this daemon uses. Without a folder there are none. Must be called before disks are
+    /// opened, which can change their files.
     pub(crate) fn load(state_folder: Option<&Path>, damaged: &DamagedFiles) -> Bitmaps {
         let run = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-        // Where it cannot be known, no run is one that was before.
+        // Without a boot ID, no earlier bits are trusted.
         let run = run.unwrap_or_else(|_| format!("{:?}", std::time::SystemTime::now()));
         Bitmaps::load_in_run(state_folder, run.trim(), damaged)
     }
@@ -159,7 +159,7 @@ impl Bitmaps {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Would bitmaps of this daemon be there after a restart?
+    /// Returns true if bitmaps survive a restart.
     pub fn are_kept(&self) -> bool {
         self.folder.is_some()
     }
@@ -172,7 +172,7 @@ impl Bitmaps {
         folder.join(format!("{}.{number}.bits", state::file_name(disk)))
     }
 
-    /// Disks come that nobody uses yet: their changes are recorded from now on, if they have bitmaps.
+    /// Starts to record the changes of new disks that have bitmaps. The disks are not in use yet.
     pub(crate) fn attach(&self, disks: &Disks) {
         let Some(folder) = &self.folder else { return };
         let mut state = self.lock();
@@ -227,7 +227,7 @@ impl Bitmaps {
                 Err(error) => bitmap.broken = Some(format!("{}: {error}", path.display())),
             }
         }
-        // Before anything is written to the disk: what a crash leaves must not look like a disk that was closed.
+        // Saved before the first write to the disk, so that after a crash the record does not describe a closed disk.
         if record != before
             && let Err(error) = save(folder, name, &record)
         {
@@ -257,14 +257,14 @@ impl Bitmaps {
         }
     }
 
-    /// The bitmaps of a disk.
+    /// Returns the bitmaps of a disk.
     pub fn of(&self, disk: &str) -> Vec<Shown> {
         let state = self.lock();
         let of_disk = state.disks.get(disk);
         of_disk.map_or(Vec::new(), |of_disk| of_disk.shown().collect())
     }
 
-    /// Those of all disks, as the API shows them.
+    /// Returns the bitmaps of all disks as API objects.
     pub fn all(&self) -> Vec<Body> {
         let state = self.lock();
         let all = state.disks.iter().flat_map(|(disk, of_disk)| {
@@ -277,7 +277,7 @@ impl Bitmaps {
                 reason: shown.broken,
             })
         });
-        // A record that cannot be used has bitmaps of unknown names.
+        // The names of the bitmaps in an unusable record are unknown.
         let unusable = state.unusable.iter().map(|(disk, reason)| Body {
             disk: state_files::key_of(disk),
             name: String::new(),
@@ -289,7 +289,7 @@ impl Bitmaps {
         all.chain(unusable).collect()
     }
 
-    /// The bits of a bitmap that can be relied on.
+    /// Returns the bits of a usable bitmap.
     pub fn bits(&self, disk: &str, name: &str) -> Option<Arc<DirtyBitmap>> {
         let state = self.lock();
         let of_disk = state.disks.get(disk)?;
@@ -301,10 +301,10 @@ impl Bitmaps {
         }
     }
 
-    /// Makes new bits for a disk: nothing is recorded in them before [`Bitmaps::record_in`].
+    /// Creates new bits for a disk. They record nothing before [`Bitmaps::record_in`].
     ///
     /// # Errors
-    /// When there is no room for them.
+    /// If the file cannot be created.
     pub fn begin(&self, disk: &Arc<Disk>) -> io::Result<Begun> {
         let none = || io::Error::other("this daemon has no state folder; hint: --state DIR");
         let folder = self.folder.as_ref().ok_or_else(none)?;
@@ -341,7 +341,7 @@ impl Bitmaps {
         })
     }
 
-    /// Records in new bits, too. The disk is held.
+    /// Starts to record in new bits, too. The caller holds the disk.
     pub fn record_in(&self, disk: &str, begun: &Begun) {
         let mut state = self.lock();
         if let Some(of_disk) = state.disks.get_mut(disk) {
@@ -350,10 +350,10 @@ impl Bitmaps {
         }
     }
 
-    /// The backup is complete to which new bits belong: they are those of this name from now on.
+    /// Completes a backup: its new bits replace those of the bitmap.
     ///
     /// # Errors
-    /// When that cannot be written down: all is as it was before then.
+    /// If the record cannot be saved. The old bitmap stays.
     pub fn complete(&self, disk: &str, name: &str, begun: &Begun, last: Last) -> io::Result<()> {
         let new = Bitmap {
             name: name.to_owned(),
@@ -374,10 +374,10 @@ impl Bitmaps {
         }
     }
 
-    /// Writes down that a disk has another bitmap of a name, or none; the bits of the old one go. How many there were; `None`: there is no such disk.
+    /// Replaces the bitmap of a name, or removes it, and deletes the old bits. Returns the number of old bitmaps, or `None` if the disk
+    /// does not exist.
     ///
-    /// Whoever calls it is changing bitmaps. The state is not locked while that is written down: [`Bitmaps::record_in`] is called while clients
-    /// wait.
+    /// The caller holds `changing`. The state is not locked during the save, because clients wait while [`Bitmaps::record_in`] runs.
     fn replace(&self, disk: &str, name: &str, new: Option<Bitmap>) -> io::Result<Option<usize>> {
         let Some(folder) = &self.folder else {
             return Ok(None);
@@ -401,7 +401,7 @@ impl Bitmaps {
         save(folder, disk, &record)?;
         let mut state = self.lock();
         let Some(of_disk) = state.disks.get_mut(disk) else {
-            // It was removed meanwhile.
+            // The disk was removed meanwhile.
             std::fs::remove_file(Bitmaps::record_path(folder, disk)).ok();
             return Ok(None);
         };
@@ -413,10 +413,10 @@ impl Bitmaps {
         Ok(Some(old.len()))
     }
 
-    /// Moves a record that cannot be used aside. Does nothing if there is none of this name.
+    /// Moves an unusable record aside. Does nothing if there is none for this stem.
     ///
     /// # Errors
-    /// The record is still there.
+    /// The record is still in place.
     pub(crate) fn reset(&self, stem: &str) -> io::Result<()> {
         let Some(folder) = &self.folder else {
             return Ok(());
@@ -430,7 +430,7 @@ impl Bitmaps {
         Ok(())
     }
 
-    /// Nothing came of a backup.
+    /// Discards the new bits of a failed backup.
     pub fn give_up(&self, disk: &str, begun: &Begun) {
         let mut state = self.lock();
         if let Some(of_disk) = state.disks.get_mut(disk) {
@@ -448,10 +448,10 @@ impl Bitmaps {
         }
     }
 
-    /// Removes a bitmap. False: there is none of that name.
+    /// Removes a bitmap. Returns false if the disk has none of that name.
     ///
     /// # Errors
-    /// When a backup of the disk is at work, which may rely on it; or when that cannot be written down.
+    /// If a backup of the disk is running and may rely on the bitmap, or if the record cannot be saved.
     pub fn remove(&self, disk: &str, name: &str) -> io::Result<bool> {
         let _changing = self.changing();
         let backups = self.lock().disks.get(disk).map_or(0, |known| known.backups);
@@ -462,7 +462,7 @@ impl Bitmaps {
         Ok(replaced.is_some_and(|old| old > 0))
     }
 
-    /// A disk has another identity, and the same content.
+    /// Records the new identity of a disk with the same content.
     pub(crate) fn renamed(&self, disk: &Disk) {
         let mut state = self.lock();
         let (Some(folder), Some(of_disk)) = (&self.folder, state.disks.get_mut(disk.name())) else {
@@ -477,7 +477,7 @@ impl Bitmaps {
         }
     }
 
-    /// A disk is gone for good, and with it its bitmaps.
+    /// Deletes the bitmaps of a removed disk.
     pub(crate) fn forget(&self, disk: &str) {
         let Some(folder) = &self.folder else { return };
         if let Err(error) = self.reset(&state::file_name(disk)) {
@@ -497,12 +497,13 @@ impl Bitmaps {
         }
     }
 
-    /// Another daemon goes on with them at once.
+    /// Leaves the files to the next daemon, which uses them at once.
     pub(crate) fn leave(&self) {
         self.lock().is_left = true;
     }
 
-    /// All disks are closed: makes the bits durable, and writes down how the disks' files are left. `files`: those of a disk.
+    /// Closes the bitmaps after all disks are closed: makes the bits durable and records the state of the disks' files. `files` returns the
+    /// files of a disk.
     pub(crate) fn close(&self, files: impl Fn(&str) -> Vec<PathBuf>) {
         let mut state = self.lock();
         let Some(folder) = self.folder.as_ref().filter(|_| !state.is_left) else {
@@ -543,12 +544,12 @@ impl OfDisk {
     }
 }
 
-/// Name of the file with the record of a disk.
+/// Returns the file name of a disk's record.
 fn record_name(disk: &str) -> String {
     format!("{}.json", state::file_name(disk))
 }
 
-/// Checks the bits of a disk that was closed.
+/// Checks the bits of a closed disk against the saved checksum.
 fn check_bits(path: &Path, saved: u32) -> io::Result<()> {
     match state_files::checksum_of(&state_files::read_regular(path)?) == saved {
         true => Ok(()),
@@ -558,7 +559,7 @@ fn check_bits(path: &Path, saved: u32) -> io::Result<()> {
     }
 }
 
-/// Finds the records in the folder. Bits that no record names are of backups that a kill has ended, and are removed.
+/// Finds the records in the folder. Deletes bits without a record, which belong to killed backups.
 fn find(state_folder: &Path, system_run: &str, damaged: &DamagedFiles) -> State {
     let folder = state_folder.join(FOLDER);
     let (mut state, mut bits) = (State::default(), Vec::new());
@@ -621,7 +622,7 @@ fn save(folder: &Path, disk: &str, record: &Record) -> io::Result<()> {
     state::replace(&path, &state_files::with_check_line(&name, &text))
 }
 
-/// Room is made for all bits: a page of a mapped file that cannot be written would end the bitmap when it is needed.
+/// Creates a file with all its blocks allocated, because a failed write to a mapped page would end the bitmap.
 fn make_bits(path: &Path, disk_bytes: u64) -> io::Result<DirtyBitmap> {
     let file = File::options()
         .read(true)
@@ -633,7 +634,7 @@ fn make_bits(path: &Path, disk_bytes: u64) -> io::Result<DirtyBitmap> {
     let bytes = DirtyBitmap::file_bytes(disk_bytes);
     let flags = rustix::fs::FallocateFlags::empty();
     match rustix::fs::fallocate(&file, flags, 0, bytes) {
-        // A file system that cannot reserve room.
+        // The file system does not support fallocate.
         Err(rustix::io::Errno::OPNOTSUPP) => {
             let zeroes = [0; 64 << 10];
             let mut left = bytes;

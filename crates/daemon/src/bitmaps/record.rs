@@ -1,4 +1,4 @@
-//! What is written down of a disk's bitmaps, and whether their bits may be relied on.
+//! Persisted record of a disk's bitmaps, and the check whether their bits are usable.
 //!
 //! ```text
 //!   bitmaps/DISK.json        the bitmaps of a disk: replaced as a whole
@@ -11,20 +11,20 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// A daemon that finds another number makes no use of what it finds.
+/// Format version. A record with another version is not used.
 pub(super) const VERSION: u32 = 1;
 
-/// The bitmaps of a disk.
+/// Bitmaps of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub version: u32,
-    /// The disk's identity.
+    /// Identity of the disk.
     pub identity: String,
-    /// While it is served: of the run of the system in which it is. What that has written to the bits is lost with it.
+    /// Boot ID while the disk is served. Bits written in that run are lost with it.
     pub in_use: Option<String>,
-    /// While it is not served: how its file was left.
+    /// State of the disk's file while the disk is not served.
     pub left: Option<Left>,
-    /// The number that the next file of bits has.
+    /// Number of the next file of bits.
     pub next: u64,
     pub bitmaps: Vec<Bitmap>,
 }
@@ -33,44 +33,44 @@ pub(super) struct Record {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Bitmap {
     pub name: String,
-    /// Which file has its bits.
+    /// Number of the file with the bits.
     pub bits: u64,
-    /// Bytes that the disk had when the file was made.
+    /// Size of the disk in bytes when the file was created.
     pub disk_bytes: u64,
     pub last: Last,
-    /// Why it cannot be relied on.
+    /// Reason why the bitmap is unusable.
     pub broken: Option<String>,
-    /// CRC-32C of the bits, of a disk that was closed.
+    /// CRC-32C of the bits, for a closed disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checksum: Option<u32>,
 }
 
-/// The backup since whose end changes are recorded.
+/// Backup that the recorded changes follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Last {
-    /// Where it went: `backend` and its keys, as in the API.
+    /// Target of the backup: `backend` and its keys, as in the API.
     pub target: serde_json::Value,
-    /// The same for people.
+    /// Target for display.
     pub shown: String,
-    /// When it was complete, in seconds since 1970.
+    /// End of the backup, in seconds since 1970.
     pub at: u64,
 }
 
-/// How a file was left. One that has been written since then has another time.
+/// State of a disk's file. A later write changes the time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Left {
     path: PathBuf,
     inode: u64,
     bytes: u64,
-    /// Seconds since 1970, and nanoseconds.
+    /// Modification time: seconds since 1970 and nanoseconds.
     changed: (i64, i64),
-    /// The file that has the data, of an image that has one.
+    /// External data file of an image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     data_file: Option<Box<Left>>,
 }
 
 impl Left {
-    /// The regular files of a disk as they are now. Of anything else nobody can say whether it was written.
+    /// Returns the present state of a disk's regular files. Returns `None` for other files, because writes to them cannot be detected.
     pub fn of(files: &[PathBuf]) -> Option<Left> {
         let (path, others) = files.split_first()?;
         let found = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
@@ -107,7 +107,7 @@ impl Record {
         }
     }
 
-    /// Why changes may have been missed while nobody recorded them; looked at before the disk is opened.
+    /// Returns the reason why changes may be missing. Must be called before the disk is opened.
     pub fn doubt(&self, system_run: &str) -> Option<&'static str> {
         if self.version != VERSION {
             return Some("it was written by another version of Lunette");

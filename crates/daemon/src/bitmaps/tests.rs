@@ -29,7 +29,7 @@ impl Place {
         self.folder.path().join("d.raw")
     }
 
-    /// A daemon that begins: its bitmaps, and its disk.
+    /// Starts a daemon: loads its bitmaps and opens its disk.
     fn start(&self, system_run: &str) -> (Bitmaps, Arc<Disk>) {
         let bitmaps = Bitmaps::load_in_run(Some(self.folder.path()), system_run, &self.damaged);
         let options = FileOptions {
@@ -90,11 +90,11 @@ fn each_backup_has_what_has_changed_since_its_last() {
     back_up(&bitmaps, &disk, "weekly");
     write(&disk, 2);
     assert_eq!(dirty(&bitmaps), [well("daily", 2), well("weekly", 1)]);
-    // One that fails changes nothing.
+    // A failed backup changes nothing.
     let begun = bitmaps.begin(&disk).unwrap();
     bitmaps.record_in("D 0", &begun);
     write(&disk, 3);
-    // What it relies on is not taken away.
+    // The bitmap is in use by the running backup.
     bitmaps.remove("D 0", "weekly").unwrap_err();
     bitmaps.give_up("D 0", &begun);
     assert_eq!(dirty(&bitmaps), [well("daily", 3), well("weekly", 2)]);
@@ -115,7 +115,7 @@ fn bits_outlive_a_daemon_that_is_killed_but_no_crash_of_the_system() {
     let (bitmaps, disk) = place.start("run");
     back_up(&bitmaps, &disk, "daily");
     write(&disk, 1);
-    // Killed while a backup was about to end: both bits had recorded.
+    // Killed before the backup was complete: both files of bits have recorded.
     let begun = bitmaps.begin(&disk).unwrap();
     bitmaps.record_in("D 0", &begun);
     write(&disk, 2);
@@ -149,7 +149,7 @@ fn a_closed_disk_has_its_bitmap_unless_somebody_wrote_to_it() {
     let (bitmaps, disk) = place.start("other run");
     assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
     drop(disk);
-    // From here on a crash is noticed again.
+    // From here on a crash is detected again.
     drop(bitmaps);
     let (bitmaps, disk) = place.start("third run");
     assert!(dirty(&bitmaps)[0].2.is_some());
@@ -210,7 +210,7 @@ fn bits_and_records_that_were_damaged_are_not_relied_on() {
     );
     assert_eq!(place.damaged.all().len(), 1);
     assert_eq!(std::fs::read(&record).unwrap(), b"{", "it stays");
-    // A complete backup replaces the record, which stays under another name.
+    // A complete backup replaces the record. The damaged one is kept under another name.
     back_up(&bitmaps, &disk, "daily");
     assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
     assert_eq!((place.damaged.all(), place.files()), (Vec::new(), 3));

@@ -1,7 +1,7 @@
-//! Metrics over TCP, for a Prometheus that cannot open the control socket: `GET /metrics`, and nothing else.
+//! Metrics over TCP, for a Prometheus server that cannot open the control socket. Serves only `GET /metrics`.
 //!
-//! Every client that reaches the address may read; if there are tokens, every client that shows one. Connections live for seconds and
-//! are limited in number, which bounds the descriptors. The control socket is not affected.
+//! All clients may read, or, if tokens are configured, all clients with a token. Connections last for seconds and are limited in number,
+//! which bounds the descriptors. The control socket is not affected.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,17 +21,17 @@ use crate::control::{Tokens, View, has_one_host};
 use crate::service_thread::http;
 use crate::tcp_service::{TcpEntrance, TcpService};
 
-/// Each connection brings one request, so all of them count as unauthenticated.
+/// Each connection carries one request, so all of them count as unauthenticated.
 const LIMITS: ConnectionLimits = ConnectionLimits {
     unauthenticated: 16,
     per_network: 8,
     readers: 0,
     administrators: 0,
 };
-/// How long a connection may live.
+/// Longest life of a connection.
 const CONNECTION_TIME: Duration = Duration::from_secs(10);
 
-/// A listener that is being served; dropping it ends that.
+/// Metrics listener. Dropping it ends the service.
 #[derive(Debug)]
 pub struct Listener(TcpService);
 
@@ -39,7 +39,7 @@ impl Listener {
     /// Serves the metrics of `view` at an entrance.
     ///
     /// # Errors
-    /// When there is no thread for it.
+    /// If the thread cannot be started.
     pub(crate) fn start(
         entrance: Arc<TcpEntrance>,
         view: Arc<dyn View>,
@@ -61,12 +61,12 @@ impl Listener {
         Ok(Listener(service))
     }
 
-    /// Where it listens; `None` while its address is not available.
+    /// Returns the bound address; `None` while the address is not available.
     pub fn address(&self) -> Option<SocketAddr> {
         self.0.address()
     }
 
-    /// Ends, but leaves the socket open for another process.
+    /// Ends the service and returns the open socket for another process.
     pub fn leave(self) -> Option<OwnedFd> {
         self.0.leave()
     }

@@ -1,8 +1,7 @@
-//! `GET /metrics`: all that is counted, as Prometheus reads it. Units and names follow its conventions.
+//! `GET /metrics`: all counters in Prometheus' text format, with its conventions for names and units.
 //!
-//! Nothing here is on a request's way: a page is made from words that workers write and this reads. Latencies come per
-//! export, operation and stage, and counters per queue, which keeps a daemon with thousands of queues at a size that a
-//! time-series database likes.
+//! This code is not on the request path: a page is built from words that the workers write. Latencies are reported per export, operation
+//! and stage, and counters per queue, which bounds the number of time series of a daemon with thousands of queues.
 
 mod listener;
 mod process;
@@ -23,7 +22,7 @@ use crate::objects::LISTENER_KINDS;
 pub use listener::Listener;
 pub use text::CONTENT_TYPE;
 
-/// Upper bounds of the histograms' buckets in nanoseconds: from a step within this process to a disk that hangs.
+/// Upper bounds of the histogram buckets in nanoseconds: from one step within the process to a hung disk.
 pub const BOUNDS_NS: [u64; 25] = [
     100,
     250,
@@ -52,7 +51,7 @@ pub const BOUNDS_NS: [u64; 25] = [
     10_000_000_000,
 ];
 
-/// The page.
+/// Renders the page.
 pub fn render(status: &Status, statistics: &Statistics) -> String {
     let mut page = Page::default();
     write_daemon(&mut page, status, statistics);
@@ -351,7 +350,7 @@ fn write_queues(page: &mut Page, snapshot: &Snapshot) {
         each_queue(snapshot, |queue, labels| {
             for operation in Operation::ALL {
                 let counters = queue.latencies.counters.of(operation);
-                // Operations that a queue has never seen would be most of the page.
+                // Operations without requests would be most of the page.
                 if counters.requests > 0 {
                     let mut labels = labels.to_vec();
                     labels.push(("operation", operation.name()));
@@ -420,7 +419,7 @@ fn each_queue(
     }
 }
 
-/// The histograms of an export's queues together.
+/// Histograms of all queues of an export.
 type ByOperation = BTreeMap<(String, Operation), BTreeMap<Span, SparseHistogram>>;
 
 fn write_latencies(page: &mut Page, snapshot: &Snapshot) {

@@ -1,35 +1,35 @@
-//! What Prometheus' client libraries say of every process, from `/proc/self`.
+//! Standard process metrics of Prometheus' client libraries, read from `/proc/self`.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The process itself. What `/proc` does not say is absent.
+/// Metrics of this process. Values missing in `/proc` are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Process {
     /// CPU time of all threads.
     pub cpu_seconds: Option<f64>,
-    /// Memory that is really there.
+    /// Resident memory.
     pub resident_bytes: Option<u64>,
     /// Open descriptors.
     pub open_fds: Option<usize>,
-    /// The most that it may open.
+    /// Limit of open descriptors.
     pub max_fds: Option<u64>,
 }
 
 impl Process {
-    /// This process.
+    /// Reads the metrics of this process.
     pub fn this() -> Process {
         let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let folder = std::fs::read_dir("/proc/self/fd");
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         Process {
-            // One of them is the folder's own.
+            // One of them is the descriptor of the folder itself.
             open_fds: folder.ok().map(|fds| fds.count().saturating_sub(1)),
             max_fds: limit.current,
             ..Process::from_stat(&stat)
         }
     }
 
-    /// `proc_pid_stat(5)`: the command, in parentheses, may hold anything; the numbers after it are fields 3 and on.
+    /// Parses `proc_pid_stat(5)`. The command in parentheses may contain any character; the numbers after it start with field 3.
     fn from_stat(stat: &str) -> Process {
         let numbers = stat.rsplit_once(") ").map_or("", |(_, numbers)| numbers);
         let fields: Vec<&str> = numbers.split_whitespace().collect();
@@ -46,7 +46,7 @@ impl Process {
     }
 }
 
-/// Now, in seconds since 1970.
+/// Returns the time in seconds since 1970.
 pub fn unix_seconds() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

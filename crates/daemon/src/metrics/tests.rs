@@ -1,4 +1,4 @@
-//! A page as a strict reader of the format reads it, and the dashboard held against it.
+//! Parses pages with a strict reader of the format and compares the dashboard with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -163,7 +163,7 @@ impl View for Fixed {
 
 type Sample = (String, BTreeMap<String, String>, f64);
 
-/// Reads a page and refuses what the format or its conventions do not allow.
+/// Parses a page and panics at violations of the format or its conventions.
 fn read(page: &str) -> (BTreeMap<String, String>, Vec<Sample>) {
     let (mut types, mut samples) = (BTreeMap::new(), Vec::new());
     let mut helped = None;
@@ -309,7 +309,7 @@ fn histograms_are_cumulative_and_end_with_their_count() {
     assert_eq!(value_of(&samples, bucket, &bound("0.00005")), 6.0);
 }
 
-/// Words of a text that look like metrics of this daemon.
+/// Returns the words of a text that look like metrics of this daemon.
 fn names_in(text: &str) -> BTreeSet<String> {
     text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
         .filter(|word| word.starts_with("lunette_") || word.starts_with("process_"))
@@ -381,7 +381,7 @@ fn a_socket_that_is_left_is_the_next_ones() {
     let first = listener(any_port(), None);
     let address = first.address().unwrap();
     let inherited = first.leave();
-    // Whoever comes meanwhile waits in the line.
+    // This connection waits in the listen queue until the next listener accepts it.
     let _in_line = TcpStream::connect(address).unwrap();
     let place = Place {
         inherited,
@@ -390,7 +390,7 @@ fn a_socket_that_is_left_is_the_next_ones() {
     let next = listener(place, None);
     assert_eq!(next.address(), Some(address));
     assert!(ask(&next, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").contains(" 200 "));
-    // At another address it is of no use.
+    // A listener for another address does not use the inherited socket.
     let place = Place {
         address: SocketAddr::from(([127, 0, 0, 2], 0)),
         inherited: next.leave(),

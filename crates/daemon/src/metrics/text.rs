@@ -6,33 +6,33 @@ use std::fmt::{Display, Write};
 
 use latency::SparseHistogram;
 
-/// The content type of what [`Page`] gives.
+/// Content type of the text of a [`Page`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A page of metrics as it grows.
+/// A page of metrics under construction.
 #[derive(Debug, Default)]
 pub struct Page {
     text: String,
 }
 
-/// What kind of number a family's are.
+/// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Only grows.
+    /// Value that only grows.
     Counter,
-    /// Goes up and down.
+    /// Value that grows and shrinks.
     Gauge,
-    /// Counts by upper bound.
+    /// Cumulative counts by upper bound.
     Histogram,
 }
 
-/// A family whose samples are being written.
+/// A metric family under construction.
 pub struct Family<'p> {
     page: &'p mut Page,
     name: &'static str,
 }
 
-/// Labels: names and values, in the order in which they are printed.
+/// Label names and values in print order.
 pub type Pairs<'l> = &'l [(&'l str, &'l str)];
 
 impl Page {
@@ -49,7 +49,7 @@ impl Page {
         Family { page: self, name }
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn into_text(self) -> String {
         self.text
     }
@@ -60,14 +60,14 @@ impl Page {
 }
 
 impl Family<'_> {
-    /// One number.
+    /// Writes one sample.
     pub fn sample(&mut self, labels: Pairs, value: impl Display) {
         let name = self.name;
         let labels = braced(labels, None);
         self.page.line(format_args!("{name}{labels} {value}"));
     }
 
-    /// One histogram, in seconds, with these upper bounds in nanoseconds, ascending.
+    /// Writes one histogram, in seconds. `bounds_ns` are the upper bounds in nanoseconds, ascending.
     pub fn histogram(&mut self, labels: Pairs, bounds_ns: &[u64], histogram: &SparseHistogram) {
         let name = self.name;
         let mut buckets = histogram.buckets.iter().peekable();
@@ -92,7 +92,7 @@ impl Family<'_> {
     }
 }
 
-/// Nanoseconds as seconds: the shortest decimal number that reads back the same.
+/// Formats nanoseconds as seconds: the shortest decimal number that parses to the same value.
 fn seconds(nanos: f64) -> String {
     // Division, not multiplication by 1e-9, gives 1000 ns exactly as 0.000001.
     (nanos / 1e9).to_string()
