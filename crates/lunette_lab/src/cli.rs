@@ -1,4 +1,4 @@
-//! The command line's definition. Users type `lunette bench` and `lunette vm`, so that is how usage and help name them.
+//! Definition of the command line. Usage and help show `lunette bench` and `lunette vm`, because users type these.
 
 use clap::{Parser, Subcommand};
 use cli_common::{CompletionArguments, LogOptions, ManArguments};
@@ -37,7 +37,7 @@ const AFTER: &str = "\
   lunette vm plan scsi:4x1,queues=2
   lunette vm run scsi:4x1,queues=2 backing=ram:256M";
 
-/// What to do.
+/// Subcommands of `lunette-lab`.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Drive a device as a guest's driver would, and measure it

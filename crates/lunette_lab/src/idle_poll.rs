@@ -1,4 +1,4 @@
-//! `--idle-poll`: CPUs that do not sleep while something is measured.
+//! `--idle-poll`: keeps CPUs out of sleep states during a measurement.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -7,10 +7,11 @@ use std::path::Path;
 use clap::Args;
 use cli_common::Failure;
 
-/// While a process has this file open, no CPU enters a state that takes longer to leave than it has written (Documentation/power/pm_qos_interface.rst).
+/// While a process holds this file open, CPUs enter only sleep states with an exit latency up to the value written
+/// (Documentation/power/pm_qos_interface.rst).
 const FILE: &str = "/dev/cpu_dma_latency";
 
-/// The option.
+/// The option `--idle-poll`.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct IdlePoll {
     /// Keep the CPUs of this host from sleeping for the time of the run: what is left of a wait is not their waking up
@@ -18,17 +19,17 @@ pub struct IdlePoll {
     idle_poll: bool,
 }
 
-/// CPUs do not sleep as long as this is there.
+/// Keeps CPUs out of sleep states until dropped.
 #[derive(Debug)]
 pub struct Awake {
     _file: Option<std::fs::File>,
 }
 
 impl IdlePoll {
-    /// Keeps them awake, if that is wanted.
+    /// Keeps CPUs awake if the option is set.
     ///
     /// # Errors
-    /// Why they cannot be kept awake.
+    /// When the file cannot be written.
     pub fn hold(self) -> Result<Awake, Failure> {
         self.hold_by(Path::new(FILE))
     }

@@ -1,4 +1,4 @@
-//! The command line of `lunette bench`.
+//! Command line of `lunette bench`.
 
 use std::path::PathBuf;
 
@@ -48,9 +48,9 @@ Examples:
   What two result files say
     lunette bench compare before.json after.json";
 
-/// A day: longer turns are mistakes.
+/// Maximum time of a turn in milliseconds: one day.
 const LONGEST_MS: u64 = 86_400_000;
-/// As many of something as anybody waits for.
+/// Upper limit of counts; larger values are mistakes.
 const MANY: i64 = 1_000_000;
 
 fn cpus_worth(text: &str) -> Result<f64, String> {
@@ -60,7 +60,7 @@ fn cpus_worth(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What else there is.
+/// Subcommands of `lunette bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Measure in the manner of the Linux Test Project's disktest: its flags and its lines
@@ -90,7 +90,7 @@ pub enum BenchCommand {
     Matrix(MatrixArguments),
 }
 
-/// How results are printed.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// A table for people
@@ -102,7 +102,7 @@ pub enum Format {
     JsonPlus,
 }
 
-/// Kinds of rings.
+/// Virtqueue formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RingKind {
     /// Descriptors, available ring and used ring
@@ -149,7 +149,7 @@ pub struct Trial {
     pub output: Option<PathBuf>,
 }
 
-/// fio's options as flags; files' options count more.
+/// fio's options as flags. Options in job files override them.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Jobs")]
 pub struct Quick {
@@ -192,7 +192,7 @@ pub struct Quick {
 }
 
 impl Quick {
-    /// As options of a job.
+    /// Converts the flags to options of a job.
     pub fn options(&self) -> Result<Vec<(String, Option<String>)>, Failure> {
         let mut options = Vec::new();
         let mut set = |option: &str, value: Option<&String>| {
@@ -238,7 +238,7 @@ impl Quick {
     }
 }
 
-/// How the driver behaves.
+/// Behaviour of the driver.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Driver")]
 pub struct Driver {

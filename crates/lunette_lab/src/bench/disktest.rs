@@ -1,7 +1,7 @@
-//! `lunette bench disktest`: in the manner of the disktest of the Linux Test Project, for people whose scripts and tables have its flags and its lines.
+//! `lunette bench disktest`: compatible with the disktest of the Linux Test Project, for scripts that use its flags and parse its output.
 //!
-//! Its flags become a job: N threads with one request each are N requests in flight, which take their places from one row, as those threads do.
-//! What verifies or writes patterns is left out: `--verify` of `lunette bench` does that.
+//! The flags become a job: N threads with one request each are N requests in flight, with offsets from one shared sequence as in disktest.
+//! Verification and data patterns are not supported; `--verify` of `lunette bench` replaces them.
 
 use std::io::Write;
 use std::sync::Mutex;
@@ -72,7 +72,7 @@ Examples:
     lunette bench disktest -K64 -ID -PTX -h3 -T60 -r -B262144 /dev/sdb
     lunette bench disktest -K64 -ID -PTX -h3 -T60 -r -w -B256k iscsi://192.0.2.1/iqn.2026-11.org.example:t0/0,connections=4";
 
-/// The reads of `75:25`.
+/// Parses a mixture such as `75:25` and returns the percentage of reads.
 fn mixture(text: &str) -> Result<u8, String> {
     let part = |text: &str| text.trim_end_matches('%').parse::<u8>().ok();
     let parts = text.split_once(':');
@@ -83,7 +83,7 @@ fn mixture(text: &str) -> Result<u8, String> {
     }
 }
 
-/// What is printed.
+/// Selected output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Printed {
     throughput: bool,
@@ -177,7 +177,7 @@ impl DisktestArguments {
         Ok(job)
     }
 
-    /// As it was called.
+    /// The arguments on the command line.
     fn said(&self) -> String {
         let words: Vec<String> = std::env::args()
             .skip_while(|word| word != "disktest")
@@ -186,7 +186,7 @@ impl DisktestArguments {
     }
 }
 
-/// Lines of the test: `| time | kind | process | version | target | text`.
+/// Output lines: `| time | kind | process | version | target | text`.
 struct Lines {
     target: String,
     stdout: Mutex<std::io::Stdout>,
@@ -205,7 +205,7 @@ impl Lines {
             self.target
         );
         if let Ok(mut stdout) = self.stdout.lock() {
-            // Who closed it wants no more lines.
+            // A closed stdout is not an error.
             stdout
                 .write_all(line.as_bytes())
                 .and_then(|()| stdout.flush())
@@ -214,7 +214,7 @@ impl Lines {
     }
 }
 
-/// Bytes and transfers in a second.
+/// Formats bytes and transfers per second.
 fn throughput(bytes: f64, transfers: f64) -> String {
     format!(
         "{bytes:.1}B/s ({:.2}MB/s), IOPS {transfers:.1}/s.",
@@ -222,7 +222,7 @@ fn throughput(bytes: f64, transfers: f64) -> String {
     )
 }
 
-/// Runs it.
+/// Runs the test.
 pub fn run(arguments: &DisktestArguments) -> Outcome {
     let printed = arguments.printed()?;
     let plan = Plan {

@@ -1,4 +1,4 @@
-//! `lunette bench matrix`: the study, then its page.
+//! `lunette bench matrix`: runs the study and writes its page.
 
 use std::io::Write;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use super::arguments::MatrixArguments;
 use super::{failed, interrupted, to_its_end, unless_interrupted};
 use cli_common::{Failure, Outcome};
 
-/// Numbers of workers that the study looks at where the machine has the CPUs.
+/// Default numbers of workers, limited by the machine's CPUs.
 const WORKERS: [usize; 5] = [0, 1, 2, 4, 8];
 
-/// Makes what is missing of the study, and the page of all there is.
+/// Runs the missing parts of the study and writes the page of all results.
 pub fn run(arguments: &MatrixArguments) -> Outcome {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let mut workers = arguments.workers.clone();

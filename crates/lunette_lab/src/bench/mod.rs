@@ -1,4 +1,4 @@
-//! `lunette bench`: says what the crate `bench` is to run, and prints what it found out.
+//! `lunette bench`: passes the command line to the crate `bench` and prints the results.
 
 mod arguments;
 mod disktest;
@@ -28,7 +28,7 @@ pub use table::note;
 
 use cli_common::{Failure, Outcome, say};
 
-/// Runs what the command line says.
+/// Runs the command.
 pub fn run(arguments: BenchArguments) -> Outcome {
     let _awake = arguments.idle.hold()?;
     match arguments.command {
@@ -46,10 +46,12 @@ pub fn run(arguments: BenchArguments) -> Outcome {
     }
 }
 
-/// Becomes true at Ctrl-C, or when the terminal goes away; a second time the process ends at once, and leaves nothing behind.
+/// Returns a flag that is set by Ctrl-C, SIGTERM or the end of the terminal. The second signal ends the process immediately
+/// and removes its children.
 fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
-    // `nohup` and its like have SIGHUP ignored, and so it stays; a shell's `&` has SIGINT ignored, which is sent on purpose.
+    // `nohup` ignores SIGHUP, which stays ignored. A shell's `&` ignores SIGINT, which is handled nevertheless: a SIGINT then
+    // was sent on purpose.
     let hangup = Some(SIGHUP).filter(|signal| !is_ignored(*signal));
     let mut signals = Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
     let told = flag.clone();
@@ -66,7 +68,7 @@ fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
     Ok(flag)
 }
 
-/// Did whoever started this process have it ignore the signal?
+/// Returns true if the parent of this process made it ignore the signal.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -78,7 +80,7 @@ fn failed(error: anyhow::Error) -> Failure {
     Failure::because(format!("{error:#}"))
 }
 
-/// What was interrupted failed for that.
+/// Reports an error after an interruption as the interruption.
 fn unless_interrupted<T>(made: anyhow::Result<T>, interrupted: &AtomicBool) -> Result<T, Failure> {
     made.map_err(|error| match interrupted.load(Ordering::Relaxed) {
         true => Failure::Interrupted,
@@ -86,7 +88,7 @@ fn unless_interrupted<T>(made: anyhow::Result<T>, interrupted: &AtomicBool) -> R
     })
 }
 
-/// Did it come to its end? What there is has been printed.
+/// Fails if the run was interrupted. Partial results have been printed.
 fn to_its_end(interrupted: &AtomicBool) -> Outcome {
     match interrupted.load(Ordering::Relaxed) {
         true => Err(Failure::Interrupted),
@@ -141,7 +143,7 @@ fn trial(trial: &Trial) -> Outcome {
     let outcome = unless_interrupted(outcome, &interrupted)?;
     drop(progress);
     match print(trial, &plan, &outcome, output) {
-        // The verdict is what it is, all the same.
+        // A closed stdout does not change the result.
         Ok(()) | Err(Failure::NobodyReads) => {}
         failed => return failed,
     }
@@ -158,7 +160,7 @@ fn trial(trial: &Trial) -> Outcome {
     to_its_end(&interrupted)
 }
 
-/// Where the result goes, open before anything is measured: what takes an hour is not to be lost for a misspelt folder.
+/// Destination of the result. Opened before the measurement, so that a wrong path does not lose the result of an hour.
 struct Output {
     path: PathBuf,
     file: File,
@@ -166,7 +168,7 @@ struct Output {
 
 impl Output {
     fn open(path: &Path) -> Result<Output, Failure> {
-        // What is there now stays until there is something else.
+        // Keeps the previous contents until the result is written.
         let mut options = File::options();
         let options = options.write(true).create(true).truncate(false);
         let file = options.open(path).map_err(|error| refused(path, &error))?;
@@ -177,7 +179,7 @@ impl Output {
     }
 
     fn write(&mut self, text: &str) -> std::io::Result<()> {
-        // A pipe and a terminal have no length.
+        // Pipes and terminals have no length.
         if self.file.metadata()?.is_file() {
             self.file.set_len(0)?;
         }
@@ -220,7 +222,7 @@ fn print(
         return Ok(write!(cli_common::stdout(), "{text}")?);
     };
     output.write(&text).or_else(|error| {
-        // Better here than nowhere.
+        // Prints the result on stdout if the file cannot be written.
         write!(cli_common::stdout(), "{text}")?;
         Err(refused(&output.path, &error))
     })
@@ -259,7 +261,7 @@ fn flag(job: &mut Job, option: &str, value: Option<&str>) -> Result<(), Failure>
         .map_err(|message| Failure::mistake(format_args!("command line: {option}: {message}")))
 }
 
-/// Jobs of the files; where there are none, one of the flags.
+/// Returns the jobs of the files, or one job of the flags without files.
 fn jobs(quick: &Quick, files: &[&String]) -> Result<Vec<Job>, Failure> {
     let mut base = Job::default();
     for (option, value) in quick.options()? {

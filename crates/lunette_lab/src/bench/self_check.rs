@@ -1,4 +1,4 @@
-//! `lunette bench stamp-cost` and `lunette bench self-check`: the tool looks at itself.
+//! `lunette bench stamp-cost` and `lunette bench self-check`: measurements of the tool itself.
 
 use std::io::Write;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::arguments::{SelfCheckArguments, StampArguments};
 use super::{interrupted, to_its_end, unless_interrupted};
 use cli_common::{Failure, Outcome};
 
-/// Measures what stamps cost, and prints it.
+/// Measures and prints the cost of stamps.
 pub fn stamp_cost(arguments: &StampArguments) -> Outcome {
     let options = StampOptions {
         program: cli_common::find_sibling("lunette")?,
@@ -40,7 +40,7 @@ pub fn stamp_cost(arguments: &StampArguments) -> Outcome {
     to_its_end(&interrupted)
 }
 
-/// Checks the tool, a line for each claim; fails when one does not hold.
+/// Checks the tool and prints a line for each claim. Fails if a claim does not hold.
 pub fn self_check(arguments: &SelfCheckArguments) -> Outcome {
     let options = CheckOptions {
         program: cli_common::find_sibling("lunette")?,

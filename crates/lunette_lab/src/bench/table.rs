@@ -1,5 +1,5 @@
-//! `lunette bench table`, `iscsi-table`, `image-table` and `rbd-table`: what `make bench`, `make bench-iscsi`, `make bench-images` and
-//! `make bench-rbd` run.
+//! `lunette bench table`, `iscsi-table`, `image-table` and `rbd-table`: run by `make bench`, `make bench-iscsi`, `make bench-images`
+//! and `make bench-rbd`.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -18,12 +18,12 @@ use super::arguments::{McsArguments, RbdTableArguments, TableArguments};
 use super::{interrupted, to_its_end, unless_interrupted};
 use cli_common::{Failure, Outcome};
 
-/// Makes the table of the transports for guests.
+/// Makes the table of the vhost-user transports.
 pub fn vhost(arguments: TableArguments) -> Outcome {
     run(arguments, "bench", table)
 }
 
-/// Makes the table of the transport for initiators.
+/// Makes the table of the iSCSI transport.
 pub fn iscsi(arguments: TableArguments) -> Outcome {
     run(arguments, "bench-iscsi", iscsi_table)
 }
@@ -75,7 +75,7 @@ pub fn mcs(arguments: McsArguments) -> Outcome {
     )
 }
 
-/// Makes a table, prints it, and notes it where asked, as made by this goal of `make`.
+/// Makes and prints a table, and appends it to the notes if requested, under this goal of `make`.
 fn run(
     arguments: TableArguments,
     goal: &str,

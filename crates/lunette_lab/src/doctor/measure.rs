@@ -1,4 +1,5 @@
-//! What a change gives on this host: the same load with it and without it, in turns, and everything as it was at the end.
+//! Measures the effect of a change on this host: the same load without and with it, alternately. Restores all values at
+//! the end.
 
 use std::fmt;
 use std::fs::File;
@@ -12,11 +13,11 @@ use doctor::{Area, Change, Finding};
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Runs of each side.
+/// Runs with and without the change.
 const ROUNDS: usize = 5;
 const FILE_BYTES: u64 = 64 << 20;
 
-/// What was measured without and with a change: 4 KiB random reads at depth 1, in a second.
+/// Results without and with a change: 4 KiB random reads per second at depth 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Effect {
     without: Vec<f64>,
@@ -24,7 +25,7 @@ pub struct Effect {
 }
 
 impl Effect {
-    /// Is the worst run with the change better than the best without it?
+    /// Returns true if the worst run with the change is better than the best without it.
     pub fn is_beyond_spread(&self) -> bool {
         let least = self.with.iter().copied().fold(f64::INFINITY, f64::min);
         let most = self.without.iter().copied().fold(0.0, f64::max);
@@ -35,7 +36,7 @@ impl Effect {
         median(&self.with) / median(&self.without).max(1.0)
     }
 
-    /// For programs.
+    /// Result as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "load": "randread 4k depth 1",
@@ -68,7 +69,7 @@ impl fmt::Display for Effect {
     }
 }
 
-/// Files as they were; put back when this is dropped.
+/// Previous values of files, restored on drop.
 struct Before(Vec<(String, String)>);
 
 impl Before {
@@ -95,7 +96,7 @@ impl Drop for Before {
     }
 }
 
-/// What to write to get the value of a file again: the word in brackets where it shows all that there are.
+/// Returns the text that sets a file to its current value: the word in brackets if the file lists all values.
 fn value_of(text: &str) -> String {
     let chosen = text
         .split_once('[')
@@ -103,7 +104,7 @@ fn value_of(text: &str) -> String {
     chosen.map_or(text.trim(), |(word, _)| word).to_owned()
 }
 
-/// Tries all changes that can be made here.
+/// Measures all changes that are possible on this host.
 pub fn run(findings: &mut [(Finding, Option<Effect>)], folder: &Path) -> Result<(), Failure> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -111,7 +112,7 @@ pub fn run(findings: &mut [(Finding, Option<Effect>)], folder: &Path) -> Result<
     }
     let load = Load::prepare(folder)?;
     for (finding, effect) in findings {
-        // The load reads a file: it says nothing of memory and network.
+        // The load reads a file and does not depend on memory or network settings.
         let shows = !matches!(finding.area, Area::Memory | Area::Network);
         let change = finding.change.clone();
         let Some(change) = change.filter(|_| finding.is_worth_changing && shows) else {
@@ -157,7 +158,7 @@ fn effect_of(change: &Change, load: &Load, interrupted: &AtomicBool) -> Result<E
     Ok(Effect { without, with })
 }
 
-/// A file that is read.
+/// A file to read.
 struct Load {
     file: PathBuf,
 }
@@ -173,7 +174,7 @@ impl Load {
         };
         let load = Load { file: file.clone() };
         let made = File::create_new(&file).map_err(failed)?;
-        // Written, for a hole is not read from anywhere.
+        // Written with data, because holes are not read from the device.
         let block = vec![0x5a; 1 << 20];
         for _ in 0..FILE_BYTES >> 20 {
             std::io::Write::write_all(&mut &made, &block).map_err(failed)?;
@@ -182,7 +183,7 @@ impl Load {
         Ok(load)
     }
 
-    /// I/Os in a second.
+    /// Runs the load and returns I/Os per second.
     fn run(&self, interrupted: &AtomicBool) -> Result<f64, Failure> {
         let program = std::env::current_exe()?;
         let subject = format!("file:{}", self.file.display());
@@ -222,7 +223,7 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // It may not have been made.
+        // The file may not exist.
         std::fs::remove_file(&self.file).ok();
     }
 }

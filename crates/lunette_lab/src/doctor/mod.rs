@@ -1,4 +1,4 @@
-//! `lunette doctor`: is this host set up for fast disks of virtual machines?
+//! `lunette doctor`: checks the host for settings that slow down disks of virtual machines.
 
 mod measure;
 mod profile;
@@ -65,7 +65,7 @@ Examples:
 /// Runs the command.
 ///
 /// # Errors
-/// When something is worth changing, or cannot be looked at.
+/// When a change is recommended or a check fails.
 pub fn run(arguments: &DoctorArguments) -> Outcome {
     let host = host(arguments)?;
     if let Some(file) = &arguments.record {
@@ -112,7 +112,7 @@ fn host(arguments: &DoctorArguments) -> Result<Host, Failure> {
     }
 }
 
-/// A change that was tried and gave nothing is not worth it.
+/// Returns true if a change is recommended. A change without a measured effect is not.
 fn is_worth(finding: &Finding, effect: Option<&Effect>) -> bool {
     finding.is_worth_changing && effect.is_none_or(Effect::is_beyond_spread)
 }

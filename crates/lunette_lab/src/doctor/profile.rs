@@ -1,4 +1,4 @@
-//! `lunette doctor --profile NAME`: kernel parameters beside those of a profile, and setting them.
+//! `lunette doctor --profile NAME`: compares kernel parameters with a profile and sets them.
 
 use std::io::Write;
 
@@ -6,7 +6,7 @@ use cli_common::{Failure, Outcome};
 use doctor::{Host, PROFILES, Profile, Row};
 use serde_json::json;
 
-/// Shows a profile beside the host's values; `apply`: sets what differs.
+/// Shows the host's values beside a profile. `apply` sets the values that differ.
 pub fn run(name: &str, host: &Host, apply: bool, is_json: bool) -> Outcome {
     let Some(profile) = Profile::named(name) else {
         let known: Vec<&str> = PROFILES.iter().map(|profile| profile.name).collect();

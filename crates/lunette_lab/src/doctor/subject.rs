@@ -1,4 +1,4 @@
-//! What to look at: disks that are named, those of a daemon, the inside of a guest.
+//! Subjects of the checks: given disks, the disks of a daemon, or a guest.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,7 +10,7 @@ use vm::running::{AGENT_SOCKET, Ended, ExecInput, Registry, exec};
 
 use super::DoctorArguments;
 
-/// The disks that were asked about.
+/// Returns the disks to check.
 pub fn question(arguments: &DoctorArguments) -> Result<Question, Failure> {
     let mut question = Question {
         disks: Vec::new(),
@@ -52,7 +52,7 @@ fn disk(name: &str, path: &Path, is_cached: bool) -> DiskOf {
     }
 }
 
-/// A guest's files, as its agent sends them.
+/// Returns a guest's files, sent by its agent.
 pub fn guest(name: &str) -> Result<Host, Failure> {
     let failed = |error: anyhow::Error| Failure::because(format!("guest {name}: {error:#}"));
     let (place, _) = Registry::open()

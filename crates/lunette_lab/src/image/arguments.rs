@@ -1,4 +1,4 @@
-//! The command line of `lunette image`.
+//! Command line of `lunette image`.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ Examples:
     lunette image convert vm.qcow2 iscsi://store/iqn.2026-11.org.example:vm/0 --to raw
     lunette serve --disk d0=image:vm.qcow2 --vhost-blk d0:/run/d0.sock";
 
-/// What to do.
+/// Actions of `lunette image`.
 #[derive(Debug, Subcommand)]
 pub enum Action {
     /// Make an empty image
@@ -94,7 +94,7 @@ pub enum Action {
     Compare(CompareArguments),
 }
 
-/// The files that images may name.
+/// Rule for files that images may name.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct NamedFilesArgument {
     /// Backing images and data files that images may name: any, folder (those in the folder of the image that names them), none
@@ -109,7 +109,7 @@ fn named_files(word: &str) -> Result<NamedFiles, String> {
     found.ok_or_else(|| "any, folder or none is expected".to_owned())
 }
 
-/// The form in which a command prints its result.
+/// Output format of a command.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct OutputArguments {
     /// Print JSON, with the fields of qemu-img
@@ -121,13 +121,13 @@ pub struct OutputArguments {
 }
 
 impl OutputArguments {
-    /// Returns whether JSON is printed.
+    /// Returns true for JSON.
     pub fn is_json(self) -> bool {
         self.json || self.output == Some(Output::Json)
     }
 }
 
-/// A form of results.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     /// Text.
@@ -314,7 +314,7 @@ pub struct ConvertArguments {
     pub quiet: bool,
 }
 
-/// A format of disks.
+/// Disk formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Bytes as they are.
@@ -333,7 +333,7 @@ impl From<BackingFormat> for Format {
 }
 
 impl Format {
-    /// As images name it.
+    /// Name of the format in images.
     pub fn word(self) -> &'static str {
         match self {
             Format::Raw => "raw",
@@ -342,7 +342,7 @@ impl Format {
     }
 }
 
-/// What a check repairs.
+/// Extent of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RepairWhat {
     /// Clusters that nobody uses.
@@ -351,7 +351,7 @@ pub enum RepairWhat {
     All,
 }
 
-/// Bytes from a text.
+/// Parses a number of bytes.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'K' | b'k') => (&text[..text.len() - 1], 10),

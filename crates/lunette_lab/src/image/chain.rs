@@ -1,4 +1,4 @@
-//! `lunette image commit` and `lunette image rebase`: what an overlay has moves into the image below it, or it gets another one there.
+//! `lunette image commit` and `lunette image rebase`: write an overlay's data into its backing image, or give it another one.
 
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -14,12 +14,12 @@ use super::disks::{backing_image, open_disk, open_writable};
 use super::{Tables as Overlay, has_bitmaps, of, open_tables, require_qcow2, warn_of_bitmaps};
 use crate::meter::Meter;
 
-/// Bytes that are read and written together. A rebase reads whole clusters, which may be larger.
+/// Bytes per read and write. A rebase reads whole clusters, which may be larger.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Clusters that are copied with one change of the tables.
+/// Clusters per change of the tables.
 const BATCH: usize = 256;
 
-/// Returns the backing image that a header names, if it may name that file.
+/// Returns the backing image of a header, after checking that it may name that file.
 pub fn below(
     path: &Path,
     header: &Header,
@@ -35,7 +35,7 @@ pub fn below(
     Ok(Some((named.path, named.format.into())))
 }
 
-/// Returns the mapping of an overlay at an offset, and its length. Data come in pieces.
+/// Returns the overlay's mapping at an offset, and its length. Data are limited to one piece.
 fn own(overlay: &mut Overlay, at: u64, end: u64) -> qcow2::Result<(Mapping, u64)> {
     overlay.load(at)?;
     let mut segment = overlay.map().segment(at, end - at);
@@ -50,7 +50,7 @@ fn own(overlay: &mut Overlay, at: u64, end: u64) -> qcow2::Result<(Mapping, u64)
     Ok((segment.mapping, segment.length))
 }
 
-/// Writes all that an overlay has into its backing image. The overlay stays as it is: it reads as before.
+/// Writes all data of an overlay into its backing image. The overlay is unchanged and reads as before.
 pub fn commit(
     path: &Path,
     format: Option<Format>,
@@ -134,7 +134,7 @@ fn read_own(overlay: &Overlay, mapping: Mapping, at: u64, piece: &mut [u8]) -> q
     Ok(())
 }
 
-/// Returns the end of a part that reads as zeroes without being read: a hole of the disk, or behind its end.
+/// Returns the end of a range that reads as zeroes without I/O: a hole of the disk, or space beyond its end.
 fn end_of_hole(disk: &mut BlockingIo, at: u64, end: u64) -> Option<u64> {
     if at >= disk.bytes() {
         return Some(end);
@@ -163,7 +163,7 @@ fn write_zeroes(base: &mut BlockingIo, at: u64, length: u64) -> std::io::Result<
     Ok(())
 }
 
-/// A base that has the same content already is left alone, so that holes stay holes.
+/// Writes a range unless the base has the same content already, so that holes stay holes.
 fn write_changed(base: &mut BlockingIo, at: u64, piece: &[u8]) -> std::io::Result<()> {
     let mut there = vec![0; piece.len()];
     base.read_at(at, &mut there)?;
@@ -173,7 +173,7 @@ fn write_changed(base: &mut BlockingIo, at: u64, piece: &[u8]) -> std::io::Resul
     }
 }
 
-/// The image stands on another one. It reads as before, unless that is not wanted.
+/// Gives the image another backing image. Its content stays the same, unless only the name is to change.
 pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     let path = arguments.path.as_path();
     let failed = of(path);
@@ -190,7 +190,7 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
         check_chain(path, place, *format)?;
     }
     let mut copied = String::new();
-    // Opened before the image is, whose lock says that it stands on itself.
+    // Opened before the image is locked. If the image is in this chain, locking it fails.
     let mut new = match &backing {
         Some((_, place, format)) if !arguments.name_only => {
             Some(open_disk(place, Some(*format), named_files)?)
@@ -211,7 +211,7 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
         let meter = Meter::new(Some(image.header().size), arguments.quiet);
         let kept = keep_content(&mut image, old.as_mut(), new.as_mut(), meter);
         copied = kept.map_err(|error| {
-            // What was reserved is given back as far as that is possible.
+            // Frees reserved space as far as possible.
             image.close().ok();
             failed(&error)
         })?;
@@ -232,8 +232,8 @@ pub fn rebase(arguments: &RebaseArguments) -> Outcome {
     Ok(())
 }
 
-/// Refuses a backing image if the image could not be opened afterwards: the chain is too long, or it contains an image twice. Images that are
-/// in use are read as well. A backing image that is absent is not checked.
+/// Refuses a backing image that would make the image unusable: the chain is too long or contains an image twice. Also reads images that are
+/// in use. Does not check a missing backing image.
 fn check_chain(path: &Path, place: &Path, format: Format) -> Result<(), Failure> {
     let failed = of(path);
     let identity = |path: &Path| {
@@ -275,7 +275,7 @@ fn check_chain(path: &Path, place: &Path, format: Format) -> Result<(), Failure>
     Ok(())
 }
 
-/// Copies into the image what its old backing image shows in it, wherever the new one has something else.
+/// Copies data of the old backing image into the image where the new one differs.
 fn keep_content(
     image: &mut Overlay,
     mut old: Option<&mut BlockingIo>,
@@ -322,8 +322,8 @@ fn keep_content(
     Ok(format!("{clusters} clusters copied"))
 }
 
-/// Returns the length of the next part to compare, at most `piece` bytes. If both disks have a longer hole there, returns its length in
-/// whole pieces.
+/// Returns the length of the next part to compare, at most `piece` bytes. For a longer hole in both disks, returns its length in whole
+/// pieces.
 fn piece_to_compare(
     old: &mut Option<&mut BlockingIo>,
     new: &mut Option<&mut BlockingIo>,
@@ -358,7 +358,7 @@ fn copy_clusters(
     }
 }
 
-/// What a backing image shows; beyond its end, and without one, zeroes.
+/// Reads a backing image. Beyond its end, or without one, returns zeroes.
 fn read_padded(
     disk: &mut Option<&mut BlockingIo>,
     at: u64,

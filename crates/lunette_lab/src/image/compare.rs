@@ -9,11 +9,11 @@ use super::disks::open_disk;
 use super::pieces::{Cut, Lane, Piece, Stop, failure, first_difference, is_zero};
 use crate::meter::Meter;
 
-/// Exit codes, as qemu-img has them.
+/// Exit codes of qemu-img.
 const DIFFERENT: u8 = 1;
 const FAILED: u8 = 2;
 
-/// Compares two disks. Failures have an exit code of their own.
+/// Compares two disks. Failures have a separate exit code.
 pub fn compare(arguments: &CompareArguments) -> Outcome {
     compare_disks(arguments).map_err(|failure| match failure {
         Failure::Reasons(reasons) => {
@@ -26,7 +26,7 @@ pub fn compare(arguments: &CompareArguments) -> Outcome {
     })
 }
 
-/// Compares two disks. The longer one has to read as zeroes beyond the end of the other.
+/// Compares two disks. The longer one must read as zeroes beyond the end of the other.
 fn compare_disks(arguments: &CompareArguments) -> Outcome {
     let (one, other) = (arguments.one.as_path(), arguments.other.as_path());
     let named_files = arguments.named.files;

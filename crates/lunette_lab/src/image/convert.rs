@@ -19,10 +19,10 @@ use super::pieces::{Cut, Lane, PIECE_BYTES, Stop, failure, is_zero};
 use super::{cluster_bits, new_container, of};
 use crate::meter::Meter;
 
-/// Zeroes among data that are left out.
+/// Granularity of omitted zeroes, in bytes.
 const GRAIN_BYTES: usize = 4096;
 
-/// Copies a disk into a new file, or over a disk that exists.
+/// Copies a disk into a new file or over an existing disk.
 pub fn convert(arguments: &ConvertArguments) -> Outcome {
     let (from, to) = (arguments.source.as_path(), arguments.destination.as_path());
     let source = open_disk(from, arguments.from, arguments.named.files)?;
@@ -44,7 +44,7 @@ fn is_block_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
-/// Opens a destination that exists, with any content.
+/// Opens an existing destination with any content.
 fn existing(arguments: &ConvertArguments, size: u64) -> Result<Arc<dyn BlockDevice>, Failure> {
     let path = arguments.destination.as_path();
     if remote(path).is_none() && !path.exists() {
@@ -116,7 +116,7 @@ fn copy(
     finish(done, &destination, &meter, arguments)
 }
 
-/// Copies the source over a destination that has any content. Ranges that read as zeroes in both, by their block status, are left alone.
+/// Copies the source over a destination with any content. Ranges that read as zeroes in both, by their block status, are skipped.
 fn overwrite(
     source: Arc<dyn BlockDevice>,
     destination: Arc<dyn BlockDevice>,
@@ -165,7 +165,7 @@ fn finish(
     Ok(writeln!(cli_common::stdout(), "{done}")?)
 }
 
-/// Zeroes a range. A disk that has no write zeroes gets them as data.
+/// Zeroes a range. Writes zeroes as data if the disk does not support write zeroes.
 fn zero(disk: &mut BlockingIo, from: u64, end: u64) -> std::io::Result<()> {
     let zeroes = IoRequest::write_zeroes(from, end - from).flagged(IoFlags::UNMAP);
     if disk.run_plain(&zeroes).is_ok() {

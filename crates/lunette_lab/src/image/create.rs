@@ -11,7 +11,7 @@ use super::arguments::{CreateArguments, Format, parse_bytes};
 use super::disks::{backing_image, open_disk};
 use super::{cluster_bits, new_container, of};
 
-/// Makes an empty image.
+/// Creates an empty image.
 pub fn create(arguments: &CreateArguments) -> Outcome {
     let path = arguments.path.as_path();
     let mut options = CreateOptions {
@@ -69,7 +69,7 @@ pub fn create(arguments: &CreateArguments) -> Outcome {
     )?)
 }
 
-/// Opens a new image as the daemon opens it, with all images that it stands on.
+/// Opens a new image and its backing chain as the daemon does.
 fn check_openable(path: &Path) -> Result<(), Failure> {
     let opened = Image::open(&ImageOptions {
         read_only: true,
@@ -81,7 +81,7 @@ fn check_openable(path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::because(error.to_string()))
 }
 
-/// Makes the data file of a new image; a block device is used as it is.
+/// Creates the data file of a new image. A block device is used as is.
 fn data_file(path: &Path, data: &Path, is_raw: bool) -> Result<(), Failure> {
     let is_file = !data.exists() || data.is_file();
     if is_file {
@@ -97,7 +97,8 @@ fn data_file(path: &Path, data: &Path, is_raw: bool) -> Result<(), Failure> {
     filled
 }
 
-/// What others write to a raw data file is there for the image too: its tables have all clusters.
+/// Allocates all clusters in the tables, so that the image shows data that other programs write to
+/// the raw data file.
 fn fill_tables(path: &Path, data: &Path) -> Result<(), Failure> {
     let failed = of(path);
     let image = bdev::open_tables(&ImageOptions {

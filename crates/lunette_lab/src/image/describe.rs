@@ -14,11 +14,11 @@ use super::chain::below;
 use super::disks::{determine_format, open_disk, remote, signature};
 use super::{of, open_container};
 
-/// Names of the flags of a bitmap.
+/// Flags of a bitmap.
 const IN_USE: &str = "in-use";
 const AUTO: &str = "auto";
 
-/// What images are.
+/// Describes images.
 pub fn info(arguments: &InfoArguments) -> Outcome {
     let (chain, as_json) = (arguments.chain, arguments.output.is_json());
     let format = match (arguments.format, chain) {
@@ -114,15 +114,15 @@ fn write_bitmap(out: &mut impl Write, bitmap: &Value) -> std::io::Result<()> {
     )
 }
 
-/// Files of a chain, by device and inode.
+/// Files of a chain, identified by device and inode.
 #[derive(Default)]
 pub struct Seen(Vec<(u64, u64)>);
 
 impl Seen {
-    /// Adds a file. One that was added before is an error, because the chain has no end then.
+    /// Adds a file. Fails if it was added before, because the chain is then a loop.
     pub fn add(&mut self, path: &Path) -> Result<(), Failure> {
         let Ok(found) = std::fs::metadata(path) else {
-            // Not a file, or a file that cannot be opened either.
+            // Not a file, or a file that cannot be opened.
             return Ok(());
         };
         let file = (found.dev(), found.ino());
@@ -136,7 +136,7 @@ impl Seen {
     }
 }
 
-/// Returns the format that the content of a file shows, for a report that opens no other file.
+/// Returns the format indicated by the content, for a report that opens no other file.
 fn content_format(path: &Path) -> Result<Format, Failure> {
     match signature(path)? {
         Some(ImageFormat::Qcow2) if remote(path).is_none() => Ok(Format::Qcow2),
@@ -145,7 +145,7 @@ fn content_format(path: &Path) -> Result<Format, Failure> {
     }
 }
 
-/// Describes one image. The header is that of a qcow2 image.
+/// Describes one image. Returns the header of a qcow2 image.
 fn describe(path: &Path, format: Format) -> Result<(Value, Option<Header>), Failure> {
     let raw_bytes = || -> Result<u64, Failure> {
         Ok(open_disk(path, Some(Format::Raw), NamedFiles::None)?.bytes())
@@ -201,7 +201,7 @@ fn describe(path: &Path, format: Format) -> Result<(Value, Option<Header>), Fail
     }
     if let Some(name) = &header.backing_file {
         value["backing-filename"] = json!(name);
-        // A name that is not served is shown as it is.
+        // A name that is not supported is shown unchanged.
         value["full-backing-filename"] = match bdev::backing_of(path, &header) {
             Ok(Some(named)) => json!(named.path),
             _ => json!(name),

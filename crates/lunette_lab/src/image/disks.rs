@@ -1,4 +1,4 @@
-//! Disks that `lunette image` reads and writes: files, block devices, and disks that are no files, by the names that QEMU has for them.
+//! Disks for `lunette image`: files, block devices, and remote disks with the names that QEMU uses.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use cli_common::Failure;
 use super::arguments::Format;
 use super::of;
 
-/// Of a disk that is no file: how much of it says what it holds.
+/// Bytes at the start of a remote disk to search for a signature.
 const HEAD_BYTES: usize = 4096;
 
-/// Is it no file? Its name, then.
+/// Returns the name of a remote disk; `None` for a file or device.
 pub fn remote(path: &Path) -> Option<&str> {
     path.to_str().filter(|name| bdev::is_remote(name))
 }
 
-/// Returns the format that the name and the content of a disk agree on. Content alone decides nothing, because a guest writes it: a file
-/// that begins as a qcow2 image is one only if its name ends in `.qcow2`.
+/// Returns the format if name and content agree. Content alone is not sufficient, because a guest writes it: a file with a qcow2
+/// signature is an image only if its name ends in `.qcow2`.
 pub fn determine_format(path: &Path) -> Result<Format, Failure> {
     let is_remote = remote(path).is_some();
     let is_named_qcow2 = !is_remote && path.extension().is_some_and(|end| end == "qcow2");
@@ -46,7 +46,7 @@ pub fn determine_format(path: &Path) -> Result<Format, Failure> {
 const STATE_FORMAT: &str =
     "hint: state its format (--format, convert: --from, a backing image: --backing-format)";
 
-/// Returns the format of the signature that a disk begins or ends with.
+/// Returns the format of the signature at the start or end of a disk.
 pub fn signature(path: &Path) -> Result<Option<ImageFormat>, Failure> {
     let Some(name) = remote(path) else {
         let found = std::fs::metadata(path).map_err(|error| of(path)(&error))?;
@@ -62,7 +62,7 @@ pub fn signature(path: &Path) -> Result<Option<ImageFormat>, Failure> {
     Ok(ImageFormat::of(&head))
 }
 
-/// Resolves a backing image that the user names, for a header of `image`.
+/// Resolves the name of a backing image, given by the user, for a header of `image`.
 pub fn backing_image(
     image: &Path,
     name: &str,
@@ -90,7 +90,7 @@ fn open_remote(name: &str, read_only: bool) -> Result<Arc<dyn BlockDevice>, Fail
     bdev::open_remote(name, read_only).map_err(Failure::because)
 }
 
-/// Opens a disk to read it.
+/// Opens a disk for reading.
 pub fn open_disk(
     path: &Path,
     format: Option<Format>,
@@ -103,7 +103,7 @@ pub fn open_disk(
     blocking(path, open(path, format, true, named_files)?)
 }
 
-/// Opens a disk to write it.
+/// Opens a disk for writing.
 pub fn open_writable(
     path: &Path,
     format: Format,

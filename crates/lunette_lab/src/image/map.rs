@@ -14,7 +14,7 @@ use super::describe::Seen;
 use super::disks::{determine_format, open_disk};
 use super::{Tables, of, open_tables};
 
-/// Most bytes of an extent before extents are joined.
+/// Maximum bytes of an extent before extents are joined.
 const STEP_BYTES: u64 = 1 << 40;
 
 /// One image or raw disk of a chain.
@@ -96,7 +96,7 @@ impl Chain {
     }
 }
 
-/// Returns the content of a raw disk from an offset on, and where it ends.
+/// Returns the content of a raw disk at an offset, and its end.
 fn raw(disk: &mut BlockingIo, at: u64, end: u64) -> io::Result<(Content, u64)> {
     let found = disk.block_status(at, end - at)?;
     let first = found.into_iter().find(|extent| extent.end > at);
@@ -112,7 +112,7 @@ fn raw(disk: &mut BlockingIo, at: u64, end: u64) -> io::Result<(Content, u64)> {
 /// Content of a range, with its offset in the file of its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
-    /// No layer has it. It reads as zeroes.
+    /// Not present in any layer; reads as zeroes.
     Absent,
     Zero(Option<u64>),
     Data(Option<u64>),
@@ -123,13 +123,13 @@ enum Content {
 struct Extent {
     start: u64,
     end: u64,
-    /// Number of layers above the one that has it.
+    /// Number of layers above its layer.
     depth: usize,
     content: Content,
 }
 
 impl Extent {
-    /// Appends an extent that continues this one. Returns false if it is another content.
+    /// Appends an extent that continues this one. Returns false if the content differs.
     fn append(&mut self, next: &Extent) -> bool {
         let length = self.end - self.start;
         let follows = |one: Option<u64>| one.map(|offset| offset + length);
@@ -145,7 +145,7 @@ impl Extent {
         continues
     }
 
-    /// Writes it as qemu-img does.
+    /// Writes the extent in the format of qemu-img.
     fn write_json(&self, out: &mut impl Write) -> io::Result<()> {
         let (present, zero, offset) = match self.content {
             Content::Absent => (false, true, None),
@@ -204,7 +204,7 @@ pub fn map(path: &Path, format: Option<Format>, named_files: NamedFiles, as_json
     Ok(stdout.flush()?)
 }
 
-/// Calls `print` for each extent, after `append` has joined it with those that continue it.
+/// Calls `print` for each extent, joined by `append` with the extents that continue it.
 fn for_each(
     chain: &mut Chain,
     append: impl Fn(&mut Extent, &Extent) -> bool,

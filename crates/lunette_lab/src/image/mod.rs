@@ -1,4 +1,4 @@
-//! `lunette image`: makes, checks and changes images that nobody serves.
+//! `lunette image`: creates, checks and changes images that are not in use.
 
 mod arguments;
 mod chain;
@@ -25,12 +25,12 @@ pub use arguments::parse_bytes;
 use arguments::{Action, Format, RepairWhat, ResizeArguments};
 use disks::{determine_format, open_writable};
 
-/// Exit codes of a check, as qemu-img has them.
+/// Exit codes of a check, as in qemu-img.
 const DAMAGED: u8 = 2;
 const LEAKING: u8 = 3;
 const NO_CHECK: u8 = 63;
 
-/// A new file is as long as this before its image is made.
+/// Length of a new file before its image is created, in bytes.
 const FIRST_BYTES: u64 = 512;
 
 /// Runs the command.
@@ -64,13 +64,13 @@ pub fn run(arguments: &ImageArguments) -> Outcome {
     }
 }
 
-/// A failure that names its file.
+/// Creates failures with the name of a file.
 fn of(path: &Path) -> impl Fn(&dyn std::fmt::Display) -> Failure {
     let path = path.display().to_string();
     move |error| Failure::because(format!("{path}: {error}"))
 }
 
-/// The file of an image, locked.
+/// Opens and locks the file of an image.
 fn open_container(path: &Path, read_only: bool) -> Result<Container, Failure> {
     let file = File::open(FileOptions {
         read_only,
@@ -82,7 +82,7 @@ fn open_container(path: &Path, read_only: bool) -> Result<Container, Failure> {
     file.container().map_err(|error| of(path)(&error))
 }
 
-/// An image whose tables are read and changed here, locked.
+/// A locked image for access to its tables.
 type Tables = qcow2::Image<Container>;
 
 fn open_tables(path: &Path, read_only: bool, named_files: NamedFiles) -> Result<Tables, Failure> {
@@ -96,8 +96,8 @@ fn open_tables(path: &Path, read_only: bool, named_files: NamedFiles) -> Result<
     image.map_err(|error| Failure::because(error.to_string()))
 }
 
-/// Refuses a disk that is no qcow2 image, by its stated format or by its name and content. A command for images alone states the format of
-/// a file without an extension in its name.
+/// Refuses a disk that is not a qcow2 image by its stated format or by name and content. A file without an extension counts as qcow2,
+/// because the command is only for images.
 fn require_qcow2(path: &Path, format: Option<Format>) -> Result<(), Failure> {
     let format = match format {
         Some(format) => format,
@@ -112,7 +112,7 @@ fn require_qcow2(path: &Path, format: Option<Format>) -> Result<(), Failure> {
     }
 }
 
-/// A new file for an image; one that exists is left alone.
+/// Creates a file for an image. Fails if the path exists.
 fn new_container(path: &Path) -> Result<Container, Failure> {
     if path.exists() {
         return Err(of(path)(
@@ -129,7 +129,7 @@ fn new_container(path: &Path) -> Result<Container, Failure> {
     file.container().map_err(|error| of(path)(&error))
 }
 
-/// Returns the exit code for a command line with mistakes. Code 2 of a check would mean that the image is damaged.
+/// Returns the exit code for an invalid command line. For a check it is not 2, which means a damaged image.
 pub fn usage_exit_code(arguments: &[OsString]) -> u8 {
     let is_check = arguments.windows(2).any(|two| two == ["image", "check"]);
     if is_check { 1 } else { 2 }
@@ -152,7 +152,7 @@ fn check(
     repair: Option<RepairWhat>,
     as_json: bool,
 ) -> Outcome {
-    // Nothing but this file is opened, so that content alone is enough without a stated format.
+    // No other file is opened, so content is sufficient without a stated format.
     let found = disks::signature(path)?;
     if format == Some(Format::Raw) || found != Some(ImageFormat::Qcow2) {
         let shown = path.display();
@@ -206,13 +206,13 @@ fn check(
     }
 }
 
-/// Returns whether an image has valid persistent bitmaps.
+/// Returns true if an image has valid persistent bitmaps.
 fn has_bitmaps(path: &Path) -> Result<bool, Failure> {
     let header = qcow2::Header::read(&open_container(path, true)?);
     Ok(header.is_ok_and(|header| header.bitmaps.is_some()))
 }
 
-/// Prints that a change of the disk has made the bitmaps of its image invalid.
+/// Warns that a change of the disk made the bitmaps of its image invalid.
 fn warn_of_bitmaps(path: &Path) {
     let path = path.display();
     cli_common::say(&format_args!(

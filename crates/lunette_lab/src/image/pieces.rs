@@ -1,7 +1,8 @@
-//! Work on whole disks: cuts one or two disks into pieces by their block status, and hands the pieces to threads in ascending order.
+//! Processes whole disks: cuts one or two disks into pieces by their block status and passes the pieces to threads in ascending
+//! order.
 //!
-//! A range without data in any disk is one piece of any length: the cost follows the allocated data. Each thread has its
-//! own I/O channels and buffers: [`THREADS`] times 2 disks times 2 buffers of [`PIECE_BYTES`].
+//! A range without data in any disk is one piece of any length, so the cost depends on the allocated data. Each thread has its own
+//! I/O channels and buffers: [`THREADS`] times 2 disks times 2 buffers of [`PIECE_BYTES`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,11 +16,11 @@ use guest_memory::IoBuffer;
 
 use crate::meter::Meter;
 
-/// Threads that process pieces.
+/// Number of threads.
 const THREADS: usize = 4;
-/// Most bytes of a piece that is read.
+/// Maximum bytes of a piece that is read.
 pub const PIECE_BYTES: u64 = 1 << 20;
-/// Most bytes of a piece that has data and is not read.
+/// Maximum bytes of a piece that has data and is not read.
 const UNREAD_BYTES: u64 = 256 << 20;
 /// Bytes that [`is_zero`] examines together.
 const LINE_BYTES: usize = 128;
@@ -29,14 +30,14 @@ const LINE_BYTES: usize = 128;
 pub struct Piece {
     /// First byte.
     pub start: u64,
-    /// First byte after the range.
+    /// End of the range (exclusive).
     pub end: u64,
-    /// Which of the disks may have data there.
+    /// Disks that may have data there.
     pub has_data: [bool; 2],
 }
 
 impl Piece {
-    /// Returns its length in bytes, of a piece with data.
+    /// Length in bytes of a piece with data.
     pub fn length(&self) -> usize {
         (self.end - self.start) as usize
     }
@@ -56,7 +57,7 @@ impl Cursor {
         })
     }
 
-    /// Returns the extent of an offset. A disk reads as zeroes beyond its end.
+    /// Returns the extent at an offset. A disk reads as zeroes beyond its end.
     fn extent(&mut self, at: u64) -> io::Result<Extent> {
         let size = self.disk.bytes();
         if at >= size {
@@ -81,9 +82,9 @@ struct Cutter {
     cursors: Vec<Cursor>,
     at: u64,
     end: u64,
-    /// Pieces begin and end at multiples of this, except for the end of the last piece.
+    /// Alignment of piece borders in bytes, except for the end of the last piece.
     alignment: u64,
-    /// Disks whose data are read.
+    /// Disks to read.
     is_read: [bool; 2],
 }
 
@@ -111,7 +112,7 @@ impl Cutter {
         Ok(Some(piece))
     }
 
-    /// Returns the range from `start` in which the status of no disk changes.
+    /// Returns the range from `start` with constant status on all disks.
     fn extent(&mut self, start: u64) -> Result<Piece, (usize, io::Error)> {
         let mut piece = Piece {
             start,
@@ -145,7 +146,7 @@ impl Cutter {
 pub struct Lane {
     /// Channels to the disks.
     pub disks: Vec<BlockingIo>,
-    /// One buffer for each disk.
+    /// One buffer per disk.
     pub buffers: Vec<IoBuffer>,
 }
 
@@ -171,7 +172,7 @@ impl Lane {
         read.map_err(|error| Stop::Failed(index, error))
     }
 
-    /// Returns the first `length` bytes of both buffers. A lane of one disk has no second buffer.
+    /// Returns the first `length` bytes of both buffers. A lane with one disk has no second buffer.
     pub fn bytes(&mut self, length: usize) -> Result<[&[u8]; 2], Stop> {
         let mut both: [&[u8]; 2] = [&[], &[]];
         for (index, (buffer, bytes)) in self.buffers.iter_mut().zip(&mut both).enumerate() {
@@ -183,7 +184,7 @@ impl Lane {
     }
 }
 
-/// Why a piece ends the work.
+/// Reasons to stop.
 #[derive(Debug)]
 pub enum Stop {
     /// The I/O of a disk failed.
@@ -192,13 +193,13 @@ pub enum Stop {
     Differs(u64),
 }
 
-/// Disks that are cut into pieces, and disks that each thread opens.
+/// Disks to cut into pieces, and disks to open in each thread.
 pub struct Cut {
     by: Vec<Arc<dyn BlockDevice>>,
-    /// Disks of a [`Lane`]: those that are cut come first.
+    /// Disks of a [`Lane`]: first those that are cut.
     pub lanes: Vec<Arc<dyn BlockDevice>>,
     end: u64,
-    /// Disks whose data `process` reads. Pieces without data to read may be longer than [`PIECE_BYTES`].
+    /// Disks that `process` reads. Pieces without data to read may be longer than [`PIECE_BYTES`].
     pub is_read: [bool; 2],
 }
 
@@ -213,9 +214,9 @@ impl Cut {
         }
     }
 
-    /// Calls `process` for each piece. The first stop by offset ends the work, as if one thread had processed the pieces in order.
+    /// Calls `process` for each piece. Returns the stop with the lowest offset, as if one thread had processed the pieces in order.
     ///
-    /// No two pieces share a block of a disk. Threads therefore never read and write back parts of the same block.
+    /// Pieces do not share a block of a disk, so threads never modify parts of the same block concurrently.
     pub fn process(
         &self,
         meter: &mut Meter,
@@ -233,7 +234,7 @@ impl Cut {
                 let Ok(piece) = received else {
                     return;
                 };
-                // The thread receives pieces until the last one. The sender would block otherwise.
+                // Receives pieces until the last one even after a stop, because the sender would block otherwise.
                 let processed = match &mut lane {
                     Some(lane) if !first_stop.is_before(piece.start) => process(lane, &piece),
                     _ => Ok(()),
@@ -288,7 +289,7 @@ impl Cut {
     }
 }
 
-/// The stop with the lowest offset so far.
+/// The stop with the lowest offset.
 #[derive(Default)]
 struct FirstStop(Mutex<Option<(u64, Stop)>>);
 
@@ -309,7 +310,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the failure of an I/O that stopped the work, with the path of its disk.
+/// Converts a stop to a failure with the path of the disk.
 pub fn failure(stop: Stop, paths: [&std::path::Path; 2]) -> Failure {
     match stop {
         Stop::Failed(index, error) => {
@@ -327,7 +328,7 @@ pub fn is_zero(bytes: &[u8]) -> bool {
     lines.iter().all(|line| is_zero(line)) && is_zero(rest)
 }
 
-/// Returns the index of the first byte that differs.
+/// Returns the index of the first different byte.
 pub fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
     if one == other {
         return None;
@@ -378,7 +379,7 @@ mod tests {
         bytes
     }
 
-    /// Two threads that read, change and write the same block would lose the change of one of them.
+    /// Concurrent read-modify-write of one block by two threads would lose a change.
     #[test]
     fn pieces_share_no_block_of_a_destination_with_larger_blocks() {
         const SIZE: u64 = (1 << 20) + 7 * 512;

@@ -1,4 +1,4 @@
-//! The definition of `lunette iscsi`.
+//! Definition of `lunette iscsi`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,7 +29,7 @@ Examples:
     lunette iscsi copy vm.raw iscsi://192.0.2.1/iqn.2026-11.org.example:t0/0 --connections 4
     lunette iscsi verify vm.raw iscsi://192.0.2.1/iqn.2026-11.org.example:t0/0";
 
-/// What to do.
+/// Actions of `lunette iscsi`.
 #[derive(Debug, Subcommand)]
 pub enum Action {
     /// List the targets that a portal knows, and their addresses
@@ -142,7 +142,7 @@ pub struct Transfer {
     pub login: Login,
 }
 
-/// What to do with persistent reservations.
+/// Actions of `lunette iscsi persist`.
 #[derive(Debug, Subcommand)]
 pub enum PersistAction {
     /// Show the keys of all registrations, and the reservation
@@ -208,7 +208,7 @@ fn key(text: &str) -> Result<u64, String> {
     u64::from_str_radix(digits, 16).map_err(|_| format!("{text:?} is not a hexadecimal key"))
 }
 
-/// As whom, and with which keys of RFC 7143 an initiator logs in.
+/// Names and keys of the login (RFC 7143).
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Login")]
 pub struct Login {
@@ -267,7 +267,7 @@ impl std::str::FromStr for Algorithms {
     }
 }
 
-/// Digests.
+/// Digest types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Digests {
     /// None
@@ -276,7 +276,7 @@ pub enum Digests {
     Crc32c,
 }
 
-/// Yes or no, as iSCSI has it.
+/// Boolean in the syntax of iSCSI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum YesNo {
     /// Yes
@@ -286,7 +286,7 @@ pub enum YesNo {
 }
 
 impl Login {
-    /// The same for a session, as `user` where the address names one.
+    /// Converts the arguments to session options. `user` is the CHAP user of the address.
     pub fn options(&self, user: Option<&str>) -> Result<SessionOptions, Failure> {
         let mut options = SessionOptions {
             connections: self.connections,
