@@ -1,4 +1,4 @@
-//! A command as a transport hands it over, and the CDB words.
+//! A command as received from a transport, and accessors for CDB fields.
 
 use std::sync::Arc;
 
@@ -19,24 +19,24 @@ pub enum TaskAttribute {
 /// One SCSI command.
 #[derive(Clone, Copy, Debug)]
 pub struct Command<'a> {
-    /// Who sends it, and through which target port.
+    /// I_T nexus of the command: its initiator and target port.
     pub nexus: &'a Arc<Nexus>,
-    /// To which logical unit.
+    /// Addressed logical unit.
     pub lun: Lun,
-    /// Command descriptor block; longer than the command is fine, shorter is an error.
+    /// Command descriptor block. Bytes beyond the command's length are ignored; too few are an error.
     pub cdb: &'a [u8],
-    /// How it is ordered among the others.
+    /// Order relative to other tasks.
     pub attribute: TaskAttribute,
-    /// Bytes that the initiator offers.
+    /// Length of the initiator's data-out, in bytes.
     pub data_out_length: u64,
-    /// Bytes that the initiator has room for.
+    /// Size of the initiator's data-in buffer, in bytes.
     pub data_in_length: u64,
 }
 
 /// A CDB of up to 16 bytes, padded with zeroes.
 pub(crate) type Cdb = [u8; 16];
 
-/// Length of a CDB by its operation code's group (SPC-5, 4.2.5.1); 0: not a fixed length group.
+/// Returns the CDB length for an operation code's group (SPC-5, 4.2.5.1), or 0 if the group has no fixed length.
 pub(crate) const fn cdb_length(opcode: u8) -> usize {
     const LENGTHS: [u8; 8] = [6, 10, 10, 0, 16, 12, 0, 0];
     LENGTHS[(opcode >> 5) as usize] as usize

@@ -1,8 +1,8 @@
-//! What became of third-party copies, kept for RECEIVE COPY RESULTS until asked for or pushed out.
+//! Results of third-party copies, kept for RECEIVE COPY RESULTS until they are read or displaced.
 
 use crate::nexus::NexusId;
 
-/// How a copy stands.
+/// State of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyStatus {
     Running,
@@ -10,7 +10,7 @@ pub(crate) enum CopyStatus {
     Failed,
 }
 
-/// One copy of one nexus.
+/// Result of one copy of one nexus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CopyResult {
     pub nexus: NexusId,
@@ -18,18 +18,18 @@ pub(crate) struct CopyResult {
     pub status: CopyStatus,
     pub segments: u16,
     pub bytes: u64,
-    /// Sense data of a failed one.
+    /// Sense data of a failed copy.
     pub sense: Vec<u8>,
 }
 
-/// The last copies of a unit.
+/// The latest copies of a unit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CopyResults(Vec<CopyResult>);
 
 const KEPT: usize = 64;
 
 impl CopyResults {
-    /// Enters a copy, or what is new of it.
+    /// Adds a copy, or updates its result.
     pub fn put(&mut self, result: CopyResult) {
         self.0
             .retain(|known| (known.nexus, known.list) != (result.nexus, result.list));

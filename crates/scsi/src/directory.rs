@@ -1,6 +1,6 @@
-//! All logical units of the daemon, and where their state survives a restart.
+//! All logical units of the daemon, and the store for state that survives a restart.
 //!
-//! One per daemon. A copy between two disks finds the other one here, whichever target it hangs on.
+//! One per daemon. A copy between two disks looks up the other unit here, in all targets.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::logical_unit::LogicalUnit;
 use crate::sync::lock;
 
-/// Saved state that exists and cannot be used: damaged, cut short or unreadable. It may have fenced or protected a disk, so its absence
-/// must not be assumed. Names the place and the reason.
+/// Reason why existing saved state cannot be used: damaged, truncated or unreadable, with its location. It may have fenced or protected a
+/// disk, so it must not be treated as absent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unusable(pub String);
 
@@ -21,16 +21,16 @@ impl fmt::Display for Unusable {
     }
 }
 
-/// Where state that has to survive a restart is kept: saved mode pages, registrations with APTPL, what drivers chose.
+/// Store for state that must survive a restart: saved mode pages, registrations with APTPL, settings made by drivers.
 pub trait Store: Send + Sync {
-    /// Loads the bytes saved last under this key; `None` if there are none.
+    /// Loads the bytes last saved under this key; `None` if there are none.
     ///
     /// # Errors
-    /// There are some, and they are not those that were saved.
+    /// There are bytes, but they are not the saved ones.
     fn load(&self, key: &str) -> Result<Option<Vec<u8>>, Unusable>;
-    /// Replaces what is under this key. Durable when it returns; may block, for it is called rarely.
+    /// Replaces the bytes under this key. Durable when it returns; may block, because it is rarely called.
     fn save(&self, key: &str, bytes: &[u8]) -> io::Result<()>;
-    /// Removes what is under this key, which nobody loads any more. What cannot be removed stays.
+    /// Removes the bytes under this key, which are not needed any more. Errors are ignored.
     fn remove(&self, key: &str) {
         let _ = key;
     }
@@ -44,7 +44,7 @@ pub trait Store: Send + Sync {
     }
 }
 
-/// A store that lasts as long as the process: for tests, and where no state directory is configured.
+/// A store in memory: for tests, and if no state directory is configured.
 #[derive(Debug, Default)]
 pub struct MemoryStore(Mutex<HashMap<String, Vec<u8>>>);
 
@@ -70,7 +70,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// An empty directory over a store.
+    /// Creates an empty directory on a store.
     pub fn new(store: Box<dyn Store>) -> Arc<Directory> {
         Arc::new(Directory {
             units: Mutex::new(Vec::new()),
@@ -78,7 +78,7 @@ impl Directory {
         })
     }
 
-    /// Where state is kept.
+    /// Returns the store.
     pub fn store(&self) -> &dyn Store {
         &*self.store
     }
@@ -86,7 +86,7 @@ impl Directory {
     pub(crate) fn add(&self, unit: &Arc<LogicalUnit>) {
         let mut units = lock(&self.units);
         if units.len() == units.capacity() {
-            // Before it grows, so that many units cost no more than a look each.
+            // Cleans up before the list grows, so that the cost per unit is constant on average.
             units.retain(|unit| unit.strong_count() > 0);
             let room = units.len().max(16);
             units.reserve(room);
@@ -94,7 +94,7 @@ impl Directory {
         units.push(Arc::downgrade(unit));
     }
 
-    /// The logical unit with this NAA identifier.
+    /// Returns the logical unit with this NAA identifier.
     pub fn find_naa(&self, naa: u64) -> Option<Arc<LogicalUnit>> {
         lock(&self.units)
             .iter()

@@ -1,15 +1,15 @@
-//! Which logical unit an initiator port knows under each LUN, and what it may do to another one that has come in its place.
+//! Tracks the logical unit that an initiator port has seen under each LUN, and restricts commands to a unit that replaces it.
 //!
-//! An initiator that misses a unit attention goes on with the block size and the content that it knows. So a unit that
-//! replaces another one accepts no command that reads or changes the medium until the initiator has read the capacity. With
-//! another block size, a command that was built before that may still be under way: its transfer is of another length than
-//! its CDB says, and it is refused. Kept by the nexus, and by the target from one nexus of an initiator port to the next.
+//! An initiator that misses a unit attention continues to use the old block size and content. A unit that replaces another one therefore
+//! accepts no command that reads or changes the medium until the initiator has read the capacity. If the block size differs, an older
+//! command may still be in flight: its transfer length differs from its CDB, and it is refused. Stored in the nexus, and in the target
+//! between two nexuses of an initiator port.
 
 use std::collections::BTreeMap;
 
 use crate::logical_unit::{LogicalUnit, UnitId};
 
-/// What tells one unit from another, as initiators see them.
+/// Properties that distinguish units for initiators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Appearance {
     naa: u64,
@@ -28,27 +28,27 @@ impl Appearance {
     }
 }
 
-/// How a unit relates to the one that the initiator knows under its LUN.
+/// Relation of a unit to the one that the initiator has seen under its LUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Relation {
-    /// It is the same, or the first.
+    /// The same unit, or the first one.
     Same,
-    /// It is the same with another capacity.
+    /// The same unit with another capacity.
     OtherCapacity,
-    /// It is another one.
+    /// Another unit.
     Other,
 }
 
-/// What holds for commands to a unit that has replaced another one.
+/// Restriction on commands to a unit that has replaced another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Replaced {
     /// The initiator has not read the capacity yet.
     Unread,
-    /// The initiator has read it; commands with another block size may be under way.
+    /// The initiator has read the capacity; commands with another block size may be in flight.
     OtherBlockSize,
 }
 
-/// What an initiator port knows, LUN by LUN.
+/// Units that an initiator port has seen, by LUN.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KnownUnits {
     known: BTreeMap<u16, Appearance>,
@@ -56,7 +56,7 @@ pub(crate) struct KnownUnits {
 }
 
 impl KnownUnits {
-    /// What another nexus of the same initiator port starts with.
+    /// Returns the initial state for another nexus of the same initiator port.
     pub(crate) fn for_another_nexus(&self) -> KnownUnits {
         KnownUnits {
             known: self.known.clone(),
@@ -64,7 +64,7 @@ impl KnownUnits {
         }
     }
 
-    /// A unit has this LUN now.
+    /// Records that a unit has this LUN now.
     pub(crate) fn meet(&mut self, lun: u16, id: UnitId, unit: Appearance) -> Relation {
         let known = *self.known.entry(lun).or_insert(unit);
         if (known.naa, known.block_size) != (unit.naa, unit.block_size) {
@@ -78,12 +78,12 @@ impl KnownUnits {
         }
     }
 
-    /// No unit has this LUN any more. Names the one that had replaced another.
+    /// Records that the LUN has no unit any more. Returns the unit if it had replaced another one.
     pub(crate) fn leave(&mut self, lun: u16) -> Option<UnitId> {
         self.replaced.remove(&lun).map(|(id, _)| id)
     }
 
-    /// The initiator has read the capacity of the unit. Names the unit if nothing special holds for it any more.
+    /// Records that the initiator has read the capacity of the unit. Returns the unit if this ends its restriction.
     pub(crate) fn read_capacity(&mut self, lun: u16, unit: Appearance) -> Option<UnitId> {
         let before = self.known.insert(lun, unit);
         let (id, replaced) = self.replaced.get_mut(&lun)?;

@@ -1,10 +1,9 @@
 //! SCSI target core: CDB in, plan out.
 //!
-//! Pure: no I/O, no threads, no sockets; nothing here knows a transport. A transport builds a [`Command`], asks
-//! its worker's [`TargetView`] what to do and carries the [`Plan`] out. Workers share targets and logical
-//! units through `Arc`; the request path (READ, WRITE, SYNCHRONIZE CACHE, TEST UNIT READY) neither locks nor
-//! allocates nor writes shared memory. What a peer sends is checked here, once. Standards: SAM-5, SPC-4/5,
-//! SBC-3/4. Tests: in each module, and `tests/` for whole commands.
+//! Pure: no I/O, no threads, no sockets, and independent of the transport. A transport builds a [`Command`], passes it to its worker's
+//! [`TargetView`], and executes the returned [`Plan`]. Workers share targets and logical units through `Arc`. The request path (READ,
+//! WRITE, SYNCHRONIZE CACHE, TEST UNIT READY) does not lock, allocate, or write shared memory. Input from the peer is validated here, once.
+//! Standards: SAM-5, SPC-4/5, SBC-3/4. Tests: in each module, and `tests/` for whole commands.
 
 #![forbid(unsafe_code)]
 

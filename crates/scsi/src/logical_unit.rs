@@ -1,8 +1,7 @@
-//! A logical unit: one disk as SCSI shows it, shared by every target and worker that serves it.
+//! A logical unit: the SCSI view of one disk, shared by all its targets and workers.
 //!
-//! The request path reads two things of it: the capacity and the word, both atomics that change rarely. The
-//! word's lower half is zero while nothing special holds; its slow bits send a command to the path that takes
-//! the mutex.
+//! The request path reads two atomics that rarely change: the capacity and the word. The lower half of the word is zero in the normal
+//! state; its slow bits send commands to the path that takes the mutex.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -17,11 +16,11 @@ use crate::sense::SenseCode;
 use crate::sync::lock;
 use crate::unit_state::{AccessState, Progress, StateReason, UnitState};
 
-/// The caller's key for a disk and its backend. Nothing here looks into it.
+/// Key for a disk and its backend, assigned by the caller and not interpreted here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DiskId(pub u32);
 
-/// Names a logical unit within the process; never reused.
+/// Identifier of a logical unit, unique within the process and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnitId(u32);
 
@@ -31,7 +30,7 @@ impl UnitId {
         UnitId(id)
     }
 
-    /// Do unit attentions for the other unit slow commands for this one down a little?
+    /// Returns true if unit attentions of the other unit can send commands for this one to the slow path.
     pub const fn shares_filter_bit_with(self, other: UnitId) -> bool {
         self.filter_index() == other.filter_index()
     }
@@ -49,23 +48,23 @@ impl UnitId {
     }
 }
 
-/// The word: what every command has to know of the unit's state. The upper half counts its changes.
+/// Summary of the unit's state for every command. The upper half counts its changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Word(pub u64);
 
 impl Word {
-    /// Somebody holds a reservation.
+    /// A reservation is held.
     pub const RESERVED: u64 = 1;
-    /// Ejected, being sanitized or formatted.
+    /// Ejected, being sanitized, or being formatted.
     pub const NOT_READY: u64 = 1 << 1;
-    /// Other daemons may change the reservations: whether what is known of them still holds depends on the time.
+    /// Other daemons may change the reservations: the local copy is valid for a limited time only.
     pub const SHARED: u64 = 1 << 2;
     /// The access state of some port group limits commands.
     pub const PORTS_LIMITED: u64 = 1 << 3;
     const SLOW: u64 = 0xffff;
-    /// Nothing may be written. This and what follows is looked at where it matters, without a lock.
+    /// Writes are refused. This bit and the following ones are read where they matter, without a lock.
     pub const WRITE_PROTECTED: u64 = 1 << 16;
-    /// The volatile cache is off: every write is FUA.
+    /// The volatile cache is disabled: every write is FUA.
     pub const WRITE_THROUGH: u64 = 1 << 17;
     /// Sense data is in descriptor format.
     pub const DESCRIPTOR_SENSE: u64 = 1 << 18;
@@ -76,15 +75,15 @@ impl Word {
         self.0 & Word::SLOW != 0
     }
 
-    /// Returns true if nothing but a reservation or the access state of a port is special: a nexus that neither of them
-    /// restricts takes the fast path ([`Nexus::is_privileged`]).
+    /// Returns true if the only special state is a reservation or the access state of a port: a nexus that neither of them restricts takes
+    /// the fast path ([`Nexus::is_privileged`]).
     #[inline]
     pub const fn depends_on_nexus(self) -> bool {
         let slow = self.0 & Word::SLOW;
         slow != 0 && slow & !(Word::RESERVED | Word::PORTS_LIMITED) == 0
     }
 
-    /// Differs whenever anything behind the unit's mutex may have changed.
+    /// Returns the epoch, which changes whenever state behind the unit's mutex may have changed.
     #[inline]
     pub const fn epoch(self) -> u32 {
         (self.0 >> Word::EPOCH_SHIFT) as u32
@@ -96,25 +95,25 @@ impl Word {
     }
 }
 
-/// What a unit has to tell the disk behind it besides I/O.
+/// Operations of a unit on its disk, besides I/O.
 pub trait Medium: Send + Sync + std::fmt::Debug {
-    /// Closes the disk to all I/O but that of [`block::IoFlags::CLOSER`], through transports that do not know this unit too, or
-    /// opens it again. Called with the unit locked; quick.
+    /// Closes the disk to all I/O except that of [`block::IoFlags::CLOSER`], or opens it again. This includes transports that do not use
+    /// this unit. Called with the unit locked; must be quick.
     fn set_closed(&self, closed: bool) {
         let _ = closed;
     }
 }
 
-/// What a logical unit is made from.
+/// Parameters of a new logical unit.
 #[derive(Clone, Debug)]
 pub struct UnitConfig {
-    /// The disk behind it.
+    /// The unit's disk.
     pub disk: DiskId,
-    /// What the disk can do.
+    /// Capabilities of the disk.
     pub info: DiskInfo,
     /// The medium can be ejected and loaded (START STOP UNIT).
     pub removable: bool,
-    /// The disk, beyond its I/O.
+    /// Operations on the disk besides I/O.
     pub medium: Option<Arc<dyn Medium>>,
 }
 
@@ -123,7 +122,7 @@ pub struct UnitConfig {
 pub struct LogicalUnit {
     id: UnitId,
     disk: DiskId,
-    /// Blocks as they are for good, with the first capacity.
+    /// Permanent block parameters, with the initial capacity.
     first_geometry: Geometry,
     capacity_bytes: AtomicU64,
     word: AtomicU64,
@@ -137,7 +136,7 @@ pub struct LogicalUnit {
 }
 
 impl LogicalUnit {
-    /// A logical unit over a disk, entered into the directory.
+    /// Creates a logical unit on a disk and adds it to the directory.
     pub fn new(directory: &Arc<Directory>, config: UnitConfig) -> Arc<LogicalUnit> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let UnitConfig {
@@ -166,23 +165,23 @@ impl LogicalUnit {
         unit
     }
 
-    /// Names the unit within the process.
+    /// Returns the unit's identifier within the process.
     pub fn id(&self) -> UnitId {
         self.id
     }
 
-    /// The disk behind it.
+    /// Returns the unit's disk.
     pub fn disk(&self) -> DiskId {
         self.disk
     }
 
-    /// Its NAA identifier, the same through every transport.
+    /// Returns the NAA identifier, which is the same on all transports.
     pub fn naa(&self) -> u64 {
         self.naa
     }
 
-    /// Lets EXTENDED COPY commands of any target reach the unit, not only those of targets that it is
-    /// attached to. Off as a rule: who knows a name could read and write the disk.
+    /// Allows EXTENDED COPY commands of all targets to reach the unit, not only of targets that have it. Off by default: otherwise any
+    /// initiator with the unit's name could read and write the disk.
     pub fn allow_copies_from_anywhere(&self, allow: bool) {
         self.copies_from_anywhere.store(allow, Ordering::Release);
     }
@@ -191,7 +190,7 @@ impl LogicalUnit {
         self.copies_from_anywhere.load(Ordering::Acquire)
     }
 
-    /// Access state of a target port group.
+    /// Returns the access state of a target port group.
     pub fn access_state(&self, group: u16) -> AccessState {
         self.state().access_state(group)
     }
@@ -207,8 +206,8 @@ impl LogicalUnit {
         self.refresh_word(&state);
     }
 
-    /// Keeps the medium in its place, and loads it if it was ejected: for a transport whose clients know nothing of
-    /// media. Initiators are told that its removal is prevented until the hold is dropped.
+    /// Prevents ejection of the medium until the hold is dropped, and loads it if it was ejected: for transports without removable media.
+    /// Initiators are informed that removal is prevented.
     pub fn hold_medium(self: &Arc<Self>) -> MediumHold {
         let mut state = self.state();
         state.medium_holds += 1;
@@ -216,7 +215,7 @@ impl LogicalUnit {
         MediumHold(Arc::clone(self))
     }
 
-    /// Ejects or loads the medium; all nexuses but one learn that another may be there now.
+    /// Ejects or loads the medium. After a load, all nexuses except one get a unit attention, because the medium may have changed.
     pub(crate) fn set_loaded(&self, state: &mut UnitState, load: bool, but: Option<&Nexus>) {
         if load && !state.loaded {
             state.attention_all(self.id, SenseCode::MEDIUM_MAY_HAVE_CHANGED, but);
@@ -225,22 +224,22 @@ impl LogicalUnit {
         self.refresh_word(state);
     }
 
-    /// A sanitize or format operation that a restart interrupted: to be run, on any worker, to its end. Until it is, and while it
-    /// runs, the unit is not ready; if the run is dropped the operation has failed.
+    /// Returns a sanitize or format operation that a restart interrupted, to be run to its end on any worker. Until then the unit is not
+    /// ready. If the run is dropped, the operation has failed.
     pub fn resume_operation(self: &Arc<Self>) -> Option<Box<Run>> {
         let kept = self.state().unfinished.take()?;
         Some(crate::commands::resume_operation(Arc::clone(self), kept))
     }
 
-    /// Block size and capacity as they are now.
+    /// Returns block size and current capacity.
     #[inline]
     pub fn geometry(&self) -> Geometry {
         self.first_geometry
             .resized(self.capacity_bytes.load(Ordering::Acquire))
     }
 
-    /// Takes what the disk says of itself anew: a resize or a change of its features. Every nexus learns
-    /// of a new capacity by a unit attention. The block size stays what it was.
+    /// Takes over changed properties of the disk: a resize or other features. A new capacity establishes a unit attention for every nexus.
+    /// The block size does not change.
     pub fn update(&self, info: DiskInfo) {
         let mut state = self.state();
         let bytes = info.geometry.capacity_bytes();
@@ -253,7 +252,7 @@ impl LogicalUnit {
         self.refresh_word(&state);
     }
 
-    /// What initiators hold of it.
+    /// Returns registrations and reservations.
     pub fn reservations(&self) -> ReservationStatus {
         ReservationStatus::of(&self.state().reservations)
     }
@@ -263,7 +262,7 @@ impl LogicalUnit {
         Word(self.word.load(Ordering::Acquire))
     }
 
-    /// Its device carries commands out itself.
+    /// Returns the properties of the device's pass-through, if the device executes commands itself.
     pub(crate) fn passthrough(&self) -> Option<Passthrough> {
         self.passthrough
     }
@@ -272,7 +271,7 @@ impl LogicalUnit {
         self.removable
     }
 
-    /// Says what an operation on the whole medium has come to, here and to the disk.
+    /// Sets the progress of an operation on the whole medium, and closes or opens the disk accordingly.
     pub(crate) fn set_progress(&self, state: &mut UnitState, progress: Progress) {
         let closed = |progress: &Progress| *progress != Progress::Idle;
         let before = std::mem::replace(&mut state.progress, progress);
@@ -296,7 +295,7 @@ impl LogicalUnit {
         lock(&self.state)
     }
 
-    /// Makes the word say what the state says. Called before the lock on a changed state is given back.
+    /// Updates the word from the state. Called before the lock on a changed state is released.
     pub(crate) fn refresh_word(&self, state: &UnitState) {
         let epoch = self.word().epoch().wrapping_add(1);
         let mut word = u64::from(epoch) << Word::EPOCH_SHIFT;
@@ -324,13 +323,14 @@ impl LogicalUnit {
         self.word.store(word, Ordering::Release);
     }
 
-    /// Reason why the saved state of the unit cannot be used, if so. Commands that reservations concern are then answered BUSY.
+    /// Returns the reason why the unit's saved state cannot be used, if it cannot. Commands affected by reservations are then answered
+    /// BUSY.
     pub fn unknown_state(&self) -> Option<String> {
         let state = self.state();
         state.unknown.first().map(|(_, reason)| reason.clone())
     }
 
-    /// Loads saved state that could not be used once more, after it was reset on purpose. Returns true if all state is known now.
+    /// Reloads saved state that was unusable, after it was reset on purpose. Returns true if all state is known now.
     pub fn reload_unknown_state(&self) -> bool {
         let mut state = self.state();
         state.reload_unknown(self.directory.store());
@@ -370,7 +370,7 @@ impl LogicalUnit {
         nexus.drop_attentions(self.id);
     }
 
-    /// A logical unit reset (SAM-5, 6.3.3): also part of a target reset.
+    /// Performs a logical unit reset (SAM-5, 6.3.3), also as part of a target reset.
     pub(crate) fn reset(&self) {
         let mut state = self.state();
         state.reset();
@@ -378,7 +378,7 @@ impl LogicalUnit {
         self.refresh_word(&state);
     }
 
-    /// What a lost nexus held without persistence is given back.
+    /// Releases non-persistent state of a lost nexus.
     pub(crate) fn nexus_lost(&self, nexus: &Nexus) {
         let mut state = self.state();
         state.nexus_lost(nexus);
@@ -410,7 +410,7 @@ impl LogicalUnit {
     }
 }
 
-/// While there is one, the medium of its unit cannot be ejected: [`LogicalUnit::hold_medium`].
+/// Prevents ejection of the unit's medium while it exists: [`LogicalUnit::hold_medium`].
 #[derive(Debug)]
 pub struct MediumHold(Arc<LogicalUnit>);
 

@@ -1,20 +1,20 @@
-//! Logical unit numbers as they travel: eight bytes (SAM-5, 4.7).
+//! Logical unit numbers in their eight-byte wire format (SAM-5, 4.7).
 //!
-//! Peripheral (00b) and flat space (01b) addressing of one level, and the well-known logical unit
-//! REPORT LUNS. Anything else names no logical unit here.
+//! Supports single-level peripheral (00b) and flat space (01b) addressing, and the well-known logical unit REPORT LUNS. All other forms
+//! address no logical unit here.
 
-/// An eight byte LUN, as in REPORT LUNS data, an iSCSI header or behind a virtio-scsi target number.
+/// An eight-byte LUN, as in REPORT LUNS data, an iSCSI header, or after the target number of virtio-scsi.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lun(pub [u8; 8]);
 
-/// What a [`Lun`] names.
+/// Object that a [`Lun`] addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LunAddress {
-    /// A logical unit by its number, at most 16,383.
+    /// A logical unit by number, 16,383 or less.
     Unit(u16),
     /// The well-known logical unit REPORT LUNS (SPC-5, 8.2).
     ReportLuns,
-    /// A form of addressing that no logical unit here has.
+    /// An unsupported form of addressing.
     Unknown,
 }
 
@@ -22,10 +22,10 @@ impl Lun {
     /// The well-known logical unit REPORT LUNS, C101h.
     pub const REPORT_LUNS: Lun = Lun([0xc1, 0x01, 0, 0, 0, 0, 0, 0]);
 
-    /// The LUN of a unit number: peripheral addressing below 256, flat space from there on.
+    /// Returns the LUN of a unit number: peripheral addressing below 256, flat space addressing from 256.
     ///
     /// # Panics
-    /// When `number` needs more than the 14 bits of flat space addressing.
+    /// If `number` needs more than the 14 bits of flat space addressing.
     pub const fn unit(number: u16) -> Lun {
         assert!(number < MAX_UNITS, "a LUN is below 16384");
         let [high, low] = number.to_be_bytes();
@@ -33,12 +33,12 @@ impl Lun {
         Lun([method | high, low, 0, 0, 0, 0, 0, 0])
     }
 
-    /// A LUN of one level from its two bytes, as in bytes 2 and 3 of virtio-scsi's address.
+    /// Returns a single-level LUN from its two bytes, as in bytes 2 and 3 of virtio-scsi's address.
     pub const fn single_level(bytes: [u8; 2]) -> Lun {
         Lun([bytes[0], bytes[1], 0, 0, 0, 0, 0, 0])
     }
 
-    /// What it names.
+    /// Returns the addressed object.
     #[inline]
     pub const fn address(self) -> LunAddress {
         let word = u64::from_be_bytes(self.0);
@@ -55,7 +55,7 @@ impl Lun {
     }
 }
 
-/// How many logical units one target can have: flat space addressing has 14 bits.
+/// Maximum number of logical units per target: flat space addressing has 14 bits.
 pub const MAX_UNITS: u16 = 0x4000;
 
 #[cfg(test)]

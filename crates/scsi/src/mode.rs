@@ -1,7 +1,6 @@
 //! Mode pages of one logical unit: default, changeable, current and saved values (SPC-5, 7.5; SBC-4, 6.5).
 //!
-//! Pages are kept as the bytes that travel, without the PS bit. What a page means for a request's way is
-//! read out once, when it changes, into the unit's word.
+//! Pages are stored in wire format, without the PS bit. When a page changes, its effects on the request path are copied to the unit's word.
 
 use block::DiskInfo;
 
@@ -14,7 +13,7 @@ pub(crate) mod page {
     pub const ALL: u8 = 0x3f;
 }
 
-/// Which values MODE SENSE asks for (SPC-5, table 181).
+/// Kind of values that MODE SENSE requests (SPC-5, table 181).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageControl {
     Current,
@@ -54,7 +53,7 @@ impl ModePage {
         }
     }
 
-    /// The bytes that MODE SENSE returns, with PS set: every page can be saved.
+    /// Returns the page for MODE SENSE, with PS set: every page can be saved.
     pub fn values(&self, control: PageControl) -> Vec<u8> {
         let mut bytes = match control {
             PageControl::Current => self.current.clone(),
@@ -72,10 +71,10 @@ impl ModePage {
         self.current.get(at).is_some_and(|byte| byte & mask != 0)
     }
 
-    /// The first byte in which `new` differs from the current values where it may not.
+    /// Returns the offset of the first byte with a difference in unchangeable bits.
     fn unchangeable_difference(&self, new: &[u8]) -> Option<usize> {
         let differing = self.current.iter().zip(&self.changeable).zip(new);
-        // the first two bytes say which page it is
+        // The first two bytes identify the page.
         differing
             .skip(2)
             .position(|((old, may), new)| (old ^ new) & !may != 0)
@@ -83,16 +82,16 @@ impl ModePage {
     }
 }
 
-/// Why a page of a MODE SELECT parameter list is refused.
+/// Reason why a page of a MODE SELECT parameter list is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SelectError {
     /// The list ends inside the page.
     Truncated,
-    /// The byte of the page at fault.
+    /// Offset of the invalid byte within the page.
     Field(usize),
 }
 
-/// All pages of a unit, in ascending order of their codes.
+/// All pages of a unit, in ascending order of page code.
 #[derive(Clone, Debug)]
 pub(crate) struct ModePages {
     pages: Vec<ModePage>,
@@ -106,10 +105,10 @@ impl ModePages {
     pub fn new(info: &DiskInfo) -> ModePages {
         let cache = if info.write_cache { CACHING_WCE } else { 0 };
         let pages = vec![
-            // AWRE and ARRE: whatever lies below reallocates
+            // AWRE and ARRE: the lower layers reallocate blocks.
             ModePage::new(page::READ_WRITE_ERROR_RECOVERY, 0x0a, &[(2, 0xc0)], &[]),
             ModePage::new(page::CACHING, 0x12, &[(2, cache)], &[(2, cache)]),
-            // TST 001b: a task set for each nexus; unrestricted reordering of SIMPLE tasks
+            // TST 001b: one task set per nexus; unrestricted reordering of SIMPLE tasks.
             ModePage::new(
                 page::CONTROL,
                 0x0a,
@@ -126,7 +125,7 @@ impl ModePages {
         ModePages { pages }
     }
 
-    /// Reads one page off a MODE SELECT parameter list and makes it current; gives what follows.
+    /// Parses one page of a MODE SELECT parameter list and makes it current. Returns the rest of the list.
     pub fn select<'a>(&mut self, list: &'a [u8], save: bool) -> Result<&'a [u8], SelectError> {
         let [code, length, ..] = *list else {
             return Err(SelectError::Truncated);
@@ -142,7 +141,7 @@ impl ModePages {
         if let Some(at) = page.unchangeable_difference(new) {
             return Err(SelectError::Field(at));
         }
-        // MRIE 07h to 0Fh are reserved or vendor specific
+        // MRIE 07h to 0Fh are reserved or vendor specific.
         if page.code == page::INFORMATIONAL_EXCEPTIONS && new.get(3).is_some_and(|mrie| *mrie > 6) {
             return Err(SelectError::Field(3));
         }
@@ -155,7 +154,7 @@ impl ModePages {
         Ok(rest)
     }
 
-    /// Do the current values differ?
+    /// Returns true if the current values differ.
     pub fn differ(&self, other: &ModePages) -> bool {
         self.pages
             .iter()
@@ -163,14 +162,14 @@ impl ModePages {
             .any(|(one, other)| one.current != other.current)
     }
 
-    /// What a reset does: saved values become current.
+    /// Makes the saved values current, as a reset does.
     pub fn reset(&mut self) {
         for page in &mut self.pages {
             page.current.clone_from(&page.saved);
         }
     }
 
-    /// The saved values, to be kept.
+    /// Encodes the saved values for the store.
     pub fn encode_saved(&self) -> Vec<u8> {
         self.pages
             .iter()
@@ -178,8 +177,8 @@ impl ModePages {
             .collect()
     }
 
-    /// Restores saved values. A page whose saved values the disk does not support any more keeps its defaults; the pages after it
-    /// are restored. Returns false if the bytes are no list of pages.
+    /// Restores saved values. A page keeps its defaults if the disk no longer supports its saved values; the pages after it are restored.
+    /// Returns false if the bytes are not a list of pages.
     pub fn restore(&mut self, saved: &[u8]) -> bool {
         let mut rest = saved;
         while let [_, length, ..] = *rest {
@@ -204,17 +203,17 @@ impl ModePages {
         self.page(code).is_some_and(|page| page.bit(at, mask))
     }
 
-    /// WCE: the volatile cache is on.
+    /// WCE: the volatile cache is enabled.
     pub fn write_cache(&self) -> bool {
         self.bit(page::CACHING, 2, CACHING_WCE)
     }
 
-    /// D_SENSE: sense data in descriptor format.
+    /// D_SENSE: sense data is in descriptor format.
     pub fn descriptor_sense(&self) -> bool {
         self.bit(page::CONTROL, 2, CONTROL_D_SENSE)
     }
 
-    /// SWP: an initiator has write protected the unit.
+    /// SWP: an initiator has write-protected the unit.
     pub fn software_write_protect(&self) -> bool {
         self.bit(page::CONTROL, 4, CONTROL_SWP)
     }

@@ -1,7 +1,7 @@
-//! I_T nexuses: who speaks, through which port, and which unit attentions wait for it (SAM-5, 5.14).
+//! I_T nexuses: the initiator, its target port, and its pending unit attentions (SAM-5, 5.14).
 //!
-//! A nexus is shared by the workers that carry its queues or connections. Its filter word is zero while no
-//! unit attention waits, and is only written when one comes or goes; the queues are behind a mutex.
+//! A nexus is shared by the workers of its queues or connections. Its filter word is zero while no unit attention is pending, and is
+//! written only when one is added or removed. The queues are behind a mutex.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,30 +13,29 @@ use crate::logical_unit::{LogicalUnit, UnitId};
 use crate::sense::SenseCode;
 use crate::sync::lock;
 
-/// Between an iSCSI initiator's name and its ISID in hexadecimal (SPC-4, 7.6.4.6).
+/// Separator between an iSCSI initiator's name and its ISID in hexadecimal (SPC-4, 7.6.4.6).
 const ISID_SEPARATOR: &str = ",i,0x";
 
-/// An initiator port's name as a TransportID (SPC-5, 7.6.4): the key of a registration.
+/// Name of an initiator port as a TransportID (SPC-5, 7.6.4): the key of a registration.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransportId(Box<[u8]>);
 
 impl TransportId {
-    /// An iSCSI initiator port: name and ISID (format 01b).
+    /// Creates the ID of an iSCSI initiator port: name and ISID (format 01b).
     pub fn iscsi_port(name: &str, isid: [u8; 6]) -> TransportId {
         let hex: String = isid.iter().map(|byte| format!("{byte:02x}")).collect();
         TransportId::iscsi(0x45, &format!("{name}{ISID_SEPARATOR}{hex}"))
     }
 
-    /// An iSCSI initiator device: a name only (format 00b). Transports whose initiators have no name of their
-    /// own make one up.
+    /// Creates the ID of an iSCSI initiator device: a name only (format 00b). Transports without initiator names use a generated name.
     pub fn iscsi_device(name: &str) -> TransportId {
         TransportId::iscsi(0x05, name)
     }
 
-    /// Bytes of a name, and of what follows it, that are taken: iSCSI's names have 223 at most (RFC 7143, 4.2.7.1).
+    /// Maximum length of name and ISID, in bytes; longer text is cut. iSCSI names have at most 223 bytes (RFC 7143, 4.2.7.1).
     const TEXT_MAX: usize = 1024;
 
-    /// Names are compared normalised (RFC 7143, 4.2.7), digits of an ISID without regard to case: only that form is kept.
+    /// Stores the normalised form only: names are compared normalised (RFC 7143, 4.2.7), digits of an ISID without regard to case.
     fn iscsi(first: u8, text: &str) -> TransportId {
         let (name, isid) = match text.rfind(ISID_SEPARATOR) {
             Some(at) => text.split_at(at),
@@ -46,7 +45,7 @@ impl TransportId {
         let name = normalised.as_deref().unwrap_or(name);
         let text = format!("{name}{}", isid.to_ascii_lowercase());
         let mut bytes = vec![first, 0, 0, 0];
-        // Whole characters: what is not text would not be read back.
+        // Cuts between characters: invalid UTF-8 could not be parsed again.
         let mut end = text.len().min(TransportId::TEXT_MAX);
         while !text.is_char_boundary(end) {
             end -= 1;
@@ -61,7 +60,7 @@ impl TransportId {
         TransportId(bytes.into())
     }
 
-    /// The first TransportID of a list, and what follows it; `None` when it is malformed.
+    /// Parses the first TransportID of a list and returns it with the rest; `None` if it is malformed.
     pub fn parse(bytes: &[u8]) -> Option<(TransportId, &[u8])> {
         let first = *bytes.first()?;
         let length = match first {
@@ -88,12 +87,12 @@ impl TransportId {
         Some((TransportId::iscsi(first, text), rest))
     }
 
-    /// Is it an iSCSI node's name, without a port (format 00b)?
+    /// Returns true for the name of an iSCSI node, without a port (format 00b).
     pub(crate) fn is_node(&self) -> bool {
         self.0.first() == Some(&0x05)
     }
 
-    /// The iSCSI node of an initiator port; what else there is stands for itself.
+    /// Returns the iSCSI node of an initiator port. Other IDs are returned unchanged.
     pub(crate) fn node(&self) -> TransportId {
         match self.name().rsplit_once(ISID_SEPARATOR) {
             Some((name, _)) if self.0.first() == Some(&0x45) => TransportId::iscsi_device(name),
@@ -101,7 +100,7 @@ impl TransportId {
         }
     }
 
-    /// The initiator's name, where it has one.
+    /// Returns the initiator's name; hexadecimal bytes if it has no name.
     pub fn name(&self) -> String {
         match self.0.first() {
             Some(0x05 | 0x45) => {
@@ -112,7 +111,7 @@ impl TransportId {
         }
     }
 
-    /// As on the wire.
+    /// Returns the wire format.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -130,12 +129,12 @@ impl std::fmt::Debug for TransportId {
     }
 }
 
-/// A target port: an export, as SCSI sees it.
+/// A target port: the SCSI view of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetPort {
     /// Relative target port identifier, unique among all ports of the daemon, from 1.
     pub relative_id: u16,
-    /// Target port group that the port belongs to. The transports use `relative_id`, so that each port has a state of its own.
+    /// Target port group of the port. The transports use `relative_id`, so that each port has its own state.
     pub group: u16,
     /// SCSI name string of the port, such as `iqn.2026-11.org.example:t0,t,0x0001`.
     pub name: Option<String>,
@@ -155,7 +154,7 @@ pub enum StateSetters {
     AdministratorOnly,
 }
 
-/// Names an I_T nexus within the process; never reused.
+/// Identifier of an I_T nexus, unique within the process and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NexusId(u64);
 
@@ -166,7 +165,7 @@ pub struct Nexus {
     initiator: TransportId,
     port: Arc<TargetPort>,
     filter: AtomicU64,
-    /// Where reservations are known not to be in the way: unit and epoch of its word.
+    /// Units with reservations that do not restrict the nexus: unit and epoch of its word.
     privileges: [AtomicU64; 64],
     attentions: Mutex<Attentions>,
 }
@@ -175,12 +174,12 @@ pub struct Nexus {
 struct Attentions {
     queues: HashMap<UnitId, Vec<SenseCode>>,
     known: KnownUnits,
-    /// How many units with a queue, and LUNs with another unit than the known one, share each bit of the filter.
+    /// Number of users of each filter bit: units with a queue, and LUNs with a unit that replaced another.
     sharing: Vec<u32>,
 }
 
 impl Nexus {
-    /// `known`: the units that the initiator port knows from an earlier nexus.
+    /// Creates a nexus. `known`: units that the initiator port has seen through an earlier nexus.
     pub(crate) fn new(initiator: TransportId, port: Arc<TargetPort>, known: KnownUnits) -> Nexus {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NexusId(NEXT.fetch_add(1, Ordering::Relaxed));
@@ -199,54 +198,54 @@ impl Nexus {
         }
     }
 
-    /// Names the nexus within the process.
+    /// Returns the identifier within the process.
     pub fn id(&self) -> NexusId {
         self.id
     }
 
-    /// The initiator port.
+    /// Returns the initiator port.
     pub fn initiator(&self) -> &TransportId {
         &self.initiator
     }
 
-    /// The target port.
+    /// Returns the target port.
     pub fn port(&self) -> &Arc<TargetPort> {
         &self.port
     }
 
-    /// May a unit attention for this unit wait? Never a wrong no.
+    /// Returns false only if no unit attention for this unit is pending.
     #[inline]
     pub(crate) fn may_have_attention(&self, unit: UnitId) -> bool {
         self.has_in_filter(unit.filter_bit())
     }
 
-    /// As [`Nexus::may_have_attention`], for the units that have this bit.
+    /// Like [`Nexus::may_have_attention`], for all units with this bit.
     #[inline]
     pub(crate) fn has_in_filter(&self, bit: u64) -> bool {
         self.filter.load(Ordering::Acquire) & bit != 0
     }
 
-    /// Is the unit's reservation, as it was at this epoch, known to be no obstacle for this nexus?
+    /// Returns true if the unit's reservation at this epoch does not restrict the nexus.
     #[inline]
     pub(crate) fn is_privileged(&self, unit: UnitId, epoch: u32) -> bool {
         let known = self.privileges.get(unit.filter_index());
         known.is_some_and(|known| known.load(Ordering::Acquire) == privilege(unit, epoch))
     }
 
-    /// Remembers that the unit's reservation is no obstacle until the unit changes.
+    /// Records that the unit's reservation does not restrict the nexus until the unit changes.
     pub(crate) fn remember_privilege(&self, unit: UnitId, epoch: u32) {
         if let Some(known) = self.privileges.get(unit.filter_index()) {
             known.store(privilege(unit, epoch), Ordering::Release);
         }
     }
 
-    /// Queues a unit attention, unless the same one waits already.
+    /// Adds a unit attention, unless the same one is pending.
     pub(crate) fn push_attention(&self, unit: UnitId, code: SenseCode) {
         let mut attentions = lock(&self.attentions);
         let queue = attentions.queues.entry(unit).or_default();
         let first = queue.is_empty();
         if is_reset(code) {
-            // a reset is reported before, and instead of, whatever it wiped out (SAM-5, 5.14.5)
+            // A reset is reported before, and instead of, the attentions that it supersedes (SAM-5, 5.14.5).
             queue.retain(|&waiting| !is_reset(waiting));
             queue.insert(0, code);
         } else if !queue.contains(&code) {
@@ -257,8 +256,8 @@ impl Nexus {
         }
     }
 
-    /// A unit has this LUN now. If the initiator knows another one there it is told so, and that holds for commands which
-    /// [`Nexus::replaced`] says. Called before commands can reach the unit.
+    /// Records that a unit has this LUN now. If the initiator has seen another unit there, it gets unit attentions, and [`Nexus::replaced`]
+    /// restricts its commands. Called before commands can reach the unit.
     pub(crate) fn meet(&self, lun: u16, unit: &LogicalUnit) {
         let id = unit.id();
         let mut attentions = lock(&self.attentions);
@@ -270,7 +269,7 @@ impl Nexus {
             self.share(&mut attentions, id);
         }
         drop(attentions);
-        // CAPACITY DATA HAS CHANGED would have the initiator take the other unit for the one that it knows.
+        // CAPACITY DATA HAS CHANGED would imply that this is the old unit.
         let codes: &[SenseCode] = match relation {
             Relation::Same => &[],
             Relation::OtherCapacity => &[SenseCode::CAPACITY_CHANGED],
@@ -281,7 +280,7 @@ impl Nexus {
         }
     }
 
-    /// No unit has this LUN any more.
+    /// Records that the LUN has no unit any more.
     pub(crate) fn leave(&self, lun: u16) {
         let mut attentions = lock(&self.attentions);
         if let Some(unit) = attentions.known.leave(lun) {
@@ -289,7 +288,7 @@ impl Nexus {
         }
     }
 
-    /// The initiator has read the capacity of the unit with this LUN.
+    /// Records that the initiator has read the capacity of the unit with this LUN.
     pub(crate) fn read_capacity(&self, lun: u16, unit: &LogicalUnit) {
         let mut attentions = lock(&self.attentions);
         if let Some(unit) = attentions.known.read_capacity(lun, Appearance::of(unit)) {
@@ -297,18 +296,18 @@ impl Nexus {
         }
     }
 
-    /// Has the unit with this LUN replaced another one, which the initiator knows? Asked when
-    /// [`Nexus::may_have_attention`] says yes.
+    /// Returns the restriction if the unit with this LUN has replaced one that the initiator has seen. Called if
+    /// [`Nexus::may_have_attention`] returns true.
     pub(crate) fn replaced(&self, lun: u16) -> Option<Replaced> {
         lock(&self.attentions).known.replaced(lun)
     }
 
-    /// What another nexus of the initiator port starts with.
+    /// Returns the initial state for another nexus of the initiator port.
     pub(crate) fn known_units(&self) -> KnownUnits {
         lock(&self.attentions).known.for_another_nexus()
     }
 
-    /// Takes the first unit attention that waits for this unit.
+    /// Removes and returns the first pending unit attention for this unit.
     pub(crate) fn pop_attention(&self, unit: UnitId) -> Option<SenseCode> {
         let mut attentions = lock(&self.attentions);
         let queue = attentions.queues.get_mut(&unit)?;
@@ -319,12 +318,12 @@ impl Nexus {
         code
     }
 
-    /// The first unit attention that waits for this unit.
+    /// Returns the first pending unit attention for this unit.
     pub(crate) fn peek_attention(&self, unit: UnitId) -> Option<SenseCode> {
         lock(&self.attentions).queues.get(&unit)?.first().copied()
     }
 
-    /// Takes one kind of unit attention back on every unit.
+    /// Removes pending unit attentions with this code for all units.
     pub(crate) fn clear_attention_everywhere(&self, code: SenseCode) {
         let mut attentions = lock(&self.attentions);
         let mut emptied = Vec::new();
@@ -339,7 +338,7 @@ impl Nexus {
         }
     }
 
-    /// Forgets a unit that is no longer mapped.
+    /// Removes the unit attentions of a unit that is no longer mapped.
     pub(crate) fn drop_attentions(&self, unit: UnitId) {
         let mut attentions = lock(&self.attentions);
         if attentions.queues.contains_key(&unit) {
@@ -370,7 +369,7 @@ impl Nexus {
     }
 }
 
-/// Never zero, for no unit has the number 0.
+/// Never zero, because no unit has the number 0.
 const fn privilege(unit: UnitId, epoch: u32) -> u64 {
     (unit.number() as u64) << 32 | epoch as u64
 }
@@ -468,7 +467,7 @@ mod tests {
             &id.as_bytes()[4..48],
             b"iqn.2026-11.org.example:h1,i,0x4000ab000001\0"
         );
-        // as an initiator writes it into the parameter list of REGISTER AND MOVE
+        // As sent by an initiator in the parameter list of REGISTER AND MOVE.
         let mut wire = b"\x45\0\0\x2ciqn.2026-11.org.example:H1,i,0x4000AB000001\0".to_vec();
         assert_eq!(wire.len(), 48);
         assert_eq!(TransportId::parse(&wire), Some((id.clone(), &[][..])));
@@ -481,7 +480,7 @@ mod tests {
         );
     }
 
-    /// One that is not read back takes all registrations with it that are kept beside it.
+    /// A name that cannot be parsed again would invalidate all registrations saved with it.
     #[test]
     fn every_name_that_is_taken_is_read_back() {
         let long = "a".repeat(1023) + "\u{e9}";

@@ -1,7 +1,7 @@
-//! What to do about a command: answer, one I/O, ask for data, or run a small program of I/Os.
+//! Plans for commands: a response, one I/O, a request for data-out, or a program of I/Os.
 //!
-//! The core does no I/O. Whoever called [`TargetView::begin`](crate::TargetView::begin) carries the plan
-//! out. [`Plan::Done`] without data and [`Plan::Io`] are made without an allocation.
+//! The core does no I/O. The caller of [`TargetView::begin`](crate::TargetView::begin) executes the plan. [`Plan::Done`] without data and
+//! [`Plan::Io`] are created without an allocation.
 
 use std::ops::Range;
 
@@ -12,34 +12,33 @@ use crate::logical_unit::{DiskId, UnitId};
 use crate::response::{Residual, Response, Status};
 use crate::sense::Sense;
 
-/// What to do about a command.
+/// Execution of a command.
 #[derive(Debug)]
 pub enum Plan {
-    /// Answer now.
+    /// Respond now.
     Done(Response),
-    /// One I/O between the disk and the initiator's own buffer, or without data; then
-    /// [`DirectIo::finish`] gives the answer.
+    /// One I/O between the disk and the initiator's own buffer, or without data. [`DirectIo::finish`] then returns the response.
     Io(DirectIo),
-    /// Bring the data-out into memory, then go on with [`Pending::with_data`].
+    /// Copy the data-out into memory, then call [`Pending::with_data`].
     NeedData(Pending),
     /// Several I/Os on scratch memory.
     Run(Box<Run>),
 }
 
-/// One I/O straight between the disk and the initiator's buffer.
+/// One I/O directly between the disk and the initiator's buffer.
 ///
-/// `request.length` bytes move, from or to the start of the buffer; the buffer is never shorter. A
-/// command that asks for more than the buffer holds moves the whole blocks that fit and tells the rest
-/// as overflow, as other targets do; a read whose buffer ends inside a block becomes a [`Run`].
+/// Transfers `request.length` bytes at the start of the buffer, which is never shorter. If the command's transfer is longer than the
+/// buffer, the whole blocks that fit are transferred and the rest is reported as overflow, as other targets do. A read with a buffer that
+/// ends inside a block becomes a [`Run`].
 #[derive(Clone, Copy, Debug)]
 pub struct DirectIo {
-    /// Where.
+    /// Disk of the I/O.
     pub disk: DiskId,
-    /// What; checked against the disk.
+    /// The I/O, within the limits of the disk.
     pub request: IoRequest,
-    /// No other read or write may overlap the range while this one runs (WRITE ATOMIC).
+    /// The range is locked: no other read or write may overlap it during the I/O (WRITE ATOMIC).
     pub exclusive: bool,
-    /// What the answer says of the transfer when the I/O succeeds.
+    /// Residual in the response if the I/O succeeds.
     pub residual: Residual,
     pub(crate) success: Status,
     pub(crate) expected: u64,
@@ -47,13 +46,13 @@ pub struct DirectIo {
 }
 
 impl DirectIo {
-    /// The status when the I/O succeeds; the answer then has no data and no sense.
+    /// Returns the status if the I/O succeeds; the response then has no data and no sense.
     #[inline]
     pub fn success(&self) -> Status {
         self.success
     }
 
-    /// The answer, once the I/O has ended.
+    /// Returns the response after the end of the I/O.
     #[inline]
     pub fn finish(&self, outcome: IoOutcome) -> Response {
         match outcome {
@@ -71,7 +70,7 @@ impl DirectIo {
     }
 }
 
-/// The answer to a transfer of which the initiator expects so many bytes, when its I/O has failed.
+/// Returns the response to a failed I/O. `expected`: bytes that the initiator expects.
 fn failed(error: IoError, expected: u64, descriptor_sense: bool) -> Response {
     let sense = Sense {
         descriptor_format: descriptor_sense,
@@ -83,19 +82,19 @@ fn failed(error: IoError, expected: u64, descriptor_sense: bool) -> Response {
     }
 }
 
-/// A [`DirectIo`] of which nothing is remarkable: its buffer is as long as its transfer, and its success is GOOD.
+/// A [`DirectIo`] in the usual case: the buffer is as long as the transfer, and the status on success is GOOD.
 #[derive(Clone, Copy, Debug)]
 pub struct PlainIo {
-    /// What; checked against the disk.
+    /// The I/O, within the limits of the disk.
     pub request: IoRequest,
-    /// How it ends.
+    /// Parameters of the response.
     pub end: PlainEnd,
 }
 
-/// What the answer to a [`PlainIo`] is made of.
+/// Parameters of the response to a [`PlainIo`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlainEnd {
-    /// Bytes; a transfer is far below 4 GiB.
+    /// In bytes; a transfer is far below 4 GiB.
     expected: u32,
     descriptor_sense: bool,
 }
@@ -110,7 +109,7 @@ impl PlainIo {
         PlainIo { request, end }
     }
 
-    /// With the disk that it is for.
+    /// Adds the disk.
     #[inline(always)]
     pub(crate) fn on(self, disk: DiskId) -> DirectIo {
         DirectIo {
@@ -126,7 +125,7 @@ impl PlainIo {
 }
 
 impl PlainEnd {
-    /// The answer, once the I/O has ended.
+    /// Returns the response after the end of the I/O.
     pub fn finish(&self, outcome: IoOutcome) -> Response {
         match outcome {
             Ok(()) => Response::good(),
@@ -135,16 +134,16 @@ impl PlainEnd {
     }
 }
 
-/// What is common to everything that answers a command later.
+/// Common parameters of delayed responses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answering {
-    /// Data-in bytes that the initiator has room for.
+    /// Size of the initiator's data-in buffer, in bytes.
     pub expected_in: u64,
-    /// Data-out bytes that the initiator offers.
+    /// Length of the initiator's data-out, in bytes.
     pub expected_out: u64,
-    /// Data-out bytes that the CDB asks for.
+    /// Length of the data-out according to the CDB, in bytes.
     pub wanted_out: u64,
-    /// Sense in descriptor format.
+    /// Sense data is in descriptor format.
     pub descriptor_sense: bool,
 }
 
@@ -200,7 +199,7 @@ impl Pending {
         Pending::keeping(wanted, available, move |data| resume(&data))
     }
 
-    /// A command that goes on working with its data-out.
+    /// Creates a plan that takes ownership of the data-out.
     pub(crate) fn keeping(
         wanted: u64,
         available: u64,
@@ -220,7 +219,7 @@ impl Pending {
         })
     }
 
-    /// How many bytes from the start of the data-out are needed: at most [`DATA_OUT_MAX`].
+    /// Returns the required length from the start of the data-out, in bytes: at most [`DATA_OUT_MAX`].
     pub fn length(&self) -> usize {
         self.length
     }
@@ -229,7 +228,7 @@ impl Pending {
         self.answering.wanted_out
     }
 
-    /// Goes on with the data, of which there must be [`Pending::length`] bytes.
+    /// Continues the command with its data-out, at least [`Pending::length`] bytes.
     pub fn with_data(self, mut data: Vec<u8>) -> Plan {
         if data.len() < self.length {
             return Plan::Done(self.answering.finish(Response::aborted()));
@@ -252,65 +251,63 @@ impl std::fmt::Debug for Pending {
 pub struct Exclusive {
     /// The disk.
     pub disk: DiskId,
-    /// First byte.
+    /// Offset in bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
-/// Several I/Os on scratch memory that the caller owns.
+/// Several I/Os on scratch memory of the caller.
 ///
-/// The caller holds `scratch_length` bytes, aligned to 4,096, for the whole run. It calls [`Run::next`]
-/// with `None`, carries out the I/O that comes back and calls again with its outcome, until [`Step::Done`]
-/// or [`Step::End`]. A run may be dropped between two steps: that aborts the command, unless it
-/// `survives_abort`.
+/// The caller provides `scratch_length` bytes, aligned to 4,096, for the whole run. It calls [`Run::next`] with `None`, executes the
+/// returned I/O, and calls it again with the outcome, until [`Step::Done`] or [`Step::End`]. Dropping a run between two steps aborts the
+/// command, unless it `survives_abort`.
 pub struct Run {
     program: Box<dyn Program>,
     answering: Answering,
-    /// Scratch memory that the run needs, in bytes; at most [`SCRATCH_MAX`], or the buffer of a command that is passed through; may
-    /// be 0.
+    /// Required scratch memory in bytes; may be 0. At most [`SCRATCH_MAX`], or the buffer of a pass-through command.
     pub scratch_length: usize,
-    /// The range that has to be held exclusively from before the first step until the end.
+    /// Range to be locked from before the first step until the end.
     pub exclusive: Option<Exclusive>,
-    /// Goes on to its end even if its command is aborted or its nexus is lost (SANITIZE).
+    /// Runs to its end even if its command is aborted or its nexus is lost (SANITIZE).
     pub survives_abort: bool,
 }
 
-/// The next thing to do for a [`Run`].
+/// Next step of a [`Run`].
 #[derive(Debug)]
 pub enum Step {
-    /// Do an I/O; data moves between the disk and this part of the scratch memory.
+    /// Execute an I/O between the disk and this part of the scratch memory.
     Io {
-        /// Which disk: not always the one that the command was sent to.
+        /// Disk of the I/O, which may differ from that of the command's unit.
         disk: DiskId,
-        /// What to do.
+        /// The I/O.
         request: IoRequest,
-        /// Where the data is, empty for requests that move none; as long as the request.
+        /// Location of the data, as long as the request; empty for requests without data.
         scratch: Range<usize>,
     },
-    /// The answer; the run is over.
+    /// Send the response; the run has ended.
     Done(Response),
-    /// The answer; the run goes on in the background: call [`Run::next`] again with `None`.
+    /// Send the response. The run continues in the background: call [`Run::next`] again with `None`.
     Answer(Response),
-    /// The run, answered before, is over.
+    /// The run has ended; its response was sent before.
     End,
 }
 
-/// A command made of several I/Os.
+/// A command that consists of several I/Os.
 pub(crate) trait Program: Send {
-    /// The next step, given the outcome of the I/O that the step before asked for.
+    /// Returns the next step. `last`: outcome of the I/O of the previous step.
     fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step;
 
-    /// Does it write to a unit, other than the one that its command was sent to?
+    /// Returns true if the program writes to this unit and the command was sent to another.
     fn writes_to(&self, _unit: UnitId) -> bool {
         false
     }
 }
 
-/// Most scratch memory that a [`Run`] needs, unless it passes a command through.
+/// Maximum scratch memory of a [`Run`] in bytes, except for pass-through commands.
 pub const SCRATCH_MAX: usize = 1 << 20;
 
-/// Most data-out that a [`Pending`] asks for: the longest transfer, of a command that works with its data.
+/// Maximum data-out of a [`Pending`] in bytes: the longest transfer of a command that processes its data.
 pub const DATA_OUT_MAX: usize = TRANSFER_MAX as usize;
 
 impl Run {
@@ -347,19 +344,19 @@ impl Run {
         })
     }
 
-    /// A program that no abort stops.
+    /// Creates a run that continues after an abort.
     pub(crate) fn background(program: impl Program + 'static, scratch_length: usize) -> Box<Run> {
         let mut run = Run::boxed(program, scratch_length, None);
         run.survives_abort = true;
         run
     }
 
-    /// Does it write to this unit, other than the one that its command was sent to?
+    /// Returns true if the run writes to this unit and its command was sent to another.
     pub fn writes_to(&self, unit: UnitId) -> bool {
         self.program.writes_to(unit)
     }
 
-    /// The next step; `last` is the outcome of the I/O that the step before asked for.
+    /// Returns the next step. `last`: outcome of the I/O of the previous step.
     pub fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
         if scratch.len() < self.scratch_length {
             return Step::Done(self.answering.finish(Response::aborted()));

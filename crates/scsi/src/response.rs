@@ -1,4 +1,4 @@
-//! How a command ends: status, sense, data and what was not transferred.
+//! The end of a command: status, sense, data and residual.
 
 use crate::sense::{Sense, SenseBytes, SenseCode, SenseKey};
 use crate::task_management::AbortScope;
@@ -19,7 +19,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// A device's status byte; `None`: obsolete or reserved.
+    /// Returns a device's status; `None` if the byte is obsolete or reserved.
     pub const fn from_byte(byte: u8) -> Option<Status> {
         Some(match byte {
             0x00 => Status::Good,
@@ -35,19 +35,19 @@ impl Status {
     }
 }
 
-/// The difference between what a command had to transfer and what its initiator has room for.
+/// Difference between the transfer length of a command and the initiator's buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residual {
-    /// They are the same.
+    /// No difference.
     None,
-    /// So many bytes of the initiator's buffer were not used.
+    /// Bytes of the initiator's buffer that were not used.
     Underflow(u64),
-    /// So many bytes more would have been transferred.
+    /// Bytes that did not fit into the initiator's buffer.
     Overflow(u64),
 }
 
 impl Residual {
-    /// Compares what the command wants to move with what the initiator expects.
+    /// Compares the command's transfer length with the length that the initiator expects.
     #[inline]
     pub const fn between(wanted: u64, expected: u64) -> Residual {
         if wanted == expected {
@@ -60,12 +60,12 @@ impl Residual {
     }
 }
 
-/// Sense data as they are sent.
+/// Sense data for transmission.
 #[derive(Clone, Debug)]
 pub enum SenseData<'a> {
-    /// Made here.
+    /// Created by this target.
     Own(SenseBytes),
-    /// The device's, or none.
+    /// From the device, or empty.
     Device(&'a [u8]),
 }
 
@@ -80,25 +80,25 @@ impl std::ops::Deref for SenseData<'_> {
     }
 }
 
-/// The answer to a command.
+/// Response to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     /// Status byte.
     pub status: Status,
-    /// Sense data, with CHECK CONDITION always, but where they are the device's.
+    /// Sense data. Set with every CHECK CONDITION, unless it comes from the device.
     pub sense: Option<Sense>,
-    /// Sense data as the device of the unit has sent them; empty: none.
+    /// Sense data from the unit's device; empty if none.
     pub device_sense: Box<[u8]>,
     /// Data-in, already cut to the allocation length and to the initiator's buffer.
     pub data: Vec<u8>,
-    /// For the transport's residual fields.
+    /// Value for the transport's residual fields.
     pub residual: Residual,
-    /// Tasks that have to be aborted, on every worker, before this answer may leave (PREEMPT AND ABORT).
+    /// Tasks to abort, on every worker, before this response may leave (PREEMPT AND ABORT).
     pub abort: Option<Box<AbortScope>>,
 }
 
 impl Response {
-    /// Sense data as they are sent; may be empty.
+    /// Returns the sense data for transmission; may be empty.
     pub fn sense_data(&self) -> SenseData<'_> {
         match &self.sense {
             Some(sense) => SenseData::Own(sense.encode()),
@@ -106,12 +106,12 @@ impl Response {
         }
     }
 
-    /// GOOD without data.
+    /// Creates GOOD without data.
     pub fn good() -> Response {
         Response::status(Status::Good)
     }
 
-    /// A bare status.
+    /// Creates a response with a status only.
     pub fn status(status: Status) -> Response {
         Response {
             status,
@@ -123,7 +123,7 @@ impl Response {
         }
     }
 
-    /// GOOD with data-in, cut to the CDB's allocation length (SPC-5, 4.2.5.6).
+    /// Creates GOOD with data-in, cut to the CDB's allocation length (SPC-5, 4.2.5.6).
     pub fn data(mut data: Vec<u8>, allocation_length: usize) -> Response {
         data.truncate(allocation_length);
         Response {
@@ -132,7 +132,7 @@ impl Response {
         }
     }
 
-    /// CHECK CONDITION with sense.
+    /// Creates CHECK CONDITION with sense data.
     pub fn check(sense: Sense) -> Response {
         Response {
             status: Status::CheckCondition,
@@ -144,12 +144,12 @@ impl Response {
         }
     }
 
-    /// ABORTED COMMAND without a reason, for what the caller could not carry out.
+    /// Creates ABORTED COMMAND without a reason, for a plan that the caller could not execute.
     pub fn aborted() -> Response {
         Response::check(Sense::new(SenseKey::AbortedCommand, SenseCode::NONE))
     }
 
-    /// Cuts data to the initiator's buffer and fills in the residual where it is not set yet.
+    /// Cuts data to the initiator's buffer and sets the residual if it is not set yet.
     pub(crate) fn fit(mut self, wanted_out: u64, expected_in: u64, expected_out: u64) -> Response {
         if self.residual == Residual::None {
             let ends_well = matches!(self.status, Status::Good | Status::ConditionMet);

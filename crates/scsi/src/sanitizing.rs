@@ -1,27 +1,27 @@
-//! What is kept of a sanitize or format operation, so that it goes on after a restart (SBC-4, 4.11).
+//! Saved state of a sanitize or format operation, which continues after a restart (SBC-4, 4.11).
 //!
-//! Kept when it begins, after each pass, and when it fails; nothing is kept once it has succeeded or its failure was
-//! left. A pass that was interrupted begins anew.
+//! Saved at the start, after each pass, and at a failure; removed after success, or when a failure is left. An interrupted pass starts from
+//! its beginning.
 
 use crate::unit_state::Operation;
 
-/// What is done to every block.
+/// Operation on every block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
-    /// Written with this block.
+    /// Writes this block.
     Write(Vec<u8>),
     WriteZeroes,
     Discard,
 }
 
-/// An operation.
+/// A sanitize or format operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     pub operation: Operation,
     pub failed: bool,
     /// AUSE: a failure may be left without another operation.
     pub may_exit: bool,
-    /// The pass that is under way.
+    /// Index of the current pass.
     pub pass: usize,
     pub passes: Vec<Pass>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Kept {
 const VERSION: u8 = 1;
 const FAILED: u8 = 1;
 const MAY_EXIT: u8 = 2;
-/// It is a format, not a sanitize operation.
+/// Flag of a format operation; otherwise it is a sanitize operation.
 const IS_FORMAT: u8 = 4;
 
 impl Kept {
@@ -55,8 +55,8 @@ impl Kept {
         bytes
     }
 
-    /// What was kept, if anything was. What cannot be read is a failure that may not be left: some of the medium may not
-    /// have been erased.
+    /// Decodes the saved operation, if any. Malformed bytes count as a failure that may not be left: parts of the medium may not have been
+    /// erased.
     pub fn decode(bytes: &[u8], block_size: usize) -> Option<Kept> {
         if bytes.is_empty() {
             return None;
@@ -122,7 +122,7 @@ mod tests {
             let operation = if is_format { Operation::Format } else { Operation::Sanitize };
             let kept = Kept { operation, failed, may_exit, pass: at.min(passes.len()), passes };
             prop_assert_eq!(Kept::decode(&kept.encode(), 512), Some(kept.clone()));
-            // cut short, it is a failure, or has fewer passes
+            // Truncated bytes decode to a failure, or to fewer passes.
             let bytes = kept.encode();
             let cut = &bytes[..bytes.len() - 1];
             prop_assert_ne!(Kept::decode(cut, 512), Some(kept));

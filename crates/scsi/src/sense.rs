@@ -1,7 +1,7 @@
-//! Sense data: why a command ended as it did (SPC-5, 4.4). A small copyable value, encoded last.
+//! Sense data: the reason for the end of a command (SPC-5, 4.4). A small `Copy` value, encoded last.
 //!
-//! The format (fixed 70h or descriptor 72h) is the logical unit's choice, from D_SENSE of its control
-//! mode page, so it is part of the value. [`SenseCode`] lists every additional sense code used.
+//! The format (fixed 70h or descriptor 72h) depends on D_SENSE in the logical unit's control mode page, so it is part of the value.
+//! [`SenseCode`] lists every additional sense code in use.
 
 use block::{DeviceSense, IoError, IoErrorKind};
 
@@ -25,7 +25,7 @@ pub enum SenseKey {
 }
 
 impl SenseKey {
-    /// A device's sense key; `None`: one that no block device has (blank check, vendor specific, volume overflow, reserved).
+    /// Returns a device's sense key; `None` if block devices do not use it (blank check, vendor specific, volume overflow, reserved).
     pub const fn from_byte(byte: u8) -> Option<SenseKey> {
         Some(match byte {
             0x0 => SenseKey::NoSense,
@@ -116,20 +116,20 @@ impl SenseCode {
 /// Sense-key specific bytes (SPC-5, 4.4.2.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SenseSpecific {
-    /// Which byte (and bit) of the CDB or the parameter list is at fault.
+    /// Byte (and bit) at fault in the CDB or the parameter list.
     Field {
         /// In the CDB; otherwise in the parameter list.
         in_cdb: bool,
         /// Byte at fault.
         byte: u16,
-        /// Highest bit at fault, where a single field of a byte is.
+        /// Highest bit at fault, if the field is smaller than its byte.
         bit: Option<u8>,
     },
-    /// How far an operation in the background is, of 65,536.
+    /// Progress of a background operation, in 65,536ths.
     Progress(u16),
     /// Segment and byte at fault in an EXTENDED COPY parameter list.
     Segment {
-        /// The pointer counts from the segment descriptor, not from the list.
+        /// The pointer is relative to the segment descriptor, not to the list.
         descriptor: bool,
         /// Byte at fault.
         byte: u16,
@@ -147,11 +147,11 @@ pub struct Sense {
     pub information: Option<u64>,
     /// Sense-key specific field.
     pub specific: Option<SenseSpecific>,
-    /// Encode in descriptor format.
+    /// Encoded in descriptor format.
     pub descriptor_format: bool,
 }
 
-/// Most bytes that [`Sense::encode`] writes.
+/// Maximum length of the result of [`Sense::encode`], in bytes.
 pub const SENSE_LENGTH_MAX: usize = 28;
 
 /// Encoded sense data.
@@ -169,7 +169,7 @@ impl std::ops::Deref for SenseBytes {
 }
 
 impl Sense {
-    /// Sense data with nothing but key and code.
+    /// Creates sense data with key and code only.
     pub const fn new(key: SenseKey, code: SenseCode) -> Sense {
         Sense {
             key,
@@ -180,22 +180,22 @@ impl Sense {
         }
     }
 
-    /// ILLEGAL REQUEST with a code.
+    /// Creates sense data with ILLEGAL REQUEST and a code.
     pub const fn illegal_request(code: SenseCode) -> Sense {
         Sense::new(SenseKey::IllegalRequest, code)
     }
 
-    /// INVALID FIELD IN CDB that points to a byte.
+    /// Creates INVALID FIELD IN CDB with a pointer to a byte.
     pub const fn cdb_field(byte: u16) -> Sense {
         Sense::field(SenseCode::INVALID_FIELD_IN_CDB, true, byte, None)
     }
 
-    /// INVALID FIELD IN CDB that points to the highest bit of a field within a byte.
+    /// Creates INVALID FIELD IN CDB with a pointer to the highest bit of a field within a byte.
     pub const fn cdb_bit(byte: u16, bit: u8) -> Sense {
         Sense::field(SenseCode::INVALID_FIELD_IN_CDB, true, byte, Some(bit))
     }
 
-    /// INVALID FIELD IN PARAMETER LIST that points to a byte.
+    /// Creates INVALID FIELD IN PARAMETER LIST with a pointer to a byte.
     pub const fn parameter_field(byte: u16) -> Sense {
         Sense::field(
             SenseCode::INVALID_FIELD_IN_PARAMETER_LIST,
@@ -205,7 +205,7 @@ impl Sense {
         )
     }
 
-    /// INVALID FIELD IN PARAMETER LIST that points to the highest bit of a field within a byte.
+    /// Creates INVALID FIELD IN PARAMETER LIST with a pointer to the highest bit of a field within a byte.
     pub const fn parameter_bit(byte: u16, bit: u8) -> Sense {
         Sense::field(
             SenseCode::INVALID_FIELD_IN_PARAMETER_LIST,
@@ -221,21 +221,21 @@ impl Sense {
         sense
     }
 
-    /// The same with an INFORMATION field.
+    /// Adds an INFORMATION field.
     #[must_use]
     pub const fn with_information(mut self, information: u64) -> Sense {
         self.information = Some(information);
         self
     }
 
-    /// The same with sense-key specific bytes.
+    /// Adds sense-key specific bytes.
     #[must_use]
     pub const fn with_specific(mut self, specific: SenseSpecific) -> Sense {
         self.specific = Some(specific);
         self
     }
 
-    /// What a failed I/O means on the wire: the one place that decides it. What a SCSI device says itself is passed on.
+    /// Maps a failed I/O to sense data; the only place that does so. Sense data of a SCSI device is passed through.
     pub const fn of_io_error(error: IoError) -> Sense {
         if let Some(DeviceSense {
             key,
@@ -263,7 +263,7 @@ impl Sense {
         Sense::new(key, code)
     }
 
-    /// The bytes, in the format that the value asks for.
+    /// Encodes the sense data in its format.
     pub fn encode(&self) -> SenseBytes {
         if self.descriptor_format {
             self.encode_descriptor()
@@ -272,7 +272,7 @@ impl Sense {
         }
     }
 
-    /// Fixed format, 70h, 18 bytes (SPC-5, 4.4.3).
+    /// Encodes fixed format, 70h, 18 bytes (SPC-5, 4.4.3).
     fn encode_fixed(&self) -> SenseBytes {
         let mut bytes = [0; SENSE_LENGTH_MAX];
         bytes[0] = 0x70;
@@ -291,7 +291,7 @@ impl Sense {
         SenseBytes { bytes, length: 18 }
     }
 
-    /// Descriptor format, 72h, with an information and a sense-key specific descriptor (SPC-5, 4.4.2).
+    /// Encodes descriptor format, 72h, with an information and a sense-key specific descriptor (SPC-5, 4.4.2).
     fn encode_descriptor(&self) -> SenseBytes {
         let mut bytes = [0; SENSE_LENGTH_MAX];
         bytes[0] = 0x72;

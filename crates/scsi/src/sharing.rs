@@ -1,10 +1,9 @@
-//! A logical unit that other daemons serve too: its reservations are those of all, and what is known of them here is a copy.
+//! A logical unit that several daemons serve. They share its reservations; this daemon has a copy.
 //!
-//! The copy is adopted whenever the state that the daemons share has changed, wherever that was; then initiators here are told, by
-//! unit attentions, what the change did to them. While the copy may be old, commands that reservations concern are answered BUSY: after
-//! the daemon has noticed that, and in any case after the time up to which the copy is known to hold. A process that was stopped
-//! finds commands before it notices anything; the time is over by then.
-//! Tests: `tests/shared_reservations.rs`.
+//! The copy is replaced after each change of the shared state, by any daemon. Local initiators then get unit attentions for the effects of
+//! the change. While the copy may be out of date, commands affected by reservations are answered BUSY. This begins when the daemon notices
+//! it, and at the latest when the copy's validity ends. The time limit covers a process that was stopped: it finds commands before it
+//! notices anything. Tests: `tests/shared_reservations.rs`.
 
 use std::time::Duration;
 
@@ -14,23 +13,23 @@ use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::task_management::AbortScope;
 use crate::unit_state::UnitState;
 
-/// What a unit knows of the state that it shares.
+/// A unit's copy of its shared state.
 #[derive(Debug)]
 pub(crate) struct Sharing {
-    /// This daemon, as others know it.
+    /// Identifier of this daemon among the others.
     daemon: DaemonId,
-    /// Of the state that was adopted last.
+    /// Version of the state adopted last.
     version: Option<u64>,
     complete_from: u64,
     notices: Vec<Notice>,
     is_current: bool,
-    /// Up to when the copy holds, on the clock that is asked.
+    /// End of the copy's validity, by the clock `now`.
     valid_until: Duration,
     now: fn() -> Duration,
 }
 
 impl Sharing {
-    /// The version that a change replaces, and the state as bytes after it.
+    /// Returns the version that a change replaces, and the encoded state after the change.
     pub fn changed(
         &self,
         reservations: Reservations,
@@ -61,8 +60,8 @@ impl UnitState {
 }
 
 impl LogicalUnit {
-    /// Other daemons serve the unit's medium too, and its reservations are theirs as well. `daemon` names this one among them, for
-    /// good. Until [`LogicalUnit::set_reservations_current`] nothing is known, and nothing after the time, by `now`, of
+    /// Shares the unit's reservations with other daemons that serve its medium. `daemon` is the permanent identifier of this daemon. The
+    /// state is unknown until [`LogicalUnit::set_reservations_current`], and after the time, by `now`, of
     /// [`LogicalUnit::set_reservations_valid_until`].
     pub fn share_reservations(&self, daemon: u128, now: fn() -> Duration) {
         let mut state = self.state();
@@ -79,7 +78,7 @@ impl LogicalUnit {
         self.refresh_word(&state);
     }
 
-    /// Is what is known of the reservations what holds?
+    /// Sets if the copy of the reservations is current.
     pub fn set_reservations_current(&self, current: bool) {
         let mut state = self.state();
         if let Some(sharing) = &mut state.sharing {
@@ -88,17 +87,17 @@ impl LogicalUnit {
         self.refresh_word(&state);
     }
 
-    /// Up to when what is known holds, if nobody says that it does not.
+    /// Sets the end of the copy's validity, in the absence of other information.
     pub fn set_reservations_valid_until(&self, until: Duration) {
         if let Some(sharing) = &mut self.state().sharing {
             sharing.valid_until = until;
         }
     }
 
-    /// The state that daemons share is this now. Returns which tasks have to be aborted by what has changed.
+    /// Adopts a new version of the shared state. Returns the tasks to abort because of the change.
     ///
     /// # Errors
-    /// The bytes are no such state.
+    /// The bytes are malformed.
     pub fn adopt_reservations(
         &self,
         version: u64,
@@ -115,7 +114,7 @@ impl LogicalUnit {
         sharing.notices.clone_from(&shared.notices);
         let old = std::mem::replace(&mut state.reservations, shared.reservations);
         let due: Vec<Notice> = match before {
-            // Initiators that are here already are told of a power on.
+            // The initiators get POWER ON attentions.
             None => Vec::new(),
             Some(before) if before == version => Vec::new(),
             Some(before) if before < version && before >= shared.complete_from => {
@@ -143,8 +142,7 @@ impl LogicalUnit {
         Ok((!aborted.is_empty()).then(|| AbortScope::fencing(self.id(), aborted)))
     }
 
-    /// What the state that daemons share becomes when the unit is powered on, which is when the first of them comes; `None`: it stays
-    /// as it is.
+    /// Returns the shared state after a power on of the unit, when its first daemon joins; `None` if it does not change.
     pub fn reservations_after_power_on(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         let state = self.state();
         let daemon = state.sharing.as_ref()?.daemon;
@@ -158,7 +156,8 @@ impl LogicalUnit {
     }
 }
 
-/// What initiators here are told when notices of some changes are there no more: the worst that the states before and after allow.
+/// Returns notices for local initiators if those of some changes were dropped: the most severe effects that the states before and after
+/// allow.
 fn missed(old: &Reservations, new: &Reservations) -> Vec<Notice> {
     let is_here = |who: &Registrant| who.daemon == DaemonId::THIS;
     let notice = |who: &Registrant, code, abort| Notice {

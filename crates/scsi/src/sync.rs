@@ -1,4 +1,4 @@
-//! Locking without poison: state behind a mutex is left whole by every holder.
+//! Mutex access that ignores poisoning: every holder leaves the state consistent.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,14 +1,13 @@
-//! Every supported command, once: its CDB usage map and what a reservation does to it.
+//! Table of all supported commands: CDB usage maps and effects of reservations.
 //!
-//! REPORT SUPPORTED OPERATION CODES reports this table, and the path for special states asks it. A row's
-//! `access` is the command's line in SPC-5, tables 66 and 67, and SBC-4, table 14, which a reader can hold
-//! against it. [`check_bits`] refuses every bit of a CDB that is neither honoured nor [`ignored`]; a test in
-//! `tests/cdb_bits.rs` holds the whole list against literals.
+//! REPORT SUPPORTED OPERATION CODES reports this table, and the path for special states uses it. A row's `access` is the command's line in
+//! SPC-5, tables 66 and 67, and SBC-4, table 14, for comparison by the reader. [`check_bits`] refuses every bit of a CDB that is neither
+//! honoured nor [`ignored`]; a test in `tests/cdb_bits.rs` compares the whole list with literals.
 
 use crate::command::{Cdb, opcode::*};
 use crate::sense::Sense;
 
-/// What a reservation of another nexus does to a command.
+/// Effect of another nexus' reservation on a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     /// Allowed under every reservation.
@@ -19,20 +18,20 @@ pub(crate) enum Access {
     Write,
 }
 
-/// What a command needs of the unit.
+/// Required state of the unit for a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// Works in every state.
+    /// Any state.
     Nothing,
-    /// Works unless the port is unavailable or offline.
+    /// A port that is not unavailable or offline.
     Port,
-    /// Works unless the port's state is worse than standby, or the unit is being sanitized or formatted.
+    /// A port in standby or better, and no sanitize or format operation.
     Unit,
-    /// Works through an active port, unless the unit is being sanitized or formatted.
+    /// An active port, and no sanitize or format operation.
     Active,
-    /// Needs the medium, and works in standby, so that initiators find the unit's size when they scan it.
+    /// The medium; a port in standby suffices, so that initiators find the unit's size when they scan it.
     Capacity,
-    /// Needs the medium.
+    /// The medium.
     Medium,
 }
 
@@ -46,17 +45,16 @@ impl Needs {
     }
 }
 
-/// One command.
+/// A supported command.
 #[derive(Debug)]
 pub(crate) struct Row {
-    /// The CDB usage data: the operation code (and service action) as they are, then a 1 for each bit that
-    /// is honoured. As long as the CDB.
+    /// CDB usage data, as long as the CDB: the operation code (and service action), then a 1 for each bit that is honoured.
     pub usage: &'static [u8],
-    /// Service action, for operation codes that have them.
+    /// Service action, for operation codes with service actions.
     pub action: Option<u8>,
-    /// What reservations do.
+    /// Effect of reservations.
     pub access: Access,
-    /// What it needs of the unit: a loaded medium, no operation on the whole of it.
+    /// Required state of the unit.
     pub needs: Needs,
 }
 
@@ -89,7 +87,7 @@ use Needs::{Active, Capacity, Medium, Nothing, Port, Unit};
 
 const X: u8 = 0xff;
 
-/// Ascending by operation code and service action.
+/// In ascending order of operation code and service action.
 #[rustfmt::skip]
 const ROWS: &[Row] = &[
     row(Always, Medium, &[TEST_UNIT_READY, 0, 0, 0, 0, 0]),
@@ -166,21 +164,21 @@ const ROWS: &[Row] = &[
     row(Read,   Medium, &[READ_DEFECT_DATA_12, 0x1f, 0, 0, 0, 0, X, X, X, X, 0, 0]),
 ];
 
-/// Every command.
+/// All supported commands.
 pub(crate) static COMMANDS: &[Row] = ROWS;
 
-/// A command's class for a reservation: that of its row, but for the commands whose fields decide.
+/// Returns a command's class for reservations: that of its row, except for commands with fields that decide it.
 pub(crate) fn access(row: &Row, cdb: &Cdb) -> Access {
     match row.opcode() {
-        // starting is allowed, stopping, ejecting and power conditions are not
+        // Starting is allowed; stopping, ejecting and power conditions are not.
         START_STOP_UNIT if cdb[4] & 0xf3 == 0x01 => Always,
-        // allowing removal is allowed, preventing it is not
+        // Allowing removal is allowed; preventing it is not.
         PREVENT_ALLOW if cdb[4] & 0x03 == 0 => Always,
         _ => row.access,
     }
 }
 
-/// The few commands that go on under another nexus' RESERVE (SPC-2, table 10).
+/// Returns true for the few commands that are allowed under another nexus' RESERVE (SPC-2, table 10).
 pub(crate) fn allowed_under_reserve(cdb: &Cdb) -> bool {
     matches!(
         cdb[0],
@@ -188,7 +186,7 @@ pub(crate) fn allowed_under_reserve(cdb: &Cdb) -> bool {
     )
 }
 
-/// Where the rows of an operation code begin; as many as there are rows: nowhere.
+/// Index of the first row of each operation code; the number of rows if there is none.
 static FIRST: [u8; 256] = {
     const { assert!(ROWS.len() < 256) };
     let mut first = [ROWS.len() as u8; 256];
@@ -200,7 +198,7 @@ static FIRST: [u8; 256] = {
     first
 };
 
-/// The place of a CDB's row: service actions are in bits 4 to 0 of byte 1.
+/// Returns the index of a CDB's row. Service actions are in bits 4 to 0 of byte 1.
 fn place(cdb: &Cdb) -> Option<usize> {
     let first = usize::from(FIRST[usize::from(cdb[0])]);
     let rows = COMMANDS.get(first..).unwrap_or_default().iter();
@@ -209,12 +207,12 @@ fn place(cdb: &Cdb) -> Option<usize> {
     Some(first + at)
 }
 
-/// The row of a CDB.
+/// Returns the row of a CDB.
 pub(crate) fn find(cdb: &Cdb) -> Option<&'static Row> {
     COMMANDS.get(place(cdb)?)
 }
 
-/// Operation codes of SCSI-2 in whose CDBs the three highest bits of byte 1 have meant nothing since.
+/// Operation codes of SCSI-2 that have ignored the three highest bits of byte 1 since then.
 const SCSI_2: &[u8] = &[
     TEST_UNIT_READY,
     REQUEST_SENSE,
@@ -238,7 +236,7 @@ const SCSI_2: &[u8] = &[
     MODE_SENSE_10,
 ];
 
-/// The byte of a GROUP NUMBER field, by operation code.
+/// Returns the offset of the GROUP NUMBER field for an operation code.
 const fn group_number_at(opcode: u8) -> Option<usize> {
     match opcode {
         READ_10 | WRITE_10 | WRITE_AND_VERIFY_10 | VERIFY_10 | PRE_FETCH_10
@@ -250,10 +248,10 @@ const fn group_number_at(opcode: u8) -> Option<usize> {
     }
 }
 
-/// Bits of a CDB that are neither honoured nor refused, because initiators set them and nothing depends on them:
+/// Returns the bits of a CDB that are ignored, because initiators set them and nothing depends on them:
 ///
-/// - the LUN of SCSI-2, which SCSI-2 initiators put into byte 1 as well, and Linux too until it has read INQUIRY data;
-/// - GROUP NUMBER, by which statistics are grouped where there are any (SBC-3, 4.22).
+/// - the LUN of SCSI-2, which SCSI-2 initiators also put into byte 1, and Linux until it has read INQUIRY data;
+/// - GROUP NUMBER, which selects a group of statistics, if there are any (SBC-3, 4.22).
 const fn ignored(opcode: u8) -> u128 {
     let mut bytes = [0; 16];
     let mut at = 0;
@@ -269,7 +267,7 @@ const fn ignored(opcode: u8) -> u128 {
     u128::from_be_bytes(bytes)
 }
 
-/// The bits that each row's command may have, the first byte highest; what follows a CDB does not belong to it.
+/// Permitted bits for each row's command, first byte highest. Bytes after the CDB are not checked.
 static ALLOWED: [u128; ROWS.len()] = {
     let mut allowed = [0; ROWS.len()];
     let mut row = 0;
@@ -286,12 +284,12 @@ static ALLOWED: [u128; ROWS.len()] = {
     allowed
 };
 
-/// A field of several bits of which some or all are refused: sense data points to its first (SPC-5, 4.4.2.4.2).
+/// A field of several bits, some or all of them refused: sense data points to its first bit (SPC-5, 4.4.2.4.2).
 struct Field {
     opcodes: &'static [u8],
     first: u8,
     last: u8,
-    /// Of one byte.
+    /// Bits within one byte.
     mask: u8,
 }
 
@@ -371,10 +369,10 @@ const FIELDS: &[Field] = &[
     },
 ];
 
-/// Has a CDB bits that are not honoured?
+/// Returns an error if a CDB has bits that are not honoured.
 #[inline]
 pub(crate) fn check_bits(cdb: &Cdb) -> Result<(), Sense> {
-    // an unknown command is refused where it is dispatched
+    // An unknown command is refused during dispatch.
     let Some(allowed) = place(cdb).and_then(|at| ALLOWED.get(at)) else {
         return Ok(());
     };
@@ -384,7 +382,7 @@ pub(crate) fn check_bits(cdb: &Cdb) -> Result<(), Sense> {
     }
 }
 
-/// Points to the first bit that is refused, or to the field that it belongs to.
+/// Points to the first bit that is refused, or to its field.
 #[cold]
 fn refusal(opcode: u8, refused: u128) -> Sense {
     let first = refused.leading_zeros();

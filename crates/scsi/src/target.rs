@@ -1,7 +1,7 @@
-//! A target: LUNs to logical units, and the nexuses that see them.
+//! A target: the map from LUNs to logical units, and its nexuses.
 //!
-//! The map is an immutable snapshot. A worker holds one in its [`TargetView`] and looks at a generation
-//! number once per event loop iteration, so a look-up takes no lock and counts no reference.
+//! The map is an immutable snapshot. A worker holds one in its [`TargetView`] and checks a generation number once per event loop iteration,
+//! so that a lookup takes no lock and counts no reference.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::plan::{DirectIo, Plan};
 use crate::sense::{Sense, SenseCode};
 use crate::sync::lock;
 
-/// Why a logical unit cannot be attached.
+/// Reason why a logical unit cannot be attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachError {
     /// The number needs more than 14 bits.
@@ -42,21 +42,21 @@ const CHUNK: usize = 256;
 
 type Chunk = [Option<Arc<LogicalUnit>>; CHUNK];
 
-/// Which LUN is which logical unit, sparse, at one moment.
+/// Sparse map from LUNs to logical units, a snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct LunMap {
     chunks: Vec<Option<Arc<Chunk>>>,
 }
 
 impl LunMap {
-    /// The unit with this number.
+    /// Returns the unit with this number.
     #[inline]
     pub fn get(&self, number: u16) -> Option<&Arc<LogicalUnit>> {
         let (chunk, at) = (usize::from(number) / CHUNK, usize::from(number) % CHUNK);
         self.chunks.get(chunk)?.as_ref()?[at].as_ref()
     }
 
-    /// All units in the order of their numbers.
+    /// Returns all units in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u16, &Arc<LogicalUnit>)> {
         let chunks = self.chunks.iter().enumerate();
         let chunks = chunks.filter_map(|(high, chunk)| Some((high, chunk.as_ref()?)));
@@ -88,16 +88,15 @@ struct TargetState {
     map: Arc<LunMap>,
     ports: Vec<Arc<TargetPort>>,
     nexuses: Vec<Weak<Nexus>>,
-    /// What initiator ports know that have no nexus at present, the last one last: a session that comes back after its
-    /// connection was lost goes on with what it knew.
+    /// Units seen by initiator ports without a nexus, latest last: a session that reconnects after a lost connection continues with them.
     gone: VecDeque<(TransportId, u16, KnownUnits)>,
 }
 
-/// How many initiator ports without a nexus are remembered: more than the nodes of a cluster with a few paths each.
+/// Maximum number of such initiator ports: more than the nodes of a cluster with a few paths each.
 const GONE_MAX: usize = 256;
 
 impl TargetState {
-    /// What an initiator port knows from its last nexus to a target port.
+    /// Returns the units that an initiator port has seen through its last nexus to a target port.
     fn known_to(&mut self, initiator: &TransportId, port: &TargetPort) -> KnownUnits {
         let is_it = |nexus: &Arc<Nexus>| {
             nexus.initiator() == initiator && nexus.port().relative_id == port.relative_id
@@ -125,7 +124,7 @@ impl TargetState {
 }
 
 impl Target {
-    /// A target without logical units, behind these ports.
+    /// Creates a target without logical units, with these ports.
     pub fn new(ports: Vec<Arc<TargetPort>>) -> Arc<Target> {
         let state = TargetState {
             ports,
@@ -137,7 +136,7 @@ impl Target {
         })
     }
 
-    /// Attaches a logical unit. Nexuses that exist learn of it by a unit attention.
+    /// Attaches a logical unit. Existing nexuses get a unit attention.
     ///
     /// # Errors
     /// See [`Target::attach_units`].
@@ -145,10 +144,10 @@ impl Target {
         self.attach_units(vec![(number, unit)])
     }
 
-    /// Attaches logical units, all of them or none. Nexuses that exist learn of it by one unit attention.
+    /// Attaches logical units, all of them or none. Existing nexuses get one unit attention.
     ///
     /// # Errors
-    /// When a number is taken or too large.
+    /// A number is taken or too large.
     pub fn attach_units(&self, units: Vec<(u16, Arc<LogicalUnit>)>) -> Result<(), AttachError> {
         let mut state = lock(&self.state);
         let mut map = LunMap::clone(&state.map);
@@ -175,8 +174,7 @@ impl Target {
         Ok(())
     }
 
-    /// Detaches a logical unit. Commands begun through an older view may still reach it until that view
-    /// is refreshed.
+    /// Detaches a logical unit. Commands begun through an older view may still reach it until that view is refreshed.
     pub fn detach_unit(&self, number: u16) -> Option<Arc<LogicalUnit>> {
         let mut state = lock(&self.state);
         state.map.get(number)?;
@@ -185,7 +183,7 @@ impl Target {
             nexus.leave(number);
         }
         if state.map.iter().any(|(_, other)| Arc::ptr_eq(other, &unit)) {
-            // still there under another number
+            // Still attached under another number.
             self.luns_changed(&state);
             return Some(unit);
         }
@@ -218,8 +216,8 @@ impl Target {
         }
     }
 
-    /// A new I_T nexus: a session or a controller's connection. Each logical unit has a POWER ON unit
-    /// attention for it. Several workers may share it.
+    /// Creates an I_T nexus: a session or a controller's connection, possibly shared by several workers. Each logical unit gets a POWER ON
+    /// unit attention for it.
     pub fn attach_nexus(&self, initiator: TransportId, port: Arc<TargetPort>) -> Arc<Nexus> {
         let mut state = lock(&self.state);
         let known = state.known_to(&initiator, &port);
@@ -243,7 +241,7 @@ impl Target {
         nexus
     }
 
-    /// The nexus is lost: what it holds without persistence is given back.
+    /// Removes a lost nexus and its non-persistent state.
     pub fn detach_nexus(&self, nexus: &Arc<Nexus>) {
         let mut state = lock(&self.state);
         state
@@ -255,7 +253,7 @@ impl Target {
         }
     }
 
-    /// What a worker holds to begin commands.
+    /// Returns a view that a worker uses to begin commands.
     pub fn view(self: &Arc<Target>) -> TargetView {
         let state = lock(&self.state);
         let generation = self.generation.load(Ordering::Acquire);
@@ -285,7 +283,8 @@ pub struct TargetView {
 }
 
 impl TargetView {
-    /// Looks for a newer map; one atomic load when there is none. Once per event loop iteration is enough.
+    /// Updates the view if there is a newer map; otherwise it costs one atomic load. Needed once per event loop iteration. Returns true if
+    /// the view changed.
     #[inline]
     pub fn refresh(&mut self) -> bool {
         if self.target.generation.load(Ordering::Acquire) == self.generation {
@@ -295,17 +294,17 @@ impl TargetView {
         true
     }
 
-    /// The target.
+    /// Returns the target.
     pub fn target(&self) -> &Arc<Target> {
         &self.target
     }
 
-    /// The map as this view sees it.
+    /// Returns the map of this view.
     pub fn map(&self) -> &LunMap {
         &self.map
     }
 
-    /// The logical unit behind a LUN, unless there is none or it is a well-known one.
+    /// Returns the logical unit with this LUN; `None` if there is none or the LUN is well known.
     #[inline]
     pub fn unit(&self, lun: Lun) -> Option<&Arc<LogicalUnit>> {
         match lun.address() {
@@ -314,15 +313,14 @@ impl TargetView {
         }
     }
 
-    /// The one I/O that a command is, if it is a plain READ or WRITE: the short way of [`TargetView::begin`], which
-    /// gives the same.
+    /// Returns the I/O of a plain READ or WRITE: a fast path of [`TargetView::begin`] with the same result.
     #[inline(always)]
     pub fn begin_direct(&self, command: &Command<'_>) -> Option<DirectIo> {
         let cdb = command.cdb.first_chunk::<16>()?;
         commands::begin_direct(self.unit(command.lun)?, command, cdb)
     }
 
-    /// What is looked up for plain commands to a unit, to be kept as long as [`PlainUnit::is_current`].
+    /// Looks up a unit for plain commands. The result is valid as long as [`PlainUnit::is_current`].
     pub fn plain_unit(&self, nexus: &Arc<Nexus>, lun: Lun) -> Option<PlainUnit> {
         let unit = Arc::clone(self.unit(lun)?);
         Some(PlainUnit {
@@ -334,7 +332,7 @@ impl TargetView {
         })
     }
 
-    /// What to do about a command.
+    /// Returns the plan for a command.
     #[inline]
     pub fn begin(&self, command: &Command<'_>) -> Plan {
         let mut padded = [0; 16];
@@ -351,7 +349,7 @@ impl TargetView {
         }
     }
 
-    /// Does a command change what is on the medium, or who may use it? For initiators that may only read.
+    /// Returns true if a command changes the medium's content or the access to it. For initiators with read-only access.
     #[cold]
     pub fn changes(&self, command: &Command<'_>) -> bool {
         let cdb = padded(command.cdb);
@@ -359,7 +357,7 @@ impl TargetView {
             .is_some_and(|unit| commands::changes(unit, &cdb))
     }
 
-    /// The answer to a command that the transport does not let through to its unit; where there is none, that is told.
+    /// Returns the response to a command that the transport refuses. If the LUN has no unit, the response reports that instead.
     #[cold]
     pub fn refuse(&self, command: &Command<'_>, sense: Sense) -> Plan {
         match self.unit(command.lun) {
@@ -369,7 +367,7 @@ impl TargetView {
     }
 }
 
-/// The first bytes of a CDB.
+/// Returns the first bytes of a CDB, padded with zeroes.
 fn padded(cdb: &[u8]) -> Cdb {
     let mut padded = [0; 16];
     let length = cdb.len().min(padded.len());
@@ -377,7 +375,7 @@ fn padded(cdb: &[u8]) -> Cdb {
     padded
 }
 
-/// A logical unit through a nexus, as [`TargetView::plain_unit`] gave it.
+/// A logical unit as seen by a nexus, returned by [`TargetView::plain_unit`].
 #[derive(Clone, Debug)]
 pub struct PlainUnit {
     unit: Arc<LogicalUnit>,
@@ -388,9 +386,9 @@ pub struct PlainUnit {
 }
 
 impl PlainUnit {
-    /// How plain READs and WRITEs to it are begun, while nothing special holds: the shortest way of
-    /// [`TargetView::begin`], which gives the same. For commands that were there when this was asked, up to the first of them
-    /// that is not plain.
+    /// Returns the parameters for plain READs and WRITEs to the unit, if it is in the normal state: the fastest path of
+    /// [`TargetView::begin`], with the same result. Valid for commands that had arrived before the call, up to the first one that is not
+    /// plain.
     #[inline(always)]
     pub fn way(&self) -> Option<PlainWay> {
         if !self.is_current() {
@@ -399,7 +397,7 @@ impl PlainUnit {
         commands::plain_way(&self.unit, &self.nexus, self.filter_bit)
     }
 
-    /// Would [`PlainUnit::way`] give what it gave the last time? `way` is that.
+    /// Returns true if [`PlainUnit::way`] would return the same `way` again.
     #[inline(always)]
     pub fn is_still(&self, way: &PlainWay) -> bool {
         self.is_current()
@@ -407,7 +405,7 @@ impl PlainUnit {
             && way.is_of(self.unit.geometry(), self.unit.word())
     }
 
-    /// Is the target's map still the one in which it was looked up? One load.
+    /// Returns true if the target's map has not changed since the lookup. Costs one load.
     #[inline(always)]
     pub fn is_current(&self) -> bool {
         self.target.generation.load(Ordering::Acquire) == self.generation

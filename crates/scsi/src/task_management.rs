@@ -1,8 +1,7 @@
-//! Task management: what of a function the core does, and which tasks its caller has to abort (SAM-5, 7).
+//! Task management: the core's part of each function, and the tasks that its caller has to abort (SAM-5, 7).
 //!
-//! Tasks belong to the transports. Each running task is known by a [`TaskTag`]. Whoever is handed an
-//! [`AbortScope`] takes it to every worker; a task that matches must not touch the disk from then on, and
-//! only when all workers have said so the answer may leave.
+//! Tasks belong to the transports; a [`TaskTag`] identifies each running task. The caller sends an [`AbortScope`] to every worker. A
+//! matching task must not access the disk from then on. The response may leave only after all workers have confirmed this.
 
 use std::sync::Arc;
 
@@ -12,21 +11,21 @@ use crate::nexus::{Nexus, NexusId};
 use crate::sense::SenseCode;
 use crate::target::TargetView;
 
-/// By what a running task is known, beside its own tag.
+/// Identity of a running task, besides its transport's own tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TaskTag {
-    /// Who sent it.
+    /// Nexus that sent it.
     pub nexus: NexusId,
-    /// To which logical unit.
+    /// Logical unit that it was sent to.
     pub unit: UnitId,
 }
 
-/// Which tasks have to be aborted.
+/// Set of tasks to abort.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AbortScope {
     units: Option<Vec<UnitId>>,
     nexuses: Option<Vec<NexusId>>,
-    /// The nexuses may not write to the units any more: PREEMPT AND ABORT.
+    /// The nexuses may no longer write to the units: PREEMPT AND ABORT.
     fences: bool,
 }
 
@@ -39,7 +38,7 @@ impl AbortScope {
         }
     }
 
-    /// What PREEMPT AND ABORT means.
+    /// Returns the scope of PREEMPT AND ABORT.
     pub(crate) fn fencing(unit: UnitId, nexuses: Vec<NexusId>) -> AbortScope {
         AbortScope {
             fences: true,
@@ -47,7 +46,7 @@ impl AbortScope {
         }
     }
 
-    /// Everything that one nexus sent: its I_T nexus was lost.
+    /// Returns all tasks of a nexus: the I_T nexus was lost.
     pub fn of_nexus(nexus: &Nexus) -> AbortScope {
         AbortScope {
             units: None,
@@ -56,13 +55,13 @@ impl AbortScope {
         }
     }
 
-    /// What one nexus sent to one unit.
+    /// Returns the tasks that one nexus sent to one unit.
     pub fn of_nexus_and_unit(nexus: NexusId, unit: UnitId) -> AbortScope {
         AbortScope::of_nexuses(unit, vec![nexus])
     }
 
-    /// Has the end of a task to be waited for that was sent to another unit and writes to these: a copy? It asks before each of
-    /// its I/Os whether it still may, so that it ends with the one that is under way.
+    /// Returns true if the caller must wait for a copy: a task that was sent to another unit and writes to these units. It checks its
+    /// permission before each I/O, so it ends with the I/O in flight.
     pub fn ends(&self, nexus: NexusId, writes_to: impl Fn(UnitId) -> bool) -> bool {
         let (Some(units), Some(nexuses)) = (&self.units, &self.nexuses) else {
             return false;
@@ -70,7 +69,7 @@ impl AbortScope {
         self.fences && nexuses.contains(&nexus) && units.iter().any(|unit| writes_to(*unit))
     }
 
-    /// Has this task to be aborted?
+    /// Returns true if this task is to be aborted.
     pub fn matches(&self, task: TaskTag) -> bool {
         self.units
             .as_ref()
@@ -82,29 +81,29 @@ impl AbortScope {
     }
 }
 
-/// The functions that are not about a single task.
+/// Task management functions on more than a single task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum TaskManagementFunction {
     AbortTaskSet,
     ClearTaskSet,
     LogicalUnitReset,
-    /// Warm or cold: every logical unit of the target.
+    /// Warm or cold reset of every logical unit of the target.
     TargetReset,
     NexusReset,
 }
 
-/// What became of a function.
+/// Result of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Managed {
-    /// Abort these tasks, then answer FUNCTION COMPLETE.
+    /// Abort these tasks, then respond FUNCTION COMPLETE.
     Abort(AbortScope),
-    /// Answer INCORRECT LOGICAL UNIT NUMBER.
+    /// Respond INCORRECT LOGICAL UNIT NUMBER.
     IncorrectLun,
 }
 
 impl TargetView {
-    /// Carries out the core's part of a task management function.
+    /// Performs the core's part of a task management function.
     pub fn manage(
         &self,
         nexus: &Arc<Nexus>,
@@ -127,7 +126,7 @@ impl TargetView {
             NexusReset => {
                 for (_, unit) in self.map().iter() {
                     unit.nexus_lost(nexus);
-                    // SAM-5, 6.3.4
+                    // SAM-5, 6.3.4.
                     nexus.push_attention(unit.id(), SenseCode::I_T_NEXUS_LOSS);
                 }
                 return Managed::Abort(AbortScope::of_nexus(nexus));
@@ -146,14 +145,14 @@ impl TargetView {
                     fences: false,
                 }
             }
-            // Each nexus has a task set of its own, as the Control mode page says (TST 001b): CLEAR TASK SET reaches no other
-            // one's, and nobody has to be told of it (SAM-5, 7.4).
+            // Each nexus has its own task set (Control mode page, TST 001b). CLEAR TASK SET does not affect other nexuses, and establishes
+            // no unit attention (SAM-5, 7.4).
             _ => AbortScope::of_nexuses(unit.id(), vec![nexus.id()]),
         };
         Managed::Abort(scope)
     }
 
-    /// QUERY ASYNCHRONOUS EVENT: the unit attention that waits first, without taking it.
+    /// QUERY ASYNCHRONOUS EVENT: returns the first pending unit attention without removing it.
     pub fn query_asynchronous_event(&self, nexus: &Nexus, lun: Lun) -> Option<SenseCode> {
         nexus.peek_attention(self.unit(lun)?.id())
     }

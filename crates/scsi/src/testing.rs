@@ -1,4 +1,4 @@
-//! What the tests of several modules need: a port, disks, a unit.
+//! Fixtures for unit tests: a port, disks, a unit.
 
 use std::sync::Arc;
 

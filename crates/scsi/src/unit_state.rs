@@ -1,4 +1,4 @@
-//! What of a logical unit changes at run time and is not on the request path: behind the unit's mutex.
+//! Mutable state of a logical unit, off the request path, behind the unit's mutex.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -79,7 +79,7 @@ pub(crate) struct GroupState {
     pub reason: StateReason,
 }
 
-/// What goes over the whole medium, with nothing else going on meanwhile.
+/// Operation on the whole medium, which excludes all other commands on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     /// SBC-4, 4.11.
@@ -88,18 +88,18 @@ pub(crate) enum Operation {
     Format,
 }
 
-/// What an operation has come to.
+/// Progress of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Idle,
-    /// So many 65,536ths are done.
+    /// Progress in 65,536ths.
     Running(Operation, u16),
-    /// What the medium holds is not known.
+    /// The content of the medium is undefined.
     Failed(Operation),
 }
 
 impl Progress {
-    /// Is it a failure, from which the operation leads out? The same operation does, and a sanitize operation from that of a format.
+    /// Returns true if this is a failure that `operation` repairs: the same operation, or a sanitize operation after a failed format.
     pub fn is_left_by(self, operation: Operation) -> bool {
         matches!(self, Progress::Failed(failed) if operation == Operation::Sanitize || operation == failed)
     }
@@ -113,23 +113,23 @@ pub(crate) struct UnitState {
     pub nexuses: Vec<Weak<Nexus>>,
     pub ports: Vec<Arc<TargetPort>>,
     pub reservations: Reservations,
-    /// A removable medium may be ejected.
+    /// The medium is loaded. Only a removable one can be ejected.
     pub loaded: bool,
-    /// Who has prevented its removal.
+    /// Nexuses that have prevented removal of the medium.
     pub prevented_by: Vec<NexusId>,
-    /// How many hold the medium who are no initiators.
+    /// Number of holds on the medium by transports, not by initiators.
     pub medium_holds: usize,
     pub progress: Progress,
-    /// AUSE: a failed sanitize operation may be left without another.
+    /// AUSE: a failed sanitize operation may be left without a new one.
     pub sanitize_may_exit: bool,
-    /// An operation that a restart interrupted.
+    /// Operation that a restart interrupted.
     pub unfinished: Option<Kept>,
-    /// Saved form of the operation: empty without one.
+    /// Saved form of the operation; empty without one.
     pub operation: Vec<u8>,
     /// Access states of target port groups that have changed at least once.
     pub groups: BTreeMap<u16, GroupState>,
     pub copies: CopyResults,
-    /// Other daemons serve the medium too.
+    /// State shared with other daemons that serve the medium.
     pub sharing: Option<Sharing>,
     /// Kinds of saved state that cannot be used, with the reason. Each has its default value here.
     pub unknown: Vec<(Saved, String)>,
@@ -149,7 +149,7 @@ pub(crate) enum Saved {
 impl Saved {
     const ALL: [Saved; 3] = [Saved::Reservations, Saved::ModePages, Saved::Operation];
 
-    /// Key in the store. It contains the identity: another disk of the same name has other keys.
+    /// Returns the key in the store. It contains the identity: another disk of the same name has other keys.
     fn key(self, info: &DiskInfo) -> String {
         let kind = match self {
             Saved::Reservations => "reservations",
@@ -160,7 +160,7 @@ impl Saved {
     }
 }
 
-/// Removes the saved state of a disk that is gone for good.
+/// Removes the saved state of a disk that was deleted.
 pub fn forget(store: &dyn Store, info: &DiskInfo) {
     for kind in Saved::ALL {
         store.remove(&kind.key(info));
@@ -168,7 +168,7 @@ pub fn forget(store: &dyn Store, info: &DiskInfo) {
 }
 
 impl UnitState {
-    /// Returns the state after power on, with the state that the store has.
+    /// Creates the state after power on, including the saved state in the store.
     pub fn new(store: &dyn Store, info: DiskInfo) -> UnitState {
         let mut state = UnitState {
             progress: Progress::Idle,
@@ -236,14 +236,14 @@ impl UnitState {
         true
     }
 
-    /// Loads the kinds of saved state that are unknown once more.
+    /// Reloads the kinds of saved state that are unknown.
     pub fn reload_unknown(&mut self, store: &dyn Store) {
         for (kind, _) in std::mem::take(&mut self.unknown) {
             self.load(store, kind);
         }
     }
 
-    /// Keeps registrations and reservation, where APTPL asks for it.
+    /// Saves registrations and reservation, if APTPL requests it.
     pub fn save_reservations(&self, store: &dyn Store) -> Result<(), Sense> {
         let saved = store.save(
             &Saved::Reservations.key(&self.info),
@@ -252,7 +252,7 @@ impl UnitState {
         saved.map_err(|_| store_failed())
     }
 
-    /// Keeps a sanitize or format operation; `None`: there is none any more.
+    /// Saves a sanitize or format operation; `None` if there is none any more.
     pub fn save_operation(&mut self, store: &dyn Store, kept: Option<&Kept>) -> Result<(), Sense> {
         let bytes = kept.map(Kept::encode).unwrap_or_default();
         store
@@ -280,7 +280,7 @@ impl UnitState {
         store.save(key, &bytes)
     }
 
-    /// Keeps the saved values of the mode pages.
+    /// Saves the saved values of the mode pages.
     pub fn save_modes(&self, store: &dyn Store) -> Result<(), Sense> {
         store
             .save(
@@ -290,7 +290,7 @@ impl UnitState {
             .map_err(|_| store_failed())
     }
 
-    /// Queues a unit attention for every nexus but one.
+    /// Adds a unit attention for every nexus except one.
     pub fn attention_all(&self, unit: UnitId, code: SenseCode, but: Option<&Nexus>) {
         for nexus in self.nexuses.iter().filter_map(Weak::upgrade) {
             if !but.is_some_and(|but| but.id() == nexus.id()) {
@@ -299,7 +299,7 @@ impl UnitState {
         }
     }
 
-    /// The nexuses of a registrant.
+    /// Returns the nexuses of a registrant.
     pub fn nexuses_of(&self, who: &Registrant) -> impl Iterator<Item = Arc<Nexus>> {
         self.nexuses
             .iter()
@@ -307,7 +307,7 @@ impl UnitState {
             .filter(|nexus| who.is(nexus))
     }
 
-    /// Queues what a reservation service has to tell.
+    /// Adds the unit attentions of a reservation service.
     pub fn tell(&self, unit: UnitId, effects: &Effects) {
         for (who, code) in &effects.attentions {
             for nexus in self.nexuses_of(who) {
@@ -316,7 +316,7 @@ impl UnitState {
         }
     }
 
-    /// The medium is no longer kept in its place by those who were registered before and are no more (SBC-4, 5.15).
+    /// Allows removal of the medium again for nexuses that prevented it and have lost their registration (SBC-4, 5.15).
     pub fn allow_removal_by_lost(&mut self, before: &Reservations) {
         let known = &self.reservations.registrations;
         let lost = before.registrations.iter().map(|one| &one.who);
@@ -336,7 +336,7 @@ impl UnitState {
         self.groups.values().any(|group| !group.access.is_active())
     }
 
-    /// Why a command has to wait, if it has to.
+    /// Returns the sense data for a command that the unit's state does not allow.
     pub fn check_ready(&self, nexus: &Nexus, needs: Needs) -> Result<(), Sense> {
         if needs == Needs::Nothing {
             return Ok(());
@@ -363,7 +363,7 @@ impl UnitState {
         Ok(())
     }
 
-    /// What an operation on the whole medium makes of commands.
+    /// Returns the sense data for commands during or after an operation on the whole medium.
     pub fn operation_sense(&self) -> Option<Sense> {
         match self.progress {
             Progress::Idle => None,
@@ -402,7 +402,7 @@ impl UnitState {
         self.group_state(group).access
     }
 
-    /// A nexus is gone: its RESERVE and its prevention go with it (SAM-5, 6.3.4).
+    /// Releases the RESERVE, the prevention of removal and the copy results of a lost nexus (SAM-5, 6.3.4).
     pub fn nexus_lost(&mut self, nexus: &Nexus) {
         self.reservations
             .reserved_by
@@ -412,7 +412,7 @@ impl UnitState {
         self.copies.forget(nexus.id());
     }
 
-    /// A reset: RESERVE, prevention and unsaved mode pages go; persistent reservations stay.
+    /// Resets the unit: RESERVE, prevention of removal and unsaved mode pages are dropped; persistent reservations stay.
     pub fn reset(&mut self) {
         self.reservations.reserved_by = None;
         self.prevented_by.clear();

@@ -1,8 +1,8 @@
-//! Reservations of one logical unit: RESERVE/RELEASE and persistent ones (SPC-4, 5.12 and 5.13).
+//! Reservations of one logical unit: RESERVE/RELEASE and persistent reservations (SPC-4, 5.12 and 5.13).
 //!
-//! Pure state behind the unit's mutex. A registrant is an initiator port at a target port, so it outlives
-//! its nexus and, with APTPL, the daemon. Each service returns what others have to be told. What a
-//! reservation does to a command is decided by [`Reservations::conflicts`] from the table of commands.
+//! Pure state behind the unit's mutex. A registrant is an initiator port at a target port, so it outlives its nexus and, with APTPL, the
+//! daemon. Each service returns its effects on other registrants. [`Reservations::conflicts`] decides from the command table if a
+//! reservation blocks a command.
 
 mod persist;
 mod services;
@@ -18,19 +18,19 @@ use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
 use crate::table::Access;
 
-/// One of the daemons that serve a unit.
+/// Identifier of a daemon that serves a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DaemonId(pub u128);
 
 impl DaemonId {
-    /// This one, whatever others call it.
+    /// This daemon, regardless of its number for other daemons.
     pub const THIS: DaemonId = DaemonId(0);
 }
 
-/// The key of a registration.
+/// Identity of a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Registrant {
-    /// Whose target port it is: ports of two daemons may have the same identifier.
+    /// Daemon that has the target port: ports of two daemons may have the same identifier.
     pub daemon: DaemonId,
     pub initiator: TransportId,
     /// Relative target port identifier.
@@ -84,7 +84,7 @@ impl Kind {
         })
     }
 
-    /// Reads of others conflict too.
+    /// Returns true if reads of other nexuses conflict.
     pub fn excludes_reads(self) -> bool {
         use Kind::*;
         matches!(
@@ -93,7 +93,7 @@ impl Kind {
         )
     }
 
-    /// Every registrant holds it.
+    /// Returns true if every registrant is a holder.
     pub fn all_registrants(self) -> bool {
         matches!(
             self,
@@ -101,13 +101,13 @@ impl Kind {
         )
     }
 
-    /// Every registrant may do what the holder may.
+    /// Returns true if every registrant has the holder's rights.
     pub fn for_registrants(self) -> bool {
         !matches!(self, Kind::WriteExclusive | Kind::ExclusiveAccess)
     }
 }
 
-/// A persistent reservation; the holder of an all registrants type is every registrant.
+/// A persistent reservation. Without a `holder`, all registrants hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reservation {
     pub kind: Kind,
@@ -121,21 +121,21 @@ pub(crate) struct Reservations {
     pub generation: u32,
     pub registrations: Vec<Registration>,
     pub reservation: Option<Reservation>,
-    /// Registrations and reservation survive a loss of power.
+    /// Registrations and reservation survive a power loss (APTPL).
     pub persist: bool,
     /// Holder of a RESERVE.
     pub reserved_by: Option<NexusId>,
 }
 
-/// What a successful service has to tell others.
+/// Effects of a successful service on other registrants.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effects {
     pub attentions: Vec<(Registrant, SenseCode)>,
-    /// Whose tasks have to be aborted.
+    /// Registrants that lose their tasks.
     pub aborts: Vec<Registrant>,
 }
 
-/// How a service is refused.
+/// Reason for the refusal of a service.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     Conflict,
@@ -158,7 +158,7 @@ impl From<Refusal> for Response {
 }
 
 impl Reservations {
-    /// Does any reservation stand in anybody's way?
+    /// Returns true if any reservation is held.
     pub fn held(&self) -> bool {
         self.reservation.is_some() || self.reserved_by.is_some()
     }
@@ -167,7 +167,7 @@ impl Reservations {
         self.registrations.iter().find(|known| known.who.is(nexus))
     }
 
-    /// Is this registrant a holder of the reservation?
+    /// Returns true if this registrant holds the reservation.
     pub fn holds(&self, who: &Registrant) -> bool {
         self.reservation
             .as_ref()
@@ -177,7 +177,7 @@ impl Reservations {
             })
     }
 
-    /// The table of conflicts: may this nexus not send a command of this class now?
+    /// Returns true if a command of this class from this nexus conflicts with the reservation:
     ///
     /// | reservation            | holder | registrant | other, reading | other, writing |
     /// |------------------------|--------|------------|----------------|----------------|
@@ -198,7 +198,7 @@ impl Reservations {
         }
     }
 
-    /// May this nexus do everything under the reservation that is held?
+    /// Returns true if the reservation does not restrict this nexus.
     pub fn privileges(&self, nexus: &Nexus) -> bool {
         if let Some(holder) = self.reserved_by {
             return holder == nexus.id();
@@ -213,7 +213,7 @@ impl Reservations {
         is_holder || (reservation.kind.for_registrants() && self.registration(nexus).is_some())
     }
 
-    /// RESERVE (SPC-2, 7.21): again by its holder is fine.
+    /// RESERVE (SPC-2, 7.21). A repetition by the holder succeeds.
     pub fn reserve_unit(&mut self, nexus: &Nexus) -> Result<(), Refusal> {
         match self.reserved_by {
             _ if !self.registrations.is_empty() => Err(Refusal::Conflict),
@@ -225,7 +225,7 @@ impl Reservations {
         }
     }
 
-    /// RELEASE (SPC-2, 7.19): by another than the holder it does nothing.
+    /// RELEASE (SPC-2, 7.19). Has no effect if the nexus is not the holder.
     pub fn release_unit(&mut self, nexus: &Nexus) -> Result<(), Refusal> {
         if !self.registrations.is_empty() {
             return Err(Refusal::Conflict);

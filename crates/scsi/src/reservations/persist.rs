@@ -1,7 +1,6 @@
-//! Registrations and reservation as bytes, for what survives a restart with APTPL.
+//! Saved form of registrations and reservation, for a restart with APTPL.
 //!
-//! Version 1, kind of the reservation (0: none), then for each registration: holder, port, key, length of
-//! the TransportID, TransportID.
+//! Version 1, reservation type (0: none), then for each registration: holder flag, port, key, length of the TransportID, TransportID.
 
 use super::{DaemonId, Kind, Registrant, Registration, Reservation, Reservations};
 use crate::nexus::TransportId;
@@ -9,7 +8,7 @@ use crate::nexus::TransportId;
 const VERSION: u8 = 1;
 
 impl Reservations {
-    /// What has to be kept: nothing unless APTPL was asked for.
+    /// Encodes the state to save: empty unless APTPL was requested.
     pub fn encode(&self) -> Vec<u8> {
         if !self.persist || self.registrations.is_empty() {
             return Vec::new();
@@ -32,7 +31,7 @@ impl Reservations {
         bytes
     }
 
-    /// Decodes saved bytes; `None` if they are malformed. No bytes are no registrations.
+    /// Decodes saved bytes; `None` if they are malformed. Empty bytes mean no registrations.
     pub fn decode(bytes: &[u8]) -> Option<Reservations> {
         match bytes.is_empty() {
             true => Some(Reservations::default()),
@@ -70,7 +69,7 @@ fn decode(bytes: &[u8]) -> Option<Reservations> {
         if *holds != 0 {
             holder = Some(who.clone());
         }
-        // What was written before names were normalised may have one initiator in two spellings.
+        // State saved before names were normalised may contain one initiator in two spellings.
         if reservations.registrations.iter().any(|one| one.who == who) {
             rest = tail;
             continue;
@@ -125,7 +124,7 @@ mod tests {
         reservations.persist = false;
         assert!(reservations.encode().is_empty());
         for length in 0..bytes.len() {
-            // The format has no length: a cut at the end of a registration is found by the store's checksum.
+            // The format has no total length: the store's checksum detects a cut at the end of a registration.
             let decoded = Reservations::decode(&bytes[..length]).unwrap_or_default();
             assert!(decoded.registrations.len() < 3, "{length}");
         }

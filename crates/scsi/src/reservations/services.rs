@@ -1,19 +1,18 @@
-//! The services of PERSISTENT RESERVE OUT (SPC-4, 5.13.7 to 5.13.11).
+//! Services of PERSISTENT RESERVE OUT (SPC-4, 5.13.7 to 5.13.11).
 
 use super::{Effects, Kind, Refusal, Registrant, Registration, Reservation, Reservations};
 use crate::sense::{Sense, SenseCode};
 
 type Served = Result<Effects, Refusal>;
 
-/// Most registrations of one unit.
+/// Maximum number of registrations per unit.
 pub(super) const REGISTRATIONS_MAX: usize = 1024;
 
-/// Byte of the service action reservation key in the parameter list.
+/// Offset of the SERVICE ACTION RESERVATION KEY field in the parameter list.
 const SERVICE_ACTION_KEY: u16 = 8;
 
 impl Reservations {
-    /// REGISTER, and REGISTER AND IGNORE EXISTING KEY where `ignore` is set. `others` are the further
-    /// registrants that SPEC_I_PT and ALL_TG_PT name.
+    /// REGISTER, and REGISTER AND IGNORE EXISTING KEY if `ignore` is set. `others`: further registrants from SPEC_I_PT and ALL_TG_PT.
     pub fn register(
         &mut self,
         who: &Registrant,
@@ -101,7 +100,7 @@ impl Reservations {
         Ok(effects)
     }
 
-    /// PREEMPT, and PREEMPT AND ABORT where `abort` is set.
+    /// PREEMPT, and PREEMPT AND ABORT if `abort` is set.
     pub fn preempt(
         &mut self,
         who: &Registrant,
@@ -130,7 +129,7 @@ impl Reservations {
             (true, Some(kind)) => Some(kind),
             (false, _) => None,
         };
-        // whoever takes over keeps its own registration; a key of zero means every other registrant
+        // The preempting registrant keeps its registration; key zero selects all other registrants.
         let is_victim = |known: &Registration| {
             (victims == 0 || known.key == victims) && !(takes_over && known.who == *who)
         };
@@ -191,7 +190,7 @@ impl Reservations {
         if to == *who {
             return Err(Sense::parameter_field(24).into());
         }
-        // Who goes makes room.
+        // Unregistering frees a place.
         if !unregister && !self.has_room(&to, &[]) {
             return Err(no_room().into());
         }
@@ -205,10 +204,10 @@ impl Reservations {
         Ok(Effects::default())
     }
 
-    /// Is there room for those of them that are not registered yet?
+    /// Returns true if there is room for those of them that are not registered yet.
     fn has_room(&self, who: &Registrant, others: &[Registrant]) -> bool {
         let is_new = |who: &&Registrant| self.find(who).is_none();
-        // so many could not be there, and are not looked for
+        // More than this never fit, and are not counted.
         others.len() < REGISTRATIONS_MAX && {
             let new = std::iter::once(who).chain(others).filter(is_new).count();
             self.registrations.len() + new <= REGISTRATIONS_MAX
@@ -240,14 +239,14 @@ impl Reservations {
         }
     }
 
-    /// Is the reservation this registrant's own, not one of all registrants?
+    /// Returns true if this registrant holds the reservation alone, not as one of all registrants.
     fn reserved_for(&self, who: &Registrant) -> bool {
         self.reservation
             .as_ref()
             .is_some_and(|reservation| reservation.holder.as_ref() == Some(who))
     }
 
-    /// Takes a registration away; a reservation goes with its holder, or with the last registrant.
+    /// Removes a registration. The reservation ends with its holder's registration, or with the last one.
     fn unregister(&mut self, who: &Registrant, effects: &mut Effects) {
         self.registrations.retain(|known| known.who != *who);
         if self.reserved_for(who) || self.registrations.is_empty() {
@@ -255,7 +254,7 @@ impl Reservations {
         }
     }
 
-    /// Ends the reservation; registrants whom it served are told (SPC-4, 5.13.11.2.2).
+    /// Ends the reservation. Registrants that had rights by it get a unit attention (SPC-4, 5.13.11.2.2).
     fn drop_reservation(&mut self, who: &Registrant, effects: &mut Effects) {
         if self
             .reservation

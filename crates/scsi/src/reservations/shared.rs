@@ -1,18 +1,19 @@
-//! Registrations and reservation of a unit that several daemons serve, as bytes that they share, and what each of them has to tell its
-//! initiators of the last changes.
+//! Registrations and reservation of a unit that several daemons serve: the shared byte format, with the notices that each daemon must pass
+//! to its initiators after recent changes.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 1 | format, 1 |
 //! | 1 | 1: the state survives a loss of power (APTPL) |
 //! | 1 | type of the reservation, 0: none |
 //! | 4 | PRGENERATION |
-//! | 2 | how many registrations; for each: 1: it holds the reservation, 8 key, registrant |
-//! | 8 | notices of all later versions are there |
-//! | 2 | how many notices; for each: 8 version, 2 additional sense code or 0, 1: its tasks are aborted, registrant |
+//! | 2 | number of registrations; for each: 1: it holds the reservation, 8 key, registrant |
+//! | 8 | version after which notices are complete: those of all later versions are present |
+//! | 2 | number of notices; for each: 8 version, 2 additional sense code or 0, 1: its tasks are aborted, registrant |
 //!
-//! A registrant is 16 bytes of a daemon, 2 of its relative target port identifier, 2 of a length, and a TransportID. No bytes at all are
-//! a state without anything. Another daemon has written them, or whoever may write the pool: every length is checked.
+//! A registrant is 16 bytes of a daemon, 2 of its relative target port identifier, 2 of a length, and a TransportID. Empty bytes are an
+//! empty state. The bytes are not trusted: another daemon, or any client that may write the pool, has written them. Every length is
+//! checked.
 
 use super::services::REGISTRATIONS_MAX;
 use super::{DaemonId, Effects, Kind, Registrant, Registration, Reservation, Reservations};
@@ -21,36 +22,36 @@ use crate::sense::SenseCode;
 
 const FORMAT: u8 = 1;
 
-/// The longest state that is shared, in bytes.
+/// Maximum length of the shared state, in bytes.
 pub const SHARED_STATE_MAX: usize = 128 << 10;
 
-/// Notices that are kept beyond those of the last change, for daemons that have missed some.
+/// Number of old notices kept at a change, for daemons that missed changes.
 const NOTICES_KEPT: usize = 64;
 
-/// The most notices.
+/// Maximum number of notices.
 const NOTICES_MAX: usize = 2 * REGISTRATIONS_MAX;
 
-/// What the daemon of a registrant has to do about a change.
+/// Effect of a change on one registrant, to be applied by its daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Notice {
-    /// The version that the change has made.
+    /// Version created by the change.
     pub version: u64,
     pub who: Registrant,
     pub code: Option<SenseCode>,
     pub abort: bool,
 }
 
-/// What is shared.
+/// The shared state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SharedReservations {
     pub reservations: Reservations,
-    /// Notices of later versions are all there.
+    /// Notices of all later versions are present.
     pub complete_from: u64,
     pub notices: Vec<Notice>,
 }
 
 impl SharedReservations {
-    /// Takes over a change by `by`, which makes `version`.
+    /// Applies a change by `by`, which creates `version`.
     pub fn change(
         &mut self,
         reservations: Reservations,
@@ -85,7 +86,7 @@ impl SharedReservations {
         }
     }
 
-    /// Drops so many notices, and all others of their versions.
+    /// Drops the first `count` notices, and all others of their versions.
     fn forget(&mut self, count: usize) {
         let Some(last) = count.checked_sub(1).and_then(|at| self.notices.get(at)) else {
             return;
@@ -94,7 +95,8 @@ impl SharedReservations {
         self.notices.retain(|one| one.version > self.complete_from);
     }
 
-    /// As bytes, in which `own` stands for this daemon; `None`: there are more registrations than fit.
+    /// Encodes the state; `own` is this daemon's identifier in the bytes. Drops old notices if needed; `None` if the registrations alone
+    /// are too long.
     pub fn encode(&mut self, own: DaemonId) -> Option<Vec<u8>> {
         loop {
             let bytes = self.encode_all(own);
@@ -137,7 +139,7 @@ impl SharedReservations {
         bytes
     }
 
-    /// Reads what [`SharedReservations::encode`] has written, here or at another daemon; `None`: it is something else.
+    /// Decodes the result of [`SharedReservations::encode`] from any daemon; `None` if the bytes are malformed.
     pub fn decode(bytes: &[u8], own: DaemonId) -> Option<SharedReservations> {
         if bytes.is_empty() {
             return Some(SharedReservations::default());
@@ -230,7 +232,7 @@ fn decode_registrant(rest: &mut &[u8], own: DaemonId) -> Option<Registrant> {
     let (id, more) = rest.split_at_checked(length)?;
     *rest = more;
     let (initiator, extra) = TransportId::parse(id)?;
-    // Names have one form only: otherwise one initiator could be registered twice.
+    // Only normalised names are accepted: otherwise one initiator could be registered twice.
     if !extra.is_empty() || initiator.as_bytes() != id || daemon == DaemonId::THIS {
         return None;
     }
@@ -385,7 +387,7 @@ mod tests {
         assert_eq!(bytes, expected);
         let elsewhere = SharedReservations::decode(&bytes, DaemonId(9)).unwrap();
         assert_eq!(elsewhere.reservations.registrations[0].who, who(OWN.0, 1));
-        // As it was read there it is written again.
+        // Another daemon encodes it as it was.
         assert_eq!(elsewhere.clone().encode(DaemonId(9)), Some(bytes));
     }
 
@@ -436,7 +438,7 @@ mod tests {
         assert_eq!((shared.complete_from, shared.notices.len()), (0, 90));
         change(&mut shared, 4, 1);
         assert_eq!((shared.complete_from, shared.notices.len()), (1, 61));
-        // Many long names: what fits is kept.
+        // Many long names: notices are dropped until the state fits.
         let long = |n: u16| Registrant {
             initiator: TransportId::iscsi_device(&format!("{}{n}", "a".repeat(900))),
             ..who(5, 0)

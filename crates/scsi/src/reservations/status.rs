@@ -1,34 +1,34 @@
-//! Reservations as people are shown them.
+//! Reservations as displayed to the administrator.
 
 use super::{DaemonId, Kind, Reservations};
 
-/// What initiators hold of a logical unit.
+/// Registrations and reservations of a logical unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReservationStatus {
     /// PRGENERATION.
     pub generation: u32,
-    /// Registrations and reservation survive a loss of power.
+    /// Registrations and reservation survive a power loss (APTPL).
     pub persists: bool,
-    /// The persistent reservation, in the words of SPC-4, table 61.
+    /// Name of the persistent reservation's type in SPC-4, table 61.
     pub kind: Option<&'static str>,
-    /// A RESERVE holds the unit.
+    /// The unit is reserved by RESERVE.
     pub reserved: bool,
-    /// Who has registered.
+    /// All registrations.
     pub registrations: Vec<RegistrationStatus>,
 }
 
 /// A registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistrationStatus {
-    /// The initiator port's name.
+    /// Name of the initiator port.
     pub initiator: String,
-    /// The daemon whose target port it is, as 32 hexadecimal digits; `None`: this one.
+    /// Daemon that has the target port, as 32 hexadecimal digits; `None`: this one.
     pub daemon: Option<String>,
     /// Relative target port identifier.
     pub port: u16,
-    /// The reservation key.
+    /// Reservation key.
     pub key: u64,
-    /// Does it hold the reservation?
+    /// The registrant holds the reservation.
     pub holder: bool,
 }
 
@@ -60,12 +60,12 @@ impl ReservationStatus {
         }
     }
 
-    /// Is there a reservation of either sort?
+    /// Returns true if there is a reservation by either method.
     pub fn is_held(&self) -> bool {
         self.kind.is_some() || self.reserved
     }
 
-    /// Neither registration nor reservation?
+    /// Returns true if there is neither a registration nor a reservation.
     pub fn is_empty(&self) -> bool {
         !self.is_held() && self.registrations.is_empty()
     }
