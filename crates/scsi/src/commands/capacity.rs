@@ -7,7 +7,8 @@ use crate::sense::Sense;
 /// Service action of SERVICE ACTION IN(16).
 pub(super) const READ_CAPACITY_16: u8 = 0x10;
 
-/// Without PMI the LBA must be zero; with it, no block is slower to get to than the last. Both are obsolete.
+/// Checks the obsolete PMI bit and LBA. Without PMI the LBA must be zero. With PMI the last block is returned, because no block is slower
+/// to reach than another.
 fn check_lba(flags: u8, lba: u64) -> Result<(), Sense> {
     if flags & 0x01 == 0 && lba != 0 {
         return Err(Sense::cdb_field(2));
@@ -19,7 +20,7 @@ pub(super) fn read_capacity_10(c: &Context<'_>) -> Planned {
     check_lba(c.cdb[8], be32(c.cdb, 2).into())?;
     let geometry = c.unit.geometry();
     let last = geometry.capacity().0.saturating_sub(1);
-    // a last LBA that does not fit says: use READ CAPACITY(16)
+    // FFFFFFFFh if the last LBA does not fit: the initiator then uses READ CAPACITY(16).
     let last = u32::try_from(last).unwrap_or(u32::MAX);
     let mut data = Vec::with_capacity(8);
     data.extend(last.to_be_bytes());

@@ -1,5 +1,5 @@
-//! Commands that read, compare or combine, and write: COMPARE AND WRITE, ORWRITE, WRITE AND VERIFY
-//! (SBC-4, 5.3, 5.9 and 5.50). The first two hold their range exclusively, but for a COMPARE AND WRITE that the device does.
+//! Commands that read, compare or combine, and write: COMPARE AND WRITE, ORWRITE, WRITE AND VERIFY (SBC-4, 5.3, 5.9 and 5.50). The first
+//! two lock their range, except for a COMPARE AND WRITE executed by the device.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::plan::{DATA_OUT_MAX, Exclusive, Pending, Plan, Program, Run, SCRATCH_
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode, SenseKey};
 
-/// Most bytes that COMPARE AND WRITE compares: as many again are written.
+/// Maximum length that COMPARE AND WRITE compares, in bytes. The write has the same length.
 const COMPARE_AND_WRITE_MAX: u64 = 2 << 20;
 const _: () = assert!(2 * COMPARE_AND_WRITE_MAX <= DATA_OUT_MAX as u64);
 
-/// Most blocks of COMPARE AND WRITE, told in the block limits page; 0: the unit does not have the command.
+/// Maximum number of blocks of COMPARE AND WRITE, for the block limits page; 0 if the unit does not support the command.
 pub(super) fn compare_and_write_blocks_max(info: &DiskInfo) -> u64 {
     let bytes = match info.compare_and_write {
         None => 0,
@@ -28,12 +28,12 @@ pub(super) fn compare_and_write_blocks_max(info: &DiskInfo) -> u64 {
     (bytes >> info.geometry.block_shift()).min(255)
 }
 
-/// Does the unit have COMPARE AND WRITE?
+/// Returns true if the unit supports COMPARE AND WRITE.
 pub(super) fn is_there(c: &Context<'_>) -> bool {
     compare_and_write_blocks_max(&c.unit.state().info) > 0
 }
 
-/// A checked range of the unit's disk.
+/// A validated range of the unit's disk.
 #[derive(Clone, Copy)]
 struct Target {
     disk: DiskId,
@@ -81,7 +81,7 @@ pub(super) fn compare_and_write(c: &Context<'_>) -> Planned {
     if blocks > blocks_max {
         return Err(Sense::cdb_field(13));
     }
-    // both halves, neither more nor less
+    // Exactly both halves.
     let wanted = 2 * target.length;
     if c.data_out != wanted {
         return Err(Sense::cdb_field(13));
@@ -109,7 +109,8 @@ pub(super) fn compare_and_write(c: &Context<'_>) -> Planned {
     }))
 }
 
-/// A COMPARE AND WRITE that the device does. Emulating one that it does not would let other hosts come between.
+/// Plans a COMPARE AND WRITE executed by the device. A range that the device does not support is refused: emulation would not be atomic for
+/// other hosts.
 fn on_device(c: &Context<'_>, by: By, target: Target) -> Planned {
     if !by.is_done_by_device(target.offset, target.length) {
         return Err(Sense::cdb_field(13));
@@ -130,7 +131,7 @@ impl Program for OnDevice {
     fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
         match last {
             Some(Ok(())) => return Step::Done(Response::good()),
-            // No INFORMATION: devices do not say reliably where the data differ.
+            // No INFORMATION field: devices do not report the offset of the difference reliably.
             Some(Err(error)) => return Step::Done(Sense::of_io_error(error).into()),
             None => {}
         }
@@ -191,7 +192,7 @@ impl Program for CompareAndWrite {
     }
 }
 
-/// Writes data piece by piece through scratch memory.
+/// Writes data in pieces through scratch memory.
 struct Write {
     target: Target,
     data: Arc<Vec<u8>>,
@@ -230,7 +231,7 @@ impl Program for Write {
     }
 }
 
-/// The plan of a command that needs its data in memory; what does not come is dealt with as for WRITE.
+/// Plans a command that needs its data in memory. Short data-out is handled as for WRITE.
 fn with_whole_blocks(
     c: &Context<'_>,
     target: Target,
@@ -278,7 +279,7 @@ struct OrWrite {
     target: Target,
     data: Vec<u8>,
     done: usize,
-    /// The piece has been read and combined, and is being written.
+    /// The piece was read and combined, and is being written.
     read: bool,
 }
 
@@ -331,7 +332,7 @@ pub(super) fn write_and_verify_16(c: &Context<'_>) -> Planned {
 }
 
 fn write_and_verify(c: &Context<'_>, lba: u64, blocks: u64, length_at: u16) -> Planned {
-    // verifying says something of the medium only when the data has got there
+    // FUA, because verification is meaningful only for data on the medium.
     let target = target(c, lba, blocks, IoFlags::FUA)?;
     let compares = match (c.cdb[1] >> 1) & 0b11 {
         0b00 => false,

@@ -1,7 +1,7 @@
 //! EXTENDED COPY, LID1 and LID4 (SPC-4, 6.4 and 6.5): block to block copies by the copy manager.
 //!
-//! The parameter list is parsed whole before anything is copied. Units are found on the same target, and
-//! elsewhere in the daemon only where a unit allows that.
+//! The parameter list is parsed completely before the copy starts. Units are looked up in the same target, and in other targets of the
+//! daemon only if a unit allows that.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ const fn aborted(code: SenseCode) -> Sense {
 
 /// A parameter list.
 struct List {
-    /// Where results are to be found, unless they are not wanted.
+    /// Identifier for the retrieval of results, unless the initiator does not want them.
     identifier: Option<u32>,
     targets: Vec<CopyTarget>,
     segments: Vec<Segment>,
@@ -90,13 +90,13 @@ struct List {
 struct CopyTarget {
     naa: Option<u64>,
     block_length: u32,
-    /// Where it is in the parameter list.
+    /// Offset in the parameter list.
     at: u16,
 }
 
 /// A block to block segment.
 struct Segment {
-    /// Where it is in the parameter list.
+    /// Offset in the parameter list.
     at: u16,
     source: usize,
     destination: usize,
@@ -128,7 +128,7 @@ impl List {
                 return Err(Sense::parameter_field(0));
             }
             check_zero(4, &header[4..15])?;
-            // neither IMMED nor G_SENSE
+            // Neither IMMED nor G_SENSE.
             check_zero(15, &header[15..16])?;
             check_zero(17, &header[17..20])?;
             check_zero(24, &header[24..42])?;
@@ -137,7 +137,7 @@ impl List {
             check_zero(4, &header[4..8])?;
             (be(2, 2), be(8, 4), be(12, 4), u32::from(header[0]))
         };
-        // STR and PRIORITY are advice on how to go about it; LIST ID USAGE
+        // STR and PRIORITY are hints; LIST ID USAGE.
         check_bits(1, header[1], 0x3f, &[])?;
         if targets.saturating_add(segments) > DESCRIPTORS_LENGTH_MAX || targets % 32 != 0 {
             return Err(length_error());
@@ -165,7 +165,7 @@ impl List {
     }
 }
 
-/// `at`: where the descriptors are in the parameter list.
+/// `at`: offset of the descriptors in the parameter list.
 fn parse_targets(descriptors: &[u8], at: u16) -> Result<Vec<CopyTarget>, Sense> {
     let (descriptors, _) = descriptors.as_chunks::<32>();
     if descriptors.len() > TARGETS_MAX {
@@ -178,15 +178,15 @@ fn parse_targets(descriptors: &[u8], at: u16) -> Result<Vec<CopyTarget>, Sense> 
     places.zip(descriptors).map(parse).collect()
 }
 
-/// An identification descriptor (SPC-4, 6.4.5.2).
+/// Parses an identification descriptor (SPC-4, 6.4.5.2).
 fn parse_target(d: &[u8; 32], at: u16) -> Result<CopyTarget, Sense> {
     if d[0] != IDENTIFICATION || d[1] & 0x1f != 0 {
         return Err(Sense::illegal_request(
             SenseCode::UNSUPPORTED_TARGET_DESCRIPTOR,
         ));
     }
-    // LU ID TYPE says nothing in this descriptor, nor does the initiator port (bytes 2 and 3): none is needed to get to a unit
-    // of this device. NUL is refused: it is no null device that is described.
+    // LU ID TYPE has no meaning in this descriptor. The initiator port (bytes 2 and 3) is not needed to reach a unit of this device. NUL is
+    // refused: null devices are not supported.
     check_bits(at + 1, d[1], 0xdf, &[])?;
     check_bits(at + 4, d[4], 0x0f, &[])?;
     check_bits(at + 5, d[5], 0x3f, &[])?;
@@ -194,9 +194,9 @@ fn parse_target(d: &[u8; 32], at: u16) -> Result<CopyTarget, Sense> {
     let designator = d[8..28].split_at_checked(d[7].into());
     let (designator, rest) = designator.ok_or(Sense::parameter_field(at + 7))?;
     check_zero(at + 8 + u16::from(d[7]), rest)?;
-    // PAD is about blocks that are not whole, which are never copied
+    // PAD applies to partial blocks, which are never copied.
     check_bits(at + 28, d[28], 0x04, &[])?;
-    // only an NAA designator of a logical unit is known here
+    // Only NAA designators of logical units are supported.
     let is_naa = d[4] == 0x01 && d[5] == 0x03;
     let naa = designator.try_into().ok().filter(|_| is_naa);
     Ok(CopyTarget {
@@ -206,7 +206,7 @@ fn parse_target(d: &[u8; 32], at: u16) -> Result<CopyTarget, Sense> {
     })
 }
 
-/// `at`: where the descriptors are in the parameter list.
+/// `at`: offset of the descriptors in the parameter list.
 fn parse_segments(mut rest: &[u8], mut at: u16) -> Result<Vec<Segment>, Sense> {
     let mut segments = Vec::new();
     while !rest.is_empty() {
@@ -232,7 +232,7 @@ fn parse_segments(mut rest: &[u8], mut at: u16) -> Result<Vec<Segment>, Sense> {
     Ok(segments)
 }
 
-/// A block to block segment, with or without byte offsets (SPC-4, 6.4.6.4 and 6.4.6.12).
+/// Parses a block to block segment, with or without byte offsets (SPC-4, 6.4.6.4 and 6.4.6.12).
 fn parse_segment(descriptor: &[u8], at: u16) -> Result<Segment, Sense> {
     let d: &[u8; 28] = descriptor.first_chunk().ok_or(length_error())?;
     let described = usize::from(u16::from_be_bytes([d[2], d[3]])) + 4;
@@ -244,7 +244,7 @@ fn parse_segment(descriptor: &[u8], at: u16) -> Result<Segment, Sense> {
         bytes.copy_from_slice(&d[at..at + 8]);
         u64::from_be_bytes(bytes)
     };
-    // CAT is, as PAD, about blocks that are not whole; DC says whose blocks are counted
+    // CAT, like PAD, applies to partial blocks. DC selects the unit that the block count refers to.
     let length = if d[0] == BLOCK_TO_BLOCK {
         check_bits(at + 1, d[1], 0x03, &[])?;
         check_zero(at + 8, &d[8..10])?;
@@ -257,7 +257,7 @@ fn parse_segment(descriptor: &[u8], at: u16) -> Result<Segment, Sense> {
         check_bits(at + 1, d[1], 0x01, &[])?;
         Length::Bytes(u32::from_be_bytes([d[8], d[9], d[10], d[11]]))
     };
-    // whole blocks only: byte offsets within a block, of the source and of the destination, are not offered
+    // Whole blocks only: byte offsets of source and destination within a block are not supported.
     let (offsets, _) = descriptor.get(28..).unwrap_or_default().as_chunks::<2>();
     if let Some(offset) = (at + 28..)
         .step_by(2)
@@ -276,14 +276,14 @@ fn parse_segment(descriptor: &[u8], at: u16) -> Result<Segment, Sense> {
     })
 }
 
-/// A segment in bytes, checked against both disks.
+/// A segment in bytes, within the limits of both disks.
 struct Move {
     source: (Arc<LogicalUnit>, u64),
     destination: (Arc<LogicalUnit>, u64),
     length: u64,
 }
 
-/// What stands in the way of a segment.
+/// Reason why a segment cannot be copied.
 enum Obstacle {
     Sense(Sense),
     Conflict,
@@ -406,7 +406,7 @@ fn prepare(segment: &Segment, targets: &[Found], nexus: &Nexus) -> Result<Move, 
     })
 }
 
-/// Reservations, readiness and write protection hold for a copy as for a command.
+/// Checks reservations, readiness and write protection, as for a command.
 fn check_unit(unit: &LogicalUnit, nexus: &Nexus, access: Access) -> Result<(), Obstacle> {
     let state = unit.state();
     if state.reservations.conflicts(nexus, access, false) {
@@ -456,7 +456,7 @@ impl Program for Copy {
             let scratch = 0..piece as usize;
             if read {
                 let (unit, offset) = &current.destination;
-                // Somebody may have fenced the initiator off since it began.
+                // Checked again, because the initiator may have been fenced during the copy.
                 if let Err(obstacle) = check_unit(unit, &self.nexus, Access::Write) {
                     self.moves[self.at] = Err(obstacle);
                     continue;

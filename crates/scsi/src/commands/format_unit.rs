@@ -1,8 +1,8 @@
 //! FORMAT UNIT (SBC-3, 5.3; SBC-4, 5.4).
 //!
-//! There are no defects to be managed below, and without an initialization pattern nothing has to be written: what becomes
-//! of the blocks is then up to us, and they stay as they are. With one every block is overwritten as SANITIZE does it. An
-//! operation that fails leaves the medium corrupted until a format or sanitize operation succeeds.
+//! There are no defects to manage, and without an initialization pattern nothing is written: the content of the blocks is then vendor
+//! specific, and they stay unchanged. With a pattern every block is overwritten, as by SANITIZE. After a failure the medium is format
+//! corrupted until a format or sanitize operation succeeds.
 
 use std::sync::Arc;
 
@@ -19,9 +19,9 @@ use crate::unit_state::{Operation, Progress};
 const LONGLIST: u8 = 0x20;
 const FMTDATA: u8 = 0x10;
 
-/// Of the parameter list header.
+/// Flags of the parameter list header.
 const FOV: u8 = 0x80;
-/// DPRY, DCRT and STPF: honoured whatever they say, for no list of defects exists and nothing is certified.
+/// DPRY, DCRT and STPF: accepted with any value, because there is no defect list and no certification.
 const DEFECTS: u8 = 0x70;
 const IP: u8 = 0x08;
 const IMMED: u8 = 0x02;
@@ -31,7 +31,7 @@ const DESCRIPTOR_LENGTH: usize = 4;
 const DEFAULT_PATTERN: u8 = 0x00;
 const REPEATED_PATTERN: u8 = 0x01;
 
-/// LONGLIST and CMPLST mean nothing without FMTDATA, and CMPLST nothing without a list.
+/// FORMAT UNIT. LONGLIST and CMPLST are ignored without FMTDATA, and CMPLST without a list.
 pub(super) fn format_unit(c: &Context<'_>) -> Planned {
     c.check_writable()?;
     let unit = Arc::clone(c.unit);
@@ -40,7 +40,7 @@ pub(super) fn format_unit(c: &Context<'_>) -> Planned {
     }
     let header_length = if c.cdb[1] & LONGLIST == 0 { 4 } else { 8 };
     let block_size = unit.geometry().block_size() as usize;
-    // The CDB does not say how long the list is: what comes, up to the longest that can be.
+    // The CDB does not contain the length of the list: all data-out is accepted up to the maximum.
     let longest = header_length + DESCRIPTOR_LENGTH + block_size;
     Ok(Pending::plan(
         c.data_out.min(longest as u64),
@@ -52,7 +52,7 @@ pub(super) fn format_unit(c: &Context<'_>) -> Planned {
     ))
 }
 
-/// What is to be done to the blocks.
+/// Content of the blocks after the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pattern<'a> {
     Default,
@@ -70,21 +70,21 @@ impl<'a> Format<'a> {
         let too_short = Sense::illegal_request(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
         let (header, rest) = list.split_at_checked(header_length).ok_or(too_short)?;
         let (&[protection, flags], header) = header.split_first_chunk().ok_or(too_short)?;
-        // PROTECTION FIELDS USAGE 000b
+        // PROTECTION FIELDS USAGE 000b.
         check_bits(0, protection, 0, &[0x07])?;
-        // DSP is obsolete, bit 0 vendor specific; without FOV there are no options
+        // DSP is obsolete, bit 0 vendor specific; without FOV there are no options.
         let options = if flags & FOV == 0 { 0 } else { DEFECTS | IP };
         check_bits(1, flags, FOV | IMMED | options, &[])?;
         let defects = match *header {
             [reserved, interval, ref defects @ ..] if !defects.is_empty() => {
                 check_bits(2, reserved, 0, &[])?;
-                // P_I_INFORMATION, PROTECTION INTERVAL EXPONENT
+                // P_I_INFORMATION, PROTECTION INTERVAL EXPONENT.
                 check_bits(3, interval, 0, &[0xf0, 0x0f])?;
                 defects
             }
             _ => header,
         };
-        // DEFECT LIST LENGTH: no block can be taken out
+        // DEFECT LIST LENGTH: no block can be reassigned.
         if defects.iter().any(|&byte| byte != 0) {
             return Err(Sense::parameter_field(
                 (header_length - defects.len()) as u16,
@@ -126,11 +126,11 @@ impl<'a> Format<'a> {
 }
 
 impl Pattern<'_> {
-    /// The initialization pattern descriptor, which begins at this byte of the list.
+    /// Parses the initialization pattern descriptor. `at`: its offset in the list.
     fn parse(descriptor: &[u8], at: u16, block_size: usize) -> Result<Pattern<'_>, Sense> {
         let too_short = Sense::illegal_request(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
         let (&[flags, kind, high, low], rest) = descriptor.split_first_chunk().ok_or(too_short)?;
-        // IP MODIFIER 00b; SI would have us reach blocks that are no longer in use
+        // IP MODIFIER 00b. SI is refused: it would include blocks that are no longer in use.
         check_bits(at, flags, 0, &[0xc0])?;
         let length = usize::from(u16::from_be_bytes([high, low]));
         match kind {

@@ -1,4 +1,4 @@
-//! INQUIRY: standard data (SPC-5, 6.7.2). The pages are in `vital_product_data`.
+//! INQUIRY: standard data (SPC-5, 6.7.2). `vital_product_data` has the pages.
 
 use super::{Context, Planned, port_groups, vital_product_data};
 use crate::command::{Cdb, be16};
@@ -13,7 +13,7 @@ pub(super) const PRODUCT: &[u8; 16] = b"VIRTUAL DISK    ";
 /// Product revision level, 4 bytes.
 const REVISION: &[u8; 4] = b"0001";
 
-/// Claimed standards (SPC-5, table 149), in the order of how general they are.
+/// Claimed standards (SPC-5, table 149), from general to specific.
 const VERSION_DESCRIPTORS: [u16; 4] = [
     0x00a0, // SAM-5
     0x0460, // SPC-4
@@ -24,16 +24,16 @@ const VERSION_DESCRIPTORS: [u16; 4] = [
 /// Peripheral qualifier 001b in byte 0, with the device type of disks.
 pub(super) const NOT_CONNECTED: u8 = 0x20;
 
-/// What stands in byte 0: peripheral qualifier and device type.
+/// Byte 0: peripheral qualifier and device type.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peripheral {
     /// A direct access block device.
     Disk = 0x00,
-    /// A direct access block device that cannot be reached through this port now (qualifier 001b).
+    /// A direct access block device that is not accessible through this port at present (qualifier 001b).
     Inaccessible = NOT_CONNECTED as isize,
     /// A well-known logical unit.
     WellKnown = 0x1e,
-    /// Nothing can be here (qualifier 011b).
+    /// No logical unit can exist here (qualifier 011b).
     Missing = 0x7f,
 }
 
@@ -47,7 +47,7 @@ impl Peripheral {
     }
 }
 
-/// Returns true if the unit cannot be reached through the port of the nexus: INQUIRY data has the peripheral qualifier 001b (SPC-4,
+/// Returns true if the unit is not accessible through the port of the nexus: INQUIRY data then has the peripheral qualifier 001b (SPC-4,
 /// 5.15.2.4.5).
 pub(super) fn is_inaccessible(c: &Context<'_>) -> bool {
     let access = c.unit.access_state(c.nexus.port().group);
@@ -64,7 +64,7 @@ pub(super) fn inquiry(c: &Context<'_>) -> Planned {
     c.data(data, allocation_length)
 }
 
-/// EVPD; a page code needs it.
+/// Returns EVPD. A page code without EVPD is an error.
 pub(super) fn checked_evpd(cdb: &Cdb) -> Result<bool, Sense> {
     let evpd = cdb[1] & 0x01 != 0;
     if !evpd && cdb[2] != 0 {
@@ -73,7 +73,7 @@ pub(super) fn checked_evpd(cdb: &Cdb) -> Result<bool, Sense> {
     Ok(evpd)
 }
 
-/// TPGS in byte 5 of the standard INQUIRY data: implicit (01b), or implicit and explicit (11b).
+/// Returns TPGS in byte 5 of the standard INQUIRY data: implicit (01b), or implicit and explicit (11b).
 fn tpgs(port: &TargetPort) -> u8 {
     match port_groups::may_set(port) {
         false => 0x10,
@@ -81,7 +81,7 @@ fn tpgs(port: &TargetPort) -> u8 {
     }
 }
 
-/// Standard INQUIRY data of 96 bytes.
+/// Returns the standard INQUIRY data, 96 bytes.
 pub(super) fn standard(peripheral: Peripheral, removable: bool, port: &TargetPort) -> Vec<u8> {
     let mut data = [0; 96];
     data[0] = peripheral as u8;

@@ -1,10 +1,9 @@
 //! GET LBA STATUS (SBC-4, 5.6).
 //!
-//! Holes are deallocated and space without data is anchored, as the disk knows them; the rest is read. What reads as
-//! zeroes there is anchored too, for it has its space and an initiator cannot tell the two apart (LBPRZ); of a disk that
-//! does not know its holes for good, which anchors nothing, it counts as deallocated. The scan goes on until the list is
-//! full, the unit ends or enough was read or asked for. The disk tells its extents by [`IoRequest::block_status`]; one that
-//! cannot may have data everywhere.
+//! Holes are reported as deallocated, and space without data as anchored, according to the disk's extents; the rest is read. Data blocks
+//! that read as zeroes are anchored too: they have space, and an initiator cannot distinguish the two (LBPRZ). On a disk without permanent
+//! holes, which anchors nothing, they are deallocated. The scan ends when the list is full, at the end of the unit, or at a limit of reads
+//! or requests. The disk reports extents through [`IoRequest::block_status`]; without support for it, all blocks may have data.
 
 use std::collections::VecDeque;
 
@@ -22,13 +21,13 @@ use crate::sense::{Sense, SenseCode};
 /// Service action of SERVICE ACTION IN(16).
 pub(super) const GET_LBA_STATUS: u8 = 0x12;
 
-/// Most bytes that are read for a list of any length.
+/// Maximum number of bytes that are read for a list of any length.
 const SCAN_MAX: u64 = 4 << 30;
 
-/// The same where there is room for a single one: the question is about a block, not about the map.
+/// The same for a list of one descriptor: the initiator asks about a block, not about the map.
 const SCAN_MAX_SINGLE: u64 = 4 << 20;
 
-/// How often the disk is asked for extents.
+/// Maximum number of extent requests to the disk.
 const STATUSES_MAX: u32 = 32;
 
 pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
@@ -82,10 +81,10 @@ pub(super) fn get_lba_status(c: &Context<'_>) -> Planned {
     Ok(Run::plan(scan, scratch))
 }
 
-/// Most blocks of one descriptor: what its field holds, and whole physical blocks of any size.
+/// Maximum number of blocks of one descriptor: the limit of its field, in whole physical blocks of any size.
 const EXTENT_MAX: u64 = 0xffff_ff80;
 
-/// The provisioning status field (SBC-4, table 68).
+/// PROVISIONING STATUS field (SBC-4, table 68).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Provisioning {
     Mapped = 0,
@@ -106,7 +105,7 @@ struct List {
 }
 
 impl List {
-    /// Adds blocks that follow the last ones; false when they begin a descriptor too many.
+    /// Adds blocks after the last ones. Returns false if they need a descriptor beyond the limit.
     fn push(&mut self, mut lba: u64, mut blocks: u64, provisioning: Provisioning) -> bool {
         while blocks > 0 {
             let room = match self.descriptors.last() {
@@ -154,37 +153,37 @@ struct Scan {
     anchors: bool,
     offset: u64,
     end: u64,
-    /// What the disk has told of what follows, in order.
+    /// Extents from the disk for the following range, in order.
     extents: VecDeque<Extent>,
-    /// How often it may still be asked.
+    /// Remaining extent requests.
     statuses_left: u32,
-    /// Bytes that may still be read.
+    /// Remaining bytes to read.
     left: u64,
     doing: Doing,
-    /// What units of zeroes are among what is read.
+    /// Status of zero units in the data that are read.
     zeroes: Provisioning,
     list: List,
 }
 
-/// What a scan needs next, and does then.
+/// Next operation of a scan.
 #[derive(Clone, Copy)]
 enum Doing {
     Nothing,
-    /// Asks for extents.
+    /// Requests extents.
     Status,
-    /// Reads so many bytes.
+    /// Reads this number of bytes.
     Read(u64),
 }
 
 impl Scan {
-    /// What must be read next of what reaches to `end`.
+    /// Returns the next read in a range up to `end`.
     fn piece(&self, end: u64) -> Doing {
-        // pieces end at multiples of the scratch size, so that units are not cut
+        // Pieces end at multiples of the scratch size, so that units are not split.
         let to_boundary = SCRATCH_MAX as u64 - self.offset % SCRATCH_MAX as u64;
         Doing::Read(to_boundary.min(end.min(self.end) - self.offset))
     }
 
-    /// The extent that lies at the offset, if the disk has told of it.
+    /// Returns the extent at the offset, if the disk has reported it.
     fn extent(&mut self) -> Option<Extent> {
         while self.extents.front()?.end <= self.offset {
             self.extents.pop_front();
@@ -192,7 +191,7 @@ impl Scan {
         self.extents.front().copied()
     }
 
-    /// Enters what can be told without reading, then says what is next: nothing when the scan is over.
+    /// Adds blocks that need no read, and returns the next operation: nothing at the end of the scan.
     fn skip(&mut self) -> Doing {
         while self.offset < self.end {
             let Some(extent) = self.extent() else {
@@ -206,13 +205,13 @@ impl Scan {
                 self.zeroes = Provisioning::Deallocated;
                 return self.piece(self.end);
             }
-            // where the disk ends there is no rest of a unit
+            // The unit at the end of the disk may be partial.
             let whole = match extent.end {
                 end if end < self.end => end - end % self.unit,
                 _ => self.end,
             };
             if whole <= self.offset {
-                // Not all of the unit has space.
+                // The unit is partly a hole.
                 self.zeroes = Provisioning::Deallocated;
                 return self.piece(self.offset + self.unit - self.offset % self.unit);
             }
@@ -237,7 +236,7 @@ impl Scan {
         Doing::Nothing
     }
 
-    /// Takes what the disk tells of its extents. One that does not tell may have data.
+    /// Adds the extents that the disk reports. If it does not support them, all blocks may have data.
     fn take_status(&mut self, outcome: IoOutcome, told: &[u8]) -> Result<(), IoError> {
         match outcome {
             Ok(()) => self.extents.extend(decode_extents(told)),
@@ -257,7 +256,7 @@ impl Scan {
         Ok(())
     }
 
-    /// Enters what was read; false when the list is full.
+    /// Adds blocks that were read. Returns false if the list is full.
     fn enter(&mut self, read: &[u8]) -> bool {
         let mut rest = read;
         while !rest.is_empty() {

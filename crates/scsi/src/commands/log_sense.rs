@@ -1,5 +1,5 @@
-//! LOG SENSE (SPC-5, 6.8), SEND DIAGNOSTIC (6.42), and READ DEFECT DATA (SBC-4, 5.20 and 5.21) with an empty
-//! list: there is no device below whose health could be told.
+//! LOG SENSE (SPC-5, 6.8), SEND DIAGNOSTIC (6.42), and READ DEFECT DATA (SBC-4, 5.20 and 5.21) with an empty list: no physical device with
+//! health data is involved.
 
 use super::{Context, Planned, good};
 use crate::command::{be16, be32};
@@ -25,9 +25,9 @@ pub(super) fn log_sense(c: &Context<'_>) -> Planned {
                 0,
             ]
         }
-        // temperature and reference temperature: not available
+        // Temperature and reference temperature: not available.
         (TEMPERATURE, 0x00) => vec![0, 0, 0x03, 2, 0, 0xff, 0, 1, 0x03, 2, 0, 0xff],
-        // no exception; temperature not available
+        // No exception; temperature not available.
         (INFORMATIONAL_EXCEPTIONS, 0x00) => vec![0, 0, 0x03, 4, 0, 0, 0xff, 0],
         _ => return Err(Sense::cdb_bit(2, 5)),
     };
@@ -42,7 +42,7 @@ pub(super) fn log_sense(c: &Context<'_>) -> Planned {
     c.data(data, be16(c.cdb, 7).into())
 }
 
-/// The parameters of a page from a code on, of which there must be one.
+/// Returns the parameters of a page from a code on; `None` if there are none.
 fn from_parameter(mut parameters: &[u8], first: u16) -> Option<&[u8]> {
     while let &[high, low, _, length, ..] = parameters {
         if u16::from_be_bytes([high, low]) >= first {
@@ -54,7 +54,7 @@ fn from_parameter(mut parameters: &[u8], first: u16) -> Option<&[u8]> {
 }
 
 pub(super) fn read_defect_data_10(c: &Context<'_>) -> Planned {
-    // the lists and the format asked for, and no defect
+    // The requested lists and format, without defects.
     c.data(vec![0, c.cdb[2] & 0x1f, 0, 0], be16(c.cdb, 7).into())
 }
 
@@ -62,8 +62,8 @@ pub(super) fn read_defect_data_12(c: &Context<'_>) -> Planned {
     c.data(vec![0, c.cdb[1] & 0x1f, 0, 0, 0, 0, 0, 0], be32(c.cdb, 6))
 }
 
-/// The default self-test passes; others, and diagnostic pages, there are none. PF has nothing to be the format of, and
-/// DEVOFFL and UNITOFFL permit what it does not need.
+/// SEND DIAGNOSTIC. The default self-test passes. Other tests and diagnostic pages are not supported. PF is ignored without a page. DEVOFFL
+/// and UNITOFFL permit side effects that the test does not have.
 pub(super) fn send_diagnostic(_: &Context<'_>) -> Planned {
     good()
 }

@@ -1,6 +1,6 @@
 //! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-4, 5.36 and 5.8).
 //!
-//! Only a removable unit can lose its medium. Stopping without ejecting has no effect: there is no spindle.
+//! Only a removable unit can lose its medium. A stop without ejection has no effect: there is no spindle.
 
 use block::IoRequest;
 

@@ -1,9 +1,9 @@
-//! From CDB to plan: one match of calls, and what comes before it when something special holds.
+//! Plans commands: one dispatch `match`, preceded by checks for special states.
 //!
-//! `begin` looks at the unit's word and the nexus' filter. Both are zero as a rule: then a plain READ or WRITE is
-//! planned in `request_path`, and another command goes straight to its function. A nexus that neither a reservation
-//! nor the access state of its port restricts goes that way too, once `begin_special` has found it so. Otherwise `begin_special` asks for unit attentions, reservations and readiness
-//! first. Each function gets a [`Context`] and gives a plan, or the sense of a CHECK CONDITION.
+//! `begin` reads the unit's word and the nexus' filter. Both are usually zero: a plain READ or WRITE is then planned in `request_path`, and
+//! another command goes directly to its function. A nexus that neither a reservation nor the access state of its port restricts takes the
+//! same path, after `begin_special` has established this. Otherwise `begin_special` first checks unit attentions, reservations and
+//! readiness. Each function gets a [`Context`] and returns a plan, or the sense of a CHECK CONDITION.
 
 mod capacity;
 mod compare_write;
@@ -58,12 +58,12 @@ pub(crate) use without_unit::begin_without_unit;
 /// A plan, or the sense data of CHECK CONDITION.
 pub(crate) type Planned = Result<Plan, Sense>;
 
-/// What a command's function sees.
+/// Input of a command's function.
 pub(crate) struct Context<'a> {
     pub map: &'a LunMap,
     pub unit: &'a Arc<LogicalUnit>,
     pub nexus: &'a Arc<Nexus>,
-    /// The unit's number.
+    /// Number of the unit's LUN.
     pub lun: u16,
     pub cdb: &'a Cdb,
     pub word: Word,
@@ -72,7 +72,7 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The byte range of a range of blocks, or LBA OUT OF RANGE.
+    /// Returns the byte range of a range of blocks, or LBA OUT OF RANGE.
     #[inline]
     pub fn range(&self, lba: u64, blocks: u64) -> Result<(u64, u64), Sense> {
         let range = self.unit.geometry().check(Lba(lba), Blocks(blocks));
@@ -90,7 +90,7 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Data-in, cut to the CDB's allocation length.
+    /// Returns data-in, cut to the CDB's allocation length.
     pub fn data(&self, data: Vec<u8>, allocation_length: u32) -> Planned {
         Ok(Plan::Done(Response::data(data, allocation_length as usize)))
     }
@@ -101,7 +101,7 @@ pub(crate) fn good() -> Planned {
     Ok(Plan::Done(Response::good()))
 }
 
-/// One I/O that moves no data.
+/// Plans one I/O without data.
 pub(crate) fn without_data(disk: DiskId, request: IoRequest, descriptor_sense: bool) -> Plan {
     Plan::Io(DirectIo {
         disk,
@@ -114,14 +114,14 @@ pub(crate) fn without_data(disk: DiskId, request: IoRequest, descriptor_sense: b
     })
 }
 
-/// Has a command for a unit to ask for unit attentions, reservations or readiness first?
+/// Returns true if unit attentions, reservations or readiness must be checked for a command.
 #[inline(always)]
 fn is_special(unit: &LogicalUnit, word: Word, nexus: &Nexus) -> bool {
     let privileged = word.depends_on_nexus() && nexus.is_privileged(unit.id(), word.epoch());
     (word.is_slow() && !privileged) || nexus.may_have_attention(unit.id())
 }
 
-/// What to do about a command for a unit, if it is a plain READ or WRITE and nothing special holds.
+/// Plans a plain READ or WRITE in the normal state; `None` for all other commands.
 #[inline(always)]
 pub(crate) fn begin_direct(
     unit: &LogicalUnit,
@@ -137,8 +137,8 @@ pub(crate) fn begin_direct(
     Some(way.begin(cdb, data_in, data_out)?.on(unit.disk()))
 }
 
-/// What [`begin_direct`] does, for commands through a nexus whose filter has this bit for the unit, if nothing special holds; who is
-/// privileged by a reservation does not go this way.
+/// Returns the parameters of [`begin_direct`] in the normal state, for a nexus with this filter bit for the unit. A nexus that is
+/// privileged under a reservation does not take this path.
 #[inline(always)]
 pub(crate) fn plain_way(unit: &LogicalUnit, nexus: &Nexus, filter_bit: u64) -> Option<PlainWay> {
     let word = unit.word();
@@ -148,7 +148,7 @@ pub(crate) fn plain_way(unit: &LogicalUnit, nexus: &Nexus, filter_bit: u64) -> O
     Some(PlainWay::new(unit.geometry(), word))
 }
 
-/// What to do about a command for a unit.
+/// Plans a command for a unit.
 #[inline]
 pub(crate) fn begin(
     map: &LunMap,
@@ -156,7 +156,7 @@ pub(crate) fn begin(
     command: &Command<'_>,
     cdb: &Cdb,
 ) -> Plan {
-    // There are no ACA conditions here, in which alone such a task would be allowed (SAM-5, 8.6.4).
+    // ACA conditions, the only state that allows such a task, do not exist here (SAM-5, 8.6.4).
     if command.attribute == TaskAttribute::Aca {
         let sense = Sense::illegal_request(SenseCode::INVALID_MESSAGE);
         return finish(Err(sense), command, unit.word());
@@ -167,10 +167,10 @@ pub(crate) fn begin(
     }
 }
 
-/// Does a command change what is on the medium, or who may use it? For initiators that may only read.
+/// Returns true if a command changes the medium's content or the access to it. For initiators with read-only access.
 pub(crate) fn changes(unit: &LogicalUnit, cdb: &Cdb) -> bool {
     if let Some(how) = unit.passthrough() {
-        // What the device makes of others is not known.
+        // The device's other commands have unknown effects.
         return !passthrough::is_harmless(how, cdb)
             || matches!(cdb[0], RESERVE_6 | RESERVE_10 | PERSISTENT_RESERVE_OUT);
     }
@@ -203,12 +203,12 @@ pub(crate) fn changes(unit: &LogicalUnit, cdb: &Cdb) -> bool {
     )
 }
 
-/// The answer to a command that does not get to a unit, as the unit gives it.
+/// Returns a response that refuses a command, in the unit's sense format.
 pub(crate) fn refuse(unit: &LogicalUnit, command: &Command<'_>, sense: Sense) -> Plan {
     finish(Err(sense), command, unit.word())
 }
 
-/// The general way: everything may be otherwise than usual.
+/// General path, with all checks.
 #[inline(never)]
 fn begin_general(map: &LunMap, unit: &Arc<LogicalUnit>, command: &Command<'_>, cdb: &Cdb) -> Plan {
     let word = unit.word();
@@ -218,7 +218,7 @@ fn begin_general(map: &LunMap, unit: &Arc<LogicalUnit>, command: &Command<'_>, c
         nexus: command.nexus,
         lun: match command.lun.address() {
             LunAddress::Unit(number) => number,
-            // no unit is found under these
+            // These address no unit.
             LunAddress::ReportLuns | LunAddress::Unknown => 0,
         },
         cdb,
@@ -258,7 +258,7 @@ fn finish(planned: Planned, command: &Command<'_>, word: Word) -> Plan {
     answering.finish_plan(planned.unwrap_or_else(|sense| Plan::Done(Response::check(sense))))
 }
 
-/// Is the CDB whole, and is every bit of it honoured? NACA is not (SAM-5, 5.2: NORMACA is 0 here).
+/// Checks that the CDB is complete and that all its bits are honoured. NACA is not (SAM-5, 5.2: NORMACA is 0 here).
 #[inline]
 fn check_cdb(cdb: &Cdb, given: usize) -> Result<(), Sense> {
     if given < cdb_length(cdb[0]).max(1) {
@@ -267,12 +267,12 @@ fn check_cdb(cdb: &Cdb, given: usize) -> Result<(), Sense> {
     table::check_bits(cdb)
 }
 
-/// Unit attentions, reservations, readiness: what stands before a command when the word is not zero.
-/// An answer, or nothing when the command may go on.
+/// Checks unit attentions, reservations and readiness, if the word or the filter is not zero. Returns a response, or `None` if the command
+/// may proceed.
 #[cold]
 fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
     let row = table::find(c.cdb);
-    // INQUIRY, REPORT LUNS and REQUEST SENSE are not stopped by a unit attention (SAM-5, 5.14.3)
+    // A unit attention does not stop INQUIRY, REPORT LUNS and REQUEST SENSE (SAM-5, 5.14.3).
     if !matches!(c.cdb[0], INQUIRY | REPORT_LUNS | REQUEST_SENSE)
         && let Some(code) = c.nexus.pop_attention(c.unit.id())
     {
@@ -282,9 +282,9 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
     let (access, needs) = match (row, c.unit.passthrough()) {
         (Some(row), None) => (table::access(row, c.cdb), row.needs),
         (Some(row), Some(how)) => (table::access(row, c.cdb), passthrough::needs(how, c.cdb)),
-        // The device may write, as it may with a vendor specific command (SPC-5, 5.14.1).
+        // The device may write, as with a vendor specific command (SPC-5, 5.14.1).
         (None, Some(how)) => (Access::Write, passthrough::needs(how, c.cdb)),
-        // It is refused where it is dispatched.
+        // Refused during dispatch.
         (None, None) => return Ok(None),
     };
     let state = c.unit.state();
@@ -300,7 +300,7 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
     }
     let access_state = state.access_state(c.nexus.port().group);
     if state.reservations.privileges(c.nexus) && access_state.is_active() {
-        // the lock is held, so the word is that of this state
+        // The lock is held, so the word belongs to this state.
         c.nexus
             .remember_privilege(c.unit.id(), c.unit.word().epoch());
     }
@@ -315,7 +315,7 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
     Ok(None)
 }
 
-/// One call for each operation code.
+/// Calls the function of each operation code.
 fn dispatch(c: &Context<'_>) -> Planned {
     match c.cdb[0] {
         opcode if supported::needs_sole_daemon(opcode, c.unit) => {
@@ -390,7 +390,7 @@ fn dispatch(c: &Context<'_>) -> Planned {
     }
 }
 
-/// A service action that its operation code does not have: byte 1, bits 4 to 0.
+/// Returns the error for an unsupported service action: byte 1, bits 4 to 0.
 fn invalid_service_action() -> Planned {
     Err(Sense::cdb_bit(1, 4))
 }

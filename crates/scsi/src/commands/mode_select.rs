@@ -1,4 +1,4 @@
-//! MODE SELECT (SPC-5, 6.12 and 6.13): all of a list or nothing of it.
+//! MODE SELECT (SPC-5, 6.12 and 6.13): applies a whole list or nothing.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::plan::{Pending, Plan};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
 
-/// How the two forms of the parameter list's header differ.
+/// Differences between the two forms of the parameter list header.
 #[derive(Clone, Copy)]
 struct Header {
     length: usize,
-    /// Where the block descriptor length begins, which is the last field.
+    /// Offset of the block descriptor length, the last field.
     descriptor_length_at: usize,
 }
 
@@ -70,7 +70,7 @@ fn mode_select(c: &Context<'_>, length: usize, header: Header) -> Planned {
 fn select(unit: &LogicalUnit, nexus: &Nexus, list: &[u8], header: Header, save: bool) -> Planned {
     let length_error = Sense::illegal_request(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
     let (head, rest) = list.split_at_checked(header.length).ok_or(length_error)?;
-    // MODE DATA LENGTH, and WP and DPOFUA, are what MODE SENSE said: initiators send them back
+    // MODE DATA LENGTH, WP and DPOFUA are ignored: initiators return the values of MODE SENSE.
     let medium_type_at = if header.length == 8 { 2 } else { 1 };
     check_zero(medium_type_at, &head[usize::from(medium_type_at)..][..1])?;
     if let &[_, _, _, _, long, reserved, ..] = head {
@@ -100,7 +100,7 @@ fn select(unit: &LogicalUnit, nexus: &Nexus, list: &[u8], header: Header, save: 
     let cache_goes_off = state.modes.write_cache() && !modes.write_cache();
     let before = std::mem::replace(&mut state.modes, modes);
     if save && let Err(sense) = state.save_modes(unit.directory().store()) {
-        // A command that is refused changes nothing.
+        // A refused command changes nothing.
         state.modes = before;
         return Err(sense);
     }
@@ -110,7 +110,7 @@ fn select(unit: &LogicalUnit, nexus: &Nexus, list: &[u8], header: Header, save: 
     unit.refresh_word(&state);
     let descriptor_sense = state.modes.descriptor_sense();
     if cache_goes_off {
-        // what was written before has to be as durable as what comes after
+        // Earlier writes must be as durable as later ones.
         return Ok(without_data(
             unit.disk(),
             IoRequest::flush(),
@@ -120,7 +120,7 @@ fn select(unit: &LogicalUnit, nexus: &Nexus, list: &[u8], header: Header, save: 
     Ok(Plan::Done(Response::good()))
 }
 
-/// The block descriptor may only say what is so; gives the byte at fault.
+/// Checks that the block descriptor has the current values. Returns the offset of the invalid byte.
 fn check_descriptor(unit: &LogicalUnit, descriptor: &[u8], long: bool) -> Result<(), usize> {
     let geometry = unit.geometry();
     let (blocks, size) = match (descriptor, long) {

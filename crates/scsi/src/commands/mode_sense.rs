@@ -37,7 +37,7 @@ pub(super) fn mode_sense_10(c: &Context<'_>) -> Planned {
     c.data(data, be16(c.cdb, 7).into())
 }
 
-/// WP and DPOFUA (SBC-4, 6.5.1).
+/// Returns WP and DPOFUA (SBC-4, 6.5.1).
 fn device_specific(c: &Context<'_>) -> u8 {
     let protected = if c.word.has(Word::WRITE_PROTECTED) {
         0x80
@@ -47,7 +47,7 @@ fn device_specific(c: &Context<'_>) -> u8 {
     0x10 | protected
 }
 
-/// One descriptor of the whole unit, unless DBD says none.
+/// Returns one descriptor of the whole unit; empty if DBD is set.
 fn block_descriptor(c: &Context<'_>, long: bool) -> Vec<u8> {
     if c.cdb[1] & 0x08 != 0 {
         return Vec::new();

@@ -1,7 +1,6 @@
-//! What SANITIZE and FORMAT UNIT have done: passes over every block, with nothing else going on meanwhile, through no
-//! export of the disk.
+//! Passes of SANITIZE and FORMAT UNIT over every block. No other I/O reaches the disk meanwhile, through any export.
 //!
-//! The operation goes on when its command is aborted or its nexus lost, and after a restart.
+//! The operation continues after an abort of its command, a loss of its nexus, and a restart.
 
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use crate::sanitizing::{Kept, Pass};
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::unit_state::{Operation, Progress};
 
-/// The pass after which every block reads as zeroes.
+/// Returns the pass after which every block reads as zeroes.
 pub(super) fn erasing_pass(unit: &LogicalUnit) -> Pass {
     let state = unit.state();
     if state.info.discard_granularity.is_some() && state.info.discard_zeroes {
@@ -26,12 +25,12 @@ pub(super) fn erasing_pass(unit: &LogicalUnit) -> Pass {
     }
 }
 
-/// A block of a pattern over and over.
+/// Returns a block filled with repetitions of a pattern.
 pub(super) fn pattern_block(pattern: &[u8], block_size: usize) -> Vec<u8> {
     pattern.iter().copied().cycle().take(block_size).collect()
 }
 
-/// Begins an operation, unless another stands in its way; it is kept first.
+/// Starts an operation, unless another one prevents it. Its state is saved first.
 pub(super) fn plan(unit: Arc<LogicalUnit>, kept: Kept, immediate: bool) -> Plan {
     {
         let mut state = unit.state();
@@ -49,7 +48,7 @@ pub(super) fn plan(unit: Arc<LogicalUnit>, kept: Kept, immediate: bool) -> Plan 
     Plan::Run(Overwriting::run(unit, kept, immediate, Stage::Begin))
 }
 
-/// Goes on with an operation that a restart interrupted.
+/// Continues an operation that a restart interrupted.
 pub(crate) fn resume(unit: Arc<LogicalUnit>, kept: Kept) -> Box<Run> {
     Overwriting::run(unit, kept, true, Stage::Run)
 }
@@ -71,7 +70,7 @@ enum Stage {
     Over,
 }
 
-/// Without data to be sent, this much at a time: progress has to be seen.
+/// Maximum length of a request without data, in bytes; limited so that progress is visible.
 const PIECE_WITHOUT_DATA: u64 = 256 << 20;
 
 impl Overwriting {
@@ -96,7 +95,7 @@ impl Overwriting {
         self.unit.set_progress(&mut state, progress);
     }
 
-    /// What is kept from now on; a store that fails has said so, and the operation goes on.
+    /// Saves the state of the operation. A store error is logged by the store, and the operation continues.
     fn save(&self, kept: Option<&Kept>) -> Result<(), Sense> {
         let mut state = self.unit.state();
         state.save_operation(self.unit.directory().store(), kept)
@@ -126,13 +125,13 @@ impl Overwriting {
         }
     }
 
-    /// The next piece, or none when all passes are through.
+    /// Returns the next request; `None` after all passes.
     fn request(&mut self, scratch: &mut [u8]) -> Option<IoRequest> {
         let capacity = self.unit.geometry().capacity_bytes();
         if self.offset >= capacity {
             self.offset = 0;
             self.kept.pass += 1;
-            // what could not be kept is done once more after a restart
+            // An unsaved pass is repeated after a restart.
             self.save(Some(&self.kept)).ok();
             self.fill(scratch);
         }

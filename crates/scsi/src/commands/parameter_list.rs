@@ -1,9 +1,9 @@
-//! Bits of parameter lists that are not honoured.
+//! Refuses bits of parameter lists that are not honoured.
 
 use crate::sense::Sense;
 
-/// Refuses a byte with bits other than those that are honoured; points to the first of them, or to the first bit of the one of
-/// `fields` that it belongs to (SPC-5, 4.4.2.4.2).
+/// Refuses a byte with bits outside `honoured`. The error points to the first such bit, or to the first bit of its field in `fields`
+/// (SPC-5, 4.4.2.4.2).
 pub(super) fn check_bits(at: u16, byte: u8, honoured: u8, fields: &[u8]) -> Result<(), Sense> {
     let refused = byte & !honoured;
     if refused == 0 {

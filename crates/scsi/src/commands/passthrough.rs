@@ -1,9 +1,12 @@
-//! Commands to a unit whose device carries them out itself: its INQUIRY data, mode pages and sense are what initiators see.
+//! Commands to a pass-through unit, executed by its device: initiators see the device's INQUIRY data, mode pages and sense.
 //!
-//! Plain READs and WRITEs travel as I/O, in `request_path`. Of the others these do not reach the device as they are: REPORT LUNS is
-//! the target's; commands of the copy manager could reach units of the device's target that this daemon does not export; CDBs of
-//! more than 16 bytes, and those that move data both ways, are refused. All initiators use the device through one I_T nexus, so
-//! commands for reservations are refused, emulated or forwarded as [`PassedReservations`] says.
+//! Plain READs and WRITEs are I/Os, in `request_path`. These other commands do not reach the device unchanged:
+//!
+//! - REPORT LUNS is answered by the target;
+//! - commands of the copy manager could reach units of the device's target that this daemon does not export;
+//! - CDBs of more than 16 bytes, and commands with data in both directions, are refused;
+//! - commands for reservations are refused, emulated or forwarded according to [`PassedReservations`], because all initiators use the
+//!   device through one I_T nexus.
 
 use block::{
     COMMAND_HEADER, IoOutcome, IoRequest, PassedReservations, Passthrough, ScsiAnswer, ScsiCommand,
@@ -17,17 +20,17 @@ use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::table::{self, Access, Needs};
 
-/// Most data of a command that is passed through; longer READs and WRITEs travel as I/O.
+/// Maximum data length of a pass-through command in bytes; longer READs and WRITEs are I/Os.
 pub const PASSED_MAX: u64 = 4 << 20;
-/// Peripheral device type of units of MMC (SPC-5, 6.7.2).
+/// Peripheral device type of MMC units (SPC-5, 6.7.2).
 const CD_DVD: u8 = 0x05;
 /// CDBs of other lengths (SPC-5, 4.2.5.1).
 const EXTENDED_CDB: u8 = 0x7e;
 const VARIABLE_LENGTH_CDB: u8 = 0x7f;
-/// As long as Linux takes the CDB of a vendor's own operation code for.
+/// CDB length that Linux assumes for vendor specific operation codes.
 const VENDOR_CDB: usize = 10;
 
-/// `given`: bytes of the CDB that the transport brought.
+/// `given`: length of the CDB from the transport, in bytes.
 pub(super) fn begin(c: &Context<'_>, passthrough: Passthrough, given: usize) -> Planned {
     let opcode = c.cdb[0];
     let invalid = || Err(Sense::illegal_request(SenseCode::INVALID_OPCODE));
@@ -81,7 +84,7 @@ pub(super) fn begin(c: &Context<'_>, passthrough: Passthrough, given: usize) -> 
         cdb,
         cdb_length: length as u8,
         data_out: c.data_out as u32,
-        // An initiator may have room for more than any device sends.
+        // The initiator's buffer may exceed every device's response.
         data_in: c.data_in.min(PASSED_MAX) as u32,
     };
     let passed = Passed {
@@ -104,10 +107,10 @@ fn emulated(c: &Context<'_>, given: usize) -> Planned {
     super::dispatch(c)
 }
 
-/// Does a command leave the medium and the device's settings as they are?
+/// Returns true if a command changes neither the medium nor the device's settings.
 ///
-/// Operation codes mean different things: 51h is READ DISC INFORMATION of an optical unit, and XPWRITE of a disk; A3h is MAINTENANCE IN of
-/// a disk, and SEND KEY of an optical unit.
+/// Operation codes depend on the device type: 51h is READ DISC INFORMATION of an optical unit, and XPWRITE of a disk; A3h is MAINTENANCE IN
+/// of a disk, and SEND KEY of an optical unit.
 pub(super) fn is_harmless(passthrough: Passthrough, cdb: &Cdb) -> bool {
     const SYNCHRONIZE: [u8; 2] = [SYNCHRONIZE_CACHE_10, SYNCHRONIZE_CACHE_16];
     // MMC-6: READ FORMAT CAPACITIES, READ TOC/PMA/ATIP, GET CONFIGURATION, GET EVENT STATUS NOTIFICATION, READ DISC INFORMATION,
@@ -131,8 +134,8 @@ fn is_set_port_groups(passthrough: Passthrough, cdb: &Cdb) -> bool {
     !is_optical(passthrough) && cdb[1] & 0x1f == port_groups::TARGET_PORT_GROUPS
 }
 
-/// Returns the requirements of a command of the device. Ports in standby and unavailable ports accept the same commands as for emulated units,
-/// and the other commands that SPC-4, 5.15.2.4, lists. Commands with unknown effects need an active port.
+/// Returns the required state of a unit for a command of the device. Ports in standby and unavailable ports accept the same commands as for
+/// emulated units, and the other commands that SPC-4, 5.15.2.4, lists. Commands with unknown effects need an active port.
 pub(super) fn needs(passthrough: Passthrough, cdb: &Cdb) -> Needs {
     const RECEIVE_DIAGNOSTIC_RESULTS: u8 = 0x1c;
     const WRITE_BUFFER: u8 = 0x3b;
@@ -152,12 +155,12 @@ pub(super) fn needs(passthrough: Passthrough, cdb: &Cdb) -> Needs {
     }
 }
 
-/// One command of the device.
+/// A pass-through command.
 struct Passed {
     disk: DiskId,
     command: ScsiCommand,
     data_out: Vec<u8>,
-    /// INQUIRY through a port that is unavailable: the peripheral qualifier of the answer is 001b.
+    /// INQUIRY through an unavailable port: the response has the peripheral qualifier 001b.
     is_inaccessible: bool,
 }
 
@@ -197,7 +200,7 @@ impl Program for Passed {
     }
 }
 
-/// What the device has answered, as it is.
+/// Returns the device's response unchanged.
 fn answer(buffer: &[u8], is_out: bool) -> Response {
     let answer = ScsiAnswer::decode(buffer);
     let Some((answer, status)) =
@@ -210,7 +213,7 @@ fn answer(buffer: &[u8], is_out: bool) -> Response {
         residual: match answer.residual {
             more @ 1.. => Residual::Overflow(more.unsigned_abs()),
             less @ ..=-1 if is_out => Residual::Underflow(less.unsigned_abs()),
-            // Of data-in it follows from what has come: the initiator may have more room than the device was told of.
+            // For data-in it follows from the length of the data: the initiator's buffer may exceed the length sent to the device.
             _ => Residual::None,
         },
         data,

@@ -1,5 +1,5 @@
-//! PERSISTENT RESERVE IN and OUT (SPC-4, 6.15 and 6.16): parameter lists here, what they do in
-//! `reservations`. Where other daemons serve the unit too, PERSISTENT RESERVE OUT is a program: [`shared`].
+//! PERSISTENT RESERVE IN and OUT (SPC-4, 6.15 and 6.16): parameter lists here, services in `reservations`. If other daemons serve the unit
+//! too, PERSISTENT RESERVE OUT is a program: [`shared`].
 
 mod shared;
 
@@ -19,7 +19,7 @@ use crate::sense::{Sense, SenseCode};
 use crate::task_management::AbortScope;
 use crate::unit_state::UnitState;
 
-/// Is it one of the two commands?
+/// Returns true for these two commands.
 pub(super) fn is_one(opcode: u8) -> bool {
     matches!(opcode, PERSISTENT_RESERVE_IN | PERSISTENT_RESERVE_OUT)
 }
@@ -58,7 +58,7 @@ fn read_reservation(reservations: &Reservations) -> Vec<u8> {
         let holder = reservation.holder.as_ref();
         let known =
             holder.and_then(|who| reservations.registrations.iter().find(|it| it.who == *who));
-        // all registrants hold together: the key is zero
+        // All registrants are holders: the key is zero.
         list.extend(known.map_or(0, |known| known.key).to_be_bytes());
         list.extend([0, 0, 0, 0, 0, reservation.kind as u8, 0, 0]);
     }
@@ -66,7 +66,7 @@ fn read_reservation(reservations: &Reservations) -> Vec<u8> {
 }
 
 fn report_capabilities(reservations: &Reservations) -> Vec<u8> {
-    // SIP_C, ATP_C, PTPL_C; TMV and PTPL_A; all six types
+    // SIP_C, ATP_C, PTPL_C; TMV and PTPL_A; all six types.
     let active = u8::from(reservations.persist);
     vec![0, 8, 0x0d, 0x80 | active, 0xea, 0x01, 0, 0]
 }
@@ -90,7 +90,7 @@ fn read_full_status(reservations: &Reservations) -> Vec<u8> {
     with_header(reservations, list)
 }
 
-/// The service actions of PERSISTENT RESERVE OUT.
+/// Service actions of PERSISTENT RESERVE OUT.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Service {
     Register,
@@ -123,7 +123,7 @@ impl Service {
 pub(super) fn persistent_reserve_out(c: &Context<'_>) -> Planned {
     let service = Service::from_code(c.cdb[1] & 0x1f).ok_or(Sense::cdb_bit(1, 4))?;
     let (scope, kind) = (c.cdb[2] >> 4, Kind::from_code(c.cdb[2] & 0x0f));
-    // SPC-4, table 216: of these alone the scope is ignored
+    // SPC-4, table 216: only these ignore the scope.
     let any_scope = matches!(
         service,
         Service::Register | Service::RegisterAndIgnore | Service::Clear
@@ -163,7 +163,7 @@ pub(super) fn persistent_reserve_out(c: &Context<'_>) -> Planned {
     ))
 }
 
-/// Longest parameter list: as many TransportIDs as a unit takes registrations would not fit; 64 KiB do.
+/// Maximum length of a parameter list. TransportIDs for the maximum number of registrations do not fit; 64 KiB suffice.
 const LIST_MAX: usize = 1 << 16;
 
 /// A parameter list.
@@ -176,7 +176,7 @@ struct List {
     unregister: bool,
     move_to_port: u16,
     spec_i_pt: bool,
-    /// TransportIDs of SPEC_I_PT, or the one that a reservation moves to.
+    /// TransportIDs of SPEC_I_PT, or the destination of a moved reservation.
     initiators: Vec<TransportId>,
 }
 
@@ -198,11 +198,11 @@ impl List {
         let [_, move_flags, port_high, port_low, flags, ..] = tail.to_be_bytes();
         let registers = matches!(service, Service::Register | Service::RegisterAndIgnore);
         if moves {
-            // UNREG, APTPL
+            // UNREG, APTPL.
             check_zero(16, &head[16..17])?;
             check_bits(17, move_flags, 0x03, &[])?;
         } else {
-            // SPEC_I_PT, ALL_TG_PT, APTPL; bytes 16 to 19 and 22 and 23 are obsolete
+            // SPEC_I_PT, ALL_TG_PT, APTPL; bytes 16 to 19 and 22 and 23 are obsolete.
             check_zero(16, &head[16..20])?;
             check_bits(20, flags, 0x0d, &[])?;
             check_zero(21, &head[21..])?;
@@ -259,7 +259,7 @@ fn parse_ids(mut ids: &[u8]) -> Result<Vec<TransportId>, Sense> {
     Ok(parsed)
 }
 
-/// What is asked for.
+/// A PERSISTENT RESERVE OUT command.
 struct Request {
     service: Service,
     kind: Option<Kind>,
@@ -271,7 +271,7 @@ fn serve(unit: &LogicalUnit, nexus: &Nexus, request: &Request) -> Result<Respons
     let (reservations, effects) = change(&state, nexus, request)?;
     let before = std::mem::replace(&mut state.reservations, reservations);
     if before.persist || state.reservations.persist {
-        // GOOD says that the state survives a loss of power, so it must be durable first
+        // GOOD promises that the state survives a power loss, so it must be durable first.
         if let Err(sense) = state.save_reservations(unit.directory().store()) {
             state.reservations = before;
             return Err(sense.into());
@@ -285,7 +285,7 @@ fn serve(unit: &LogicalUnit, nexus: &Nexus, request: &Request) -> Result<Respons
     Ok(answer(unit, &state, &effects.aborts))
 }
 
-/// What the reservations become, and what others have to be told.
+/// Returns the new reservations, and the effects on other registrants.
 fn change(
     state: &UnitState,
     nexus: &Nexus,
@@ -307,7 +307,7 @@ fn change(
         Service::Register | Service::RegisterAndIgnore => {
             let ignore = service == Service::RegisterAndIgnore;
             let registered = reservations.registration(nexus);
-            // A wrong key is a conflict all the same.
+            // A wrong key still is a conflict.
             if list.spec_i_pt && registered.is_some_and(|known| known.key == key) {
                 return Err(Sense::parameter_field(20).into());
             }
@@ -345,8 +345,8 @@ fn change(
     Ok((reservations, effects))
 }
 
-/// The initiator ports that are meant: by the name of an iSCSI node, all that are known of it (SPC-4, 7.6.4.6). A name of which
-/// none is known is refused, for nobody would be registered.
+/// Resolves TransportIDs to initiator ports: the name of an iSCSI node stands for all its known ports (SPC-4, 7.6.4.6). A node without
+/// known ports is refused, because it would register no port.
 fn initiator_ports(state: &UnitState, ids: &[TransportId]) -> Result<Vec<TransportId>, Sense> {
     if !ids.iter().any(TransportId::is_node) {
         return Ok(ids.to_vec());
@@ -369,7 +369,7 @@ fn initiator_ports(state: &UnitState, ids: &[TransportId]) -> Result<Vec<Transpo
     Ok(ports.into_iter().collect())
 }
 
-/// GOOD, once the tasks of these are aborted.
+/// Returns GOOD, to be sent after the abort of these registrants' tasks.
 fn answer(unit: &LogicalUnit, state: &UnitState, aborts: &[Registrant]) -> Response {
     let nexuses = aborts.iter().flat_map(|who| state.nexuses_of(who));
     let nexuses: Vec<_> = nexuses.map(|nexus| nexus.id()).collect();
@@ -380,14 +380,14 @@ fn answer(unit: &LogicalUnit, state: &UnitState, aborts: &[Registrant]) -> Respo
     response
 }
 
-/// Does SPEC_I_PT name who is registered already, with a key of its own? (SPC-4, table 67)
+/// Returns true if SPEC_I_PT names a port that is registered already, with its own key (SPC-4, table 67).
 fn names_registered(reservations: &Reservations, others: &[Registrant], list: &List) -> bool {
     let named = |who: &Registrant| list.initiators.contains(&who.initiator);
     let mut registered = reservations.registrations.iter().map(|known| &known.who);
     registered.any(|who| named(who) && others.contains(who))
 }
 
-/// Who else is registered: the initiators of SPEC_I_PT, and all of them at every port with ALL_TG_PT.
+/// Returns the further registrants: the initiators of SPEC_I_PT, and with ALL_TG_PT all initiators at every port.
 fn further_registrants(who: &Registrant, list: &List, ports: &[u16]) -> Vec<Registrant> {
     let own = [who.port];
     let ports = if list.all_ports { ports } else { &own };

@@ -41,7 +41,7 @@ pub(super) fn report(c: &Context<'_>) -> Planned {
     for (group, ports) in groups(&state) {
         let GroupState { access, reason } = state.group_state(group);
         let [high, low] = group.to_be_bytes();
-        // TARGET PORT COUNT is one byte: a group of more has several descriptors.
+        // TARGET PORT COUNT is one byte: a larger group has several descriptors.
         for ports in ports.chunks(u8::MAX.into()) {
             list.extend([
                 access as u8,

@@ -1,7 +1,7 @@
 //! UNMAP and WRITE SAME (SBC-4, 5.38, 5.53 and 5.54).
 //!
-//! With ANCHOR, blocks come to read as zeroes like unmapped ones, but keep or take the space that a later write needs
-//! (4.7.4.4): zeroes are written in a way that does not unmap. For disks of which GET LBA STATUS can tell that.
+//! With ANCHOR, blocks read as zeroes like unmapped ones, but keep or allocate the space for a later write (4.7.4.4): zeroes are written
+//! without unmapping. Supported for disks with anchored blocks in GET LBA STATUS.
 
 use block::{Blocks, Geometry, IoFlags, IoOutcome, IoRequest, Lba};
 
@@ -13,16 +13,16 @@ use crate::plan::{Pending, Plan, Program, Run, SCRATCH_MAX, Step};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode};
 
-/// Most descriptors of one UNMAP, told in the block limits page.
+/// Maximum number of descriptors of one UNMAP, for the block limits page.
 pub(super) const UNMAP_DESCRIPTORS_MAX: usize = 256;
 
-/// Most blocks of one WRITE SAME, told in the block limits page: 512 MiB of 512-byte blocks, and 32,768
-/// larger ones, for initiators take more than 65,535 as a sign that they can write as many, too.
+/// Maximum number of blocks of one WRITE SAME, for the block limits page: 512 MiB of 512-byte blocks, and 32,768 larger ones. Initiators
+/// assume that a maximum above 65,535 also applies to their writes.
 pub(super) const fn write_same_blocks_max(block_shift: u32) -> u64 {
     if block_shift == 9 { 0x10_0000 } else { 0x8000 }
 }
 
-/// Has the unit a disk that takes ranges back?
+/// Returns true if the unit's disk supports discards.
 pub(super) fn may_unmap(c: &Context<'_>) -> bool {
     c.unit.state().info.discard_granularity.is_some()
 }
@@ -41,7 +41,7 @@ pub(super) fn unmap(c: &Context<'_>) -> Planned {
         return good();
     }
     let unit = std::sync::Arc::clone(c.unit);
-    // Zeroes are data that was written; a range that is given back has none.
+    // Zeroes are written data; a discarded range has none.
     let flags = match anchor && c.word.has(Word::WRITE_THROUGH) {
         true => IoFlags::FUA,
         false => IoFlags::NONE,
@@ -65,7 +65,7 @@ pub(super) fn unmap(c: &Context<'_>) -> Planned {
     ))
 }
 
-/// The byte ranges of a parameter list (SBC-4, 5.38.2). Nothing is unmapped unless all of it is right.
+/// Parses the byte ranges of a parameter list (SBC-4, 5.38.2). Nothing is unmapped unless the whole list is valid.
 fn unmap_ranges(geometry: Geometry, length: usize, list: &[u8]) -> Result<Vec<(u64, u64)>, Sense> {
     let too_short = Sense::illegal_request(SenseCode::PARAMETER_LIST_LENGTH_ERROR);
     if list.len() < length {
@@ -76,7 +76,7 @@ fn unmap_ranges(geometry: Geometry, length: usize, list: &[u8]) -> Result<Vec<(u
     };
     check_zero(4, &header[4..])?;
     let described = usize::from(u16::from_be_bytes([header[2], header[3]])).min(rest.len());
-    // a descriptor that is cut off is ignored
+    // A truncated descriptor is ignored.
     let (descriptors, _) = rest.get(..described).unwrap_or_default().as_chunks::<16>();
     if descriptors.len() > UNMAP_DESCRIPTORS_MAX {
         return Err(Sense::parameter_field(2));
@@ -94,7 +94,7 @@ fn unmap_ranges(geometry: Geometry, length: usize, list: &[u8]) -> Result<Vec<(u
     Ok(ranges)
 }
 
-/// Gives ranges back, or with `anchor` zeroes them in a way that keeps their space.
+/// Discards ranges, or with `anchor` zeroes them and keeps their space.
 struct Unmap {
     disk: DiskId,
     anchor: bool,
@@ -171,7 +171,7 @@ fn write_same(
     }
     c.check_writable()?;
     let geometry = c.unit.geometry();
-    // no number of blocks means: to the end (WSNZ is 0)
+    // Zero blocks mean all blocks to the end (WSNZ is 0).
     let blocks = match blocks {
         0 if lba >= geometry.capacity().0 => {
             return Err(Sense::illegal_request(SenseCode::LBA_OUT_OF_RANGE));
@@ -212,20 +212,20 @@ pub(super) struct Filling {
     pub disk: DiskId,
     pub offset: u64,
     pub length: u64,
-    /// The space may be given back where the block is zeroes.
+    /// A zero block may be written by deallocating the space.
     pub unmap: bool,
-    /// With `unmap`: the blocks become zeroes, but the space stays, or is taken.
+    /// With `unmap`: the blocks become zeroes, and the space is kept or allocated.
     pub anchor: bool,
-    /// The disk can write zeroes without being sent them.
+    /// The disk can write zeroes without data-out.
     pub may_zero: bool,
     pub force: bool,
     pub descriptor_sense: bool,
 }
 
 impl Filling {
-    /// Zeroes become one I/O where the disk can do that; anything else is written piece by piece. With
-    /// UNMAP the pattern is not looked at, as in other targets: initiators send zeroes. SBC-4, 4.7.3.4.4, would have another block
-    /// written; libiscsi's suite (WriteSame10.UnmapUntilEnd) sends one, and asks for zeroes.
+    /// Plans the write. Zeroes are one I/O if the disk supports that; other patterns are written in pieces. With UNMAP the pattern is
+    /// ignored, as in other targets: initiators send zeroes. SBC-4, 4.7.3.4.4, requires that another pattern be written; libiscsi's suite
+    /// (WriteSame10.UnmapUntilEnd) sends one and expects zeroes.
     pub fn with(self, pattern: &[u8]) -> Plan {
         let pattern = if self.unmap { &[0] } else { pattern };
         let mut flags = if self.force {
@@ -251,7 +251,7 @@ impl Filling {
     }
 }
 
-/// Writes a pattern over a range, a piece of scratch memory at a time.
+/// Writes a pattern over a range, one piece of scratch memory at a time.
 pub(super) struct Fill {
     pub disk: DiskId,
     pub offset: u64,

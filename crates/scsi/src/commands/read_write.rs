@@ -1,6 +1,6 @@
 //! READ, WRITE and SYNCHRONIZE CACHE (SBC-4, 5.10 to 5.45): the commands of the request path.
 //!
-//! None of these allocates or locks, but for a read whose buffer ends inside a block.
+//! None of these allocates or locks, except for a read with a buffer that ends inside a block.
 
 use std::mem;
 
@@ -13,10 +13,10 @@ use crate::plan::{DirectIo, Plan, Program, Run, SCRATCH_MAX, Step};
 use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode};
 
-/// Longest transfer of one command, told in the block limits page.
+/// Maximum transfer length of one command in bytes, for the block limits page.
 pub const TRANSFER_MAX: u64 = 32 << 20;
 
-/// FUA, and FUA_NV: what has reached the medium is in non-volatile memory.
+/// FUA and FUA_NV: data on the medium is in non-volatile memory.
 const FUA: u8 = 0x08 | 0x02;
 
 #[inline]
@@ -61,7 +61,7 @@ pub(super) fn write_16(c: &Context<'_>) -> Planned {
     write(c, be64(c.cdb, 2), be32(c.cdb, 10).into(), c.cdb[1], 10)
 }
 
-/// 21 bits of LBA; a transfer length of 0 means 256 blocks (SBC-4, 5.14).
+/// Returns LBA and length: 21 bits of LBA; a transfer length of 0 means 256 blocks (SBC-4, 5.14).
 fn range_6(c: &Context<'_>) -> (u64, u64) {
     let lba = be24(c.cdb, 1) & 0x1f_ffff;
     let blocks = if c.cdb[4] == 0 { 256 } else { c.cdb[4].into() };
@@ -85,12 +85,12 @@ fn read(c: &Context<'_>, lba: u64, blocks: u64, length_at: u16) -> Planned {
     ))
 }
 
-/// The atomic writes that the unit's disk promises; `None`: the unit has no WRITE ATOMIC.
+/// Returns the atomic writes of the unit's disk; `None` if the unit does not support WRITE ATOMIC.
 pub(super) fn atomic_writes(c: &Context<'_>) -> Option<AtomicWrites> {
     c.unit.state().info.atomic_writes
 }
 
-/// WRITE ATOMIC(16): a write that is done and seen as a whole, within the limits of the block limits page.
+/// WRITE ATOMIC(16): a write that is executed and visible as a whole, within the limits of the block limits page.
 pub(super) fn write_atomic_16(c: &Context<'_>) -> Planned {
     let Some(atomic) = atomic_writes(c) else {
         return Err(Sense::illegal_request(SenseCode::INVALID_OPCODE));
@@ -101,7 +101,7 @@ pub(super) fn write_atomic_16(c: &Context<'_>) -> Planned {
     if !lba.is_multiple_of(u64::from(atomic.unit >> shift).max(1)) {
         return Err(Sense::cdb_field(2));
     }
-    // the range has been checked: neither product overflows
+    // The range has been checked: neither product overflows.
     let wanted = blocks << shift;
     if !atomic.allow(lba << shift, wanted) {
         return Err(Sense::cdb_field(12));
@@ -119,7 +119,7 @@ pub(super) fn write_atomic_16(c: &Context<'_>) -> Planned {
     })
 }
 
-/// FUA of byte 1, or a cache that is switched off.
+/// Returns FUA if byte 1 requests it or the cache is disabled.
 #[inline]
 pub(super) fn force_unit_access(c: &Context<'_>) -> IoFlags {
     if c.cdb[1] & FUA != 0 || c.word.has(Word::WRITE_THROUGH) {
@@ -129,7 +129,7 @@ pub(super) fn force_unit_access(c: &Context<'_>) -> IoFlags {
     }
 }
 
-/// PRE-FETCH(10): the range is checked; GOOD says that the cache did not take it all (SBC-4, 5.7).
+/// PRE-FETCH(10). Checks the range only. GOOD means that the blocks did not all fit into the cache (SBC-4, 5.7).
 pub(super) fn pre_fetch_10(c: &Context<'_>) -> Planned {
     c.range(be32(c.cdb, 2).into(), be16(c.cdb, 7).into())?;
     good()
@@ -159,10 +159,10 @@ fn write(c: &Context<'_>, lba: u64, blocks: u64, byte1: u8, length_at: u16) -> P
     Ok(direct(c, request, length, c.data_out))
 }
 
-/// How much of a write comes, or the answer where there is nothing to write.
+/// Returns the length of a write, or the response if there is nothing to write.
 ///
-/// A shorter data-out of whole blocks is written, and the rest told as overflow. One that ends inside a
-/// block is refused: half a block cannot be meant.
+/// Shorter data-out of whole blocks is written, and the rest is reported as overflow. Data-out that ends inside a block is refused: a
+/// partial block must be an error.
 #[inline]
 pub(super) fn write_length(c: &Context<'_>, length: u64) -> Result<u64, Response> {
     if length > 0 && c.data_out >= length {
@@ -181,7 +181,7 @@ pub(super) fn write_length(c: &Context<'_>, length: u64) -> Result<u64, Response
     Ok(c.data_out)
 }
 
-/// The refusal of data of which what has come cannot be written.
+/// Returns the refusal of data-out that is too short to be written.
 fn too_short(wanted: u64, came: u64) -> Response {
     let sense = Sense::illegal_request(SenseCode::INVALID_FIELD_IN_INFORMATION_UNIT);
     Response {
@@ -207,7 +207,7 @@ fn whole_blocks(c: &Context<'_>, bytes: u64) -> u64 {
     bytes & !(u64::from(c.unit.geometry().block_size()) - 1)
 }
 
-/// A read of nothing, or one whose buffer is shorter than the CDB's length.
+/// Plans a read of no blocks, or one with a buffer shorter than the CDB's length.
 #[cold]
 fn read_short(c: &Context<'_>, offset: u64, length: u64) -> Planned {
     let fits = length.min(c.data_in);
@@ -235,7 +235,7 @@ fn read_short(c: &Context<'_>, offset: u64, length: u64) -> Planned {
     Ok(Run::plan(program, scratch_length as usize))
 }
 
-/// Reads whole blocks into scratch memory and answers with the part that the initiator has room for.
+/// Reads whole blocks into scratch memory and returns the part that fits the initiator's buffer.
 struct ReadPart {
     disk: DiskId,
     offset: u64,
@@ -284,8 +284,8 @@ pub(super) fn synchronize_cache_16(c: &Context<'_>) -> Planned {
     synchronize_cache(c, be64(c.cdb, 2), be32(c.cdb, 10).into())
 }
 
-/// The whole cache goes to stable storage, whatever the range, and IMMED does not bring the answer
-/// forward: both are allowed (SBC-4, 5.37), and the answer then means what an initiator hopes it means.
+/// Flushes the whole cache, for any range, and ignores IMMED: both are allowed (SBC-4, 5.37), and GOOD then means that the data are
+/// durable.
 fn synchronize_cache(c: &Context<'_>, lba: u64, blocks: u64) -> Planned {
     c.range(lba, blocks)?;
     if c.unit.geometry().capacity().0 == 0 {

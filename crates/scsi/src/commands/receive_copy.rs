@@ -1,4 +1,4 @@
-//! RECEIVE COPY RESULTS (SPC-4, 6.23 to 6.28), and the page that tells what copies there are.
+//! RECEIVE COPY RESULTS (SPC-4, 6.23 to 6.28), and the third-party copy page.
 
 use super::extended_copy::{
     BLOCK_TO_BLOCK, BLOCK_TO_BLOCK_OFFSET, DESCRIPTORS_LENGTH_MAX, IDENTIFICATION,
@@ -45,7 +45,7 @@ fn status_code(result: &CopyResult) -> u8 {
     }
 }
 
-/// Transfer count in KiB: units code 01h.
+/// Returns the transfer count in KiB: units code 01h.
 fn kibibytes(result: &CopyResult) -> u32 {
     u32::try_from(result.bytes >> 10).unwrap_or(u32::MAX)
 }
@@ -120,27 +120,27 @@ fn operating_parameters() -> Vec<u8> {
     data
 }
 
-/// Third-party copy page (SPC-4, 7.8.17).
+/// Returns the third-party copy page (SPC-4, 7.8.17).
 pub(super) fn third_party_copy_page() -> Vec<u8> {
     let mut page = Vec::new();
-    // supported commands: EXTENDED COPY 00h and 01h, RECEIVE COPY RESULTS 00h, 03h, 04h and 05h
+    // Supported commands: EXTENDED COPY 00h and 01h, RECEIVE COPY RESULTS 00h, 03h, 04h and 05h.
     let commands = [0x83, 2, 0x00, 0x01, 0x84, 4, 0x00, 0x03, 0x04, 0x05];
     let mut body = vec![commands.len() as u8];
     body.extend(commands);
     descriptor(&mut page, 0x0001, body);
-    // parameter data
+    // Parameter data.
     let mut body = vec![0; 28];
     body[4..6].copy_from_slice(&(TARGETS_MAX as u16).to_be_bytes());
     body[6..8].copy_from_slice(&(SEGMENTS_MAX as u16).to_be_bytes());
     body[8..12].copy_from_slice(&(DESCRIPTORS_LENGTH_MAX as u32).to_be_bytes());
     descriptor(&mut page, 0x0004, body);
-    // supported descriptors
+    // Supported descriptors.
     let mut body = vec![TYPE_CODES.len() as u8];
     body.extend(TYPE_CODES);
     descriptor(&mut page, 0x0008, body);
-    // supported CSCD descriptor identifiers: none beside those in the list
+    // Supported CSCD descriptor identifiers: only those in the list.
     descriptor(&mut page, 0x000c, vec![0, 0]);
-    // general copy operations
+    // General copy operations.
     let mut body = vec![0; 32];
     body[..4].copy_from_slice(&64u32.to_be_bytes());
     body[4..8].copy_from_slice(&64u32.to_be_bytes());
@@ -150,7 +150,7 @@ pub(super) fn third_party_copy_page() -> Vec<u8> {
     page
 }
 
-/// Type, length, body padded to a multiple of four.
+/// Adds a descriptor: type, length, body padded to a multiple of four.
 fn descriptor(page: &mut Vec<u8>, kind: u16, mut body: Vec<u8>) {
     body.resize(body.len().next_multiple_of(4), 0);
     page.extend(kind.to_be_bytes());

@@ -1,4 +1,4 @@
-//! Commands to a unit that has replaced another one under the LUN by which the initiator knows that.
+//! Commands to a unit that has replaced another one under a LUN that the initiator has seen.
 
 use super::Context;
 use super::capacity::READ_CAPACITY_16;
@@ -8,8 +8,8 @@ use crate::plan::Plan;
 use crate::response::Residual;
 use crate::sense::{Sense, SenseCode};
 
-/// Refuses what reads or changes the medium until the initiator has read the capacity: to it, the unit that it means is gone.
-/// Initiators take LOGICAL UNIT NOT SUPPORTED for a loss that lasts, and do not send the same CDB again.
+/// Refuses commands that read or change the medium until the initiator has read the capacity: the unit that it addresses is gone.
+/// Initiators treat LOGICAL UNIT NOT SUPPORTED as a permanent loss, and do not repeat the CDB.
 pub(super) fn check_known(c: &Context<'_>) -> Result<(), Sense> {
     if is_harmless(c) || c.nexus.replaced(c.lun) != Some(Replaced::Unread) {
         return Ok(());
@@ -18,7 +18,7 @@ pub(super) fn check_known(c: &Context<'_>) -> Result<(), Sense> {
     Err(Sense::illegal_request(code))
 }
 
-/// Tells of the unit what an initiator has to learn.
+/// Returns true for commands that only report properties of the unit.
 fn is_harmless(c: &Context<'_>) -> bool {
     match c.cdb[0] {
         TEST_UNIT_READY | REQUEST_SENSE | INQUIRY | REPORT_LUNS => true,
@@ -29,12 +29,12 @@ fn is_harmless(c: &Context<'_>) -> bool {
     }
 }
 
-/// Refuses a transfer of another length than the CDB says, where the initiator may have counted in blocks of another size.
+/// Refuses a transfer length that differs from the CDB, if the initiator may have used another block size.
 pub(super) fn check_length(c: &Context<'_>, plan: Plan) -> Result<Plan, Sense> {
     let differs = match &plan {
         Plan::Io(io) if io.request.moves_data() => io.residual != Residual::None,
         Plan::NeedData(pending) => pending.wanted() != c.data_out,
-        // a read that ends inside a block
+        // A read that ends inside a block.
         Plan::Run(_) => matches!(c.cdb[0], READ_6 | READ_10 | READ_12 | READ_16),
         Plan::Io(_) | Plan::Done(_) => false,
     };

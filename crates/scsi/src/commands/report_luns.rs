@@ -1,4 +1,4 @@
-//! REPORT LUNS (SPC-5, 6.33): answered by every logical unit, by a missing one too.
+//! REPORT LUNS (SPC-5, 6.33): supported by every logical unit, including a missing one.
 
 use super::{Context, Planned};
 use crate::command::{Cdb, be32};
@@ -14,7 +14,7 @@ pub(super) fn report_luns(c: &Context<'_>) -> Planned {
     Ok(Plan::Done(response))
 }
 
-/// The list that SELECT REPORT asks for. No unit here is administrative or part of a conglomerate.
+/// Returns the list selected by SELECT REPORT. No unit here is administrative or part of a conglomerate.
 pub(super) fn report(map: &LunMap, cdb: &Cdb) -> Result<Response, Sense> {
     let units = map.iter().map(|(number, _)| Lun::unit(number));
     let luns: Vec<Lun> = match cdb[2] {

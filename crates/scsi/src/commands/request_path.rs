@@ -1,8 +1,7 @@
-//! The short way for a READ or WRITE of 10 or 16 bytes of which nothing is remarkable.
+//! Fast path for a READ or WRITE of 10 or 16 bytes with the usual field values and a buffer as long as the transfer.
 //!
-//! Every field is as it mostly is, the buffer is as long as the transfer: then the plan is made here, in
-//! one place in memory. Whatever is otherwise goes the general way, which alone knows how to refuse; a test
-//! holds that the two agree.
+//! The plan is created here, in one place in memory. All other commands take the general path, which alone reports errors; a test checks
+//! that both paths agree.
 
 use block::{Geometry, IoFlags, IoRequest};
 
@@ -13,24 +12,24 @@ use crate::plan::PlainIo;
 
 const FUA: u8 = 0x08;
 const DPO: u8 = 0x10;
-/// In the last byte but one, above GROUP NUMBER: nothing that is honoured.
+/// Bits of the byte before the last, above GROUP NUMBER; none is honoured.
 const NO_GROUP: u64 = 0xc0;
 
-/// What a unit has plain commands do, as it was when it was asked: they are planned from this without another look at it.
+/// Snapshot of a unit's parameters for plain commands, which are planned without access to the unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlainWay {
-    /// The unit's blocks, and log2 of the bytes of one.
+    /// Capacity in blocks, and log2 of the block size in bytes.
     capacity: u64,
     block_shift: u32,
-    /// Most blocks of a command: no more than there are.
+    /// Maximum number of blocks of a command, at most the capacity.
     most: u64,
     word: Word,
-    /// Of the word; nearly all else in it is of writes only.
+    /// Copied from the word; nearly all its other bits concern writes only.
     descriptor_sense: bool,
 }
 
 impl PlainWay {
-    /// The way of a unit to which no command is plain.
+    /// A value that matches no command.
     pub const CLOSED: PlainWay = PlainWay {
         capacity: 0,
         block_shift: 9,
@@ -51,19 +50,19 @@ impl PlainWay {
         }
     }
 
-    /// Is it that of such a unit? Its blocks have one size all its life.
+    /// Returns true if the unit still has these parameters. The block size of a unit never changes.
     #[inline(always)]
     pub(crate) fn is_of(&self, geometry: Geometry, word: Word) -> bool {
         self.capacity == geometry.capacity().0 && self.word == word
     }
 
-    /// The plan's I/O, if the command is that plain. `data_in` and `data_out` are what the initiator offers.
+    /// Returns the I/O of a plain command; `None` for all others. `data_in` and `data_out` are the initiator's lengths in bytes.
     #[inline(always)]
     pub fn begin(&self, cdb: &Cdb, data_in: u64, data_out: u64) -> Option<PlainIo> {
-        /// What tells a WRITE from a READ, of 10 and of 16 bytes.
+        /// Difference between the operation codes of WRITE and READ, for 10 and 16 bytes.
         const WRITE: u8 = WRITE_10 ^ READ_10;
         const { assert!(WRITE == WRITE_16 ^ READ_16) };
-        /// Bits of the first two bytes, operation code and flags, in which plain commands may differ.
+        /// Bits of operation code and flags that may differ between plain commands.
         const ANY: u16 = u16::from_le_bytes([WRITE, FUA | DPO]);
         const TEN: u16 = READ_10 as u16;
         const SIXTEEN: u16 = READ_16 as u16;
@@ -71,17 +70,18 @@ impl PlainWay {
         let (head, tail) = halves(cdb);
         let middle = (head >> 16 | tail << 48).swap_bytes();
         let (lba, blocks) = match head as u16 & !ANY {
-            // The LBA in bytes 2 to 5, group in 6, blocks in 7 and 8, control in 9.
+            // LBA in bytes 2 to 5, group in 6, blocks in 7 and 8, control in 9.
             TEN if middle & (NO_GROUP << 24 | 0xff) == 0 => (middle >> 32, middle >> 8 & 0xffff),
-            // In bytes 2 to 9, 14, 10 to 13, 15: the two bits and the byte above bit 53.
+            // LBA in bytes 2 to 9, group in 14, blocks in 10 to 13, control in 15: the two reserved bits and the control byte are above bit
+            // 53.
             SIXTEEN if tail >> 54 == 0 => (middle, ((tail >> 16) as u32).swap_bytes().into()),
             _ => return None,
         };
-        // None is as much too many, and no more than the capacity can be taken from it.
+        // Zero blocks wrap to too many, and any other number can be subtracted from the capacity.
         if blocks.wrapping_sub(1) >= self.most || lba > self.capacity - blocks {
             return None;
         }
-        // Below the capacity in bytes, so nothing is shifted out.
+        // Below the capacity in bytes, so no bits are shifted out.
         let (offset, length) = (lba << self.block_shift, blocks << self.block_shift);
         let request = if head as u8 & WRITE == 0 {
             if length != data_in {
@@ -100,7 +100,7 @@ impl PlainWay {
     }
 }
 
-/// The CDB's first and second eight bytes, the first of each in the lowest bits.
+/// Returns the first and second eight bytes of the CDB, the first byte of each in the lowest bits.
 #[inline(always)]
 fn halves(cdb: &Cdb) -> (u64, u64) {
     let whole = u128::from_le_bytes(*cdb);

@@ -1,4 +1,4 @@
-//! REQUEST SENSE (SPC-5, 6.39): a waiting unit attention, or what goes on in the background, as data.
+//! REQUEST SENSE (SPC-5, 6.39): returns a pending unit attention, or the state of a background operation, as data.
 
 use super::{Context, Planned};
 use crate::sense::{Sense, SenseCode, SenseKey};
@@ -18,7 +18,7 @@ pub(super) fn request_sense(c: &Context<'_>) -> Planned {
     c.data(sense.encode().to_vec(), c.cdb[4].into())
 }
 
-/// DESC of byte 1.
+/// Returns DESC of byte 1.
 pub(super) fn descriptor_format(byte1: u8) -> bool {
     byte1 & 0x01 != 0
 }

@@ -1,5 +1,5 @@
-//! RESERVE and RELEASE (SPC-2, 7.19 to 7.22): the whole logical unit, for one nexus. Third-party and extent
-//! reservations are obsolete.
+//! RESERVE and RELEASE (SPC-2, 7.19 to 7.22): reserve the whole logical unit for one nexus. Third-party and extent reservations are
+//! obsolete.
 
 use super::{Context, Planned};
 use crate::plan::Plan;

@@ -1,7 +1,7 @@
-//! SANITIZE (SBC-4, 5.30): the whole medium is overwritten or erased, and nothing else goes on meanwhile, through no transport.
+//! SANITIZE (SBC-4, 5.30): overwrites or erases the whole medium. No other I/O reaches it meanwhile, through any transport.
 //!
-//! One that cannot end leaves the unit failed until a sanitize operation succeeds or EXIT FAILURE MODE is accepted.
-//! `overwriting` does the work.
+//! After a failure the unit stays failed until a sanitize operation succeeds or EXIT FAILURE MODE is accepted. `overwriting` executes the
+//! passes.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ fn exit_failure_mode(c: &Context<'_>) -> Planned {
     good()
 }
 
-/// The passes that an overwrite parameter list asks for (SBC-4, 5.30.2.2).
+/// Returns the passes of an overwrite parameter list (SBC-4, 5.30.2.2).
 fn overwriting_passes(list: &[u8], length: usize, block_size: usize) -> Result<Vec<Pass>, Sense> {
     let Some((&[flags, reserved, high, low], pattern)) = list.split_first_chunk::<4>() else {
         return Err(Sense::illegal_request(
@@ -85,7 +85,7 @@ fn overwriting_passes(list: &[u8], length: usize, block_size: usize) -> Result<V
             SenseCode::PARAMETER_LIST_LENGTH_ERROR,
         ));
     }
-    // TEST 00b; INVERT and OVERWRITE COUNT
+    // TEST 00b; INVERT and OVERWRITE COUNT.
     check_bits(0, flags, 0x9f, &[0x60])?;
     check_bits(1, reserved, 0, &[])?;
     let (invert, count) = (flags & 0x80 != 0, flags & 0x1f);

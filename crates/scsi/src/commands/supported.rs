@@ -1,5 +1,4 @@
-//! REPORT SUPPORTED OPERATION CODES (SPC-5, 6.35), from the one table of commands, and REPORT SUPPORTED TASK
-//! MANAGEMENT FUNCTIONS.
+//! REPORT SUPPORTED OPERATION CODES (SPC-5, 6.35), from the command table, and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS.
 
 use super::{Context, Planned, compare_write, port_groups, provisioning, read_write};
 use crate::command::{be16, be32, opcode};
@@ -32,7 +31,7 @@ pub(super) fn operation_codes(c: &Context<'_>) -> Planned {
     c.data(data, be32(c.cdb, 6))
 }
 
-/// The commands of this unit.
+/// Returns the commands that this unit supports.
 fn supported(c: &Context<'_>) -> impl Iterator<Item = &'static Row> {
     let may_unmap = provisioning::may_unmap(c);
     let may_compare_and_write = compare_write::is_there(c);
@@ -50,8 +49,8 @@ fn supported(c: &Context<'_>) -> impl Iterator<Item = &'static Row> {
     COMMANDS.iter().filter(is_there)
 }
 
-/// Promises what does not hold for a medium that other daemons serve too: the reservations of RESERVE, which SPC-3 made obsolete,
-/// persistent ones where no state is shared, and an ORWRITE that nothing comes between.
+/// Returns true for commands with promises that fail if other daemons serve the medium: reservations by RESERVE, which SPC-3 made obsolete,
+/// persistent reservations without shared state, and an atomic ORWRITE.
 #[inline]
 pub(super) fn needs_sole_daemon(opcode: u8, unit: &LogicalUnit) -> bool {
     use opcode::*;
@@ -65,7 +64,7 @@ pub(super) fn needs_sole_daemon(opcode: u8, unit: &LogicalUnit) -> bool {
     }
 }
 
-/// All commands: descriptors of 8 bytes, with timeouts of 20.
+/// Returns all commands: descriptors of 8 bytes, followed by timeouts of 12 if requested.
 fn all(rows: impl Iterator<Item = &'static Row>, timeouts: bool) -> Vec<u8> {
     let mut list = Vec::new();
     for row in rows {
@@ -90,7 +89,7 @@ fn all(rows: impl Iterator<Item = &'static Row>, timeouts: bool) -> Vec<u8> {
     data
 }
 
-/// One command: supported as the standard says (011b) with its usage data, or not supported (001b).
+/// Returns one command: supported in conformance with the standard (011b) with its usage data, or not supported (001b).
 fn one(row: Option<&Row>, timeouts: bool) -> Vec<u8> {
     let Some(row) = row else {
         return vec![0, 0x01, 0, 0];
@@ -104,10 +103,10 @@ fn one(row: Option<&Row>, timeouts: bool) -> Vec<u8> {
     data
 }
 
-/// Command timeouts descriptor: nominal not given, recommended 30 seconds.
+/// Command timeouts descriptor: nominal not specified, recommended 30 seconds.
 const TIMEOUTS: [u8; 12] = [0x00, 0x0a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 30];
 
-/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-5, 6.37): all but CLEAR ACA and WAKEUP.
+/// REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-5, 6.37): all except CLEAR ACA and WAKEUP.
 pub(super) fn task_management_functions(c: &Context<'_>) -> Planned {
     let mut data = vec![0xde, 0x07, 0, 0];
     if c.cdb[2] & 0x80 != 0 {

@@ -1,4 +1,4 @@
-//! VERIFY (SBC-4, 5.40 to 5.42): reads the medium, and compares where BYTCHK says so.
+//! VERIFY (SBC-4, 5.40 to 5.42): reads the medium, and compares it if BYTCHK requests that.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn verify(c: &Context<'_>, lba: u64, blocks: u64, length_at: u16) -> Planned {
     }
     let repeats = data < length;
     Ok(Pending::keeping(data, c.data_out, move |mut data| {
-        // without the whole of it, what came is compared and the rest is told as overflow
+        // If the data-out is too short, the whole blocks are compared and the rest is reported as overflow.
         let whole = data.len() as u64 / block_size * block_size;
         data.truncate(whole as usize);
         let length = if repeats && whole > 0 {
@@ -55,7 +55,7 @@ fn verify(c: &Context<'_>, lba: u64, blocks: u64, length_at: u16) -> Planned {
     }))
 }
 
-/// Reads a range piece by piece; compares it with the data, over and over where that is shorter.
+/// Reads a range in pieces and compares it with the data, which repeat if they are shorter.
 pub(super) struct Verify {
     disk: DiskId,
     offset: u64,
@@ -84,7 +84,7 @@ impl Verify {
         (self.length - self.done).min(SCRATCH_MAX as u64)
     }
 
-    /// Is the piece read what the data says? Pieces begin at multiples of every block size.
+    /// Returns true if the piece equals the data. Pieces begin at multiples of every block size.
     fn same(&self, read: &[u8]) -> bool {
         if self.data.is_empty() {
             return true;

@@ -23,7 +23,7 @@ const BLOCK_DEVICE_CHARACTERISTICS: u8 = 0xb1;
 const LOGICAL_BLOCK_PROVISIONING: u8 = 0xb2;
 const REFERRALS: u8 = 0xb3;
 
-/// All pages, ascending, as page 00h lists them.
+/// All pages in ascending order, as listed in page 00h.
 const PAGES: [u8; 10] = [
     SUPPORTED_PAGES,
     UNIT_SERIAL_NUMBER,
@@ -37,7 +37,7 @@ const PAGES: [u8; 10] = [
     REFERRALS,
 ];
 
-/// The page with this code, if there is one.
+/// Returns the page with this code, if it exists.
 pub(super) fn page(c: &Context<'_>, peripheral: Peripheral, code: u8) -> Option<Vec<u8>> {
     let body = match code {
         SUPPORTED_PAGES => PAGES.to_vec(),
@@ -52,14 +52,14 @@ pub(super) fn page(c: &Context<'_>, peripheral: Peripheral, code: u8) -> Option<
         BLOCK_LIMITS => block_limits(&c.unit.state().info),
         BLOCK_DEVICE_CHARACTERISTICS => block_device_characteristics(&c.unit.state().info),
         LOGICAL_BLOCK_PROVISIONING => logical_block_provisioning(&c.unit.state().info),
-        // one user data segment, the whole unit
+        // One user data segment: the whole unit.
         REFERRALS => vec![0; 12],
         _ => return None,
     };
     Some(framed(peripheral, code, &body))
 }
 
-/// Header and body of a page.
+/// Returns header and body of a page.
 pub(super) fn framed(peripheral: Peripheral, code: u8, body: &[u8]) -> Vec<u8> {
     let [high, low] = (body.len() as u16).to_be_bytes();
     let mut page = vec![peripheral as u8, code, high, low];
@@ -75,30 +75,30 @@ fn serial(info: &DiskInfo) -> String {
         .collect()
 }
 
-/// Page 83h: designators of the unit, of the port that was asked through, and of its device.
+/// Returns page 83h: designators of the unit, of the port of the nexus, and of its device.
 fn device_identification(info: &DiskInfo, port: &TargetPort) -> Vec<u8> {
     let mut list = Vec::new();
-    // NAA, 8 bytes; binary, of the logical unit
+    // NAA, 8 bytes; binary, of the logical unit.
     designator(&mut list, 0x01, 0x03, &info.naa.to_be_bytes());
-    // T10 vendor ID based; ASCII, of the logical unit. Linux and sg3_utils prefer it to an NAA identifier that is locally
-    // assigned, so it has to tell disks apart as well as that: never a name, nor a serial number that somebody chose.
+    // T10 vendor ID based; ASCII, of the logical unit. Linux and sg3_utils prefer it to a locally assigned NAA identifier, so it must be as
+    // unique: never a name or a chosen serial number.
     let unique = info.vendor_specific_identifier();
     designator(&mut list, 0x02, 0x01, &[VENDOR, unique.as_bytes()].concat());
     list.extend(port_identification(port));
     list
 }
 
-/// Page 83h of a well-known logical unit: it has no name of its own (SAM-5, 4.7.4), only its port and its device have.
+/// Returns page 83h of a well-known logical unit: it has no designator of its own (SAM-5, 4.7.4), only those of its port and device.
 pub(super) fn well_known_identification(port: &TargetPort) -> Vec<u8> {
     let designators = port_identification(port);
     framed(Peripheral::WellKnown, DEVICE_IDENTIFICATION, &designators)
 }
 
-/// Designators of a port and of the device that it belongs to.
+/// Returns the designators of a port and of its device.
 fn port_identification(port: &TargetPort) -> Vec<u8> {
     let mut list = Vec::new();
-    // relative target port and target port group; binary, of the port. A port with a name is an iSCSI port (protocol
-    // identifier 5); a guest's has no protocol that a standard numbers, and PIV says so.
+    // Relative target port and target port group; binary, of the port. A port with a name is an iSCSI port (protocol identifier 5). A
+    // guest's port has no standardised protocol, which PIV indicates.
     let (code_set, kind) = match port.name {
         Some(_) => (0x51, 0x90),
         None => (0x01, 0x10),
@@ -107,7 +107,7 @@ fn port_identification(port: &TargetPort) -> Vec<u8> {
     designator(&mut list, code_set, kind | 0x04, &[0, 0, high, low]);
     let [high, low] = port.group.to_be_bytes();
     designator(&mut list, code_set, kind | 0x05, &[0, 0, high, low]);
-    // SCSI name strings; UTF-8, of the port and of the device that it belongs to
+    // SCSI name strings; UTF-8, of the port and of its device.
     if let Some(name) = &port.name {
         designator(&mut list, 0x53, 0x98, &name_string(name));
     }
@@ -122,7 +122,7 @@ fn designator(list: &mut Vec<u8>, code_set: u8, kind: u8, value: &[u8]) {
     list.extend_from_slice(value);
 }
 
-/// Ends with a NUL and is padded to a multiple of four (SPC-5, 7.7.6.11).
+/// Returns a string with a final NUL, padded to a multiple of four (SPC-5, 7.7.6.11).
 fn name_string(name: &str) -> Vec<u8> {
     let mut bytes: Vec<u8> = name.bytes().take(223).collect();
     bytes.push(0);
@@ -139,7 +139,7 @@ fn extended_inquiry() -> Vec<u8> {
     body.into()
 }
 
-/// Page 88h: every port that the unit can be reached through, with its name.
+/// Returns page 88h: all ports of the unit, with their names.
 fn scsi_ports(ports: &[Arc<TargetPort>]) -> Vec<u8> {
     let mut body = Vec::new();
     for port in ports {
@@ -173,7 +173,7 @@ fn block_limits(info: &DiskInfo) -> Vec<u8> {
         body[28] = 0x80; // UGAVALID, alignment 0
     }
     body[32..40].copy_from_slice(&write_same_blocks_max(shift).to_be_bytes());
-    // all zero: WRITE ATOMIC is not supported; alignment and granularity 0: any block
+    // All zero: WRITE ATOMIC is not supported. Alignment and granularity 0: any block.
     if let Some(atomic) = info.atomic_writes {
         body[40..44].copy_from_slice(&blocks(atomic.bytes_max.into()));
         if atomic.unit >> shift > 1 {
@@ -187,9 +187,9 @@ fn block_limits(info: &DiskInfo) -> Vec<u8> {
 /// Page B1h.
 fn block_device_characteristics(info: &DiskInfo) -> Vec<u8> {
     let mut body = [0; 60];
-    // medium rotation rate: 0000h not reported, 0001h non-rotating
+    // MEDIUM ROTATION RATE: 0000h not reported, 0001h non-rotating.
     body[1] = if info.rotational { 0x00 } else { 0x01 };
-    // WABEREQ and WACEREQ 01b: after an erase, reads succeed
+    // WABEREQ and WACEREQ 01b: reads succeed after an erase.
     body[3] = 0x50;
     body.into()
 }
@@ -199,7 +199,7 @@ fn logical_block_provisioning(info: &DiskInfo) -> Vec<u8> {
     if info.discard_granularity.is_none() {
         return vec![0, 0, 0, 0];
     }
-    // LBPU, LBPWS, LBPWS10
+    // LBPU, LBPWS, LBPWS10.
     let zeroes = if info.discard_zeroes { 0x04 } else { 0x00 };
     let anchors = if info.anchors { 0x02 } else { 0x00 }; // ANC_SUP
     vec![0, 0xe0 | zeroes | anchors, 0x02, 0]

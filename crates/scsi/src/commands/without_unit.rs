@@ -1,7 +1,7 @@
-//! Commands for a LUN behind which there is no logical unit: the missing one, and the well-known one.
+//! Commands for a LUN without a logical unit: a missing one, or the well-known one.
 //!
-//! A missing logical unit answers INQUIRY, REPORT LUNS and REQUEST SENSE, and LOGICAL UNIT NOT SUPPORTED
-//! to all else (SPC-5, 6.7.1 and 6.39). The well-known logical unit REPORT LUNS answers TEST UNIT READY too.
+//! A missing logical unit supports INQUIRY, REPORT LUNS and REQUEST SENSE, and answers LOGICAL UNIT NOT SUPPORTED to all other commands
+//! (SPC-5, 6.7.1 and 6.39). The well-known logical unit REPORT LUNS also supports TEST UNIT READY.
 
 use super::inquiry::{Peripheral, checked_evpd, standard};
 use super::report_luns;
@@ -15,7 +15,7 @@ use crate::response::Response;
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::target::LunMap;
 
-/// What stands where no logical unit of ours is.
+/// Object addressed by a LUN without a logical unit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stand {
     MissingLun,
@@ -60,7 +60,7 @@ impl Stand {
         }
     }
 
-    /// Vital product data pages, ascending.
+    /// Returns the vital product data pages in ascending order.
     fn pages(&self) -> &'static [u8] {
         match self {
             Stand::MissingLun => &[0x00],

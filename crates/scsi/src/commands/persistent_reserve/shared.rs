@@ -1,7 +1,7 @@
-//! PERSISTENT RESERVE OUT on a unit that other daemons serve too: the state that they share is replaced by one I/O, which ends when all of
-//! them have adopted it, this one included.
+//! PERSISTENT RESERVE OUT on a unit that several daemons serve. One I/O replaces the shared state; it ends when all daemons have adopted
+//! the new state, including this one.
 //!
-//! When another daemon has come before, this one has adopted what that has made, and the service is carried out on it anew.
+//! If another daemon's change came first, this daemon has adopted it, and the service is repeated on the new state.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::plan::{Plan, Program, Run, Step};
 use crate::reservations::{Refusal, Registrant, SHARED_STATE_MAX};
 use crate::response::{Response, Status};
 
-/// Attempts before the initiator is asked to come again.
+/// Number of attempts before the command ends with BUSY.
 const ATTEMPTS_MAX: u32 = 32;
 
-/// The version that is replaced, before the state.
+/// Length of the replaced version, which precedes the state.
 const VERSION_LENGTH: usize = 8;
 
 pub(super) fn plan(unit: Arc<LogicalUnit>, nexus: Arc<Nexus>, request: Request) -> Plan {
@@ -36,7 +36,7 @@ struct Replacement {
     nexus: Arc<Nexus>,
     request: Request,
     attempts: u32,
-    /// Other tasks of the initiator that asks have to be aborted too: it has preempted itself.
+    /// Other tasks of the initiator are aborted too: it has preempted itself.
     aborts_own: bool,
 }
 
@@ -74,7 +74,7 @@ impl Program for Replacement {
     fn next(&mut self, last: Option<IoOutcome>, scratch: &mut [u8]) -> Step {
         match last {
             Some(Ok(())) => Step::Done(self.end()),
-            // What has become of it is not known, or nothing has: the initiator reads the keys, or asks again.
+            // The result is unknown, or nothing has changed: the initiator reads the keys, or repeats the command.
             Some(Err(error))
                 if error.kind != IoErrorKind::Miscompare || self.attempts >= ATTEMPTS_MAX =>
             {
