@@ -1,4 +1,4 @@
-//! `lunette libvirt`: domains of libvirt, made of a topology and read back.
+//! `lunette libvirt`: converts topologies to libvirt domains and reads domains.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -80,7 +80,7 @@ Example:
 /// Runs a subcommand.
 ///
 /// # Errors
-/// Why it failed.
+/// The failure of the subcommand.
 pub fn run(command: LibvirtCommand) -> Outcome {
     let text = match command.action {
         Action::Xml(arguments) => to_xml(&arguments)?,

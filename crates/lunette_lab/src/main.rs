@@ -1,6 +1,6 @@
-//! The `lunette-lab` command: what measures and tries daemons, and is no part of one. `lunette bench ...` runs it.
+//! The `lunette-lab` command: tools to measure and test daemons. `lunette bench ...` executes it.
 //!
-//! Exit codes: 0 done, 1 failed (with all reasons on stderr), 2 the command line makes no sense, 130 interrupted.
+//! Exit codes: 0 success, 1 failure (with all reasons on stderr), 2 invalid command line, 130 interrupted.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ use cli_common::{Outcome, Pages, exit_code};
 
 use cli::{Cli, Command};
 
-/// Connections to Ceph clusters are closed before the process ends.
+/// Maximum wait for connections to Ceph clusters to close before the process exits.
 const CLUSTERS_LIMIT: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Outcome {
-    // Kept until the end: the log's filter stays as it is.
+    // Kept until the end; the log's filter does not change.
     let _levels = cli.log.start()?;
     match cli.command {
         Command::Bench(arguments) => bench::run(*arguments),
@@ -59,13 +59,13 @@ fn run(cli: Cli) -> Outcome {
     }
 }
 
-/// The pages of this program; those of its commands have the names that users type.
+/// Pages of this program. Those of its commands have the names that users type.
 fn pages() -> Pages {
     Pages {
         command: Cli::command(),
         program: "lunette-lab",
         typed: "lunette",
-        // lunette has pages of its own for these.
+        // lunette has its own page for this.
         elsewhere: &["completion"],
     }
 }

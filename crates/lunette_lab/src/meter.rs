@@ -1,11 +1,11 @@
-//! Progress of a transfer, on stderr where somebody looks.
+//! Progress of a transfer, on stderr if it is a terminal.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// How far a transfer is, and how fast it goes.
+/// Progress and rate of a transfer.
 pub struct Meter {
     begun: Instant,
     shown: Instant,
@@ -15,7 +15,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Of so many bytes, where that is known.
+    /// Starts a meter for `total` bytes, if known.
     pub fn new(total: Option<u64>, quiet: bool) -> Meter {
         let now = Instant::now();
         Meter {
@@ -27,7 +27,7 @@ impl Meter {
         }
     }
 
-    /// So many bytes more.
+    /// Adds transferred bytes.
     pub fn add(&mut self, bytes: u64) {
         self.done += bytes;
         if !self.is_shown || self.shown.elapsed() < INTERVAL {
@@ -49,7 +49,7 @@ impl Meter {
         self.done as f64 / 1e6 / self.begun.elapsed().as_secs_f64().max(1e-9)
     }
 
-    /// The last line: bytes, time and rate.
+    /// Returns the summary: bytes, time and rate.
     pub fn end(&self) -> String {
         if self.is_shown {
             cli_common::stderr().control("\r\x1b[K").ok();

@@ -13,7 +13,7 @@ use super::arguments::Transfer;
 use super::ends::{Destination, Piece, Source};
 use crate::meter::Meter;
 
-/// Set by Ctrl-C and SIGTERM; the second one ends the process.
+/// Returns a flag that Ctrl-C and SIGTERM set; the second signal ends the process.
 fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -23,7 +23,7 @@ fn interrupted() -> Result<Arc<AtomicBool>, Failure> {
     Ok(flag)
 }
 
-/// A SHA-256 of everything, holes as the zeroes that they are.
+/// SHA-256 of all bytes; holes count as zeroes.
 struct Checksum {
     hash: Sha256,
     zeroes: Vec<u8>,
@@ -90,7 +90,8 @@ pub fn copy(transfer: &Transfer) -> Outcome {
         at += bytes;
         meter.add(bytes);
         if interrupted.load(Ordering::Relaxed) {
-            // What was taken is written, so that the next run need not do it again, but for a part of a block.
+            // Writes the data received so far, except for a partial block, so that the next run continues
+            // there.
             let step = source.granularity().max(destination.granularity());
             at -= at % step;
             destination.finish()?;
@@ -112,14 +113,14 @@ pub fn copy(transfer: &Transfer) -> Outcome {
     Ok(writeln!(cli_common::stdout(), "{line}")?)
 }
 
-/// Pieces of another source, cut to the lengths that are asked for.
+/// Pieces of the other source, cut to requested lengths.
 struct Cut {
     source: Source,
     rest: Option<Piece>,
 }
 
 impl Cut {
-    /// At most `bytes`; fewer where a piece ends, none at the end.
+    /// Returns at most `bytes`: fewer at the end of a piece, `None` at the end of the source.
     fn next(&mut self, bytes: u64) -> Result<Option<Piece>, Failure> {
         let piece = match self.rest.take() {
             Some(piece) => piece,
@@ -144,7 +145,7 @@ impl Cut {
     }
 }
 
-/// The first byte in which two pieces of the same length differ.
+/// Index of the first different byte of two pieces of the same length.
 fn difference(a: &Piece, b: &Piece) -> Option<usize> {
     match (a, b) {
         (Piece::Data(a), Piece::Data(b)) => a.iter().zip(b).position(|(a, b)| a != b),
@@ -155,7 +156,7 @@ fn difference(a: &Piece, b: &Piece) -> Option<usize> {
     }
 }
 
-/// Compares; the smaller of the two decides how far, and zeroes may follow in the larger.
+/// Compares up to the end of the source. Fails if the destination is shorter.
 pub fn verify(transfer: &Transfer) -> Outcome {
     let interrupted = interrupted()?;
     let mut source = Source::open(&transfer.source, transfer)?;
@@ -207,7 +208,7 @@ pub fn verify(transfer: &Transfer) -> Outcome {
     )?)
 }
 
-/// The first `bytes` of a piece, and what is behind them.
+/// Splits a piece after `bytes`; the second part is `None` if nothing remains.
 fn split(piece: Piece, bytes: u64) -> (Piece, Option<Piece>) {
     if piece.len() <= bytes {
         return (piece, None);

@@ -1,7 +1,7 @@
-//! What a transfer reads from and writes to: a file, a block device, a pipe, a logical unit.
+//! Sources and destinations of transfers: files, block devices, pipes, logical units.
 //!
-//! A [`Source`] gives pieces in order, with as many requests in flight as it may have; a [`Destination`] takes them in order, and ends
-//! with everything on stable storage.
+//! A [`Source`] returns pieces in order, with several requests in flight. A [`Destination`] accepts pieces in order and makes them
+//! durable at the end.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -17,22 +17,22 @@ use super::arguments::Transfer;
 use super::whole_blocks::WholeBlocks;
 use super::{because, open};
 
-/// Most blocks of one WRITE SAME to a unit that reports no limit.
+/// Maximum blocks per WRITE SAME on units without a reported limit.
 const ZEROES_MAX: u32 = 1 << 15;
-/// Most bytes of one WRITE SAME that deallocates, and of one that the unit carries out by writes.
+/// Maximum bytes per WRITE SAME: with deallocation, and as writes by the unit.
 const UNMAPPED_BYTES_MAX: u64 = 1 << 30;
 const WRITTEN_BYTES_MAX: u64 = 32 << 20;
 
-/// What comes next.
+/// A piece of a transfer.
 pub enum Piece {
-    /// Bytes.
+    /// Data.
     Data(Vec<u8>),
-    /// So many bytes that are zeroes, and need no room.
+    /// Number of zero bytes that need no space.
     Hole(u64),
 }
 
 impl Piece {
-    /// Its bytes.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         match self {
             Piece::Data(data) => data.len() as u64,
@@ -41,7 +41,7 @@ impl Piece {
     }
 }
 
-/// Where pieces come from.
+/// Source of pieces.
 pub enum Source {
     /// A file or a block device.
     File(FileSource),
@@ -52,7 +52,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Opens what `text` names, to be read from `transfer.from` on.
+    /// Opens `text` for reading from `transfer.from` on.
     pub fn open(text: &str, transfer: &Transfer) -> Result<Source, Failure> {
         if UnitAddress::looks_like_one(text) {
             let address: UnitAddress = text.parse().map_err(Failure::mistake)?;
@@ -69,7 +69,7 @@ impl Source {
         if !kind.is_file() && !kind.is_block_device() {
             return Ok(Source::Stream(Box::new(file), block));
         }
-        // Of a block device the end is its size.
+        // For a block device, the end is its size.
         let size = seek(&file, SeekFrom::End(0)).map_err(|errno| failed(errno.into()))?;
         Ok(Source::File(FileSource {
             name: text.to_owned(),
@@ -80,7 +80,7 @@ impl Source {
         }))
     }
 
-    /// Its bytes, where that is known.
+    /// Size in bytes, if known.
     pub fn size(&self) -> Option<u64> {
         match self {
             Source::File(file) => Some(file.size),
@@ -89,7 +89,7 @@ impl Source {
         }
     }
 
-    /// Its unit, if it is one.
+    /// Its unit, if it is a logical unit.
     pub fn unit(&self) -> Option<&UnitInfo> {
         match self {
             Source::Unit(unit) => Some(unit.unit.info()),
@@ -97,7 +97,7 @@ impl Source {
         }
     }
 
-    /// `--from` has to be a multiple of this.
+    /// Required alignment of `--from`, in bytes.
     pub fn granularity(&self) -> u64 {
         match self {
             Source::File(_) | Source::Stream(..) => 1,
@@ -105,7 +105,7 @@ impl Source {
         }
     }
 
-    /// The next piece; `None` at the end.
+    /// Returns the next piece; `None` at the end.
     pub fn next(&mut self) -> Result<Option<Piece>, Failure> {
         match self {
             Source::File(file) => file.next(),
@@ -119,7 +119,7 @@ impl Source {
         }
     }
 
-    /// Ends its session, if it has one.
+    /// Ends the session, if there is one.
     pub fn close(self) -> Result<(), Failure> {
         match self {
             Source::Unit(unit) => unit.unit.close().map_err(because),
@@ -128,7 +128,7 @@ impl Source {
     }
 }
 
-/// A file that is read in order, its holes passed over.
+/// A file, read sequentially without its holes.
 pub struct FileSource {
     name: String,
     file: File,
@@ -142,10 +142,10 @@ impl FileSource {
         if self.at >= self.size {
             return Ok(None);
         }
-        // A file system without holes says that everything is data.
+        // File systems without holes report everything as data.
         let data = match seek(&self.file, SeekFrom::Data(self.at)) {
             Ok(data) => data.min(self.size),
-            // Without data up to the end of the file, which may have been truncated. Reads of the missing part fail.
+            // No data up to the end of the file, which may have been truncated. Reads of the missing part fail.
             Err(rustix::io::Errno::NXIO) => {
                 let now = self.file.metadata().map_or(0, |metadata| metadata.len());
                 now.min(self.size).max(self.at)
@@ -166,17 +166,17 @@ impl FileSource {
     }
 }
 
-/// A logical unit that is read in order, several requests ahead.
+/// A logical unit, read sequentially with several requests in flight.
 pub struct UnitSource {
     unit: Unit,
     depth: usize,
-    /// Blocks of a request.
+    /// Blocks per request.
     blocks: u32,
-    /// The next block that is asked for.
+    /// Next block to request.
     at: u64,
-    /// What is known of data and holes from `at` on.
+    /// Known data and holes from `at` on.
     extents: VecDeque<Extent>,
-    /// What was asked for, in order: tag and data, or a hole.
+    /// Requests in order: tag and data, or a hole.
     ahead: VecDeque<(u32, Option<Piece>)>,
 }
 
@@ -203,7 +203,7 @@ impl UnitSource {
     fn ask(&mut self) -> Result<(), CommandError> {
         while self.ahead.len() < self.depth && self.at < self.unit.info().blocks {
             if self.extents.is_empty() {
-                // Answers of reads may come before that of the status; they are kept.
+                // Read completions that arrive before this response are kept.
                 self.extents = self.unit.extents(self.at)?.into();
             }
             let Some(extent) = self.extents.front_mut() else {
@@ -249,7 +249,7 @@ impl UnitSource {
     }
 }
 
-/// Blocks of one request, as asked for and as the unit allows.
+/// Blocks per request: the requested number, limited by the unit.
 fn request_blocks(unit: &Unit, transfer: &Transfer) -> Result<u32, Failure> {
     let info = unit.info();
     if info.device_type != 0 {
@@ -262,7 +262,7 @@ fn request_blocks(unit: &Unit, transfer: &Transfer) -> Result<u32, Failure> {
     Ok(blocks.min(info.transfer_max.unwrap_or(u32::MAX)))
 }
 
-/// Returns the most blocks of one WRITE SAME.
+/// Maximum blocks per WRITE SAME.
 fn zeroes_max(info: &UnitInfo) -> u32 {
     let limit = info.properties.write_same_max;
     let bytes_max = match info.thin && info.zeroes {
@@ -274,7 +274,7 @@ fn zeroes_max(info: &UnitInfo) -> u32 {
     u32::try_from(blocks).unwrap_or(ZEROES_MAX).max(1)
 }
 
-/// Where pieces go.
+/// Destination of pieces.
 pub enum Destination {
     /// A file or a block device.
     File(FileDestination),
@@ -285,7 +285,7 @@ pub enum Destination {
 }
 
 impl Destination {
-    /// Opens what `text` names, to be written from `transfer.from` on; `size`: bytes of the source.
+    /// Opens `text` for writing from `transfer.from` on. `size` is the source's size in bytes.
     pub fn open(
         text: &str,
         size: Option<u64>,
@@ -303,7 +303,7 @@ impl Destination {
         FileDestination::open(text, size, transfer).map(Destination::File)
     }
 
-    /// Its unit, if it is one.
+    /// Its unit, if it is a logical unit.
     pub fn unit(&self) -> Option<&UnitInfo> {
         match self {
             Destination::Unit(unit) => Some(unit.unit.info()),
@@ -311,7 +311,7 @@ impl Destination {
         }
     }
 
-    /// `--from` has to be a multiple of this.
+    /// Required alignment of `--from`, in bytes.
     pub fn granularity(&self) -> u64 {
         match self {
             Destination::File(_) | Destination::Stream(_) => 1,
@@ -319,7 +319,7 @@ impl Destination {
         }
     }
 
-    /// Takes the next piece.
+    /// Accepts the next piece.
     pub fn put(&mut self, piece: Piece) -> Result<(), Failure> {
         match self {
             Destination::File(file) => file.put(piece),
@@ -337,7 +337,7 @@ impl Destination {
         }
     }
 
-    /// Waits for what is under way, and brings everything to stable storage.
+    /// Waits for requests in flight and makes all data durable.
     pub fn finish(self) -> Result<(), Failure> {
         match self {
             Destination::File(file) => file.finish(),
@@ -347,12 +347,12 @@ impl Destination {
     }
 }
 
-/// A file that is written in order; holes of the source stay holes where it is new.
+/// A file, written sequentially. In a regular file holes of the source stay holes.
 pub struct FileDestination {
     name: String,
     file: File,
     at: u64,
-    /// What is not written reads as zeroes.
+    /// Unwritten ranges read as zeroes.
     is_new: bool,
 }
 
@@ -370,7 +370,7 @@ impl FileDestination {
         let metadata = file.metadata().map_err(failed)?;
         let is_file = metadata.file_type().is_file();
         if is_file {
-            // What was behind `from` belongs to something else, or is to be written again.
+            // Data after `from` is foreign or will be written again.
             file.set_len(transfer.from).map_err(failed)?;
         } else if let Some(size) = size {
             let room = seek(&file, SeekFrom::End(0)).map_err(|errno| failed(errno.into()))?;
@@ -414,7 +414,7 @@ impl FileDestination {
     }
 }
 
-/// Zeroes a range of a device: by deallocation or by the device's own command where it has one, otherwise by writes.
+/// Zeroes a range of a device by deallocation or by its own command if possible, otherwise by writes.
 fn zero(file: &File, at: u64, bytes: u64) -> std::io::Result<()> {
     let keep = FallocateFlags::KEEP_SIZE;
     for flags in [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE] {
@@ -432,7 +432,7 @@ fn zero(file: &File, at: u64, bytes: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A logical unit that is written in order, several requests at a time.
+/// A logical unit, written sequentially with several requests in flight.
 pub struct UnitDestination {
     unit: Unit,
     depth: usize,
@@ -443,7 +443,7 @@ pub struct UnitDestination {
     writes_zeroes: bool,
     /// WRITE SAME deallocates, and the blocks read as zeroes.
     unmaps: bool,
-    /// Most blocks of one WRITE SAME.
+    /// Maximum blocks per WRITE SAME.
     zeroes_max: u32,
     whole: WholeBlocks,
 }
@@ -529,7 +529,7 @@ impl UnitDestination {
         let mut left = bytes / block_size;
         while left > 0 && !self.writes_zeroes {
             let blocks = left.min(self.zeroes_max.into()) as u32;
-            // One at a time: its answer decides about the next.
+            // One at a time, because the response determines the next request.
             while self.in_flight > 0 {
                 self.wait()?;
             }

@@ -1,4 +1,4 @@
-//! What is there: targets, logical units, what was negotiated, how long an answer takes.
+//! Queries: targets, logical units, negotiated parameters, response times.
 
 use std::io::Write;
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn log_in(target: &str, login: &Login) -> Result<Session, Failure> {
     Session::login(&portal, &name, &options).map_err(because)
 }
 
-/// Prints the logical units of a target. One session asks all of them; a unit that ends the session costs another login.
+/// Prints the logical units of a target, all queried in one session. A unit that ends the session causes another login.
 pub fn units(target: &str, login: &Login, json: bool) -> Outcome {
     let mut session = log_in(target, login)?;
     let (_, _, name) = UnitAddress::target(target).map_err(Failure::mistake)?;
@@ -59,7 +59,7 @@ pub fn units(target: &str, login: &Login, json: bool) -> Outcome {
         if !matches!(info, Err(CommandError::Session(_))) {
             live = Some(session);
         }
-        // A unit that is not ready is listed all the same.
+        // Units that are not ready are listed too.
         infos.push((
             lun,
             info.map_err(|error| format!("LUN {lun} of {name}: {error}")),
@@ -113,7 +113,7 @@ fn number(lun: Lun) -> Value {
     }
 }
 
-/// Prints what a logical unit is.
+/// Prints the properties of a logical unit.
 pub fn unit(address: &UnitAddress, options: &SessionOptions, json: bool) -> Outcome {
     let unit = open(address, options)?;
     let info = unit.info().clone();
@@ -162,7 +162,7 @@ fn body(info: &UnitInfo) -> Value {
     })
 }
 
-/// Powers of 1024, as sizes are written elsewhere.
+/// Formats bytes with powers of 1024, as elsewhere.
 fn size(bytes: u64) -> String {
     let units = ["", "K", "M", "G", "T", "P", "E"];
     let mut value = bytes as f64;
@@ -177,7 +177,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// Prints what a login settles, by the names of RFC 7143.
+/// Prints the negotiated parameters with the names of RFC 7143.
 pub fn parameters(target: &str, login: &Login, json: bool) -> Outcome {
     let session = log_in(target, login)?;
     let settled = session.parameters().clone();
@@ -229,7 +229,7 @@ pub fn parameters(target: &str, login: &Login, json: bool) -> Outcome {
     Ok(())
 }
 
-/// Prints the time of each answer, and what it was at least, on average and at most.
+/// Prints each response time, then minimum, mean and maximum.
 pub fn ping(target: &str, count: u32, interval: f64, login: &Login) -> Outcome {
     let pause = Duration::try_from_secs_f64(interval)
         .map_err(|_| Failure::mistake(format!("--interval {interval}: not a time")))?;

@@ -1,4 +1,4 @@
-//! `lunette iscsi`: an initiator for people, who look at targets and copy disks without a driver.
+//! `lunette iscsi`: an initiator that queries targets and copies disks without a kernel driver.
 
 mod arguments;
 mod copy;
@@ -55,12 +55,12 @@ pub fn run(arguments: IscsiArguments) -> Outcome {
     }
 }
 
-/// A failure with the reason of an error.
+/// Converts an error to a failure.
 fn because(error: impl std::fmt::Display) -> Failure {
     Failure::because(error.to_string())
 }
 
-/// Opens a logical unit in a session of its own.
+/// Opens a logical unit in a new session.
 fn open(address: &UnitAddress, options: &SessionOptions) -> Result<Unit, Failure> {
     let session = Session::login(&address.portal, &address.target, options).map_err(because)?;
     let place = || format!("LUN {} of {}", address.lun, address.target);

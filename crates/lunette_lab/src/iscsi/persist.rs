@@ -1,4 +1,4 @@
-//! Persistent reservations: shown and changed.
+//! Shows and changes persistent reservations.
 
 use std::io::Write;
 
@@ -9,11 +9,11 @@ use serde_json::json;
 use super::arguments::PersistAction;
 use super::{because, open};
 
-/// ISID where the identity of this installation cannot be stored.
+/// ISID if the identity of this installation cannot be stored.
 const ISID: [u8; 6] = [0x80, 0, 0, 0, 0, 1];
 
-/// Returns the ISID of all runs on this host. A registration belongs to an initiator port, and the ISID is
-/// a part of the port's name.
+/// Returns the ISID for all runs on this host. A registration belongs to an initiator port, whose name
+/// includes the ISID.
 fn isid() -> Result<[u8; 6], Failure> {
     let own = installation().map_err(Failure::because)?;
     Ok(match own.is_stored() {

@@ -1,15 +1,16 @@
-//! Pieces of any length as pieces of whole blocks: the holes of a file may begin and end within a block of a unit.
+//! Converts pieces of any length to pieces of whole blocks. Holes of a file may begin and end within a block of a
+//! unit.
 
 use super::ends::Piece;
 
-/// Holds back what is not a whole block yet.
+/// Buffers incomplete blocks.
 pub struct WholeBlocks {
     block_size: usize,
     held: Vec<u8>,
 }
 
 impl WholeBlocks {
-    /// Of this size.
+    /// Creates a buffer for blocks of `block_size` bytes.
     pub fn new(block_size: u32) -> WholeBlocks {
         WholeBlocks {
             block_size: block_size as usize,
@@ -17,7 +18,7 @@ impl WholeBlocks {
         }
     }
 
-    /// What can be written now.
+    /// Adds a piece and returns all whole blocks.
     pub fn push(&mut self, piece: Piece) -> Vec<Piece> {
         let mut whole = Vec::new();
         match piece {
@@ -53,7 +54,7 @@ impl WholeBlocks {
         whole
     }
 
-    /// The last block, with zeroes behind the end.
+    /// Returns the last block, padded with zeroes.
     pub fn end(&mut self) -> Option<Piece> {
         if self.held.is_empty() {
             return None;
@@ -77,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_comes_out_is_what_went_in_in_whole_blocks() {
-        // Lengths that begin and end within blocks, holes and data in turns.
+        // Lengths that begin and end within blocks; alternating data and holes.
         let lengths = [3u64, 9, 16, 1, 40, 7, 24, 5, 8, 2];
         for shift in 0..lengths.len() {
             let mut blocks = WholeBlocks::new(8);

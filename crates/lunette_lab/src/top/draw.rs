@@ -1,4 +1,4 @@
-//! The screen, drawn: a head, the rows, the selected row's stages as bars, the keys.
+//! Drawing of the screen: head, rows, stages of the selected row as bars, keys.
 
 use cli_common::printable;
 use latency::table::time;
@@ -15,12 +15,12 @@ use super::rates::{self, Row, View};
 use super::screen::Screen;
 use super::units;
 
-/// Head, views and keys.
+/// Lines of head, views and keys.
 const FRAME_LINES: u16 = 3;
-/// The stages get room when so many lines are left for rows.
+/// Minimum lines left for rows; otherwise stages are hidden.
 const ROWS_MIN: u16 = 7;
 
-/// What `?` shows.
+/// Help text of the key `?`.
 pub const HELP: &str = "
   1 2 3 4, Tab    exports, queues, disks, workers
   up down, j k    select a row; its stages are shown below
@@ -38,7 +38,7 @@ pub const HELP: &str = "
   iter/s        event loop iterations of a worker; useful: those with work
   reaped        service time of the disk; other stages: queueing in the daemon";
 
-/// Draws all of it.
+/// Draws the screen.
 pub fn draw(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let rows = screen.rows();
     let lines = stage_lines(screen, rows.get(screen.position(&rows)));
@@ -178,7 +178,7 @@ fn draw_rows(screen: &Screen, rows: &[Row], area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// Columns of a stage's bar: what its numbers leave of 80.
+/// Columns of a stage's bar: 80 minus its numbers.
 const BAR_COLUMNS: usize = 46;
 
 fn stage_lines(screen: &Screen, row: Option<&Row>) -> Vec<Line<'static>> {
@@ -197,7 +197,7 @@ fn stage_lines(screen: &Screen, row: Option<&Row>) -> Vec<Line<'static>> {
         };
         let text = format!("{}, {operation}: {why}", row.name);
         let mut lines = vec![Line::from(text).style(weak())];
-        // As many as the stages that everybody has, so that the table does not jump.
+        // The number of common stages, so that the table does not move.
         lines.resize(Span::COMMON.len() + 2, Line::default());
         return lines;
     };
@@ -214,7 +214,7 @@ fn stage_lines(screen: &Screen, row: Option<&Row>) -> Vec<Line<'static>> {
             None if Span::COMMON.contains(&span) => &empty,
             None => continue,
         };
-        // Of all requests' time, for not every request has every stage.
+        // Share of the time of all requests, because some requests lack some stages.
         let share = (step.sum_ns / total.sum_ns.max(1.0)).clamp(0.0, 1.0);
         let color = match span {
             Span::Reaped => Color::Green,
@@ -238,7 +238,7 @@ fn stage_text(name: &str, histogram: &SparseHistogram, share: Option<f64>) -> St
     )
 }
 
-/// A bar in eighths of a column.
+/// A bar with a resolution of an eighth of a column.
 fn bar(share: f64, room: usize) -> String {
     const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = (share * room as f64 * 8.0).round() as usize;

@@ -1,7 +1,7 @@
-//! `lunette top`: a screen of rates and of where requests' time goes, second by second.
+//! `lunette top`: rates, and the stages of requests, updated every second.
 //!
-//! A thread of its own asks the daemon, so that keys work while it does not answer. What is shown and what keys do is
-//! pure (`rates`, `screen`), and so is drawing (`draw`).
+//! A separate thread queries the daemon, so that keys work while it does not respond. Contents and key handling
+//! (`rates`, `screen`) and drawing (`draw`) are pure.
 
 mod draw;
 mod rates;
@@ -61,14 +61,14 @@ Examples:
 The bars below the table show the stages of the selected row, as lunette latency names them: how
 much of a request's time each one takes.";
 
-/// How often the terminal is asked for its size.
+/// Poll interval for the terminal size.
 const SIZE_INTERVAL: Duration = Duration::from_millis(250);
-/// The screen that everything must fit.
+/// Default width in columns; everything must fit in it.
 const COLUMNS_DEFAULT: u16 = 80;
-/// Beyond this a frame for a pipe is cut.
+/// Maximum lines of a frame for a pipe.
 const LINES_MAX: u16 = 2000;
 
-/// Shows it until a key ends it, or once.
+/// Shows the screen until a key ends it, or prints it once.
 pub fn run(arguments: &TopArguments) -> Outcome {
     let client = arguments.daemon.client()?;
     if !(0.1..=3600.0).contains(&arguments.interval) {
@@ -89,15 +89,15 @@ pub fn run(arguments: &TopArguments) -> Outcome {
             "stdout is no terminal: print one frame with --once",
         ));
     }
-    // Before the screen is taken: a daemon that is not there is better told on an ordinary line.
+    // Before switching to the screen: a missing daemon is reported on an ordinary line.
     screen.looked(Ok(look(&client)?));
-    // A panic's message belongs on the ordinary screen.
+    // Panic messages must appear on the normal screen.
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         print!("{ToMainScreen}{Show}");
         report(info);
     }));
-    // The terminal is as it was when these are dropped, after a panic too.
+    // Dropping these restores the terminal, also after a panic.
     let output = std::io::stdout().into_raw_mode()?.into_alternate_screen()?;
     let mut terminal = Terminal::new(TermionBackend::new(output))?;
     let outcome = show(&mut terminal, client, interval, &mut screen);
@@ -120,11 +120,11 @@ fn look(client: &Client) -> Result<Look, ClientError> {
     })
 }
 
-/// What the screen waits for.
+/// Events for the screen.
 enum Input {
     Look(Box<Result<Look, String>>),
     Key(Key),
-    /// Nobody sends keys any more: the terminal is gone.
+    /// End of the keys: the terminal is gone.
     NoKeys,
 }
 
@@ -136,7 +136,7 @@ fn show<B: Backend<Error = std::io::Error>>(
 ) -> Outcome {
     let (sender, inputs) = mpsc::channel();
     let looks = sender.clone();
-    // Both threads end with their channel, or with the process.
+    // Both threads end with their channel or with the process.
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(interval);
@@ -177,7 +177,7 @@ fn show<B: Backend<Error = std::io::Error>>(
     }
 }
 
-/// One frame as plain text, as long as it needs.
+/// Prints one frame as plain text without a height limit of the terminal.
 fn once(client: &Client, interval: Duration, screen: &mut Screen) -> Outcome {
     screen.looked(Ok(look(client)?));
     std::thread::sleep(interval);
@@ -196,7 +196,7 @@ fn once(client: &Client, interval: Duration, screen: &mut Screen) -> Outcome {
     Ok(())
 }
 
-/// The screen without colours, and without the line that lists keys.
+/// The screen without colours and without the line of keys.
 fn plain(screen: &Screen, columns: u16, lines: u16) -> String {
     let mut buffer = Buffer::empty(Rect::new(0, 0, columns, lines));
     draw::draw(screen, buffer.area, &mut buffer);

@@ -1,23 +1,23 @@
-//! What happened between two looks at a daemon, as rows of numbers. Pure: no terminal, no socket.
+//! Rates between two samples of a daemon, as rows of numbers. Pure: no terminal, no socket.
 
 use block::IoKind;
 use control::Status;
 use control::statistics::Statistics;
 use latency::{Counters, Labels, Latencies, Operation, OperationLatencies, Span, SparseHistogram};
 
-/// One look at a daemon.
+/// One sample of a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
-    /// What it serves.
+    /// Status of its objects.
     pub status: Status,
-    /// What it counted.
+    /// Its counters.
     pub statistics: Statistics,
 }
 
-/// What rows are about.
+/// Kind of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum View {
-    /// Ways in.
+    /// Exports.
     Exports,
     /// Virtqueues; an iSCSI target's connections on one worker.
     Queues,
@@ -28,10 +28,10 @@ pub enum View {
 }
 
 impl View {
-    /// All, in the order of their keys 1 to 4.
+    /// All views in the order of their keys 1 to 4.
     pub const ALL: [View; 4] = [View::Exports, View::Queues, View::Disks, View::Workers];
 
-    /// What it is called.
+    /// Name of the view.
     pub fn name(self) -> &'static str {
         match self {
             View::Exports => "exports",
@@ -41,7 +41,7 @@ impl View {
         }
     }
 
-    /// Titles and widths of its columns; the first is the name and takes what is left.
+    /// Titles and widths of the columns. The first is the name and takes the remaining width.
     pub fn columns(self) -> &'static [(&'static str, u16)] {
         match self {
             View::Exports | View::Queues => &[
@@ -80,21 +80,21 @@ impl View {
     }
 }
 
-/// A number and how it is shown.
+/// A number and its format.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cell {
-    /// So many a second, or so many.
+    /// A count, or a count per second.
     Count(f64),
-    /// Bytes a second.
+    /// Bytes per second.
     Bytes(f64),
-    /// A time in nanoseconds; not a number when nothing happened.
+    /// Time in nanoseconds; NaN without events.
     Time(f64),
-    /// A part of the whole; not a number when there is no whole.
+    /// Fraction of a whole; NaN without a whole.
     Share(f64),
 }
 
 impl Cell {
-    /// What rows are sorted by.
+    /// Sort key.
     pub fn number(self) -> f64 {
         let (Cell::Count(number) | Cell::Bytes(number) | Cell::Time(number) | Cell::Share(number)) =
             self;
@@ -107,15 +107,15 @@ impl Cell {
 pub struct Row {
     /// Its name.
     pub name: String,
-    /// What a filter looks at too: a queue's disk, an export's kind.
+    /// Further text for filters: disk of a queue, kind of an export.
     pub also: String,
-    /// The columns after the name.
+    /// Columns after the name.
     pub cells: Vec<Cell>,
-    /// Where its requests' time went; a disk without queues of its own has none.
+    /// Latencies of its requests; `None` for a disk without its own queues.
     pub latencies: Option<Latencies>,
 }
 
-/// What happened between two looks.
+/// Changes between two samples.
 #[derive(Clone, Debug)]
 pub struct Interval {
     seconds: f64,
@@ -125,7 +125,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// `None` when the daemon was started anew in between.
+    /// Compares two samples. `None` if the daemon was restarted between them.
     pub fn between(before: &Look, now: &Look) -> Option<Interval> {
         let nanos = now
             .statistics
@@ -143,12 +143,12 @@ impl Interval {
         })
     }
 
-    /// Who answers.
+    /// Status of the daemon.
     pub fn status(&self) -> &Status {
         &self.status
     }
 
-    /// Requests, bytes and errors a second, of all queues.
+    /// Requests, bytes and errors per second of all queues.
     pub fn totals(&self) -> (f64, f64, f64) {
         let counters = self.grown.latency.merged().counters;
         (
@@ -162,7 +162,7 @@ impl Interval {
         count as f64 / self.seconds
     }
 
-    /// The rows of a view, in the daemon's order.
+    /// Rows of a view in the daemon's order.
     pub fn rows(&self, view: View) -> Vec<Row> {
         match view {
             View::Exports => self.exports(),
@@ -285,7 +285,7 @@ fn errors(counters: &Counters) -> u64 {
     counters.errors() + counters.malformed
 }
 
-/// The latencies of one operation, or of all together.
+/// Latencies of one operation, or of all operations.
 pub fn merged(latencies: &Latencies, operation: Option<Operation>) -> OperationLatencies {
     let mut all = OperationLatencies::default();
     for (one, spans) in &latencies.operations {
@@ -308,7 +308,7 @@ fn grown(before: &Statistics, now: &Statistics) -> Statistics {
         worker.messages = worker.messages.saturating_sub(old.messages);
     }
     for disk in &mut grown.disks {
-        // A disk that was removed and made again began at zero.
+        // The counters of a recreated disk began at zero.
         let Some(old) = before.disks.iter().find(|old| old.name == disk.name) else {
             continue;
         };

@@ -1,41 +1,41 @@
-//! What the screen shows and what keys do to it. Pure: keys in, state out.
+//! State of the screen and its changes by keys. Pure.
 
 use latency::Operation;
 use ratatui::termion::event::Key;
 
 use super::rates::{Interval, Look, Row, View};
 
-/// What a key asked for.
+/// Result of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// Go on.
+    /// Continue.
     Stay,
-    /// End.
+    /// Leave.
     Leave,
 }
 
 /// The state of the screen.
 #[derive(Debug)]
 pub struct Screen {
-    /// Which rows.
+    /// Kind of rows.
     pub view: View,
-    /// Which column they are sorted by: 0 is the name, downwards from the largest otherwise.
+    /// Sort column: 0 is the name; other columns are sorted in descending order.
     pub sort: usize,
-    /// The other way round.
+    /// Reverses the order.
     pub reversed: bool,
-    /// Only rows with this text.
+    /// Filter for rows.
     pub filter: String,
-    /// Keys go into the filter.
+    /// Keys edit the filter.
     pub typing: bool,
-    /// The name of the row whose stages are shown.
+    /// Name of the selected row; its stages are shown.
     pub selected: Option<String>,
-    /// Whose stages: `None` is all operations together.
+    /// Operation of the stages; `None`: all operations.
     pub operation: Option<Operation>,
-    /// Numbers stand still.
+    /// Updates are suspended.
     pub frozen: bool,
-    /// Help covers the screen.
+    /// Help is shown.
     pub helping: bool,
-    /// Why there is nothing new.
+    /// Error of the last query.
     pub trouble: Option<String>,
     last: Option<Look>,
     interval: Option<Interval>,
@@ -61,7 +61,7 @@ impl Default for Screen {
 }
 
 impl Screen {
-    /// A look at the daemon, or why there was none.
+    /// Adds a sample of the daemon, or the error.
     pub fn looked(&mut self, look: Result<Look, String>) {
         match look {
             Ok(look) => {
@@ -79,12 +79,12 @@ impl Screen {
         }
     }
 
-    /// What happened last, once there were two looks.
+    /// Latest interval; `None` before the second sample.
     pub fn interval(&self) -> Option<&Interval> {
         self.interval.as_ref()
     }
 
-    /// The rows to be shown, in their order.
+    /// Visible rows, filtered and sorted.
     pub fn rows(&self) -> Vec<Row> {
         let Some(interval) = &self.interval else {
             return Vec::new();
@@ -108,7 +108,7 @@ impl Screen {
         rows
     }
 
-    /// Where the selected row is among `rows`: the first when it is not there.
+    /// Index of the selected row in `rows`; 0 if it is missing.
     pub fn position(&self, rows: &[Row]) -> usize {
         let selected = self.selected.as_deref();
         let found = rows
@@ -117,7 +117,7 @@ impl Screen {
         found.unwrap_or(0)
     }
 
-    /// A key was pressed.
+    /// Handles a key.
     pub fn key(&mut self, key: Key) -> Wish {
         if key == Key::Ctrl('c') {
             return Wish::Leave;

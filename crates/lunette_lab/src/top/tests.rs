@@ -1,4 +1,4 @@
-//! Frames as a person sees them, at 80 by 24.
+//! Rendered frames of 80 by 24 characters.
 
 use control::statistics::{
     DiskStatistics, IoStatistics, LimitedStatistics, Statistics, WorkerStatistics,
@@ -13,7 +13,8 @@ use super::rates::Look;
 use super::screen::{Screen, Wish};
 use super::{draw, plain};
 
-/// A daemon after `seconds`, whose queues have answered `requests` each second: 1 us before the disk, 3 us in it.
+/// Sample of a daemon after `seconds`. Its queues completed `requests` per second: 1 us before the disk, 3 us in
+/// it.
 fn look(seconds: u64) -> Look {
     let queue = |export: &str, disk: &str, queue: u32, requests: u64| {
         let labels = Labels {
@@ -111,7 +112,7 @@ fn press(screen: &mut Screen, keys: &[Key]) -> Wish {
     wish
 }
 
-/// What a terminal of this size shows, line by line, without what trails.
+/// Lines of a terminal of this size, without trailing space.
 fn frame(screen: &Screen, columns: u16, lines: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(columns, lines)).unwrap();
     terminal

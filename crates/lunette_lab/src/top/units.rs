@@ -1,10 +1,10 @@
-//! Numbers in at most seven columns.
+//! Formats numbers in at most seven columns.
 
 use latency::table::time;
 
 use super::rates::Cell;
 
-/// A cell's text.
+/// Text of a cell.
 pub fn text(cell: Cell) -> String {
     match cell {
         Cell::Count(count) => count_text(count),
@@ -16,7 +16,7 @@ pub fn text(cell: Cell) -> String {
     }
 }
 
-/// A count, or so many a second: below ten with a decimal, if it has any.
+/// Formats a count or a rate; below ten with one decimal, if it is not an integer.
 fn count_text(count: f64) -> String {
     match count {
         ..10.0 if count.fract() != 0.0 => format!("{count:.1}"),
@@ -25,7 +25,7 @@ fn count_text(count: f64) -> String {
     }
 }
 
-/// Three digits and a power of 1000.
+/// Formats three digits and a power of 1000.
 fn scaled(number: f64, powers: &[&str]) -> String {
     let mut number = number;
     for power in powers {
@@ -42,7 +42,7 @@ fn scaled(number: f64, powers: &[&str]) -> String {
     format!("{number:.0} P")
 }
 
-/// Seconds as people say them.
+/// Formats a duration in seconds.
 pub fn duration(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match days {

@@ -1,4 +1,4 @@
-//! `lunette vm console` and `lunette vm monitor`: a guest's terminal, and QEMU's.
+//! `lunette vm console` and `lunette vm monitor`: the terminals of a guest and of QEMU.
 
 use std::io::Write;
 
@@ -40,10 +40,10 @@ Examples:
     lunette vm monitor guest1 'info block'
     lunette vm monitor guest1 info pci";
 
-/// Joins the terminal to a guest's console.
+/// Connects the terminal to a guest's console.
 ///
 /// # Errors
-/// When there is none.
+/// When the guest has no console.
 pub fn console(arguments: &ConsoleArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
     let (place, _) = registry.find(&arguments.name).map_err(failed)?;
@@ -58,7 +58,7 @@ pub fn console(arguments: &ConsoleArguments) -> Outcome {
     Ok(())
 }
 
-/// Runs a command of QEMU's monitor, or joins the terminal to it.
+/// Runs a command of QEMU's monitor, or connects the terminal to the monitor.
 ///
 /// # Errors
 /// When there is no such command, or no monitor.

@@ -1,4 +1,4 @@
-//! `lunette vm copy`: files into a guest and out of it, through its agent.
+//! `lunette vm copy`: copies files to and from a guest through its agent.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -36,7 +36,7 @@ Examples:
 /// Copies one file.
 ///
 /// # Errors
-/// Which file could not be read or written, and why.
+/// When a file cannot be read or written.
 pub fn run(arguments: &CopyArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
     let (place, _) = registry.find(&arguments.name).map_err(failed)?;
@@ -69,7 +69,7 @@ pub(super) fn copy_in(socket: &Path, source: &Path, inside: &str) -> Result<()> 
         source.display()
     );
     let name = source.file_name().unwrap_or_default().to_string_lossy();
-    // $1: where to; $2: the name in a folder; $3: the mode; $4: the length
+    // $1: destination; $2: the name in a folder; $3: the mode; $4: the length
     let script = "d=$1; [ ! -d \"$d\" ] || d=\"${d%/}/$2\"
         part=\"$d.part$$\"; trap 'rm -f \"$part\"' EXIT
         cat > \"$part\" || exit 1
@@ -120,7 +120,7 @@ pub(super) fn copy_out(socket: &Path, inside: &str, destination: &Path) -> Resul
         .with_context(|| format!("cannot write {}", destination.display()))
 }
 
-/// Runs a script with positional parameters; what it complains of is the error.
+/// Runs a script with positional parameters. Its stderr becomes the error.
 pub(super) fn run_script(
     socket: &Path,
     script: &str,

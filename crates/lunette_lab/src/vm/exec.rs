@@ -40,10 +40,10 @@ Examples:
     lunette vm exec guest1 dd if=/dev/vda bs=1M count=100 > first.img
     tar c folder | lunette vm exec guest1 tar x -C /tmp";
 
-/// Runs a command in a guest and exits as it did.
+/// Runs a command in a guest and exits with its exit code.
 ///
 /// # Errors
-/// When it cannot be run, or its end is unknown.
+/// When the command cannot be run, or its result is unknown.
 pub fn run(arguments: ExecArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
     let (place, _) = registry.find(&arguments.name).map_err(failed)?;
@@ -70,13 +70,13 @@ pub fn run(arguments: ExecArguments) -> Outcome {
     }
 }
 
-/// Signals that ask this process to end, for the guest's command.
+/// Catches signals that request the end of this process, to forward them to the guest's command.
 pub fn caught_signals() -> std::io::Result<Receiver<u8>> {
     let (sender, signals) = channel();
     let mut caught = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
     std::thread::spawn(move || {
         for (index, signal) in caught.forever().enumerate() {
-            // Who asks twice does not want to wait for the guest.
+            // The second signal ends this process without waiting for the guest.
             if index > 0 || sender.send(signal as u8).is_err() {
                 std::process::exit(128 + signal);
             }
@@ -85,7 +85,7 @@ pub fn caught_signals() -> std::io::Result<Receiver<u8>> {
     Ok(signals)
 }
 
-/// One argument is a script as it stands; several are words that no shell takes apart.
+/// One argument is a script; several are words, which are quoted for the shell.
 fn script(command: &[OsString]) -> Vec<u8> {
     match command {
         [script] => script.as_bytes().to_vec(),
@@ -97,7 +97,7 @@ fn script(command: &[OsString]) -> Vec<u8> {
     }
 }
 
-/// A word for a shell.
+/// Quotes a word for a shell.
 pub fn quoted(word: &[u8]) -> Vec<u8> {
     let mut quoted = vec![b'\''];
     for byte in word {

@@ -1,4 +1,4 @@
-//! The guest around the disks, as options of every subcommand that plans one.
+//! Properties of the guest, as options of every subcommand that plans one.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +11,7 @@ use vm::topology::{
     TopologyError,
 };
 
-/// Disks, and the guest that has them.
+/// Disks and their guest.
 #[derive(Clone, Debug, Args)]
 pub struct GuestArguments {
     /// Disks and how they are attached: words such as scsi:4x1,queues=2 (a controller, TARGETSxLUNS), blk:4 (virtio-blk
@@ -96,7 +96,7 @@ pub enum MachineWord {
     Pc,
 }
 
-/// MiB of a size with M or G.
+/// Parses a size with M or G as MiB.
 fn memory(text: &str) -> Result<u32, String> {
     let (digits, factor) = match text.as_bytes().last() {
         Some(b'M') => (&text[..text.len() - 1], 1),
@@ -109,16 +109,16 @@ fn memory(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "allowed are sizes with M or G, such as 512M".to_owned())
 }
 
-/// A mistake in a topology, as one of the command line.
+/// Converts an error of a topology to a mistake of the command line.
 pub fn mistake(error: TopologyError) -> Failure {
     Failure::mistake(error)
 }
 
 impl GuestArguments {
-    /// The plan that these arguments describe.
+    /// Creates the plan.
     ///
     /// # Errors
-    /// What makes no sense.
+    /// Contradictory or invalid arguments.
     pub fn plan(&self) -> Result<Plan, Failure> {
         let topology = Topology::parse(&self.topology).map_err(mistake)?;
         let mut options = self.options()?;
@@ -126,10 +126,10 @@ impl GuestArguments {
         Plan::new(&topology, options).map_err(mistake)
     }
 
-    /// The guest around the disks.
+    /// Options for the guest, without the disks.
     ///
     /// # Errors
-    /// What makes no sense.
+    /// Invalid arguments.
     pub fn options(&self) -> Result<PlanOptions, Failure> {
         let usual = PlanOptions::default();
         let accelerators = match self.accel.is_empty() {
@@ -167,13 +167,13 @@ fn absolute(path: &std::path::Path) -> Result<PathBuf, Failure> {
         .map_err(|error| Failure::because(format!("cannot resolve {}: {error}", path.display())))
 }
 
-/// What no other machine has; serial numbers would be those of other machines' guests without it.
+/// Unique identifier of this machine. It makes serial numbers differ from those of other machines' guests.
 fn machine_id() -> String {
     let text = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
     text.trim().to_owned()
 }
 
-/// The version that was named, else that of the installed QEMU, else the oldest.
+/// Returns the given version, otherwise that of the installed QEMU, otherwise the oldest.
 fn qemu_version(named: Option<&str>) -> Result<QemuVersion, Failure> {
     if let Some(text) = named {
         return QemuVersion::parse(text).map_err(mistake);
@@ -182,7 +182,7 @@ fn qemu_version(named: Option<&str>) -> Result<QemuVersion, Failure> {
         Ok(output) if output.status.success() => {
             QemuVersion::parse(&String::from_utf8_lossy(&output.stdout)).map_err(mistake)
         }
-        // Not installed here: the plan may be for another machine.
+        // Not installed; the plan may be for another machine.
         _ => Ok(QemuVersion::OLDEST),
     }
 }

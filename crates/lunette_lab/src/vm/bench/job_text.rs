@@ -1,6 +1,6 @@
-//! A job file's text, with options that hold for all jobs whatever the file says.
+//! Text of a job file, with options that override it for all jobs.
 
-/// `OPTION=VALUE` of the command line.
+/// Parses `OPTION=VALUE` of the command line.
 pub fn option(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((option, value)) if !option.trim().is_empty() => {
@@ -10,7 +10,7 @@ pub fn option(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Disks as `filename` takes them: names are those in /dev, and a colon in a name is written `\:`.
+/// Value of `filename` for disks: names are those in /dev, and a colon in a name is written `\:`.
 pub fn filename(disks: &[String]) -> String {
     let paths = disks.iter().map(|disk| {
         let path = match disk.starts_with('/') {
@@ -22,10 +22,10 @@ pub fn filename(disks: &[String]) -> String {
     paths.collect::<Vec<_>>().join(":")
 }
 
-/// Leaves out each line that sets one of these options, and sets them for all jobs at the beginning.
+/// Removes each line that sets one of these options, and sets them for all jobs at the beginning.
 ///
 /// # Errors
-/// For a file that includes others: they are not in the guest.
+/// For a file that includes others, which are not in the guest.
 pub fn with_overrides(text: &str, overrides: &[(String, String)]) -> Result<String, String> {
     let mut lines = Vec::new();
     if !overrides.is_empty() {

@@ -1,4 +1,5 @@
-//! `lunette vm bench`: a job file of fio's language in a guest, by the load generator of `lunette bench` or by the guest's own fio.
+//! `lunette vm bench`: runs a job file in fio's language in a guest, with the load generator of `lunette bench` or with the guest's
+//! fio.
 
 mod job_text;
 mod result;
@@ -63,7 +64,7 @@ pub struct BenchArguments {
     logs: Option<PathBuf>,
 }
 
-/// Who makes the load.
+/// Load generators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Generator {
     /// The load generator of lunette bench, which this command puts into the guest
@@ -72,7 +73,7 @@ enum Generator {
     Fio,
 }
 
-/// Forms of the result.
+/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// A table
@@ -91,10 +92,10 @@ Examples:
     lunette vm bench guest1 job.fio --disks vda,vdb --runtime 5s --output-format json --output result.json
     lunette vm bench guest1 job.fio --with fio";
 
-/// Runs the jobs and prints what they gave.
+/// Runs the jobs and prints the results.
 ///
 /// # Errors
-/// What is wrong with the job file, or what failed in the guest.
+/// A mistake in the job file, or a failure in the guest.
 pub fn run(arguments: &BenchArguments) -> Outcome {
     let _awake = arguments.idle.hold()?;
     let registry = Registry::open().map_err(failed)?;
@@ -134,7 +135,7 @@ pub fn run(arguments: &BenchArguments) -> Outcome {
     }
 }
 
-/// The job file's text with what the command line says instead; of mistakes in it none reaches the guest.
+/// Returns the job file's text with the overrides of the command line, after checking it.
 fn job_file(arguments: &BenchArguments) -> Result<String, Failure> {
     let name = arguments.job.display().to_string();
     let text = std::fs::read_to_string(&arguments.job)
@@ -163,7 +164,7 @@ fn job_file(arguments: &BenchArguments) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// A folder in the guest, which goes with this.
+/// A folder in the guest, removed on drop.
 struct GuestFolder<'a> {
     socket: &'a Path,
     path: String,
@@ -171,7 +172,7 @@ struct GuestFolder<'a> {
 
 impl Drop for GuestFolder<'_> {
     fn drop(&mut self) {
-        // A guest that is gone has taken it along.
+        // Fails if the guest has ended, which is harmless.
         let words = [self.path.as_str()];
         let nothing = ExecInput::Nothing;
         run_script(
@@ -186,7 +187,7 @@ impl Drop for GuestFolder<'_> {
 }
 
 impl GuestFolder<'_> {
-    /// What a script in it prints.
+    /// Runs a script in the folder and returns its output.
     fn ask(&self, script: &str, words: &[&str]) -> Result<String> {
         let script = format!("cd {} || exit 1\n{script}", self.path);
         let mut output = Vec::new();
@@ -195,16 +196,16 @@ impl GuestFolder<'_> {
     }
 }
 
-/// Who makes a load, and where its logs go.
+/// Load generator and destination of its logs.
 pub(super) struct Load {
     with: Generator,
     logs: Option<PathBuf>,
-    /// Words of the generator instead of a job file.
+    /// Arguments of the generator in place of a job file.
     words: Option<String>,
 }
 
 impl Load {
-    /// By our own generator; logs stay in the guest.
+    /// Uses Lunette's generator. Logs stay in the guest.
     pub(super) fn plain() -> Load {
         Load {
             with: Generator::Lunette,
@@ -213,7 +214,7 @@ impl Load {
         }
     }
 
-    /// By the same, on the files of a file system.
+    /// Same as [`Load::plain`], on files of a file system.
     pub(super) fn files(words: &[String]) -> Load {
         Load {
             words: Some(format!("files {}", words.join(" "))),
@@ -226,7 +227,7 @@ impl Load {
 pub(super) fn in_guest(load: &Load, place: &Place, state: &State, job: &str) -> Result<Measured> {
     let socket = place.file(AGENT_SOCKET);
     let mut path = Vec::new();
-    // mktemp replaces the X by letters.
+    // mktemp replaces each X by a letter or digit.
     let make = "mktemp -d /tmp/bench.XXXXXX";
     run_script(&socket, make, &[], ExecInput::Nothing, &mut path)?;
     let path = String::from_utf8_lossy(&path).trim().to_owned();
@@ -274,7 +275,7 @@ pub(super) fn in_guest(load: &Load, place: &Place, state: &State, job: &str) -> 
     Measured::new(&result, state, elapsed, guest_cpu, [qemu, daemon], logs)
 }
 
-/// Runs the load; how long it took, and what QEMU and the daemon used meanwhile.
+/// Runs the load. Returns the duration and the CPU times of QEMU and the daemon.
 fn watched(
     folder: &GuestFolder<'_>,
     state: &State,
@@ -299,7 +300,7 @@ fn watched(
     let (elapsed, after) = (begin.elapsed(), used());
     let errors = String::from_utf8_lossy(&errors);
     match ended {
-        // A job of errors has its result all the same, and the result says so.
+        // A job with errors has a result too, which contains them.
         Ended::Code(0) => {}
         Ended::Code(code) => {
             let has_result = folder.ask("test -s result.json && echo yes || echo no", &[])?;
@@ -314,7 +315,7 @@ fn watched(
     Ok((elapsed, spent(0), spent(1)))
 }
 
-/// The load generator's path in the guest, where it stays for the next time.
+/// Returns the path of the load generator in the guest, where it stays for later runs.
 pub(super) fn generator(socket: &Path) -> Result<String> {
     let program = program_for_guests(GuestProgram::Bench)?;
     let metadata = std::fs::metadata(&program)
@@ -331,7 +332,7 @@ pub(super) fn generator(socket: &Path) -> Result<String> {
     Ok(path)
 }
 
-/// Brings the logs; their names are the guest's word, and stay within the folder.
+/// Copies the logs. The guest's names are checked, so that they stay within the folder.
 fn fetch_logs(target: &Path, folder: &GuestFolder<'_>) -> Result<Vec<PathBuf>> {
     let list = folder.ask("ls -1", &[])?;
     let names: Vec<&str> = list.lines().filter(|name| name.ends_with(".log")).collect();
@@ -351,7 +352,7 @@ fn fetch_logs(target: &Path, folder: &GuestFolder<'_>) -> Result<Vec<PathBuf>> {
     Ok(logs)
 }
 
-/// Nanoseconds as seconds, or a dash.
+/// Formats nanoseconds as seconds; `None` as a dash.
 fn seconds(nanos: Option<u64>) -> String {
     let mut text = String::new();
     match nanos {

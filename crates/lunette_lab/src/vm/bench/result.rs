@@ -1,4 +1,4 @@
-//! What a job file gave in a guest: fio's JSON with CPU times, and a table of both.
+//! Result of a job file in a guest: fio's JSON with CPU times, and a table of both.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -10,26 +10,26 @@ use vm::running::State;
 
 use super::seconds;
 
-/// A kernel's unit in /proc/stat, in nanoseconds.
+/// Unit of /proc/stat, in nanoseconds.
 const TICK_NS: u64 = 10_000_000;
 
-/// What a guest's CPUs did, in nanoseconds, all CPUs together.
+/// CPU times of a guest in nanoseconds, summed over all CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTimes {
-    /// Programs, niced ones too.
+    /// Programs, including niced ones.
     user: u64,
-    /// The kernel, for programs and for itself.
+    /// Kernel, for programs and itself.
     system: u64,
     /// Interrupts.
     irq: u64,
-    /// What interrupts leave for later.
+    /// Deferred work of interrupts.
     softirq: u64,
-    /// What the host took.
+    /// Taken by the host.
     steal: u64,
 }
 
 impl CpuTimes {
-    /// From the first line of /proc/stat.
+    /// Parses the first line of /proc/stat.
     pub fn parse(text: &str) -> Option<CpuTimes> {
         let mut words = text.lines().next()?.split_whitespace();
         if words.next() != Some("cpu") {
@@ -48,7 +48,7 @@ impl CpuTimes {
         })
     }
 
-    /// Since an earlier moment.
+    /// Difference from an earlier sample.
     pub fn since(&self, earlier: &CpuTimes) -> CpuTimes {
         CpuTimes {
             user: self.user.saturating_sub(earlier.user),
@@ -66,7 +66,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// fio's JSON, which may follow lines of text, and what was measured around it.
+    /// Combines fio's JSON, which may follow lines of text, with the measurements of the host.
     pub fn new(
         result: &str,
         state: &State,
@@ -100,7 +100,7 @@ impl Measured {
         Ok(Measured { document })
     }
 
-    /// For programs.
+    /// Result as JSON.
     pub fn json(&self) -> &Value {
         &self.document
     }
@@ -110,13 +110,13 @@ impl Measured {
         jobs.map_or(&[], Vec::as_slice)
     }
 
-    /// Jobs that ended with an error.
+    /// Number of jobs with an error.
     pub fn errors(&self) -> usize {
         let jobs = self.jobs().iter();
         jobs.filter(|job| job["error"].as_u64() != Some(0)).count()
     }
 
-    /// For people.
+    /// Result as a table.
     pub fn table(&self) -> String {
         let mut lines = vec![
             [
@@ -185,7 +185,7 @@ impl Measured {
     }
 }
 
-/// Cells below each other, the first two to the left.
+/// Aligns cells in columns, the first two to the left.
 fn columns(lines: &[Vec<String>]) -> String {
     let width = |at: usize| {
         let cells = lines.iter().filter_map(|line| line.get(at));

@@ -1,4 +1,4 @@
-//! The host's KVM between a guest's notification and the interrupt for it: tracepoints of the host, where root may read them.
+//! Time in the host's KVM between a guest's notification and its interrupt, from the host's tracepoints. Requires root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 use super::trace::{Event, events};
 
 const TRACEFS: &str = "/sys/kernel/tracing";
-/// A write to a device's notification register leaves the guest; a message is made of an interrupt. Intel's processors have the first kind
-/// of exit, AMD's and older ones the others.
+/// Exits by a write to a device's notification register, and interrupt messages. Intel processors have the first kind of exit, AMD's and
+/// older ones the others.
 const EVENTS: [&str; 5] = [
     "kvm/kvm_fast_mmio",
     "kvm/kvm_mmio",
@@ -17,16 +17,16 @@ const EVENTS: [&str; 5] = [
     "kvm/kvm_msi_set_irq",
     "kvm/kvm_set_irq",
 ];
-/// KiB of trace for each CPU.
+/// KiB of trace per CPU.
 const BUFFER_KIB: u32 = 16_384;
 
-/// A trace of its own, which nobody else's disturbs; it is gone with this.
+/// A private trace instance, removed on drop.
 pub struct HostTrace {
     folder: PathBuf,
 }
 
 impl HostTrace {
-    /// Begins to trace these processes: QEMU, whose guest leaves, and the daemon, which interrupts.
+    /// Starts to trace these processes: QEMU, for the exits of its guest, and the daemon, for interrupts.
     pub fn start(processes: &[u32]) -> Result<HostTrace> {
         let instances = Path::new(TRACEFS).join("instances");
         ensure!(
@@ -43,7 +43,7 @@ impl HostTrace {
         let mut enabled = 0;
         for event in EVENTS {
             let file = format!("events/{event}/enable");
-            // A kernel without one of them has another.
+            // A kernel lacks some of them but has others.
             enabled += usize::from(trace.write(&file, "1").is_ok());
         }
         ensure!(enabled > 1, "this kernel has no tracepoints of KVM");
@@ -51,7 +51,7 @@ impl HostTrace {
         Ok(trace)
     }
 
-    /// What was traced.
+    /// Stops the trace and returns its events.
     pub fn stop(self) -> Result<Vec<Event>> {
         self.write("tracing_on", "0")?;
         let file = self.folder.join("trace");
@@ -68,7 +68,7 @@ impl HostTrace {
 
 impl Drop for HostTrace {
     fn drop(&mut self) {
-        // An instance is a folder that the kernel empties.
+        // The kernel removes the files of an instance's folder.
         fs::remove_dir(&self.folder).ok();
     }
 }

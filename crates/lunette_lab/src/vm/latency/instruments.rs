@@ -1,11 +1,11 @@
-//! What is switched on in the guest for one layer, and how its trace comes back.
+//! Instruments for the layers of a guest, and the retrieval of their traces.
 
 use anyhow::{Context, Result};
 
 use super::trace::{Event, Point, events, of_disk};
 use crate::vm::study::guest::StudyGuest;
 
-/// An instrument: events of tracefs, and the probes that they need.
+/// An instrument: tracefs events and the probes that they need.
 #[derive(Clone, Copy, Debug)]
 pub struct Instrument {
     pub name: &'static str,
@@ -15,7 +15,7 @@ pub struct Instrument {
     has_probes: bool,
 }
 
-/// The layers of a guest, from the top down.
+/// Layers of a guest, from top to bottom.
 pub const BLOCK: Instrument = Instrument {
     name: "Guest block layer",
     from: Point::Queued,
@@ -48,7 +48,7 @@ pub const VIRTIO_PCI: Instrument = Instrument {
     has_probes: true,
 };
 
-/// All of a transport at once, for the parts of each request.
+/// All instruments of a transport together, to divide each request into parts.
 pub fn all_of(is_scsi: bool) -> (Instrument, Vec<Point>) {
     const BLK: &[&str] = &[
         "block/block_bio_queue",
@@ -94,11 +94,11 @@ pub fn all_of(is_scsi: bool) -> (Instrument, Vec<Point>) {
     (instrument, points)
 }
 
-/// KiB of trace for each CPU: in the guest's memory.
+/// KiB of trace per CPU, in the guest's memory.
 const BUFFER_KIB: u32 = 32_768;
 
 impl Instrument {
-    /// Switches it on. `Err`: this guest cannot, with the reason.
+    /// Enables the instrument. Fails if this guest does not support it.
     pub fn start(&self, guest: &StudyGuest) -> Result<()> {
         let mut script = "cd /sys/kernel/tracing 2>/dev/null || exit 1\n\
             test -e trace || mount -t tracefs tracefs . || { echo 'no tracefs in this kernel' >&2; exit 1; }\n\
@@ -119,7 +119,7 @@ impl Instrument {
         guest.script(&script).map(drop)
     }
 
-    /// Switches it off; the events of a disk.
+    /// Disables the instrument and returns the events of a disk.
     pub fn stop(&self, guest: &StudyGuest, disk: &str) -> Result<Vec<Event>> {
         let script = format!(
             "cd /sys/kernel/tracing\necho 0 > tracing_on\ncat /sys/class/block/{}/dev\ncat trace\n\

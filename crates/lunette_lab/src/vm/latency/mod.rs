@@ -1,8 +1,8 @@
-//! `lunette vm latency`: where the time goes between an application in a guest and the disk, layer by layer.
+//! `lunette vm latency`: time per layer between an application in a guest and the disk.
 //!
-//! One virtual CPU, one request in flight. For each layer there is a run with only its instrument on (`instruments`), whose own figure
-//! of the application is its control. What a trace says of requests is pure (`trace`). A last run has all instruments of the guest at once,
-//! and matches them request by request.
+//! One virtual CPU, one request in flight. Each layer is measured in a separate run with only its instrument enabled (`instruments`); the
+//! application's latency in that run is the control. The analysis of traces is pure (`trace`). A last run enables all instruments of the
+//! guest and matches their events per request.
 
 mod host_kvm;
 mod instruments;
@@ -78,7 +78,7 @@ pub struct LatencyArguments {
     json: bool,
 }
 
-/// Whether workers poll.
+/// Polling of workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Polling {
     /// They sleep at once
@@ -100,7 +100,7 @@ enum Transports {
     Both,
 }
 
-/// Who emulates a device.
+/// Device emulators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Device {
     /// Lunette
@@ -121,15 +121,15 @@ Examples:
     lunette vm latency --device qemu-iothread
     lunette vm latency --delay 200us";
 
-/// One layer's figures.
+/// Result of one layer.
 #[derive(Clone, Debug)]
 pub struct Layer {
     pub name: String,
-    /// Mean, and requests that it is of. `Err`: why there is none.
+    /// Mean and number of requests. `Err`: reason for a missing result.
     pub found: Result<(f64, usize), String>,
-    /// The application's mean in the same run.
+    /// The application's mean in the same run, in nanoseconds.
     pub control_ns: Option<f64>,
-    /// It is a part of the layer above it.
+    /// Part of the layer above it.
     pub is_part: bool,
 }
 
@@ -140,14 +140,14 @@ pub struct Study {
     pub matched: Matched,
 }
 
-/// Requests that passed all instruments of the guest.
+/// Requests seen by all instruments of the guest.
 #[derive(Default)]
 pub struct Matched {
-    /// Between neighbouring instruments: name and mean.
+    /// Means between adjacent instruments: name and nanoseconds.
     pub parts: Vec<(String, f64)>,
-    /// How many there were.
+    /// Number of requests.
     pub requests: usize,
-    /// The application's mean in that run.
+    /// The application's mean in that run, in nanoseconds.
     pub control_ns: f64,
 }
 
@@ -320,7 +320,7 @@ fn studies(
     Ok((measured, accelerator))
 }
 
-/// What all studies of a guest share.
+/// Common data of all studies of a guest.
 struct AllStudies<'a> {
     arguments: &'a LatencyArguments,
     polls: bool,
@@ -341,7 +341,7 @@ impl AllStudies<'_> {
                     qemu: self.qemu,
                     guest,
                     disk,
-                    // The daemon has the disks in the order of the ways.
+                    // The daemon's disks are in the order of the ways.
                     served: format!("d{number}"),
                     case: case(pattern),
                 };
@@ -358,7 +358,7 @@ impl AllStudies<'_> {
     }
 }
 
-/// The same job on a file of the same folder, without a guest.
+/// Runs the same job on a file of the same folder, without a guest.
 fn host(
     arguments: &LatencyArguments,
     pattern: &str,
@@ -382,7 +382,7 @@ fn host(
     })
 }
 
-/// The generator's mean of all requests.
+/// The generator's mean over all requests, and their number.
 fn application(document: &Value, pattern: &str) -> Result<(f64, usize), String> {
     let side = if pattern.ends_with("write") {
         "write"
@@ -396,10 +396,10 @@ fn application(document: &Value, pattern: &str) -> Result<(f64, usize), String> 
     }
 }
 
-/// The mean of what an instrument saw, if it saw nearly all of `ios` requests.
+/// Mean of an instrument's measurements, if it saw nearly all of `ios` requests.
 fn seen(found: &[u64], ios: usize) -> Result<(f64, usize), String> {
     match mean(found) {
-        // A device that polls is not notified of every request.
+        // A polling device is not notified of every request.
         Some(mean) if found.len() * 10 >= ios * 9 => Ok((mean, found.len())),
         _ => Err(format!("seen of {} of {ios} requests", found.len())),
     }
@@ -410,7 +410,7 @@ struct Measuring<'a> {
     qemu: Option<&'a QemuTrace>,
     guest: &'a StudyGuest,
     disk: &'a str,
-    /// What the daemon calls it.
+    /// Name of the disk in the daemon.
     served: String,
     case: Case,
 }
@@ -425,7 +425,7 @@ impl Measuring<'_> {
 
     fn study(&self, way: &Way) -> Result<Study> {
         let is_scsi = way.name == "virtio-scsi";
-        // The first run warms up.
+        // Warm-up.
         self.run()?;
         let before = self.device()?;
         let (whole, ios) = self.run()?;
@@ -456,7 +456,7 @@ impl Measuring<'_> {
         })
     }
 
-    /// Between the exit for a notification and the injection of its interrupt.
+    /// Measures between the exit for a notification and the injection of its interrupt.
     fn host_kvm(&self) -> Result<Layer> {
         let mut layer = Layer {
             name: "Host kvm".to_owned(),
@@ -486,7 +486,7 @@ impl Measuring<'_> {
         Ok(layer)
     }
 
-    /// QEMU's device as a whole, and the block device below it, by its trace events.
+    /// Measures QEMU's device and the block device below it, by trace events.
     fn of_qemu(&self) -> Result<Vec<Layer>> {
         let names = [
             "Device (QEMU: request there to notified)",
@@ -557,12 +557,12 @@ impl Measuring<'_> {
         })
     }
 
-    /// What the daemon measured so far; `None`: QEMU emulates the device.
+    /// Latency snapshot of the daemon; `None` if QEMU emulates the device.
     fn device(&self) -> Result<Option<Snapshot>> {
         match self.guest.control() {
             None => Ok(None),
             Some(control) => {
-                // Another disk's guest driver may still be looking at it.
+                // Limited to this disk, because the guest may still be probing another one.
                 let path = control::latency_path(Some(&self.served), 0);
                 let snapshot = control::Client::new(control).get(&path);
                 snapshot
@@ -572,7 +572,7 @@ impl Measuring<'_> {
         }
     }
 
-    /// The device as a whole and its stages, and the block device below it.
+    /// Layers of the device, of its stages, and of the block device below it.
     fn of_device(
         &self,
         before: Option<Snapshot>,
@@ -613,9 +613,9 @@ impl Measuring<'_> {
     }
 }
 
-/// Means of a daemon's spans of one operation, the whole first: name, nanoseconds, requests.
+/// Means of a daemon's spans for one operation, the whole first: name, nanoseconds, requests.
 fn device_spans(snapshot: &Snapshot, operation: latency::Operation) -> Vec<(String, f64, usize)> {
-    // What the driver asks of a device beside the job (identification, flushes) is none of the layers' requests.
+    // Other requests of the driver (identification, flushes) do not belong to the job.
     let merged = snapshot.merged();
     let Some(all) = merged.operations.get(&operation) else {
         return Vec::new();
