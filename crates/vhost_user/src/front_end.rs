@@ -1,6 +1,6 @@
-//! One connected front end: the thread that reads its messages, and what others may ask of the connection.
+//! One connected front end: the thread that reads its messages, and a handle for other threads.
 //!
-//! The thread sleeps but for messages. It hands each to the [`Session`], and ends with it.
+//! The thread sleeps between messages. It passes each to the [`Session`] and ends with it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,20 +22,20 @@ use crate::relay::{Handled, Message, Relay};
 use crate::session::Session;
 use crate::whole_message;
 
-/// A front end that stops in the middle of a message is given up after this.
+/// Time limit for the rest of a message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A hostile front end that comes again and again must not fill the log.
+/// A hostile front end that reconnects endlessly must not fill the log.
 static ENDED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 static REFUSED_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
-// A virtual machine comes and goes with all its disks at once, and each is worth a line.
+// A virtual machine connects and disconnects with all its disks at once, and each disk is worth a log line.
 static COMING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
 static LEAVING_LOG: RateLimit = RateLimit::with_burst(Duration::from_millis(50), 64);
 
-/// A front end that says nothing for so long may be replaced by another.
+/// Time without messages after which another front end may replace this one.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// What others may ask of a running session.
+/// Control of a running session by other threads.
 pub(crate) struct SessionHandle {
     stream: UnixStream,
     spoke: Arc<AtomicBool>,
@@ -45,13 +45,13 @@ pub(crate) struct SessionHandle {
     handover: Arc<Handover>,
 }
 
-/// How another thread has a session go on in another process.
+/// Request to continue a session in another process.
 struct Handover {
-    /// Where what the session consists of goes.
+    /// Receiver of the session's state.
     to: Mutex<Option<Sender<HandedOver>>>,
     /// Wakes the session's thread.
     wake: OwnedFd,
-    /// It does: the connection is another process's, and nothing here may end it.
+    /// The connection belongs to another process. This process must not end it.
     is_over: AtomicBool,
 }
 
@@ -62,15 +62,17 @@ impl Handover {
     }
 }
 
-/// A session of the process before this one.
+/// A session from the previous process.
 pub(crate) struct Resumed {
     messages: Vec<Message>,
     channel: Option<UnixStream>,
 }
 
 impl Resumed {
+    /// Parses the state of a session.
+    ///
     /// # Errors
-    /// When it is none.
+    /// Fails if the state is invalid.
     pub fn of(mut handed: HandedOver) -> io::Result<(UnixStream, Resumed)> {
         let messages = handed.take_messages()?;
         let channel = handed.channel.map(UnixStream::from);
@@ -81,25 +83,25 @@ impl Resumed {
     }
 }
 
-/// The front end's socket for messages of ours, once it has given one.
+/// The front end's socket for back-end requests, once it has sent one.
 type Channel = Arc<Mutex<Option<UnixStream>>>;
 
 /// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, version 1, without a payload.
 const CONFIG_CHANGE: [u8; 12] = [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 
 impl SessionHandle {
-    /// Ends the session: its thread reads the end of the stream. The front end must not see an end before everything in
-    /// flight has been answered, or it takes for lost what is answered yet: so only our side is shut.
+    /// Ends the session: its thread reads the end of the stream. Only the receiving side is shut down. The front end must not see an end
+    /// before all requests in flight were answered, or it would take them for lost.
     pub fn end(&self) {
         if self.handover.is_over.load(Ordering::Acquire) {
             return;
         }
         self.ended.store(true, Ordering::Relaxed);
-        // It fails only when the stream has ended already.
+        // Fails only if the stream has ended already.
         self.stream.shutdown(std::net::Shutdown::Read).ok();
     }
 
-    /// Has the session go on in another process: its rings stop, and what it consists of comes by `to`. Nothing comes if it ends first.
+    /// Stops the rings and sends the session's state to `to`, to continue in another process. Sends nothing if the session ends first.
     pub fn hand_over(&self, to: Sender<HandedOver>) {
         let mut slot = self
             .handover
@@ -108,12 +110,11 @@ impl SessionHandle {
             .unwrap_or_else(PoisonError::into_inner);
         *slot = Some(to);
         drop(slot);
-        // It fails only when it is awake already.
+        // Fails only if the thread is already awake.
         rustix::io::write(&self.handover.wake, &1u64.to_ne_bytes()).ok();
     }
 
-    /// Tells the front end that the configuration space has changed; false when it has given no channel for that, or
-    /// does not listen.
+    /// Notifies the front end of a changed configuration space. Returns false if it has no channel for this or does not read.
     pub fn config_changed(&self) -> bool {
         let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         let sent = channel.as_ref().map(|channel| {
@@ -123,20 +124,20 @@ impl SessionHandle {
         matches!(sent, Some(Ok(12)))
     }
 
-    /// Has the front end hung up? Its session then drains and ends by itself.
+    /// Returns true if the front end has hung up. The session then drains and ends.
     pub fn is_leaving(&self) -> bool {
         let mut hung_up = [PollFd::new(&self.stream, PollFlags::RDHUP)];
         poll(&mut hung_up, Some(&Timespec::default())).is_ok_and(|n| n > 0)
     }
 
-    /// Has the front end been silent for longer than one that means it takes?
+    /// Returns true if the front end has sent no message for longer than a serious one needs.
     pub fn is_silent(&self) -> bool {
         !self.spoke.load(Ordering::Relaxed) && self.since.elapsed() > SILENCE
     }
 }
 
-/// Serves one front end until it leaves; call on a thread of its own. `started` is given the session's handle;
-/// `held_up` is called when the front end made a worker wait.
+/// Serves one front end until it leaves. Call on a thread of its own. `started` receives the session's handle; `held_up` is called if the
+/// front end blocks a worker.
 pub(crate) fn serve(
     stream: UnixStream,
     device: Arc<dyn VirtioDevice>,
@@ -200,10 +201,10 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// What the thread of a session works with.
+/// State of a session's thread.
 struct Conversation {
     relay: Relay,
-    /// The export's.
+    /// Export name.
     name: String,
     watch: UnixStream,
     session: Arc<Mutex<Session>>,
@@ -213,8 +214,8 @@ struct Conversation {
 }
 
 impl Conversation {
-    /// Until the front end leaves or is refused. `None`: the session goes on in another process. `before` is what the front end has told
-    /// the process before this one.
+    /// Runs until the front end leaves or is refused. Returns `None` if the session continues in another process. `before`: the front end's
+    /// messages to the previous process.
     fn run(&mut self, before: Vec<Message>) -> Option<Error> {
         if !before.is_empty() {
             self.spoke.store(true, Ordering::Relaxed);
@@ -233,7 +234,7 @@ impl Conversation {
             tracing::info!(export = self.name, suppressed, "front end connected");
         }
         loop {
-            // Wait without a limit for a message to begin, and with one for it to end.
+            // A message may begin at any time, but must end within a limit.
             let mut waits = [
                 PollFd::new(&self.watch, PollFlags::IN),
                 PollFd::new(&self.handover.wake, PollFlags::IN),
@@ -259,7 +260,7 @@ impl Conversation {
         if let Some(given) = given.map_err(Error::SocketError)? {
             let mut channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
             let before = channel.replace(UnixStream::from(given));
-            // To close it may take long, and others want to tell something.
+            // Closing the old channel may take long; other threads need the lock.
             drop(channel);
             drop(before);
         }
@@ -272,7 +273,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// The last that this process does for a front end: between two messages, so that the next one is read by whoever comes.
+    /// Last operation of this process for a front end. Takes place between two messages, so that the other process reads the next one.
     fn hand_over(&mut self, to: &Sender<HandedOver>) -> io::Result<()> {
         let session = self.session.lock();
         let bases = session.unwrap_or_else(PoisonError::into_inner).hand_over();
@@ -286,16 +287,16 @@ impl Conversation {
             messages,
         );
         tracing::info!(export = self.name, "front end is handed over");
-        // Before anybody knows: this process may be about to end all sessions.
+        // Set before other threads are notified: this process may be about to end all sessions.
         self.handover.is_over.store(true, Ordering::Release);
-        // Whoever wanted it may have given up waiting: the session ends.
+        // Fails if the receiver no longer waits; the session then ends.
         to.send(handed).ok();
         Ok(())
     }
 }
 
-/// Waits until an answer can be sent without waiting: a stream takes more when most of its buffer is free. The crate `vhost`
-/// would try for ever to send to a front end that asks and does not read.
+/// Waits until an answer can be sent without blocking: a stream is writable when most of its buffer is free. Without this, the crate
+/// `vhost` would retry endlessly for a front end that does not read.
 fn room_to_answer(stream: &UnixStream) -> io::Result<()> {
     let limit = Timespec::try_from(MESSAGE_TIMEOUT).map_err(io::Error::other)?;
     let mut wait = [PollFd::new(stream, PollFlags::OUT)];

@@ -1,7 +1,7 @@
-//! Any bytes as the messages of a front end: the body of the fuzz target, and of a test.
+//! Arbitrary bytes as a front end's messages: the body of the fuzz target and of a test.
 //!
-//! Bytes choose messages, right and wrong ones mixed, so that rings get started, changed and stopped. Whatever they
-//! say, nothing panics, nothing waits for ever, and in the end no queue is left behind.
+//! The bytes select a mix of valid and invalid messages, so that rings are started, changed and stopped. For any input, nothing panics,
+//! nothing waits endlessly, and no queue is left at the end.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -21,13 +21,13 @@ use crate::relay::Relay;
 use crate::session::Session;
 use crate::whole_message;
 
-/// Bytes of the front end's memory: room for rings and requests.
+/// Length of the front end's memory: room for rings and requests.
 const MEMORY: usize = 1 << 16;
-/// Where the memory lies, guest-physical and in the front end's own space.
+/// Guest-physical address and user address of the memory.
 const GUEST: u64 = 0x1_0000;
 const USER: u64 = 0x7000_0000;
 
-/// Takes bytes from the input; zeroes when there are no more.
+/// Reads bytes from the input, then zeroes.
 struct Choices<'a>(&'a [u8]);
 
 impl<'a> Choices<'a> {
@@ -49,7 +49,7 @@ impl<'a> Choices<'a> {
 /// Runs a session on messages made of `data`.
 ///
 /// # Panics
-/// When a front end brings it to what none may.
+/// If the session does something that no front end may cause.
 pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
     let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
     let (mapping, memory) = Mapping::memfd("fuzzing", MEMORY).expect("a memfd");
@@ -71,11 +71,11 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
         if send(&theirs, &bytes, &fds).is_err() {
             break;
         }
-        // What is there of the answers is thrown away, so that the session never waits to send one.
+        // Answers are discarded, so that the session never waits to send one.
         while rustix::io::ioctl_fionread(&watch).is_ok_and(|there| there > 0) {
             match whole_message::wait(&watch, Duration::ZERO) {
                 Ok(_) => {}
-                // Half a message is all there will be.
+                // The rest of this message will not be sent.
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
                     theirs.shutdown(Shutdown::Write).expect("a connection");
                 }
@@ -86,7 +86,7 @@ pub fn messages(device: &Arc<dyn VirtioDevice>, pool: &Arc<Pool>, data: &[u8]) {
             }
             while theirs.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}
         }
-        // Kicks come without a message.
+        // Kicks need no message.
         (&File::from(event.try_clone().expect("a descriptor")))
             .write_all(&1u64.to_ne_bytes())
             .ok();
@@ -112,7 +112,7 @@ struct FrontEnd<'a, 'b> {
 }
 
 impl<'a> FrontEnd<'a, '_> {
-    /// The next message: header and payload, and its descriptors.
+    /// Returns the next message and its descriptors.
     fn message(&mut self) -> (Vec<u8>, Vec<BorrowedFd<'a>>) {
         let (memory, event) = (self.memory.as_fd(), self.event.as_fd());
         let kind = self.choices.byte();
@@ -156,7 +156,7 @@ impl<'a> FrontEnd<'a, '_> {
             }
             27 => (38, vec![0, GUEST, MEMORY as u64, USER, 0], vec![]),
             _ => {
-                // No message: something happens in memory.
+                // A change of memory instead of a message.
                 let at = (self.choices.word() << 2) as usize % (MEMORY - 256);
                 let count = usize::from(self.choices.byte());
                 self.mapping.write(at, self.choices.take(count));
@@ -180,7 +180,7 @@ impl<'a> FrontEnd<'a, '_> {
         (message(request, 1, &payload), vec![])
     }
 
-    /// Bytes as they come, with up to 40 descriptors.
+    /// Returns raw bytes with up to 40 descriptors.
     fn raw(&mut self) -> (Vec<u8>, Vec<BorrowedFd<'a>>) {
         let fds = vec![self.memory.as_fd(); usize::from(self.choices.byte() % 41)];
         let (request, flags) = (
@@ -191,7 +191,7 @@ impl<'a> FrontEnd<'a, '_> {
         let payload = self.choices.take(size);
         let mut bytes = message(request, flags, payload);
         if flags & 0x40 != 0 {
-            // Half a message, or a size that is none.
+            // Half a message, or an invalid size.
             bytes.truncate(size.max(1));
         }
         (bytes, fds)

@@ -1,7 +1,7 @@
-//! The memory in which requests in flight are kept, so that a daemon that comes after one that died takes them again:
-//! `GET_INFLIGHT_FD` and `SET_INFLIGHT_FD` (vhost-user protocol, "Inflight I/O tracking").
+//! In-flight region: memory with the requests in flight. After a crash, the next daemon repeats them. `GET_INFLIGHT_FD` and
+//! `SET_INFLIGHT_FD` (vhost-user protocol, "Inflight I/O tracking").
 //!
-//! The front end keeps the file; each queue has a part of it ([`virtqueue::Inflight`], [`virtqueue::PackedInflight`]).
+//! The front end keeps the file. Each queue has a part of it ([`virtqueue::Inflight`], [`virtqueue::PackedInflight`]).
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd
 use vhost::vhost_user::message::VhostUserInflight;
 use virtqueue::{Inflight, PackedInflight};
 
-/// Which memory a region is: device and inode of its file.
+/// Identity of a region: device and inode of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegionId {
     device: u64,
@@ -19,8 +19,10 @@ pub(crate) struct RegionId {
 }
 
 impl RegionId {
+    /// Returns the identity of a file.
+    ///
     /// # Errors
-    /// When the descriptor is not one of a file, in words.
+    /// Returns a description if the descriptor has no file.
     pub fn of(file: &File) -> Result<RegionId, String> {
         let stat = fstat(file).map_err(|errno| format!("the in-flight region: {errno}"))?;
         Ok(RegionId {
@@ -30,7 +32,7 @@ impl RegionId {
     }
 }
 
-/// A region that the front end has given.
+/// A region that the front end has sent.
 pub(crate) struct InflightRegion {
     pub id: RegionId,
     memory: MemoryTable,
@@ -39,7 +41,7 @@ pub(crate) struct InflightRegion {
     bytes: u64,
 }
 
-/// Bytes of a queue's part.
+/// Returns the length of a queue's part.
 fn stride(size: u16, packed: bool) -> usize {
     match packed {
         true => PackedInflight::stride(size),
@@ -48,16 +50,16 @@ fn stride(size: u16, packed: bool) -> usize {
 }
 
 impl InflightRegion {
-    /// Makes the memory for a front end to keep, with room for either kind of queue: it may not have said which it wants.
+    /// Creates a region for the front end to keep. Its size suits both ring layouts: the features may not be negotiated yet.
     ///
     /// # Errors
-    /// When there is no memory or no descriptor left, in words.
+    /// Returns a description if memory or descriptors are exhausted.
     pub fn create(queues: u16, size: u16) -> Result<(VhostUserInflight, File), String> {
         let bytes = (stride(size, true) * usize::from(queues)) as u64;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let made = memfd_create("lunette-in-flight", flags).and_then(|file| {
             ftruncate(&file, bytes)?;
-            // Nobody has to fear that it gets shorter.
+            // The sealed size protects users from truncation.
             fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
             Ok(File::from(file))
         });
@@ -65,10 +67,10 @@ impl InflightRegion {
         Ok((VhostUserInflight::new(bytes, 0, queues, size), file))
     }
 
-    /// Maps what a front end has kept.
+    /// Maps a region that a front end has kept.
     ///
     /// # Errors
-    /// When it cannot be mapped, in words.
+    /// Returns a description if it cannot be mapped.
     pub fn map(said: &VhostUserInflight, file: &File) -> Result<InflightRegion, String> {
         let spec = RegionSpec {
             guest_address: 0,
@@ -88,10 +90,10 @@ impl InflightRegion {
         })
     }
 
-    /// The part of queue `index`, if it has one.
+    /// Returns the part of queue `index`, if it has one.
     ///
     /// # Errors
-    /// When the region is too small for its queues, in words.
+    /// Returns a description if the region is too small for its queues.
     pub fn part(&self, index: u16, packed: bool) -> Result<Option<RingMemory>, String> {
         if index >= self.queues {
             return Ok(None);
@@ -108,7 +110,7 @@ impl InflightRegion {
         part.map(Some).map_err(|error| error.to_string())
     }
 
-    /// Has any queue requests that were taken and not answered?
+    /// Returns true if a queue has unanswered requests.
     pub fn has_requests(&self, packed: bool) -> bool {
         let parts = (0..self.queues).filter_map(|index| self.part(index, packed).ok().flatten());
         parts.into_iter().any(|part| match packed {
@@ -117,14 +119,14 @@ impl InflightRegion {
         })
     }
 
-    /// The driver has reset the device: what its queue has not had answered, because it was ended, is meant by nobody any more.
+    /// Clears the part of a queue after a device reset: its unanswered requests are void.
     pub fn empty(&self, index: u16, packed: bool) {
         if let Ok(Some(part)) = self.part(index, packed) {
             part.clear(0, part.len());
         }
     }
 
-    /// The front end knows where a queue that has stopped stands, and may start it again as another kind: see
+    /// Resets the part of a stopped queue. The front end has its position and may start it with the other ring layout: see
     /// [`PackedInflight::reset_unused`].
     pub fn reset_unused(&self, index: u16, packed: bool) {
         match (self.part(index, packed), packed) {
@@ -148,7 +150,7 @@ mod tests {
     const QUEUES: u16 = 4;
     const SIZE: u16 = 128;
 
-    /// Takes and answers a ring's worth of requests, three times.
+    /// Pops and answers three ring sizes of requests.
     fn serve(region: &InflightRegion, index: u16, packed: bool) {
         let mapping = Mapping::anonymous(1 << 20).unwrap();
         let spec = RegionSpec {
@@ -195,7 +197,7 @@ mod tests {
         }
     }
 
-    /// The driver after it has other descriptors in the places of those that were taken.
+    /// The next driver has other descriptors in the places of the old requests.
     #[test]
     fn reset_queue_has_nothing_in_flight() {
         let (said, file) = InflightRegion::create(QUEUES, SIZE).unwrap();
@@ -225,8 +227,7 @@ mod tests {
         assert!(!region.has_requests(false));
     }
 
-    /// Firmware's driver may use split rings, and that of the kernel after it packed ones, with the same region; the parts
-    /// of the two kinds are of different lengths.
+    /// Firmware may use split rings and its kernel packed ones, with the same region. The parts of the two layouts differ in length.
     #[test]
     fn region_serves_queues_of_either_kind_one_after_the_other() {
         for first_packed in [false, true] {

@@ -1,9 +1,9 @@
-//! The vhost-user server: control plane only. Messages come from the crate `vhost`; sockets, sessions and the
-//! placement of queues on workers are ours.
+//! The vhost-user server: control plane only. The crate `vhost` parses messages; this crate implements sockets, sessions and the placement
+//! of queues on workers.
 //!
-//! `listener` owns the sockets (one thread for all of them), `front_end` is the thread of one connection, asleep
-//! but for its messages, `session` is what they change, `vring` is one queue's state between messages. Queues run on workers. A front end
-//! that breaks the protocol ends its own session and nothing else. Tests: here and in `tests/`.
+//! `listener` owns the sockets with one thread. `front_end` is the thread of one connection, asleep between messages. `session` is the
+//! state changed by messages, `vring` the state of one queue. Queues run on workers. A front end that breaks the protocol ends its own
+//! session only. Tests: here and in `tests/`.
 
 #![forbid(unsafe_code)]
 

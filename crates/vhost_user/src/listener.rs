@@ -1,10 +1,10 @@
-//! The sockets: one thread accepts for all exports, and hands each front end to a thread of its own.
+//! The listening sockets: one thread accepts for all exports and starts a thread per front end.
 //!
-//! An export serves one front end at a time. A second one is refused by closing its connection, with a log line,
-//! unless the first has never said a word: then the newcomer has its place.
+//! An export serves one front end at a time. A second one is refused by closing its connection, with a log line. If the first has never
+//! sent a message, the second replaces it.
 //!
-//! What a front end has sent and nobody has read is closed with its connection, and that may take as long as the front end
-//! likes: a socket that lingers (SO_LINGER) may be among it. So connections are closed where nobody else waits.
+//! Closing a connection also closes unread messages with their descriptors. This may block as long as the front end wants, for example on a
+//! lingering socket (SO_LINGER). Connections are therefore closed on threads that no other work depends on.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -26,28 +26,28 @@ use crate::socket_path::{FileId, file_at};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
-/// How long an export is left alone whose front end made a worker wait: it can do so for a moment each time that it comes.
+/// Time without connections to an export after its front end has blocked a worker. A front end could otherwise do so repeatedly.
 const SHUNNED: Duration = Duration::from_secs(30);
 
-/// How long the end of a session may take before nobody waits for it any more: as long as clients of the daemon wait for a change.
-/// It ends by itself, then, when what it waits for has come.
+/// Maximum wait for the end of a session: the time that clients of the daemon wait for a change. After that it ends on its own when the
+/// operations that it waits for have completed.
 const END_PATIENCE: Duration = Duration::from_secs(60);
 const END_PAUSE: Duration = Duration::from_millis(1);
 
-/// How long sessions may take to stop that are handed over.
+/// Maximum time for sessions to stop in a handover.
 const HANDOVER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A session's stack: it handles messages of a few hundred bytes.
+/// Stack of a session's thread, which handles messages of a few hundred bytes.
 const SESSION_STACK: usize = 256 * 1024;
 
-/// What a server says of one of its exports.
+/// Status of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportStatus {
-    /// The export's name.
+    /// Export name.
     pub name: String,
-    /// Its socket; `None` for an inherited one.
+    /// Socket path; `None` for an inherited socket.
     pub path: Option<PathBuf>,
-    /// Is a front end connected?
+    /// A front end is connected.
     pub connected: bool,
 }
 
@@ -103,23 +103,23 @@ struct Export {
     listening: Listening,
     rights: Rights,
     path: Option<PathBuf>,
-    /// The socket's file.
+    /// File of the socket.
     file: Option<FileId>,
-    /// The front end that is connected.
+    /// The connected front end.
     session: Arc<Mutex<Option<SessionHandle>>>,
     serving: Option<Serving>,
-    /// One that came while its predecessor's requests are still being drained.
+    /// Next front end, while its predecessor's requests drain.
     waiting: Option<UnixStream>,
-    /// When a front end last made a worker wait.
+    /// Time at which a front end last blocked a worker.
     held_up: Arc<Mutex<Option<Instant>>>,
-    /// A connection that was refused is being closed; nobody else is accepted meanwhile.
+    /// A refused connection is being closed. No other one is accepted meanwhile.
     refusing: Arc<AtomicBool>,
 }
 
-/// The thread of a session.
+/// Thread of a session.
 struct Serving {
     thread: JoinHandle<()>,
-    /// It is over but for what has to be closed.
+    /// Only descriptors remain to be closed.
     over: Arc<AtomicBool>,
 }
 
@@ -129,7 +129,7 @@ impl Serving {
     }
 }
 
-/// A connection of an export's that is refused.
+/// A refused connection of an export.
 struct Refused {
     stream: Option<UnixStream>,
     refusing: Arc<AtomicBool>,
@@ -145,13 +145,13 @@ impl Drop for Refused {
 }
 
 impl Export {
-    /// Its socket, whose path stays.
+    /// Removes the socket from the export but leaves its file.
     fn leave_socket(&mut self) -> Option<UnixListener> {
         if self.listening.retry().is_some() {
             self.listening = Listening::Absent;
         }
         let path = self.path.as_deref()?;
-        // Others may have their own there by now.
+        // Another process may have its own socket at the path.
         if self.file.is_none() || file_at(path) != self.file {
             return None;
         }
@@ -192,11 +192,11 @@ impl Export {
         };
         let until = Instant::now() + END_PATIENCE;
         while !serving.is_over() && Instant::now() < until {
-            // Mostly it has ended, or does so at once.
+            // Usually it has ended, or ends immediately.
             thread::sleep(END_PAUSE);
         }
         if serving.thread.is_finished() {
-            // A session that panicked has been reported by the panic hook.
+            // The panic hook has reported a session that panicked.
             serving.thread.join().ok();
         } else if !serving.is_over() {
             tracing::error!(
@@ -208,12 +208,12 @@ impl Export {
     }
 }
 
-/// Told the name of an export, and whether its front end has come or gone.
+/// Called with the name of an export when its front end connects (true) or leaves (false).
 type SessionWatcher = Box<dyn Fn(&str, bool) + Send + Sync>;
 
 struct State {
     exports: Mutex<Vec<Export>>,
-    /// Who wants to know of front ends.
+    /// Called when a front end connects or leaves.
     watcher: OnceLock<SessionWatcher>,
     pool: Arc<Pool>,
     accepting: Accepting,
@@ -241,10 +241,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Server {
-    /// Starts the accepting thread, with nothing to accept yet.
+    /// Starts the accepting thread, without sockets.
     ///
     /// # Errors
-    /// When the kernel gives no thread or descriptor.
+    /// Fails if the kernel refuses a thread or a descriptor.
     pub fn start(pool: Arc<Pool>) -> io::Result<Server> {
         guest_memory::sigbus::install()?;
         let state = Arc::new(State {
@@ -257,7 +257,7 @@ impl Server {
         let thread = thread::Builder::new()
             .name("vhost-user".into())
             .spawn(move || match sandbox::confine(sandbox::Thread::Session) {
-                // Threads of sessions are started by this one, and inherit it.
+                // Session threads are started by this one and inherit its confinement.
                 Ok(()) => accept_all(&accepting),
                 Err(error) => tracing::error!("no front end is served: {error}"),
             })?;
@@ -269,8 +269,7 @@ impl Server {
         })
     }
 
-    /// Serves a device on a socket path. A socket that cannot be bound yet waits if [`Server::set_may_wait`] allows it; the result
-    /// is false then.
+    /// Serves a device on a socket path. If the socket cannot be bound yet and [`Server::set_may_wait`] allows it to wait, returns false.
     ///
     /// # Errors
     /// See [`bind`].
@@ -278,10 +277,10 @@ impl Server {
         self.listen_with(path, Rights::default(), device)
     }
 
-    /// As [`Server::listen`], at a socket with these rights.
+    /// Like [`Server::listen`], with these rights for the socket.
     ///
     /// # Errors
-    /// See [`bind`], or when the rights cannot be set.
+    /// See [`bind`]. Also fails if the rights cannot be set.
     pub fn listen_with(
         &self,
         path: &Path,
@@ -302,10 +301,10 @@ impl Server {
         Ok(is_open)
     }
 
-    /// Sets mode, owner and group of an export's socket as far as they are given. Returns those that it had.
+    /// Sets mode, owner and group of an export's socket as far as they are given. Returns the previous ones.
     ///
     /// # Errors
-    /// When the kernel refuses, or another file is at the path.
+    /// Fails if the kernel refuses, or if another file is at the path.
     pub fn set_rights(&self, export: &str, rights: Rights) -> Result<Rights, SocketError> {
         let mut exports = lock(&self.state.exports);
         let found = exports.iter_mut().find(|one| one.device.name() == export);
@@ -384,10 +383,10 @@ impl Server {
         waiting.collect()
     }
 
-    /// Serves a device on a listening socket that was inherited.
+    /// Serves a device on an inherited listening socket.
     ///
     /// # Errors
-    /// When it cannot be made non-blocking, as with something that is no socket.
+    /// Fails if it cannot be made non-blocking, for example because it is not a socket.
     pub fn listen_on(
         &self,
         listener: UnixListener,
@@ -396,11 +395,10 @@ impl Server {
         self.add(Listening::Open(Arc::new(listener)), None, device)
     }
 
-    /// Serves a device on a connection that was inherited, and on nothing else: [`Server::status`] tells when its
-    /// front end has left.
+    /// Serves a device on an inherited connection only. [`Server::status`] shows when its front end has left.
     ///
     /// # Errors
-    /// When the session cannot be set up.
+    /// Fails if the session cannot be set up.
     pub fn serve_on(&self, stream: UnixStream, device: Arc<dyn VirtioDevice>) -> io::Result<()> {
         let name = device.name().to_owned();
         self.add(Listening::Absent, None, device)?;
@@ -414,17 +412,17 @@ impl Server {
         })
     }
 
-    /// Sockets at which another process has listened, for the exports of their paths.
+    /// Takes the listening sockets of the previous process, for the exports with their paths.
     pub fn inherit(&self, sockets: Vec<OwnedFd>) {
         lock(&self.inherited).inherit(sockets);
     }
 
-    /// All exports of the start are there: no front end waits at a socket of others.
+    /// Closes unused inherited sockets. All exports of the start were added.
     pub fn has_all_exports(&self) {
         lock(&self.inherited).forget();
     }
 
-    /// Accepts no front end any more, and leaves its sockets at their paths to another process: who connects meanwhile waits there.
+    /// Stops accepting and returns the sockets for another process. Their files stay at their paths; new front ends wait in their backlogs.
     pub fn leave_sockets(&self) -> Vec<OwnedFd> {
         let mut exports = lock(&self.state.exports);
         let left = exports.iter_mut().filter_map(Export::leave_socket);
@@ -434,8 +432,8 @@ impl Server {
         left
     }
 
-    /// Has the front ends that are connected go on in another process. Their requests in flight are answered first; what a front end says
-    /// meanwhile is read by the other process. A session that does not stop in time stays, and ends with this process.
+    /// Hands the connected front ends over to another process. Requests in flight are answered first; later messages are read by the other
+    /// process. A session that does not stop in time ends with this process.
     pub fn hand_over(&self) -> Vec<HandedOver> {
         let (to, handed) = std::sync::mpsc::channel();
         for export in lock(&self.state.exports).iter() {
@@ -443,7 +441,7 @@ impl Server {
                 session.hand_over(to.clone());
             }
         }
-        // A session that ends by itself drops its own.
+        // A session that ends drops its own sender.
         drop(to);
         let until = Instant::now() + HANDOVER_PATIENCE;
         let mut all = Vec::new();
@@ -456,7 +454,7 @@ impl Server {
     /// Serves a front end that another process has handed over.
     ///
     /// # Errors
-    /// When there is no such export, or what was handed over is no session: the front end connects anew then.
+    /// Fails if there is no such export, or if the state is invalid; the front end then reconnects.
     pub fn resume(&self, handed: HandedOver) -> io::Result<()> {
         let name = handed.export.clone();
         let (stream, resumed) = Resumed::of(handed)?;
@@ -498,12 +496,12 @@ impl Server {
         Ok(())
     }
 
-    /// Has whoever wants to know told of every front end that comes or goes. It must not block; only the first counts.
+    /// Sets the function that is called when a front end connects or leaves. It must not block. Later calls have no effect.
     pub fn watch_sessions(&self, watcher: impl Fn(&str, bool) + Send + Sync + 'static) {
         self.state.watcher.set(Box::new(watcher)).ok();
     }
 
-    /// Every export and whether it is in use.
+    /// Returns the status of every export.
     pub fn status(&self) -> Vec<ExportStatus> {
         let exports = lock(&self.state.exports);
         let status = |export: &Export| ExportStatus {
@@ -514,7 +512,7 @@ impl Server {
         exports.iter().map(status).collect()
     }
 
-    /// Tells the front end of an export that its configuration space has changed; false when nobody was told.
+    /// Notifies the front end of an export that its configuration space has changed. Returns false if there is none to notify.
     pub fn config_changed(&self, name: &str) -> bool {
         let exports = lock(&self.state.exports);
         let export = exports.iter().find(|export| export.device.name() == name);
@@ -524,8 +522,8 @@ impl Server {
         })
     }
 
-    /// Stops serving an export: ends its session, after its requests are answered, and removes its socket.
-    /// False when there is none of that name.
+    /// Removes an export: ends its session after its requests were answered, and removes its socket. Returns false if there is no such
+    /// export.
     pub fn remove(&self, name: &str) -> bool {
         let removed = {
             let mut exports = lock(&self.state.exports);
@@ -543,9 +541,9 @@ impl Server {
     }
 }
 
-/// Nobody comes any more: whoever connects must not wait for an answer until the session has ended.
+/// Stops accepting. A new front end must not wait for an answer until the session has ended.
 fn shut(export: &mut Export) {
-    // It may have been removed by hand, and another daemon may have its own there by now.
+    // The file may have been removed manually, and another daemon may have its socket there.
     if let Some(path) = &export.path
         && export.file.is_some()
         && file_at(path) == export.file
@@ -558,16 +556,16 @@ fn shut(export: &mut Export) {
     }
 }
 
-/// Those who wait to be accepted, at a socket that is closed.
+/// Unaccepted connections of a closed socket.
 struct Line {
     listener: Arc<UnixListener>,
-    /// Else others accept there, too.
+    /// False: another process also accepts there.
     is_ours: bool,
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        // The last one to have the listener may be the accepting thread: it is left an empty line.
+        // The accepting thread may hold the listener longer: its backlog is emptied here.
         if self.is_ours && shutdown(&self.listener, Shutdown::Read).is_ok() {
             while self.listener.accept().is_ok() {}
         }
@@ -581,7 +579,7 @@ fn close_aside(what: impl Send + 'static) {
         .stack_size(SESSION_STACK)
         .spawn(move || drop(what));
     if let Err(error) = closing {
-        // They have been closed here, then.
+        // Without a thread, the connections were closed here.
         tracing::warn!("no thread to close connections: {error}");
     }
 }
@@ -593,7 +591,7 @@ impl Drop for Server {
             thread.join().ok();
         }
         let mut exports = std::mem::take(&mut *lock(&self.state.exports));
-        // All are told first, so that they drain side by side.
+        // All sessions are ended first, so that they drain in parallel.
         for export in &mut exports {
             shut(export);
             if let Some(session) = &*lock(&export.session) {
@@ -618,7 +616,7 @@ fn accept_all(state: &Arc<State>) {
     }
 }
 
-/// Takes the next front end of an export, if one waits.
+/// Accepts the next front end of an export, if one waits.
 fn accept_one(export: &mut Export, state: &Arc<State>) {
     if !export.is_connected()
         && let Some(stream) = export.waiting.take()
@@ -636,7 +634,7 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
         Ok((stream, _)) => stream,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
         Err(error) => {
-            // Out of descriptors, say: the front end stays in the backlog.
+            // For example out of descriptors: the front end stays in the backlog.
             if let Some(suppressed) = REFUSAL_LOG.pass() {
                 tracing::warn!(
                     export = export.device.name(),
@@ -684,14 +682,14 @@ fn accept_one(export: &mut Export, state: &Arc<State>) {
             session.end();
         }
     }
-    // It may be speaking just now: nobody waits for its end here.
+    // The old front end may be sending a message: this thread does not wait for its end.
     if let Some(before) = export.waiting.replace(stream) {
         export.refuse(before, state);
     }
 }
 
 fn start_or_log(export: &mut Export, stream: UnixStream, state: &Arc<State>) {
-    // Its slot is free: what is left of the last one ends by itself.
+    // Its slot is free; the rest of the last session ends on its own.
     export.end_session();
     if let Err(error) = start_session(export, stream, state, false, None) {
         tracing::warn!(
@@ -701,7 +699,7 @@ fn start_or_log(export: &mut Export, stream: UnixStream, state: &Arc<State>) {
     }
 }
 
-/// Makes room for the next front end when a session's thread ends, by a panic too.
+/// Frees the slot when a session's thread ends, also by a panic.
 struct Leaving {
     slot: Arc<Mutex<Option<SessionHandle>>>,
     state: Arc<State>,
@@ -714,18 +712,18 @@ impl Drop for Leaving {
         let mut slot = lock(&self.slot);
         let handle = slot.take();
         if handle.is_some() {
-            // With the slot held, so that nobody hears of the next one first.
+            // Under the lock, so that the next front end is reported later.
             self.state.session_changed(&self.export, false);
         }
         drop(slot);
         self.over.store(true, Ordering::Release);
         self.state.accepting.wake();
-        // The last to have the connection and the front end's channel.
+        // The last reference to the connection and the front end's channel.
         drop(handle);
     }
 }
 
-/// `confines`: the caller is not confined itself, so the session's thread has nothing to inherit.
+/// Starts the thread of a session. `confines`: the caller is not confined, so the thread must confine itself.
 fn start_session(
     export: &mut Export,
     stream: UnixStream,
@@ -738,7 +736,7 @@ fn start_session(
     let held_up = export.held_up.clone();
     let over = Arc::new(AtomicBool::new(false));
     let is_over = over.clone();
-    // The handle is there before the thread runs on, so that whoever ends the session finds it.
+    // The handle is stored before the thread continues, so that the session can be ended from now on.
     let (ready, started) = std::sync::mpsc::sync_channel(1);
     let name = format!("session-{}", device.name());
     let thread = thread::Builder::new()
@@ -778,7 +776,7 @@ fn start_session(
             }
         })?;
     export.serving = Some(Serving { thread, over });
-    // An error here is a session that could not be set up and has said so.
+    // An error means that the session could not be set up, which was logged.
     started.recv().ok();
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! What a front end has said, as far as it is in effect: the messages that build its session up again in another process, with their
-//! descriptors. Their bytes are those of the vhost-user protocol, whose versions are its feature bits: a process that
-//! comes later understands them, or refuses the session as it would refuse the front end.
+//! Messages of a front end that are in effect. With their descriptors they rebuild the session in another process. Their bytes are those of
+//! the vhost-user protocol, versioned by feature bits: a newer process understands them, or refuses the session as it would refuse the
+//! front end.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,7 +24,7 @@ const RESET_DEVICE: u32 = 34;
 const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
 
-/// Of the messages about a ring, in the order in which they are said: a ring starts with its kick.
+/// Messages about a ring in replay order: a ring starts with its kick.
 const OF_RINGS: [u32; 7] = [
     SET_VRING_NUM,
     SET_VRING_ADDR,
@@ -35,21 +35,21 @@ const OF_RINGS: [u32; 7] = [
     SET_VRING_KICK,
 ];
 
-/// Guest address, size and user address of a region: behind eight bytes of padding.
+/// Guest address, size and user address of a region, after eight bytes of padding.
 const REGION: std::ops::Range<usize> = 8..32;
 
 /// The messages of a session.
 #[derive(Default)]
 pub(crate) struct Record {
-    /// Features, protocol features, the region of requests in flight: by request.
+    /// Features, protocol features and in-flight region, by request.
     once: BTreeMap<u32, Message>,
     memory: Vec<Message>,
-    /// By ring, and its place in [`OF_RINGS`].
+    /// By ring and position in [`OF_RINGS`].
     rings: BTreeMap<(u32, usize), Message>,
 }
 
 impl Record {
-    /// A message has been carried out.
+    /// Records a message that was executed.
     pub fn note(&mut self, message: Message) {
         match message.request {
             SET_FEATURES | SET_PROTOCOL_FEATURES | SET_INFLIGHT_FD => {
@@ -59,7 +59,7 @@ impl Record {
             ADD_MEM_REG => self.memory.push(message),
             REM_MEM_REG => self.remove_region(message),
             GET_VRING_BASE => {
-                // It has stopped; where, the front end says when it starts it again.
+                // The ring has stopped. The front end sends its position when it starts the ring again.
                 if let Some(ring) = message.word(0) {
                     self.forget_of_ring(ring, &[SET_VRING_KICK]);
                 }
@@ -80,7 +80,7 @@ impl Record {
             request => {
                 let place = OF_RINGS.iter().position(|of_ring| *of_ring == request);
                 if let (Some(place), Some(word)) = (place, message.word(0)) {
-                    // Of those with descriptors the ring is a byte, and flags follow.
+                    // In messages with descriptors, the ring is one byte, followed by flags.
                     let ring = match request {
                         SET_VRING_KICK..=SET_VRING_ERR => word & 0xff,
                         _ => word,
@@ -98,7 +98,7 @@ impl Record {
         });
     }
 
-    /// One that was added is not said at all; one of a table is said to be gone.
+    /// Drops the message of an added region. Records the removal of a region of the table.
     fn remove_region(&mut self, message: Message) {
         let region = message.payload.get(REGION);
         let added = self
@@ -111,7 +111,7 @@ impl Record {
         }
     }
 
-    /// The messages, with each ring going on where it has stopped: `bases` by ring.
+    /// Returns the messages, with each ring at its stop position: `bases` by ring.
     pub fn messages(mut self, bases: &BTreeMap<u32, u32>) -> Vec<Message> {
         let base = OF_RINGS.iter().position(|of| *of == SET_VRING_BASE);
         for (&ring, &stopped) in bases {
@@ -130,15 +130,15 @@ impl Record {
     }
 }
 
-/// A session that goes on in another process.
+/// A session that continues in another process.
 pub struct HandedOver {
-    /// The export's name.
+    /// Export name.
     pub export: String,
     /// The connection.
     pub stream: OwnedFd,
-    /// The channel for messages to the front end, if it has given one.
+    /// Channel for back-end requests, if the front end has sent one.
     pub channel: Option<OwnedFd>,
-    /// What the front end has said: bytes of the protocol, each with its descriptors.
+    /// Messages of the front end: bytes of the protocol, each with its descriptors.
     pub messages: Vec<(Vec<u8>, Vec<OwnedFd>)>,
 }
 
@@ -157,7 +157,7 @@ impl HandedOver {
         }
     }
 
-    /// The messages, checked as those of a front end are.
+    /// Returns the messages, checked like those of a front end.
     pub(crate) fn take_messages(&mut self) -> io::Result<Vec<Message>> {
         let messages = std::mem::take(&mut self.messages).into_iter();
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, "no vhost-user message");
@@ -242,7 +242,7 @@ mod tests {
         let left = said(record, &[]);
         assert_eq!(left.len(), 1);
         assert_eq!(left[0].1, message(ADD_MEM_REG, &region(2)).payload);
-        // Of a table, that is said which is gone from it.
+        // The removal from a table is replayed.
         let mut record = Record::default();
         record.note(message(SET_MEM_TABLE, &[2, 0]));
         record.note(message(REM_MEM_REG, &region(1)));
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn ring_of_a_descriptor_is_its_lowest_byte() {
         let mut record = Record::default();
-        // No descriptor (bit 8), of ring 3.
+        // Ring 3 without a descriptor (bit 8).
         record.note(message(SET_VRING_CALL, &[0x103, 0]));
         record.note(message(SET_VRING_CALL, &[3, 0]));
         assert_eq!(said(record, &[]).len(), 1);

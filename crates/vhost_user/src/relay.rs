@@ -1,11 +1,11 @@
-//! Between the front end's socket and the crate `vhost`, which checks messages and hands them to the session: one whole
-//! message at a time.
+//! Passes messages from the front end's socket to the crate `vhost`, one complete message at a time. The crate checks them and calls the
+//! session.
 //!
-//! The crate takes what depends on a feature only after the message that accepts the feature, and leaves half of a message in
-//! the socket when it refuses it. Front ends are less orderly: when a back end comes back at the wrong moment, QEMU asks for
-//! GET_INFLIGHT_FD on a connection on which it has not yet accepted anything. So the crate sits behind a socket of its own,
-//! where all that is offered is accepted, and a message that it refuses is answered here: with a failure where the front end
-//! waits for an answer, and then the session goes on; else the front end would never know, and the session ends. ADR 3.
+//! The crate accepts feature-dependent messages only after the message that accepts the feature. When it refuses a message, half of it
+//! remains in the socket. Front ends are less orderly: when a back end restarts at the wrong moment, QEMU sends GET_INFLIGHT_FD on a
+//! connection without accepted features. The crate therefore uses a socket of its own, on which all offered features are accepted. A
+//! refused message is answered here: if the front end waits for an answer, it gets a failure and the session continues. Otherwise the front
+//! end would not notice the failure, and the session ends. ADR 3.
 
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -42,33 +42,33 @@ const GPU_SET_SOCKET: u32 = 33;
 const ADD_MEM_REG: u32 = 37;
 const SET_DEVICE_STATE_FD: u32 = 42;
 
-/// Version 1, in the lower two bits of the flags; this is an answer; an answer is wanted.
+/// Flags: version 1 in the lower two bits; reply; reply wanted.
 const VERSION_MASK: u32 = 3;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// In the messages that bring a ring's descriptor: there is none.
+/// Flag in messages with a ring's descriptor: no descriptor.
 const NO_FD: u8 = 1;
 
-/// Where an answer to GET_INFLIGHT_FD says nothing.
+/// Padding in the answer to GET_INFLIGHT_FD.
 const INFLIGHT_PADDING: std::ops::Range<usize> = HEADER + 20..HEADER + 24;
 
-/// What became of a message.
+/// Result of a message.
 pub(crate) enum Handled {
     Done,
-    /// It was refused, and the front end knows or does not have to.
+    /// Refused. The front end has got an answer or needs none.
     Refused(String),
 }
 
-/// A front end's messages on their way.
+/// Message path of one front end.
 pub(crate) struct Relay {
     front_end: UnixStream,
-    /// Where the crate's messages go in and its answers come out; and the crate's own end of it.
+    /// This side and the crate's side of the inner socket.
     inner: UnixStream,
     behind: UnixStream,
     handler: BackendReqHandler<Mutex<Session>>,
     session: Arc<Mutex<Session>>,
-    /// What is in effect of what was said.
+    /// Messages that are in effect.
     record: Record,
 }
 
@@ -80,10 +80,10 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Flags of a message that wants no answer.
+    /// Flags of a message without a reply.
     pub const PLAIN: u32 = VERSION;
 
-    /// Its bytes, without the wish for an answer, and its descriptors.
+    /// Encodes the message, without its reply flag, and returns its descriptors.
     pub fn into_bytes(self) -> (Vec<u8>, Vec<OwnedFd>) {
         let header = [self.request, Message::PLAIN, self.payload.len() as u32];
         let mut bytes = header.map(u32::to_ne_bytes).concat();
@@ -91,7 +91,7 @@ impl Message {
         (bytes, self.fds)
     }
 
-    /// The message of these bytes; `None`: they are none.
+    /// Parses a message. Returns `None` if the bytes are invalid.
     pub fn of_bytes(bytes: &[u8], fds: Vec<OwnedFd>) -> Option<Message> {
         let (header, payload) = bytes.split_at_checked(HEADER)?;
         let word = |at: usize| header[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
@@ -113,7 +113,7 @@ impl Message {
         }
     }
 
-    /// Reads one that has come as a whole.
+    /// Reads a message that has arrived completely.
     fn read(from: &UnixStream) -> Result<Message, Error> {
         let mut header = [0; HEADER];
         let (read, fds) = receive(from, &mut header).map_err(Error::SocketError)?;
@@ -149,7 +149,7 @@ impl Message {
         self.flags & NEED_REPLY != 0
     }
 
-    /// The crate refuses descriptors where none belong; they do no harm.
+    /// Closes unexpected descriptors, which the crate would refuse although they are harmless.
     fn drop_stray_fds(&mut self) {
         let takes = match self.request {
             SET_MEM_TABLE | SET_LOG_BASE | SET_LOG_FD | SET_BACKEND_REQ_FD | SET_INFLIGHT_FD
@@ -164,7 +164,7 @@ impl Message {
         }
     }
 
-    /// The answer that says no to a front end that waits for one; `None`: there is none.
+    /// Returns the failure answer for a front end that waits for one, if there is such an answer.
     fn refusal(&self) -> Option<Message> {
         let mut payload = self.payload.clone();
         match (self.request, payload.len()) {
@@ -173,9 +173,9 @@ impl Message {
                 payload.truncate(12);
                 payload[4..8].fill(0);
             }
-            // A region of 0 bytes: QEMU goes on without one.
+            // A region of 0 bytes: QEMU continues without one.
             (GET_INFLIGHT_FD, 24) => payload[..16].fill(0),
-            // Other requests with answers of their own.
+            // Other requests with specific answers.
             (1 | 11 | 15 | 17 | 24 | 31 | 36 | 41 | 43 | 44, _) => return None,
             _ if self.wants_reply() => payload = 1u64.to_ne_bytes().to_vec(),
             _ => return None,
@@ -183,7 +183,7 @@ impl Message {
         Some(Message::new(self.request, VERSION | REPLY, payload))
     }
 
-    /// Nothing depends on whether it was carried out.
+    /// Returns true if the message may remain without effect.
     fn is_dispensable(&self) -> bool {
         matches!(
             self.request,
@@ -193,10 +193,10 @@ impl Message {
 }
 
 impl Relay {
-    /// For a front end at the other end of `front_end`.
+    /// Creates a relay for the front end at the other end of `front_end`.
     ///
     /// # Errors
-    /// When there is no descriptor left.
+    /// Fails if descriptors are exhausted.
     pub fn new(front_end: UnixStream, session: Arc<Mutex<Session>>) -> io::Result<Relay> {
         let (inner, theirs) = UnixStream::pair()?;
         let handler = BackendReqHandler::from_stream(theirs, session.clone());
@@ -219,14 +219,14 @@ impl Relay {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the crate take everything that was offered as accepted.
+    /// Makes the crate treat all offered features as accepted.
     fn accept_all(&mut self) -> Result<(), Error> {
         let offered = self.session().get_protocol_features()?.bits();
         let payload = offered.to_ne_bytes().to_vec();
         self.ask_inside(Message::new(SET_PROTOCOL_FEATURES, VERSION, payload))
     }
 
-    /// A message of ours, whose answer nobody reads.
+    /// Sends a message to the crate and discards the answer.
     fn ask_inside(&mut self, message: Message) -> Result<(), Error> {
         message.send(&self.inner)?;
         self.handler.handle_request()?;
@@ -234,15 +234,15 @@ impl Relay {
         Ok(())
     }
 
-    /// What is in effect of what the front end has said.
+    /// Returns the messages that are in effect.
     pub fn take_record(&mut self) -> Record {
         std::mem::take(&mut self.record)
     }
 
-    /// Has a message take effect that the front end sent to the process before this one. It is not answered.
+    /// Executes a message that the front end sent to the previous process, without an answer.
     ///
     /// # Errors
-    /// When it is refused.
+    /// Fails if the message is refused.
     pub fn replay(&mut self, message: Message) -> Result<(), Error> {
         match message.request {
             SET_VRING_ENABLE => self.enable(&message)?,
@@ -260,17 +260,17 @@ impl Relay {
         Ok(())
     }
 
-    /// Handles the next message, which has come as a whole.
+    /// Handles the next message, which has arrived completely.
     ///
     /// # Errors
-    /// When the session has to end.
+    /// Fails if the session has to end.
     pub fn handle(&mut self) -> Result<Handled, Error> {
         let mut message = Message::read(&self.front_end)?;
         message.drop_stray_fds();
         let result = match message.request {
-            // Its number is a truth value, and it needs no feature that could be missing.
+            // Its number is a truth value, and no feature is required.
             SET_VRING_ENABLE => self.enable(&message),
-            // The crate knows no front end without memory.
+            // The crate requires memory.
             SET_MEM_TABLE if message.word(0) == Some(0) => self.forget_memory(&message),
             _ => self.pass(&message),
         };
@@ -281,7 +281,7 @@ impl Relay {
             self.record.note(message);
             return Ok(Handled::Done);
         };
-        // What is half done, or broken, can only end.
+        // Other errors leave a partial effect or a broken connection.
         if !matches!(
             error,
             Error::InvalidParam
@@ -313,7 +313,7 @@ impl Relay {
         )))
     }
 
-    /// Has the crate handle a message, and sends what it answers unless it refuses the message.
+    /// Passes a message to the crate and forwards its answers, unless the message is refused.
     fn pass(&mut self, message: &Message) -> Result<(), Error> {
         message.send(&self.inner)?;
         self.handler.handle_request()?;
@@ -344,14 +344,14 @@ impl Relay {
         Message::new(message.request, VERSION | REPLY, payload).send(&self.front_end)
     }
 
-    /// Sends the front end what the crate has answered; false: nothing.
+    /// Forwards the crate's answers to the front end. Returns false if there are none.
     fn forward_answers(&self) -> Result<bool, Error> {
         let mut any = false;
         while rustix::io::ioctl_fionread(&self.inner).is_ok_and(|there| there > 0) {
             let mut bytes = [0; HEADER + PAYLOAD_MAX as usize];
             let (read, fds) = receive(&self.inner, &mut bytes).map_err(Error::SocketError)?;
             if bytes[..4] == GET_INFLIGHT_FD.to_ne_bytes() {
-                // The crate sends its structure's padding as it is: pieces of our addresses.
+                // The crate sends uninitialised padding: parts of addresses of this process.
                 bytes[INFLIGHT_PADDING].fill(0);
             }
             send(&self.front_end, &bytes[..read], &fds).map_err(Error::SocketError)?;
@@ -361,7 +361,7 @@ impl Relay {
     }
 }
 
-/// Throws away what has come.
+/// Discards all received bytes.
 fn drain(stream: &UnixStream) {
     let mut bytes = [0; 4096];
     while rustix::io::ioctl_fionread(stream).is_ok_and(|there| there > 0)
@@ -401,7 +401,7 @@ fn send(to: &UnixStream, mut bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {
                 SendFlags::NOSIGNAL,
             )
         })?;
-        // They went with the first byte.
+        // Descriptors were sent with the first byte.
         control.clear();
         bytes = bytes.get(sent..).unwrap_or_default();
     }

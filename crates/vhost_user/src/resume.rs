@@ -1,17 +1,17 @@
-//! Refuses queues that resume on another disk: what is in them was meant for the disk before.
+//! Refuses queues that resume on another disk: their requests are meant for the old disk.
 //!
-//! virtio-blk cannot tell a driver that its disk is another one. After the disk of an export has changed, a queue is served only
-//! if its driver starts it anew. The check runs on the session's thread, when a queue starts.
+//! virtio-blk cannot notify a driver of a replaced disk. After the disk of an export has changed, a queue is served only if its driver
+//! starts it from the beginning. The check runs on the session's thread when a queue starts.
 
 use std::collections::BTreeSet;
 
 use virtio_device::VirtioDevice;
 
-/// Which queues of a session may resume.
+/// Resume permission of a session's queues.
 pub(crate) struct ResumeCheck {
-    /// The disk is another one than that of the export's last driver.
+    /// The disk differs from that of the export's last driver.
     is_replaced: bool,
-    /// Queues that were started anew in this session: they know the disk.
+    /// Queues that were started from the beginning in this session: their driver uses the new disk.
     started_anew: BTreeSet<u16>,
 }
 
@@ -23,10 +23,10 @@ impl ResumeCheck {
         }
     }
 
-    /// Queue `index` starts; `resumes` says whether it was in use before.
+    /// Checks queue `index` at its start; `resumes` returns whether it was in use before.
     ///
     /// # Errors
-    /// When it resumes on another disk, in words.
+    /// Returns a description if it resumes on another disk.
     pub fn start(
         &mut self,
         index: u16,

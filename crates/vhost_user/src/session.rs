@@ -1,7 +1,7 @@
-//! The state of one connection: messages, from the crate `vhost`, change it and its vrings.
+//! State of one connection. Messages from the crate `vhost` change it and its vrings.
 //!
-//! Checks everything that the crate does not: indices, features, sizes, addresses. Any refusal ends the session, for the
-//! protocol has no other way to say no. However it ends, its vrings are drained first, so that no request is left half done.
+//! Checks everything that the crate does not: indices, features, sizes, addresses. A refusal ends the session, because the protocol has no
+//! other failure. At every end its vrings are drained first, so that no request is left half done.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -27,7 +27,7 @@ use crate::inflight::{InflightRegion, RegionId};
 use crate::resume::ResumeCheck;
 use crate::vring::{Context, UserAddresses, Vring};
 
-/// Feature bits of the transport and the rings, the same for every device.
+/// Feature bits of the transport and the rings, equal for all devices.
 const F_ANY_LAYOUT: u64 = 1 << 27;
 const F_INDIRECT_DESC: u64 = 1 << 28;
 const F_EVENT_IDX: u64 = 1 << 29;
@@ -35,22 +35,22 @@ const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 const F_VERSION_1: u64 = 1 << 32;
 const F_RING_PACKED: u64 = 1 << 34;
 
-/// Largest queue that a front end may set up (virtio 1.3, 2.7: at most 32768; drivers use 128 to 1024).
+/// Maximum queue size for front ends (virtio 1.3, 2.7: at most 32768; drivers use 128 to 1024).
 const MAX_QUEUE_SIZE: u32 = 1024;
-/// Largest number of queues of any device type: virtio-scsi has 2 beside its 254 request queues.
+/// Maximum number of queues of any device type: virtio-scsi has 2 besides its 254 request queues.
 const MAX_QUEUES: u16 = 256;
-/// Memory regions of one front end, if it adds them one by one. QEMU's own limit is 512.
+/// Maximum number of memory regions that are added one by one. QEMU's own limit is 512.
 const MAX_MEMORY_REGIONS: u64 = 512;
-/// States of a front end's memory that it has replaced as a whole and that requests in flight still use. All of each is mapped.
+/// Maximum number of completely replaced memory tables that requests in flight use. Each is fully mapped.
 const MAX_REPLACED_TABLES: usize = 32;
-/// The same of states that differ by one region from the next: as many as a front end makes that fills its slots.
+/// The same for tables that differ by one region: enough for a front end that fills its slots.
 const MAX_CHANGED_TABLES: usize = MAX_MEMORY_REGIONS as usize;
-/// Mappings that only older states have. Those of all front ends together are bounded, too.
+/// Maximum number of mappings that only old tables have. Mappings of all front ends together are limited, too.
 const MAX_OLD_MAPPINGS: usize = 1024;
-/// The configuration space reads as zero up to here, whatever the device's own length.
+/// Bytes of the configuration space beyond the device's own length read as zero up to here.
 const CONFIG_SPACE: usize = 256;
 
-/// A front end that reconnects often repeats its features each time.
+/// Front ends repeat their features at each reconnection.
 static LOST_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
 pub(crate) struct Session {
@@ -58,24 +58,24 @@ pub(crate) struct Session {
     pool: Arc<Pool>,
     on_broken: OnBroken,
     memory: Arc<MemoryTable>,
-    /// Tables before it: requests in flight use those that they came with.
+    /// Previous tables. Requests in flight use the table of their start.
     replaced: Vec<(Weak<MemoryTable>, Change)>,
     features: u64,
     vrings: Vec<Vring>,
-    /// Where requests in flight are kept.
+    /// In-flight region.
     inflight: Option<InflightRegion>,
-    /// The region that was made last for this front end.
+    /// Region that was created last for this front end.
     made: Option<RegionId>,
     resume: ResumeCheck,
-    /// Why a message was refused, in words for the log.
+    /// Reason of a refusal, for the log.
     pub(crate) refusal: Option<String>,
-    /// Has any ring run?
+    /// A ring has run.
     has_run: bool,
     /// The front end has hung up.
     pub(crate) has_left: bool,
 }
 
-/// How a state of the memory differs from the one before it.
+/// Difference between a memory table and its predecessor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Change {
     Whole,
@@ -128,7 +128,7 @@ impl Session {
         self.device.features()
             | F_VERSION_1
             | F_PROTOCOL_FEATURES
-            // For legacy drivers: QEMU lets them accept it, whatever is offered here.
+            // For legacy drivers: QEMU allows them to accept it even if it is not offered here.
             | F_ANY_LAYOUT
             | F_EVENT_IDX
             | F_INDIRECT_DESC
@@ -161,7 +161,7 @@ impl Session {
         self.allow_queues(MAX_QUEUES);
     }
 
-    /// What a vring said, as the session's refusal.
+    /// Converts an error of a vring to a refusal of the session.
     fn checked(&mut self, index: u32, result: Result<(), String>) -> Reply<()> {
         result.or_else(|why| self.refuse(format!("queue {index}: {why}")))
     }
@@ -188,7 +188,7 @@ impl Session {
     fn start(&mut self, index: u32, kick: Option<OwnedFd>) -> Reply<()> {
         let number = index as u16;
         let worker = self.worker(number);
-        // Without protocol features there is no message to enable a ring: it is from the start.
+        // Without protocol features there is no message to enable a ring: it is always enabled.
         let always_enabled = self.features & F_PROTOCOL_FEATURES == 0;
         let packed = self.is_packed();
         let region = self.inflight.as_ref();
@@ -207,8 +207,8 @@ impl Session {
         let resumes = || {
             vring.goes_on(first_base(packed))
                 || match region {
-                    // A front end keeps the region for a driver that goes on. With a new one, what is in the ring was put there by a
-                    // driver that did not wait until the ring had started.
+                    // A front end keeps the region for a driver that continues. With a new region, descriptors in the ring come from a
+                    // driver that did not wait for the start of the ring.
                     Some(region) if Some(region.id) == self.made => false,
                     Some(region) => vring.is_used(&self.memory) || region.has_requests(packed),
                     None => vring.is_used(&self.memory),
@@ -227,8 +227,8 @@ impl Session {
         self.features & F_RING_PACKED != 0
     }
 
-    /// A front end sets a ring up anew without GET_VRING_BASE, after RESET_OWNER for instance: the old one stops, and what is in
-    /// flight is answered. The next SET_VRING_KICK starts the new one.
+    /// Stops a ring that the front end sets up again without GET_VRING_BASE, for example after RESET_OWNER. Requests in flight are
+    /// answered. The next SET_VRING_KICK starts the new ring.
     fn stop_to_change(&mut self, index: u32) -> Reply<()> {
         let device = self.device.clone();
         if self.vring(index)?.stop(index as u16, &device).is_some() {
@@ -237,7 +237,7 @@ impl Session {
         Ok(())
     }
 
-    /// The front end knows, or says anew, where a queue goes on that has stopped, and as what kind.
+    /// Resets the in-flight part of a stopped queue: the front end has its position or sends a new one, and may change the ring layout.
     fn reset_unused(&self, index: u16) {
         if let Some(region) = &self.inflight {
             region.reset_unused(index, self.is_packed());
@@ -259,19 +259,19 @@ impl Session {
                 "its memory changes while requests in flight use {mappings} replaced regions"
             ));
         }
-        // Held until no queue has it any more: to unmap a large guest takes long, and workers have better things to do.
+        // Kept until no queue uses it: unmapping a large guest takes long and must not happen on a worker.
         let old = std::mem::replace(&mut self.memory, Arc::new(memory));
         self.replaced.push((Arc::downgrade(&old), change));
         for index in 0..self.vrings.len() {
             let changed = self.vrings[index].change(QueueChange::Memory(self.memory.clone()));
-            // Others have the new memory by now: nothing is as it was.
+            // Other queues already use the new memory, so the change cannot be undone.
             self.checked(index as u32, changed)
                 .map_err(|_| Error::BackendInternalError)?;
         }
         Ok(())
     }
 
-    /// Mappings that requests in flight keep and that `memory` does not have.
+    /// Returns the number of mappings of old tables that `memory` does not have.
     fn old_mappings(&self, memory: &MemoryTable) -> usize {
         if self.replaced.is_empty() {
             return 0;
@@ -290,13 +290,13 @@ impl Session {
         old.len()
     }
 
-    /// Does any ring run?
+    /// Returns true if a ring runs.
     pub(crate) fn runs(&self) -> bool {
         self.vrings.iter().any(Vring::is_running)
     }
 
-    /// Stops all rings for another process: where each of those goes on that have ever run. Requests that fail are left in the region of
-    /// requests in flight, if there is one.
+    /// Stops all rings for another process. Returns the positions of the rings that have run. Failed requests stay in the in-flight region,
+    /// if there is one.
     pub(crate) fn hand_over(&mut self) -> BTreeMap<u32, u32> {
         let mut bases = BTreeMap::new();
         for (index, vring) in self.vrings.iter_mut().enumerate() {
@@ -316,8 +316,8 @@ impl Session {
         }
     }
 
-    /// Rings stop and are disabled; what the front end says once per connection stays: memory, channel, descriptors. So do the
-    /// features, for front ends that do not say them again.
+    /// Stops and disables the rings. Keeps data that the front end sends once per connection: memory, channel, descriptors. Also keeps the
+    /// features, for front ends that do not send them again.
     fn reset(&mut self) {
         self.stop_vrings();
         if let Some(region) = &self.inflight {
@@ -330,14 +330,14 @@ impl Session {
     }
 }
 
-/// However a session ends, by a defect of ours too: its requests are drained, and no queue outlives it.
+/// At every end of a session, also by a panic, its requests are drained and its queues removed.
 impl Drop for Session {
     fn drop(&mut self) {
         let is_over = self.has_left && self.has_run && !self.runs();
         for (index, vring) in self.vrings.iter_mut().enumerate() {
             vring.leave(index as u16, &self.device);
         }
-        // What the front end held, reservations of its nexus among it, ends with it.
+        // Releases the front end's state, for example reservations of its nexus.
         self.device.reset();
         if is_over {
             self.device.forget_driver();
@@ -346,7 +346,7 @@ impl Drop for Session {
     }
 }
 
-/// Where a ring starts that nobody has used.
+/// Returns the start position of an unused ring.
 fn first_base(packed: bool) -> u32 {
     match packed {
         true => PACKED_START,
@@ -368,8 +368,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         Ok(())
     }
 
-    /// "It is recommended that back-ends either ignore this message, or use it to disable all rings": front ends took it for
-    /// one or the other, and whoever forgot the connection's state was wrong with both.
+    /// "It is recommended that back-ends either ignore this message, or use it to disable all rings". Front ends expect one or the other;
+    /// dropping the connection's state would break both.
     fn reset_owner(&mut self) -> Reply<()> {
         Ok(())
     }
@@ -464,7 +464,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let device = self.device.clone();
         let start = first_base(self.is_packed());
         let vring = self.vring(index)?;
-        // A ring that never ran stands where it was told to start.
+        // A ring that never ran is at its configured start.
         let base = vring
             .stop(index as u16, &device)
             .or(vring.base)
@@ -502,7 +502,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             | Protocol::CONFIGURE_MEM_SLOTS
             | Protocol::RESET_DEVICE
             | Protocol::INFLIGHT_SHMFD;
-        // A device without a configuration space of ours leaves it to the front end.
+        // A device without a configuration space leaves it to the front end.
         if !self.device.config().is_empty() {
             offered |= Protocol::CONFIG;
         }
@@ -541,7 +541,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             .and_then(|end| space.get(offset as usize..end));
         match range {
             Some(bytes) => Ok(bytes.to_vec()),
-            // Answered without bytes, and the session goes on: so the protocol has it.
+            // By the protocol, an answer without bytes; the session continues.
             None => Err(Error::InvalidParam),
         }
     }
@@ -553,7 +553,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             .or_else(|error| self.refuse(error.to_string()))
     }
 
-    /// A second descriptor of the channel was taken from the message: see [`SessionHandle::config_changed`].
+    /// The channel was taken from the message as a second descriptor: see [`SessionHandle::config_changed`].
     fn set_backend_req_fd(&mut self, _backend: Backend) {}
 
     fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Reply<File> {
@@ -607,7 +607,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             Ok(region) => self.inflight = Some(region),
             Err(why) => return self.refuse(why),
         }
-        // An earlier device made the region for as many queues as it had.
+        // An earlier device created the region for all its queues.
         self.allow_queues(said.num_queues);
         Ok(())
     }

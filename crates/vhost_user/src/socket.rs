@@ -1,4 +1,4 @@
-//! The listening socket's file: a stale one is replaced, a live one never stolen.
+//! The file of a listening socket: a stale one is replaced, a live one never stolen.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,15 +11,15 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockop
 
 use crate::socket_path::{FileId, Obstacle, file_at, lock_folder, remove_stale};
 
-/// Connections that wait to be accepted: the limit of the system, as for sockets of the standard library.
+/// Listen backlog: the system's limit, as in the standard library.
 const BACKLOG: i32 = -1;
 
-/// Why a socket could not be listened on.
+/// Error of listening on a socket.
 #[derive(Debug)]
 pub enum SocketError {
     /// Another process serves this path.
     InUse(PathBuf),
-    /// Something that is no socket is in the way.
+    /// The file at the path is not a socket.
     NotASocket(PathBuf),
     /// The kernel refused.
     Io(PathBuf, io::Error),
@@ -117,7 +117,7 @@ impl SocketError {
     }
 }
 
-/// Sockets at which another process has listened, by their paths.
+/// Listening sockets of the previous process, by path.
 #[derive(Debug, Default)]
 pub(crate) struct InheritedSockets(Vec<(PathBuf, UnixListener)>);
 
@@ -132,7 +132,7 @@ impl InheritedSockets {
         self.0 = listening.collect();
     }
 
-    /// What is inherited for a path, or a new socket.
+    /// Returns the inherited socket of a path, or a new one.
     pub fn bind(&mut self, path: &Path, rights: Rights) -> Result<Bound, SocketError> {
         if let Some(at) = self.0.iter().position(|(known, _)| known == path) {
             let (_, listener) = self.0.swap_remove(at);
@@ -144,7 +144,7 @@ impl InheritedSockets {
             }
         }
         match bind_with(path, rights) {
-            // It may be one of these, by another name.
+            // The path may be another name of an inherited socket.
             Err(SocketError::InUse(_)) if !self.0.is_empty() => {
                 self.0.clear();
                 bind_with(path, rights)
@@ -153,7 +153,7 @@ impl InheritedSockets {
         }
     }
 
-    /// Those that nobody needs go, with their files.
+    /// Closes unused sockets and removes their files.
     pub fn forget(&mut self) {
         for (path, listener) in self.0.drain(..) {
             drop(listener);
@@ -167,15 +167,15 @@ impl InheritedSockets {
 /// Listens on a path.
 ///
 /// # Errors
-/// When another process listens there, something else is in the way, or the kernel refuses.
+/// Fails if another process listens there, if the file at the path is not a socket, or if the kernel refuses.
 pub fn bind(path: &Path) -> Result<UnixListener, SocketError> {
     bind_with(path, Rights::default()).map(|bound| bound.listener)
 }
 
-/// Listens on a path, at a socket with these rights. No other process can connect before the socket has them.
+/// Listens on a path with these rights. No other process can connect before the socket has them.
 ///
 /// # Errors
-/// As [`bind`], or when the rights cannot be set.
+/// Like [`bind`]. Also fails if the rights cannot be set.
 pub(crate) fn bind_with(path: &Path, rights: Rights) -> Result<Bound, SocketError> {
     let io_error = |error| SocketError::Io(path.to_owned(), error);
     let lock = lock_folder(path);
@@ -209,7 +209,7 @@ pub(crate) fn bind_with(path: &Path, rights: Rights) -> Result<Bound, SocketErro
     }
 }
 
-/// Makes a socket at a path that does not listen yet.
+/// Creates a socket at a path, without listening.
 fn bind_socket(path: &Path, rights: Rights) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC;
@@ -222,10 +222,10 @@ fn bind_socket(path: &Path, rights: Rights) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Sets mode, owner and group of a socket's file as far as they are given. Returns those that it had.
+/// Sets mode, owner and group of a socket's file as far as they are given. Returns the previous ones.
 ///
 /// # Errors
-/// When there is no socket at the path, or the kernel refuses.
+/// Fails if there is no socket at the path, or if the kernel refuses.
 pub(crate) fn set_rights(path: &Path, rights: Rights) -> Result<Rights, SocketError> {
     let set = || -> io::Result<Rights> {
         // Another file at the path, or behind a symbolic link, must not get these rights.
@@ -308,7 +308,7 @@ mod tests {
             ..Rights::default()
         };
         for round in 0..100 {
-            // The last round left a stale socket.
+            // The previous round left a stale socket.
             let ready = std::sync::Barrier::new(STARTERS);
             let start = || {
                 ready.wait();
@@ -403,7 +403,7 @@ mod tests {
         let before = set_rights(&path, rights(0o600)).unwrap();
         assert_eq!((before.mode, mode()), (Some(0o666), 0o600));
         UnixStream::connect(&path).unwrap();
-        // A link in place of the socket leads to nothing.
+        // A link in place of the socket is not followed.
         let other = dir.path().join("other");
         std::fs::write(&other, "data").unwrap();
         std::fs::remove_file(&path).unwrap();

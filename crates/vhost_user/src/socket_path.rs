@@ -20,11 +20,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 /// Device and inode of a file.
 pub type FileId = (u64, u64);
 
-/// Time to wait for the lock of a folder. Daemons hold it for far less.
+/// Maximum wait for the lock of a folder. Daemons hold it for a far shorter time.
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
-/// Reason why no socket can be made at a path.
+/// Reason why no socket can be created at a path.
 #[derive(Debug)]
 pub enum Obstacle {
     /// A process has a socket at the path.
@@ -50,8 +50,8 @@ pub struct FolderLock {
     _file: Option<File>,
 }
 
-/// Locks the folder of a socket. Continues without a lock if the folder cannot be read or locked, or if another process has the lock
-/// for longer than a daemon needs it: every user who can read the folder can lock it.
+/// Locks the folder of a socket. Continues without a lock if the folder cannot be read or locked, or if another process holds the lock
+/// longer than a daemon needs it: every user with read access to the folder can lock it.
 pub fn lock_folder(path: &Path) -> FolderLock {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -88,7 +88,7 @@ pub fn file_at(path: &Path) -> Option<FileId> {
 /// Returns true if a process has a socket at the path, even one that does not listen yet.
 ///
 /// # Errors
-/// When there is no file, or this process may not connect to it.
+/// Fails if there is no file, or if this process may not connect to it.
 fn is_bound(path: &Path) -> io::Result<bool> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let probe = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
@@ -163,7 +163,7 @@ fn name_aside(path: &Path) -> PathBuf {
 /// Removes the stale socket at a path, if there is one. The caller holds the lock of [`lock_folder`].
 ///
 /// # Errors
-/// When a process has a socket at the path, another kind of file is there, or a system call fails.
+/// Fails if a process has a socket at the path, if the file is not a socket, or if a system call fails.
 pub fn remove_stale(path: &Path) -> Result<(), Obstacle> {
     Stale::find(path)?.map_or(Ok(()), Stale::remove)
 }

@@ -1,7 +1,7 @@
-//! One queue's state, as a front end's messages build it up, and the queue itself while it runs on a worker.
+//! State of one queue, built by a front end's messages, and the queue itself while it runs on a worker.
 //!
-//! A vring starts when its kick arrives (vhost-user protocol, "Ring states") and stops with `GET_VRING_BASE`, after
-//! everything in flight has been answered.
+//! A vring starts when its kick arrives (vhost-user protocol, "Ring states"). It stops with `GET_VRING_BASE`, after all requests in flight
+//! were answered.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
@@ -16,7 +16,7 @@ use virtqueue::QueueConfig;
 const F_EVENT_IDX: u64 = 1 << 29;
 const F_RING_PACKED: u64 = 1 << 34;
 
-/// Bytes of a descriptor, split or packed; its first eight are an address.
+/// Length of a descriptor, split or packed. The first eight bytes are an address.
 const DESCRIPTOR_SIZE: u64 = 16;
 
 type Control = fn(&mut dyn Source) -> Option<&mut dyn QueueControl>;
@@ -28,7 +28,7 @@ struct Running {
     control: Control,
 }
 
-/// Addresses in the front end's own space.
+/// Addresses in the front end's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserAddresses {
     pub descriptor: u64,
@@ -41,7 +41,7 @@ pub(crate) struct UserAddresses {
 pub(crate) struct Vring {
     pub size: u16,
     pub addresses: Option<UserAddresses>,
-    /// Where to start; `None`: at the beginning, which for a packed ring is not 0.
+    /// Start position; `None`: the beginning, which is not 0 for a packed ring.
     pub base: Option<u32>,
     pub enabled: bool,
     call: Option<OwnedFd>,
@@ -49,7 +49,7 @@ pub(crate) struct Vring {
     running: Option<Running>,
 }
 
-/// What a vring needs of its session to start.
+/// Session state that a vring needs to start.
 pub(crate) struct Context<'a> {
     pub device: &'a Arc<dyn VirtioDevice>,
     pub features: u64,
@@ -59,24 +59,24 @@ pub(crate) struct Context<'a> {
 }
 
 impl Vring {
-    /// Back to the initial state; the front end's notifications stay until it gives others.
+    /// Resets the vring. Keeps the front end's eventfds until it sends others.
     pub fn reset(&mut self) {
         (self.size, self.addresses, self.base, self.enabled) = (0, None, None, false);
     }
 
-    /// Does the ring go on elsewhere than at its start?
+    /// Returns true if the ring starts at another position than its beginning.
     pub fn goes_on(&self, start: u32) -> bool {
         self.base.is_some_and(|base| base != start)
     }
 
-    /// Has a driver filled descriptors in? It has where the ring has come round to its start.
+    /// Returns true if a driver has written descriptors. Detects a ring that has wrapped to its beginning.
     pub fn is_used(&self, memory: &MemoryTable) -> bool {
         let bytes = u64::from(self.size) * DESCRIPTOR_SIZE;
         let descriptors = self
             .addresses
             .and_then(|user| memory.user_to_guest(user.descriptor))
             .and_then(|address| memory.ring(address, bytes).ok());
-        // A ring that is nowhere is refused when it starts.
+        // A ring outside of the memory is refused when it starts.
         descriptors.is_some_and(|ring| {
             let mut entries = (0..bytes).step_by(DESCRIPTOR_SIZE as usize);
             entries.any(|at| ring.read::<u64>(at as usize) != 0)
@@ -87,10 +87,10 @@ impl Vring {
         self.running.is_some()
     }
 
-    /// Starts the queue on `worker`; `kick` is what wakes it.
+    /// Starts the queue on `worker`; `kick` wakes it.
     ///
     /// # Errors
-    /// When the front end has not said enough, or has said nonsense.
+    /// Fails if the front end's parameters are incomplete or invalid.
     pub fn start(
         &mut self,
         index: u16,
@@ -155,16 +155,17 @@ impl Vring {
             source,
             control,
         });
-        // A device before this one may have answered, and ended before it said so.
+        // The previous device may have answered requests and stopped before its interrupt.
         self.change(QueueChange::Call(clone_fd(self.call.as_ref())?))
     }
 
-    /// Stops the queue and waits until everything in flight is answered. Gives where it stands.
+    /// Stops the queue and waits until all requests in flight are answered. Returns its position.
     pub fn stop(&mut self, index: u16, device: &Arc<dyn VirtioDevice>) -> Option<u32> {
         self.end(index, device, false)
     }
 
-    /// Stops the queue, whose front end is gone: requests that fail are left to the next device, where it can know of them.
+    /// Stops the queue after its front end has left. Failed requests stay unanswered for the next device, if an in-flight region records
+    /// them.
     pub fn leave(&mut self, index: u16, device: &Arc<dyn VirtioDevice>) {
         self.end(index, device, true);
     }
@@ -185,7 +186,7 @@ impl Vring {
             }
             w.stop(source, move |mut source, _io| {
                 let base = control(&mut *source).map(|queue| queue.base());
-                // The session waits for it, or the process ends.
+                // Fails only if the session no longer waits, at the end of the process.
                 reply.send(base).ok();
             });
         });
@@ -195,7 +196,7 @@ impl Vring {
         base
     }
 
-    /// Applies a change to the queue if it runs, and waits until it is in force.
+    /// Applies a change to a running queue, and waits until it has taken effect.
     pub fn change(&self, change: QueueChange) -> Result<(), String> {
         let Some(Running {
             worker,
@@ -218,14 +219,14 @@ impl Vring {
             if kick {
                 w.rewatch(source);
             }
-            // There may be requests that nobody will kick for again.
+            // The ring may contain requests without a future kick.
             w.wake(source);
             changed
         });
         changed.map_err(|gone| gone.to_string())?
     }
 
-    /// Another kick for a queue that runs.
+    /// Replaces the kick eventfd.
     pub fn set_kick(&mut self, kick: Option<OwnedFd>) -> Result<(), String> {
         check_kick(kick.as_ref())?;
         self.change(QueueChange::Kick(kick))
@@ -257,13 +258,13 @@ fn clone_fd(fd: Option<&OwnedFd>) -> Result<Option<OwnedFd>, String> {
         .map_err(|error| format!("cannot duplicate a descriptor: {error}"))
 }
 
-/// What a descriptor is of that can be waited for, written to and closed without asking anybody, as the kernel names it
-/// (proc(5), /proc/pid/fd); paths begin otherwise.
+/// Types of descriptors that can be polled, written and closed without depending on a third party, by their names in proc(5), /proc/pid/fd.
+/// Paths begin differently.
 const EVENTS: [&[u8]; 2] = [b"anon_inode:[eventfd]", b"pipe:["];
 
-/// A file may be on a file system of the front end's own (FUSE): whoever polls it, writes to it or closes it waits until that
-/// answers. Whoever closes a socket may wait for its peer (SO_LINGER), or for that of another one, which lies in a message that
-/// it has not read. To tell what it is asks nobody.
+/// Refuses other types. A file may be on a FUSE file system of the front end: polling, writing and closing it would wait for that. Closing
+/// a socket may wait for its peer (SO_LINGER), or for the peer of another socket in a message that it has not read. Determining the type
+/// blocks on none of them.
 fn check_event(what: &str, fd: Option<&OwnedFd>) -> Result<(), String> {
     let Some(fd) = fd else { return Ok(()) };
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
@@ -277,7 +278,7 @@ fn check_event(what: &str, fd: Option<&OwnedFd>) -> Result<(), String> {
     }
 }
 
-/// A pipe's end that nobody writes to any more is always ready: whoever waited for it would never sleep.
+/// Also refuses descriptors that cannot be polled. A pipe without a writer is always ready, so its waiter would never sleep.
 fn check_kick(kick: Option<&OwnedFd>) -> Result<(), String> {
     check_event("kick", kick)?;
     let Some(kick) = kick else { return Ok(()) };

@@ -1,7 +1,7 @@
-//! Waits until a whole message has come, so that whoever reads it never waits for its rest.
+//! Waits until a complete message has arrived, so that its reader never waits for the rest.
 //!
-//! The crate `vhost` reads a message to its end, however long that takes and whatever time-out the socket has. A front
-//! end that stops half-way would keep its session for ever.
+//! The crate `vhost` reads a message to its end, regardless of the socket's time-out. A front end that stops half-way would keep its
+//! session forever.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -10,25 +10,24 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 
-/// Request, flags, size of the payload: 32 bits each.
+/// Request, flags, payload size: 32 bits each.
 pub(crate) const HEADER: usize = 12;
-/// No message has more payload; one that says so is refused on sight of its header.
+/// Maximum payload size. The reader refuses a larger size when it sees the header.
 pub(crate) const PAYLOAD_MAX: u32 = 4096;
-/// Between two looks at a message that is on its way. Nearly all are there at the first look.
+/// Interval of checks for a partial message. Nearly all messages are complete at the first check.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Descriptors in one message that the crate `vhost` takes; more of them it takes for a shortage that passes.
+/// Maximum number of descriptors in a message of the crate `vhost`. It takes more of them for a temporary shortage.
 pub(crate) const DESCRIPTORS_MAX: usize = 32;
 
 /// VHOST_USER_SET_BACKEND_REQ_FD.
 const SET_BACKEND_REQ_FD: u32 = 21;
 
-/// Waits for the rest of a message that has begun. `Ok` also when there will be no more: the reader sees that too.
-/// Gives the channel to the front end when the message brings one: the crate `vhost` cannot send on it what we have
-/// to say.
+/// Waits for the rest of a message. Also succeeds if the stream has ended, which the reader detects, too. Returns the channel for back-end
+/// requests if the message contains one: the crate `vhost` cannot send the required messages on it.
 ///
 /// # Errors
-/// `TimedOut`, `InvalidData` for what the reader could not cope with, or what the socket says.
+/// `TimedOut`, `InvalidData` for input that the reader cannot handle, or the socket's error.
 pub(crate) fn wait(stream: &UnixStream, limit: Duration) -> io::Result<Option<OwnedFd>> {
     let begun = Instant::now();
     loop {
@@ -51,7 +50,7 @@ pub(crate) fn wait(stream: &UnixStream, limit: Duration) -> io::Result<Option<Ow
     }
 }
 
-/// Looks at the message of which `there` bytes, the header at least, have come. `None`: there is more to come.
+/// Parses a message after `there` bytes, at least the header, have arrived. Returns `None` if the message is incomplete.
 fn is_whole(stream: &UnixStream, there: usize) -> io::Result<Option<Option<OwnedFd>>> {
     let mut header = [0; HEADER];
     let (read, first) = look(stream, &mut header)?;
@@ -69,7 +68,7 @@ fn is_whole(stream: &UnixStream, there: usize) -> io::Result<Option<Option<Owned
         return Ok(None);
     }
     let mut message = [0; HEADER + PAYLOAD_MAX as usize];
-    // A look ends behind descriptors, and may tell of those that come with the next message: their number says nothing.
+    // A peek ends after descriptors and may return those of the next message, so their number is not reliable.
     let (read, _) = look(stream, &mut message[..length])?;
     if read < length && read != HEADER {
         return invalid("a message in pieces, with descriptors between them");
@@ -77,7 +76,7 @@ fn is_whole(stream: &UnixStream, there: usize) -> io::Result<Option<Option<Owned
     Ok(Some(channel))
 }
 
-/// Looks at the next bytes; gives their number and the first of the descriptors with them.
+/// Peeks at the next bytes. Returns their number and the first of their descriptors.
 fn look(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space =
         [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -87,7 +86,7 @@ fn look(stream: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Option<Owned
     let (mut descriptors, mut first) = (0, None);
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
-            // Second descriptors of the same files: closed as they are counted.
+            // Peeked descriptors are duplicates and are closed here.
             for fd in fds {
                 descriptors += 1;
                 first.get_or_insert(fd);
@@ -104,7 +103,7 @@ fn invalid<T>(what: &str) -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
-/// Has the other side said its last word?
+/// Returns true if the peer has closed its side.
 fn has_ended(stream: &UnixStream) -> io::Result<bool> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut wait = [PollFd::new(stream, PollFlags::RDHUP)];
