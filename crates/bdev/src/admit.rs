@@ -1,6 +1,6 @@
-//! What every block device checks before it does an I/O: so an option cannot mean one thing here and another there.
+//! Checks that every block device makes before an I/O, so that an option has the same meaning for all devices.
 //!
-//! Transports have checked a peer's range already; this is the second fence, and it costs two compares.
+//! Transports have checked a peer's range already. This is the second check, and costs two comparisons.
 
 use std::sync::Arc;
 
@@ -32,15 +32,15 @@ impl Limits {
         }
     }
 
-    /// Number of the smallest I/Os that cover the disk.
+    /// Returns the size of the disk in units of the smallest I/O.
     pub(crate) fn units(&self) -> u64 {
         self.capacity.bytes() / (self.io_mask + 1)
     }
 
-    /// [`Limits::admit`] for a device without atomic writes. `Some`: the I/O is over, refused or because it is empty.
+    /// As [`Limits::admit`], for a device without atomic writes. Returns `Some` if the I/O ends here: refused, or empty.
     ///
     /// # Panics
-    /// When the buffer's window is not as long as the I/O says: a defect of whoever submits it.
+    /// The buffer's window differs from the length of the I/O: a defect of the submitter.
     pub(crate) fn begin(&self, io: &IoRequest, buffer: &IoBuffer) -> Option<IoOutcome> {
         if let Err(refused) = self.admit(io) {
             return Some(Err(refused));
@@ -59,7 +59,7 @@ impl Limits {
         None
     }
 
-    /// May this I/O be done at all?
+    /// Returns an error if the I/O must be refused.
     #[inline]
     pub(crate) fn admit(&self, io: &IoRequest) -> IoOutcome {
         let IoRequest { offset, length, .. } = *io;
@@ -74,7 +74,7 @@ impl Limits {
             return Ok(());
         }
         match io.kind {
-            // Who keeps a state, or takes commands, takes them before.
+            // Devices with shared state or SCSI commands handle these before the check.
             IoKind::ReplaceState | IoKind::ScsiCommand => Err(IoErrorKind::Unsupported.into()),
             _ if self.read_only => Err(IoErrorKind::ReadOnly.into()),
             IoKind::Discard if !self.discard => Err(IoErrorKind::Unsupported.into()),

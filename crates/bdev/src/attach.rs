@@ -1,7 +1,7 @@
-//! What a device gets from a worker that attaches to it: the worker's ring, and owners for operations on it.
+//! Resources that a worker provides to a device on attaching: the worker's ring, and owners for operations on it.
 //!
-//! A device that stands on another takes an owner for itself and hands the same `Attach` down: every layer hears of its own
-//! completions by its own owner, and none borrows bits of another's tokens.
+//! A device over another one takes an owner for itself and passes the same `Attach` down. Each layer receives its completions by its own
+//! owner, and no layer uses bits of another layer's tokens.
 
 use std::io;
 
@@ -14,18 +14,18 @@ pub struct Attach<'a> {
 }
 
 impl<'a> Attach<'a> {
-    /// `next_owner` gives an owner that nobody else has. The worker takes all of them back when the channel has closed, or when
-    /// attaching has failed.
+    /// Creates the resources of one attachment. `next_owner` returns an unused owner. The worker takes all owners back when the channel has
+    /// closed, or when attaching has failed.
     pub fn new(ring: &'a mut Ring, next_owner: &'a mut dyn FnMut() -> Owner) -> Attach<'a> {
         Attach { ring, next_owner }
     }
 
-    /// An owner of this layer's own.
+    /// Returns a new owner for this layer.
     pub fn owner(&mut self) -> Owner {
         (self.next_owner)()
     }
 
-    /// Attaches to a device below, and tells its owners from those of others.
+    /// Attaches to a device below, and returns the owners that it has taken.
     pub(crate) fn below<T>(
         &mut self,
         attach: impl FnOnce(&mut Attach<'_>) -> io::Result<T>,
@@ -44,7 +44,7 @@ impl<'a> Attach<'a> {
         Ok((attached, owners))
     }
 
-    /// The worker's ring, to register descriptors with or to watch them.
+    /// Returns the worker's ring, for registering or watching descriptors.
     pub fn ring(&mut self) -> &mut Ring {
         self.ring
     }

@@ -1,8 +1,8 @@
-//! Block status of devices that tell it only by calls that may block (lseek on a network file system, librbd): a thread of the
-//! device makes the call, and the worker's ring hears of the answer by an event.
+//! Block status of devices that can only be queried by calls that may block (lseek on a network file system, librbd). A thread of the
+//! device makes the call, and an event on the worker's ring signals the answer.
 //!
-//! [`BlockingCalls`] is the device's: at most one thread, which ends when there is nothing more to do, so that whoever asks much
-//! waits for itself. [`StatusCalls`] is one channel's. An I/O that is aborted is answered at once; what its call says is dropped.
+//! [`BlockingCalls`] belongs to the device: at most one thread, which ends when no call is queued, so that a client with many queries waits
+//! for itself. [`StatusCalls`] belongs to one channel. An aborted I/O is answered at once; the later result of its call is dropped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,14 +16,14 @@ use crate::{Finished, Submission, Tag};
 
 type Call = Box<dyn FnOnce() + Send>;
 
-/// Calls of one device that may block, one after the other.
+/// Blocking calls of one device, made one after the other.
 #[derive(Clone, Default)]
 pub(crate) struct BlockingCalls(Arc<Mutex<Calls>>);
 
 #[derive(Default)]
 struct Calls {
     waiting: VecDeque<Call>,
-    /// A thread makes them.
+    /// A thread makes the calls.
     running: bool,
 }
 
@@ -71,13 +71,13 @@ fn next(calls: &Mutex<Calls>) -> Option<Call> {
     call
 }
 
-/// What a call says: the bytes that [`block::encode_extents`] makes.
+/// Result of a call: the output of [`block::encode_extents`].
 pub(crate) type StatusAnswer = Result<Vec<u8>, IoError>;
 
-/// The calls of one channel.
+/// Calls of one channel.
 pub(crate) struct StatusCalls {
     owner: Owner,
-    /// Made for the first I/O.
+    /// Created for the first I/O.
     wake: Option<(Arc<Event>, WatchId)>,
     answers: Arc<Mutex<Vec<(u64, StatusAnswer)>>>,
     next: u64,
@@ -85,7 +85,7 @@ pub(crate) struct StatusCalls {
 }
 
 impl StatusCalls {
-    /// Completions of this owner are for [`StatusCalls::complete`].
+    /// Creates the calls of a channel. Completions of `owner` are for [`StatusCalls::complete`].
     pub fn new(owner: Owner) -> StatusCalls {
         StatusCalls {
             owner,
@@ -96,7 +96,7 @@ impl StatusCalls {
         }
     }
 
-    /// Has `ask` called on the device's thread.
+    /// Queues `ask` for the device's thread.
     pub fn submit(
         &mut self,
         ring: &mut Ring,
@@ -144,10 +144,10 @@ impl StatusCalls {
         Ok(number)
     }
 
-    /// Something was answered; `more`: the event is watched on.
+    /// Handles answers; `more`: the event is still watched.
     pub fn complete(&mut self, ring: &mut Ring, more: bool, finished: &mut Vec<Finished>) {
         if let (false, Some((event, watch))) = (more, &mut self.wake) {
-            // The kernel has ended the watch, for want of memory it may be.
+            // The kernel has ended the watch, possibly for lack of memory.
             match ring.watch_event(self.owner, 0, event) {
                 Ok(again) => *watch = again,
                 Err(error) => tracing::error!("block status is not heard of any more: {error}"),
@@ -168,7 +168,7 @@ impl StatusCalls {
         }
     }
 
-    /// Answers an I/O, if it is one of these, before its call has.
+    /// Cancels an I/O before its call has ended, if it is one of these.
     pub fn abort(&mut self, tag: Tag) {
         let found = self.waiting.iter().find(|(_, one, _)| *one == tag);
         if let (Some((number, ..)), Some((event, _))) = (found, &self.wake) {
@@ -197,7 +197,7 @@ fn answer_with(buffer: &IoBuffer, bytes: &[u8]) {
     buffer.write_at(0, &bytes[..bytes.len().min(STATUS_BYTES)]);
 }
 
-/// The answer of a device that knows at once.
+/// Writes the answer of a device that needs no blocking call.
 pub(crate) fn answer_at_once(buffer: &IoBuffer, bytes: &[u8]) -> IoOutcome {
     answer_with(buffer, bytes);
     Ok(())
@@ -267,7 +267,7 @@ mod tests {
         }
         assert_eq!(over, [(2, Ok(())), (3, Err(IoErrorKind::Offline.into()))]);
         assert_eq!(bed.status.in_flight(), 0);
-        // Its thread has ended, or is about to; the next call is made all the same.
+        // The thread has ended, or is about to; the next call is made all the same.
         bed.submit(4, || Ok(vec![4; STATUS_BYTES]));
         assert_eq!(bed.finished(), [(4, Ok(()))]);
         bed.status.close(&mut bed.ring);

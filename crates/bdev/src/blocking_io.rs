@@ -1,5 +1,5 @@
-//! A block device for threads that may wait: one I/O after the other, on a ring of the thread's own. Owners of images read what their
-//! image stands on with it; tools read and write disks.
+//! Blocking access to a block device: one I/O at a time, on a ring of the calling thread. Owners of images read their backing images with
+//! it; tools read and write disks.
 
 use std::io;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use uring::{Owner, Ring, Wait};
 use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
 
 const RING_ENTRIES: u32 = 8;
-/// Waits for the kernel to end watches, and the time of each.
+/// Number of waits for the kernel to end watches. The next constant is the duration of each.
 const DETACH_TRIES: usize = 100;
 const DETACH_PAUSE: Duration = Duration::from_millis(10);
 /// Waits of [`DETACH_PAUSE`] for a channel to close: 30 s.
 const CLOSE_TRIES: usize = 3000;
-/// Largest buffer that stays allocated between two calls.
+/// Size in bytes of the largest buffer that stays allocated between two calls.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Interval at which an I/O with a [`Patience`] looks whether it is wanted.
+/// Interval at which an I/O with a [`Patience`] checks whether it is still wanted.
 const PATIENCE_STEP: Duration = Duration::from_millis(50);
 
 /// Limits of the wait for an I/O.
@@ -29,12 +29,12 @@ struct Patience {
     limit: Option<Duration>,
 }
 
-/// A block device and one thread's way to it. Dropping it waits for an I/O that was given up, which has its memory until it ends.
+/// A block device and one thread's channel to it. Dropping it waits for an I/O that was given up, which uses its memory until it ends.
 pub struct BlockingIo {
     ring: Ring,
-    /// `None` before the first I/O of a lazy one, and after [`BlockingIo::detach`].
+    /// `None` before the first I/O if it is lazy, and after [`BlockingIo::detach`].
     channel: Option<Box<dyn IoChannel>>,
-    /// First owner of the channel, and the next one: completions of a channel that was closed are dropped.
+    /// First owner of the channel; the next field is the next unused owner. Completions of a closed channel are dropped.
     first_owner: u32,
     next_owner: u32,
     device: Arc<dyn BlockDevice>,
@@ -71,10 +71,10 @@ impl Drop for BlockingIo {
 }
 
 impl BlockingIo {
-    /// On the thread that will do the I/O.
+    /// Attaches to a device. Must be called on the thread that will do the I/O.
     ///
     /// # Errors
-    /// What the system says.
+    /// The ring cannot be created, or the device cannot be attached.
     pub fn new(device: Arc<dyn BlockDevice>) -> io::Result<BlockingIo> {
         let mut io = BlockingIo::lazy(device)?;
         io.attached()?;
@@ -84,7 +84,7 @@ impl BlockingIo {
     /// As [`BlockingIo::new`], but attaches with the first I/O.
     ///
     /// # Errors
-    /// The ring cannot be made.
+    /// The ring cannot be created.
     pub(crate) fn lazy(device: Arc<dyn BlockDevice>) -> io::Result<BlockingIo> {
         Ok(BlockingIo {
             ring: Ring::new(RING_ENTRIES)?,
@@ -176,7 +176,7 @@ impl BlockingIo {
         io::Error::new(io::ErrorKind::TimedOut, error)
     }
 
-    /// Bytes that it has.
+    /// Returns the size of the device in bytes.
     pub fn bytes(&self) -> u64 {
         self.device.capacity().bytes()
     }
@@ -248,10 +248,10 @@ impl BlockingIo {
         }
     }
 
-    /// Fills `bytes` from any offset on; beyond the end are zeroes.
+    /// Fills `bytes` from any offset on. Bytes beyond the end are zeroes.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device fails.
     pub fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let (start, end) = self.whole_blocks(offset, bytes.len() as u64);
         let known = end.min(self.bytes()).saturating_sub(start);
@@ -268,11 +268,11 @@ impl BlockingIo {
         Ok(())
     }
 
-    /// Writes `bytes` at an offset within the device. Parts of the device's blocks are written by read-modify-write: the caller keeps
-    /// others away from these blocks.
+    /// Writes `bytes` at an offset within the device. Partial blocks of the device are written by read-modify-write: the caller must
+    /// exclude other writes to these blocks.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device fails.
     pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -292,7 +292,7 @@ impl BlockingIo {
             .map(drop)
     }
 
-    /// Reads `length` bytes into the beginning of a buffer. Whole blocks of the device are not copied.
+    /// Reads `length` bytes into the start of a buffer. Whole blocks of the device are not copied.
     ///
     /// # Errors
     /// The device fails.
@@ -322,24 +322,24 @@ impl BlockingIo {
         self.write_at(offset, &bytes)
     }
 
-    /// Returns whether a range consists of whole blocks of the device.
+    /// Returns true if a range consists of whole blocks of the device.
     fn has_whole_blocks(&self, offset: u64, length: usize) -> bool {
         let length = length as u64;
         let left = self.bytes().saturating_sub(offset);
         (offset | length).is_multiple_of(self.alignment) && (1..=left).contains(&length)
     }
 
-    /// The whole blocks of the device that have a range.
+    /// Returns the whole blocks of the device that cover a range.
     fn whole_blocks(&self, offset: u64, length: u64) -> (u64, u64) {
         let start = offset / self.alignment * self.alignment;
         (start, (offset + length).next_multiple_of(self.alignment))
     }
 
-    /// An I/O without data: a flush, zeroes, a discard. Zeroes at the edges are written as by [`BlockingIo::write_at`], and edges are not
-    /// discarded.
+    /// Runs an I/O without data: a flush, zeroes, a discard. Zeroes in partial blocks are written as by [`BlockingIo::write_at`]; partial
+    /// blocks are not discarded.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device fails.
     pub fn run_plain(&mut self, io: &IoRequest) -> io::Result<()> {
         let is_aligned = (io.offset | io.length).is_multiple_of(self.alignment);
         if is_aligned || !matches!(io.kind, IoKind::Discard | IoKind::WriteZeroes) {
@@ -369,7 +369,7 @@ impl BlockingIo {
     /// Returns the first extents of a range. The range is rounded to whole blocks of the device.
     ///
     /// # Errors
-    /// What the device says.
+    /// The device fails.
     pub fn block_status(&mut self, offset: u64, length: u64) -> io::Result<Vec<Extent>> {
         let (start, end) = self.whole_blocks(offset, length);
         let io = IoRequest::block_status(start, end.min(self.bytes()).saturating_sub(start));
@@ -399,7 +399,7 @@ mod tests {
     use crate::layer::Layer;
     use crate::{File, FileOptions};
 
-    /// A device whose channels never close.
+    /// A device with channels that never close.
     struct Stuck(File);
 
     struct StuckChannel(Box<dyn IoChannel>);

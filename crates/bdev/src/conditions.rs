@@ -1,8 +1,8 @@
-//! What keeps I/Os of a disk from starting at once, as one atomic word.
+//! Conditions that prevent I/Os of a disk from starting at once, as one atomic word.
 //!
-//! Workers load the word for every I/O; while it is clear, as it is nearly always, the I/O starts without another look. Each
-//! condition has one owner that sets and clears it: [`crate::RangeLocks`], [`crate::Throttle`], [`crate::Recorder`] and
-//! the disk's [`crate::ErrorPolicy`].
+//! Workers load the word for every I/O. While it is clear, which is nearly always, the I/O starts without further checks. Each condition
+//! has one owner that sets and clears it: [`crate::RangeLocks`], [`crate::Throttle`], [`crate::Recorder`] and the disk's
+//! [`crate::ErrorPolicy`].
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,9 +14,9 @@ pub enum Condition {
     Closed = 1,
     /// A range of the disk is locked.
     Locked = 2,
-    /// The disk has limits.
+    /// The disk has rate limits.
     Limited = 4,
-    /// I/Os that fail may have to wait, or may take only so long: workers remember them: [`crate::ErrorPolicy`].
+    /// Failed I/Os may have to wait, or I/Os have a time limit. Workers track them: [`crate::ErrorPolicy`].
     Tracked = 8,
     /// Changes are recorded in dirty bitmaps: [`crate::Recorder`].
     Recorded = 16,
@@ -27,19 +27,19 @@ pub enum Condition {
 pub struct Conditions(AtomicU32);
 
 impl Conditions {
-    /// May every I/O start? The one load of the fast path.
+    /// Returns true if every I/O may start. The only load on the fast path.
     #[inline]
     pub fn is_clear(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
 
-    /// Does this condition hold?
+    /// Returns true if this condition is set.
     #[inline]
     pub fn has(&self, condition: Condition) -> bool {
         self.0.load(Ordering::Acquire) & condition as u32 != 0
     }
 
-    /// Sets or clears a condition. Its owner calls it, one thread at a time.
+    /// Sets or clears a condition. Only its owner calls this, one thread at a time.
     pub(crate) fn set(&self, condition: Condition, holds: bool) {
         let bit = condition as u32;
         if holds {

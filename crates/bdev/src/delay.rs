@@ -1,8 +1,7 @@
-//! A block device that takes its time: a service time, fixed or drawn, added to every I/O of another block device.
+//! A layer that adds a service time, fixed or random, to every I/O of another block device.
 //!
-//! For benchmarks and tests of what is around a disk: with it a RAM disk behaves like a device with that latency
-//! and no limit to its depth. Uses ring timers, which come some tens of microseconds late on a machine that has to wake
-//! up for them; allocates nothing in the steady state.
+//! For benchmarks and tests of the code around a disk: with it a RAM disk behaves like a device with that latency and unlimited depth. Uses
+//! ring timers, which are some tens of microseconds late on a machine that must wake up for them. Allocates nothing in the steady state.
 
 use std::io;
 use std::sync::Arc;
@@ -14,26 +13,26 @@ use uring::{Completion, Owner, Ring};
 
 use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, Tag};
 
-/// How long an I/O is to take.
+/// Service time of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DelayTime {
-    /// Each as long.
+    /// The same time for every I/O.
     Fixed(Duration),
-    /// Any time between these two is as likely.
+    /// Uniformly distributed between these two times.
     Uniform(Duration, Duration),
     /// Exponentially distributed, with this mean.
     Exponential(Duration),
 }
 
 impl DelayTime {
-    /// How it is written.
+    /// Description of the syntax.
     pub const FORMS: &'static str =
         "a time such as 250us, 2ms or 1s, MIN-MAX for any time between, or exp:MEAN";
 
-    /// The longest there may be.
+    /// Maximum time.
     const MAX: Duration = Duration::from_secs(3600);
 
-    /// Reads what [`DelayTime::FORMS`] says.
+    /// Parses the syntax of [`DelayTime::FORMS`].
     pub fn parse(text: &str) -> Option<DelayTime> {
         if let Some(mean) = text.strip_prefix("exp:") {
             return Some(DelayTime::Exponential(duration(mean)?));
@@ -47,7 +46,7 @@ impl DelayTime {
         }
     }
 
-    /// The time that `q` of all I/Os take at most, `q` from 0 to 1.
+    /// Returns the quantile `q` of the service time, `q` from 0 to 1.
     pub fn quantile(self, q: f64) -> Duration {
         let q = q.clamp(0.0, 1.0);
         match self {
@@ -64,7 +63,7 @@ impl DelayTime {
         if let DelayTime::Fixed(time) = self {
             return time;
         }
-        // SplitMix64, and the 53 bits that a float has.
+        // SplitMix64, and the 53 bits of a float.
         *random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = *random;
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -92,7 +91,7 @@ impl std::fmt::Display for DelayTime {
     }
 }
 
-/// `250us`, in whole units.
+/// Parses `250us` and the like, in whole units.
 fn duration(text: &str) -> Option<Duration> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let (number, unit) = text.split_at_checked(digits)?;
@@ -149,7 +148,7 @@ impl Layer for Delay {
 struct DelayBackend {
     inner: Box<dyn IoChannel>,
     time: DelayTime,
-    /// The same for every handle of its number: runs can be repeated.
+    /// State of the random numbers. It starts with the number of the owner, so that runs are reproducible.
     random: u64,
     owner: Owner,
     waiting: Vec<Option<Finished>>,
@@ -202,7 +201,7 @@ impl IoChannel for DelayBackend {
         self.over = over;
     }
 
-    /// What waits for its time ends at once; what the device has is up to the device.
+    /// An I/O that waits for its time ends at once. An I/O in the device below is aborted there.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let waits = |one: &Option<Finished>| one.as_ref().is_some_and(|one| one.tag == tag);
         match self.waiting.iter().position(waits) {

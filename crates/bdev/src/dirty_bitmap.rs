@@ -1,9 +1,9 @@
-//! Dirty bitmaps: which parts of a disk have been written since a moment. An incremental backup copies those and no others.
+//! Dirty bitmaps: the parts of a disk that were written since a point in time. An incremental backup copies only those.
 //!
-//! A bit stands for 64 KiB of the disk, and is set before what changes them is submitted. The bits lie in a file that is mapped, so
-//! they outlive a daemon that is killed; what outlives a host that crashes is up to whoever keeps the file. What is written to a disk
-//! passes by here only while the disk has a bitmap ([`Condition::Recorded`]). A bitmap says too much rather than too little: what lies
-//! beyond its end counts as written.
+//! A bit stands for 64 KiB of the disk, and is set before a change to them is submitted. The bits are in a mapped file, so that they
+//! survive a killed daemon; durability across a host crash is the responsibility of the file's owner. Requests are recorded only while the
+//! disk has a bitmap ([`Condition::Recorded`]). A bitmap may report too much, never too little: everything beyond its end counts as
+//! written.
 
 use std::fs::File;
 use std::io;
@@ -22,18 +22,18 @@ pub struct DirtyBitmap {
 }
 
 impl DirtyBitmap {
-    /// Bytes of the disk that a bit stands for.
+    /// Bytes of the disk per bit.
     pub const GRANULARITY: u64 = 64 << 10;
 
-    /// Bytes of the file for a disk of this size.
+    /// Returns the size in bytes of the file for a disk of this size.
     pub fn file_bytes(disk_bytes: u64) -> u64 {
         SharedBits::bytes(disk_bytes.div_ceil(DirtyBitmap::GRANULARITY)).max(8)
     }
 
-    /// The bits in a file, for a disk that had this size when the file was made.
+    /// Maps the bits in a file, for a disk that had this size when the file was created.
     ///
     /// # Errors
-    /// When the file is too short, or what mmap says.
+    /// The file is too short, or mmap fails.
     pub fn map(file: &File, disk_bytes: u64) -> io::Result<DirtyBitmap> {
         let bits = disk_bytes.div_ceil(DirtyBitmap::GRANULARITY);
         let length = usize::try_from(DirtyBitmap::file_bytes(disk_bytes))
@@ -44,7 +44,7 @@ impl DirtyBitmap {
         })
     }
 
-    /// These bytes are about to change.
+    /// Marks bytes that are about to change.
     #[inline]
     pub fn mark(&self, offset: u64, length: u64) {
         let end = offset.saturating_add(length);
@@ -54,7 +54,7 @@ impl DirtyBitmap {
         );
     }
 
-    /// The end of what is alike from `offset` on, at `end` at the latest, and whether it is dirty.
+    /// Returns the end of the piece with one state from `offset` on, at most `end`, and whether it is dirty.
     pub fn piece(&self, offset: u64, end: u64) -> (u64, bool) {
         let bit = offset / DirtyBitmap::GRANULARITY;
         let is_dirty = self.bits.is_set(bit);
@@ -63,14 +63,14 @@ impl DirtyBitmap {
             true => self.bits.next_clear(bit),
             false => self.bits.next_set(bit),
         };
-        // The end of the bits is not the end of what is dirty; whoever asks again hears of the rest.
+        // Dirty bytes may continue beyond the end of the bits; the next call returns them.
         (
             next.saturating_mul(DirtyBitmap::GRANULARITY).min(end),
             is_dirty,
         )
     }
 
-    /// How much of a disk of this size is dirty, in bytes.
+    /// Returns the number of dirty bytes of a disk of this size.
     pub fn dirty_bytes(&self, disk_bytes: u64) -> u64 {
         let covered = self.bits.len().saturating_mul(DirtyBitmap::GRANULARITY);
         let beyond = disk_bytes.saturating_sub(covered);
@@ -78,7 +78,7 @@ impl DirtyBitmap {
         dirty.saturating_add(beyond).min(disk_bytes)
     }
 
-    /// Has somebody truncated its file? Then it says nothing any more.
+    /// Returns true if another program has truncated the file. The bitmap is then useless.
     pub fn is_broken(&self) -> bool {
         self.bits.is_poisoned()
     }
@@ -92,11 +92,11 @@ impl std::fmt::Debug for DirtyBitmap {
     }
 }
 
-/// The bitmaps in which the changes of a disk are recorded.
+/// The bitmaps that record the changes of a disk.
 #[derive(Debug)]
 pub struct Recorder {
     conditions: Arc<Conditions>,
-    /// Goes up when they are others.
+    /// Incremented when the bitmaps are replaced.
     generation: AtomicU64,
     bitmaps: Mutex<Vec<Arc<DirtyBitmap>>>,
 }
@@ -110,8 +110,8 @@ impl Recorder {
         }
     }
 
-    /// Records in these bitmaps from now on. A change that is in flight meanwhile may be in none of them: whoever begins one holds the
-    /// disk ([`crate::Disk::hold`]), or nobody uses the disk yet.
+    /// Records in these bitmaps from now on. A change in flight at this moment may be in none of them: the caller holds the disk
+    /// ([`crate::Disk::hold`]), or the disk has no users yet.
     pub fn record_in(&self, bitmaps: Vec<Arc<DirtyBitmap>>) {
         let mut now = self.bitmaps.lock().unwrap_or_else(PoisonError::into_inner);
         self.conditions
@@ -120,13 +120,13 @@ impl Recorder {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// The bitmaps that there are now.
+    /// Returns the present bitmaps.
     pub fn bitmaps(&self) -> Vec<Arc<DirtyBitmap>> {
         let now = self.bitmaps.lock().unwrap_or_else(PoisonError::into_inner);
         now.clone()
     }
 
-    /// These bytes change in another way than by a request: the disk ends elsewhere.
+    /// Marks bytes that change without a request, because the size of the disk changes.
     pub(crate) fn mark(&self, offset: u64, length: u64) {
         self.bitmaps()
             .iter()
@@ -134,7 +134,7 @@ impl Recorder {
     }
 }
 
-/// A worker's own view of a disk's bitmaps: it takes the lock only when they are others.
+/// A worker's own view of a disk's bitmaps. It takes the lock only when they were replaced.
 #[derive(Debug)]
 pub struct RecorderView {
     recorder: Arc<Recorder>,
@@ -143,17 +143,17 @@ pub struct RecorderView {
 }
 
 impl RecorderView {
-    /// Of this recorder.
+    /// Creates a view of this recorder.
     pub fn new(recorder: &Arc<Recorder>) -> RecorderView {
         RecorderView {
             recorder: Arc::clone(recorder),
-            // Of none that there is.
+            // Differs from every generation.
             generation: u64::MAX,
             bitmaps: Vec::new(),
         }
     }
 
-    /// A request is about to be submitted.
+    /// Records a request that is about to be submitted.
     #[inline]
     pub fn record(&mut self, request: &IoRequest) {
         if !request.modifies() {
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn what_a_disk_has_grown_by_is_dirty() {
         let (_file, bitmap) = bitmap(2 * CHUNK + 512);
-        // The last bit stands for more than the disk had.
+        // The last bit covers more than the disk had.
         bitmap.mark(3 * CHUNK, CHUNK);
         let wanted = [(3 * CHUNK, false), (9 * CHUNK, true)];
         assert_eq!(pieces(&bitmap, 9 * CHUNK), wanted);

@@ -1,5 +1,5 @@
-//! `discard`: a layer that passes discards to the device below, writes zeroes in their place, or ignores them. A disk that moves to
-//! another device keeps its promises to clients: discarded blocks of a block device may read as anything, so zeroes are written there.
+//! `discard`: a layer that passes discards to the device below, writes zeroes in their place, or ignores them. A disk that moves to another
+//! device keeps its promises to clients: discarded blocks of a block device may read as anything, therefore zeroes are written there.
 //!
 //! Rejected: the same inside `file`. Remote units and RBD images lack these abilities too.
 
@@ -16,24 +16,24 @@ use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Prefetch, Submissio
 /// Effect of a discard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DiscardMode {
-    /// The device gets it.
+    /// The discard is passed to the device.
     #[default]
     Unmap,
-    /// The blocks read as zeroes. Their space is given back where the device can write zeroes by unmapping.
+    /// The blocks read as zeroes. Their space is released if the device can write zeroes by unmapping.
     Zeroes,
     /// None: the blocks keep their content.
     Ignore,
 }
 
 impl DiscardMode {
-    /// All modes, with their words.
+    /// All modes, with their configuration words.
     pub const WORDS: [(&'static str, DiscardMode); 3] = [
         ("unmap", DiscardMode::Unmap),
         ("zeroes", DiscardMode::Zeroes),
         ("ignore", DiscardMode::Ignore),
     ];
 
-    /// Returns the word for it in files and flags.
+    /// Returns the word of the mode in files and flags.
     pub fn word(self) -> &'static str {
         match self {
             DiscardMode::Unmap => "unmap",
@@ -54,7 +54,7 @@ impl DiscardMode {
         }
     }
 
-    /// Puts the layer over a device, unless the device behaves so by itself or is never written.
+    /// Adds the layer to a device, unless the device behaves like that already or is never written.
     pub fn over(self, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
         let info = device.info();
         let by_itself = info.discard_granularity.is_some() && info.discard_zeroes;

@@ -1,4 +1,4 @@
-//! A block device that stands on another.
+//! A block device over another one.
 
 use std::io;
 use std::sync::Arc;
@@ -7,18 +7,18 @@ use block::{Capacity, DiskInfo};
 
 use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium};
 
-/// A block device that stands on another, `inner`, and differs from it in what its channels do. Everything that it does not say
-/// itself is the inner device's.
+/// A block device over another one, `inner`, that differs from it in its channels. All other methods are passed to the inner device.
 ///
-/// State that is shared among daemons ([`BlockDevice::shared_state`]) is not passed on: a layer may change what others would see.
+/// State that is shared among daemons ([`BlockDevice::shared_state`]) is not passed on: a layer may change the content that others would
+/// see.
 pub trait Layer: Send + Sync {
-    /// The device below.
+    /// Returns the device below.
     fn inner(&self) -> &dyn BlockDevice;
 
     /// See [`BlockDevice::kind`].
     fn layer_kind(&self) -> &'static str;
 
-    /// The info of the device below as this layer shows it.
+    /// Returns the info of the device below as this layer shows it.
     fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
         inner
     }

@@ -1,4 +1,4 @@
-//! Block devices: what does a disk's I/O, one file each, behind two traits. They do not know who asks.
+//! Block devices: the I/O of disks, one file or folder per device, behind two traits and independent of the transports.
 //!
 //! ```text
 //!   Disk --- Arc<dyn BlockDevice> --- attach() -> Box<dyn IoChannel>    one per worker, !Send, no locks
@@ -7,10 +7,9 @@
 //!                                                 close()                   ->  drains; closed when nothing is in flight
 //! ```
 //!
-//! A block device is shared by all workers; each worker attaches a channel of its own and gives it the completions of the
-//! channel's [`uring::Owner`]s. A layer (`delay`, `faulty`) is a block device that stands on another, to any depth. Every I/O
-//! passes [`admit`] first, so that range, read-only and the like mean the same everywhere. Tests: in each module, and `tests/`
-//! against a model.
+//! A block device is shared by all workers. Each worker attaches its own channel and passes it the completions of the channel's
+//! [`uring::Owner`]s. A layer (`delay`, `faulty`) is a block device over another one, to any depth. Every I/O passes [`admit`] first, so
+//! that ranges, read-only and similar rules are the same for all devices. Tests: in each module, and `tests/` against a model.
 
 #![forbid(unsafe_code)]
 
@@ -90,51 +89,51 @@ pub use shared_state::{
 };
 pub use state::{DiskState, StateCell, WaitingIo};
 pub use throttle::{Moment, RateLimits, Throttle};
-/// Protocols of devices, for whoever describes them or looks at what they serve.
+/// Protocols of devices, for configuration and inspection.
 pub use {iscsi_initiator, librbd, qcow2};
 
-/// What the submitter calls its I/O.
+/// Identifier that the submitter gives to an I/O.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tag(pub u64);
 
-/// What became of an I/O when it was submitted.
+/// Result of the submission of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Submission {
-    /// It is over. The buffer was left where it was.
+    /// The I/O completed synchronously. The buffer was not taken.
     Done(IoOutcome),
-    /// The backend has taken the buffer, and gives it back in a [`Finished`] with the same tag.
+    /// The backend has taken the buffer, and returns it in a [`Finished`] with the same tag.
     Pending,
 }
 
-/// How soon an I/O comes that a backend is told of.
+/// Position of an announced I/O after the I/O that is about to be submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefetch {
-    /// After the one that is about to be submitted.
+    /// The next I/O.
     Next,
-    /// [`PREFETCH_DISTANCE`] after the one that is about to be submitted.
+    /// The I/O at a distance of [`PREFETCH_DISTANCE`].
     Later,
 }
 
-/// How many I/Os before it is submitted a backend is told of one for the first time. What takes longest to find out is where
-/// its memory is: longer than an I/O of 4 KiB takes, in a virtual machine.
+/// Prefetch distance in I/Os. Most of the delay is the address translation of an I/O's memory: in a virtual machine it takes longer than an
+/// I/O of 4 KiB.
 pub const PREFETCH_DISTANCE: usize = 3;
 
-/// An I/O that was pending and is over.
+/// The end of an I/O that was pending.
 #[derive(Debug)]
 pub struct Finished {
-    /// What the submitter called it.
+    /// Tag given by the submitter.
     pub tag: Tag,
-    /// The buffer that was submitted, with its window as it was.
+    /// The submitted buffer, with its window unchanged.
     pub buffer: IoBuffer,
-    /// How it ended.
+    /// Result of the I/O.
     pub outcome: IoOutcome,
 }
 
-/// One worker's handle on a disk. Dropped once it has closed, or with the ring.
+/// One worker's handle on a disk. Dropped after it has closed, or with the ring.
 pub trait IoChannel {
-    /// Starts an I/O. The buffer's window has just [`IoRequest::buffer_length`] bytes; where that is 0 the buffer is not
-    /// touched, only kept.
+    /// Starts an I/O. The buffer's window has exactly [`IoRequest::buffer_length`] bytes. If that is 0, the buffer is not accessed, only
+    /// held.
     fn submit(
         &mut self,
         ring: &mut Ring,
@@ -143,87 +142,87 @@ pub trait IoChannel {
         tag: Tag,
     ) -> Submission;
 
-    /// Is it worth telling what comes next, by [`IoChannel::prefetch`]?
+    /// Returns true if announcements by [`IoChannel::prefetch`] are useful.
     fn wants_prefetch(&self) -> bool {
         false
     }
 
-    /// This I/O comes soon, as a rule: time to fetch what it begins with.
+    /// Announces an I/O that probably comes soon, so that the first memory it needs can be fetched.
     fn prefetch(&self, io: &IoRequest, soon: Prefetch) {
         let _ = (io, soon);
     }
 
-    /// Where a disk's content lies in memory: points the buffer at what a read would bring, and nothing needs to be
-    /// copied. Whoever looks sees later changes too. False: it has to be read, or may not be.
+    /// Points the buffer at the disk's memory that a read would copy, which saves the copy. The buffer shows later changes too. Returns
+    /// false if the data must be read, or may not be read.
     #[inline]
     fn borrow(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
         let _ = (io, buffer);
         false
     }
 
-    /// Does a buffer still lie in the disk's memory, to which [`IoChannel::borrow`] has pointed it?
+    /// Returns true while a buffer still points at the disk's memory because of [`IoChannel::borrow`].
     fn is_borrowed(&self) -> bool {
         false
     }
 
-    /// Takes a completion of one of this handle's owners; appends what is over, and may submit what remains to be done.
+    /// Handles a completion of one of this handle's owners. Appends finished I/Os, and may submit further steps.
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>);
 
-    /// Asks for an I/O that is pending to end soon. Best effort: it is finished as any other, with
-    /// [`IoErrorKind::Cancelled`](block::IoErrorKind) or with the outcome that it had by then, or goes on as if nothing was said.
+    /// Asks for a pending I/O to end soon. Best effort: the I/O finishes with [`IoErrorKind::Cancelled`](block::IoErrorKind), or with the
+    /// outcome that it had by then, or as if it had not been aborted.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let _ = (ring, tag);
     }
 
-    /// Begins to close the handle, once no I/O is pending: ends what it has running on the ring besides I/O, such as watches.
-    /// Completions are given to it until [`IoChannel::is_closed`].
+    /// Begins to close the handle, once no I/O is pending: ends its other operations on the ring, such as watches. The handle receives
+    /// completions until [`IoChannel::is_closed`].
     fn close(&mut self, ring: &mut Ring) {
         let _ = ring;
     }
 
-    /// Has the last completion of each of its owners been read, so that they may be given to others?
+    /// Returns true if the last completion of each of its owners was received, so that the owners may be reused.
     fn is_closed(&self) -> bool {
         self.in_flight() == 0
     }
 
-    /// I/Os that are pending.
+    /// Returns the number of pending I/Os.
     fn in_flight(&self) -> usize;
 }
 
 /// Progress of [`BlockDevice::copy_up`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopiedUp {
-    /// Offset to continue at. `u64::MAX`: the device below has no data beyond it.
+    /// Offset at which to continue. `u64::MAX`: the device below has no data beyond it.
     pub end: u64,
-    /// Bytes that were copied.
+    /// Number of bytes copied.
     pub bytes: u64,
 }
 
-/// A disk's block device. Shared by all workers.
+/// Block device of a disk, shared by all workers.
 pub trait BlockDevice: Send + Sync {
-    /// Shape and abilities; who the disk is, is not known here: [`Disk::info`] fills it in.
+    /// Returns geometry and abilities. The identity is not included: [`Disk::info`] adds it.
     fn info(&self) -> DiskInfo;
 
-    /// How large it is now: read with every I/O.
+    /// Returns the current size, which every I/O reads.
     fn capacity(&self) -> &Arc<Capacity>;
 
-    /// Makes room for a disk that grows to `bytes`, before [`BlockDevice::capacity`] says so; or gives back what is beyond
-    /// `bytes` after it has said so, when no change beyond is in flight. See [`Disk::resize`].
+    /// Allocates space before [`BlockDevice::capacity`] grows to `bytes`. Releases space beyond `bytes` after the capacity has shrunk, when
+    /// no change beyond is in flight. See [`Disk::resize`].
     ///
     /// # Errors
-    /// What the system says; no changes then.
+    /// The system refuses; the size is unchanged.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 
-    /// Has `changed` called after the disk's size was changed by others, which [`BlockDevice::capacity`] says by then, and after a device
-    /// that was unavailable is ready again. On any thread but a worker's; must be quick.
+    /// Registers `changed`, which is called after others have changed the disk's size and [`BlockDevice::capacity`] was updated, and after
+    /// an unavailable device is ready again. It is called on any thread except a worker's, and must be quick.
     fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
         drop(changed);
     }
 
-    /// How large what it lies in is now, for a block device that has to be asked whether others have changed that. May block.
+    /// Returns the present size of the underlying object in bytes, for a device that must be queried for changes by others. May block.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system cannot report the size.
     fn found_size(&self) -> io::Result<Option<u64>> {
         Ok(None)
     }
@@ -231,67 +230,69 @@ pub trait BlockDevice: Send + Sync {
     /// Checks that no other program has truncated, removed or replaced its files since they were opened. May block.
     ///
     /// # Errors
-    /// What has changed, with the path and the size of the file; or the system's.
+    /// The change, with the path and the size of the file; or the error of the system.
     fn check_file(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Removes what was made for it when it was opened: there is to be no such disk after all, and it was never used.
+    /// Removes files that were created when the device was opened. Called if the disk is not created after all; the device was never used.
     fn remove_if_created(&self) {}
 
-    /// The disk was removed: what was kept for when it is opened again is not needed. True: nobody sees its content any more.
+    /// Releases resources that exist for reopening the disk, after the disk was removed. Returns true if its content is gone for all users.
     fn forget(&self) -> bool {
         self.medium().is_none()
     }
 
-    /// It becomes what another device stands on: nobody writes to it any more, and others may read what it lies in. No write is in flight.
+    /// Converts the device to a read-only backing device: no more writes, and other processes may read the underlying object. No write is
+    /// in flight.
     ///
     /// # Errors
-    /// What the system says. It is still only read then, but others are kept out as before.
+    /// The system refuses. The device is then read-only, but other processes stay locked out.
     fn give_up_writing(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Copies data of the device below into this one, for a device that stores only what differs from that. Passes over own data and
-    /// holes from `offset` on, and then copies about `length` bytes. The work of one call is bounded. May block.
+    /// Copies data of the device below into this one, for a device that stores only differences. Skips own data and holes from `offset` on,
+    /// and then copies about `length` bytes. One call does a bounded amount of work. May block.
     ///
     /// # Errors
-    /// What the system says; a part may have been copied by then.
+    /// The system fails; a part may have been copied by then.
     fn copy_up(&self, offset: u64, length: u64) -> io::Result<CopiedUp> {
         let _ = (offset, length);
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Needs the device below it no more when it is opened again: all of it is its own.
+    /// Removes the reference to the device below, which is not needed when this device is opened again. This device must store all data
+    /// itself.
     ///
     /// # Errors
-    /// What the system says; it needs it as before then.
+    /// The system fails; the reference remains.
     fn leave_backing(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Keeps others out no more: this process is about to open what it lies in another time. Nothing is written by it from then on, unless
-    /// it takes its locks again.
+    /// Releases the locks against other processes, because this process is about to open the underlying object again. This device writes
+    /// nothing until it takes its locks again.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system refuses.
     fn release_locks(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Keeps others out again, as before [`BlockDevice::release_locks`].
+    /// Takes the locks that [`BlockDevice::release_locks`] has released.
     ///
     /// # Errors
-    /// What the system says, or that somebody else has it by now.
+    /// The system refuses, or another process has the lock by now.
     fn take_locks(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Opens what it is anew, over a device below that can be written: what it has itself can go there. No I/O is in flight, and none is
-    /// given to this one any more, unless that fails.
+    /// Opens the device again over a writable device below, to commit its own data there. No I/O is in flight, and this device receives no
+    /// more I/O unless the call fails.
     ///
     /// # Errors
-    /// Why not: it is as before then.
+    /// The device cannot be opened; this one is unchanged.
     fn reopen_to_commit(&self) -> Result<Committable, OpenError> {
         Err(OpenError::File {
             path: std::path::PathBuf::new(),
@@ -299,41 +300,41 @@ pub trait BlockDevice: Send + Sync {
         })
     }
 
-    /// What of a range it has itself, in pieces from the first byte on: the end of each, and whether it is its own.
+    /// Lists the pieces of a range, from the first byte on: the end of each, and whether this device stores it itself.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system fails.
     fn own_pieces(&self, offset: u64, length: u64) -> io::Result<Vec<(u64, bool)>> {
         Ok(vec![(offset + length, true)])
     }
 
-    /// What its content lies in, which its identity is kept with; `None`: content and identity end with the process.
+    /// Returns the medium that stores the disk's identity; `None` if content and identity end with the process.
     fn medium(&self) -> Option<&dyn Medium> {
         None
     }
 
-    /// Whether it can be reached, for a device that comes back by itself.
+    /// Returns whether the device can be reached, for a device that reconnects automatically.
     fn state(&self) -> DiskState {
         DiskState::Ready
     }
 
-    /// Its name in configuration and metrics: `ram`, `file`, ...
+    /// Returns the name in configuration and metrics: `ram`, `file`, ...
     fn kind(&self) -> &'static str;
 
-    /// The device that it stands on, if it is a layer.
+    /// Returns the device below, if there is one.
     fn below(&self) -> Option<&dyn BlockDevice> {
         None
     }
 
-    /// State that it keeps for all daemons that serve its content; a layer does not pass on what the device below it has.
+    /// Returns the state shared by all daemons that serve its content. A layer does not pass on that of the device below.
     fn shared_state(&self) -> Option<&dyn SharedState> {
         None
     }
 
-    /// Attaches a worker, which gets a handle of its own. Must not block.
+    /// Attaches a worker and returns its own handle. Must not block.
     ///
     /// # Errors
-    /// When the kernel has no descriptor (or the like) left for it. Nothing that was begun on the ring is left then.
+    /// The kernel has no descriptor (or similar resource) left. Nothing that was begun on the ring remains.
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>>;
 }
 

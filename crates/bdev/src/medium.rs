@@ -1,7 +1,7 @@
-//! Where a disk's content lies, as far as its identity is kept with it: an attribute of the file, with a record by which a
-//! copy that has the attribute too can be told from the original.
+//! The medium of a disk's content, for storing the disk's identity: an attribute of the file, with a record that distinguishes the original
+//! from a copy that includes the attribute.
 //!
-//! Control plane only; may block. The attribute's content comes with the file, from whoever had it before: it is not trusted.
+//! Control plane only; may block. The attribute comes with the file, possibly from another host: it is not trusted.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,42 +11,43 @@ use std::path::PathBuf;
 
 use block::Identity;
 
-/// A record with a longer path is written without it: ext4 has one block for all attributes of a file.
+/// Maximum length in bytes of a path in a record; a longer path is omitted. ext4 has one block for all attributes of a file.
 const PATH_BYTES_MAX: usize = 2048;
 
-/// What tells one file from another one, also from its copies.
+/// Distinguishes a file from other files, including its copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// Its inode number.
+    /// Inode number.
     pub inode: u64,
-    /// When it was created: seconds since 1970, and nanoseconds. Not all file systems say.
+    /// Creation time: seconds since 1970, and nanoseconds. Not all file systems report it.
     pub birth: Option<(i64, u32)>,
-    /// Where it is.
+    /// Path of the file.
     pub path: Option<PathBuf>,
 }
 
 impl Stamp {
-    /// Are both of one file, wherever it is now? A snapshot of a whole file system has all its files' stamps.
+    /// Returns true if both stamps belong to one file, wherever it is now. A snapshot of a whole file system has the stamps of all its
+    /// files.
     pub fn is_same_file(&self, other: &Stamp) -> bool {
         match (self.birth, other.birth) {
-            // Not the inode number, which some file systems make up with every mount.
+            // Not the inode number, which some file systems assign with every mount.
             (Some(one), Some(another)) => one == another,
             _ => self.inode == other.inode,
         }
     }
 }
 
-/// An identity, and the file that it was written for.
+/// An identity, and the stamp of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityRecord {
     /// The identity.
     pub identity: Identity,
-    /// The file; `None`: a block device, or the identity was set by hand.
+    /// Stamp of the file; `None` for a block device, or if the identity was set by hand.
     pub stamp: Option<Stamp>,
 }
 
 impl IdentityRecord {
-    /// `UUID inode=N birth=SECONDS.NANOSECONDS path=...`; only the UUID is always there.
+    /// Encodes the record as `UUID inode=N birth=SECONDS.NANOSECONDS path=...`; only the UUID is always present.
     pub fn encode(&self) -> Vec<u8> {
         let mut text = self.identity.to_string().into_bytes();
         let Some(stamp) = &self.stamp else {
@@ -64,13 +65,13 @@ impl IdentityRecord {
         text
     }
 
-    /// Reads what [`IdentityRecord::encode`] writes; words that are not known are passed over. `None`: it is no record.
+    /// Parses the output of [`IdentityRecord::encode`], and skips unknown words. Returns `None` if the bytes are not a record.
     pub fn decode(bytes: &[u8]) -> Option<IdentityRecord> {
         let (identity, mut rest) = split_word(bytes);
         let identity = std::str::from_utf8(identity).ok()?.trim().parse().ok()?;
         let (mut inode, mut birth, mut path) = (None, None, None);
         while !rest.is_empty() {
-            // A path may have blanks: it comes last.
+            // A path may contain blanks, therefore it comes last.
             if let Some(bytes) = rest.strip_prefix(b"path=") {
                 path = Some(PathBuf::from(OsStr::from_bytes(bytes)));
                 break;
@@ -97,47 +98,47 @@ fn split_word(bytes: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// A file, block device or image that keeps its content when the process ends.
+/// A file, block device or image that retains its content when the process ends.
 pub trait Medium: Send + Sync {
-    /// What the medium is called where identities are kept that it cannot hold: the same after a restart.
+    /// Returns the name of the medium for identities that it cannot store itself. The name is the same after a restart.
     fn key(&self) -> String;
 
-    /// The identity that follows from the content's place alone, for a medium that is the same wherever it is served.
+    /// Returns the identity that follows from the location of the content alone, for a medium that is the same on every host.
     fn own_identity(&self) -> Option<Identity> {
         None
     }
 
-    /// Major and minor number of a block device; `None`: it is none.
+    /// Returns major and minor number of a block device; `None` for other media.
     fn device_number(&self) -> Option<(u32, u32)> {
         None
     }
 
-    /// The file as it is now; `None`: a block device or an image.
+    /// Returns the present stamp of the file; `None` for a block device or an image.
     fn stamp(&self) -> Option<Stamp>;
 
-    /// What its attribute says; `None`: it has none.
+    /// Returns the content of its attribute; `None` without one.
     ///
     /// # Errors
-    /// What the system says; a block device has no attributes.
+    /// The system fails; a block device has no attributes.
     fn attribute(&self) -> io::Result<Option<Vec<u8>>>;
 
-    /// Replaces the attribute. Not durable yet: see [`Medium::reopen`].
+    /// Replaces the attribute. It is not durable before a sync: see [`Medium::reopen`].
     ///
     /// # Errors
-    /// What the system says, or that the disk is read-only; the attribute is as it was then.
+    /// The system refuses, or the disk is read-only; the attribute is unchanged.
     fn set_attribute(&self, bytes: &[u8]) -> io::Result<()>;
 
-    /// Is there, where the record says, another file, which it was written for? Then this one is a copy.
+    /// Returns true if the record belongs to another file that still exists at the recorded path. Then this file is a copy.
     fn is_copy_of(&self, record: &IdentityRecord) -> bool;
 
-    /// The file once more, without its locks, to be synchronised.
+    /// Opens the file again without its locks, for a sync.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system refuses.
     fn reopen(&self) -> io::Result<OwnedFd>;
 }
 
-/// A path from bytes that the kernel gave.
+/// Converts a path returned by the kernel.
 pub(crate) fn path_of(bytes: Vec<u8>) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(bytes))
 }

@@ -1,4 +1,4 @@
-//! Whether a disk can do I/O, as its users see it.
+//! Availability of a disk, as its users see it.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,7 +8,7 @@ use latency::Clock;
 
 use block::IoError;
 
-/// The state of a disk.
+/// State of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DiskState {
     /// I/O goes to the device.
@@ -16,17 +16,17 @@ pub enum DiskState {
     Ready,
     /// The device is being opened.
     Opening,
-    /// The device cannot be reached. It is tried again by itself.
+    /// The device cannot be reached. Further attempts are automatic.
     Unavailable {
-        /// Why, for people.
+        /// Reason, in words.
         reason: String,
-        /// How soon.
+        /// Time until the next attempt.
         next_try: Duration,
     },
 }
 
 impl DiskState {
-    /// The state in one word.
+    /// Returns the state in one word.
     pub const fn word(&self) -> &'static str {
         match self {
             DiskState::Ready => "ready",
@@ -51,29 +51,29 @@ impl fmt::Display for DiskState {
     }
 }
 
-/// Of whoever could not reach the device: a worker, or the control plane.
+/// Failed attempt of a worker or of the control plane to reach the device.
 #[derive(Debug)]
 struct Failure {
     who: u32,
     reason: String,
-    /// On the process' clock.
+    /// On the clock of the process.
     next_try: Duration,
 }
 
-/// I/Os that have failed and wait to be submitted again: see [`crate::OnError`].
+/// Failed I/Os that wait to be submitted again: see [`crate::OnError`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitingIo {
-    /// How many.
+    /// Number of I/Os.
     pub count: usize,
-    /// Why the last of them failed.
+    /// Error of the last one.
     pub error: IoError,
 }
 
-/// Called when a disk's first I/O begins to wait (true), and when none waits any more.
+/// Called when a disk's first I/O begins to wait (true), and when none waits any more (false).
 type OnWaiting = Box<dyn Fn(bool) + Send + Sync>;
 
-/// The state of a disk, told by its workers. Read by the control plane; changed only when a worker attaches, or fails to, and when
-/// I/Os begin to wait or go on.
+/// State of a disk, reported by its workers. Read by the control plane. Changes only when a worker attaches, or fails to, and when I/Os
+/// begin or cease to wait.
 #[derive(Default)]
 pub struct StateCell {
     failures: Mutex<Vec<Failure>>,
@@ -94,7 +94,7 @@ impl fmt::Debug for StateCell {
 }
 
 impl StateCell {
-    /// The worker `who` cannot attach to the device, and tries again after `wait`.
+    /// Records that the worker `who` cannot attach to the device and tries again after `wait`.
     pub fn failed(&self, who: u32, reason: String, wait: Duration) {
         let failure = Failure {
             who,
@@ -106,13 +106,13 @@ impl StateCell {
         failures.push(failure);
     }
 
-    /// The worker `who` has attached, or needs the device no more.
+    /// Records that the worker `who` has attached, or does not need the device any more.
     pub fn cleared(&self, who: u32) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.retain(|failure| failure.who != who);
     }
 
-    /// Sets how many I/Os of the worker `who` wait, and how the last of them failed.
+    /// Sets the number of waiting I/Os of the worker `who`, and the error of the last one.
     pub fn waits(&self, who: u32, count: usize, error: IoError) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let before = waiting.is_empty();
@@ -124,17 +124,17 @@ impl StateCell {
         if before != now
             && let Some(on_waiting) = self.on_waiting.get()
         {
-            // With the lock, so that they are called in the order of the changes.
+            // With the lock, so that the calls have the order of the changes.
             on_waiting(!now);
         }
     }
 
-    /// Sets the reason why the saved state of the disk cannot be used; `None`: it is known.
+    /// Sets the reason why the saved state of the disk cannot be used; `None` if it can.
     pub fn set_reservations_unknown(&self, reason: Option<String>) {
         *self.unknown() = reason;
     }
 
-    /// Reason why the saved state of the disk cannot be used, if so.
+    /// Returns the reason why the saved state of the disk cannot be used, if any.
     pub fn reservations_unknown(&self) -> Option<String> {
         self.unknown().clone()
     }
@@ -144,7 +144,7 @@ impl StateCell {
         unknown.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// I/Os that wait now, on all workers.
+    /// Returns the waiting I/Os of all workers; `None` if none waits.
     pub fn waiting(&self) -> Option<WaitingIo> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, last) = waiting.last()?;
@@ -155,13 +155,13 @@ impl StateCell {
         })
     }
 
-    /// Has `on_waiting` called, on a worker, when the first I/O begins to wait and when none waits any more. Once for a disk; must be
-    /// quick.
+    /// Registers `on_waiting`, which is called on a worker when the first I/O begins to wait and when none waits any more. Once per disk;
+    /// must be quick.
     pub fn on_waiting(&self, on_waiting: impl Fn(bool) + Send + Sync + 'static) {
         self.on_waiting.set(Box::new(on_waiting)).ok();
     }
 
-    /// The state now.
+    /// Returns the present state.
     pub fn get(&self) -> DiskState {
         let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         match failures.iter().min_by_key(|failure| failure.next_try) {
