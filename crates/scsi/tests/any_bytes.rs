@@ -1,4 +1,4 @@
-//! No CDB, whatever its bytes and buffers, panics or reaches beyond the disk.
+//! No CDB, with any bytes and buffers, panics or reaches beyond the disk.
 
 mod common;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use scsi::*;
 use std::sync::Arc;
 
-/// Small numbers are likely, so that ranges hit the disk and its end.
+/// Prefers small numbers, so that ranges hit the disk and its end.
 fn byte() -> impl Strategy<Value = u8> {
     prop_oneof![3 => Just(0u8), 2 => 0u8..16, 1 => any::<u8>()]
 }
@@ -30,7 +30,7 @@ fn cdb() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// A parameter list: some bytes that matter, then the same byte over and over.
+/// A parameter list: some significant bytes, then repetitions of one byte.
 fn data_out() -> impl Strategy<Value = Vec<u8>> {
     (prop::collection::vec(byte(), 0..48), byte(), 0usize..2048).prop_map(
         |(mut bytes, filler, length)| {
@@ -77,14 +77,14 @@ proptest! {
     }
 }
 
-/// Reads and writes that are plain, or nearly: one field is otherwise.
+/// Plain reads and writes, or with one unusual field.
 fn near_plain() -> impl Strategy<Value = (Vec<u8>, usize)> {
     let opcode = prop::sample::select(vec![0x28u8, 0x2a, 0x88, 0x8a]);
     let byte1 = prop_oneof![4 => Just(0u8), 1 => Just(0x08), 1 => Just(0x10), 1 => any::<u8>()];
     let rare = || prop_oneof![5 => Just(0u8), 1 => Just(0x04), 1 => any::<u8>()];
     let (control, group) = (rare(), rare());
     let spare = prop_oneof![4 => Just(0i64), 1 => -600i64..600];
-    // The last ones overflow with what is added to them.
+    // The last values overflow when a length is added.
     let lba = prop_oneof![9 => 0u64..70, 1 => u64::MAX - 9..=u64::MAX];
     (opcode, byte1, group, control, lba, 0u16..10, spare).prop_map(
         |(opcode, byte1, group, control, lba, blocks, spare)| {
@@ -107,8 +107,8 @@ fn near_plain() -> impl Strategy<Value = (Vec<u8>, usize)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A unit attention that waits for another unit with the same filter bit sends a command the general
-    /// way: what it answers is what the short way answers.
+    /// A pending unit attention for another unit with the same filter bit forces the general path. Its response must equal that of the fast
+    /// path.
     #[test]
     fn the_short_way_and_the_general_way_agree((cdb, length) in near_plain()) {
         let mut short = Bed::new(512, 64);
@@ -123,7 +123,7 @@ proptest! {
         prop_assert_eq!(short.disks.log, general.disks.log);
     }
 
-    /// What is kept of a unit for plain commands plans what a look-up for each command plans, or leaves it to that.
+    /// A kept `PlainUnit` plans the same as a lookup per command, or leaves the command to the lookup.
     #[test]
     fn the_kept_unit_and_the_look_up_agree(
         (cdb, length) in near_plain(),

@@ -92,7 +92,7 @@ fn naca_is_an_invalid_field() {
     assert_eq!(answer.sense[15..18], [0xca, 0x00, 0x09]);
 }
 
-/// SAM-5, 8.6.4: an ACA task is for ACA conditions, of which there are none.
+/// SAM-5, 8.6.4: an ACA task requires an ACA condition, and there are none.
 #[test]
 fn aca_task_is_an_invalid_message() {
     let mut bed = Bed::new(512, 2048);
@@ -300,7 +300,7 @@ fn unmap_with_anchor_zeroes_and_keeps_the_space() {
     bed.disks.log.clear();
     bed.disks.failure = Some(IoErrorKind::NoSpace);
     let answer = bed.run(0, &cdb, &list, 0);
-    // DATA PROTECT, SPACE ALLOCATION FAILED WRITE PROTECT
+    // DATA PROTECT, SPACE ALLOCATION FAILED WRITE PROTECT.
     assert_eq!(answer.code(), (0x07, 0x27, 0x07));
     assert_eq!(bed.disks.log.len(), 1);
 }
@@ -308,7 +308,7 @@ fn unmap_with_anchor_zeroes_and_keeps_the_space() {
 #[test]
 fn zeroes_of_an_anchor_are_durable_where_there_is_no_write_cache() {
     let mut bed = Bed::new(512, 2048);
-    // The caching page with WCE clear.
+    // Caching page with WCE clear.
     let mut list = [0; 24];
     list[4..6].copy_from_slice(&[0x08, 0x12]);
     let select = bed.run(0, &[0x15, 0x10, 0, 0, 24, 0], &list, 0);
@@ -345,11 +345,11 @@ fn anchor_is_refused_where_it_means_nothing_or_the_disk_cannot() {
     for (cdb, data) in [unmap, same[0], same[1]] {
         let answer = bed.run(0, cdb, data, 0);
         assert_eq!(answer.code(), (0x05, 0x24, 0x00), "{cdb:02x?}");
-        // sense-key specific: the CDB's byte 1, its bit
+        // Sense-key specific: byte 1 of the CDB, bit.
         let bit = if cdb[0] == 0x42 { 0xc8 } else { 0xcc };
         assert_eq!(answer.sense[15..18], [bit, 0, 1], "{cdb:02x?}");
     }
-    // without UNMAP it is an error on every disk (SBC-4, table 151)
+    // Without UNMAP it is an error on every disk (SBC-4, table 151).
     let mut bed = Bed::new(512, 2048);
     for (cdb, data) in same {
         let mut without = cdb.to_vec();

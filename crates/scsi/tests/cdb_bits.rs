@@ -1,7 +1,7 @@
-//! Every bit of every supported CDB: honoured, ignored for a reason, or refused with a pointer to it.
+//! Every bit of every supported CDB is honoured, ignored for a reason, or refused with a pointer to it.
 //!
-//! The table is written from SPC-4, SPC-5, SBC-3 and SBC-4, not from the code; REPORT SUPPORTED OPERATION CODES has to say
-//! the same of what is honoured.
+//! The table is written from SPC-4, SPC-5, SBC-3 and SBC-4, not from the code. REPORT SUPPORTED OPERATION CODES must report the same
+//! honoured bits.
 
 mod common;
 
@@ -10,17 +10,17 @@ use std::collections::BTreeSet;
 use common::*;
 use scsi::*;
 
-/// The SCSI-2 LUN, which SCSI-2 initiators put into byte 1 of every CDB, and Linux into that of INQUIRY until it has
-/// read what standard a unit follows. It means nothing since SPC.
+/// LUN of SCSI-2, which SCSI-2 initiators put into byte 1 of every CDB, and Linux into that of INQUIRY until it has read the unit's
+/// version. Without meaning since SPC.
 const LUN: (usize, u8) = (1, 0xe0);
 
-/// GROUP NUMBER in CDBs of 10, 12 and 16 bytes: by it statistics may be grouped (SBC-3, 4.22). GROUP_SUP is 0, so there are
-/// none, and no other server refuses the number.
+/// GROUP NUMBER in CDBs of 10, 12 and 16 bytes, for grouped statistics (SBC-3, 4.22). GROUP_SUP is 0, so there are none; no other server
+/// refuses the number.
 const GROUP_10: (usize, u8) = (6, 0x3f);
 const GROUP_12: (usize, u8) = (10, 0x3f);
 const GROUP_16: (usize, u8) = (14, 0x3f);
 
-/// A field of several bits that is refused as one: where it begins, where it ends, its bits of a single byte, or all.
+/// A field of several bits that is refused as one: first byte, last byte, bits within one byte or all.
 type Field = (usize, usize, u8);
 
 /// RDPROTECT, WRPROTECT, VRPROTECT or ORPROTECT; SELF-TEST CODE; PARAMETER DATA FORMAT.
@@ -64,7 +64,7 @@ const COMMANDS: &[Command] = &[
     plain(&[0x00, 0, 0, 0, 0, 0], &[LUN], &[]),
     // REQUEST SENSE: DESC
     plain(&[0x03, 0x01, 0, 0, X, 0], &[LUN], &[]),
-    // FORMAT UNIT: LONGLIST, FMTDATA, CMPLST; no FMTPINFO, DEFECT LIST FORMAT 000b, nothing of the obsolete interleave or FFMT
+    // FORMAT UNIT: LONGLIST, FMTDATA, CMPLST; no FMTPINFO, DEFECT LIST FORMAT 000b; not the obsolete interleave and FFMT.
     plain(&[0x04, 0x38, 0, 0, 0, 0], &[], &[(1, 1, 0xc0), (1, 1, 0x07)]),
     // READ(6), WRITE(6): 21 bits of LBA
     plain(&[0x08, 0x1f, X, X, X, 0], &[LUN], &[]),
@@ -84,7 +84,7 @@ const COMMANDS: &[Command] = &[
     plain(&[0x1d, 0x17, 0, 0, 0, 0], &[], &[TOP, (3, 4, X)]),
     // PREVENT ALLOW MEDIUM REMOVAL: PREVENT 00b and 01b
     plain(&[0x1e, 0, 0, 0, 0x01, 0], &[LUN], &[]),
-    // READ CAPACITY(10): LBA and PMI, obsolete, as SBC-2 has them
+    // READ CAPACITY(10): LBA and PMI, obsolete, as in SBC-2.
     plain(&[0x25, 0, X, X, X, X, 0, 0, 0x01, 0], &[LUN], &[]),
     // READ(10), WRITE(10): DPO, FUA, FUA_NV
     plain(&[0x28, 0x1a, X, X, X, X, 0, X, X, 0], &[GROUP_10], &[TOP]),
@@ -98,7 +98,7 @@ const COMMANDS: &[Command] = &[
     plain(&[0x35, 0x06, X, X, X, X, 0, X, X, 0], &[LUN, GROUP_10], &[]),
     // READ DEFECT DATA(10): REQ_PLIST, REQ_GLIST, DEFECT LIST FORMAT
     plain(&[0x37, 0, 0x1f, 0, 0, 0, 0, X, X, 0], &[LUN], &[]),
-    // WRITE SAME(10): ANCHOR, UNMAP; not PBDATA and LBDATA, which change what is written
+    // WRITE SAME(10): ANCHOR, UNMAP; not PBDATA and LBDATA, which change the written data.
     plain(&[0x41, 0x18, X, X, X, X, 0, X, X, 0], &[GROUP_10], &[TOP]),
     // UNMAP: ANCHOR
     plain(&[0x42, 0x01, 0, 0, 0, 0, 0, X, X, 0], &[GROUP_10], &[]),
@@ -119,7 +119,7 @@ const COMMANDS: &[Command] = &[
     action(&[0x5e, 0x01, 0, 0, 0, 0, 0, X, X, 0], &[]),
     action(&[0x5e, 0x02, 0, 0, 0, 0, 0, X, X, 0], &[]),
     action(&[0x5e, 0x03, 0, 0, 0, 0, 0, X, X, 0], &[]),
-    // PERSISTENT RESERVE OUT: SCOPE and TYPE, which the standard itself has some services ignore
+    // PERSISTENT RESERVE OUT: SCOPE and TYPE; the standard makes some services ignore them.
     action(&[0x5f, 0x00, X, 0, 0, X, X, X, X, 0], &[]),
     action(&[0x5f, 0x01, X, 0, 0, X, X, X, X, 0], &[]),
     action(&[0x5f, 0x02, X, 0, 0, X, X, X, X, 0], &[]),
@@ -146,7 +146,7 @@ const COMMANDS: &[Command] = &[
     plain(&[0x8f, 0x16, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0], &[GROUP_16], &[TOP]),
     plain(&[0x90, 0x02, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0], &[GROUP_16], &[]),
     plain(&[0x91, 0x06, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0], &[GROUP_16], &[]),
-    // WRITE SAME(16): NDOB too
+    // WRITE SAME(16): also NDOB.
     plain(&[0x93, 0x19, X, X, X, X, X, X, X, X, X, X, X, X, 0, 0], &[GROUP_16], &[TOP]),
     // WRITE ATOMIC(16): no ATOMIC BOUNDARY
     plain(&[0x9c, 0x18, X, X, X, X, X, X, X, X, 0, 0, X, X, 0, 0], &[GROUP_16], &[TOP, (10, 11, X)]),
@@ -176,7 +176,7 @@ impl Command {
         self.has_action.then(|| self.usage[1] & 0x1f)
     }
 
-    /// The shortest CDB of the command: operation code and service action.
+    /// Returns a CDB with operation code and service action only.
     fn base(&self) -> Vec<u8> {
         let mut cdb = vec![0; self.usage.len()];
         cdb[0] = self.usage[0];
@@ -189,7 +189,7 @@ impl Command {
         ignored.any(|&(byte, mask)| byte == at && mask >> bit & 1 == 1)
     }
 
-    /// Every bit that is neither honoured nor ignored.
+    /// Returns the bits that are neither honoured nor ignored.
     fn refused(&self) -> Vec<(usize, u8)> {
         let bits = (1..self.usage.len()).flat_map(|at| (0..8).map(move |bit| (at, bit)));
         let is_action = |at, bit| at == 1 && bit < 5 && self.has_action;
@@ -199,7 +199,7 @@ impl Command {
         .collect()
     }
 
-    /// Sense-key specific bytes that point to a bit (SPC-5, 4.4.2.4.2): SKSV, C/D, BPV, then bit and byte.
+    /// Returns the sense-key specific bytes for a pointer to a bit (SPC-5, 4.4.2.4.2): SKSV, C/D, BPV, then bit and byte.
     fn pointer(&self, at: usize, bit: u8) -> [u8; 3] {
         let field = self
             .fields
@@ -213,7 +213,7 @@ impl Command {
     }
 }
 
-/// A unit that has every command.
+/// A unit that supports every command.
 fn bed() -> Bed {
     let atomic_writes = Some(block::AtomicWrites {
         unit: 4096,
@@ -279,11 +279,11 @@ fn every_bit_that_is_not_honoured_is_refused_with_a_pointer_to_it() {
     assert_eq!(bed.disks.log, []);
 }
 
-/// Of two bits the first is pointed to.
+/// If two bits are refused, the pointer is to the first.
 #[test]
 fn naca_and_the_control_byte_are_refused_last() {
     let mut bed = bed();
-    // SAM-5, 5.2: vendor specific, reserved, NACA, obsolete FLAG and LINK
+    // SAM-5, 5.2: vendor specific, reserved, NACA, obsolete FLAG and LINK.
     for (control, bit) in [
         (0x80, 7),
         (0x40, 6),
@@ -318,7 +318,7 @@ fn bits_that_are_ignored_change_nothing() {
     }
 }
 
-/// The short way of plain reads and writes lets nothing through that the general way refuses.
+/// The fast path accepts no plain read or write that the general path refuses.
 #[test]
 fn reads_and_writes_that_are_plain_otherwise_are_refused_all_the_same() {
     let mut bed = bed();
@@ -346,7 +346,7 @@ fn reads_and_writes_that_are_plain_otherwise_are_refused_all_the_same() {
     }
 }
 
-/// A unit that is not there says so of any command; the well-known one and INQUIRY of a missing one look at bits too.
+/// A missing unit refuses all commands except a few. Bits are checked for the well-known unit, and for INQUIRY of a missing one.
 #[test]
 fn commands_served_without_a_unit_are_refused_for_their_bits() {
     let mut bed = bed();
@@ -359,7 +359,7 @@ fn commands_served_without_a_unit_are_refused_for_their_bits() {
         bed.run(7, &[0x12, 0x02, 0, 0, 96, 0], &[], 96).code(),
         (0x05, 0x24, 0x00)
     );
-    // Linux looks for LUN 7 so
+    // Linux probes LUN 7 with this CDB.
     assert_eq!(
         bed.run(7, &[0x12, 0xe0, 0, 0, 96, 0], &[], 96).status,
         Status::Good
@@ -371,7 +371,7 @@ fn commands_served_without_a_unit_are_refused_for_their_bits() {
     assert_eq!(sense[12..18], [0x24, 0x00, 0, 0xca, 0x00, 0x05]);
 }
 
-/// FUA_NV is FUA here: what is on the medium is in non-volatile memory.
+/// FUA_NV equals FUA here: data on the medium is in non-volatile memory.
 #[test]
 fn fua_nv_is_honoured_as_fua() {
     let mut bed = bed();
@@ -380,7 +380,7 @@ fn fua_nv_is_honoured_as_fua() {
     assert_eq!(bed.disks.log[0].1, write);
 }
 
-/// Without PMI the LBA of READ CAPACITY is zero (SBC-2, 5.10).
+/// Without PMI the LBA of READ CAPACITY must be zero (SBC-2, 5.10).
 #[test]
 fn read_capacity_of_a_block_needs_pmi() {
     let mut bed = bed();

@@ -85,7 +85,7 @@ fn compare_and_write_is_one_operation_of_a_device_that_does_it() {
     let answer = compare_and_write(&mut bed, 2, &data);
     assert_eq!(answer.code(), (0x0e, 0x1d, 0x00));
     assert_eq!(bed.disks.bytes[0][BLOCK..3 * BLOCK], [0xb0; 2 * BLOCK]);
-    // Blocks 1 to 16 lie in two objects of the device.
+    // Blocks 1 to 16 are in two objects of the device.
     let beyond = vec![0; 32 * BLOCK];
     let answer = compare_and_write(&mut bed, 16, &beyond);
     assert_eq!(answer.code(), (0x05, 0x24, 0x00));
@@ -129,7 +129,7 @@ fn orwrite_combines_with_what_is_there() {
     );
 }
 
-/// What the block limits page says holds for all commands that move blocks.
+/// The maximum in the block limits page applies to all commands that transfer blocks.
 #[test]
 fn comparing_commands_take_as_much_as_block_limits_say() {
     let blocks = 2 * TRANSFER_MAX as usize / BLOCK;
@@ -146,7 +146,7 @@ fn comparing_commands_take_as_much_as_block_limits_say() {
         .collect();
     let length = most as usize * BLOCK;
     let place = 8 * BLOCK..8 * BLOCK + length;
-    // WRITE AND VERIFY(16), VERIFY(16) with BYTCHK, ORWRITE(16)
+    // WRITE AND VERIFY(16), VERIFY(16) with BYTCHK, ORWRITE(16).
     for (opcode, byte1) in [(0x8e, 0x02), (0x8f, 0x02), (0x8b, 0)] {
         let answer = bed.run(0, &cdb(opcode, byte1, most), &data[..length], 0);
         assert_eq!(answer.status, Status::Good, "{opcode:x}h");
@@ -158,7 +158,7 @@ fn comparing_commands_take_as_much_as_block_limits_say() {
         assert_eq!(answer.code(), (0x05, 0x24, 0x00), "{opcode:x}h");
         assert_eq!(answer.sense[15..18], [0xc0, 0, 10], "{opcode:x}h");
     }
-    // A difference in the last block is seen.
+    // A difference in the last block is detected.
     bed.disks.bytes[0][place.end - 1] ^= 1;
     let answer = bed.run(0, &cdb(0x8f, 0x02, most), &data[..length], 0);
     assert_eq!(answer.code(), (0x0e, 0x1d, 0x00));
@@ -186,7 +186,7 @@ fn write_and_verify_writes_forced_reads_back_and_compares() {
     assert_eq!(kinds, [IoKind::Write, IoKind::Read]);
 }
 
-/// A disk that keeps writes of up to 16 blocks whole, in units of 8.
+/// A disk with atomic writes of up to 16 blocks, in units of 8.
 fn atomic_bed() -> Bed {
     let disk = block::DiskInfo {
         atomic_writes: Some(block::AtomicWrites {
@@ -198,7 +198,7 @@ fn atomic_bed() -> Bed {
     Bed::with(disk, false)
 }
 
-/// Bytes 44 to 55 of the block limits page, and REPORT SUPPORTED OPERATION CODES of 9Ch.
+/// Returns bytes 44 to 55 of the block limits page, and the REPORT SUPPORTED OPERATION CODES data for 9Ch.
 fn told_of_atomic_writes(bed: &mut Bed) -> (Vec<u8>, u8, bool) {
     let limits = bed.run(0, &[0x12, 1, 0xb0, 0, 64, 0], &[], 64).data;
     let cdb = [0xa3, 0x0c, 0x01, 0x9c, 0, 0, 0, 0, 0, 64, 0, 0];
@@ -259,7 +259,7 @@ fn write_atomic_is_one_exclusive_write_of_whole_units() {
 
 #[test]
 fn lba_status_tells_extents_from_the_lba_asked_for() {
-    // deallocated where it reads as zeroes, of a disk that does not know its holes for good; else anchored
+    // Zeroes are deallocated on a disk without permanent holes, and anchored otherwise.
     for (anchors, zeroes) in [(false, 1), (true, 2)] {
         let disk = block::DiskInfo {
             anchors,
@@ -307,7 +307,7 @@ fn lba_status_of(mut bed: Bed, zeroes: u8) {
     assert_eq!(bed.run(0, &beyond, &[], 24).code(), (0x05, 0x21, 0x00));
 }
 
-/// Half of it would be torn.
+/// Half of the data would be a torn write.
 #[test]
 fn write_atomic_whose_data_do_not_all_come_writes_nothing() {
     let mut bed = atomic_bed();
@@ -389,7 +389,7 @@ fn extended_copy_moves_blocks_between_two_units_and_tells_the_result() {
     assert_eq!(data, [0, 0, 0, 8, 0x01, 0, 2, 0x01, 0, 0, 0x07, 0xd0]);
 }
 
-/// Nobody flushes a unit that has no cache.
+/// Initiators do not flush a unit without a cache.
 #[test]
 fn extended_copy_is_durable_where_the_cache_of_its_destination_is_off() {
     let mut bed = Bed::new(512, 64);
@@ -397,7 +397,7 @@ fn extended_copy_is_durable_where_the_cache_of_its_destination_is_off() {
     for lun in [0, 1] {
         bed.run(lun, &[0; 6], &[], 0);
     }
-    // MODE SELECT of a caching page with WCE clear
+    // MODE SELECT of a caching page with WCE clear.
     let mut list = [0; 24];
     list[4..6].copy_from_slice(&[0x08, 0x12]);
     let select = [0x15, 0x10, 0, 0, 24, 0];
@@ -412,7 +412,7 @@ fn extended_copy_is_durable_where_the_cache_of_its_destination_is_off() {
     assert_eq!(bed.disks.log[3], (DiskId(0), write));
 }
 
-/// Reserves LUN 1 for its registrants' writes, as a new registrant with key 2.
+/// Reserves LUN 1 for writes of registrants, as a new registrant with key 2.
 fn fence_off(bed: &mut Bed, nexus: &Arc<Nexus>) {
     let mut list = [0; 24];
     list[15] = 2;
@@ -422,7 +422,7 @@ fn fence_off(bed: &mut Bed, nexus: &Arc<Nexus>) {
         Status::Good
     );
     (list[7], list[15]) = (2, 0);
-    // RESERVE, WRITE EXCLUSIVE
+    // RESERVE, WRITE EXCLUSIVE.
     let reserve = [0x5f, 1, 1, 0, 0, 0, 0, 0, 24, 0];
     assert_eq!(
         bed.run_as(nexus, 1, &reserve, &list, 0).status,
@@ -460,7 +460,7 @@ fn extended_copy_writes_no_more_when_its_initiator_is_fenced_off() {
     };
     let mut scratch = vec![0; run.scratch_length];
     let mut last = None;
-    // The first piece, and the second one's read.
+    // The first piece, and the read of the second.
     for kind in [IoKind::Read, IoKind::Write, IoKind::Read] {
         match run.next(last, &mut scratch) {
             Step::Io { request, .. } => assert_eq!(request.kind, kind),
@@ -527,7 +527,7 @@ fn a_unit_of_another_target_is_copied_only_where_it_allows_that() {
     assert_eq!(bed.disks.bytes[0][..512], [7; 512]);
 }
 
-/// What GET LBA STATUS says: first block, number of blocks, provisioning status.
+/// Returns the GET LBA STATUS data: first block, number of blocks, provisioning status.
 fn extents(answer: &Answer) -> Vec<(u64, u32, u8)> {
     let extent = |d: &[u8]| {
         let lba = u64::from_be_bytes(d[..8].try_into().unwrap());
@@ -543,9 +543,9 @@ fn get_lba_status_tells_space_from_holes() {
         Extent::hole(64 * K),
         Extent::reserved(96 * K),
         Extent::reserved(128 * K),
-        // of which the first physical block is written, the rest zeroes
+        // Only the first physical block is written; the rest is zeroes.
         Extent::data(192 * K),
-        // ends in the middle of a physical block, like what follows: neither is taken for all of it
+        // Ends inside a physical block, as does the next: neither status applies to the whole block.
         Extent::reserved(194 * K),
         Extent::hole(198 * K),
         Extent::reserved(200 * K),
@@ -601,7 +601,7 @@ fn get_lba_status_takes_known_holes_without_reading_them() {
     let mut bed = Bed::new(512, 64);
     bed.disks.extents = Some(|_| Extent::hole(u64::MAX));
     let blocks: u64 = 6 << 30;
-    // more blocks than a descriptor can say, and none of them there
+    // More blocks than fit into a descriptor, all of them holes.
     let config = UnitConfig {
         disk: DiskId(0),
         info: info(512, blocks, 7),
@@ -652,7 +652,7 @@ fn get_lba_status_reads_only_where_data_may_be() {
         .chunks_exact(16)
         .map(|d| (d[12], d[8..12].try_into().unwrap()))
         .collect();
-    // 2,048 deallocated, one physical block of 8 mapped, the rest deallocated
+    // 2,048 deallocated, one physical block of 8 mapped, the rest deallocated.
     assert_eq!(
         descriptors,
         [

@@ -1,4 +1,4 @@
-//! FORMAT UNIT (SBC-3, 5.3): what it does to the blocks, and what it refuses.
+//! FORMAT UNIT (SBC-3, 5.3): effects on the blocks, and refusals.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::*;
 use scsi::*;
 
 const READY: [u8; 6] = [0; 6];
-/// FMTDATA and CMPLST, as sg_format sends it.
+/// FMTDATA and CMPLST, as sent by sg_format.
 const FORMAT: [u8; 6] = [0x04, 0x18, 0, 0, 0, 0];
 const FOV: u8 = 0x80;
 const IP: u8 = 0x08;
@@ -19,7 +19,7 @@ fn list(flags: u8, descriptor: &[u8]) -> Vec<u8> {
     [&[0, flags, 0, 0][..], descriptor].concat()
 }
 
-/// The bytes of a disk of 1 MiB that were 7 before a format.
+/// Returns the content of a 1 MiB disk after a format; it was filled with 7.
 fn formatted(cdb: &[u8], list: &[u8]) -> (Answer, Vec<u8>) {
     let mut bed = Bed::new(512, 2048);
     bed.disks.bytes[0].fill(7);
@@ -33,11 +33,11 @@ fn without_an_initialization_pattern_the_blocks_stay() {
     let all_sevens = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 7);
     for (cdb, list) in [
         ([0x04, 0, 0, 0, 0, 0], vec![]),
-        // LONGLIST and CMPLST are ignored without FMTDATA
+        // LONGLIST and CMPLST are ignored without FMTDATA.
         ([0x04, 0x28, 0, 0, 0, 0], vec![]),
         (FORMAT, list(0, &[])),
         (FORMAT, list(IMMED, &[])),
-        // DPRY, DCRT, STPF
+        // DPRY, DCRT, STPF.
         (FORMAT, list(FOV | 0x70, &[])),
         (
             [0x04, 0x30, 0, 0, 0, 0],
@@ -57,7 +57,7 @@ fn the_initialization_pattern_fills_every_block() {
     assert_eq!(answer.status, Status::Good);
     let block: Vec<u8> = [1, 2, 3].into_iter().cycle().take(512).collect();
     assert!(bytes.chunks(512).all(|chunk| chunk == block));
-    // the default one: zeroes; a short header and a long one
+    // The default pattern: zeroes; a short header and a long one.
     let long = [0x04, 0x38, 0, 0, 0, 0];
     for (cdb, list) in [
         (FORMAT, list(FOV | IP, &[0, 0, 0, 0])),
@@ -76,7 +76,7 @@ fn the_initialization_pattern_fills_every_block() {
     assert!(bytes.iter().all(|&byte| byte == 9));
 }
 
-/// A format with a pattern that has been answered, and has written some of it.
+/// Starts a format with a pattern, up to its response and some of its writes.
 fn begin(bed: &mut Bed) -> (Box<Run>, Vec<u8>) {
     let list = list(FOV | IP | IMMED, &[0, 0x01, 0, 1, 9]);
     let plan = bed.target.view().begin(&Command {
@@ -113,7 +113,7 @@ fn a_format_under_way_tells_its_progress_and_lets_nothing_else_pass() {
     let other = bed.other_nexus(2);
     let (run, _) = begin(&mut bed);
     assert!(bed.shutter.is_closed());
-    // NOT READY, FORMAT IN PROGRESS; half of 4 MiB
+    // NOT READY, FORMAT IN PROGRESS; half of 4 MiB.
     let sense = bed.run_as(&other, 0, &READY, &[], 0).sense;
     assert_eq!((sense[2], sense[12], sense[13]), (0x02, 0x04, 0x04));
     assert_eq!(sense[15..18], [0x80, 0x80, 0x00]);
@@ -132,7 +132,7 @@ fn a_format_under_way_tells_its_progress_and_lets_nothing_else_pass() {
     }
     let inquiry = bed.run(0, &[0x12, 0, 0, 0, 96, 0], &[], 96);
     assert_eq!(inquiry.status, Status::Good);
-    // a reset does not end it
+    // A reset does not end it.
     let nexus = Arc::clone(&bed.nexus);
     let view = bed.target.view();
     view.manage(&nexus, Lun::unit(0), TaskManagementFunction::TargetReset);
@@ -142,14 +142,14 @@ fn a_format_under_way_tells_its_progress_and_lets_nothing_else_pass() {
     assert!(bed.shutter.is_closed(), "it has failed");
 }
 
-/// MEDIUM FORMAT CORRUPTED, until a format or a sanitize operation succeeds.
+/// The unit reports MEDIUM FORMAT CORRUPTED until a format or a sanitize operation succeeds.
 #[test]
 fn failed_format_corrupts_the_medium_until_another_succeeds() {
     let failed = || {
         let mut bed = Bed::new(512, 2048);
         bed.disks.failure = Some(IoErrorKind::WriteMedium);
         let list = list(FOV | IP, &[0, 0x01, 0, 1, 9]);
-        // FORMAT COMMAND FAILED
+        // FORMAT COMMAND FAILED.
         assert_eq!(bed.run(0, &FORMAT, &list, 0).code(), (0x03, 0x31, 0x01));
         assert_eq!(bed.run(0, &READY, &[], 0).code(), (0x03, 0x31, 0x00));
         assert!(bed.shutter.is_closed());
@@ -168,7 +168,7 @@ fn failed_format_corrupts_the_medium_until_another_succeeds() {
         assert!(bed.disks.bytes[0].iter().all(|&byte| byte == 0));
         assert!(!bed.shutter.is_closed());
     }
-    // but a failed sanitize operation is not left by a format
+    // A format does not repair a failed sanitize operation.
     let mut bed = Bed::new(512, 2048);
     bed.disks.failure = Some(IoErrorKind::WriteMedium);
     bed.run(0, &[0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0);
@@ -176,7 +176,7 @@ fn failed_format_corrupts_the_medium_until_another_succeeds() {
     assert_eq!(answer.code(), (0x03, 0x31, 0x03));
 }
 
-/// A store that outlives its directory, as a folder does.
+/// A store that outlives its directory, like a folder.
 struct Kept(Arc<MemoryStore>);
 
 impl Store for Kept {
@@ -230,7 +230,7 @@ fn protected_and_reserved_units_are_not_formatted() {
     bed.run_as(&other, 0, &[0x16, 0, 0, 0, 0, 0], &[], 0);
     assert_eq!(bed.run(0, &cdb, &[], 0).status, Status::ReservationConflict);
     bed.run_as(&other, 0, &[0x17, 0, 0, 0, 0, 0], &[], 0);
-    // a registrant's WRITE EXCLUSIVE reservation
+    // WRITE EXCLUSIVE reservation of a registrant.
     let register = [&[0; 8][..], &[0, 0, 0, 0, 0, 0, 0, 1], &[0; 8]].concat();
     let reserve = [&[0, 0, 0, 0, 0, 0, 0, 1][..], &[0; 16]].concat();
     bed.run_as(&other, 0, &[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0], &register, 0);
@@ -253,17 +253,17 @@ fn lists_that_end_too_soon_are_a_length_error() {
     }
 }
 
-/// The pointer is to a byte where a field of several bytes is at fault (SPC-5, 4.4.2.4.2).
+/// The pointer is to a byte if a field of several bytes is at fault (SPC-5, 4.4.2.4.2).
 #[test]
 fn bad_patterns_and_defect_lists_are_refused_with_a_pointer() {
     let long = [0x04, 0x38, 0, 0, 0, 0];
     for (cdb, list, pointer) in [
-        // DEFECT LIST LENGTH
+        // DEFECT LIST LENGTH.
         (FORMAT, vec![0, 0, 0, 4, 0, 0, 0, 0], [0x80, 0, 2]),
         (long, vec![0, 0, 0, 0, 0, 0, 0, 8], [0x80, 0, 4]),
-        // INITIALIZATION PATTERN TYPE
+        // INITIALIZATION PATTERN TYPE.
         (FORMAT, list(FOV | IP, &[0, 2, 0, 1, 9]), [0x80, 0, 5]),
-        // INITIALIZATION PATTERN LENGTH: of the default pattern, none, more than a block
+        // INITIALIZATION PATTERN LENGTH: with the default pattern, zero, more than a block.
         (FORMAT, list(FOV | IP, &[0, 0, 0, 1, 9]), [0x80, 0, 6]),
         (FORMAT, list(FOV | IP, &[0, 1, 0, 0]), [0x80, 0, 6]),
         (

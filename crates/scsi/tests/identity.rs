@@ -1,4 +1,4 @@
-//! INQUIRY, REPORT LUNS, READ CAPACITY, MODE SENSE, REQUEST SENSE: what a disk says of itself, byte by byte.
+//! INQUIRY, REPORT LUNS, READ CAPACITY, MODE SENSE, REQUEST SENSE: the reported data of a disk, byte by byte.
 
 mod common;
 
@@ -61,7 +61,7 @@ fn device_identification_has_naa_t10_ports_and_names() {
     assert_eq!(page[4..16], [0x01, 0x03, 0, 8, 0x30, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(page[16..20], [0x02, 0x01, 0, 40]);
     assert_eq!(&page[20..60], b"LUNETTE 00000000000040008000000000000000");
-    // protocol identifier 5: iSCSI
+    // Protocol identifier 5: iSCSI.
     assert_eq!(page[60..68], [0x51, 0x94, 0, 4, 0, 0, 0, 1]);
     assert_eq!(page[68..76], [0x51, 0x95, 0, 4, 0, 0, 0, 1]);
     assert_eq!(page[76..80], [0x53, 0x98, 0, 36]);
@@ -69,7 +69,7 @@ fn device_identification_has_naa_t10_ports_and_names() {
     assert_eq!(page[116..120], [0x53, 0xa8, 0, 28]);
 }
 
-/// Disks of one serial number, as a template for many hosts gives them, stay apart; those of one `wwn` are one disk.
+/// Disks with the same serial number, as from a template for many hosts, are different disks. Disks with the same `wwn` are one disk.
 #[test]
 fn unit_designators_come_from_identity_or_wwn_never_serial() {
     let designators = |identity: u128, naa: Option<u64>| {
@@ -311,7 +311,7 @@ fn the_well_known_unit_answers_report_luns() {
     );
 }
 
-/// A well-known logical unit is identified by its port and its device, for it has no name (SPC-4, 7.8.6).
+/// A well-known logical unit is identified by its port and device, because it has no name (SPC-4, 7.8.6).
 #[test]
 fn the_well_known_unit_identifies_its_port_and_device() {
     let mut bed = Bed::new(512, 2048);

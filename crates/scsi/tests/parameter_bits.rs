@@ -1,16 +1,16 @@
-//! Bits of parameter lists: honoured, ignored for a reason, or refused with a pointer to them. Written from SPC-4 and SBC-3.
+//! Every bit of a parameter list is honoured, ignored for a reason, or refused with a pointer to it. Written from SPC-4 and SBC-3.
 
 mod common;
 
 use common::*;
 use scsi::*;
 
-/// A list, and what of it may be set. Bytes in `open` are values, each of which has tests elsewhere.
+/// A list and its permitted bits. Bytes with all bits permitted are values, which are tested elsewhere.
 struct List {
     what: &'static str,
     cdb: &'static [u8],
     list: Vec<u8>,
-    /// By byte: bits that are honoured, or ignored for a reason that is given.
+    /// By byte: bits that are honoured, or ignored for a stated reason.
     may: &'static [(usize, u8)],
     /// Fields of several bits that are refused as one.
     fields: &'static [(usize, u8)],
@@ -61,7 +61,7 @@ fn lists() -> Vec<List> {
             fields: &[(0, 0x60)],
         },
         List {
-            // FOV alone: without it no option is valid
+            // FOV alone: no option is valid without it.
             what: "FORMAT UNIT, short header: FOV, IMMED",
             cdb: &[0x04, 0x10, 0, 0, 0, 0],
             list: zeroes(4, &[]),
@@ -86,7 +86,7 @@ fn lists() -> Vec<List> {
             fields: &[(0, 0x07), (3, 0xf0), (3, 0x0f), (8, 0xc0)],
         },
         List {
-            // MODE DATA LENGTH and the device specific parameter are sent back as MODE SENSE gave them, PS too
+            // MODE DATA LENGTH and the device specific parameter are returned as received from MODE SENSE, including PS.
             what: "MODE SELECT(6): a control page",
             cdb: &[0x15, 0x10, 0, 0, 16, 0],
             list: zeroes(16, &[(4, 0x0a), (5, 0x0a), (6, 0x20), (7, 0x10)]),
@@ -136,7 +136,7 @@ fn lists() -> Vec<List> {
             fields: &[],
         },
         List {
-            // ALL_TG_PT and APTPL; SPEC_I_PT changes the length
+            // ALL_TG_PT and APTPL; SPEC_I_PT changes the length.
             what: "PERSISTENT RESERVE OUT, REGISTER",
             cdb: &[0x5f, 0, 0, 0, 0, 0, 0, 0, 24, 0],
             list: zeroes(24, &[]),
@@ -242,7 +242,7 @@ fn lists() -> Vec<List> {
             ],
             fields: &[],
         },
-        // Of its descriptors: LU ID TYPE, the initiator port, PAD and CAT say nothing here; DC is honoured. Byte offsets are refused as
+        // In descriptors, LU ID TYPE, the initiator port, PAD and CAT have no meaning here; DC is honoured. Byte offsets are refused as
         // numbers: see below.
         List {
             what: "EXTENDED COPY(LID1): block to block",
@@ -449,7 +449,7 @@ fn unhonoured_bits_of_lists_are_refused_with_a_pointer() {
     }
 }
 
-/// The lists of the table are good but for the bit, where they are complete.
+/// The complete lists of the table are valid without the tested bit.
 #[test]
 fn the_lists_themselves_are_served() {
     for list in lists() {
@@ -462,14 +462,14 @@ fn the_lists_themselves_are_served() {
     }
 }
 
-/// Byte, value, and the byte that is pointed to, in the last list of the table.
+/// Byte, value, and the byte that the pointer is to, in the last list of the table.
 #[test]
 fn numbers_of_copy_descriptors_that_are_not_honoured_are_pointed_to() {
     let mut lists = lists();
     let list = lists.pop().unwrap();
     assert!(list.what.contains("with offset"));
     for (at, value, pointer) in [
-        (48 + 7, 21, 48 + 7),   // a designator longer than its place
+        (48 + 7, 21, 48 + 7),   // a designator longer than its field
         (48 + 30, 4, 48 + 29),  // DISK BLOCK LENGTH 1024
         (80 + 3, 24, 80 + 2),   // DESCRIPTOR LENGTH
         (80 + 8, 0x80, 80 + 8), // NUMBER OF BYTES: 2 GiB
@@ -487,7 +487,7 @@ fn numbers_of_copy_descriptors_that_are_not_honoured_are_pointed_to() {
     }
 }
 
-/// Every bit of every mode page that MODE SENSE does not call changeable is refused when it is changed.
+/// Every bit of every mode page that MODE SENSE does not report as changeable is refused if it changes.
 #[test]
 fn bits_of_mode_pages_that_are_not_changeable_are_refused() {
     let mut bed = Bed::new(512, 2048);
@@ -515,7 +515,7 @@ fn bits_of_mode_pages_that_are_not_changeable_are_refused() {
         pages += 1;
     }
     assert_eq!(pages, 4);
-    // MRIE 7h and above mean nothing (SPC-4, table 443)
+    // MRIE 7h and above are not defined (SPC-4, table 443).
     for (mrie, status) in [
         (6, Status::Good),
         (7, Status::CheckCondition),

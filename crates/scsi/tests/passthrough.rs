@@ -1,4 +1,4 @@
-//! Commands to a unit that is passed through: what reaches its device, what does not, and that answers come back as they are.
+//! Commands to a pass-through unit: those that reach its device, those that do not, and unchanged responses.
 
 mod common;
 
@@ -11,7 +11,8 @@ use scsi::*;
 
 type Seen = Receiver<(ScsiCommand, Vec<u8>)>;
 
-/// A unit whose device says what commands came, and answers with `status`, `sense` and as much data as there is room for, at most 36 bytes.
+/// Creates a unit with a device that reports its commands, and answers with `status`, `sense` and data for the whole buffer, at most 36
+/// bytes.
 fn passed(reservations: PassedReservations, read_only: bool, answer: ScsiAnswer) -> (Bed, Seen) {
     passed_of_type(0, reservations, read_only, answer)
 }
@@ -55,7 +56,7 @@ fn register(key: u8) -> [u8; 24] {
 fn a_command_reaches_the_device_whole_and_its_data_come_back() {
     let (mut bed, seen) = good(PassedReservations::Refuse);
     let inquiry = [0x12, 1, 0x83, 0, 36, 0];
-    // Longer than the CDB, as transports bring it.
+    // Longer than the CDB, as received from transports.
     let mut padded = inquiry.to_vec();
     padded.resize(32, 0xee);
     let answer = bed.run(0, &padded, &[], 64);
@@ -117,7 +118,7 @@ fn plain_reads_and_writes_travel_as_io() {
     assert_eq!(read.data, [7; 512]);
     let kinds: Vec<IoKind> = bed.disks.log.iter().map(|(_, io)| io.kind).collect();
     assert_eq!(kinds, [IoKind::Write, IoKind::Read]);
-    // One beyond the end is the device's to refuse.
+    // A read beyond the end is refused by the device.
     bed.run(0, &[0x28, 0, 0, 0, 0, 64, 0, 0, 1, 0], &[], 512);
     assert_eq!(seen.try_recv().unwrap().0.cdb[5], 64);
 }
@@ -134,10 +135,10 @@ fn what_could_reach_other_units_or_is_no_fixed_cdb_is_refused() {
             "{opcode:x}h"
         );
     }
-    // REPORT LUNS is the target's.
+    // REPORT LUNS is answered by the target.
     let luns = bed.run(0, &[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0], &[], 64);
     assert_eq!(luns.data.len(), 16);
-    // Both ways, or more than anybody sends in a command.
+    // Data in both directions, or more than the maximum of a command.
     let both = bed.run(0, &[0x12, 0, 0, 0, 36, 0], &[0; 8], 36);
     assert_eq!(both.code(), (5, 0x0e, 3));
     let long = vec![0; PASSED_MAX as usize + 1];
@@ -177,7 +178,7 @@ fn reservations_are_refused_emulated_or_forwarded() {
     assert!(seen.try_recv().is_err(), "the device knows nothing of it");
     for refused in [
         &[0x1a, 0, 0x3f, 0, 255, 0][..],
-        // What the device makes of this one is not known.
+        // A command with unknown effects on the device.
         &[0xc5, 0, 0, 0, 0, 0, 0, 0, 0, 0],
     ] {
         let answer = bed.run_as(&other, 0, refused, &[], 255);
@@ -212,7 +213,7 @@ fn read_only_unit_lets_no_command_through_that_may_change_anything() {
     assert_eq!(seen.try_iter().count(), 1);
 }
 
-/// What reads an optical unit's tables of contents writes to a disk, and the other way round.
+/// Commands that read tables of contents of an optical unit write to a disk, and vice versa.
 #[test]
 fn operation_codes_mean_what_they_mean_to_the_kind_of_device() {
     let runs = |device_type, cdb: &[u8]| {
@@ -221,17 +222,17 @@ fn operation_codes_mean_what_they_mean_to_the_kind_of_device() {
             passed_of_type(device_type, PassedReservations::Refuse, true, answer);
         bed.run(0, cdb, &[], 36).status == Status::Good
     };
-    // READ TOC, READ DISC INFORMATION; of disks the latter is XPWRITE (10).
+    // READ TOC, READ DISC INFORMATION; on disks the latter is XPWRITE (10).
     for opcode in [0x43, 0x51] {
         let cdb = [opcode, 0, 0, 0, 0, 0, 0, 0, 36, 0];
         assert!(runs(5, &cdb) && !runs(0, &cdb), "{opcode:x}h");
     }
-    // REPORT SUPPORTED OPERATION CODES; of optical units SEND KEY.
+    // REPORT SUPPORTED OPERATION CODES; on optical units SEND KEY.
     let cdb = [0xa3, 0x0c, 0, 0, 0, 0, 0, 0, 0, 36, 0, 0];
     assert!(runs(0, &cdb) && !runs(5, &cdb));
 }
 
-/// Of initiators that may only read.
+/// For initiators with read-only access.
 #[test]
 fn what_may_change_the_device_is_told_from_what_does_not() {
     let (bed, _seen) = good(PassedReservations::Forward);
@@ -246,7 +247,8 @@ fn what_may_change_the_device_is_told_from_what_does_not() {
             data_in_length: 0,
         })
     };
-    // WRITE BUFFER, XPWRITE (51h is READ DISC INFORMATION of optical units alone), ATA PASS-THROUGH (16), WRITE LONG (16), BLANK, one of a vendor; reservations; an empty CDB is TEST UNIT READY.
+    // WRITE BUFFER, XPWRITE (51h is READ DISC INFORMATION on optical units only), ATA PASS-THROUGH (16), WRITE LONG (16), BLANK, one vendor
+    // specific; reservations; an empty CDB is TEST UNIT READY.
     for opcode in [
         0x2a, 0x3b, 0x51, 0x85, 0x9f, 0xa1, 0xc1, 0x16, 0x56, 0x5f, 0x7f,
     ] {
@@ -272,7 +274,7 @@ fn a_command_that_was_lost_on_its_way_is_aborted() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a client sends and whatever the device answers, nothing panics, and no more comes than the client has room for.
+    /// No command and no response of the device panics, and data-in never exceeds the client's buffer.
     #[test]
     fn no_command_and_no_answer_panics(
         cdb in prop::collection::vec(any::<u8>(), 1..33),

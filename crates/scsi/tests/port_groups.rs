@@ -1,4 +1,4 @@
-//! Target port groups: who sets their access states, what their ports accept, and what REPORT TARGET PORT GROUPS and INQUIRY say.
+//! Target port groups: permission to set access states, accepted commands by state, and the data of REPORT TARGET PORT GROUPS and INQUIRY.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn grouped(relative_id: u16, state_setters: StateSetters) -> Arc<TargetPort> {
     })
 }
 
-/// A second target of the bed's unit, with a port in group 2, and a nexus to it that has no unit attention.
+/// Creates a second target of the bed's unit, with a port in group 2, and a nexus to it without unit attentions.
 fn second_target(bed: &mut Bed, setters: StateSetters) -> (Arc<Target>, Arc<Nexus>) {
     let port = grouped(2, setters);
     let target = Target::new(vec![Arc::clone(&port)]);
@@ -83,7 +83,7 @@ fn status_code_and_unit_attentions_name_the_kind_of_change() {
     assert_eq!(bed.run(0, &READY, &[], 0).code(), STATE_CHANGED);
     assert_eq!(bed.run_as(&nexus, 0, &READY, &[], 0).code(), STATE_CHANGED);
     assert_eq!(bed.run(0, &REPORT, &[], 256).data, groups(0x01, 0x02));
-    // The same state again is no change.
+    // Setting the same state is no change.
     unit.set_access_state(2, AccessState::ActiveNonOptimized);
     let same = bed.run_as(&nexus, 0, &SET, &[0, 0, 0, 0, 1, 0, 0, 2], 0);
     assert_eq!(same.status, Status::Good);
@@ -121,7 +121,7 @@ fn states_of_the_administrator_alone_are_refused_to_initiators() {
     assert_eq!(tpgs(&mut bed, &nexus), 0x10);
     let own = Arc::clone(&bed.nexus);
     assert_eq!(tpgs(&mut bed, &own), 0x30);
-    // REPORT SUPPORTED OPERATION CODES: the one command, and all of them.
+    // REPORT SUPPORTED OPERATION CODES: this command, and all commands.
     let one = [0xa3, 0x0c, 0x03, 0xa4, 0, 0x0a, 0, 0, 0, 64, 0, 0];
     assert_eq!(bed.run_as(&nexus, 0, &one, &[], 64).data, [0, 0x01, 0, 0]);
     assert_eq!(bed.run(0, &one, &[], 64).data[1], 0x03);
@@ -129,19 +129,19 @@ fn states_of_the_administrator_alone_are_refused_to_initiators() {
     let lists = |data: &[u8]| data[4..].chunks(8).any(|row| row[0] == 0xa4);
     assert!(!lists(&bed.run_as(&nexus, 0, &all, &[], 4096).data));
     assert!(lists(&bed.run(0, &all, &[], 4096).data));
-    // Through another target of the unit: INVALID FIELD IN PARAMETER LIST, and nothing of the list is set.
+    // Through another target of the unit: INVALID FIELD IN PARAMETER LIST, and no part of the list is applied.
     let both = [0, 0, 0, 0, 2, 0, 0, 1, 2, 0, 0, 2];
     let cdb = [0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, 12, 0, 0];
     assert_eq!(bed.run(0, &cdb, &both, 0).code(), (0x05, 0x26, 0x00));
     assert_eq!(bed.run(0, &READ, &[], 512).status, Status::Good);
-    // The administrator may.
+    // The administrator may set the state.
     bed.unit(0).set_access_state(2, AccessState::Standby);
     assert_eq!(bed.run_as(&nexus, 0, &READY, &[], 0).code(), STATE_CHANGED);
     assert_eq!(bed.run_as(&nexus, 0, &READ, &[], 512).code(), IN_STANDBY);
 }
 
-/// Commands that a port accepts in standby, and of these the ones that an unavailable port accepts (SPC-4, 5.15.2.4.4 and 5.15.2.4.5).
-/// READ CAPACITY in standby is more than the standard requires: initiators scan units through such ports.
+/// Commands that a port accepts in standby, with a flag for those that an unavailable port accepts too (SPC-4, 5.15.2.4.4 and 5.15.2.4.5).
+/// READ CAPACITY in standby is not required by the standard: initiators scan units through such ports.
 const IN_STANDBY_ACCEPTED: &[(&[u8], bool)] = &[
     (&INQUIRY, true),
     (&[0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0], true), // REPORT LUNS
@@ -209,7 +209,7 @@ fn ports_that_are_not_active_accept_the_commands_of_the_standard_only() {
     assert_eq!(page(&mut bed), 0x20);
 }
 
-/// A device that carries commands out itself gets no command that an emulated unit would refuse.
+/// A pass-through unit refuses all commands that an emulated unit refuses.
 #[test]
 fn passed_through_units_accept_no_more() {
     let device = |bed: &mut Bed| {
@@ -237,14 +237,14 @@ fn passed_through_units_accept_no_more() {
     ]);
     let mut refused = REFUSED.to_vec();
     let more: &[&[u8]] = &[
-        &[0xc5, 0, 0, 0, 0, 0, 0, 0, 0, 0],     // of a vendor
+        &[0xc5, 0, 0, 0, 0, 0, 0, 0, 0, 0],     // vendor specific
         &[0x3c, 0x02, 0, 0, 0, 0, 0, 0, 64, 0], // READ BUFFER, data
         &[0x85, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], // ATA PASS-THROUGH (16)
     ];
     refused.extend_from_slice(more);
     check_states(&mut passed(0), &accepted, &refused);
 
-    // Of an optical unit A4h is REPORT KEY.
+    // A4h is REPORT KEY on an optical unit.
     let mut optical = passed(5);
     optical.unit(0).set_access_state(1, AccessState::Standby);
     assert_eq!(optical.run(0, &READY, &[], 0).code(), STATE_CHANGED);
@@ -256,7 +256,7 @@ fn passed_through_units_accept_no_more() {
     assert_eq!(set.code(), INVALID_OPCODE);
 }
 
-/// A unit with a port in standby serves the others as fast as before: without its mutex.
+/// A unit with a port in standby serves other ports as fast as before: without its mutex.
 #[test]
 fn standby_of_another_port_leaves_the_fast_path_open() {
     let mut bed = Bed::new(512, 2048);
@@ -278,12 +278,12 @@ fn standby_of_another_port_leaves_the_fast_path_open() {
         bed.target.view().begin_direct(&command).is_some()
     };
     let own = Arc::clone(&bed.nexus);
-    // The first command finds out that its port is active.
+    // The first command establishes that its port is active.
     assert_eq!(bed.run(0, &READ, &[], 512).status, Status::Good);
     assert!(is_direct(&bed, &own));
     assert_eq!(bed.run_as(&nexus, 0, &READ, &[], 512).code(), IN_STANDBY);
     assert!(!is_direct(&bed, &nexus));
-    // A state that limits nothing costs nothing.
+    // A state without restrictions has no cost.
     bed.unit(0)
         .set_access_state(2, AccessState::ActiveNonOptimized);
     assert_eq!(bed.run_as(&nexus, 0, &READY, &[], 0).code(), STATE_CHANGED);

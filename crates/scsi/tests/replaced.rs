@@ -1,5 +1,4 @@
-//! A logical unit that comes in the place of another one: what initiators are told, and that no command which they built for
-//! the old one reaches the new one.
+//! A logical unit that replaces another one: unit attentions for initiators, and refusal of commands built for the old unit.
 
 mod common;
 
@@ -12,12 +11,12 @@ use scsi::*;
 const READY: [u8; 6] = [0; 6];
 const CAPACITY_10: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 const CAPACITY_16: [u8; 16] = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0];
-/// LBA 80, 8 blocks: byte 40,960 by blocks of 512 bytes, 327,680 by blocks of 4,096.
+/// LBA 80, 8 blocks: byte 40,960 with blocks of 512 bytes, 327,680 with blocks of 4,096.
 const WRITE_10: [u8; 10] = [0x2a, 0, 0, 0, 0, 80, 0, 0, 8, 0];
 const READ_10: [u8; 10] = [0x28, 0, 0, 0, 0, 80, 0, 0, 8, 0];
 const GONE: (u8, u8, u8) = (0x05, 0x25, 0x00);
 
-/// The disk at LUN 0 has blocks of 512 bytes; then another one has.
+/// Replaces the disk at LUN 0, which has blocks of 512 bytes.
 fn replaced(block_size: u32) -> Bed {
     let mut bed = Bed::new(512, 2048);
     bed.run(0, &CAPACITY_10, &[], 8);
@@ -46,7 +45,7 @@ fn another_unit_under_a_lun_tells_changed_luns_and_inquiry_data() {
     let nexus = bed.nexus.clone();
     let told = [(0x29, 0x00), (0x3f, 0x0e), (0x3f, 0x03)];
     assert_eq!(attentions(&mut bed, &nexus, 0), told);
-    // At a LUN that was free nothing is replaced.
+    // A unit at a free LUN replaces none.
     bed.add(1, info(512, 8, 2), false);
     assert_eq!(attentions(&mut bed, &nexus, 1), [(0x29, 0x00)]);
 }
@@ -129,7 +128,7 @@ fn commands_for_another_block_size_are_refused() {
     assert_eq!(writes(&bed), 0);
     let good = bed.run(0, &WRITE_10, &vec![1; 8 * 4096], 0);
     assert_eq!(good.status, Status::Good);
-    // An initiator whose session began afterwards has built none.
+    // An initiator with a session from after the replacement has no old commands.
     let other = bed.other_nexus(2);
     let short = bed.run_as(&other, 0, &WRITE_10, &[1; 4096], 0);
     assert_eq!(short.status, Status::Good);
@@ -147,7 +146,7 @@ fn returning_session_learns_that_its_unit_was_replaced() {
     let told = [(0x29, 0x00), (0x3f, 0x0e), (0x3f, 0x03)];
     assert_eq!(attentions(&mut bed, &again, 0), told);
     assert_eq!(bed.run_as(&again, 0, &WRITE_10, &[1; 4096], 0).code(), GONE);
-    // Another initiator port knows nothing.
+    // Another initiator port has seen no unit.
     let other = bed.target.attach_nexus(initiator(2), port(1));
     assert_eq!(attentions(&mut bed, &other, 0), [(0x29, 0x00)]);
     assert_eq!(
@@ -169,7 +168,7 @@ fn unit_with_two_luns_is_held_back_only_where_it_replaced() {
     assert_eq!(bed.run(1, &READ_10, &[], 4096).status, Status::Good);
     bed.run(1, &CAPACITY_10, &[], 8);
     assert_eq!(bed.run(0, &READ_10, &[], 4096).code(), GONE);
-    // Behind the back of the way of plain commands nothing goes either.
+    // The fast path is closed too.
     let view = bed.target.view();
     let plain = view.plain_unit(&nexus, Lun::unit(0)).unwrap();
     assert!(plain.way().is_none());

@@ -1,5 +1,5 @@
-//! The reservation table against an oracle that is written down another way: random services of three
-//! nexuses, and after each what every nexus may do.
+//! Compares the reservation table with an independent oracle: random services of three nexuses, and after each one the permissions of every
+//! nexus.
 
 mod common;
 
@@ -35,7 +35,7 @@ fn services() -> impl Strategy<Value = Vec<Service>> {
     prop::collection::vec(one, 1..40)
 }
 
-/// Who is registered with which key; who holds what. Nobody in particular holds types 7 and 8.
+/// Keys of registrants, and the reservation with its holder. Types 7 and 8 have no single holder.
 #[derive(Default, Debug)]
 struct Oracle {
     keys: BTreeMap<usize, u64>,
@@ -144,7 +144,7 @@ impl Oracle {
     }
 }
 
-/// Repeats a command until no unit attention is in its way.
+/// Repeats a command until no unit attention is reported.
 fn settled(bed: &mut Bed, nexus: &Arc<Nexus>, cdb: &[u8], data_out: &[u8]) -> Answer {
     loop {
         let answer = bed.run_as(nexus, 0, cdb, data_out, 512);
@@ -164,7 +164,7 @@ proptest! {
         hold(&mut [bed], &nexuses, |_| 0, &services)?;
     }
 
-    /// The first two nexuses differ in nothing but their daemons.
+    /// The first two nexuses differ only in their daemons.
     #[test]
     fn reservations_of_two_daemons_do_what_the_oracle_says(services in services()) {
         let shared = Arc::new(SharedState::default());
@@ -178,7 +178,7 @@ proptest! {
     }
 }
 
-/// Holds what the beds do, the nexuses of which `bed_of` tells, against the oracle.
+/// Compares the beds with the oracle. `bed_of` maps a nexus to its bed.
 fn hold(
     beds: &mut [Bed],
     nexuses: &[Arc<Nexus>],

@@ -64,14 +64,14 @@ fn reserve_ends_with_its_nexus_and_with_a_reset() {
     assert_eq!(bed.run_as(&third, 0, &RESERVE, &[], 0).status, Status::Good);
 }
 
-/// With a task set for each nexus (Control mode page, TST 001b) it is ABORT TASK SET (SAM-5, 7.4).
+/// With one task set per nexus (Control mode page, TST 001b) it equals ABORT TASK SET (SAM-5, 7.4).
 #[test]
 fn clear_task_set_is_about_the_task_set_of_its_nexus() {
     let mut bed = Bed::new(512, 2048);
     let other = bed.other_nexus(2);
     bed.run_as(&other, 0, &READY, &[], 0);
     let control = bed.run(0, &[0x1a, 0, 0x0a, 0, 255, 0], &[], 255);
-    // behind a header of 4 bytes and a block descriptor of 8
+    // After a header of 4 bytes and a block descriptor of 8.
     assert_eq!(
         (control.data[12] & 0x3f, control.data[14] & 0xe0),
         (0x0a, 0x20)
@@ -264,7 +264,7 @@ fn preempt_and_abort_takes_over_and_names_the_tasks() {
     );
 }
 
-/// SPC-4, 5.13.11.2.6, and SBC-4, 5.15: whoever is gone cannot take its prevention back.
+/// SPC-4, 5.13.11.2.6, and SBC-4, 5.15: a preempted initiator cannot withdraw its prevention.
 #[test]
 fn preempt_and_clear_release_prevented_medium_removal() {
     let prevent = [0x1e, 0, 0, 0, 1, 0];
@@ -284,7 +284,7 @@ fn preempt_and_clear_release_prevented_medium_removal() {
         if two_keeps_it {
             bed.run_as(&two, 0, &prevent, &[], 0);
         }
-        // the reservation becomes another one, of which two is told
+        // The reservation changes, and `two` gets a unit attention.
         out(&mut bed, &one, RESERVE_OUT, 5, 1, 0);
         out(&mut bed, &three, action, 6, 3, 1);
         let answer = bed.run_as(&three, 0, &eject, &[], 0);
@@ -315,7 +315,7 @@ fn register_and_move_gives_the_reservation_to_another_initiator() {
     );
 }
 
-/// REGISTER AND MOVE from one key to another, with the flags UNREG and APTPL.
+/// REGISTER AND MOVE with two keys and the flags UNREG and APTPL.
 fn move_to(
     bed: &mut Bed,
     nexus: &Arc<Nexus>,
@@ -366,7 +366,7 @@ fn spec_i_pt_registers_an_initiator_that_is_not_there() {
     );
 }
 
-/// REGISTER with SPEC_I_PT of one more initiator.
+/// REGISTER with SPEC_I_PT for one more initiator.
 fn register_with(bed: &mut Bed, nexus: &Arc<Nexus>, key: u64, id: &[u8]) -> Answer {
     let mut list = list(0, key, 0x08);
     list.extend((id.len() as u32).to_be_bytes());
@@ -395,14 +395,14 @@ fn spec_i_pt_leaves_the_key_of_a_registered_initiator_alone() {
     );
 }
 
-/// SPC-4, table 67: a wrong key comes first.
+/// SPC-4, table 67: a wrong key has priority.
 #[test]
 fn spec_i_pt_is_for_who_is_not_registered() {
     let mut bed = Bed::new(512, 2048);
     let one = Arc::clone(&bed.nexus);
     let absent = initiator(9);
     assert_eq!(out(&mut bed, &one, REGISTER, 0, 0, 5).status, Status::Good);
-    // The key that it gives is 0.
+    // The list has key 0.
     let wrong = register_with(&mut bed, &one, 6, absent.as_bytes());
     assert_eq!(wrong.status, Status::ReservationConflict);
     let mut nobody = list(5, 6, 0x08);
@@ -412,7 +412,7 @@ fn spec_i_pt_is_for_who_is_not_registered() {
     assert_eq!(again.code(), (0x05, 0x26, 0x00));
 }
 
-/// SPC-4, 5.13.7: it is no error to be registered again.
+/// SPC-4, 5.13.7: a repeated registration is no error.
 #[test]
 fn registrant_may_change_its_key_when_the_table_is_full() {
     let mut bed = Bed::new(512, 2048);
@@ -439,7 +439,7 @@ fn registrant_may_change_its_key_when_the_table_is_full() {
     assert_eq!(more.code(), (0x05, 0x55, 0x04));
     let again = out(&mut bed, &two, REGISTER, 0, 2, 5);
     assert_eq!(again.status, Status::Good);
-    // A reservation is not moved to one more either, unless who had it goes.
+    // The same limit applies to moving a reservation, unless its holder unregisters.
     out(&mut bed, &two, RESERVE_OUT, 3, 5, 0);
     let stays = move_to(&mut bed, &two, (5, 7), 0, three.initiator());
     assert_eq!(stays.code(), (0x05, 0x55, 0x04));
@@ -447,7 +447,7 @@ fn registrant_may_change_its_key_when_the_table_is_full() {
     assert_eq!(goes.status, Status::Good);
 }
 
-/// SPC-4, 7.6.4.6: the name of a node stands for all of its ports that are known.
+/// SPC-4, 7.6.4.6: the name of a node stands for all its known ports.
 #[test]
 fn spec_i_pt_with_the_name_of_a_node_registers_its_initiator_ports() {
     let mut bed = Bed::new(512, 2048);
@@ -468,7 +468,7 @@ fn spec_i_pt_with_the_name_of_a_node_registers_its_initiator_ports() {
     assert_eq!(read(&mut bed, 0)[7], 3 * 8);
 }
 
-/// Guests have the name of a node, and no port beside it.
+/// Guests have the name of a node without a port.
 #[test]
 fn spec_i_pt_registers_a_guest_by_its_name() {
     let mut bed = Bed::new(512, 2048);

@@ -1,4 +1,4 @@
-//! Persistent reservations of a unit that two daemons serve: what one of them changes holds at the other, whose initiators are told.
+//! Persistent reservations of a unit that two daemons serve: changes by one daemon apply at the other and reach its initiators.
 
 mod common;
 
@@ -22,7 +22,7 @@ const CLEAR: u8 = 3;
 const PREEMPT: u8 = 4;
 const PREEMPT_AND_ABORT: u8 = 5;
 
-/// Two beds whose units are one, and an initiator of the same name and port at each.
+/// Two beds that share one unit, each with an initiator of the same name and port.
 fn daemons() -> (Arc<SharedState>, [Bed; 2]) {
     let shared = Arc::new(SharedState::default());
     let beds = [0x11, 0x22].map(|daemon| joined(&shared, daemon));
@@ -87,7 +87,7 @@ fn reservation_holds_at_the_other_daemon_until_preempted() {
     assert_eq!((write(&mut a), read(&mut b)), (GOOD, GOOD));
     assert_eq!(write(&mut b), CONFLICT);
     assert_eq!(out(&mut b, RESERVE, 1, [2, 0], 0), CONFLICT);
-    // The same initiator through a port of the same number: another registrant all the same.
+    // The same initiator through a port with the same number is still another registrant.
     assert_eq!(out(&mut b, RELEASE, 1, [1, 0], 0), CONFLICT);
 
     assert_eq!(out(&mut b, PREEMPT, 1, [2, 1], 0), GOOD);
@@ -95,7 +95,7 @@ fn reservation_holds_at_the_other_daemon_until_preempted() {
     assert_eq!(write(&mut a), REGISTRATIONS_PREEMPTED);
     assert_eq!(write(&mut a), CONFLICT);
     assert_eq!(keys(&mut a), [2]);
-    // Exclusive access keeps readers out too.
+    // Exclusive access excludes readers too.
     assert_eq!(out(&mut b, RELEASE, 1, [2, 0], 0), GOOD);
     assert_eq!(out(&mut b, RESERVE, 3, [2, 0], 0), GOOD);
     assert_eq!((read(&mut a), read(&mut b)), (CONFLICT, GOOD));
@@ -140,12 +140,12 @@ fn preempt_and_abort_aborts_tasks_at_the_daemon_of_its_victim() {
     };
     assert_eq!(aborts.len(), 1);
     assert!(aborts[0].matches(task(&a)) && !aborts[0].matches(task(&b)));
-    // Its own key: its other tasks are aborted, before it is answered, where it is.
+    // Its own key: its other tasks are aborted locally before the response.
     assert_eq!(out(&mut b, PREEMPT_AND_ABORT, 1, [2, 2], 0), GOOD);
     assert_eq!((shared.take_aborts(), keys(&mut b)), (vec![], vec![]));
 }
 
-/// A process that was stopped, and goes on, finds commands before anybody tells it that it does not know what holds.
+/// A process that was stopped and resumed finds commands before it is notified that its copy is out of date.
 #[test]
 fn shared_state_holds_to_its_deadline_for_the_holder_too() {
     let (_shared, [mut a, mut b]) = daemons();
@@ -153,7 +153,7 @@ fn shared_state_holds_to_its_deadline_for_the_holder_too() {
         assert_eq!(out(bed, REGISTER, 0, [0, key], 0), GOOD);
     }
     assert_eq!(out(&mut a, RESERVE, 1, [1, 0], 0), GOOD);
-    // Twice: the second one goes the way of a nexus that is known to be privileged.
+    // Twice: the second takes the path of a privileged nexus.
     assert_eq!((write(&mut a), write(&mut a)), (GOOD, GOOD));
     set_now(VALID - std::time::Duration::from_nanos(1));
     assert_eq!((write(&mut a), read(&mut b)), (GOOD, GOOD));
@@ -182,7 +182,7 @@ fn a_daemon_that_does_not_know_what_holds_is_busy_and_catches_up() {
     }
     unit.set_reservations_current(true);
 
-    // It has missed a preemption. A replacement on what it knows fails, and is made anew on what holds once that is known.
+    // It has missed a preemption. A replacement based on its old copy fails, and is repeated on the current state.
     let (version, before) = shared.get();
     assert_eq!(out(&mut a, PREEMPT_AND_ABORT, 0, [1, 2], 0), GOOD);
     shared.take_aborts();
@@ -205,7 +205,7 @@ fn a_daemon_that_does_not_know_what_holds_is_busy_and_catches_up() {
         unit: late_unit.id(),
     };
     assert!(scope.matches(task));
-    // The same again is nothing new.
+    // The same version has no effect.
     assert!(
         late_unit
             .adopt_reservations(version + 1, &after)
@@ -227,7 +227,7 @@ fn a_change_on_old_knowledge_is_made_anew() {
     let (shared, [mut a, mut b]) = daemons();
     assert_eq!(out(&mut a, REGISTER, 0, [0, 1], 0), GOOD);
     let (version, state) = shared.get();
-    // Somebody makes the same state a later one, and nobody adopts it: busy after some attempts, never GOOD.
+    // A later version with the same state that no daemon adopts: BUSY after some attempts, never GOOD.
     shared.set(version + 1, &state);
     assert_eq!(out(&mut b, REGISTER, 0, [0, 2], 0), BUSY);
     b.unit(0).adopt_reservations(version + 1, &state).unwrap();
@@ -250,7 +250,7 @@ fn shared_state_outlives_the_last_daemon_only_with_aptpl() {
     unit.adopt_reservations(9, &cleared).unwrap();
     assert!(unit.reservations().is_empty());
 
-    // A restart of the daemon that holds it: the same number, another nexus.
+    // A restart of the holder's daemon: the same number, another nexus.
     let again = Arc::new(SharedState::default());
     again.set(9, &lasting);
     let (mut holder, mut other) = (joined(&again, 0x22), joined(&again, 0x11));

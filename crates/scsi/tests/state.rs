@@ -97,7 +97,7 @@ fn saved_pages_come_back_after_a_restart() {
     assert_eq!(page[4..7], [0x88, 0x12, 0x00], "WCE was saved as 0");
     let page = second.run(0, &[0x1a, 0x08, 0x0a, 0, 255, 0], &[], 255).data;
     assert_eq!(page[6] & 0x04, 0, "D_SENSE was not saved");
-    // PC 11b: the saved values.
+    // PC 11b: saved values.
     let page = second.run(0, &[0x1a, 0x08, 0xc8, 0, 255, 0], &[], 255).data;
     assert_eq!(page[4..7], [0x88, 0x12, 0x00]);
 }
@@ -186,7 +186,7 @@ fn unusable_saved_state_keeps_every_initiator_out() {
     assert_eq!(reason.as_deref(), Some("reservations is cut short"));
 }
 
-/// A store whose state of one kind is damaged until it is reset.
+/// A store with state of one kind that is damaged until it is reset.
 struct DamagedUntilReset(&'static str, Arc<AtomicBool>);
 
 impl Store for DamagedUntilReset {
@@ -394,7 +394,7 @@ fn while_sanitizing_other_commands_see_the_progress() {
     drop(run);
     assert_eq!(bed.run(0, &READY, &[], 0).code(), (0x03, 0x31, 0x03));
     assert!(bed.shutter.is_closed(), "it has failed");
-    // without AUSE only another sanitize operation leaves the failure
+    // Without AUSE only another sanitize operation repairs the failure.
     let exit = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(bed.run(0, &exit, &[], 0).code(), (0x05, 0x24, 0x00));
     bed.run(0, &[0x48, 0x02, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0);
@@ -416,7 +416,7 @@ fn a_sanitize_that_fails_with_ause_can_be_left() {
     assert!(!bed.shutter.is_closed());
 }
 
-/// A store that outlives its directory, as a folder does.
+/// A store that outlives its directory, like a folder.
 struct Kept(Arc<MemoryStore>);
 
 impl Store for Kept {
@@ -490,7 +490,7 @@ fn sanitize_goes_on_after_a_restart_and_a_failure_stays() {
     assert!(fourth.unit(0).resume_operation().is_none());
     assert!(fourth.shutter.is_closed());
     assert_eq!(fourth.run(0, &READY, &[], 0).code(), (0x03, 0x31, 0x03));
-    // AUSE was kept too
+    // AUSE was saved too.
     let exit = [0x48, 0x1f, 0, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(fourth.run(0, &exit, &[], 0).status, Status::Good);
     assert_eq!(bed().run(0, &READY, &[], 0).status, Status::Good);
@@ -583,7 +583,7 @@ fn port_groups_are_reported_and_a_standby_one_does_no_io() {
     );
 }
 
-/// A port in a target port group of its own.
+/// A port in its own target port group.
 fn grouped(relative_id: u16) -> Arc<TargetPort> {
     Arc::new(TargetPort {
         group: relative_id,
@@ -614,7 +614,7 @@ fn state_of_one_port_group_leaves_the_others_alone() {
     let set = [0xa4, 0x0a, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0];
     let report = [0xa3, 0x0a, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];
     let read = [0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0];
-    // PERSISTENT RESERVE IN, READ KEYS
+    // PERSISTENT RESERVE IN, READ KEYS.
     let keys = [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
     let answer = bed.run(0, &set, &[0, 0, 0, 0, 2, 0, 0, 2], 0);
     assert_eq!(answer.status, Status::Good);
@@ -722,7 +722,7 @@ fn known_state_is_saved_again_under_its_key() {
         select(&mut bed, true, &control(0, 0x08)).status,
         Status::Good
     );
-    // A sanitize operation that failed. The unit then answers MODE SELECT with NOT READY.
+    // A failed sanitize operation. The unit then answers MODE SELECT with NOT READY.
     store.save(&operation, &[1, 1, 0]).unwrap();
     let bed = Bed::over(directory.clone(), info(512, 64, 0), false);
     for key in [modes, operation] {

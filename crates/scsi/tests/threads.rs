@@ -1,4 +1,4 @@
-//! Many threads on one unit: reservations, resets, map changes and I/O at once end, and end well.
+//! Many threads on one unit: concurrent reservations, resets, map changes and I/O complete correctly.
 
 mod common;
 

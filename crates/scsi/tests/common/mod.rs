@@ -1,4 +1,4 @@
-//! A daemon in small: disks in memory, and plans carried out on them.
+//! A miniature daemon: disks in memory, and execution of plans on them.
 
 #![allow(dead_code, missing_docs)]
 
@@ -17,10 +17,10 @@ thread_local! {
     static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Up to when what daemons share holds, unless a test says otherwise.
+/// End of the validity of shared state, unless a test sets another.
 pub const VALID: Duration = Duration::from_secs(12);
 
-/// The time of the test that runs on this thread.
+/// Returns the time of the test on this thread.
 pub fn now() -> Duration {
     NOW.get()
 }
@@ -68,7 +68,7 @@ pub fn initiator(number: u8) -> TransportId {
     TransportId::iscsi_port("iqn.2026-11.org.example:i", [0x40, 0, 0, 0, 0, number])
 }
 
-/// What a command came to.
+/// Result of a command.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     pub status: Status,
@@ -78,7 +78,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Sense key, ASC and ASCQ, of either format.
+    /// Returns sense key, ASC and ASCQ, from either format.
     pub fn code(&self) -> (u8, u8, u8) {
         match self.sense.first() {
             Some(0x70) | Some(0xf0) => (self.sense[2] & 0x0f, self.sense[12], self.sense[13]),
@@ -88,22 +88,22 @@ impl Answer {
     }
 }
 
-/// Disks in memory, with a log of what was asked of them.
+/// Disks in memory, with a log of their requests.
 #[derive(Default)]
 pub struct Disks {
     pub bytes: Vec<Vec<u8>>,
     pub log: Vec<(DiskId, IoRequest)>,
-    /// The next I/O fails so.
+    /// Error of the next I/O.
     pub failure: Option<IoErrorKind>,
-    /// What lies from a byte on; without it none tells its extents.
+    /// Returns the extent at an offset; without it no disk reports extents.
     pub extents: Option<fn(u64) -> Extent>,
-    /// State that other beds share, as daemons do that serve one image.
+    /// State shared with other beds, as between daemons that serve one image.
     pub shared: Option<Arc<SharedState>>,
-    /// What carries commands out that are passed through.
+    /// Device that executes pass-through commands.
     pub device: Option<Device>,
 }
 
-/// A SCSI device: gets a command with its data-out, and gives an answer with its data-in.
+/// A SCSI device: receives a command with its data-out, and returns a response with its data-in.
 pub type Device = Box<dyn FnMut(ScsiCommand, &[u8]) -> Result<(ScsiAnswer, Vec<u8>), IoErrorKind>>;
 
 fn pass_through(device: &mut Device, buffer: &mut [u8]) -> IoOutcome {
@@ -121,7 +121,7 @@ fn pass_through(device: &mut Device, buffer: &mut [u8]) -> IoOutcome {
     Ok(())
 }
 
-/// State that units of several beds share. Each of them adopts it before a replacement ends.
+/// State shared by units of several beds. Each of them adopts it before a replacement ends.
 #[derive(Default)]
 pub struct SharedState(Mutex<Shared>);
 
@@ -134,7 +134,7 @@ struct Shared {
 }
 
 impl SharedState {
-    /// The unit at LUN 0 of a bed, in the daemon of this number, takes part.
+    /// Adds the unit at LUN 0 of a bed, in the daemon with this number.
     pub fn join(self: &Arc<Self>, bed: &mut Bed, daemon: u128) {
         let unit = bed.unit(0);
         unit.share_reservations(daemon, now);
@@ -167,19 +167,19 @@ impl SharedState {
         Ok(())
     }
 
-    /// Another daemon, which takes no part here, has replaced the state by this; nobody has heard of it.
+    /// Sets the state as if another daemon had replaced it; the beds are not notified.
     pub fn set(&self, version: u64, state: &[u8]) {
         let mut shared = self.0.lock().unwrap();
         (shared.version, shared.state) = (version, state.to_vec());
     }
 
-    /// Version and state.
+    /// Returns version and state.
     pub fn get(&self) -> (u64, Vec<u8>) {
         let shared = self.0.lock().unwrap();
         (shared.version, shared.state.clone())
     }
 
-    /// What had to be aborted since the last call.
+    /// Returns the abort scopes since the last call.
     pub fn take_aborts(&self) -> Vec<AbortScope> {
         std::mem::take(&mut self.0.lock().unwrap().aborts)
     }
@@ -241,7 +241,7 @@ pub struct Bed {
     pub shutter: Arc<Shutter>,
 }
 
-/// Whether the units have closed their disks.
+/// Records if the units have closed their disks.
 #[derive(Debug, Default)]
 pub struct Shutter(AtomicBool);
 
@@ -258,7 +258,7 @@ impl Medium for Shutter {
 }
 
 impl Bed {
-    /// A target with one disk at LUN 0 and a nexus whose power on unit attention is gone.
+    /// Creates a target with one disk at LUN 0 and a nexus, and clears its power on unit attention.
     pub fn new(block_size: u32, blocks: u64) -> Bed {
         Bed::with(info(block_size, blocks, 0), false)
     }
@@ -271,7 +271,7 @@ impl Bed {
         )
     }
 
-    /// The same over a directory, whose store may have been used before.
+    /// The same on a directory with a store that may have been used before.
     pub fn over(directory: Arc<Directory>, info: DiskInfo, removable: bool) -> Bed {
         let target = Target::new(vec![port(1)]);
         let nexus = target.attach_nexus(initiator(1), port(1));
@@ -309,7 +309,7 @@ impl Bed {
         Arc::clone(self.target.view().unit(Lun::unit(lun)).unwrap())
     }
 
-    /// Another nexus, with its power on unit attentions taken from LUN 0.
+    /// Creates another nexus and clears its power on unit attentions at LUN 0.
     pub fn other_nexus(&mut self, number: u8) -> Arc<Nexus> {
         let nexus = self.target.attach_nexus(initiator(number), port(1));
         self.run_as(&nexus, 0, &[0x00, 0, 0, 0, 0, 0], &[], 0);
