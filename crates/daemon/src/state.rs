@@ -16,8 +16,8 @@ use config::Config;
 pub(crate) use crate::state_files::file_name;
 use crate::state_files::{DamagedFiles, Unread, decode, encode, kind_of, move_aside, read_regular};
 
-/// Returns the folder for changes made at run time. Only a configured folder or `$STATE_DIRECTORY` is used: two daemons that share the default
-/// folder must not load each other's disks.
+/// Returns the folder for changes made at run time. Only a configured folder or `$STATE_DIRECTORY` is used: two daemons that share the
+/// default folder must not load each other's disks.
 pub fn changes_folder(config: &Config) -> Option<PathBuf> {
     let given = || std::env::var_os("STATE_DIRECTORY").filter(|folder| !folder.is_empty());
     config.state.clone().or_else(|| given().map(PathBuf::from))

@@ -1,8 +1,8 @@
-//! Who may ask: whoever the kernel says is at the other end (SO_PEERCRED), by the groups of the configuration.
+//! Access control of the control socket, by the peer's credentials (SO_PEERCRED) and the groups of the configuration.
 //!
-//! Root and the daemon's own user may do everything. Without groups no other user can connect: the socket has mode 0600. With groups
-//! every user can connect, and the connection of a user in none of them is closed at once. Members of `control_group` may name the files
-//! that [`super::allowed_paths`] permits. Membership is that of the peer's own group and of `/etc/group`.
+//! Root and the daemon's own user have all rights. Without groups, no other user can connect: the socket has mode 0600. With groups, every
+//! user can connect, and the connection of a user in none of them is closed at once. Members of `control_group` may name the files that
+//! [`super::allowed_paths`] permits. Membership is that of the peer's own group and of `/etc/group`.
 
 use std::io;
 use std::pin::Pin;
@@ -20,29 +20,29 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::ErrorResponse;
 use config::{AccessConfig, account};
 
-/// Connections at a time; further ones wait. Each may bring a body of some megabytes.
+/// Most connections at a time. Further ones wait. Each may carry a body of some megabytes.
 const CONNECTIONS_MAX: usize = 512;
-/// Of these, connections of those who may only look on; further ones are hung up on, so that they keep nobody else out.
+/// Most connections of readers, as a part of [`CONNECTIONS_MAX`]. Further ones are closed, so that readers do not shut other clients out.
 const READERS_MAX: usize = CONNECTIONS_MAX / 2;
 
-/// What a peer may do.
+/// Rights of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Right {
-    /// Read.
+    /// May only read.
     Read,
-    /// Change everything, with files in `allow_paths` only.
+    /// May change everything, but name only files in `allow_paths`.
     Control,
-    /// Everything: root and the daemon's own user.
+    /// All rights: root and the daemon's own user.
     Administrator,
 }
 
-/// A peer, as far as it matters.
+/// Peer of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     pub(super) right: Right,
 }
 
-/// Is a user with this number and own group in the group of this name?
+/// Returns true if a user with these user and group IDs is a member of the named group.
 fn is_member(users: &str, groups: &str, (uid, gid): (u32, u32), group: &str) -> bool {
     let Some(group) = account(groups, 0, group) else {
         return false;
@@ -63,7 +63,7 @@ fn right(access: &AccessConfig, uid: u32, gid: u32) -> Option<Right> {
     if !access.has_groups() {
         return None;
     }
-    // Read anew each time: somebody may have been taken out.
+    // Read for each connection, because a member may have been removed.
     let read = |path| std::fs::read_to_string(path).unwrap_or_default();
     let (users, groups) = (read("/etc/passwd"), read("/etc/group"));
     let is_in = |group: &Option<String>| {
@@ -79,7 +79,7 @@ fn right(access: &AccessConfig, uid: u32, gid: u32) -> Option<Right> {
     }
 }
 
-/// A group that there is not lets nobody in, and whoever is hung up on is told nothing.
+/// Warns about groups that do not exist, because they admit no user and rejected clients get no reason.
 fn warn_of_unknown(access: &AccessConfig) {
     let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
     let named = [
@@ -95,7 +95,7 @@ fn warn_of_unknown(access: &AccessConfig) {
     }
 }
 
-/// Accepts those who may ask.
+/// Accepts connections of permitted users.
 pub(super) struct Guarded {
     listener: UnixListener,
     access: AccessConfig,
@@ -104,7 +104,7 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    /// Guards a listener.
+    /// Creates a guard for a listener.
     pub fn new(listener: UnixListener, access: AccessConfig) -> Guarded {
         warn_of_unknown(&access);
         Guarded {
@@ -115,11 +115,11 @@ impl Guarded {
         }
     }
 
-    /// The next one who may ask.
+    /// Accepts the next connection of a permitted user.
     pub async fn accept(&self) -> (Conversation, Peer) {
         loop {
             let Ok(room) = Arc::clone(&self.room).acquire_owned().await else {
-                // Nobody closes it.
+                // The semaphore is never closed.
                 std::future::pending::<()>().await;
                 continue;
             };
@@ -154,7 +154,7 @@ impl Guarded {
                 Ok((_, uid, None)) => tracing::debug!(uid, "control socket: user not admitted"),
                 Err(error) => {
                     tracing::debug!("control socket: {error}");
-                    // Out of descriptors, say.
+                    // The error may be a lack of descriptors.
                     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
                 }
             }
@@ -162,7 +162,7 @@ impl Guarded {
     }
 }
 
-/// Who may only look on changes nothing.
+/// Refuses changes by readers.
 pub(super) async fn check(
     ConnectInfo(peer): ConnectInfo<Peer>,
     request: Request,
@@ -176,11 +176,11 @@ pub(super) async fn check(
     ErrorResponse::new(StatusCode::FORBIDDEN, detail).into_response()
 }
 
-/// A connection, and its place among those that there may be.
+/// A connection that occupies a place among [`CONNECTIONS_MAX`].
 pub(super) struct Conversation {
     stream: UnixStream,
     _room: OwnedSemaphorePermit,
-    /// Among those of who may only look on.
+    /// Place among [`READERS_MAX`].
     _reader: Option<OwnedSemaphorePermit>,
 }
 

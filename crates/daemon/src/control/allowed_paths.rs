@@ -1,14 +1,14 @@
-//! Files of this machine that a client of the API may use.
+//! Restricts the local files that a client of the API may use.
 //!
-//! Root and the daemon's own user may name every file. The requests of others, which are members of `control_group` and holders of the
-//! token, are carried out with the rights of the daemon's user: they may name files below the folders in `allow_paths` only. By default
-//! these are the folders of the disks and sockets in the configuration file.
+//! Root and the daemon's own user may name every file. Requests of other clients (members of `control_group` and holders of the token) run
+//! with the rights of the daemon's user, so these clients may only name files below the folders in `allow_paths`. By default these are the
+//! folders of the disks and sockets in the configuration file.
 //!
-//! A path is compared as it is written, and a symbolic link on the way is followed. This is safe because from an allowed folder down to
-//! the file only root and the daemon's user may write to any folder: no other user can place a link, or exchange a folder after the check.
+//! A path is compared as written, and symbolic links on the way are followed. This is safe because from an allowed folder down to the file
+//! only root and the daemon's user may write to any folder: no other user can place a link, or exchange a folder after the check.
 //!
-//! Clients can write the headers of images, and images name files. Images of such a client may therefore name files in their own folder
-//! ([`NamedFiles::Folder`]). They may name no file ([`NamedFiles::None`]) if their own path, such as that of a device, is an entry of
+//! Clients can write the headers of images, and images name files. Images of such a client may therefore only name files in their own
+//! folder ([`NamedFiles::Folder`]), or no file ([`NamedFiles::None`]) if their own path, such as that of a device, is an entry of
 //! `allow_paths`.
 
 use std::os::unix::fs::MetadataExt;
@@ -36,7 +36,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ErrorResponse> {
         let peer = parts.extensions.get::<ConnectInfo<Peer>>();
-        // A request that no listener has marked has the fewest rights.
+        // A request without a listener's mark has the fewest rights.
         Ok(Caller(
             peer.map_or(Right::Read, |ConnectInfo(peer)| peer.right),
         ))
@@ -57,7 +57,7 @@ impl Caller {
         }
     }
 
-    /// Checks all paths of a disk that the caller asks for, and limits the files that an image may name.
+    /// Checks all paths of a requested disk and limits the files that an image may name.
     pub fn check_disk(self, api: &Api, disk: &mut DiskConfig) -> Result<(), ErrorResponse> {
         let Some(allowed) = self.allowed(api)? else {
             return Ok(());
@@ -69,7 +69,7 @@ impl Caller {
         refuse(faults)
     }
 
-    /// Checks all paths of the target of a job, which is a new device, and limits the files that an image may name.
+    /// Checks all paths of a job's target, which is a new device, and limits the files that an image may name.
     pub fn check_target(self, api: &Api, target: &mut DiskConfig) -> Result<(), ErrorResponse> {
         let mut faults = Vec::new();
         if let Some(allowed) = self.allowed(api)? {
@@ -116,7 +116,7 @@ impl Caller {
         }
     }
 
-    /// Checks the backing image of a disk, into which a commit writes.
+    /// Checks the backing image of a disk, because a commit writes to it.
     pub async fn check_commit(self, api: &Api, disk: &str) -> Result<(), ErrorResponse> {
         let Some(allowed) = self.allowed(api)? else {
             return Ok(());
@@ -136,7 +136,7 @@ impl Caller {
         refuse(written.await?.filter_map(check).collect())
     }
 
-    /// The paths that the caller may name. `None`: all.
+    /// Returns the paths that the caller may name; `None` for all.
     fn allowed(self, api: &Api) -> Result<Option<AllowedPaths>, ErrorResponse> {
         match self.0 {
             Right::Administrator => Ok(None),
@@ -154,12 +154,12 @@ fn refuse(faults: Vec<Fault>) -> Result<(), ErrorResponse> {
     }
 }
 
-/// Paths that restricted clients may use.
+/// Paths for restricted clients.
 #[derive(Debug)]
 struct AllowedPaths {
-    /// Folders, and single files such as device nodes. Absolute, as the configuration has them.
+    /// Folders, and single files such as device nodes. Absolute paths, as configured.
     places: Vec<PathBuf>,
-    /// The configuration of the administrator.
+    /// The administrator's configuration.
     base: Arc<Config>,
 }
 
@@ -169,7 +169,7 @@ impl AllowedPaths {
         let places = match base.access.allow_paths.as_slice() {
             [] => {
                 let files = base.disks.iter().flat_map(|disk| disk.backend.paths());
-                // Files with secrets have folders of their own.
+                // Secret files are excluded: their folders must not become accessible.
                 let files = files.filter(|(key, _)| matches!(*key, "path" | "data_file"));
                 let files = files.map(|(_, path)| place_of(&absolute(path)));
                 let sockets = base.exports().filter_map(ExportRef::socket);
@@ -223,7 +223,7 @@ impl AllowedPaths {
                 |own| matches!(own, BlockDeviceConfig::Rbd(known) if known.cluster == rbd.cluster),
             );
             if rbd.cluster != ClusterConfig::default() && !is_known {
-                // They name files, libraries and commands for the process. Monitors can set such options, too.
+                // These keys name files, libraries and commands for this process. Monitors can set such options, too.
                 let detail = "this client may use only Ceph clusters with the keys of a disk in the configuration file";
                 faults.push(Fault::at(at, detail).help(AS_ADMINISTRATOR));
             }

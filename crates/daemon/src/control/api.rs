@@ -1,5 +1,5 @@
-//! What all resources share: the state that they are asked of, bodies and options of requests, the router with its
-//! OpenAPI document, which is made of the handlers' own descriptions.
+//! Common parts of all resources: shared state, bodies and options of requests, and the router with its OpenAPI document, which is
+//! generated from the handlers' descriptions.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -34,29 +34,29 @@ use crate::jobs::Context;
 use crate::objects::{Change, How, Made, Manager, Work};
 use crate::running::{Overview, Reload};
 
-/// A request's body: 16,384 disks and as many logical units take three megabytes.
+/// Largest request body in bytes. 16,384 disks and as many logical units take three megabytes.
 const BODY_MAX: usize = 16 << 20;
 
-/// All that requests are answered from.
+/// Shared state of all request handlers.
 #[derive(Clone)]
 pub struct Api {
-    /// What is served and measured.
+    /// Status and measurements.
     pub view: Arc<dyn View>,
-    /// Who makes changes.
+    /// Handle of the owner, which makes changes.
     pub manager: Manager,
     pub(crate) overview: Option<Arc<Overview>>,
-    /// Where listeners subscribe.
+    /// Channel for event subscribers.
     pub events: broadcast::Sender<Event>,
-    /// Long work on disks.
+    /// Services for jobs.
     pub(crate) jobs: Option<Context>,
-    /// How the daemon ends to the benefit of another one.
+    /// Ends the daemon in favour of another one.
     pub(crate) ending: Option<Ending>,
-    /// How the configuration is read anew.
+    /// Reads the configuration file again.
     pub reload: Option<Reload>,
 }
 
 impl Api {
-    /// Makes a change. Returns `None` if it still waits for clients or storage after the time that its caller gives it.
+    /// Makes a change. Returns `None` if it still waits for clients or storage after the requested time.
     pub(super) async fn change(
         &self,
         change: Change,
@@ -65,7 +65,7 @@ impl Api {
         self.work(Work::Change(Box::new(change)), how).await
     }
 
-    /// Makes a change, or takes over what the file says; `None` as above.
+    /// Makes a change or adopts the configuration file. Returns `None` as [`Api::change`] does.
     pub(super) async fn work(
         &self,
         work: Work,
@@ -76,7 +76,7 @@ impl Api {
             ..How::default()
         };
         let wait = Duration::from_secs(wait.map_or(WAIT, u64::from));
-        // However short the caller waits, what the answer says of the change is true.
+        // Draining objects are visible from here on, also if the caller does not wait.
         let made = self.manager.begin(work, how).await?;
         match tokio::time::timeout(wait, made).await {
             Ok(made) => Ok(Some(made?)),
@@ -84,7 +84,7 @@ impl Api {
         }
     }
 
-    /// The answer to a change that continues: a list of the clients and disks that it waits for.
+    /// Returns the response to a change that continues: a list of the clients and disks that it waits for.
     pub(super) fn accepted(&self) -> Result<Response, ErrorResponse> {
         let overview = self.overview()?;
         let live = overview.live();
@@ -100,32 +100,32 @@ impl Api {
         Ok((StatusCode::ACCEPTED, Json(accepted)).into_response())
     }
 
-    /// The objects as they are.
+    /// Returns the view of the objects.
     pub(super) fn overview(&self) -> Result<&Arc<Overview>, ErrorResponse> {
         let ending = || ErrorResponse::from(crate::objects::Refusal::Ending);
         self.overview.as_ref().ok_or_else(ending)
     }
 }
 
-/// How a change is to be made.
+/// Options of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct Force {
-    /// Override what is in use: disconnect clients, abort requests, drop data beyond a new end.
+    /// Override conflicts: disconnect clients, abort requests, drop data beyond a new end.
     #[serde(default)]
     #[param(required = false)]
     pub force: bool,
-    /// Seconds to wait for clients of what is removed (default 50). After that the answer is 202, and the change goes on by itself.
+    /// Seconds to wait for clients of removed objects (default 50). After that the response is 202, and the change continues.
     #[param(required = false, maximum = 3600)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait: Option<u16>,
 }
 
-/// Seconds that a change may wait for clients before its caller gets an answer, where the caller says nothing else.
+/// Default time in seconds that a change waits for clients before the response.
 const WAIT: u64 = 50;
 
-/// The most seconds that it may wait.
+/// Largest value of `wait` in seconds.
 const WAIT_MAX: u16 = 3600;
 
 pub(super) type ForceQuery = Result<Query<Force>, QueryRejection>;
@@ -140,7 +140,7 @@ pub(super) fn force(query: ForceQuery) -> Result<Force, ErrorResponse> {
     }
 }
 
-/// The names in a resource's address.
+/// Names in the path of a resource.
 pub(super) struct Path<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
@@ -154,7 +154,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
     }
 }
 
-/// A body that is JSON.
+/// Parses a JSON body.
 pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorResponse> {
     let body = body.map_err(|error| {
         let detail = match error.status() {
@@ -177,7 +177,7 @@ pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorRe
 )]
 struct Document;
 
-/// Who asks at all, and who may change something, is the same question for all operations: said here.
+/// Adds the authentication and authorization errors, which are the same for all operations.
 fn guard(document: &mut utoipa::openapi::OpenApi) {
     let unknown = problem("Over TCP: no token, or a wrong one");
     let looks = problem("The client may only read");
@@ -199,7 +199,7 @@ fn guard(document: &mut utoipa::openapi::OpenApi) {
     let bearer = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
     let components = document.components.get_or_insert_default();
     components.add_security_scheme("token", bearer);
-    // Over TCP a token, and on the control socket nothing.
+    // A token over TCP, nothing on the control socket.
     let either = [
         SecurityRequirement::new("token", Vec::<String>::new()),
         SecurityRequirement::default(),
@@ -207,7 +207,7 @@ fn guard(document: &mut utoipa::openapi::OpenApi) {
     document.security = Some(either.to_vec());
 }
 
-/// Adds keys, which are declared where the configuration is read, to an object.
+/// Adds the keys of the configuration to the schema of an object.
 fn add_keys<D, T>(
     document: &mut utoipa::openapi::OpenApi,
     object: &str,
@@ -222,14 +222,14 @@ fn add_keys<D, T>(
         let schema = serde_json::from_value::<RefOr<Schema>>(key.schema());
         let schema = schema.expect("a key's schema is one");
         object.properties.insert(key.name.to_owned(), schema);
-        // The address has the name, too.
+        // The path has the name already.
         if key.is_required() && key.name != "name" {
             object.required.push(key.name.to_owned());
         }
     }
 }
 
-/// Adds the kinds of exports: an export is one of them.
+/// Adds a schema for each kind of export. An export is one of them.
 fn add_exports(document: &mut utoipa::openapi::OpenApi) {
     let components = document.components.get_or_insert_default();
     let mut kinds = Vec::new();
@@ -239,7 +239,7 @@ fn add_exports(document: &mut utoipa::openapi::OpenApi) {
         schema["properties"]["kind"] = json!({"type": "string", "enum": [kind.word]});
         schema["properties"]["status"] = json!({"$ref": "#/components/schemas/ExportState"});
         if let Some(required) = schema["required"].as_array_mut() {
-            // The address has the name, too.
+            // The path has the name already.
             required.retain(|key| key != "name");
             required.push(json!("kind"));
         }
@@ -318,7 +318,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     described().into_openapi()
 }
 
-/// It does not change: made once.
+/// Generated once.
 static DOCUMENT: LazyLock<String> = LazyLock::new(|| openapi().to_json().unwrap_or_default());
 
 /// Show this description.
@@ -332,7 +332,7 @@ async fn describe() -> impl IntoResponse {
     )
 }
 
-/// What is described, and nothing else.
+/// Returns the router of all described handlers.
 pub(super) fn router(api: Api) -> Router {
     let (router, _) = described().split_for_parts();
     router
@@ -396,7 +396,7 @@ mod tests {
         }
     }
 
-    /// Every path of the document, and every method that it has there.
+    /// Returns all paths and methods of the document.
     fn documented() -> BTreeSet<(String, String)> {
         let document = serde_json::to_value(openapi()).unwrap();
         let paths = document["paths"].as_object().unwrap();
@@ -407,7 +407,7 @@ mod tests {
         operations.collect()
     }
 
-    /// `PATH` with something in the place of its parameters.
+    /// Returns a path with values in place of its parameters.
     fn filled(path: &str) -> String {
         path.replace("{address}", "0:0")
             .split('/')
@@ -445,7 +445,7 @@ mod tests {
         }
     }
 
-    /// Also what is refused before a handler has seen it.
+    /// Covers requests that are refused before a handler runs.
     #[tokio::test]
     async fn addresses_that_are_no_text_and_long_bodies_are_problems_too() {
         let router = TowerToHyperService::new(router(api()));
@@ -471,7 +471,7 @@ mod tests {
         }
     }
 
-    /// The router is made of the described handlers only; so one that is not in the document is one that nobody mounted.
+    /// All routes are made by `routes!()`, so a handler without a route is missing in the document.
     #[test]
     fn every_handler_that_is_described_is_mounted_and_nothing_else_is() {
         let mut written = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! Checks of the Host field, and requests that a browser makes for a page of another site. A browser at the control socket, through a
-//! tunnel, shows no token: without these checks any page in that browser could make requests.
+//! Checks of the Host field, and of requests that a browser makes for a page of another site. A browser that reaches the control socket
+//! through a tunnel sends no token: without these checks any page in that browser could make requests.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
 
-/// Names, beside `localhost` and IP addresses, that browsers may use.
+/// Names that browsers may use, in addition to `localhost` and IP addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Names(Arc<[String]>);
 
 impl Names {
-    /// The names of a configuration.
+    /// Creates the list from configured names.
     pub fn new(names: &[String]) -> Names {
         Names(names.into())
     }
@@ -35,8 +35,8 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Returns true if Origin (RFC 6454, 7) names another site than Host. Programs send no Origin. Browsers send it with every request that
-/// can change something.
+/// Returns true if Origin (RFC 6454, 7) names another site than Host. Programs send no Origin. Browsers send it with every request that can
+/// make a change.
 fn is_of_another_site(headers: &HeaderMap) -> bool {
     if !headers.contains_key(header::ORIGIN) {
         return false;
@@ -54,18 +54,18 @@ pub(crate) fn has_one_host(version: Version, headers: &HeaderMap) -> bool {
     count == 1 || (count == 0 && version < Version::HTTP_11)
 }
 
-/// Returns true if a browser made the request, as far as its fields show.
+/// Returns true if the header fields show that a browser made the request.
 fn is_of_a_browser(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
 }
 
-/// The host that the request is for; `None`: the field is malformed.
+/// Returns the host that the request is for; `None` if the field is malformed.
 fn host_name(headers: &HeaderMap) -> Option<String> {
     let host = text(headers, header::HOST)?.parse::<Authority>().ok()?;
     Some(host.host().trim_matches(['[', ']']).to_owned())
 }
 
-/// Returns true if the owner of no DNS name can direct browsers to the daemon by this name.
+/// Returns true if no owner of a DNS name can direct browsers to the daemon by this name.
 fn is_local_or_address(name: &str, names: &Names) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok() || names.has(name)
 }
@@ -93,7 +93,7 @@ pub(super) async fn same_site(
     next.run(request).await
 }
 
-/// Refuses requests for a name of the DNS that is not configured: for servers that require no token. Old browsers send neither Origin nor
+/// Refuses requests for a DNS name that is not configured. Used by servers that require no token. Old browsers send neither Origin nor
 /// Sec-Fetch-Site with a plain GET.
 pub(super) async fn local_name(
     State(names): State<Names>,

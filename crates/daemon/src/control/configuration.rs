@@ -1,5 +1,4 @@
-//! `/v1/config`: all objects at once, as they are in effect, what of it was changed at run time, and reading the file
-//! anew.
+//! `/v1/config`: all objects at once, the changes made at run time, and the reload of the file.
 
 use ::control::{Changes, Objects, Summary};
 use axum::Json;
@@ -17,7 +16,7 @@ use super::server::blocking;
 use crate::objects::{Change, Overlay, Plan, Refusal, Work, bodies};
 use config::{objects_json, render};
 
-/// What a plan did.
+/// Returns the number of objects that a plan changed.
 pub fn summary(plan: &Plan) -> Summary {
     Summary {
         disks_added: plan.add_disks.len(),
@@ -37,7 +36,7 @@ pub fn summary(plan: &Plan) -> Summary {
     }
 }
 
-/// Show all disks and exports that are in effect.
+/// Show all disks and exports in effect.
 #[utoipa::path(get, path = "/v1/config", responses(
     (status = 200, description = "All disks and exports", body = Objects),
     ReadErrors,
@@ -74,7 +73,7 @@ pub(super) async fn replace(
     }
 }
 
-/// Show the configuration that is in effect, as the text of a file.
+/// Show the configuration in effect, as the text of a file.
 #[utoipa::path(get, path = "/v1/config/file", responses(
     (status = 200, description = "TOML", body = String, content_type = "text/plain"),
     ReadErrors,
@@ -116,7 +115,7 @@ pub(super) async fn reload(
     let config = read.map_err(|mistakes| {
         let text = mistakes.to_string();
         let mut response = ErrorResponse::from(Refusal::from(mistakes));
-        // With the places in the file, which are no pointers into a body.
+        // The text has positions in the file, which are not JSON pointers into a body.
         response.0.detail = text;
         response
     })?;

@@ -1,4 +1,4 @@
-//! `/v1/disks`: what there is, one by one, and what it is to be.
+//! `/v1/disks`: disks and their configuration.
 
 use ::control::objects::{Disk, ErrorPolicy, Limits, Size};
 use axum::Json;
@@ -95,7 +95,7 @@ pub(super) async fn resize(
             }
         }
         None => {
-            // The owner asks again. If the storage does not answer, the wait is here, and other changes are made meanwhile.
+            // The owner reads the size again. If the storage does not answer, the wait is here and the owner can make other changes.
             let probed = blocking(move || disk.found_size()).await?;
             if let Err(error) = probed {
                 tracing::debug!(disk = name, "cannot read the size: {error}");

@@ -1,26 +1,25 @@
-//! The problems that requests are answered with, by what a request is about: the one list of them, for all handlers'
-//! descriptions.
+//! Error responses of requests, grouped by the type of request, for the descriptions of all handlers.
 
 use std::collections::BTreeMap;
 
 use utoipa::IntoResponses;
 use utoipa::openapi::{Content, Ref, RefOr, Response};
 
-/// Of a request that only reads.
+/// Errors of a request that only reads.
 pub(super) struct ReadErrors;
 
-/// Of a request that names something, in its address or its query.
+/// Errors of a request that names an object in its path or query.
 pub(super) struct NameErrors;
 
-/// Of a request that makes a change.
+/// Errors of a request that makes a change.
 pub(super) struct ChangeErrors;
 
-/// Of a request with a body.
+/// Errors of a request with a body.
 pub(super) struct BodyErrors;
 
 type Answers = BTreeMap<String, RefOr<Response>>;
 
-/// A problem as an answer.
+/// Returns the description of a problem response.
 pub(super) fn problem(description: &str) -> Response {
     let content = Content::new(Some(Ref::from_schema_name("Problem")));
     Response::builder()

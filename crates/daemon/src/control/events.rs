@@ -1,5 +1,4 @@
-//! Server-sent events. `GET /v1/events`: what changes, as it changes. `GET /v1/live`: that, and each second what is served and has been
-//! counted.
+//! Server-sent events. `GET /v1/events`: changes. `GET /v1/live`: changes, and every second the status and the counters.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,10 +20,10 @@ use super::api::Api;
 use super::server::blocking;
 use super::status::status_for;
 
-/// A comment as often as this tells a listener that the daemon is there, and us that the listener is.
+/// Interval of keep-alive comments. They detect a dead peer on both sides.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Stream events from now on. A listener that is too slow loses some, and gets their number: `event: missed`.
+/// Stream events from now on. A slow subscriber loses some and receives their number: `event: missed`.
 #[utoipa::path(get, path = "/v1/events", responses(
     (status = 200, description = "Events without end", body = Event, content_type = "text/event-stream"),
 ))]
@@ -38,7 +37,7 @@ pub(super) async fn listen(
     Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE_INTERVAL))
 }
 
-/// `None`: the daemon ends.
+/// Returns the next event; `None` at the end of the daemon.
 async fn next(events: &mut Receiver<Event>) -> Option<sse::Event> {
     match events.recv().await {
         Ok(event) => Some(encode(&event)),
@@ -58,10 +57,10 @@ fn encode(event: &Event) -> sse::Event {
         .data(data)
 }
 
-/// How often what is served and counted is sent. A listener that is slower gets it less often.
+/// Interval of status and counters. A slow subscriber receives them less often.
 const MOMENT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Stream `moment` each second, with the answers of `/v1/status` and `/v1/statistics`, and in between the events of `/v1/events`.
+/// Stream `moment` each second, with the responses of `/v1/status` and `/v1/statistics`, and in between the events of `/v1/events`.
 #[utoipa::path(get, path = "/v1/live", responses(
     (status = 200, description = "Moments and events without end", body = Object, content_type = "text/event-stream"),
 ))]

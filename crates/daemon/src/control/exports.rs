@@ -1,4 +1,4 @@
-//! `/v1/exports`: the ways in.
+//! `/v1/exports`: exports and their state.
 
 use std::collections::HashMap;
 
@@ -94,7 +94,7 @@ pub(super) async fn remove(
     }
 }
 
-/// How each export is.
+/// Returns the state of each export.
 fn states(overview: &Overview) -> HashMap<String, ExportState> {
     let Some(transports) = overview.servers.transports() else {
         return HashMap::new();
@@ -129,7 +129,7 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
     for export in live.config.exports() {
         let name = export.name();
         let removing = live.draining.iter().find_map(|one| one.export(name));
-        // One that is being removed is not served any more.
+        // An export that is being removed is no longer served and has a default state.
         let state = states.entry(name.to_owned()).or_default();
         state.served = served.remove(name).unwrap_or_default();
         state.requests = requests.remove(name).unwrap_or(0);
@@ -138,7 +138,7 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
     states
 }
 
-/// Requests in flight, by export.
+/// Returns the number of requests in flight, by export.
 pub(super) fn requests(overview: &Overview) -> HashMap<String, u64> {
     let mut requests = HashMap::new();
     for queue in overview.servers.pool.queues() {

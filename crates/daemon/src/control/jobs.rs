@@ -1,4 +1,4 @@
-//! `/v1/jobs`, `/v1/disks/{disk}/job`, `/v1/bitmaps` and `/v1/snapshot`: long work on disks, dirty bitmaps, and snapshots.
+//! `/v1/jobs`, `/v1/disks/{disk}/job`, `/v1/bitmaps` and `/v1/snapshot`: jobs, dirty bitmaps and snapshots.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -50,7 +50,7 @@ pub(super) async fn show(
     Ok(Json(api.context()?.jobs.of(&name)?.body()))
 }
 
-/// Begin a job of a disk: a mirror, a backup, a stream or a commit.
+/// Start a job of a disk: a mirror, a backup, a stream or a commit.
 #[utoipa::path(post, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
     request_body = NewJob, responses(
     (status = 201, description = "The job, which goes on by itself", body = Job),
@@ -92,7 +92,7 @@ pub(super) async fn start(
         return Err(Refusal::Invalid(vec![fault]).into());
     }
     let mut target = disk_json(&name, target).map_err(Refusal::from)?;
-    // It looks for the file, which may block.
+    // Examines the file, which may block.
     let target = blocking(move || {
         target.backend = target.backend.requested(None, true);
         target
@@ -128,7 +128,7 @@ pub(super) async fn set(
     Ok(Json(job.body()))
 }
 
-/// Switch to a mirror: its target is the disk from then on. One that is not complete yet is switched to when it is.
+/// Switch to a mirror: the disk then uses its target. A mirror that is not complete yet is switched later.
 #[utoipa::path(post, path = "/v1/disks/{disk}/job/switch", params(("disk" = String, Path, description = "Name")),
     responses(
     (status = 200, description = "The job, which ends by itself", body = Job),
@@ -143,7 +143,7 @@ pub(super) async fn switch(
     Ok(Json(job.body()))
 }
 
-/// Cancel the job of a disk, which stays as it was. A job that has ended is forgotten.
+/// Cancel the job of a disk, which stays as it was. A job that has ended is removed from the list.
 #[utoipa::path(delete, path = "/v1/disks/{disk}/job", params(("disk" = String, Path, description = "Name")),
     responses(
     (status = 200, description = "The job as it has ended, or is about to", body = Job),
@@ -167,7 +167,7 @@ pub(super) async fn cancel(
     Ok(Json(ended.await?))
 }
 
-/// Take a snapshot of disks, all at one moment: each goes on in a new image over what it was.
+/// Take a snapshot of disks atomically: each disk continues in a new image over its old contents.
 #[utoipa::path(post, path = "/v1/snapshot", request_body = NewSnapshot, responses(
     (status = 200, description = "The disks as they are configured now", body = Vec<Disk>),
     NameErrors, ChangeErrors, BodyErrors,
@@ -205,7 +205,7 @@ fn read<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>) -> Result<T, E
     })
 }
 
-/// Work that blocks, on a thread of its own.
+/// Runs blocking work on a thread of its own.
 async fn elsewhere<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
@@ -214,7 +214,7 @@ async fn elsewhere<T: Send + 'static>(
         .name("begin-job".to_owned())
         .stack_size(bdev::STACK_BYTES);
     let spawned = thread.spawn(move || {
-        // Whoever asked may have left.
+        // The caller may be gone.
         reply.send(work()).ok();
     });
     spawned.map_err(|error| {

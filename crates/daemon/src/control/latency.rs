@@ -1,8 +1,8 @@
-//! `GET /v1/latency[?select=EXPORT|DISK|EXPORT/QUEUE][&slowest=N]`: what every queue measured, queue by queue, and on
-//! request the N slowest requests of the last minute, each with its queue.
+//! `GET /v1/latency[?select=EXPORT|DISK|EXPORT/QUEUE][&slowest=N]`: the measurements of every queue, and on request the N slowest requests
+//! of the last minute, each with its queue.
 //!
-//! The answer is a [`latency::Snapshot`]; whoever asks merges, subtracts and prints it. Of a queue that serves several
-//! disks, `select=DISK` gives what it measured of that one.
+//! The response is a [`latency::Snapshot`]; the client merges, subtracts and prints it. For a queue with several disks, `select=DISK`
+//! returns the measurements of that disk.
 
 use ::control::Status;
 use axum::Json;
@@ -47,7 +47,7 @@ pub(super) async fn get(
     snapshot.map(Json)
 }
 
-/// Lets go of all but the `count` slowest requests.
+/// Removes all but the `count` slowest requests.
 fn keep_slowest(snapshot: &mut Snapshot, count: usize) {
     let mut least = 0;
     if let Some((_, last)) = snapshot.slowest(count).last() {
@@ -85,7 +85,7 @@ fn select(
     Ok(selected)
 }
 
-/// Says of each slow request for a unit which disk is there.
+/// Sets the disk of each slow request for a logical unit.
 fn name_disks(snapshot: &mut Snapshot, status: &Status) {
     for queue in &mut snapshot.queues {
         let export = status
@@ -101,7 +101,7 @@ fn name_disks(snapshot: &mut Snapshot, status: &Status) {
     }
 }
 
-/// Why no queue is meant: an export or a disk that no client uses is no mistake, everything else is.
+/// Checks a selector that matches no queue. An export or disk without clients is not an error.
 fn explain_nothing(status: &Status, selector: &str) -> Result<(), ErrorResponse> {
     let name = selector.split_once('/').map_or(selector, |(name, _)| name);
     let mut exports = status.exports.iter();

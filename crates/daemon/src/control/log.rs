@@ -1,4 +1,4 @@
-//! `GET` and `PUT /v1/log`: what is logged.
+//! `GET` and `PUT /v1/log`: the log filter.
 
 use ::control::Log;
 use axum::Json;

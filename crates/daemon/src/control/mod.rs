@@ -1,8 +1,7 @@
 //! The control socket: HTTP/JSON over a Unix socket, one file per resource.
 //!
-//! Served on a thread of its own, so that nobody who asks can delay a request of a guest. What is asked for is
-//! behind the trait [`View`]; who may ask is for `access` to say. The types of requests and answers, and the client, are in the
-//! crate `control`.
+//! Served on a thread of its own, so that clients of the API do not delay guest requests. The trait [`View`] provides the data, and
+//! `access` has the access control. The types of requests and responses, and the client, are in the crate `control`.
 
 mod access;
 mod allowed_paths;
@@ -43,23 +42,23 @@ pub use socket::{Audience, BindError, Bound, Left, bind};
 pub use tcp::TcpServer;
 pub use token::Tokens;
 
-/// What the control socket shows. Calls may block for as long as a worker's iteration takes.
+/// Data that the control socket shows. Calls may block for one iteration of a worker.
 pub trait View: Send + Sync + 'static {
-    /// What every queue measured so far.
+    /// Returns the measurements of all queues.
     fn snapshot(&self) -> ::latency::Snapshot;
 
-    /// What is served, and to whom.
+    /// Returns the served objects and their clients.
     fn status(&self) -> Status;
 
-    /// What workers, disks and queues have counted.
+    /// Returns the counters of workers, disks and queues.
     fn statistics(&self) -> Statistics;
 
-    /// What is logged, where that can be changed.
+    /// Returns the handle of the log filter, if it can be changed.
     fn log(&self) -> Option<crate::logs::LogHandle> {
         None
     }
 
-    /// The same as Prometheus reads it.
+    /// Returns the counters in Prometheus' text format.
     fn metrics(&self) -> String {
         crate::metrics::render(&self.status(), &self.statistics())
     }

@@ -1,9 +1,9 @@
-//! The page for people who look with a browser. It has no data of the daemon in itself, and so whoever has no token gets it too, over TCP.
+//! The page for browsers. It contains no data of the daemon, so it is served over TCP without a token, too.
 
 use axum::http::header;
 use axum::response::IntoResponse;
 
-/// Where it is.
+/// Path of the page.
 pub(super) const PATH: &str = "/";
 
 #[cfg(feature = "page")]
@@ -12,7 +12,7 @@ const PAGE: &str = ::page::PAGE;
 const PAGE: &str = "<!DOCTYPE html><html lang=\"en\"><title>Lunette</title><p>This daemon was built without its page \
      (cargo feature <code>page</code>).";
 
-/// Nothing from elsewhere is loaded, nobody else is asked, and no other page shows this one.
+/// The page loads nothing from other sites, sends no request to them, and cannot be framed.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'; \
      base-uri 'none'; form-action 'none'";
 

@@ -6,27 +6,27 @@ use axum::response::{IntoResponse, Response};
 
 use crate::objects::{Fault, Refusal};
 
-/// A problem as a response.
+/// A problem as an HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ErrorResponse(pub Problem);
 
 impl ErrorResponse {
-    /// There is no such thing.
+    /// Creates a problem with status 404.
     pub fn not_found(detail: impl Into<String>) -> ErrorResponse {
         ErrorResponse::new(StatusCode::NOT_FOUND, detail)
     }
 
-    /// The request does not make sense.
+    /// Creates a problem with status 400.
     pub fn bad_request(detail: impl Into<String>) -> ErrorResponse {
         ErrorResponse::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// The daemon could not answer.
+    /// Creates a problem with status 500.
     pub fn internal(detail: impl Into<String>) -> ErrorResponse {
         ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
     }
 
-    /// A problem of any status.
+    /// Creates a problem with any status.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> ErrorResponse {
         ErrorResponse(Problem {
             status: status.as_u16(),

@@ -1,4 +1,4 @@
-//! The server: one thread, one single-threaded runtime, a router of resources.
+//! The HTTP server: one thread, one single-threaded runtime, a router of resources.
 
 use std::io;
 use std::path::Path;
@@ -18,13 +18,13 @@ use super::socket::{Bound, Left};
 use crate::service_thread::{Connections, ServiceThread, http};
 use config::AccessConfig;
 
-/// How long a connection may take to say what it wants, the next time too: whoever says nothing keeps its place no longer.
+/// Longest wait for the head of each request. Slower connections are closed.
 pub(super) const HEAD_TIME: Duration = Duration::from_secs(15);
 
-/// A control socket that is being served; dropping it stops that and removes the socket.
+/// The server of a control socket. Dropping it ends the server and removes the socket.
 #[derive(Debug)]
 pub struct Server {
-    // Only to end, before the socket's path goes.
+    // Dropped first, before the socket's path is removed.
     _thread: ServiceThread,
     bound: Bound,
 }
@@ -51,14 +51,14 @@ impl Server {
         })
     }
 
-    /// Where the socket is.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         self.bound.path()
     }
 
-    /// Ends, but leaves the socket open, and at its path, for another process: nobody is refused.
+    /// Ends the server and returns the open socket at its path for another process, so that no client is refused.
     pub fn leave(self) -> Option<Left> {
-        // Nobody is accepted any more from here on.
+        // No connection is accepted after this point.
         let Server { _thread, bound } = self;
         drop(_thread);
         bound.leave()
@@ -88,7 +88,7 @@ async fn serve(
     }
 }
 
-/// Runs what may block beside the runtime's thread.
+/// Runs blocking work outside the runtime's thread.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ErrorResponse> {

@@ -1,6 +1,7 @@
-//! A Unix socket at a path: its mode (0600 unless others are let in) from the first moment, a stale one replaced, a live one never stolen.
+//! A Unix socket at a path. It has its mode (0600 unless other users are admitted) from the first moment. A stale socket is replaced, a
+//! live one is never taken over.
 //!
-//! Two daemons that start at once are kept apart by a lock on the folder, held while the path is looked at ([`vhost_user::remove_stale`]).
+//! A lock on the folder, held while the path is examined, serializes daemons that start at the same time ([`vhost_user::remove_stale`]).
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,32 +15,32 @@ use rustix::fs::{Mode, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use vhost_user::{FileId, Obstacle, file_at, lock_folder};
 
-/// Why a socket could not be made.
+/// Reason why a socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// Somebody serves on it.
+    /// Another process serves the socket.
     #[error(
         "{} is in use: another daemon serves on it; stop that one or choose another path",
         path.display()
     )]
     InUse {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
     },
-    /// Something else is at the path.
+    /// The path has a file that is not a socket.
     #[error("{} is there and is no socket; move it away or choose another path", path.display())]
     NotASocket {
-        /// The path.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The folder or the socket could not be made.
+    /// The folder or the socket could not be created.
     #[error("cannot {what} {}: {}", path.display(), reason(path, source))]
     System {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// On which path.
+        /// Path of the socket.
         path: PathBuf,
-        /// What came of it.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -58,10 +59,10 @@ fn reason(path: &Path, error: &io::Error) -> String {
     })
 }
 
-/// A listening socket whose path goes away with it.
+/// A listening socket. Dropping it removes its path.
 #[derive(Debug)]
 pub struct Bound {
-    /// Absent: it has been left to another process.
+    /// Absent after the socket was left to another process.
     listener: Option<UnixListener>,
     path: PathBuf,
     /// File of this socket. Another socket at the same path stays.
@@ -71,9 +72,9 @@ pub struct Bound {
 /// A control socket that is left to another process.
 #[derive(Debug)]
 pub struct Left {
-    /// It listens.
+    /// The listening socket.
     pub socket: OwnedFd,
-    /// Its path stays when daemons end: whoever started them listens there.
+    /// The path stays when daemons end, because their parent process listens there.
     pub is_passed: bool,
 }
 
@@ -84,7 +85,7 @@ impl Left {
         Some(PathBuf::from(OsStr::from_bytes(at.path_bytes()?)))
     }
 
-    /// Does it listen at this path?
+    /// Returns true if the socket listens at this path.
     fn is_at(&self, path: &Path) -> bool {
         let is_listening = sockopt::socket_acceptconn(&self.socket).unwrap_or(false);
         let is_there =
@@ -92,13 +93,13 @@ impl Left {
         is_listening && self.path().is_some_and(|at| same(&at, path)) && is_there()
     }
 
-    /// Nobody needs it: it goes, with its file.
+    /// Closes an unneeded socket and removes its file.
     fn forget(self) {
         let path = self.path().filter(|_| !self.is_passed);
         drop(self);
         if let Some(path) = path {
             let _lock = lock_folder(&path);
-            // A live one stays, and of one that stays though it is stale nobody needs to hear.
+            // A live socket stays. A failure is ignored.
             remove_stale(&path).ok();
         }
     }
@@ -110,7 +111,7 @@ fn same(one: &Path, other: &Path) -> bool {
 }
 
 impl Bound {
-    /// A socket that whoever started the process listens on already, and that stays when this daemon ends.
+    /// Wraps an inherited listening socket. Its path stays when this daemon ends.
     pub fn passed(path: PathBuf, listener: UnixListener) -> Bound {
         Bound {
             listener: Some(listener),
@@ -119,7 +120,7 @@ impl Bound {
         }
     }
 
-    /// A socket that listens as this one does; the path still goes away with `self`.
+    /// Returns a duplicate of the listener. The path is still removed with `self`.
     pub fn listener(&self) -> io::Result<UnixListener> {
         match &self.listener {
             Some(listener) => listener.try_clone(),
@@ -134,7 +135,7 @@ impl Bound {
         Some(Left { socket, is_passed })
     }
 
-    /// Where it is.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -143,18 +144,18 @@ impl Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         if self.identity.is_some() && file_at(&self.path) == self.identity {
-            // Gone already is as good, and there is nobody to tell of anything else.
+            // The file may be removed already, and a failure has no remedy here.
             let _removed = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Who may connect.
+/// Users that may connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Audience {
     /// The socket's owner.
     Owner,
-    /// Everybody: whoever accepts looks at who comes.
+    /// All users. The server checks each peer.
     All,
 }
 
@@ -167,8 +168,8 @@ impl Audience {
     }
 }
 
-/// A socket at `path` that listens: the one that another process has left, if it is there, or else a new one. The folder is made when
-/// it is not there.
+/// Returns a listening socket at `path`: the one left by another process, if it is there, otherwise a new one. Creates the folder if it
+/// does not exist.
 pub fn bind(path: &Path, audience: Audience, left: Option<Left>) -> Result<Bound, BindError> {
     let mode = audience.mode();
     let is_ours =
@@ -229,13 +230,13 @@ fn listen(path: &Path, mode: Mode) -> io::Result<(UnixListener, Option<FileId>)>
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Linux gives the socket file the mode of the socket: there is no moment in which others may connect.
+    // Linux gives the socket file the mode of the socket, so no other user can connect in between.
     fchmod(&socket, mode)?;
     rustix::net::bind(&socket, &address)?;
     let file = file_at(path);
-    // The umask has its say in that; where it took something away, the path gets it back.
+    // The umask may have removed bits, which are restored.
     rustix::fs::chmod(path, mode)?;
-    // Whoever finds it full is told to come again: rather wait in the line.
+    // Clients wait in a long listen queue instead of failing with EAGAIN.
     rustix::net::listen(&socket, 1024)?;
     Ok((UnixListener::from(socket), file))
 }
@@ -372,12 +373,12 @@ mod tests {
         let mode = |path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!(mode(&path), 0o666);
         next.listener().unwrap().accept().unwrap();
-        // The configuration has another place by now.
+        // The configuration has another path now.
         let other = folder.path().join("other");
         let other = bind(&other, Audience::Owner, next.leave()).unwrap();
         assert!(other.path().exists() && other.path().ends_with("other"));
         assert!(!path.exists());
-        // One whose path is gone is of no use, and a stale one is replaced.
+        // A socket without a path is not used, and a stale one is replaced.
         let first = bind_own(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let next = bind(&path, Audience::Owner, first.leave()).unwrap();

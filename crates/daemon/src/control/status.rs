@@ -1,4 +1,4 @@
-//! `GET /v1/status`: what is served, and to whom.
+//! `GET /v1/status`: served objects and their clients.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::api::Api;
 use super::error_responses::ReadErrors;
 use super::server::blocking;
 
-/// Show what is served, and to whom. Disks first follow files whose size has changed.
+/// Show the served objects and their clients. Disks first adopt changed sizes of their files.
 #[utoipa::path(get, path = "/v1/status", responses(
     (status = 200, description = "What is served", body = Status),
     ReadErrors,

@@ -1,7 +1,7 @@
 //! The API over TCP, for clients with a token ([`Tokens`]), on a thread of its own.
 //!
-//! The connection is not encrypted: use a tunnel on networks that others can listen to. Connections without a token, with the
-//! readers' token and with the full token have limits of their own, so that the first two cannot shut the third out.
+//! The connection is not encrypted: use a tunnel on untrusted networks. Connections without a token, with the readers' token and with the
+//! full token have limits of their own, so that the first two cannot shut the third out.
 
 use std::io;
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ use crate::connection_table::{ConnectionGuard, ConnectionLimits, Standing};
 use crate::service_thread::http;
 use crate::tcp_service::{TcpEntrance, TcpService};
 
-/// Connections at a time. Those of administrators may each bring a body of some megabytes.
+/// Limits of connections. Those of administrators may each carry a body of some megabytes.
 const LIMITS: ConnectionLimits = ConnectionLimits {
     unauthenticated: 64,
     per_network: 32,
@@ -36,22 +36,22 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
     administrators: 64,
 };
 
-/// The API served over TCP; dropping it ends that.
+/// Server of the API over TCP. Dropping it ends the service.
 #[derive(Debug)]
 pub struct TcpServer(TcpService);
 
 impl TcpServer {
-    /// Serves the API at an entrance, to browsers by `names` only.
+    /// Serves the API at an entrance. Browsers may only use `names`.
     ///
     /// # Errors
-    /// When there is no thread for it.
+    /// If the thread cannot be started.
     pub(crate) fn start(
         entrance: Arc<TcpEntrance>,
         api: Api,
         tokens: Tokens,
         names: Names,
     ) -> io::Result<TcpServer> {
-        // Whoever is not on this machine has no socket to take descriptors at.
+        // An upgrade passes descriptors over a local socket, which remote clients lack.
         let api = Api {
             ending: None,
             ..api
@@ -67,12 +67,12 @@ impl TcpServer {
         Ok(TcpServer(service))
     }
 
-    /// Where it listens; `None` while its address is not available.
+    /// Returns the bound address; `None` while the address is not available.
     pub fn address(&self) -> Option<SocketAddr> {
         self.0.address()
     }
 
-    /// Ends, but leaves the socket open for another process.
+    /// Ends the service and returns the open socket for another process.
     pub fn leave(self) -> Option<OwnedFd> {
         self.0.leave()
     }
@@ -87,7 +87,7 @@ async fn recognise(
 ) -> Response {
     let known = tokens.right(request.headers());
     if known.is_err() && request.method() == Method::GET && request.uri().path() == page::PATH {
-        // The page has nothing of the daemon in it, and asks for the token.
+        // The page contains no data of the daemon and prompts for the token.
         return last(page::get().await.into_response());
     }
     match known {

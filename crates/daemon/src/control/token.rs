@@ -1,6 +1,6 @@
-//! Bearer tokens (RFC 6750): who shows one over TCP may ask, as the control socket's groups may over it.
+//! Bearer tokens (RFC 6750) for clients over TCP. They correspond to the groups of the control socket.
 //!
-//! A token's file is read anew with every request: a new one counts at once.
+//! The file of a token is read for each request, so a new token is valid at once.
 
 use std::path::PathBuf;
 
@@ -10,17 +10,17 @@ use axum::http::{HeaderMap, header};
 use super::access::Right;
 use config::AccessConfig;
 
-/// Why a request is not answered.
+/// Reason why a request is not authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unknown {
-    /// It shows no token.
+    /// The request has no token.
     Nobody,
-    /// It shows one that is not ours.
+    /// The token is wrong.
     Stranger,
 }
 
 impl Unknown {
-    /// What the answer's WWW-Authenticate says (RFC 6750, 3).
+    /// Returns the value of the field WWW-Authenticate (RFC 6750, 3).
     pub fn challenge(self) -> &'static str {
         match self {
             Unknown::Nobody => "Bearer realm=\"lunette\"",
@@ -28,7 +28,7 @@ impl Unknown {
         }
     }
 
-    /// What the answer's body says.
+    /// Returns the detail of the response's body.
     pub fn detail(self) -> &'static str {
         match self {
             Unknown::Nobody => "a request over TCP needs a header `Authorization: Bearer TOKEN`",
@@ -37,7 +37,7 @@ impl Unknown {
     }
 }
 
-/// The files with the tokens of one daemon.
+/// Files with the tokens of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
     control: Option<PathBuf>,
@@ -45,10 +45,10 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Those of the configuration, each of which can be read; `None` when it names none.
+    /// Returns the configured token files after reading each once; `None` if there are none.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The reason why a file cannot be used.
     pub fn of(access: &AccessConfig) -> Result<Option<Tokens>, String> {
         let tokens = Tokens {
             control: access.token_file.clone(),
@@ -60,7 +60,7 @@ impl Tokens {
         Ok((tokens != Tokens::default()).then_some(tokens))
     }
 
-    /// What whoever sends these headers may do.
+    /// Returns the rights of the sender of these headers.
     pub(super) fn right(&self, headers: &HeaderMap) -> Result<Right, Unknown> {
         let shown = headers.get(header::AUTHORIZATION).ok_or(Unknown::Nobody)?;
         let shown = shown.to_str().map_err(|_| Unknown::Stranger)?;
@@ -78,7 +78,7 @@ impl Tokens {
                 }
             }
         };
-        // Both, whichever it is.
+        // Always compares both, so that the time does not depend on the match.
         match (is(&self.control), is(&self.readers)) {
             (true, _) => Ok(Right::Control),
             (false, true) => Ok(Right::Read),
@@ -86,10 +86,10 @@ impl Tokens {
         }
     }
 
-    /// May whoever sends these headers look on?
+    /// Checks that the sender of these headers may read.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for the refusal.
     pub fn may_look(&self, headers: &HeaderMap) -> Result<(), Unknown> {
         self.right(headers).map(|_| ())
     }

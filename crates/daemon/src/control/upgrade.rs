@@ -19,7 +19,7 @@ use super::error_responses::{BodyErrors, ChangeErrors};
 use super::server::blocking;
 use crate::objects::{Fault, Refusal};
 
-/// End, and leave connected front ends to another daemon. It gets their descriptors at its socket, before this daemon has ended.
+/// End, and hand over connected front ends to another daemon. It receives their descriptors at its socket before this daemon has ended.
 #[utoipa::path(post, path = "/v1/upgrade", request_body = Upgrade, responses(
     (status = 200, description = "This daemon, which is about to end", body = Version),
     ChangeErrors, BodyErrors,
@@ -29,7 +29,7 @@ pub(super) async fn begin(
     caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Version>, ErrorResponse> {
-    // Its socket gets the memory of guests.
+    // The socket receives the memory of guests.
     caller.must_be_administrator()?;
     let wanted: Upgrade = serde_json::from_value(json(body)?).map_err(|error| {
         let fault = Fault::new(format!("the body is not what is expected: {error}"));
@@ -63,7 +63,7 @@ pub(super) async fn begin(
 ))]
 pub(super) async fn check(State(api): State<Api>) -> Result<StatusCode, ErrorResponse> {
     if let Some(reload) = api.reload.clone()
-        // A file that only the next program can read is checked by that program, before it takes over.
+        // A file that only the next program can read is checked by that program before it takes over.
         && let Ok(config) = blocking(move || reload()).await?
     {
         let checked = api.manager.ask(move |owner| owner.check_upgrade(&config));
@@ -72,7 +72,7 @@ pub(super) async fn check(State(api): State<Api>) -> Result<StatusCode, ErrorRes
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Memory of guests goes there: to nobody but root and whom this daemon runs as.
+/// Checks the owner of the socket that receives the memory of guests: only root and the daemon's user are allowed.
 fn check_owner(socket: &std::path::Path) -> Result<(), Refusal> {
     let refused = |what: String| Refusal::Invalid(vec![Fault::at("/socket", what)]);
     let shown = socket.display();
@@ -84,7 +84,7 @@ fn check_owner(socket: &std::path::Path) -> Result<(), Refusal> {
             "{shown} is no socket of root or of this daemon's user"
         )));
     }
-    // Before anything ends: is there anybody?
+    // Checks that a process listens before this daemon ends anything.
     let listens = UnixDatagram::unbound().and_then(|own| own.connect(socket));
     listens.map_err(|error| refused(format!("nobody listens at {shown}: {error}")))
 }

@@ -1,4 +1,4 @@
-//! `GET /v1/version`: which daemon this is.
+//! `GET /v1/version`: name and version of the daemon.
 
 use ::control::Version;
 use axum::Json;
