@@ -1,5 +1,4 @@
-//! The other end: asks a daemon over its control socket, or over TCP with a token. For the command line, so it simply
-//! blocks.
+//! Client of a daemon, over its control socket or over TCP with a token. Used by the command line, so all calls block.
 
 use std::fmt;
 use std::io;
@@ -17,33 +16,33 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::{Problem, Token};
 
-/// A daemon that has not answered by then does not answer.
+/// Default longest wait for a response.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The same for a change, which is durable before it is answered: a busy disk takes seconds for each of the two syncs that
-/// this needs. A removal drains requests and sessions besides.
+/// Shortest timeout of a change. A change is durable before the response: a busy disk takes seconds for each of the two syncs. A removal
+/// also drains requests and sessions.
 const CHANGE_PATIENCE: Duration = Duration::from_secs(60);
-/// More than a snapshot of thousands of queues takes.
+/// Largest response in bytes, more than a snapshot of thousands of queues.
 const ANSWER_MAX: usize = 256 << 20;
 
-/// Why there is no answer.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// There is no socket.
+    /// The socket does not exist.
     #[error(
         "no daemon at {}: no such socket; hint: start one with `lunette serve`, or name its control socket with --socket",
         socket.display()
     )]
     NoSocket {
-        /// The socket's path.
+        /// Path of the socket.
         socket: PathBuf,
     },
-    /// There is a socket without a daemon.
+    /// No process listens on the socket.
     #[error(
         "nobody listens on {}: its daemon has ended; hint: start it with `lunette serve`",
         socket.display()
     )]
     Stale {
-        /// The socket's path.
+        /// Path of the socket.
         socket: PathBuf,
     },
     /// The socket may not be opened.
@@ -52,43 +51,43 @@ pub enum ClientError {
         socket.display()
     )]
     NotAllowed {
-        /// The socket's path.
+        /// Path of the socket.
         socket: PathBuf,
     },
-    /// The daemon answers that it cannot.
+    /// The daemon reports a problem.
     #[error("{}", problem.detail)]
     Problem {
-        /// What it says.
+        /// Problem details.
         problem: Problem,
     },
-    /// Nobody answers at an address.
+    /// The address cannot be reached.
     #[error(
         "no daemon at {address}: {what}; hint: start one with `lunette serve --api-listen ADDRESS:PORT --token-file FILE`"
     )]
     Unreachable {
-        /// The address.
+        /// Address of the daemon.
         address: String,
-        /// What the system says.
+        /// The system's error.
         what: String,
     },
-    /// The conversation failed.
+    /// The exchange failed.
     #[error("cannot ask {way}: {what}")]
     Conversation {
-        /// The socket's path, or the address.
+        /// Path of the socket, or the address.
         way: String,
-        /// How.
+        /// Reason.
         what: String,
     },
 }
 
-/// What is to be done with a resource.
+/// Method of a request.
 pub use hyper::Method;
 
-/// The way to a daemon.
+/// Endpoint of a daemon.
 #[derive(Clone, Debug)]
 enum Way {
     Socket(PathBuf),
-    /// `HOST:PORT`, and what opens it.
+    /// `HOST:PORT` and the token.
     Tcp(String, Token),
 }
 
@@ -101,14 +100,14 @@ impl fmt::Display for Way {
     }
 }
 
-/// Asks one daemon.
+/// Client of one daemon.
 #[derive(Clone, Debug)]
 pub struct Client {
     way: Way,
     patience: Duration,
 }
 
-/// The answer to `GET path` on `socket`.
+/// Returns the response to `GET path` on `socket`.
 ///
 /// # Errors
 /// See [`ClientError`].
@@ -116,7 +115,7 @@ pub fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientEr
     Client::new(socket).get(path)
 }
 
-/// A name as a part of a resource's address.
+/// Escapes a name as a segment of a path.
 pub fn escape(name: &str) -> String {
     let mut escaped = String::new();
     for byte in name.bytes() {
@@ -130,7 +129,7 @@ pub fn escape(name: &str) -> String {
     escaped
 }
 
-/// The path and query that ask for one export, disk or queue, or for all, with so many of the slowest requests.
+/// Returns path and query for the latencies of one export, disk or queue, or of all, with the `slowest` slowest requests.
 pub fn latency_path(selector: Option<&str>, slowest: usize) -> String {
     let mut path = format!("/v1/latency?slowest={slowest}");
     let Some(selector) = selector else {
@@ -149,7 +148,7 @@ pub fn latency_path(selector: Option<&str>, slowest: usize) -> String {
 }
 
 impl Client {
-    /// A client of the daemon whose control socket this is.
+    /// Creates a client of the daemon with this control socket.
     pub fn new(socket: &Path) -> Client {
         Client {
             way: Way::Socket(socket.to_owned()),
@@ -157,10 +156,10 @@ impl Client {
         }
     }
 
-    /// A client of the daemon that serves its API at `http://HOST:PORT`.
+    /// Creates a client of the daemon that serves its API at `http://HOST:PORT`.
     ///
     /// # Errors
-    /// When that is no such address.
+    /// If the address is malformed.
     pub fn over_tcp(url: &str, token: Token) -> Result<Client, String> {
         let wrong = |why: &str| format!("{url:?} {why}, such as http://127.0.0.1:9753");
         if url.starts_with("https:") {
@@ -183,13 +182,13 @@ impl Client {
         })
     }
 
-    /// The same, waiting for answers as long as this; for those to changes a minute at least.
+    /// Sets the longest wait for responses. Changes wait at least one minute.
     #[must_use]
     pub fn patient(self, patience: Duration) -> Client {
         Client { patience, ..self }
     }
 
-    /// The answer to `GET path`.
+    /// Returns the response to `GET path`.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -198,7 +197,7 @@ impl Client {
         self.understood(&body)
     }
 
-    /// The answer to `GET path`, as text.
+    /// Returns the response to `GET path` as text.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -207,7 +206,7 @@ impl Client {
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
-    /// Has a change made; gives the status and what is said of it, null when nothing is.
+    /// Makes a change. Returns the status and the body of the response, null for an empty body.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -302,7 +301,7 @@ impl Client {
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| failed(&error))?;
-        // Ends with the runtime; what fails in it fails the request too.
+        // Ends with the runtime. An error in it also fails the request.
         let _connection = tokio::spawn(connection);
         let body = body.map(Value::to_string).unwrap_or_default();
         let mut request = Request::builder()
@@ -334,7 +333,7 @@ impl Client {
     }
 }
 
-/// Connects to a socket; what goes wrong usually is told apart.
+/// Connects to a socket. Maps the usual errors to [`ClientError`].
 async fn connect(socket: &Path) -> Result<UnixStream, Result<ClientError, io::Error>> {
     UnixStream::connect(socket).await.map_err(|error| {
         let socket = socket.to_owned();

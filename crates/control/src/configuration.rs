@@ -1,4 +1,4 @@
-//! Answers of `/v1/config`: all objects, what of them was changed at run time, and what a new configuration did.
+//! Responses of `/v1/config`: all objects, changes made at run time, and the effect of a new configuration.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -8,63 +8,63 @@ use crate::objects::{Disk, Export};
 /// All disks and exports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Objects {
-    /// The disks.
+    /// Disks.
     pub disks: Vec<Disk>,
-    /// The exports, with their logical units.
+    /// Exports with their logical units.
     pub exports: Vec<Export>,
 }
 
-/// What was changed at run time.
+/// Changes made at run time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Changes {
-    /// Do they survive a restart?
+    /// The changes survive a restart.
     pub kept: bool,
-    /// A line for each, `+` or `-` and the object.
+    /// One line per change: `+`, `-` or `~`, and the object.
     pub changes: Vec<String>,
 }
 
-/// A change that goes on by itself: what it removes waits for clients.
+/// A change that continues: it waits for clients or disks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Accepted {
-    /// What is waited for, a line for each object.
+    /// Objects that the change waits for, one line each.
     pub waits: Vec<String>,
 }
 
-/// How many objects came, changed and went.
+/// Number of added, changed and removed objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Summary {
-    /// Disks that came.
+    /// Added disks.
     pub disks_added: usize,
-    /// Disks that went.
+    /// Removed disks.
     pub disks_removed: usize,
-    /// Disks that have another size.
+    /// Resized disks.
     pub disks_resized: usize,
-    /// Disks whose clients may do more or less.
+    /// Disks with new limits.
     #[serde(default)]
     pub disks_limited: usize,
-    /// Exports that came.
+    /// Added exports.
     pub exports_added: usize,
-    /// Exports that went.
+    /// Removed exports.
     pub exports_removed: usize,
-    /// Exports that came anew in another form.
+    /// Exports that were closed and opened again with a new configuration.
     pub exports_replaced: usize,
-    /// iSCSI targets that stay and whose CHAP users are others.
+    /// Remaining iSCSI targets with new CHAP users.
     #[serde(default)]
     pub chap_users_changed: usize,
-    /// 1 where discovery sessions have other CHAP users.
+    /// 1 if discovery sessions have new CHAP users.
     #[serde(default)]
     pub discovery_users_changed: usize,
-    /// Exports that other workers serve from now on.
+    /// Exports with a new placement on workers.
     #[serde(default)]
     pub exports_placed: usize,
-    /// Exports with other mode, owner or group of their sockets.
+    /// Exports with a new mode, owner or group of their sockets.
     #[serde(default)]
     pub socket_rights_changed: usize,
-    /// Portal groups of targets with another access state.
+    /// Portal groups of targets with a new access state.
     #[serde(default)]
     pub access_states_changed: usize,
-    /// Logical units that came to exports that were there.
+    /// Logical units added to existing exports.
     pub luns_added: usize,
-    /// Logical units that went from exports that stay.
+    /// Logical units removed from remaining exports.
     pub luns_removed: usize,
 }

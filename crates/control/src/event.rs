@@ -3,23 +3,22 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Something has changed.
+/// A change of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Counts the daemon's events, from 1.
+    /// Number of the event since the start of the daemon, from 1.
     pub id: u64,
-    /// What: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`, `disk.on_error`,
-    /// `disk.waiting` (an I/O has failed and waits), `disk.resumed` (none waits any more),
-    /// `disk.snapshot`, `job.started`, `job.ready`, `job.done`, `job.failed`, `job.cancelled`,
-    /// `export.added`, `export.removed`, `export.placed`, `export.access_state`, `export.removing`, `lun.added`, `lun.removed`, `lun.removing`, `disk.shrinking`,
-    /// `session.opened`, `session.closed`, `portal.waiting` (a portal cannot be opened yet), `portal.opened` (it is open now),
-    /// `listener.waiting` and `listener.opened` (likewise a vhost-user socket, or the listener of the API or of metrics),
-    /// `state.reset`.
+    /// Type: `disk.added`, `disk.removed`, `disk.resized`, `disk.limited`, `disk.on_error`, `disk.waiting` (an I/O has failed and waits),
+    /// `disk.resumed` (none waits any more), `disk.snapshot`, `job.started`, `job.ready`, `job.done`, `job.failed`, `job.cancelled`,
+    /// `export.added`, `export.removed`, `export.placed`, `export.access_state`, `export.removing`, `lun.added`, `lun.removed`,
+    /// `lun.removing`, `disk.shrinking`, `session.opened`, `session.closed`, `portal.waiting` (a portal cannot be opened yet),
+    /// `portal.opened` (it is open now), `listener.waiting` and `listener.opened` (likewise a vhost-user socket, or the listener of the API
+    /// or of metrics), `state.reset`.
     pub event: String,
-    /// The disk, the export, the state file, or the export that the LUN, the session, the portal or the listener is of. `api` or `metrics` for a
+    /// Name of the disk, export or state file. For a LUN, session, portal or listener: name of its export. `api` or `metrics` for a
     /// listener without an export.
     pub name: String,
-    /// Of a portal: its configured address.
+    /// Configured address of the portal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub portal: Option<String>,
     /// Path of the listener's socket, or its configured address.
@@ -28,22 +27,22 @@ pub struct Event {
     /// Error of the last attempt to open the portal or the listener.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Of a LUN: its target.
+    /// Target of the LUN.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<u8>,
-    /// Of a LUN: its number.
+    /// Number of the LUN.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lun: Option<u16>,
-    /// Of a LUN: its disk.
+    /// Disk of the LUN.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
-    /// Of a resized disk: its bytes now.
+    /// New size of the disk in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
-    /// Of a session: its id.
+    /// ID of the session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
-    /// Of a session over iSCSI: the initiator's name.
+    /// Initiator name of an iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initiator: Option<String>,
 }

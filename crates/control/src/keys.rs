@@ -1,4 +1,4 @@
-//! Keys of an object with their values, in an order of their own: what they mean is the daemon's to say.
+//! Keys of an object with their values, in order. The daemon interprets them.
 
 use std::fmt;
 
@@ -11,23 +11,23 @@ use serde_json::Value;
 pub struct Keys(pub Vec<(String, Value)>);
 
 impl Keys {
-    /// The value of a key, if it is said.
+    /// Returns the value of a key, if it is present.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let mut keys = self.0.iter();
         keys.find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
-    /// The text of a key.
+    /// Returns the value of a key that is a string.
     pub fn text(&self, key: &str) -> Option<&str> {
         self.get(key)?.as_str()
     }
 
-    /// The number of a key.
+    /// Returns the value of a key that is a number.
     pub fn number(&self, key: &str) -> Option<u64> {
         self.get(key)?.as_u64()
     }
 
-    /// Is a key `true`?
+    /// Returns true if the value of a key is `true`.
     pub fn is_on(&self, key: &str) -> bool {
         self.get(key) == Some(&Value::Bool(true))
     }

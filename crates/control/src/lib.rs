@@ -1,7 +1,7 @@
-//! The control API from the outside: the types of requests and answers, with their OpenAPI schemas, and a client.
+//! The control API for clients: types of requests and responses with their OpenAPI schemas, and a client.
 //!
-//! Whoever talks to a daemon links this: the command line, the benchmark, tests, and the daemon itself, whose servers
-//! (`daemon::control`) answer with these types. The names are those of the configuration file.
+//! Used by the command line, the benchmark, tests, and the servers of the daemon (`daemon::control`), which respond with these types. The
+//! names are those of the configuration file.
 
 #![forbid(unsafe_code)]
 
@@ -29,11 +29,11 @@ pub use status::{DamagedState, DiskStatus, ExportStatus, LunStatus, StateFile, S
 pub use token::Token;
 pub use version::{HANDOVER_VERSION, Upgrade, Version};
 
-/// The control socket of a daemon that runs as a service of the system.
+/// Control socket of a daemon that runs as a system service.
 pub const SYSTEM_SOCKET: &str = "/run/lunette/lunette.sock";
 
-/// The default path of the control socket: `/run/lunette/lunette.sock` for root,
-/// `$XDG_RUNTIME_DIR/lunette.sock` for everybody else; `None` where that is not set.
+/// Returns the default path of the control socket: `/run/lunette/lunette.sock` for root, `$XDG_RUNTIME_DIR/lunette.sock` for other users;
+/// `None` if that variable is not set.
 pub fn default_socket() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some(PathBuf::from(SYSTEM_SOCKET));

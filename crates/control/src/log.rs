@@ -1,9 +1,9 @@
-//! `/v1/log`: the filter of a daemon's log.
+//! `/v1/log`: the log filter of a daemon.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What is logged.
+/// Log filter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Log {

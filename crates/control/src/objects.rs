@@ -1,4 +1,4 @@
-//! Objects as JSON, with the names of the configuration file. What GET gives may be PUT back.
+//! Objects as JSON, with the names of the configuration file. The response of GET is a valid body of PUT.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,23 +10,23 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::keys::Keys;
 
-/// A disk: what is said of it, by the keys of the configuration file, and how it is.
+/// A disk: its configuration, with the keys of the configuration file, and its state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disk {
-    /// Its name: as in the address.
+    /// Name, as in the path.
     #[serde(default)]
     pub name: String,
-    /// The block device that does its I/O.
+    /// Kind of the block device.
     pub backend: String,
-    /// Its other keys.
+    /// Other keys.
     #[serde(flatten)]
     pub keys: Keys,
-    /// What is so; not looked at in a request.
+    /// State; ignored in requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<DiskStatus>,
 }
 
-/// The daemon, which knows the keys, adds them to the schema.
+/// The daemon adds the keys to the schema.
 impl PartialSchema for Disk {
     fn schema() -> RefOr<Schema> {
         ObjectBuilder::new()
@@ -43,72 +43,72 @@ impl ToSchema for Disk {
     }
 }
 
-/// How a disk is.
+/// State of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskStatus {
-    /// Bytes that it has.
+    /// Size in bytes.
     pub size: u64,
     /// Logical block size in bytes.
     pub block_size: u32,
-    /// A UUID, which stays with the disk whatever its name; serial number and `wwn` derive from it unless they are configured.
-    /// Empty while the disk is unavailable, as may be these two.
+    /// UUID, which does not depend on the disk's name. The defaults of serial number and `wwn` derive from it. Empty while the disk is
+    /// unavailable, when these two may also be empty.
     pub identity: String,
-    /// What clients see as serial number.
+    /// Serial number that clients see.
     pub serial: String,
-    /// What SCSI initiators see as NAA identifier, in 16 hexadecimal digits.
+    /// NAA identifier that SCSI initiators see, in 16 hexadecimal digits.
     pub wwn: String,
-    /// What shows it: exports, and logical units as `EXPORT/TARGET:LUN`.
+    /// Users: exports, and logical units as `EXPORT/TARGET:LUN`.
     pub used_by: Vec<String>,
     /// `ready`, `opening` or `unavailable`.
     #[schema(pattern = "^(ready|opening|unavailable)$")]
     pub state: String,
-    /// Of an unavailable disk: why.
+    /// Reason why the disk is unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Of an unavailable disk: seconds until it is tried again.
+    /// Seconds until the next attempt to open an unavailable disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_try_seconds: Option<u64>,
-    /// I/Os that have failed and wait until the disk is resumed: see `on_error`.
+    /// Failed I/Os that wait until the disk is resumed: see `on_error`.
     #[serde(default)]
     pub waiting: u64,
-    /// Of a disk with such I/Os: how the last of them failed.
+    /// Error of the last failed I/O that waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_reason: Option<String>,
-    /// Reason why this daemon does not know the persistent reservations of the disk: other daemons share them and are not reached, or
+    /// Reason why the persistent reservations of the disk are unknown to this daemon: other daemons share them and cannot be reached, or
     /// the saved state is damaged. SCSI reads, writes and reservations are answered BUSY meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservations_unknown: Option<String>,
-    /// While the disk is being removed or shrunk: seconds since that began. It waits for requests in flight.
+    /// Seconds since the disk began to be removed or shrunk. It waits for requests in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removing_seconds: Option<u64>,
-    /// The kinds of its layers, from the top down to the device.
+    /// Kinds of its layers, from the top down to the device.
     pub stack: Vec<String>,
 }
 
-/// What a job does now, or how it has ended.
+/// State of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
-    /// It copies.
+    /// Copies data.
     Running,
-    /// It waits until it is resumed.
+    /// Paused until it is resumed.
     Paused,
-    /// A mirror is complete, stays so, and waits until it is switched to.
+    /// A mirror is complete and waits for its switch. It stays complete.
     Ready,
-    /// It is about to end.
+    /// About to end.
     Finishing,
-    /// It was cancelled, and an I/O or an open of its own has not ended yet. The disk is served.
+    /// Cancelled, but an I/O or an open of the job has not ended yet. The disk is served.
     Cancelling,
-    /// It has done what it was to do.
+    /// Ended with success.
     Done,
-    /// It has failed: the disk is as it was.
+    /// Failed. The disk is as it was.
     Failed,
-    /// It was cancelled: the disk is as it was.
+    /// Cancelled. The disk is as it was.
     Cancelled,
 }
 
 impl JobState {
-    /// The word for it.
+    /// Returns the name in the API.
     pub fn word(self) -> &'static str {
         match self {
             JobState::Running => "running",
@@ -122,7 +122,7 @@ impl JobState {
         }
     }
 
-    /// Is it over?
+    /// Returns true for the states of ended jobs.
     pub fn has_ended(self) -> bool {
         matches!(
             self,
@@ -131,96 +131,96 @@ impl JobState {
     }
 }
 
-/// Long work on a disk. Each disk has one at most; the last one is shown until the next begins.
+/// A long operation on a disk. Each disk has at most one; the last one is shown until the next starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Job {
-    /// The disk's name.
+    /// Name of the disk.
     pub disk: String,
     /// `mirror`, `backup`, `stream`, `commit`, or `snapshot` while one is taken.
     pub kind: String,
-    /// Where a mirror, backup or commit goes.
+    /// Target of a mirror, backup or commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// Of an incremental backup: its bitmap.
+    /// Bitmap of an incremental backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incremental: Option<String>,
-    /// What it does, or how it has ended.
+    /// State.
     pub state: JobState,
-    /// Bytes of the disk that are done.
+    /// Processed bytes of the disk.
     pub done: u64,
-    /// Bytes that were moved: not those of holes, nor those that an incremental backup has already.
+    /// Copied bytes, without holes and without unchanged data of an incremental backup.
     #[serde(default)]
     pub copied: u64,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub total: u64,
-    /// Bytes that it may copy in a second.
+    /// Speed limit in bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<u64>,
-    /// Seconds since it began, or that it has taken.
+    /// Run time in seconds.
     pub seconds: u64,
-    /// Why it has failed, or why a switch has.
+    /// Reason of a failed job or switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// A job that is to begin.
+/// A job to start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewJob {
     /// `mirror`, `backup`, `stream` or `commit`.
     #[schema(pattern = "^(mirror|backup|stream|commit)$")]
     pub kind: String,
-    /// Where a mirror or backup goes: `backend` and its keys, as of a disk. What else is said of the disk stays.
+    /// Target of a mirror or backup: `backend` and its keys, as of a disk. Other settings of the disk stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub target: Option<Value>,
-    /// Bytes that it may copy in a second; absent or 0: no limit.
+    /// Speed limit in bytes per second; absent or 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<u64>,
-    /// A mirror is switched to as soon as it is complete.
+    /// Switch a mirror as soon as it is complete.
     #[serde(default)]
     pub switch: bool,
-    /// A backup copies what has changed since the last one of this name, a dirty bitmap of the disk: to where that went, or into a new image
-    /// over it. The first one copies everything.
+    /// Name of a dirty bitmap. The backup copies the changes since the last backup of this name, to the target of that backup or into a new
+    /// image over it. The first one copies everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incremental: Option<String>,
 }
 
-/// A dirty bitmap: what has changed on a disk since a backup was complete.
+/// A dirty bitmap: the changes of a disk since the end of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Bitmap {
-    /// The disk's name.
+    /// Name of the disk.
     pub disk: String,
-    /// The bitmap's name; empty for the unknown bitmaps of a disk whose record is damaged.
+    /// Name of the bitmap; empty for the unknown bitmaps of a disk with a damaged record.
     pub name: String,
     /// Bytes that the next backup of this name copies.
     pub dirty: u64,
-    /// Where the last backup went.
+    /// Target of the last backup.
     pub target: String,
-    /// When that was complete: seconds since 1970; 0 if that is unknown.
+    /// End of that backup in seconds since 1970; 0 if unknown.
     pub at: u64,
-    /// Why the bitmap cannot be relied on; the next backup copies everything.
+    /// Reason why the bitmap is unusable. The next backup copies everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// How a job is to go on. What is absent stays.
+/// Settings of a running job. Absent ones stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JobSettings {
-    /// It waits, or goes on.
+    /// Pause or resume the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
-    /// Bytes that it may copy in a second; 0: no limit.
+    /// Speed limit in bytes per second; 0 for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<u64>,
 }
 
-/// A snapshot that is to be taken.
+/// A snapshot to take.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewSnapshot {
-    /// The disks, all at one moment.
+    /// Disks, which are snapshotted atomically.
     pub disks: Vec<SnapshotDisk>,
 }
 
@@ -228,9 +228,9 @@ pub struct NewSnapshot {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SnapshotDisk {
-    /// The disk's name.
+    /// Name of the disk.
     pub disk: String,
-    /// The image that it goes on in, which is made; what it was until then is read from then on.
+    /// Path of the image to create, in which the disk continues. The old contents are then only read.
     pub path: String,
 }
 
@@ -242,21 +242,21 @@ pub struct Lun {
     /// Logical unit number, 0 to 16383.
     #[schema(maximum = 16383)]
     pub lun: u16,
-    /// The disk's name.
+    /// Name of the disk.
     pub disk: String,
 }
 
-/// Which disk a logical unit is to be.
+/// Disk of a logical unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LunDisk {
-    /// The disk's name.
+    /// Name of the disk.
     pub disk: String,
 }
 
-/// Bytes that a disk is to have.
+/// New size of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Size {
-    /// Bytes; also a text such as "10G". Without it: as many as its file or block device has by now.
+    /// Bytes, or a string such as "10G". Without it: the present size of the file or block device.
     #[schema(
         minimum = 512,
         maximum = 9_223_372_036_854_775_807_u64,
@@ -266,49 +266,48 @@ pub struct Size {
     pub size: Option<u64>,
 }
 
-/// What all clients of a disk together may do. What is not said is not limited.
+/// Limits of all clients of a disk together. Absent ones do not apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Limits {
-    /// Most requests in a second.
+    /// Most requests per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1_000_000_000)]
     pub iops: Option<u64>,
-    /// Requests that may come at once after a pause.
+    /// Requests that may arrive at once after a pause.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 1_000_000_000)]
     pub iops_burst: Option<u64>,
-    /// Most bytes in a second; in a request also a text such as "10M".
+    /// Most bytes per second; in a request also a string such as "10M".
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub bandwidth: Option<u64>,
-    /// Bytes that may come at once after a pause; in a request also a text.
+    /// Bytes that may arrive at once after a pause; in a request also a string.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1)]
     pub bandwidth_burst: Option<u64>,
 }
 
-/// What becomes of I/Os of a disk that fail or take too long. What is not said stays as it is. The daemon, which knows the
-/// keys, adds them to the schema.
+/// Handling of I/Os that fail or take too long. Absent keys stay. The daemon adds the keys to the schema.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorPolicy {}
 
-/// An export: what is said of it, by the keys of the configuration file, and how it is. Which keys it has is up to its kind.
+/// An export: its configuration, with the keys of the configuration file, and its state. The keys depend on its kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Export {
-    /// The word for its kind: `vhost-blk`, `vhost-scsi`, `iscsi`.
+    /// Kind: `vhost-blk`, `vhost-scsi`, `iscsi`.
     pub kind: String,
-    /// Its name: as in the address.
+    /// Name, as in the path.
     #[serde(default)]
     pub name: String,
-    /// Its other keys.
+    /// Other keys.
     #[serde(flatten)]
     pub keys: Keys,
-    /// What is so; not looked at in a request.
+    /// State; ignored in requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<ExportState>,
 }
 
-/// The daemon, which knows kinds and their keys, adds them to the schema.
+/// The daemon adds the kinds and their keys to the schema.
 impl PartialSchema for Export {
     fn schema() -> RefOr<Schema> {
         ObjectBuilder::new()
@@ -324,14 +323,14 @@ impl ToSchema for Export {
     }
 }
 
-/// How an export is.
+/// State of an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExportState {
-    /// Is a client connected?
+    /// A client is connected.
     pub connected: bool,
-    /// How many sessions it has.
+    /// Number of sessions.
     pub sessions: usize,
-    /// Of a target: its open portals, as they are bound.
+    /// Open portals of a target, with their bound addresses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub portals: Vec<String>,
     /// Portals of a target that cannot be opened yet and are retried.
@@ -343,23 +342,23 @@ pub struct ExportState {
     /// The socket of a vhost-user export, if it cannot be opened yet and is retried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_socket: Option<WaitingListener>,
-    /// What clients use of it now, and which worker serves it.
+    /// Queues or connections in use, with their workers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,
-    /// Requests that are in flight.
+    /// Number of requests in flight.
     #[serde(default)]
     pub requests: u64,
-    /// While the export or some of its logical units are being removed: seconds since that began. It waits for requests in flight.
+    /// Seconds since the export or some of its logical units began to be removed. The removal waits for requests in flight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub removing_seconds: Option<u64>,
 }
 
-/// A portal that is configured and not open yet.
+/// A configured portal that is not open yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WaitingPortal {
-    /// The configured address.
+    /// Configured address.
     pub address: String,
-    /// The error of the last attempt.
+    /// Error of the last attempt.
     pub reason: String,
     /// Seconds until the next attempt.
     pub next_try_seconds: u64,
@@ -380,7 +379,7 @@ pub struct PortGroup {
 }
 
 impl PortGroup {
-    /// Access states other than active/optimized, such as `standby` or `standby, LUN 0 unavailable`; `None` if there are none.
+    /// Returns access states other than active/optimized, such as `standby` or `standby, LUN 0 unavailable`; `None` if there are none.
     pub fn remarkable(&self) -> Option<String> {
         let is_default = self.state == "active/optimized";
         if is_default && self.changed_by_initiators.is_empty() {
@@ -397,20 +396,20 @@ impl PortGroup {
 pub struct UnitAccessState {
     /// Logical unit number.
     pub lun: u16,
-    /// Its state.
+    /// Access state.
     pub state: String,
 }
 
-/// Access state that a portal group is to have.
+/// Access state to set for a portal group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewAccessState {
-    /// The state.
+    /// Access state.
     #[schema(pattern = "^(active/optimized|active/non-optimized|standby|unavailable)$")]
     pub state: String,
 }
 
-/// A listener that is configured and cannot be opened yet: a portal, a vhost-user socket, or the listener of the API or of metrics.
+/// A configured listener that cannot be opened yet: a portal, a vhost-user socket, or the listener of the API or of metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WaitingListener {
     /// `vhost-user`, `iscsi`, `api` or `metrics`.
@@ -418,9 +417,9 @@ pub struct WaitingListener {
     /// Export of the portal or of the socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub export: Option<String>,
-    /// The configured address, or the path of the socket.
+    /// Configured address, or the path of the socket.
     pub address: String,
-    /// The error of the last attempt.
+    /// Error of the last attempt.
     pub reason: String,
     /// Seconds until the next attempt.
     pub next_try_seconds: u64,
@@ -447,55 +446,55 @@ impl fmt::Display for WaitingListener {
 /// A queue or a connection of an export, and the worker that serves it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Served {
-    /// Of vhost-user: the queue's index.
+    /// Index of a vhost-user queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<u32>,
-    /// Of iSCSI: the session's id.
+    /// ID of the iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
-    /// Of iSCSI: the connection's identifier in its session.
+    /// ID of the iSCSI connection in its session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connection: Option<u16>,
-    /// The worker's number.
+    /// Number of the worker.
     pub worker: u32,
 }
 
 impl Export {
-    /// The disk of an export of one disk.
+    /// Returns the disk of an export of one disk.
     pub fn disk(&self) -> Option<&str> {
         self.keys.text("disk")
     }
 
-    /// The path of its socket, if it has one.
+    /// Returns the path of the socket, if there is one.
     pub fn socket(&self) -> Option<&str> {
         self.keys.text("socket")
     }
 
-    /// Most request queues that a client may use, if it has any.
+    /// Returns the largest number of request queues, if the export has queues.
     pub fn queues(&self) -> Option<u32> {
         u32::try_from(self.keys.number("queues")?).ok()
     }
 
-    /// The portals of a target.
+    /// Returns the configured portals of a target.
     pub fn portals(&self) -> Vec<&str> {
         let portals = self.keys.get("portals").and_then(Value::as_array);
         let portals = portals.into_iter().flatten();
         portals.filter_map(Value::as_str).collect()
     }
 
-    /// Its logical units; `None` for an export of one disk.
+    /// Returns the logical units; `None` for an export of one disk.
     pub fn luns(&self) -> Option<Vec<Lun>> {
         serde_json::from_value(self.keys.get("lun")?.clone()).ok()
     }
 
-    /// The workers that it is placed on, and whether it has one of its own.
+    /// Returns the workers of the export, and whether it has a dedicated worker.
     pub fn placement(&self) -> (Option<Vec<u32>>, bool) {
         let workers = self.keys.get("workers").cloned();
         let workers = workers.and_then(|workers| serde_json::from_value(workers).ok());
         (workers, self.keys.is_on("dedicated"))
     }
 
-    /// Adds how it is.
+    /// Adds the state.
     #[must_use]
     pub fn with(mut self, state: ExportState) -> Export {
         self.status = Some(state);
@@ -506,83 +505,84 @@ impl Export {
 /// A session: a client of an export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Session {
-    /// Names it as long as it lasts.
+    /// ID, unique while the session exists.
     pub id: String,
-    /// The export's name.
+    /// Name of the export.
     pub export: String,
     /// `vhost-user` or `iscsi`.
     pub kind: String,
-    /// Of iSCSI: the initiator's name.
+    /// Initiator name of an iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initiator: Option<String>,
-    /// Of iSCSI: the portal group that it came in by.
+    /// Portal group of an iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub portal_group: Option<u16>,
-    /// How many connections it has.
+    /// Number of connections.
     pub connections: usize,
-    /// Of iSCSI: commands answered. A virtual machine's are those of its export's queues, in `/v1/statistics`.
+    /// Answered commands of an iSCSI session. The commands of a virtual machine are counted by the queues of its export, in
+    /// `/v1/statistics`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requests: Option<u64>,
-    /// Of iSCSI: bytes of data that they moved.
+    /// Transferred bytes of an iSCSI session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Of iSCSI: commands answered with an error.
+    /// Commands of an iSCSI session that were answered with an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub errors: Option<u64>,
-    /// Of iSCSI: what was negotiated, by the names of RFC 7143, and the command window.
+    /// Negotiated keys of an iSCSI session, named as in RFC 7143, and the command window.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub negotiated: BTreeMap<String, String>,
 }
 
-/// What initiators hold of a disk.
+/// Registrations and reservation of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Reservation {
-    /// The disk's name.
+    /// Name of the disk.
     pub disk: String,
-    /// What is reserved, in the words of SPC: `write exclusive`, ...; absent: there are registrations only.
+    /// Reservation type, named as in SPC: `write exclusive`, ...; absent if there are only registrations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Registrations and reservation outlive a restart.
+    /// Registrations and reservation survive a restart.
     pub persists: bool,
     /// PRGENERATION.
     pub generation: u32,
-    /// Who has registered.
+    /// Registrations.
     pub registrations: Vec<Registration>,
 }
 
 /// A registration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Registration {
-    /// The initiator port.
+    /// Initiator port.
     pub initiator: String,
-    /// Another daemon that serves the same image, whose target port it is; none: this daemon.
+    /// Daemon that has the target port, if it is another daemon serving the same image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub daemon: Option<String>,
-    /// Relative identifier of the target port, among those of its daemon.
+    /// Relative identifier of the target port in its daemon.
     pub port: u16,
-    /// The reservation key, in hexadecimal.
+    /// Reservation key, in hexadecimal.
     pub key: String,
-    /// Does it hold the reservation?
+    /// This registration holds the reservation.
     pub holder: bool,
 }
 
 /// A worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Worker {
-    /// Its number, from 0.
+    /// Number, from 0.
     pub index: usize,
-    /// The CPU that it is pinned to.
+    /// CPU that the worker is pinned to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<usize>,
-    /// The export that it is dedicated to.
+    /// Export that the worker is dedicated to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub export: Option<String>,
-    /// Iterations in which there was work.
+    /// Iterations with work.
     pub busy_iterations: u64,
-    /// Iterations in which polling found nothing.
+    /// Iterations without work.
     pub empty_iterations: u64,
-    /// Times it slept.
+    /// Number of sleeps.
     pub sleeps: u64,
-    /// Messages it ran.
+    /// Number of executed messages.
     pub messages: u64,
 }

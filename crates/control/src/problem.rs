@@ -3,31 +3,31 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Why a request was not answered with what it asked for.
+/// Reason why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// The HTTP status again, for those who see only the body.
+    /// HTTP status, repeated for readers of the body alone.
     pub status: u16,
-    /// What is wrong in general.
+    /// General description.
     pub title: String,
-    /// What is wrong here, with the values in question.
+    /// Description of this error, with its values.
     pub detail: String,
-    /// All reasons, each with its field.
+    /// All errors, each with its field.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldProblem>,
 }
 
-/// One reason.
+/// One error of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FieldProblem {
-    /// JSON pointer (RFC 6901) of the field in the request's body; empty: all of it.
+    /// JSON pointer (RFC 6901) to the field in the request's body; empty for the whole body.
     pub pointer: String,
-    /// What is wrong.
+    /// Description of the error.
     pub detail: String,
-    /// What is allowed there.
+    /// Allowed values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed: Option<String>,
-    /// What to do.
+    /// Hint for the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub help: Option<String>,
 }

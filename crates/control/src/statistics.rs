@@ -1,6 +1,6 @@
-//! What workers, disks and queues have counted, as data: the answer of `GET /v1/statistics`.
+//! Counters of workers, disks and queues: the response of `GET /v1/statistics`.
 //!
-//! Every number has grown since the start, so that the difference of two answers is what happened between them.
+//! Counters grow from the start of the daemon, so the difference of two responses covers the time between them.
 
 use std::collections::BTreeMap;
 
@@ -10,88 +10,88 @@ use serde::{Deserialize, Serialize};
 
 use crate::objects::{Bitmap, Job};
 
-/// All that was counted.
+/// All counters.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// When it was read: nanoseconds since the daemon started.
+    /// Time of the response, in nanoseconds since the start of the daemon.
     pub at_ns: u64,
-    /// By worker, in order.
+    /// Counters of workers, in order.
     pub workers: Vec<WorkerStatistics>,
-    /// By disk, in order of their names. One that was never used has zeroes.
+    /// Counters of disks, ordered by name. Disks without I/O have zeroes.
     pub disks: Vec<DiskStatistics>,
-    /// The last job of each disk that has had one.
+    /// Last job of each disk.
     #[serde(default)]
     pub jobs: Vec<Job>,
-    /// The dirty bitmaps of disks.
+    /// Dirty bitmaps of disks.
     #[serde(default)]
     pub bitmaps: Vec<Bitmap>,
-    /// By iSCSI target and initiator.
+    /// Counters by iSCSI target and initiator.
     #[serde(default)]
     pub initiators: Vec<InitiatorStatistics>,
-    /// By queue, with latencies.
+    /// Counters and latencies by queue.
     #[serde(flatten)]
     pub latency: Snapshot,
 }
 
-/// What a worker counted.
+/// Counters of a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerStatistics {
-    /// Its number.
+    /// Number of the worker.
     pub worker: u32,
-    /// Iterations in which there was work.
+    /// Iterations with work.
     pub busy_iterations: u64,
-    /// Iterations in which polling found nothing.
+    /// Iterations without work.
     pub empty_iterations: u64,
-    /// Times it slept.
+    /// Number of sleeps.
     pub sleeps: u64,
-    /// Messages it ran.
+    /// Number of executed messages.
     pub messages: u64,
 }
 
-/// What an iSCSI initiator did with a target, in all its sessions.
+/// Counters of an iSCSI initiator at a target, over all its sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitiatorStatistics {
-    /// The target's name.
+    /// Name of the target.
     pub export: String,
-    /// The initiator's name.
+    /// Name of the initiator.
     pub initiator: String,
-    /// Sessions that it has.
+    /// Number of sessions.
     pub sessions: usize,
-    /// By operation, as queues name them; one that never happened is absent.
+    /// Counters by operation, named as for queues. Operations without requests are absent.
     pub operations: BTreeMap<String, RequestStatistics>,
 }
 
 /// Requests of one operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestStatistics {
-    /// How many were answered.
+    /// Answered requests.
     pub requests: u64,
-    /// Bytes of data that they moved.
+    /// Transferred bytes.
     pub bytes: u64,
-    /// How many of them were answered with an error.
+    /// Requests answered with an error.
     pub errors: u64,
 }
 
 /// I/Os of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IoStatistics {
-    /// How many.
+    /// Number of I/Os.
     pub requests: u64,
-    /// Bytes that they were about.
+    /// Bytes.
     pub bytes: u64,
 }
 
-/// I/Os that a disk's limits have held back.
+/// I/Os delayed by a disk's limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitedStatistics {
-    /// How many have waited and gone on.
+    /// Delayed I/Os that were submitted later.
     pub requests: u64,
-    /// How long, in nanoseconds in all. It is part of what requests take until they are reaped.
+    /// Total delay in nanoseconds. It is part of the time until requests are reaped.
     pub wait_ns: u64,
 }
 
 impl LimitedStatistics {
-    /// What happened after `earlier`.
+    /// Returns the difference to `earlier`.
     #[must_use]
     pub fn since(self, earlier: LimitedStatistics) -> LimitedStatistics {
         LimitedStatistics {
@@ -101,27 +101,27 @@ impl LimitedStatistics {
     }
 }
 
-/// What was asked of a disk, through all transports.
+/// Counters of a disk, over all transports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskStatistics {
-    /// Its name.
+    /// Name of the disk.
     pub name: String,
-    /// By kind: `read`, `write`, `flush`, `discard`, `write_zeroes`, `compare_and_write`.
+    /// Counters by kind: `read`, `write`, `flush`, `discard`, `write_zeroes`, `compare_and_write`.
     pub operations: BTreeMap<String, IoStatistics>,
-    /// I/Os that the block device has and has not given back.
+    /// I/Os in flight at the block device, including waiting ones.
     pub in_flight: u64,
-    /// Of these, I/Os that have failed and wait until the disk is resumed.
+    /// Failed I/Os among these that wait until the disk is resumed.
     #[serde(default)]
     pub waiting: u64,
-    /// I/Os that failed, by class; a class that never happened is absent.
+    /// Failed I/Os by class. Classes without failures are absent.
     pub errors: BTreeMap<String, u64>,
-    /// I/Os that its limits have held back.
+    /// I/Os delayed by the disk's limits.
     #[serde(default)]
     pub limited: LimitedStatistics,
 }
 
 impl DiskStatistics {
-    /// One kind's I/Os.
+    /// Returns the counters of one kind.
     pub fn of(&self, kind: IoKind) -> IoStatistics {
         self.operations
             .get(kind.word())
@@ -129,7 +129,7 @@ impl DiskStatistics {
             .unwrap_or_default()
     }
 
-    /// Errors of all classes.
+    /// Returns the number of errors of all classes.
     pub fn errors(&self) -> u64 {
         self.errors.values().sum()
     }

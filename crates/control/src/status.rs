@@ -1,4 +1,4 @@
-//! The answer of `GET /v1/status`: what is served, and to whom.
+//! Response of `GET /v1/status`: served objects and their clients.
 
 use std::path::PathBuf;
 
@@ -7,31 +7,31 @@ use utoipa::ToSchema;
 
 use crate::objects::{PortGroup, Served, WaitingListener, WaitingPortal};
 
-/// What a daemon serves.
+/// Status of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
-    /// The daemon's version.
+    /// Version of the daemon.
     pub version: String,
-    /// Its process id.
+    /// Process ID.
     pub pid: u32,
-    /// Seconds since it started.
+    /// Seconds since the start.
     pub uptime_seconds: u64,
-    /// How many workers it has.
+    /// Number of workers.
     pub workers: usize,
-    /// `off`, `log` or `enforce`.
+    /// Sandbox mode: `off`, `log`, `threads` or `enforce`.
     #[serde(default)]
     pub sandbox: String,
-    /// What of the sandbox the daemon's kernel lacks.
+    /// Sandbox features that the kernel lacks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sandbox_missing: Vec<String>,
-    /// Whoever asked may change what is served; not only look.
+    /// The client may make changes.
     #[serde(default)]
     pub may_change: bool,
-    /// Its disks.
+    /// Disks.
     pub disks: Vec<DiskStatus>,
-    /// Its exports.
+    /// Exports.
     pub exports: Vec<ExportStatus>,
-    /// Files of its state folder that cannot be used.
+    /// Unusable files of the state folder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub damaged_state: Vec<DamagedState>,
     /// Listeners that cannot be opened yet and are retried.
@@ -39,7 +39,7 @@ pub struct Status {
     pub waiting_listeners: Vec<WaitingListener>,
 }
 
-/// A file of the state folder that cannot be used.
+/// An unusable file of the state folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DamagedState {
     /// Name, relative to the folder.
@@ -55,7 +55,7 @@ pub struct StateFile {
     pub file: String,
     /// Kind, such as `reservations`; empty for a file that is not Lunette's.
     pub kind: String,
-    /// Disk, export or socket that the file is about; empty if it is about none, or about one that is not configured.
+    /// Disk, export or socket that the file describes; empty if it describes none, or one that is not configured.
     pub object: String,
     /// `good`, `unchecked` (without a checksum), `damaged` or `reset` (moved aside by a reset).
     #[schema(pattern = "^(good|unchecked|damaged|reset)$")]
@@ -68,34 +68,34 @@ pub struct StateFile {
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskStatus {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The block device: `ram`, `file`, `null`.
+    /// Kind of the block device, such as `ram`, `file`, `image`.
     pub backend: String,
     /// Capacity in bytes.
     pub size: u64,
     /// Logical block size in bytes.
     pub block_size: u32,
-    /// Nothing may be written.
+    /// The disk may not be written.
     pub read_only: bool,
-    /// What clients see as serial number.
+    /// Serial number that clients see.
     pub serial: String,
     /// `ready`, `opening` or `unavailable`.
     #[schema(pattern = "^(ready|opening|unavailable)$")]
     pub state: String,
-    /// Of an unavailable disk: why.
+    /// Reason why the disk is unavailable.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// I/Os that have failed and wait until the disk is resumed.
+    /// Failed I/Os that wait until the disk is resumed.
     #[serde(default)]
     pub waiting: u64,
-    /// Of a disk with such I/Os: how the last of them failed.
+    /// Error of the last failed I/O that waits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_reason: Option<String>,
-    /// Of an unavailable disk: seconds until it is tried again.
+    /// Seconds until the next attempt to open an unavailable disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next_try_seconds: Option<u64>,
-    /// Reason why its persistent reservations are not known. SCSI reads, writes and reservations are answered BUSY meanwhile.
+    /// Reason why the persistent reservations are unknown. SCSI reads, writes and reservations are answered BUSY meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservations_unknown: Option<String>,
 }
@@ -103,19 +103,19 @@ pub struct DiskStatus {
 /// An export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExportStatus {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// `vhost-blk`, `vhost-scsi` or `iscsi`.
     pub kind: String,
-    /// Path of its socket; absent when the socket was handed over as a descriptor, and for iSCSI.
+    /// Path of the socket; absent for an inherited socket and for iSCSI.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
-    /// Most request queues that a client may use.
+    /// Largest number of request queues.
     pub queues: u16,
-    /// Is a client connected?
+    /// A client is connected.
     pub connected: bool,
-    /// What clients use of it now, and which worker serves it.
+    /// Queues or connections in use, with their workers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub served: Vec<Served>,
     /// Portals of a target that cannot be opened yet and are retried.
@@ -124,7 +124,7 @@ pub struct ExportStatus {
     /// Portal groups of a target, with their access states.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub port_groups: Vec<PortGroup>,
-    /// Its disks: one at target 0, LUN 0 for `vhost-blk`.
+    /// Logical units; `vhost-blk` has one, at target 0, LUN 0.
     pub luns: Vec<LunStatus>,
 }
 
@@ -135,6 +135,6 @@ pub struct LunStatus {
     pub target: u8,
     /// Logical unit number.
     pub lun: u16,
-    /// The disk's name.
+    /// Name of the disk.
     pub disk: String,
 }

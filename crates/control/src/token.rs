@@ -1,4 +1,4 @@
-//! A bearer token (RFC 6750) in a file that nobody else may read. It is never printed.
+//! A bearer token (RFC 6750) in a file that only its owner may read. It is never printed.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -7,12 +7,12 @@ use std::path::Path;
 
 use subtle::ConstantTimeEq;
 
-/// Shortest and longest token, in characters: 16 of a random 64 are 96 bits.
+/// Permitted token lengths in characters. 16 characters of a random base-64 token have 96 bits.
 const LENGTHS: std::ops::RangeInclusive<usize> = 16..=512;
-/// More than a token, its line end and a mistake.
+/// Bytes to read at most: more than a token, its line end and a mistake.
 const FILE_MAX: u64 = 4096;
 
-/// A token, which is not to be printed.
+/// A token. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
@@ -23,10 +23,10 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// The token of a file: one line, for its owner only.
+    /// Reads the token of a file: one line, for its owner only.
     ///
     /// # Errors
-    /// What is wrong with the file and what mends it, without a word of what it holds.
+    /// The reason why the file is unusable and a hint, without the contents of the file.
     pub fn read(path: &Path) -> Result<Token, String> {
         let shown = path.display();
         let failed = |error: io::Error| format!("cannot read the token {shown}: {error}");
@@ -64,12 +64,12 @@ impl Token {
         Ok(Token(token.to_owned()))
     }
 
-    /// The text, for a request's header only.
+    /// Returns the text, for the header of a request only.
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Is this the token? Compared in constant time.
+    /// Returns true if `shown` is the token. Compares in constant time.
     pub fn is(&self, shown: &str) -> bool {
         self.0.as_bytes().ct_eq(shown.as_bytes()).into()
     }

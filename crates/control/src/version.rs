@@ -1,38 +1,38 @@
-//! The answer of `GET /v1/version`.
+//! Response of `GET /v1/version`.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Changes with every change of what is handed over that an older version would not understand.
+/// Incremented with each change of the handover that older versions cannot read.
 pub const HANDOVER_VERSION: u32 = 1;
 
-/// Which daemon answers.
+/// Name and version of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Version {
     /// `lunette`.
     pub name: String,
-    /// The daemon's version.
+    /// Version of the daemon.
     pub version: String,
-    /// The version of what it hands over to another daemon (`lunette upgrade`).
+    /// Version of its handover to another daemon (`lunette upgrade`).
     #[serde(default)]
     pub handover: u32,
-    /// The process.
+    /// Process ID.
     #[serde(default)]
     pub pid: u32,
 }
 
-/// Another daemon that is to go on with what this one serves.
+/// A daemon that takes over from this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Upgrade {
-    /// The version of what it understands: as in [`Version`].
+    /// Handover version that it understands, as in [`Version`].
     pub handover: u32,
-    /// A datagram socket, where it takes descriptors as a service manager does (`FDSTORE=1`).
+    /// Datagram socket for the descriptors, with the protocol of a service manager (`FDSTORE=1`).
     pub socket: String,
 }
 
 impl Version {
-    /// This one.
+    /// Returns the version of this daemon.
     pub fn this() -> Version {
         Version {
             name: "lunette".to_owned(),
