@@ -1,5 +1,5 @@
-//! Logical blocks of 512 bytes on a device whose blocks have 4096, over virtio-blk and virtio-scsi. Wire bytes are those of virtio 1.3,
-//! SPC-5 and SBC-4.
+//! Logical blocks of 512 bytes on a device with blocks of 4096, over virtio-blk and virtio-scsi. Wire bytes are those of virtio 1.3, SPC-5
+//! and SBC-4.
 
 mod support;
 
@@ -21,7 +21,7 @@ fn coarse() -> Arc<dyn BlockDevice> {
     larger_blocks(ram(1 << 20))
 }
 
-/// Takes multiples of 4096 bytes alone.
+/// Accepts multiples of 4096 bytes only.
 fn larger_blocks(device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
     Arc::new(Faulty::new(device, FaultPlan::default()).with_alignment(4096))
 }
@@ -52,7 +52,7 @@ fn virtio_blk_serves_sectors_with_and_without_blk_size() {
     }
 }
 
-/// The units of the protocol are sectors whatever blk_size says (5.2.4).
+/// The protocol counts in sectors for any blk_size (5.2.4).
 #[test]
 fn disk_with_blocks_of_4096_bytes_takes_sectors() {
     let rig = Rig::new(1);
@@ -127,7 +127,7 @@ fn scsi_commands_work_on_parts_of_blocks() {
     let two = [[0x33; 512], [0x44; 512]].concat();
     assert_eq!(run(&[0x2a, 8, 0, 0, 0, 3, 0, 0, 2, 0], &two, 0).0, GOOD);
 
-    // COMPARE AND WRITE of block 5: it holds 5, and then it does not.
+    // COMPARE AND WRITE of block 5: the first one matches, the second one does not.
     let compare = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 1, 0, 0];
     let parameters = [[5; 512], [0x55; 512]].concat();
     assert_eq!(run(&compare, &parameters, 0).0, GOOD);

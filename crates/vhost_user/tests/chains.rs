@@ -1,4 +1,4 @@
-//! Chains as drivers send them that look at no limit: many segments in an indirect table, and many bytes.
+//! Chains of drivers that ignore limits: many segments in an indirect table, and many bytes.
 
 mod support;
 
@@ -9,12 +9,12 @@ use support::Rig;
 use vhost_frontend::{Area, FrontEnd, Options, Queue, QueueOptions, feature, kind};
 
 const LIMIT: Duration = Duration::from_secs(30);
-/// Bytes of one data segment.
+/// Length of one data segment.
 const SEGMENT: usize = 512;
-/// What viostor sends, what bhyve and Nutanix were seen to be sent, and the most that direct descriptors can.
+/// Sent by viostor, observed at bhyve and Nutanix, and the maximum for direct descriptors.
 const SEGMENTS: [usize; 5] = [129, 257, 515, 1022, 1024];
 
-/// Runs one chain; gives the bytes that the device says to have written.
+/// Runs one chain. Returns the bytes written, as reported by the device.
 fn run(queue: &mut Queue, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> u32 {
     assert!(queue.add(readable, writable, 0), "no room in the ring");
     queue.publish();
@@ -26,7 +26,7 @@ fn run(queue: &mut Queue, readable: &[(u64, u32)], writable: &[(u64, u32)]) -> u
     }
 }
 
-/// A front end and a queue of 128 whose indirect tables have room for 1,026 descriptors.
+/// Starts a front end and a queue of 128 with indirect tables of 1,026 descriptors.
 fn start(socket: &Path, index: u16, packed: bool, seg_max: bool) -> (FrontEnd, Queue) {
     const F_SEG_MAX: u64 = 1 << 2;
     let defaults = Options::default();
@@ -49,13 +49,13 @@ fn start(socket: &Path, index: u16, packed: bool, seg_max: bool) -> (FrontEnd, Q
     (front_end, queue)
 }
 
-/// Segments of 512 bytes, the last one first: none continues the one before it.
+/// Returns segments of 512 bytes in reverse order: none continues its predecessor.
 fn pieces(data: &Area, count: usize) -> Vec<(u64, u32)> {
     let piece = |at: usize| data.part(at * SEGMENT, SEGMENT).element();
     (0..count).rev().map(piece).collect()
 }
 
-/// What a driver wrote there, segment by segment.
+/// Returns the driver's data, segment by segment.
 fn pattern(count: usize, seed: u8) -> Vec<u8> {
     (0..count * SEGMENT)
         .map(|at| (at / SEGMENT) as u8 ^ (at % 251) as u8 ^ seed)
@@ -133,7 +133,7 @@ fn controller_serves_tables_of_more_segments_than_the_queue() {
                 run(&mut queue, &readable, &writable);
                 let mut got = [0; 12];
                 response.read(0, &mut got);
-                // The first command of a nexus is answered with a UNIT ATTENTION.
+                // The first command of a nexus gets a UNIT ATTENTION.
                 if got[10] == 2 {
                     run(&mut queue, &readable, &writable);
                     response.read(0, &mut got);

@@ -1,5 +1,5 @@
-//! What a front end has sent and nobody has read is closed with its connection, and to close it may take as long as the front end
-//! likes. That holds up nobody but itself.
+//! Unread messages of a front end are closed with its connection, which may take as long as the front end wants. This delays only that
+//! front end.
 
 mod support;
 
@@ -18,7 +18,7 @@ use vhost_frontend::{Channel, FrontEnd, Options, kind, protocol_feature, request
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Sends a message with a descriptor, which nobody but its reader has then: false, if nobody takes messages any more.
+/// Sends a message with the only descriptor of `socket`. Returns false if the connection is closed.
 fn send_away(channel: &Channel, socket: &mut Option<TcpStream>) -> bool {
     let Some(fd) = socket.take() else {
         return false;
@@ -30,7 +30,7 @@ fn send_away(channel: &Channel, socket: &mut Option<TcpStream>) -> bool {
     sent.is_ok()
 }
 
-/// The same over a connection that is refused, but not as quickly.
+/// The same on a connection that is refused, but only after the message.
 fn send_unasked(path: &Path, socket: TcpStream) -> Channel {
     let (mut socket, mut sent) = (Some(socket), None);
     eventually("a message before the refusal", || {
@@ -42,7 +42,7 @@ fn send_unasked(path: &Path, socket: TcpStream) -> Channel {
     sent.unwrap()
 }
 
-/// Are front ends of this socket served, and can the server be asked and told, while the peer lets others wait?
+/// Returns true if front ends of this socket are served and the server responds while the peer blocks a close.
 fn goes_on(rig: &Rig, socket: &Path, peer: TcpStream) -> bool {
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -82,7 +82,7 @@ fn of_a_session_that_ends() {
         channel.send_bytes(&[0xff; 12], &[]).unwrap();
         send_away(&channel, &mut socket)
     });
-    // The next one does not wait for the rest of it.
+    // The next front end does not wait for the rest of the close.
     connect(&bad);
     assert!(goes_on(&rig, &good, peer));
 }
@@ -116,7 +116,7 @@ fn of_an_export_that_is_removed() {
     let [(one, peer), (other, another_peer)] = [lingering(), lingering()];
     let peers = (peer, another_peer);
     send_unasked(&bad, one).wait_closed(SOON).unwrap();
-    // This one is not even looked at meanwhile.
+    // This connection is not accepted meanwhile.
     drop((send_unasked(&bad, other), first));
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -129,7 +129,7 @@ fn of_an_export_that_is_removed() {
     });
 }
 
-/// Its reconnecting front end must not talk to somebody who does not listen any more: QEMU waits for the answer, and its guest with it.
+/// A reconnecting front end must not reach a server that no longer listens: QEMU, and its guest, would wait for the answer.
 #[test]
 fn of_a_server_that_ends_while_a_disk_does_not_answer() {
     let rig = Rig::polling(1, PollLimit::Never);
@@ -169,7 +169,7 @@ fn of_a_server_that_ends_while_a_disk_does_not_answer() {
     drop((queue, at_stuck, pool, directory));
 }
 
-/// It says its first word just when it has to give way.
+/// It sends its first message just when it has to give way.
 #[test]
 fn of_a_silent_front_end_that_gives_way() {
     let rig = Rig::polling(1, PollLimit::Never);

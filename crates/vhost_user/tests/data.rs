@@ -1,4 +1,4 @@
-//! Data through every shape of ring and request comes back as it was written.
+//! Written data reads back through every kind of ring and request.
 
 mod support;
 
@@ -91,7 +91,7 @@ fn header_data_and_status_may_be_cut_anywhere() {
                 .chain([1, 3, 5, 8, 15, 16, 17, 100].map(Cuts::Every));
             for (round, cuts) in cuts.enumerate() {
                 queue.set_cuts(cuts);
-                // Each byte a descriptor: only so much fits into the ring.
+                // One byte per descriptor: the ring limits the length.
                 let bytes = match cuts {
                     Cuts::Every(1..8) => 0,
                     Cuts::Every(_) => 512,
@@ -144,7 +144,7 @@ fn a_file_serves_what_was_written() {
         }
     }
     drop((queues, front_end));
-    // Another front end reads what the first one wrote, with memory that suits no O_DIRECT.
+    // Another front end reads the data into memory that is not aligned for O_DIRECT.
     let mut front_end = connect(&socket);
     let mut queue = BlkQueue::start(
         &mut front_end,
@@ -238,7 +238,7 @@ fn a_request_moves_more_than_32_mib_however_its_chain_is_laid_out() {
         };
         let mut queue = front_end.start_queue(0, &queue_options).unwrap();
         let small = front_end.allocate(4096, 4096).unwrap();
-        // The same memory again and again: a guest needs no 40 MiB to ask for them. The disk has 64 MiB.
+        // The same memory repeatedly: a guest needs no 40 MiB to request them. The disk has 64 MiB.
         let data = front_end.allocate(EACH, 4096).unwrap();
         let (header, answer) = (small.part(0, 16), small.part(64, 1));
         for kind in [kind::IN, kind::OUT] {
@@ -298,14 +298,14 @@ fn driver_that_turns_write_back_off_gets_every_write_durable() {
     for on in [1, 2, 0xff] {
         front_end.write_config(WRITEBACK, &[0]).unwrap();
         assert!(write(&mut queue), "turned off");
-        // What QEMU's own device takes for on: a guest may write any byte.
+        // Any byte that QEMU's device accepts for on: a guest may write any of them.
         front_end.write_config(WRITEBACK, &[on]).unwrap();
         assert_eq!(front_end.config(WRITEBACK, 1).unwrap(), [1]);
         assert!(!write(&mut queue), "turned on again by {on}");
     }
     drop((queue, front_end));
 
-    // A driver that does not know how to flush cannot ask for durability (5.2.6.2).
+    // A driver without the flush feature cannot request durability (5.2.6.2).
     const F_FLUSH: u64 = 1 << 9;
     let options = Options {
         device_features: Options::default().device_features & !F_FLUSH,
@@ -322,8 +322,8 @@ fn driver_that_turns_write_back_off_gets_every_write_durable() {
     assert!(!write(&mut queue), "a new driver begins anew");
 }
 
-/// From then on it sends no flushes, whatever becomes of the connection. Nor does the driver after a reset: QEMU goes on to
-/// show it the field as it was written last, without asking.
+/// From then on the driver sends no flushes, also on a later connection. The next driver after a reset does not either: QEMU shows it the
+/// last written value without reading it again.
 #[test]
 fn write_back_stays_off_until_the_driver_has_left() {
     const WRITEBACK: u32 = 32;
@@ -345,13 +345,13 @@ fn write_back_stays_off_until_the_driver_has_left() {
         let (mut queue, front_end) = again();
         assert!(!durable(&mut queue));
         front_end.write_config(WRITEBACK, &[0]).unwrap();
-        // The connection is lost, and somebody looks whether the socket answers.
+        // The connection is lost. A third party then checks whether the socket answers.
         drop((queue, front_end));
         drop(again().1);
         let (mut queue, front_end) = again();
         assert!(durable(&mut queue), "after its connection was lost");
         assert_eq!(front_end.config(WRITEBACK, 1).unwrap(), [0]);
-        // Its machine is switched off, or started anew first.
+        // The machine is switched off, or first restarted.
         front_end.stop_queue(0).unwrap();
         drop(queue);
         let mut front_end = front_end;

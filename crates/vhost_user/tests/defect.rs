@@ -1,4 +1,4 @@
-//! A defect in a device ends the session that met it, and nothing else.
+//! A panic of a device ends the affected session only.
 
 mod support;
 
@@ -11,7 +11,7 @@ use vhost_frontend::{Error, Verifier};
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_device::{ConfigError, QueueMaker, QueueSetup, VirtioDevice};
 
-/// A device that panics when its configuration is written.
+/// A device that panics on a write to its configuration space.
 struct Defective(BlkDevice);
 
 impl VirtioDevice for Defective {

@@ -1,4 +1,4 @@
-//! What front ends may do that QEMU does not do, or not any more.
+//! Valid behaviour of front ends that QEMU does not show, or no longer.
 
 mod support;
 
@@ -23,14 +23,14 @@ fn is_signalled(fd: impl AsFd) -> bool {
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)).unwrap() > 0
 }
 
-/// A queue of few requests that is described to the device and does not run yet.
+/// Creates a small queue without starting it.
 fn place(front_end: &mut FrontEnd) -> BlkQueue {
     let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
     BlkQueue::over(front_end, queue, 8, 4096, Cuts::Usual).unwrap()
 }
 
-/// A daemon is killed when the driver could see the answer and before it sent the interrupt; the driver, with nothing else in
-/// flight, sleeps. The device that comes after it has nothing to answer.
+/// A daemon is killed after publishing an answer and before the interrupt. The driver sleeps, with nothing else in flight. The next device
+/// has nothing to answer.
 #[test]
 fn driver_gets_the_interrupt_that_an_earlier_device_owed() {
     for packed in [false, true] {
@@ -47,7 +47,7 @@ fn driver_gets_the_interrupt_that_an_earlier_device_owed() {
         queue.publish();
         assert!(is_signalled(queue.queue().call()));
         let base = front_end.stop_queue(0).unwrap();
-        // As if it had not been sent.
+        // As if the interrupt had not been sent.
         queue.queue().replace_call().unwrap();
         front_end.begin_queue(queue.queue(), base).unwrap();
         assert!(is_signalled(queue.queue().call()), "packed {packed}");
@@ -108,8 +108,7 @@ fn write_through_of_one_driver_ends_with_its_session() {
     assert_ne!(seen[0].flags, IoFlags::FUA, "{seen:?}");
 }
 
-/// QEMU offers VIRTIO_F_ANY_LAYOUT to drivers of its legacy interface without asking the back end, and sends what they accept:
-/// those of Windows do.
+/// QEMU offers VIRTIO_F_ANY_LAYOUT to legacy drivers regardless of the back end, and sends it if they accept it, as Windows drivers do.
 #[test]
 fn legacy_driver_may_accept_any_layout() {
     const ANY_LAYOUT: u64 = 1 << 27;
@@ -126,7 +125,7 @@ fn legacy_driver_may_accept_any_layout() {
     assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
 }
 
-/// 0x8000_8000: at 0 both wrap counters would be 0, and the device would never see anything.
+/// 0x8000_8000: with 0, both wrap counters would be 0, and the device would never see a chain.
 #[test]
 fn packed_ring_that_never_ran_stands_at_its_start() {
     let rig = Rig::polling(1, PollLimit::Never);
@@ -154,7 +153,7 @@ fn front_end_that_asks_and_does_not_read_answers_holds_nobody_up() {
     let words = [request::GET_FEATURES, 1, 0];
     let message = words.map(u32::to_ne_bytes).concat();
     stream.set_nonblocking(true).unwrap();
-    // Until neither side's buffer takes more.
+    // Until no buffer has room.
     let mut last = Instant::now();
     while last.elapsed() < Duration::from_millis(500) {
         match stream.write(&message) {
@@ -173,13 +172,13 @@ fn front_end_that_asks_and_does_not_read_answers_holds_nobody_up() {
             tell.send(()).ok();
         });
         let in_time = removed.recv_timeout(Duration::from_secs(30));
-        // Or the test would hang, too.
+        // Otherwise the test would hang, too.
         drop(stream);
         assert!(in_time.is_ok(), "its export cannot be removed");
     });
 }
 
-/// Every state of the memory that is given as a whole is mapped as long as requests use it, and there is room for so many mappings in all.
+/// Each complete memory table stays mapped while requests use it. The total number of mappings is limited.
 #[test]
 fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
     let rig = Rig::polling(1, PollLimit::Never);
@@ -210,7 +209,7 @@ fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
     };
     slow.release();
     assert_eq!(refused, Some(32));
-    // It has been drained, and another one is served.
+    // It has drained, and another one is served.
     drop((queue, front_end));
     eventually("its session ends", || !rig.is_connected("d"));
     let mut next = connect(&socket);
@@ -218,7 +217,7 @@ fn front_end_with_slow_requests_does_not_take_all_room_for_memory() {
     assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
 }
 
-/// States that differ by single regions share the others, and yet many of them can use many regions.
+/// Tables that differ by single regions share the others, but many of them can use many regions.
 #[test]
 fn front_end_with_slow_requests_leaves_room_for_others() {
     let rig = Rig::polling(1, PollLimit::Never);
@@ -253,7 +252,7 @@ fn front_end_with_slow_requests_leaves_room_for_others() {
     assert!(refused && used < 6, "{used} requests use 300 regions each");
 }
 
-/// Memory is added in many small steps (virtio-mem), as many as there are slots, whatever a disk takes for its requests meanwhile.
+/// Memory grows in many small steps (virtio-mem), up to the number of slots, even if requests are slow.
 #[test]
 fn memory_can_grow_by_many_regions_while_requests_are_slow() {
     let rig = Rig::polling(1, PollLimit::Never);
@@ -283,8 +282,8 @@ fn memory_can_grow_by_many_regions_while_requests_are_slow() {
     }
 }
 
-/// Its interrupt, kick and error notification must be nothing that anybody else may make wait: files may be on a file system of
-/// the front end's own, and a socket may linger when it is closed, or have one that does in a message that nobody reads.
+/// Call, kick and error descriptors must not let third parties block the daemon: files may be on a file system of the front end. A socket
+/// may linger when it is closed, or contain a lingering one in an unread message.
 #[test]
 fn descriptors_that_are_no_events_are_refused() {
     let (reader, writer) = std::io::pipe().unwrap();
@@ -319,11 +318,11 @@ fn descriptors_that_are_no_events_are_refused() {
     drop((reader, theirs));
 }
 
-/// Cloud Hypervisor gives the available index as the base when a back end has been restarted: without an in-flight region
-/// nobody but the ring knows of the requests that the one before had taken.
+/// Cloud Hypervisor sends the available index as the base after a back end has restarted. Without an in-flight region only the ring records
+/// the requests that the previous back end had popped.
 #[test]
 fn old_requests_are_answered_when_base_is_the_avail_index() {
-    // Eight requests of three descriptors each; the used index, or place, is where the ring began.
+    // Eight requests of three descriptors each. The used index or position is at the begin of the ring.
     for (packed, base) in [(false, 8), (true, 0x8000_8018)] {
         let rig = Rig::polling(1, PollLimit::Never);
         let socket = rig.serve_ram("d", 1);
@@ -352,7 +351,7 @@ fn old_requests_are_answered_when_base_is_the_avail_index() {
     }
 }
 
-/// A front end that always starts at 0, and one that stops and goes on as it should.
+/// A front end that always starts at 0, and one that resumes correctly.
 #[test]
 fn ring_goes_on_at_its_used_index_whatever_the_base() {
     for base in [0, 3, 9, 10] {
@@ -368,7 +367,7 @@ fn ring_goes_on_at_its_used_index_whatever_the_base() {
         device.forget();
         front_end.begin_queue(queue.queue(), base).unwrap();
         assert_eq!(queue.write(512, &[2; 512]).unwrap(), status::OK);
-        // No request is carried out a second time.
+        // No request is executed a second time.
         assert_eq!(device.seen().len(), 1, "base {base}: {:?}", device.seen());
     }
 }
@@ -420,7 +419,7 @@ fn reset_owner_changes_nothing_of_the_session() {
     }
 }
 
-/// RESET_DEVICE resets the device; that the front end says its features again is nowhere asked of it.
+/// RESET_DEVICE resets the device; no rule requires the front end to send its features again.
 #[test]
 fn features_outlive_a_reset_of_the_device() {
     let rig = Rig::polling(1, PollLimit::Never);

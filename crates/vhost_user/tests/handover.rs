@@ -1,5 +1,4 @@
-//! A front end goes on in another server, and in the first one again, in the middle of its requests: it notices nothing, and nothing is
-//! lost or done twice.
+//! Handover of a front end to another server and back, during its requests: it notices nothing, and no request is lost or repeated.
 
 mod support;
 
@@ -10,10 +9,10 @@ use std::time::{Duration, Instant};
 use support::{Rig, Watched, eventually, ram};
 use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, Verifier, status};
 
-/// Of each kind of rings.
+/// For each ring layout.
 const HANDOVERS: u64 = 100;
 
-/// Works until told to stop, on two queues by turns.
+/// Runs verified I/O on two queues in turns, until `is_over`.
 fn work(front_end: &mut FrontEnd, is_over: &AtomicBool, rounds: &AtomicU64) {
     let options = QueueOptions::default();
     let mut start =
@@ -71,7 +70,7 @@ fn packed_rings_go_on_in_another_server_and_back() {
     goes_on(true);
 }
 
-/// What it set up before it started anything, and memory that it adds afterwards.
+/// Its setup before the first queue, and memory added later.
 #[test]
 fn front_end_that_has_begun_to_set_up_goes_on_with_that() {
     let device = ram(1 << 20);
@@ -92,7 +91,7 @@ fn front_end_that_has_begun_to_set_up_goes_on_with_that() {
     let mut first = start(&mut front_end, 0);
     assert_eq!(first.write(0, &[1; 512]).unwrap(), status::OK);
     hand_over(1, 0);
-    // Stopped, and started anew in the other process.
+    // Stopped, and started from the beginning in the other process.
     let base = front_end.stop_queue(0).unwrap();
     assert_eq!(base, 1);
     drop(first);
@@ -106,7 +105,7 @@ fn front_end_that_has_begun_to_set_up_goes_on_with_that() {
     hand_over(1, 0);
     assert_eq!(servers[0].queues_running(), 0);
     drop((first, second));
-    // It hangs up: both servers are as if there had been nobody.
+    // It hangs up: both servers are free.
     drop(front_end);
     eventually("the end of the session", || !servers[0].is_connected("d"));
 }
@@ -129,7 +128,7 @@ fn session_that_does_not_stop_is_not_waited_for_for_ever() {
     });
 }
 
-/// The server ends while threads of sessions have not: the connections are not its own any more.
+/// The server ends before its session threads: the connections no longer belong to it.
 #[test]
 fn server_that_ends_after_a_handover_ends_nobody() {
     const FRONT_ENDS: usize = 16;

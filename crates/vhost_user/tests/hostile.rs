@@ -1,4 +1,4 @@
-//! Each hostile front end ends its own session, or is borne; a second front end's verified I/O goes on.
+//! Each hostile front end ends its own session or is tolerated; a second front end's verified I/O continues.
 
 mod support;
 
@@ -14,16 +14,16 @@ use vhost_frontend::{
     hostile, kind,
 };
 
-/// Far above what a batch takes, far below "it stands still".
+/// Far above the time of a batch, far below a stall.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Runs the cases against one export, which `next` finds in order after each.
+/// Runs the cases against one export. After each, `next` checks that it serves.
 fn suffer(
     cases: impl Iterator<Item = &'static Case>,
     serve: impl FnOnce(&Rig) -> PathBuf,
     next: impl Fn(&Path) -> Result<(), vhost_frontend::Error>,
 ) {
-    // One worker, so that whoever blocks or spins it harms the other.
+    // One worker, so that a front end that blocks or spins it harms the other.
     let rig = Rig::polling(1, PollLimit::Never);
     let (bad, good) = (serve(&rig), rig.serve_ram("good", 1));
     let bystander = VerifiedLoad::start(&good).unwrap();
@@ -70,7 +70,7 @@ fn hostile_front_end_of_a_disk_ends_its_own_session_and_no_other() {
 
 #[test]
 fn hostile_controller_front_end_ends_its_own_session_only() {
-    // Queue 0 is the control queue here, which has other requests and no less to check.
+    // Queue 0 is the control queue here, with other requests and as many checks.
     let cases = hostile::cases().filter(|case| !case.slow);
     let serve = |rig: &Rig| rig.serve_controller(Duration::ZERO);
     suffer(cases, serve, controller_serves);
@@ -82,7 +82,7 @@ fn front_end_that_stops_amid_a_message_is_given_up() {
     suffer(cases, |rig| rig.serve_ram("bad", 2), disk_serves);
 }
 
-/// `O_NONBLOCK` belongs to the eventfd, not to us: a front end can take it away between two requests.
+/// `O_NONBLOCK` is a property of the shared eventfd: a front end can clear it between two requests.
 #[test]
 fn blocking_interrupt_descriptor_delays_nobody() {
     let rig = Rig::polling(1, PollLimit::Never);
@@ -92,7 +92,7 @@ fn blocking_interrupt_descriptor_delays_nobody() {
     let mut queue = start_blk(&mut front_end, 0);
     let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     front_end.set_call(0, Some(call.as_fd())).unwrap();
-    // Full, and only then blocking: nobody who asked before could know.
+    // Full first and blocking afterwards, so that an earlier check could not detect it.
     while rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).is_err() {
         rustix::io::read(&call, &mut [0; 8]).unwrap();
     }
@@ -120,7 +120,7 @@ fn front_end_whose_kick_takes_long_to_close_holds_nobody_up() {
     let mut front_end = connect(&bad);
     let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
     front_end.describe_queue(&queue, 0).unwrap();
-    // Whether it is refused is another test's business.
+    // Another test checks whether it is refused.
     front_end.set_kick(0, Some(kick.as_fd())).ok();
     std::thread::scope(|scope| {
         // It may be the last one to close it.

@@ -1,4 +1,4 @@
-//! Any number of idle exports costs no CPU. Alone in its program: it measures the whole process.
+//! Any number of idle exports costs no CPU. The only test of its program, because it measures the whole process.
 
 mod support;
 
@@ -10,7 +10,7 @@ use vhost_frontend::{BlkQueue, Cuts, FrontEnd, Options, QueueOptions, status};
 #[test]
 fn thousand_idle_exports_use_no_cpu() {
     const EXPORTS: usize = 1000;
-    // One with a session, all the others waiting.
+    // Fifty with a session, the others waiting.
     let rig = Rig::new(2);
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     assert!(
@@ -49,7 +49,7 @@ fn thousand_idle_exports_use_no_cpu() {
     for (queue, _) in &mut connected {
         assert_eq!(queue.write(0, &[1; 4096]).unwrap(), status::OK);
     }
-    // Whose worker may still be polling for the next one.
+    // Their worker may still be polling.
     std::thread::sleep(Duration::from_millis(100));
     let before = (rig.pool.counters(), cpu_of_server());
     let begun = Instant::now();
@@ -71,11 +71,11 @@ fn thousand_idle_exports_use_no_cpu() {
         u128::from(used) * 10 * 100 <= elapsed.as_millis(),
         "{used} ticks of 10 ms in {elapsed:?}, {iterations} iterations"
     );
-    // Our own two questions, and the iteration after each.
+    // The two calls of this test, with one iteration after each.
     assert!(iterations < 20, "{iterations} iterations while idle");
 }
 
-/// Ticks of 10 ms that the workers and the accepting thread have used.
+/// Returns the ticks of 10 ms that the workers and the accepting thread have used.
 fn cpu_of_server() -> u64 {
     let mut ticks = 0;
     for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {

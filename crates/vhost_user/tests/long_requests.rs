@@ -1,4 +1,4 @@
-//! Requests of more bytes than one I/O moves: carried out in pieces, with bounded memory, while others go on.
+//! Requests larger than one I/O: executed in pieces, with limited memory, while other requests continue.
 
 mod support;
 
@@ -16,7 +16,7 @@ use vhost_frontend::{Area, FrontEnd, Options, Queue, QueueOptions, kind, status}
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
-/// Bytes of a piece.
+/// Length of a piece.
 const PIECE: u64 = 4 << 20;
 
 struct Driver {
@@ -26,7 +26,7 @@ struct Driver {
 }
 
 impl Driver {
-    /// A driver that has agreed neither to SIZE_MAX nor to SEG_MAX, with memory for `bytes` of data.
+    /// Starts a driver without SIZE_MAX and SEG_MAX, with memory for `bytes` of data.
     fn start(socket: &Path, packed: bool, indirect: Option<u16>, bytes: usize) -> Driver {
         let defaults = Options::default();
         let options = Options {
@@ -59,7 +59,7 @@ impl Driver {
         got[0]
     }
 
-    /// Adds a request; the driver's own header and status are of `slot`.
+    /// Adds a request with the header and status of `slot`.
     fn add(&mut self, slot: usize, kind: u32, sector: u64, data: &[(u64, u32)]) {
         let (header, answer) = (
             self.small.part(slot * 64, 16),
@@ -78,7 +78,7 @@ impl Driver {
         assert!(self.queue.add(&readable, &writable, slot as u64));
     }
 
-    /// The slot that comes back, and the bytes that the device says to have written.
+    /// Returns the slot that completes, and the bytes written as reported by the device.
     fn wait(&mut self) -> (usize, u32) {
         loop {
             if let Some(used) = self.queue.pop_used() {
@@ -88,7 +88,7 @@ impl Driver {
         }
     }
 
-    /// One request from start to end: its status, and bytes written.
+    /// Runs one request. Returns its status and the bytes written.
     fn run(&mut self, kind: u32, sector: u64, data: &[(u64, u32)]) -> (u8, u32) {
         self.add(0, kind, sector, data);
         self.queue.publish();
@@ -97,19 +97,19 @@ impl Driver {
     }
 }
 
-/// Each eight bytes are others.
+/// Returns data with different groups of eight bytes.
 fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
     let words = (0..bytes as u64 / 8).flat_map(|at| (at ^ (seed << 40)).to_le_bytes());
     words.collect()
 }
 
-/// What is measured is the process's, and a gigabyte is a lot: one test at a time.
+/// Serialises the tests: they measure the process, and use gigabytes.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes of memory of our own, which a guest's is not.
+/// Returns the process's anonymous memory, which excludes guest memory.
 fn anonymous_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("RssAnon:"));
@@ -141,7 +141,7 @@ fn request_of_64_mib_moves_in_one_descriptor_and_in_many() {
         let mut got = vec![0; 64 * MIB];
         data.read(0, &mut got);
         assert!(got == bytes, "packed {packed}, {} elements", elements.len());
-        // One sector beyond the disk, and bytes that are no whole sectors.
+        // One sector beyond the disk, and a length that is not a multiple of a sector.
         assert_eq!(driver.run(kind::IN, 1, &elements), (status::IOERR, 1));
         let part = data.part(0, 64 * MIB - 100).element();
         assert_eq!(driver.run(kind::IN, 0, &[part]), (status::IOERR, 1));
@@ -183,7 +183,7 @@ fn request_of_1_gib_is_carried_out_piece_by_piece_with_bounded_memory() {
     assert!(grown < 16 * MIB, "{grown} bytes for requests of 1 GiB");
 }
 
-/// Memory that a file cannot move as it is goes through bounce buffers.
+/// Unaligned memory of file I/O needs bounce buffers.
 #[test]
 fn long_request_with_unaligned_memory_takes_little_memory() {
     let _alone = alone();
@@ -217,7 +217,7 @@ fn requests_that_come_later_do_not_wait_for_long_ones() {
     let data = driver.data(32 * MIB);
     let long: Vec<_> = (0..32).map(|_| data.element()).collect();
     let short = driver.data(4096);
-    // Three of 1 GiB, the same memory again and again, and one of 4 KiB behind them.
+    // Three requests of 1 GiB to the same memory, followed by one of 4 KiB.
     for slot in 0..3 {
         driver.add(slot, kind::IN, 0, &long);
     }
@@ -268,7 +268,7 @@ fn error_in_a_piece_is_answered_once_when_nothing_is_in_flight() {
             story,
             "no piece follows the one that failed"
         );
-        // The next request is served, and whole.
+        // The next request is served completely.
         let got = driver.run(request, 0, &[data.element()]);
         assert_eq!(got.0, status::OK);
     }

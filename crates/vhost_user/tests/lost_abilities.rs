@@ -1,5 +1,5 @@
-//! A device that offers less than the one that a driver negotiated with: the driver does not negotiate again, and is served as far as
-//! the disk allows. Features are those of virtio 1.3, 5.2.3.
+//! A device with fewer features than negotiated: the driver does not negotiate again, and is served as far as the disk allows. Features are
+//! those of virtio 1.3, 5.2.3.
 
 mod support;
 
@@ -19,7 +19,7 @@ const MQ: u64 = 1 << 12;
 const DISCARD: u64 = 1 << 13;
 const WRITE_ZEROES: u64 = 1 << 14;
 
-/// A device whose abilities are changed by a function.
+/// A device with features changed by a function.
 struct Changed(Arc<dyn BlockDevice>, fn(&mut DiskInfo));
 
 impl Layer for Changed {
@@ -56,7 +56,7 @@ fn connect_with(socket: &Path, lost: u64) -> FrontEnd {
     front_end
 }
 
-/// Statuses of a read, a write, a flush, a discard and a write of zeroes.
+/// Returns the statuses of a read, a write, a flush, a discard and a write-zeroes request.
 fn statuses(queue: &mut BlkQueue) -> [u8; 5] {
     let range = Range {
         sector: 0,
@@ -113,7 +113,7 @@ fn queues_that_are_not_offered_any_more_serve_a_driver_that_has_them() {
     }
     front_end.reset_device().unwrap();
     drop(front_end);
-    // The region of requests in flight was made for four queues.
+    // The in-flight region was created for four queues.
     let region = connect(&four).new_inflight(4, 128).unwrap();
     eventually("the end of the first session", || !rig.is_connected("one"));
     let mut front_end = connect(&one);
@@ -148,7 +148,7 @@ fn undefined_feature_is_refused() {
     let socket = rig.serve_ram("d", 1);
     let front_end = connect(&socket);
     let features = front_end.features();
-    // VIRTIO_BLK_F_ZONED, VIRTIO_F_IN_ORDER, and bits that are reserved.
+    // VIRTIO_BLK_F_ZONED, VIRTIO_F_IN_ORDER, and reserved bits.
     for bit in [1 << 17, 1 << 35, 1 << 23, 1 << 63] {
         let refused = set_features(&front_end, features | bit);
         assert!(

@@ -1,4 +1,4 @@
-//! Messages that are odd and harmless: served, or refused alone. Bytes are those of the vhost-user specification.
+//! Unusual but harmless messages: executed, or refused alone. Bytes are those of the vhost-user specification.
 
 mod support;
 
@@ -23,8 +23,8 @@ fn rig() -> (Rig, std::path::PathBuf) {
     (rig, socket)
 }
 
-/// QEMU, when its back end comes back while the firmware's driver starts the device: it starts on a connection on which nothing
-/// was said. Every message that depends on a feature of the protocol is answered then.
+/// QEMU, if its back end restarts while the firmware's driver starts the device, uses a connection without negotiation. All messages that
+/// depend on a protocol feature must then be answered.
 #[test]
 fn messages_need_no_set_protocol_features_before_them() {
     let (_rig, socket) = rig();
@@ -45,16 +45,16 @@ fn messages_need_no_set_protocol_features_before_them() {
     let region = answers(31, &INFLIGHT);
     assert_eq!(region[16..], INFLIGHT[16..]);
     assert_ne!(region[..8], [0; 8]);
-    // RESET_DEVICE, with an answer: that is a feature too.
+    // RESET_DEVICE with an answer, which is a feature, too.
     let channel = Channel::connect(&socket).unwrap();
     channel.acknowledged(34, &[], &[]).unwrap();
     let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
     channel.acknowledged(21, &[], &[one.as_fd()]).unwrap();
-    // SET_VRING_ENABLE, before SET_FEATURES has accepted the protocol's features; any number but 0 enables.
+    // SET_VRING_ENABLE, before SET_FEATURES has accepted the protocol features; any number but 0 enables.
     channel
         .acknowledged(18, &[0, 0, 0, 0, 2, 0, 0, 0], &[])
         .unwrap();
-    // SET_PROTOCOL_FEATURES with nothing at all changes nothing of that.
+    // SET_PROTOCOL_FEATURES without features changes nothing.
     channel.send(16, 0, &[0; 8], &[]).unwrap();
     channel.acknowledged(34, &[], &[]).unwrap();
 }
@@ -80,7 +80,7 @@ fn refused_message_is_answered_and_the_session_goes_on() {
         (10, ring(9, 0)),
         // SET_VRING_ADDR that is not aligned
         (9, vec![1; 40]),
-        // SET_VRING_KICK and SET_VRING_CALL without the descriptor that they announce
+        // SET_VRING_KICK and SET_VRING_CALL without the announced descriptor
         (12, vec![0; 8]),
         (13, vec![0; 8]),
         (18, ring(9, 1)),
@@ -95,7 +95,7 @@ fn refused_message_is_answered_and_the_session_goes_on() {
             25,
             [vec![0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0], vec![1; 8]].concat(),
         ),
-        // SET_INFLIGHT_FD without a descriptor, ADD_MEM_REG likewise, REM_MEM_REG of what is not there
+        // SET_INFLIGHT_FD and ADD_MEM_REG without a descriptor, REM_MEM_REG of a missing region
         (32, INFLIGHT.to_vec()),
         (37, vec![0; 40]),
         (38, vec![1; 40]),
@@ -109,7 +109,7 @@ fn refused_message_is_answered_and_the_session_goes_on() {
         );
         assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
     }
-    // GET_CONFIG beyond the end: no bytes. GET_INFLIGHT_FD for 9 queues: a region of none.
+    // GET_CONFIG beyond the end: no bytes. GET_INFLIGHT_FD for 9 queues: an empty region.
     let config = [
         [200, 0, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0].to_vec(),
         vec![0; 100],
@@ -125,7 +125,7 @@ fn refused_message_is_answered_and_the_session_goes_on() {
     assert!(rig.is_connected("d"));
 }
 
-/// The front end would go on as if it had been done.
+/// Otherwise the front end would continue as if the message had been executed.
 #[test]
 fn refused_message_without_reply_ends_the_session_if_it_must() {
     let (_rig, socket) = rig();
@@ -155,7 +155,7 @@ fn stray_descriptors_and_an_empty_memory_table_are_taken() {
     let (_rig, socket) = rig();
     let mut front_end = connect(&socket);
     let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    // SET_VRING_NUM with two; SET_VRING_CALL that says that there is none, with one.
+    // SET_VRING_NUM with two descriptors; SET_VRING_CALL with the flag for no descriptor and one descriptor.
     let fds = [event.as_fd(), event.as_fd()];
     front_end
         .acknowledged(8, &[0, 0, 0, 0, 128, 0, 0, 0], &fds)
@@ -169,7 +169,7 @@ fn stray_descriptors_and_an_empty_memory_table_are_taken() {
     assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
 }
 
-/// After RESET_OWNER, say: what is in flight is answered, and the new ring starts with its kick.
+/// For example after RESET_OWNER: requests in flight are answered, and the new ring starts with its kick.
 #[test]
 fn ring_is_set_up_anew_without_get_vring_base() {
     let rig = Rig::polling(1, PollLimit::Never);
@@ -188,7 +188,7 @@ fn ring_is_set_up_anew_without_get_vring_base() {
     assert_eq!(rig.queues_running(), 1);
 }
 
-/// Each message by itself, in the order of Options' own front end, and each twice.
+/// Sends each message of a start twice, in the usual order.
 #[test]
 fn repeated_messages_change_nothing() {
     let (_rig, socket) = rig();

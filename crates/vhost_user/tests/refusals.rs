@@ -1,5 +1,6 @@
-//! What no driver should send and some do: each is served, or refused alone with an error where there is a place for one; the
-//! session goes on. What ends it is in the list of `vhost_frontend::hostile`. Decisions: `docs/adr/0003-a-broken-queue-ends-its-session.md`.
+//! Invalid requests that some drivers send: each is served, or refused alone with an error response if there is room for one, and the
+//! session continues. `vhost_frontend::hostile` lists errors that end the session. Decisions:
+//! `docs/adr/0003-a-broken-queue-ends-its-session.md`.
 
 mod support;
 
@@ -19,10 +20,10 @@ const AVAIL: u16 = 0x80;
 const USED: u16 = 0x8000;
 /// Entries of the queue.
 const SIZE: u16 = 512;
-/// No region is there.
+/// An address outside of all regions.
 const NOWHERE: u64 = 1 << 50;
 
-/// Where things lie in the request's memory, 8 MiB from a multiple of 4096 on.
+/// Offsets in the request's memory, 8 MiB from a multiple of 4096 on.
 const HEADER: u64 = 0;
 const STATUS: u64 = 1024;
 const DATA: u64 = 4096;
@@ -32,21 +33,21 @@ const LARGE: u64 = 4 << 20;
 /// Address, length, flags.
 type Element = (u64, u32, u16);
 
-/// How the elements are given.
+/// Form of the chain.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     Direct,
     Table,
-    /// A table that says to be so many bytes long, with these flags beside INDIRECT.
+    /// A table with this declared length, and these flags besides INDIRECT.
     TableOf(u32, u16),
-    /// A table whose last descriptor goes on at this one; split rings alone have such.
+    /// A table with a last descriptor that links to this one; split rings only.
     TableEndsAt(u16),
 }
 
-/// What comes of it: bytes written as the device says, and what is in the place.
+/// Bytes written as reported by the device, and the byte at the error place.
 type Outcome = (u32, u8);
 
-/// Nothing could be written.
+/// No error place.
 const NO_PLACE: Outcome = (0, 0xee);
 
 struct Scene {
@@ -55,7 +56,7 @@ struct Scene {
     at: Area,
     packed: bool,
     requests: u16,
-    /// Descriptors of a packed ring that were used.
+    /// Number of used descriptors of a packed ring.
     places: u16,
 }
 
@@ -87,7 +88,7 @@ impl Scene {
         }
     }
 
-    /// An element's address: those of the request's memory are offsets.
+    /// Converts an offset in the request's memory to an address.
     fn address(&self, address: u64) -> u64 {
         match address {
             NOWHERE.. => address,
@@ -95,7 +96,7 @@ impl Scene {
         }
     }
 
-    /// Sends a chain and waits for its return; gives the bytes written.
+    /// Sends a chain and waits for its return. Returns the bytes written.
     fn send(&mut self, way: Way, elements: &[Element]) -> u32 {
         let mut chain: Vec<Element> = elements
             .iter()
@@ -113,7 +114,7 @@ impl Scene {
                 bytes.extend(address.to_le_bytes());
                 bytes.extend(length.to_le_bytes());
                 let words = match self.packed {
-                    // An id, and flags of which only WRITE counts.
+                    // An ID, and flags with WRITE as the only valid one.
                     true => [0, *flags],
                     false => [flags | more, next],
                 };
@@ -125,19 +126,19 @@ impl Scene {
                 _ => (bytes.len() as u32, 0),
             };
             chain = vec![(self.at.address + TABLE, length, INDIRECT)];
-            // What the table is linked with: nobody says whether it comes before or behind.
+            // The descriptor linked with the table; its position is unspecified.
             chain.extend((more == NEXT).then_some((self.address(DATA), 1, WRITE)));
         }
         self.give(&chain)
     }
 
-    /// Puts a chain's descriptors into the ring and waits until it comes back.
+    /// Puts a chain's descriptors into the ring and waits for its return.
     fn give(&mut self, chain: &[Element]) -> u32 {
         let (ring, number) = (self.queue.raw(), self.requests);
         self.requests += 1;
         let last = chain.len() - 1;
         let first = self.places;
-        // The head comes last, for that is what a packed ring's device looks at.
+        // The head is written last, because a packed ring's device checks it first.
         for (i, (address, length, flags)) in chain.iter().enumerate().rev() {
             let (at, more) = (i as u16, if i < last { NEXT } else { 0 });
             match self.packed {
@@ -177,7 +178,7 @@ impl Scene {
     }
 }
 
-/// Sends each to a queue with either kind of ring: first what is odd, then a good request.
+/// Sends each case to a queue with either ring layout: an invalid request, then a valid one.
 fn odd_and_good(
     (socket, index): (&Path, u16),
     header: &[u8],
@@ -209,7 +210,7 @@ fn odd_and_good(
     }
 }
 
-/// A table that says to be of 2^28 descriptors.
+/// A table with a declared length of 2^28 descriptors.
 const HUGE: Way = Way::TableOf(0xffff_fff0, 0);
 
 struct Case(&'static str, Way, Vec<Element>, Outcome);
@@ -219,7 +220,7 @@ struct Case(&'static str, Way, Vec<Element>, Outcome);
 fn disk_serves_or_refuses_alone_what_is_odd() {
     let (header, data, status) = ((HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE));
     let good = [header, data, status];
-    // 1024 elements of 4 MiB, the same memory again and again.
+    // 1024 elements of 4 MiB in the same memory.
     let four_gib = std::iter::once(header)
         .chain(std::iter::repeat_n((LARGE, 4 << 20, WRITE), 1024))
         .chain([status]);
@@ -329,7 +330,7 @@ fn disk_serves_or_refuses_alone_what_is_odd() {
             good.to_vec(),
             NO_PLACE,
         ),
-        // A split ring's table is read by its links, and these end.
+        // A split ring's table is read by its links, which end.
         Case("a table of 2^28 descriptors", HUGE, good.to_vec(), OK),
         Case(
             "a table in a table",
@@ -460,7 +461,7 @@ fn controller_serves_or_refuses_alone_what_is_odd() {
     let rig = Rig::polling(1, PollLimit::Never);
     let socket = rig.serve_controller(Duration::ZERO);
     odd_and_good((&socket, 2), &[1, 0, 0x40, 0], CODE, &good, &cases);
-    // The control queue: what was asked is not known, so both kinds of response say so.
+    // The control queue: the request type is unknown, so both response formats contain the error.
     let control = (HEADER, 3, 0);
     let good = [(HEADER, 24, 0), (STATUS, 1, WRITE)];
     let cases = [
@@ -479,7 +480,7 @@ fn controller_serves_or_refuses_alone_what_is_odd() {
             (1, 9),
         ),
     ];
-    // ABORT TASK, of a task that is not there.
+    // ABORT TASK of a missing task.
     let abort = [[0; 8], [1, 0, 0x40, 0, 0, 0, 0, 0]].concat();
     odd_and_good((&socket, 0), &abort, STATUS, &good, &cases);
 }

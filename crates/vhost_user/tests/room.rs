@@ -1,4 +1,4 @@
-//! Addresses are finite, and files that take no memory may be as long as one likes. Alone in its program: it takes most of them.
+//! Address space is finite, and sparse files may have any length. The only test of its program, because it uses most of the address space.
 
 mod support;
 
@@ -9,7 +9,7 @@ use reactor::PollLimit;
 use support::{Rig, connect, eventually};
 use vhost_frontend::request;
 
-/// One region of an empty file each: does the daemon take all of them?
+/// Sends regions of these sizes in one empty file. Returns the front end if the daemon accepts all of them.
 fn share(rig: &Rig, sizes: &[u64]) -> Option<vhost_frontend::FrontEnd> {
     eventually("the last one has left", || !rig.is_connected("bad"));
     let front_end = connect(&rig.socket("bad"));

@@ -1,4 +1,4 @@
-//! virtio-scsi over a real session: commands come and go through every kind of ring, however they are cut.
+//! virtio-scsi over a real session: commands through every kind of ring, with any division into descriptors.
 
 mod support;
 
@@ -15,7 +15,7 @@ use support::{Rig, ram};
 use vhost_frontend::{Cuts, FrontEnd, Options, QueueOptions, ScsiQueue, ScsiRequest};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
-/// The first request queue: 0 is for control, 1 for events (virtio 1.3, 5.6.2).
+/// First request queue, after the control and event queues (virtio 1.3, 5.6.2).
 const REQUESTS: u16 = 2;
 const GOOD: u8 = 0x00;
 const CHECK_CONDITION: u8 = 0x02;
@@ -33,7 +33,7 @@ fn request<'a>(target: u8, lun: u16, cdb: &'a [u8]) -> ScsiRequest<'a> {
     }
 }
 
-/// Takes the unit attentions of a new nexus.
+/// Consumes the unit attentions of a new nexus.
 fn settle(queue: &mut ScsiQueue, target: u8, lun: u16) {
     for _ in 0..4 {
         let done = queue
@@ -99,7 +99,7 @@ fn data_comes_back_through_every_kind_of_ring_and_cut() {
 /// Target, unit, command, data out, and room for data in.
 type Asked<'a> = (u8, u16, &'a [u8], &'a [u8], usize);
 
-/// Submits all, shows them to the device at once, and gives status and sense code of each, in this order.
+/// Submits all commands in one batch. Returns status and sense code of each, in this order.
 fn batch(queue: &mut ScsiQueue, commands: &[Asked]) -> Vec<(u8, [u8; 2])> {
     let mut slots = Vec::new();
     for &(target, lun, cdb, out, into) in commands {
@@ -157,12 +157,12 @@ fn commands_of_one_batch_see_what_those_before_them_changed() {
             assert_eq!(&got, data, "round {round} block {n}");
         }
     }
-    // The control mode page: SWP (SPC-4, 7.5.8) protects the unit from writes, and no longer.
+    // The control mode page: SWP (SPC-4, 7.5.8) protects the unit from writes, until it is cleared.
     let mut page = [0; 16];
     let sense = [0x1a, 0x08, 0x0a, 0, 16, 0];
     queue.run(&request(0, 0, &sense), &[], &mut page).unwrap();
     assert_eq!((page[4] & 0x3f, page[5]), (0x0a, 0x0a));
-    // What is reserved in MODE SELECT: the header, PS.
+    // Reserved in MODE SELECT: the header, PS.
     page[..4].fill(0);
     page[4] &= 0x3f;
     let open = page;
@@ -232,7 +232,7 @@ fn command_with_data_both_ways_fails_before_anything_is_done() {
         ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, Cuts::Usual).unwrap();
     settle(&mut queue, 0, 0);
     let (write, read) = (write_10(3, 1), read_10(3, 1));
-    // Plain commands go the short way from the second one on.
+    // From the second one on, plain commands take the fast path.
     for block in [[1; 512], [2; 512]] {
         let done = queue.run(&request(0, 0, &write), &block, &mut []).unwrap();
         assert_eq!((done.response, done.status), (0, GOOD));
@@ -270,7 +270,7 @@ fn read_that_failed_claims_no_data() {
         ScsiQueue::start(&mut front_end, REQUESTS, &options, 4, 4096, Cuts::Usual).unwrap();
     settle(&mut queue, 0, 0);
     let read = read_10(3, 1);
-    // A plain one, and one with more room than it needs.
+    // A plain command, and one with more room than it needs.
     for room in [512, 700] {
         for fails in [false, false, true, false] {
             if fails {
@@ -295,7 +295,7 @@ fn read_that_failed_claims_no_data() {
     }
 }
 
-/// A device that is a SCSI device itself says why it failed, and after how many bytes.
+/// A disk that is a SCSI device reports the cause of an error, and the number of bytes before it.
 #[test]
 fn sense_and_residual_of_a_scsi_device_reach_the_driver() {
     const RESPONSE: u32 = 108;
@@ -367,7 +367,7 @@ fn each_disk_of_a_queue_has_its_own_times_in_batches_of_both() {
         let read = read_10(3, 1);
         for round in 0..20 {
             let mut asked = 0;
-            // In turns, runs of two, and at the end of the batch an odd one of the second.
+            // In turns, runs of two, and an odd one of the second disk at the end of the batch.
             for at in [0, 1, 0, 0, 1, 1, 0, 1, 1] {
                 let (_, target, lun) = units[at];
                 let slot = queue.take().unwrap();
@@ -409,7 +409,7 @@ fn each_disk_of_a_queue_has_its_own_times_in_batches_of_both() {
     }
 }
 
-/// Of one command, or of a whole batch.
+/// For one command, or for a whole batch.
 #[test]
 fn long_commands_share_what_a_turn_may_take() {
     const COMMANDS: u16 = 32;
@@ -436,7 +436,7 @@ fn long_commands_share_what_a_turn_may_take() {
         let done = queue.wait().unwrap();
         assert_eq!((done.response, done.status), (0, 0), "{:x?}", done.sense);
     }
-    // of some 4 MiB; the last one is counted after its answers were seen
+    // about 4 MiB per iteration; the last iteration is counted after its answers are visible
     let iterations = rig.pool.counters()[0].1.busy_iterations - before + 1;
     assert!(
         iterations >= u64::from(COMMANDS) / 4,
@@ -444,7 +444,7 @@ fn long_commands_share_what_a_turn_may_take() {
     );
 }
 
-/// However many and large its commands are: those that are too many are asked again.
+/// Commands above the memory limit must be repeated by the driver, for any number and size of commands.
 #[test]
 fn commands_that_hold_memory_hold_no_more_than_a_controller_may() {
     const TASK_SET_FULL: u8 = 0x28;
@@ -459,7 +459,7 @@ fn commands_that_hold_memory_hold_no_more_than_a_controller_may() {
     let mut queue =
         ScsiQueue::start(&mut front_end, 2, &options, COMMANDS, 4096, Cuts::Usual).unwrap();
     settle(&mut queue, 0, 0);
-    // VERIFY(10) of 1 MiB: as much memory, and as much again under way
+    // VERIFY(10) of 1 MiB: as much memory, and as much again in flight
     let verify = [0x2f, 0, 0, 0, 0, 0, 0, 8, 0, 0];
     for _ in 0..3 {
         for _ in 0..COMMANDS {

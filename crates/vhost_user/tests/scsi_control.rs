@@ -1,4 +1,4 @@
-//! The control and the event queue of a virtio-scsi controller, used as no driver should use them.
+//! Unusual use of a virtio-scsi controller's control and event queues.
 
 mod support;
 
@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const ABORTED: u8 = 2;
 const RESET: u8 = 4;
 
-/// Takes a chain that came back: its token, and the bytes that the device says to have written.
+/// Returns the token of a used chain, and the bytes written as reported by the device.
 fn wait(queue: &mut Queue) -> (u64, u32) {
     loop {
         if let Some(used) = queue.pop_used() {
@@ -29,7 +29,7 @@ fn wait(queue: &mut Queue) -> (u64, u32) {
     }
 }
 
-/// VIRTIO_SCSI_T_TMF on target 0, LUN 0.
+/// Builds a VIRTIO_SCSI_T_TMF for target 0, LUN 0.
 fn function(subtype: u8, tag: u8) -> [u8; 24] {
     let mut bytes = [0; 24];
     bytes[4] = subtype;
@@ -38,7 +38,7 @@ fn function(subtype: u8, tag: u8) -> [u8; 24] {
     bytes
 }
 
-/// Asks something of the control queue; gives what was written back of `room` bytes.
+/// Sends a request to the control queue. Returns the written part of `room` bytes.
 fn ask(queue: &mut Queue, at: &Area, request: &[u8], room: usize) -> Vec<u8> {
     at.write(0, request);
     at.write(64, &[0xee; 64]);
@@ -64,7 +64,7 @@ fn control_requests_of_every_kind_are_answered_as_5_6_6_2_says() {
     for subtype in [0, 1, 3, 4, 5, 6, 7] {
         assert_eq!(ask(&mut queue, &at, &function(subtype, 1), 1), [0]);
     }
-    // VIRTIO_SCSI_S_FUNCTION_REJECTED: CLEAR ACA, and a function or a type that is none.
+    // VIRTIO_SCSI_S_FUNCTION_REJECTED: CLEAR ACA, an invalid function and an invalid type.
     assert_eq!(ask(&mut queue, &at, &function(2, 1), 1), [11]);
     assert_eq!(ask(&mut queue, &at, &function(8, 1), 1), [11]);
     assert_eq!(ask(&mut queue, &at, &[0xff; 24], 1), [11]);
@@ -79,7 +79,7 @@ fn control_requests_of_every_kind_are_answered_as_5_6_6_2_says() {
     let mut no_lun = function(5, 1);
     no_lun[8] = 9;
     assert_eq!(ask(&mut queue, &at, &no_lun, 1), [12]);
-    // Unit 300, a form of LUN that names none although its last 14 bits are the same, and the well-known logical unit.
+    // Unit 300, an invalid LUN format with the same last 14 bits, and the well-known logical unit.
     for (lun, answer) in [([0x41, 0x2c], 0), ([1, 0x2c], 12), ([0xc1, 1], 0)] {
         let mut query = function(6, 1);
         query[9] = 5;
@@ -99,7 +99,7 @@ fn control_requests_of_every_kind_are_answered_as_5_6_6_2_says() {
 #[test]
 fn functions_without_end_hold_nobody_up() {
     const ROUNDS: usize = 3000;
-    // One worker, so that whoever keeps it busy harms the other.
+    // One worker, so that a queue that keeps it busy harms the other.
     let rig = Rig::polling(1, PollLimit::Never);
     let (socket, good) = (
         rig.serve_controller(Duration::from_millis(1)),
@@ -121,7 +121,7 @@ fn functions_without_end_hold_nobody_up() {
     };
     let (mut asked, mut answered, mut free) = (0, 0, (0..chains).collect::<Vec<_>>());
     while answered < ROUNDS {
-        // As many as the ring holds at any time, and commands for them to abort.
+        // Always a full ring, and commands to abort.
         while let (Some(place), true) = (free.pop(), asked < ROUNDS) {
             let area = at.part(64 * place as usize, 64);
             area.write(0, &function((asked % 10) as u8, 1));
@@ -192,7 +192,7 @@ fn control_chain_without_room_or_cut_short_is_refused_alone() {
     assert_eq!(ask(&mut queue, &at, &tmf, 1), [0]);
 }
 
-/// Gives a buffer of `room` bytes to the event queue; what comes back in it.
+/// Adds a buffer of `room` bytes to the event queue. Returns its written part.
 fn event(queue: &mut Queue, at: &Area, room: usize) -> Vec<u8> {
     at.write(0, &[0xee; 64]);
     assert!(queue.add(&[], &[at.part(0, room).element()], 0));
@@ -214,11 +214,11 @@ fn events_without_buffers_are_reported_as_missed() {
     let options = QueueOptions::default();
     let mut queue = front_end.start_queue(EVENTS, &options).unwrap();
     let at = front_end.allocate(4096, 4096).unwrap();
-    // The driver gives no buffers for a long time.
+    // The driver provides no buffers for a long time.
     for lun in 0..5000 {
         controller.post(Event::Added, 0, lun);
     }
-    // All have come: a place that is free again is not taken by a later one of them.
+    // All events have arrived: later ones do not take a free place.
     let worker = rig.pool.workers()[0].clone();
     worker.call(|_| ()).unwrap();
     let mut got = 0;
@@ -234,12 +234,12 @@ fn events_without_buffers_are_reported_as_missed() {
         assert_eq!(bytes[3], 0);
         assert!(got < 200, "missed events are not told");
     }
-    // What comes now is not missed any more.
+    // Later events are not missed.
     controller.post(Event::Removed, 0, 7);
     let bytes = event(&mut queue, &at, 64);
     assert_eq!((bytes[0], bytes[3], bytes[12]), (1, 0, 2));
 
-    // Short ones: VIRTIO_SCSI_T_NO_EVENT with VIRTIO_SCSI_T_EVENTS_MISSED, as much of it as there is room for.
+    // Short buffers: as much as fits of VIRTIO_SCSI_T_NO_EVENT with VIRTIO_SCSI_T_EVENTS_MISSED.
     controller.post(Event::Removed, 0, 8);
     for room in [1, 3, 4, 15] {
         let bytes = event(&mut queue, &at, room);
@@ -250,7 +250,7 @@ fn events_without_buffers_are_reported_as_missed() {
     assert_eq!((bytes[0], bytes[3], bytes[7], bytes[12]), (1, 0, 8, 2));
 }
 
-/// 5.6.3, 5.6.6.3: VIRTIO_SCSI_F_HOTPLUG is for units that come and go, VIRTIO_SCSI_F_CHANGE for those that change.
+/// 5.6.3, 5.6.6.3: VIRTIO_SCSI_F_HOTPLUG for added and removed units, VIRTIO_SCSI_F_CHANGE for changed ones.
 #[test]
 fn driver_is_told_of_no_event_that_it_has_not_negotiated() {
     const HOTPLUG: u64 = 1 << 1;
@@ -289,12 +289,12 @@ fn driver_is_told_of_no_event_that_it_has_not_negotiated() {
         assert!(queue.add(&[], &[at.element()], 0));
         queue.publish();
         if told.is_empty() {
-            // Nor has it missed anything while its queue was stopped.
+            // Nor has it missed an event while its queue was stopped.
             let base = front_end.stop_queue(EVENTS).unwrap();
             controller.post(Event::Added, 0, 1);
             front_end.begin_queue(&queue, base).unwrap();
         }
-        // A driver that has gone does not go on: there is nothing that the next one could have missed.
+        // A driver that has left does not continue, so the next one has missed nothing.
         front_end.stop_queue(EVENTS).unwrap();
         assert!(queue.pop_used().is_none(), "without {refused}");
         drop(front_end);
@@ -304,14 +304,14 @@ fn driver_is_told_of_no_event_that_it_has_not_negotiated() {
     }
 }
 
-/// A guest whose controller was away for a while scans anew, if there was something to hear; one that starts has nothing to.
+/// A guest rescans after its controller was disconnected, if there was an event. A new guest has missed nothing.
 #[test]
 fn events_while_nobody_listened_are_said_to_be_missed() {
     let missed = [0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let rig = Rig::new(1);
     let (socket, _, controller) = rig.serve_watched_controller(Duration::ZERO);
     let options = QueueOptions::default();
-    // No driver that could miss it.
+    // There is no driver that could miss it.
     controller.post(Event::Added, 0, 1);
     let mut front_end = FrontEnd::connect(&socket, &Options::default()).unwrap();
     let mut queue = front_end.start_queue(EVENTS, &options).unwrap();
@@ -320,7 +320,7 @@ fn events_while_nobody_listened_are_said_to_be_missed() {
     let bytes = event(&mut queue, &at, 16);
     assert_eq!((bytes[0], bytes[3], bytes[7]), (1, 0, 2));
 
-    // Stopped and started again: while it was, and with one that waited for a buffer.
+    // Stopped and started again: an event while stopped, and one that waited for a buffer.
     for waits in [false, true] {
         if waits {
             controller.post(Event::Added, 0, 3);
@@ -334,7 +334,7 @@ fn events_while_nobody_listened_are_said_to_be_missed() {
         assert_eq!(event(&mut queue, &at, 16), missed);
     }
 
-    // The connection ends, and the guest goes on with another.
+    // The connection ends, and the guest continues on another.
     drop(front_end);
     let free = || rig.server.status().iter().all(|export| !export.connected);
     while !free() {
@@ -345,7 +345,7 @@ fn events_while_nobody_listened_are_said_to_be_missed() {
     let mut queue = front_end.start_queue(EVENTS, &options).unwrap();
     let at = front_end.allocate(4096, 4096).unwrap();
     assert_eq!(event(&mut queue, &at, 16), missed);
-    // The guest has stopped it and gone: the next one begins without.
+    // The guest has stopped the queue and disconnected: the next one has missed nothing.
     front_end.stop_queue(EVENTS).unwrap();
     drop(front_end);
     while !free() {

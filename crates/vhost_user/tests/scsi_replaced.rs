@@ -1,5 +1,5 @@
-//! Another disk under a LUN of a virtio-scsi controller while a driver uses it: the events, and that no command which was built for
-//! the old disk reaches the new one.
+//! Replacement of a disk under a LUN while a virtio-scsi driver uses it: the events, and that no command for the old disk reaches the new
+//! one.
 
 mod support;
 
@@ -16,7 +16,7 @@ const REQUESTS: u16 = 2;
 const LIMIT: Duration = Duration::from_secs(30);
 const READY: [u8; 6] = [0; 6];
 const READ_CAPACITY: [u8; 10] = [0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// LBA 80, 8 blocks: byte 40,960 by blocks of 512 bytes, 327,680 by blocks of 4,096.
+/// LBA 80, 8 blocks: byte 40,960 with blocks of 512 bytes, 327,680 with blocks of 4,096.
 const WRITE: [u8; 10] = [0x2a, 0, 0, 0, 0, 80, 0, 0, 8, 0];
 const READ: [u8; 10] = [0x28, 0, 0, 0, 0, 80, 0, 0, 8, 0];
 
@@ -32,7 +32,7 @@ fn run(queue: &mut ScsiQueue, cdb: &[u8], out: &[u8], into: &mut [u8]) -> ScsiDo
     done
 }
 
-/// Status, sense key, and additional sense code with its qualifier.
+/// Returns status, sense key, and additional sense code with its qualifier.
 fn code(done: &ScsiDone) -> (u8, u8, u8, u8) {
     match &done.sense[..] {
         [] => (done.status, 0, 0, 0),
@@ -92,7 +92,7 @@ fn replaced_disk_of_a_lun_gets_no_write_meant_for_the_old() {
             (told[..6].to_vec(), told[12..].to_vec())
         );
     }
-    // A driver that takes no events is told so by the unit.
+    // A driver without event buffers is notified by unit attentions.
     let told = [(0x29, 0x00), (0x3f, 0x0e), (0x3f, 0x03)];
     assert_eq!(attentions(&mut queue), told);
     let gone = (2, 0x05, 0x25, 0x00);

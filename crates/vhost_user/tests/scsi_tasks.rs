@@ -1,5 +1,5 @@
-//! Task sets and guest memory at the virtio-scsi transport: attributes keep their order over all queues, and memory that the
-//! front end replaces stays what it was for the requests that are in flight.
+//! Task sets and guest memory of virtio-scsi: task attributes apply to all queues, and requests in flight keep memory that the front end
+//! replaces.
 
 mod support;
 
@@ -34,7 +34,7 @@ fn unit<'a>(cdb: &'a [u8]) -> ScsiRequest<'a> {
     }
 }
 
-/// Takes the unit attention of a new nexus.
+/// Consumes the unit attention of a new nexus.
 fn settle(queue: &mut ScsiQueue) {
     for _ in 0..4 {
         if queue.run(&unit(&[0; 6]), &[], &mut []).unwrap().status == 0 {
@@ -44,7 +44,7 @@ fn settle(queue: &mut ScsiQueue) {
     panic!("the unit never gets ready");
 }
 
-/// Submits a write of one block with this attribute; the device is not told yet.
+/// Adds a write of one block with this attribute, without publishing it.
 fn submit(queue: &mut ScsiQueue, attribute: u8, block: u8) {
     let slot = queue.take().unwrap();
     queue.data_out(slot).write(0, &[block; BLOCK as usize]);
@@ -61,7 +61,7 @@ fn reap(queue: &mut ScsiQueue, count: usize) {
     }
 }
 
-/// When the write of a block began, and when it ended.
+/// Returns the positions of begin and end of a block's write in the device's story.
 fn times(device: &Watched, block: u64) -> (usize, usize) {
     let story = device.story();
     let find = |moment| story.iter().position(|seen| *seen == moment).unwrap();
@@ -88,7 +88,7 @@ fn ordered_waits_and_head_of_queue_does_not_across_queues() {
         submit(&mut first, attribute::SIMPLE, 1);
         first.publish();
         eventually("both are under way", || device.seen().len() == 2);
-        // From another worker: what is older runs on the first.
+        // From another worker: the older commands run on the first.
         submit(&mut second, attribute::ORDERED, 2);
         submit(&mut second, attribute::SIMPLE, 3);
         submit(&mut second, attribute::HEAD_OF_QUEUE, 4);
@@ -165,7 +165,7 @@ fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
         submit(&mut first, attribute::SIMPLE, 0);
         first.publish();
         eventually("one is under way", || device.seen().len() == 1);
-        // This one waits for it, on another worker.
+        // This command waits for the first one, on another worker.
         submit(&mut second, attribute::ORDERED, 1);
         second.publish();
         let at = front_end.allocate(4096, 4096).unwrap();
@@ -190,7 +190,7 @@ fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
         assert_eq!(begun, ended, "function {function} did not wait");
         for queue in [&mut first, &mut second] {
             let done = queue.wait().unwrap();
-            // What had ended before the function came has ended well.
+            // A command that had ended before the function succeeds.
             assert!(
                 matches!(done.response, 0) || done.response == response,
                 "{done:?}"
@@ -204,8 +204,8 @@ fn no_aborted_command_touches_the_disk_after_the_functions_answer() {
     }
 }
 
-/// A guest that writes another unit into the header of a command that waits for its turn gains nothing: it would run on a
-/// unit whose task set it never entered, and no function for that unit would find it.
+/// A guest that changes the unit in the header of a waiting command gains nothing. Otherwise the command would run on a unit without being
+/// in its task set, and no function for that unit would find it.
 #[test]
 fn command_that_waits_for_its_turn_stays_what_it_was_when_it_came() {
     let rig = Rig::new(1);
@@ -219,7 +219,7 @@ fn command_that_waits_for_its_turn_stays_what_it_was_when_it_came() {
     queue.set_attribute(attribute::ORDERED);
     let cdb = write_10(2);
     assert!(queue.submit(waits, &unit(&cdb), BLOCK as usize, 0));
-    // Behind it, and nobody has rewritten this one: when it is taken, so is the one before.
+    // Follows the waiting command, and its header is not changed: when it was popped, so was the waiting command.
     submit(&mut queue, attribute::HEAD_OF_QUEUE, 3);
     queue.publish();
     eventually("both are under way", || device.seen().len() == 2);
@@ -233,8 +233,8 @@ fn command_that_waits_for_its_turn_stays_what_it_was_when_it_came() {
     assert!(begun(2) && !begun(4), "{story:?}");
 }
 
-/// What waits for a task's end goes on only when the driver has been shown the answer: else the function's own could be
-/// seen before it.
+/// Operations that wait for a task's end continue after the driver has seen its response. Otherwise the driver could see the function's
+/// answer first.
 #[test]
 fn task_is_seen_to_be_answered_before_what_waits_for_it_goes_on() {
     let rig = Rig::new(1);
@@ -249,7 +249,7 @@ fn task_is_seen_to_be_answered_before_what_waits_for_it_goes_on() {
         eventually("it is under way", || device.seen().len() == 1);
         let (tell, told) = mpsc::channel();
         let (go_on, goes_on) = mpsc::channel::<()>();
-        // The worker stands still in the moment in which it lets go.
+        // The worker stops when it drops the hold.
         let hold = Hold::new(move || {
             tell.send(()).unwrap();
             goes_on.recv_timeout(LIMIT).ok();
@@ -272,7 +272,7 @@ fn register(queue: &mut ScsiQueue) {
     assert_eq!((done.response, done.status), (0, 0));
 }
 
-/// Submits a PREEMPT AND ABORT of the key that this front end itself has registered: its own tasks are aborted.
+/// Submits a PREEMPT AND ABORT of the front end's own key: its own tasks are aborted.
 fn submit_preempt_and_abort(queue: &mut ScsiQueue, tag: u64) -> u16 {
     let mut list = [0; 24];
     (list[7], list[15]) = (5, 5);
@@ -285,7 +285,7 @@ fn submit_preempt_and_abort(queue: &mut ScsiQueue, tag: u64) -> u16 {
     slot
 }
 
-/// A task management function for unit 0, and its answer.
+/// Runs a task management function for unit 0. Returns its answer.
 fn manage(front_end: &mut FrontEnd, control: &mut Queue, function: u8, tag: u8) -> u8 {
     let at = front_end.allocate(4096, 4096).unwrap();
     let mut request = [0; 24];
@@ -304,7 +304,7 @@ fn manage(front_end: &mut FrontEnd, control: &mut Queue, function: u8, tag: u8) 
     answer[0]
 }
 
-/// The command behind waits for PREEMPT AND ABORT to end, which waits for the commands that it aborts: that one, too.
+/// A command waits for a PREEMPT AND ABORT to end, which waits for the commands that it aborts, including that command.
 #[test]
 fn command_that_waits_for_its_abort_is_answered() {
     const ABORTED: u8 = 2;
@@ -320,7 +320,7 @@ fn command_that_waits_for_its_abort_is_answered() {
         submit(&mut queue, attribute::SIMPLE, 0);
         queue.publish();
         eventually("the write is under way", || device.seen().len() == 1);
-        // In one iteration, or there may be nothing behind yet to abort: so few are always taken together.
+        // In one iteration, so that there is a command to abort: a batch contains at least this many.
         let preempts = submit_preempt_and_abort(&mut queue, 9);
         submit(&mut queue, attribute::ORDERED, 1);
         queue.publish();
@@ -360,7 +360,7 @@ fn command_that_waits_for_those_it_aborts_can_be_aborted() {
     assert_eq!(manage(&mut front_end, &mut control, ABORT_TASK, 9), 0);
     let done = queue.reap().expect("its task is not answered");
     assert_eq!((done.slot, done.response), (preempts, ABORTED));
-    // Its slot is another's when the tasks that it waited for have ended.
+    // Another command uses its slot when the tasks that it waited for have ended.
     queue.release(preempts);
     submit(&mut queue, attribute::ORDERED, 1);
     queue.publish();
@@ -372,7 +372,7 @@ fn command_that_waits_for_those_it_aborts_can_be_aborted() {
     assert!(times(&device, 1).0 > end, "it did not wait for its turn");
 }
 
-/// A request with its data wherever it shall lie.
+/// Submits a request with data in these areas.
 fn submit_at(queue: &mut Queue, at: &Area, cdb: &[u8], out: Option<&Area>, into: Option<&Area>) {
     let mut request = [0; 51];
     request[..4].copy_from_slice(&[1, 0, 0x40, 0]);
@@ -422,7 +422,7 @@ fn memory_that_is_replaced_under_requests_stays_theirs() {
         [0x2a, 0, 0, 0, 0, 0, 0, 0, 128, 0],
         [0x28, 0, 0, 0, 0, 0, 0, 0, 128, 0],
     );
-    // Another file at the same guest-physical address, by one SET_MEM_TABLE.
+    // Replaces the file at the guest-physical address with one SET_MEM_TABLE.
     let swap = |front_end: &mut FrontEnd, old: &Area, fill: u8| {
         let memory = front_end.memory_mut();
         let gone = memory.take(old.address).unwrap();

@@ -1,4 +1,4 @@
-//! Sessions come and go; vrings and memory change while I/O is in flight; idle exports cost nothing.
+//! Begin and end of sessions; changes of vrings and memory during I/O; idle exports without cost.
 
 mod support;
 
@@ -43,7 +43,7 @@ fn front_end_reconnects_without_limit() {
         let mut queue = start_blk(&mut front_end, round % 2);
         verifier.round(&mut queue, 8).unwrap();
         if round % 3 == 0 {
-            // Some leave properly, some do not.
+            // Some front ends stop their queue, some do not.
             front_end.stop_queue(round % 2).unwrap();
         }
     }
@@ -56,7 +56,7 @@ fn front_end_that_leaves_amid_its_requests_gives_way_to_the_next() {
     let device = Watched::new(ram(1 << 20), Duration::from_millis(20));
     let socket = rig.serve("d", device, 1);
     for _ in 0..10 {
-        // The next one comes while the requests of the last one are still in flight.
+        // The next front end connects while the requests of the last one are in flight.
         let mut front_end = connect(&socket);
         let mut queue = start_blk(&mut front_end, 0);
         for _ in 0..8 {
@@ -76,7 +76,7 @@ fn front_end_that_says_nothing_gives_way() {
     let socket = rig.serve_ram("d", 1);
     let silent = UnixStream::connect(&socket).unwrap();
     eventually("the silent one is connected", || rig.is_connected("d"));
-    // It has a moment to speak; those that come too early are refused.
+    // The first front end has a moment to send a message; earlier connections are refused.
     let mut next = None;
     eventually("it gives way", || {
         next = FrontEnd::connect(&socket, &Options::default()).ok();
@@ -88,7 +88,7 @@ fn front_end_that_says_nothing_gives_way() {
     Channel::over(silent).wait_closed(SHORT).unwrap();
 }
 
-/// Sleeps until the device interrupts; false: it does not.
+/// Sleeps until the device interrupts. Returns false after a time-out.
 fn is_interrupted(queue: &mut BlkQueue) -> bool {
     let call = queue.queue().call();
     let limit = Timespec::try_from(SHORT).unwrap();
@@ -96,7 +96,7 @@ fn is_interrupted(queue: &mut BlkQueue) -> bool {
     ready == 1 && rustix::io::read(call, &mut [0u8; 8]).is_ok()
 }
 
-/// A driver that polls is asked for its wish later, by a worker that polls, sleeps, or is busy by then.
+/// The event suppression of a polling driver is checked later, by a worker that polls, sleeps or is busy then.
 #[test]
 fn polling_driver_is_interrupted_whenever_it_sleeps() {
     const POLLED: usize = 80;
@@ -127,7 +127,7 @@ fn polling_driver_is_interrupted_whenever_it_sleeps() {
                 };
                 queue.release(done.slot);
             }
-            // Some at once, and then others while it sleeps for the first.
+            // Several requests at once, and later ones while it sleeps for the first.
             for _ in 0..1 + round % 7 {
                 submit(&mut queue);
                 if round % 3 == 0 {
@@ -176,13 +176,13 @@ fn get_vring_base_answers_when_everything_in_flight_is_answered() {
             answered += 1;
         }
         if packed {
-            // Three descriptors each, in a ring of 128: place 30, wrap counter 1, for both.
+            // Three descriptors each, in a ring of 128: both positions 30, wrap counter 1.
             assert_eq!(answered, 10);
             assert_eq!(base, 0x801e_801e);
         } else {
             assert_eq!((answered, base), (10, 10));
         }
-        // It goes on from there.
+        // It continues from there.
         front_end.begin_queue(queue.queue(), base).unwrap();
         assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
         assert_eq!(queue.flush().unwrap(), status::OK);
@@ -206,7 +206,7 @@ fn requests_that_wait_when_a_ring_starts_need_no_kick() {
             "a ring that never ran wants a kick"
         );
         if with_kick_fd {
-            // The kick descriptor is there, and never written to.
+            // The kick descriptor is present but never written.
             front_end.begin_queue(queue.queue(), 0).unwrap();
         } else {
             queue.queue().driver().publish();
@@ -234,7 +234,7 @@ fn ring_that_is_enabled_later_is_processed_then() {
     assert!(queue.submit(slot, kind::FLUSH, 0, 0, 0));
     queue.queue().driver().publish();
     queue.queue().kick();
-    // The acknowledgement comes after an iteration of the worker.
+    // The acknowledgement follows an iteration of the worker.
     front_end.enable(0, false).unwrap();
     assert!(matches!(
         queue.wait_for(Duration::from_millis(20)),
@@ -292,7 +292,7 @@ fn regions_come_go_and_move_while_requests_are_in_flight() {
         }
         match round % 3 {
             0 => {
-                // Taken away under the writes: they end as if it were there.
+                // Removed during the writes, which end as if it were present.
                 front_end.remove_region(region.address).unwrap();
             }
             1 => front_end.send_memory().unwrap(),
@@ -309,7 +309,7 @@ fn regions_come_go_and_move_while_requests_are_in_flight() {
             assert_eq!(answer, [status::OK], "round {round}");
         }
     }
-    // What was written came from the regions as they had been.
+    // The data written is that of the regions at submission.
     let mut blk = {
         drop(queues);
         drop(front_end);
@@ -417,7 +417,7 @@ fn worker_sleeps_whatever_its_kicks_are() {
         let queue = front_end.place_queue(0, &QueueOptions::default()).unwrap();
         front_end.describe_queue(&queue, 0).unwrap();
         front_end.enable(0, true).unwrap();
-        // It may be refused, and the session may end: both are well.
+        // It may be refused, and the session may end.
         let set = front_end.set_kick(0, Some(kick.as_fd()));
         std::thread::sleep(Duration::from_millis(50));
         let iterations = || {
@@ -451,7 +451,7 @@ fn large_requests_in_great_number_are_taken_a_few_at_a_time() {
         .unwrap();
     let header = front_end.allocate(4096, 4096).unwrap();
     header.write(0, &[0; 4096]);
-    // All of them read 2 MiB to the same place.
+    // All requests read 2 MiB to the same memory.
     let data = front_end.allocate(2 << 20, 4096).unwrap();
     for token in 0..REQUESTS {
         let writable = [data.element(), header.part(64, 1).element()];
@@ -464,12 +464,12 @@ fn large_requests_in_great_number_are_taken_a_few_at_a_time() {
         queue.wait(Duration::from_secs(20)).unwrap();
         assert_eq!(queue.pop_used().unwrap().written, (2 << 20) + 1);
     }
-    // Between two iterations the worker looks after its other queues.
+    // Between two iterations the worker serves its other queues.
     let iterations = rig.pool.counters()[0].1.busy_iterations - before;
     assert!(iterations >= 16, "128 MiB in {iterations} iterations");
 }
 
-/// Whoever removed the file and listens there now keeps it.
+/// A process that has removed the file and listens there keeps its socket.
 #[test]
 fn socket_of_another_at_the_same_path_is_not_removed() {
     let rig = Rig::new(1);

@@ -1,5 +1,4 @@
-//! Shared by the tests of this folder: workers and a server in this process, disks, and a block device that tells what
-//! it was asked and takes its time.
+//! Common code of the tests in this folder: workers and a server in this process, disks, and a block device that records and delays I/O.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -24,7 +23,7 @@ use vhost_user::Server;
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_scsi::{ScsiDevice, ScsiOptions};
 
-/// A server with its workers and a place for its sockets.
+/// A server with its workers and a folder for its sockets.
 pub struct Rig {
     // Dropped in this order: sessions end before their workers.
     pub server: Server,
@@ -55,7 +54,7 @@ impl Rig {
         self.directory.path().join(name)
     }
 
-    /// Serves a block device; gives the socket.
+    /// Serves a block device. Returns the socket.
     pub fn serve(&self, name: &str, device: Arc<dyn BlockDevice>, queues: u16) -> PathBuf {
         let disk = Arc::new(Disk::new(name, None, device).unwrap());
         let options = BlkOptions {
@@ -74,12 +73,12 @@ impl Rig {
         self.serve(name, ram(64 << 20), queues)
     }
 
-    /// Serves a controller, "c", with a disk of 1 MiB at target 0, LUN 0 and another at target 5, LUN 300.
+    /// Serves controller "c", with a disk of 1 MiB at target 0, LUN 0 and another at target 5, LUN 300.
     pub fn serve_controller(&self, delay: Duration) -> PathBuf {
         self.serve_watched_controller(delay).0
     }
 
-    /// The same, with the first disk's block device and the controller.
+    /// The same; also returns the first disk's block device and the controller.
     pub fn serve_watched_controller(
         &self,
         delay: Duration,
@@ -87,7 +86,7 @@ impl Rig {
         self.serve_delayed_controller([delay; 2])
     }
 
-    /// The same, each disk with a delay of its own.
+    /// The same, with a delay for each disk.
     pub fn serve_delayed_controller(
         &self,
         delays: [Duration; 2],
@@ -131,7 +130,7 @@ pub fn ram(size: u64) -> Arc<dyn BlockDevice> {
     Arc::new(Ram::create(options).unwrap())
 }
 
-/// One queue with requests of up to 64 KiB.
+/// Starts one queue with requests of up to 64 KiB.
 pub fn start_blk(front_end: &mut FrontEnd, index: u16) -> BlkQueue {
     let options = QueueOptions::default();
     BlkQueue::start(front_end, index, &options, 32, 64 << 10, Cuts::Usual).unwrap()
@@ -141,7 +140,7 @@ pub fn connect(socket: &std::path::Path) -> FrontEnd {
     FrontEnd::connect(socket, &Options::default()).unwrap()
 }
 
-/// Waits until `what` holds; a test that waits in vain says what for.
+/// Waits until `holds` returns true. Fails with `what` after a time-out.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(20);
     while !holds() {
@@ -150,7 +149,7 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A socket and its peer: whoever closes the socket last waits (SO_LINGER) until the peer is gone, or for a minute.
+/// Returns a socket and its peer. The last close of the socket blocks (SO_LINGER) until the peer is closed, or for a minute.
 pub fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -162,7 +161,7 @@ pub fn lingering() -> (TcpStream, TcpStream) {
     (socket, peer)
 }
 
-/// A block device over another: notes every I/O, and ends each only after `delay`, if that is not zero.
+/// A block device that records every I/O of another one, and delays its end if `delay` is not zero.
 pub struct Watched {
     inner: Arc<dyn BlockDevice>,
     seen: Arc<Mutex<Vec<IoRequest>>>,
@@ -171,7 +170,7 @@ pub struct Watched {
     delay: Arc<AtomicU64>,
 }
 
-/// What happened to the I/O at an offset.
+/// Begin or end of the I/O at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     Begun(u64),
@@ -192,7 +191,7 @@ impl Watched {
         self.seen.lock().unwrap().clone()
     }
 
-    /// All that happened, in order.
+    /// Returns all begins and ends in order.
     pub fn story(&self) -> Vec<Moment> {
         self.story.lock().unwrap().clone()
     }
@@ -242,7 +241,7 @@ struct WatchedBackend {
     seen: Arc<Mutex<Vec<IoRequest>>>,
     story: Arc<Mutex<Vec<Moment>>>,
     delay: Arc<AtomicU64>,
-    /// Requests whose time is not up; the index is the timer's token.
+    /// Delayed requests; the index is the timer's token.
     waiting: Vec<Option<(IoRequest, IoBuffer, Tag)>>,
 }
 
