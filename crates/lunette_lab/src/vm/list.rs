@@ -36,7 +36,7 @@ pub fn run(arguments: &ListArguments) -> Outcome {
     let mut guests = Vec::new();
     for name in registry.names().map_err(failed)? {
         let place = registry.place(&name).map_err(failed)?;
-        // It may go at any time.
+        // A guest may end at any time.
         if let Ok(state) = place.state() {
             guests.push((place.is_held(), state));
         }

@@ -1,4 +1,4 @@
-//! `lunette vm mcs`: the table of one session with several connections, between two guests: target in one, initiator in the other.
+//! `lunette vm mcs`: the table of one session with several connections between two guests, a target and an initiator.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -66,7 +66,7 @@ Examples:
     lunette vm mcs
     lunette vm mcs --connections 8 --mtu 1500 --json";
 
-/// Two guests and what the initiator has agreed on with the target.
+/// Two guests, and the parameters negotiated between them.
 struct Rig {
     target: Guest,
     initiator: Guest,
@@ -76,7 +76,7 @@ struct Rig {
 /// Measures.
 ///
 /// # Errors
-/// What could not be started, or failed.
+/// A failure to start, or during the measurement.
 pub fn run(arguments: &McsArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     use_lunette(cli_common::find_sibling("lunette")?);
@@ -92,10 +92,10 @@ pub fn run(arguments: &McsArguments) -> Outcome {
     Ok(())
 }
 
-/// The keys of the login, as a subject of `bench` has them.
+/// Login keys in the syntax of a subject of `bench`.
 const KEYS: &str =
     ",max_segment=131072,max_burst=262144,first_burst=65536,immediate_data=1,initial_r2t=1";
-/// The same, as `lunette iscsi parameters` has them.
+/// Login keys in the syntax of `lunette iscsi parameters`.
 const FLAGS: &str = "--max-recv-data-segment-length 131072 --max-burst-length 262144 --first-burst-length 65536 --immediate-data yes --initial-r2t yes";
 
 impl Rig {
@@ -149,7 +149,7 @@ impl Rig {
             ..
         } = arguments;
         let turns = u64::from(CASES * u32::from(*connections) * repetitions);
-        // Warming up, logins, and turns that are measured again.
+        // Includes warm-up, logins, and repeated turns.
         let limit = Duration::from_secs(120) + Duration::from_millis(turns * (turn_ms + 1000) * 3);
         let script = format!(
             "cd /tmp && lunette-lab bench mcs iscsi://{TARGET_ADDRESS}/{TARGET}/0{KEYS} --connections {connections} --bs {bs} \
@@ -179,7 +179,7 @@ impl Rig {
         serde_json::from_str(&output.stdout).context("the guest's answer is no JSON")
     }
 
-    /// Seconds of CPU that the target's daemon has used, as its guest counts them.
+    /// CPU seconds of the target's daemon, as counted in its guest.
     fn target_cpu(&mut self) -> Result<f64> {
         let text = self
             .target
@@ -191,7 +191,7 @@ impl Rig {
     }
 }
 
-/// As JSON, and as text.
+/// Measures and returns the result as JSON and as text.
 fn measure(arguments: &McsArguments) -> Result<(Value, String)> {
     let mut rig = Rig::start(arguments)?;
     let before = rig.target_cpu()?;

@@ -1,5 +1,4 @@
-//! `lunette vm`: guests whose disks come through Lunette, or through QEMU's own devices to compare with. One file for each
-//! subcommand, or for a few that belong together.
+//! `lunette vm`: guests with disks of Lunette, or of QEMU for comparison. One file per subcommand or group of subcommands.
 
 mod bench;
 mod console;
@@ -90,7 +89,7 @@ Examples:
 /// Runs a subcommand.
 ///
 /// # Errors
-/// Why it failed.
+/// The failure of the subcommand.
 pub fn run(command: VmCommand) -> Outcome {
     vm::use_data_folder().map_err(failed)?;
     match command.action {
@@ -117,7 +116,7 @@ pub fn run(command: VmCommand) -> Outcome {
     }
 }
 
-/// An error with all its causes.
+/// Converts an error with all its causes.
 fn failed(error: anyhow::Error) -> Failure {
     Failure::because(format!("{error:#}"))
 }

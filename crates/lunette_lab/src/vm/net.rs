@@ -1,4 +1,4 @@
-//! `--net` of `lunette vm run`: a guest's network card and what is behind it.
+//! `--net` of `lunette vm run`: a guest's network card and its back end.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -7,25 +7,25 @@ use anyhow::Result;
 use sha2::{Digest, Sha256};
 use vm::running::{Tap, TapOptions};
 
-/// The most pairs of queues of a card that a guest uses; QEMU allows more.
+/// Maximum queue pairs that a guest uses; QEMU allows more.
 const QUEUES_MAX: u32 = 16;
-/// The kernel's limit of an interface's name, with the byte that ends it.
+/// The kernel's limit for an interface name, without its final NUL.
 const NAME_MAX: usize = 15;
 
-/// Which network a guest has.
+/// Network of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Net {
     /// None.
     None,
-    /// QEMU's own.
+    /// QEMU's user network.
     User,
-    /// An interface of this machine.
+    /// A tap interface of this machine.
     Tap {
-        /// What is to be made.
+        /// Options of the tap.
         options: TapOptions,
         /// The card's hardware address.
         mac: Option<String>,
-        /// The address that the small system gives to it, with the length of its network's prefix.
+        /// Address that the small system assigns to the card, with the prefix length of its network.
         address: Option<String>,
     },
 }
@@ -76,10 +76,10 @@ impl FromStr for Net {
 }
 
 impl Net {
-    /// Makes the tap, if there is to be one; the text says what it does without.
+    /// Creates the tap, if there is one. The text names options that could not be applied.
     ///
     /// # Errors
-    /// What is missing.
+    /// Missing requirements.
     pub fn tap(&self) -> Result<(Option<Tap>, Option<String>)> {
         let Net::Tap { options, .. } = self else {
             return Ok((None, None));
@@ -88,7 +88,7 @@ impl Net {
         Ok((Some(tap), without))
     }
 
-    /// What the small system reads on the kernel's command line.
+    /// Word for the small system on the kernel's command line.
     pub fn kernel_word(&self) -> Option<String> {
         match self {
             Net::User => Some("lunette.net=user".to_owned()),
@@ -100,8 +100,7 @@ impl Net {
         }
     }
 
-    /// QEMU's arguments. A card without an address has `usual` on a tap: QEMU's own default is the same for all guests, which share
-    /// a bridge.
+    /// QEMU's arguments. A tap card without an address gets `usual`: QEMU's own default is the same for all guests on a bridge.
     pub fn card(
         &self,
         tap: Option<&Tap>,
@@ -128,7 +127,7 @@ impl Net {
     }
 }
 
-/// A hardware address that is always this guest's, and no other's: QEMU's prefix, and a number that follows from both texts.
+/// Returns a hardware address that is stable and unique for a guest: QEMU's prefix, and a number derived from both texts.
 pub fn usual_address(seed: &str, name: &str) -> String {
     let mut hash = Sha256::new();
     for part in [seed, name] {
@@ -167,7 +166,7 @@ fn network_address(text: &str) -> Result<String, String> {
     }
 }
 
-/// Six bytes in hexadecimal, of a single station (IEEE 802, 8.2.2: the first byte's lowest bit is 0).
+/// Parses six hexadecimal bytes of a unicast address (IEEE 802, 8.2.2: the first byte's lowest bit is 0).
 pub fn hardware_address(text: &str) -> Result<String, String> {
     let bytes: Vec<&str> = text.split(':').collect();
     let is_byte = |byte: &&str| byte.len() == 2 && byte.bytes().all(|b| b.is_ascii_hexdigit());

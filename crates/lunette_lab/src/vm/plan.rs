@@ -1,4 +1,5 @@
-//! `lunette vm plan`: what to start, and what a guest will see, before anything is started.
+//! `lunette vm plan`: prints the programs to start and the guest's view of the disks, without
+//! starting anything.
 
 use std::io::Write;
 
@@ -18,7 +19,7 @@ pub struct PlanArguments {
     format: Format,
 }
 
-/// Forms of a plan.
+/// Output formats of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// Everything, for people
@@ -50,7 +51,7 @@ Examples:
 /// Prints a plan.
 ///
 /// # Errors
-/// What makes no sense.
+/// Contradictory or invalid arguments.
 pub fn run(arguments: &PlanArguments) -> Outcome {
     let plan = arguments.guest.plan()?;
     let text = match arguments.format {

@@ -1,8 +1,8 @@
-//! `lunette vm plug` and `unplug`: disks that come and go while a guest runs.
+//! `lunette vm plug` and `unplug`: adds disks to a running guest and removes them.
 //!
-//! A SCSI disk of the daemon is a logical unit of a controller that the guest has. A virtio-blk disk is a device of its own: an
-//! export in the daemon, a chardev and a device in QEMU on a root port that is free, in this order, and undone in the other one.
-//! Disks that QEMU serves have a block device of QEMU's instead of export and chardev.
+//! A SCSI disk of the daemon becomes a logical unit of an existing controller. A virtio-blk disk needs an export in the daemon,
+//! then a chardev and a device in QEMU on a free root port; they are removed in reverse order. Disks served by QEMU have a block
+//! device of QEMU instead of export and chardev.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use vm::running::{Place, Plugged, QMP_SOCKET, Registry, State};
 use super::failed;
 use super::running_daemon::ask;
 
-/// What the disk is in the guest.
+/// Kind of the disk in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
     /// A virtio-blk device
@@ -81,7 +81,7 @@ content of a disk of memory.
 Example:
     lunette vm unplug guest1 fast";
 
-/// A guest, its monitor, and its daemon if it has one.
+/// A guest, its monitor, and its daemon, if it has one.
 struct Guest {
     name: String,
     place: Place,
@@ -92,7 +92,7 @@ struct Guest {
 /// Plugs a disk in.
 ///
 /// # Errors
-/// Why not; then nothing of it is left.
+/// The cause; all changes have been undone.
 pub fn plug(arguments: &PlugArguments) -> Outcome {
     let plugged = Guest::find(&arguments.name).and_then(|mut guest| guest.plug(arguments));
     let plugged = plugged.map_err(|error| {
@@ -109,10 +109,10 @@ pub fn plug(arguments: &PlugArguments) -> Outcome {
     Ok(())
 }
 
-/// Takes a disk away.
+/// Unplugs a disk.
 ///
 /// # Errors
-/// When the guest does not let it go.
+/// When the guest does not release the disk.
 pub fn unplug(arguments: &UnplugArguments) -> Outcome {
     let unplugged = Guest::find(&arguments.name).and_then(|mut guest| guest.unplug(arguments));
     unplugged.map_err(|error| {
@@ -158,13 +158,13 @@ impl Guest {
         self.note(&mut plugged)?;
         let done = self.attach(arguments, &plugged);
         if done.is_err() {
-            // The error that led here is the one to tell.
+            // The first error is the one to report.
             self.forget(&plugged).unwrap_or(());
         }
         done.map(|()| plugged)
     }
 
-    /// Notes the disk, and with it who has which port, before anything is made.
+    /// Records the disk and its port before anything is created.
     fn note(&mut self, plugged: &mut Plugged) -> Result<()> {
         let ports = match plugged.kind.as_str() {
             "blk" => self.spare_ports()?,
@@ -173,7 +173,7 @@ impl Guest {
         let (name, machine) = (self.name.clone(), self.state.machine.clone());
         let mut problem = None;
         self.place.change(|state| {
-            // Every plug has an export and a socket of other names: a daemon remembers which disk the last driver of a socket had.
+            // Each plug uses new names of export and socket, because a daemon remembers the disk of a socket's last driver.
             state.plugs += 1;
             plugged.export = format!("plug{}", state.plugs);
             let is_taken = |at: &str| state.plugged.iter().any(|other| other.at == at);
@@ -269,7 +269,7 @@ impl Guest {
         });
         let added = self.add_on_port(device, port);
         if added.is_err() {
-            // The error that led here is the one to tell.
+            // The first error is the one to report.
             let _undone = self
                 .qmp
                 .command("chardev-remove", json!({ "id": ids.chardev }));
@@ -277,7 +277,7 @@ impl Guest {
         added
     }
 
-    /// On the i440FX machine every slot of the bus is a port, and QEMU finds a free one.
+    /// On the i440FX machine every slot of the bus is a port, and QEMU selects a free one.
     fn add_on_port(&mut self, mut device: Value, port: &str) -> Result<()> {
         if self.state.machine == "q35" {
             device["bus"] = json!(port);
@@ -315,7 +315,7 @@ impl Guest {
             }),
         };
         if added.is_err() {
-            // The error that led here is the one to tell.
+            // The first error is the one to report.
             let _undone = self
                 .qmp
                 .command("blockdev-del", json!({ "node-name": ids.node }));
@@ -358,7 +358,7 @@ impl Guest {
         self.forget(&plugged)
     }
 
-    /// Asks the guest to let go of a device, again where it was busy, and waits until it has.
+    /// Requests the removal of a device, repeatedly while it is busy, and waits for it.
     fn delete_device(&mut self, id: &str, limit: Duration) -> Result<()> {
         let end = Instant::now() + limit;
         let mut asked = self.qmp.command("device_del", json!({ "id": id }));
@@ -366,7 +366,7 @@ impl Guest {
             if let Err(error) = &asked
                 && format!("{error:#}").contains("DeviceNotFound")
             {
-                // It was gone, or went since.
+                // Already removed.
                 return Ok(());
             }
             let moment = end
@@ -394,7 +394,7 @@ impl Guest {
         })
     }
 
-    /// Names of ports that are there for this.
+    /// Names of the reserved ports.
     fn spare_ports(&mut self) -> Result<Vec<String>> {
         if self.state.machine != "q35" {
             return Ok((1..=8).map(|number| format!("slot{number}")).collect());
@@ -404,7 +404,7 @@ impl Guest {
         Ok(ports)
     }
 
-    /// Names of QEMU's devices, by their types.
+    /// Names of QEMU's devices, selected by type and name.
     fn peripherals(&mut self, wanted: impl Fn(&str, &str) -> bool) -> Result<Vec<String>> {
         let list = self
             .qmp
@@ -420,7 +420,7 @@ impl Guest {
             .collect())
     }
 
-    /// A target of the first controller that nobody has.
+    /// Returns a free target of the first controller.
     fn free_address(&mut self, via_qemu: bool) -> Result<String> {
         let plugged: Vec<String> = self
             .state
@@ -431,7 +431,7 @@ impl Guest {
         if via_qemu {
             let controllers = self.peripherals(|kind, _| kind == "child<virtio-scsi-pci>")?;
             let controller = controllers.first().context("the guest has no virtio-scsi controller of QEMU's; hint: lunette vm run scsi:1x1,via=qemu")?;
-            // What is there from the start has the lowest numbers.
+            // Initial disks have the lowest numbers.
             let mut addresses = (0..256)
                 .rev()
                 .map(|target| format!("{controller}/{target}:0"));
@@ -457,7 +457,7 @@ impl Guest {
     }
 }
 
-/// Names in QEMU that follow from a place.
+/// Names in QEMU, derived from an address.
 struct Ids {
     chardev: String,
     device: String,
@@ -475,7 +475,7 @@ impl Ids {
     }
 }
 
-/// CONTROLLER/TARGET:LUN
+/// Parses CONTROLLER/TARGET:LUN.
 fn address(at: &str) -> Result<(&str, u8, u16)> {
     let parts = || {
         let (controller, rest) = at.split_once('/')?;

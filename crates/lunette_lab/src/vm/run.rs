@@ -77,7 +77,7 @@ pub struct RunArguments {
     boot_limit: u64,
 }
 
-/// Where QEMU's monitor is.
+/// Location of QEMU's monitor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum MonitorWord {
     /// Here
@@ -108,15 +108,15 @@ Examples:
   A folder of this machine, at /share in the guest
     lunette vm run blk:1 --share ~/jobs";
 
-/// Set for the process that runs a guest in the background.
+/// Environment variable of the process that runs a guest in the background.
 const BACKGROUND: &str = "LUNETTE_VM_BACKGROUND";
-/// What that process prints before it goes on alone.
+/// Printed by that process when the guest is up.
 const READY: &str = "ready";
 
 /// Runs a guest.
 ///
 /// # Errors
-/// Why it could not be run, or how it ended.
+/// When it cannot be started, or ends abnormally.
 pub fn run(arguments: &RunArguments) -> Outcome {
     if std::env::var_os(BACKGROUND).is_some() {
         return run_in_background(arguments);
@@ -136,7 +136,7 @@ pub fn run(arguments: &RunArguments) -> Outcome {
     }
 }
 
-/// In the foreground, with the console or the monitor on this terminal.
+/// Runs in the foreground, with the console or the monitor on this terminal.
 fn run_here(arguments: &RunArguments, claimed: &mut Claimed) -> Result<GuestEnd> {
     claimed.start(arguments)?;
     let supervisor = &mut claimed.supervisor;
@@ -153,14 +153,14 @@ fn run_here(arguments: &RunArguments, claimed: &mut Claimed) -> Result<GuestEnd>
             left.store(true, Ordering::Relaxed);
             vm::interrupt();
         }
-        // Nobody may wait for it any more.
+        // The receiver may be gone.
         sender.send(()).unwrap_or(());
     });
     let ended = supervisor
         .wait_until_up()
         .and_then(|()| supervisor.wait_for_end());
     supervisor.close_console();
-    // The terminal is as it was when the thread has ended; one that hangs in a write is not waited for.
+    // The thread restores the terminal when it ends; the wait has a limit, because it may block in a write.
     attached.recv_timeout(Duration::from_secs(2)).unwrap_or(());
     match ended {
         Ok(GuestEnd::Interrupted) if has_left.load(Ordering::Relaxed) => Ok(GuestEnd::PoweredOff),
@@ -168,7 +168,7 @@ fn run_here(arguments: &RunArguments, claimed: &mut Claimed) -> Result<GuestEnd>
     }
 }
 
-/// Starts this program again, in the background, and waits until the guest is up.
+/// Starts this program again in the background and waits until the guest is up.
 fn detach(name: &str) -> Outcome {
     vm::watch().map_err(failed)?;
     let mut child = Command::new(std::env::current_exe()?)
@@ -176,10 +176,10 @@ fn detach(name: &str) -> Outcome {
         .env(BACKGROUND, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        // Mistakes of the command line are told there; it lets go of it when it is ready.
+        // For mistakes of the command line. The process closes it when it is ready.
         .stderr(Stdio::inherit())
         .spawn()?;
-    // Its stdin ends with this process: until it is ready it ends with us.
+    // Its stdin closes when this process ends; until it is ready, it then ends too.
     let life = child.stdin.take();
     let stdout = child.stdout.take();
     let (sender, lines) = mpsc::channel();
@@ -223,10 +223,10 @@ fn detach(name: &str) -> Outcome {
     }
 }
 
-/// The process behind `--detach`: says what happens on stdout, and nothing any more once the guest is up.
+/// Runs the process behind `--detach`. It reports progress on stdout until the guest is up.
 fn run_in_background(arguments: &RunArguments) -> Outcome {
     vm::watch().map_err(failed)?;
-    // No terminal's signals.
+    // Detaches from the terminal's signals.
     rustix::process::setsid().map_err(|error| failed(error.into()))?;
     let is_ready = Arc::new(AtomicBool::new(false));
     let ready = Arc::clone(&is_ready);
@@ -249,10 +249,10 @@ fn run_in_background(arguments: &RunArguments) -> Outcome {
     };
     let mut stdout = cli_common::stdout();
     for reason in reasons {
-        // Once the guest was up nobody reads.
+        // Ignored when the guest was up, because there is no reader then.
         writeln!(stdout, "{reason}").unwrap_or(());
     }
-    // Whoever waits tells them.
+    // The waiting process prints the reasons.
     Err(Failure::Told)
 }
 
@@ -263,20 +263,20 @@ fn run_alone(arguments: &RunArguments, claimed: &mut Claimed, is_ready: &AtomicB
     let nowhere = std::fs::File::options().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stderr(nowhere)?;
     is_ready.store(true, Ordering::Relaxed);
-    // Who waited has gone: then nobody wants the guest.
+    // Without a waiting process the guest is not wanted.
     let told = writeln!(cli_common::stdout(), "{READY}");
     told.context("nobody waits for the guest any more")?;
     supervisor.wait_for_end().map(drop)
 }
 
-/// A guest whose name is taken, and the flags of its daemon.
+/// A claimed guest name, and the flags of its daemon.
 struct Claimed {
     supervisor: Supervisor,
     flags: Vec<String>,
 }
 
 impl Claimed {
-    /// Starts the guest, after what it needs in a daemon that runs already.
+    /// Starts the guest, after adding its objects to a running daemon.
     fn start(&mut self, arguments: &RunArguments) -> Result<()> {
         if let Some(control) = &arguments.guest.control {
             let control = std::path::absolute(control)?;
@@ -286,7 +286,7 @@ impl Claimed {
     }
 }
 
-/// Plans the guest and takes its name.
+/// Plans the guest and claims its name.
 fn claim(arguments: &RunArguments) -> Result<Claimed, Failure> {
     let registry = Registry::open().map_err(failed)?;
     let name = &arguments.guest.name;
@@ -370,7 +370,8 @@ fn recipe(
     })
 }
 
-/// What keeps a boot loader from starting: TCG does not see that another process has put the next stage where it ran the last one.
+/// Returns a warning about boot loaders: TCG does not notice that another process has written the next stage to memory from which it
+/// executed the previous one.
 fn boot_loader(plan: &Plan, accelerator: Accelerator) -> Option<&'static str> {
     let options = &plan.options;
     let is_read_by_lunette = options
@@ -384,7 +385,7 @@ fn boot_loader(plan: &Plan, accelerator: Accelerator) -> Option<&'static str> {
     )
 }
 
-/// What QEMU needs beside the daemon.
+/// Programs that QEMU needs besides the daemon.
 fn helpers(arguments: &RunArguments, place: &Place) -> Result<Vec<OwnDaemon>> {
     let share = arguments.share.as_deref();
     let share = share.map(|folder| share::daemon(folder, place));
@@ -418,7 +419,7 @@ fn command_line(arguments: &RunArguments) -> String {
     words.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
-/// The plan with the guest's folder, its ports and what it boots.
+/// Plans the guest with its folder, ports and boot system.
 fn plan(
     arguments: &RunArguments,
     place: &Place,
@@ -477,7 +478,7 @@ fn plan(
                 console.extend(arguments.net.card(tap, mac, &usual, &properties));
             }
             port => {
-                // Chassis of ports that the plan itself needs count from 1.
+                // Chassis numbers of ports in the plan start at 1.
                 let chassis = 100 + console.len();
                 console.push("-device".to_owned());
                 console.push(format!(
@@ -519,7 +520,7 @@ fn daemon(
     })
 }
 
-/// A disk's file that QEMU opens itself.
+/// Creates the file of a disk that QEMU opens itself.
 fn create(path: &Path, size: u64) -> Result<()> {
     match std::fs::File::create_new(path) {
         Ok(file) => file

@@ -1,5 +1,4 @@
-//! A daemon that runs already: what it says of its disks and exports, and `lunette vm run --control`, which adds a guest's to it for as
-//! long as the guest runs.
+//! Access to a running daemon: its disks and exports, and `lunette vm run --control`, which adds the objects of a guest while it runs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +12,7 @@ use serde_json::Value;
 use vm::running::Supervisor;
 use vm::topology::{Backing, KnownDisk, KnownExport, KnownUnit, Shown, Topology};
 
-/// Makes what a daemon's flags describe in the daemon at `control`. Each thing is noted before it is made, so that the guest's
+/// Creates the objects of a daemon's flags in the daemon at `control`. Each object is recorded before its creation, so that the guest's
 /// watcher removes it, however the guest ends.
 pub fn add(supervisor: &mut Supervisor, control: &Path, flags: &[String]) -> Result<()> {
     for pair in flags.chunks(2) {
@@ -31,7 +30,7 @@ pub fn add(supervisor: &mut Supervisor, control: &Path, flags: &[String]) -> Res
             "--lun" => {
                 let (controller, rest) = value.split_once('/').context("a strange LUN")?;
                 let (address, disk) = rest.split_once('=').context("a strange LUN")?;
-                // It goes with its controller.
+                // Removed together with its controller.
                 ask(control, &["lun", "add", controller, address, disk])?;
                 continue;
             }
@@ -60,7 +59,7 @@ fn exists(control: &Path, path: &str) -> Result<bool> {
     }
 }
 
-/// `lunette WORDS`, which knows the words that describe disks and exports.
+/// Runs `lunette WORDS`, which parses descriptions of disks and exports.
 pub fn ask(control: &Path, words: &[&str]) -> Result<()> {
     let program = find_sibling("lunette")
         .map_err(|_| anyhow::anyhow!("there is no lunette beside this program or in PATH"))?;
@@ -78,8 +77,8 @@ pub fn ask(control: &Path, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What the daemon at `control` says of the disks that a topology names as its own. Without `control` the system's daemon is asked,
-/// if there is one; else nothing is known of them, and the plan says where to look.
+/// Queries the disks that a topology refers to from the daemon at `control`, by default the system's daemon, if it runs. Without a
+/// daemon the result is empty, and the plan contains commands to find them.
 pub fn known(
     control: Option<&Path>,
     topology: &Topology,
@@ -99,7 +98,7 @@ pub fn known(
     };
     let disks = match Client::new(&socket).get::<Vec<Disk>>("/v1/disks") {
         Ok(disks) => disks,
-        // A socket without a daemon, which the command line does not name.
+        // The default socket has no daemon.
         Err(_) if control.is_none() => return Ok(BTreeMap::new()),
         Err(error) => return Err(unanswered(&socket, &error)),
     };
@@ -117,7 +116,7 @@ pub fn known(
     Ok(known)
 }
 
-/// These exports of the daemon at `control`, and all its disks.
+/// Returns these exports of the daemon at `control`, and all its disks.
 pub fn exports(
     control: Option<&Path>,
     names: &[String],
@@ -176,7 +175,7 @@ fn known_export(export: &Export) -> Result<KnownExport, Failure> {
 
 fn all_known(disks: &[Disk]) -> BTreeMap<String, KnownDisk> {
     let known = disks.iter().map(|disk| {
-        // A disk that is not open yet has no identity.
+        // A disk that is not open has no identity.
         let status = disk.status.as_ref();
         let known = status.map_or_else(KnownDisk::default, |status| KnownDisk {
             size: (status.size > 0).then_some(status.size),

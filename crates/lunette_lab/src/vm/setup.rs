@@ -27,10 +27,10 @@ no privilege is needed.
 Example:
     lunette vm setup && lunette vm run blk:1";
 
-/// Brings what guests boot.
+/// Downloads and unpacks the small system.
 ///
 /// # Errors
-/// What could not be had.
+/// A failed download or build.
 pub fn run(arguments: &SetupArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let mut setup = Setup {

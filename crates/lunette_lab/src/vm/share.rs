@@ -1,4 +1,4 @@
-//! A folder of this machine in the guest: virtiofs, which virtiofsd serves over vhost-user.
+//! Shares a folder of this machine with the guest by virtiofs; virtiofsd serves it over vhost-user.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,19 +6,19 @@ use std::process::Command;
 use anyhow::{Result, bail};
 use vm::running::{OwnDaemon, Place, Program};
 
-/// Where distributions put virtiofsd, which is not on anybody's path: the program of its own, then that of QEMU before 8.0.
+/// Paths of virtiofsd in distributions, which are not in PATH: the separate program first, then that of QEMU before 8.0.
 const PROGRAMS: [&str; 4] = [
     "/usr/libexec/virtiofsd",
     "/usr/lib/virtiofsd",
     "/usr/bin/virtiofsd",
     "/usr/lib/qemu/virtiofsd",
 ];
-/// The tag by which the guest mounts it.
+/// Mount tag in the guest.
 pub const TAG: &str = "share";
-/// On the kernel's command line: the small system mounts it at `/share`.
+/// Word on the kernel's command line that makes the small system mount it at `/share`.
 pub const KERNEL_WORD: &str = "lunette.share";
 
-/// A folder that there is, as `--share` takes it.
+/// Parses `--share`, an existing folder.
 pub fn folder(text: &str) -> Result<PathBuf, String> {
     let wrong =
         |error: std::io::Error| format!("{error}; hint: --share FOLDER of a folder that there is");
@@ -31,12 +31,12 @@ pub fn folder(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Which virtiofsd it is.
+/// Variant of virtiofsd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// The program of its own: anybody may run it.
+    /// The separate program, which needs no privileges.
     Own,
-    /// QEMU's until 7.2: wants root, and no comma in the path.
+    /// The program of QEMU until 7.2. Needs root, and no comma in the path.
     Qemu,
 }
 
@@ -73,7 +73,7 @@ impl Kind {
     }
 }
 
-/// The program that serves the folder to this guest.
+/// Returns the program that serves the folder to this guest.
 pub fn daemon(folder: &Path, place: &Place) -> Result<OwnDaemon> {
     let found = PROGRAMS
         .iter()
@@ -99,7 +99,7 @@ fn socket(place: &Place) -> PathBuf {
     place.file("share.sock")
 }
 
-/// QEMU's arguments. `properties`: the place of the device.
+/// QEMU's arguments. `properties` contains the device's address.
 pub fn device(place: &Place, properties: &str) -> Vec<String> {
     // A comma in a value is written twice.
     let path = socket(place).display().to_string().replace(',', ",,");

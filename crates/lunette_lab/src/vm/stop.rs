@@ -45,14 +45,14 @@ that is dead already, what is left is removed.
 Example:
     lunette vm kill guest1";
 
-/// Its supervisor ends QEMU, then the daemon, which flushes.
+/// Time for the supervisor to end QEMU and then the daemon, which flushes.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Powers a guest off.
 ///
 /// # Errors
-/// When it does not react.
+/// When the guest does not react.
 pub fn stop(arguments: &StopArguments) -> Outcome {
     let limit = Duration::from_secs(arguments.within);
     let stopped = find(&arguments.name).and_then(|(place, state)| {
@@ -70,10 +70,10 @@ pub fn stop(arguments: &StopArguments) -> Outcome {
     stopped.map_err(failed)
 }
 
-/// Reboots a guest, and waits until it is up where that can be seen.
+/// Reboots a guest. With an agent, waits until it is up again.
 ///
 /// # Errors
-/// When it does not react.
+/// When the guest does not react.
 pub fn reboot(arguments: &StopArguments) -> Outcome {
     let limit = Duration::from_secs(arguments.within);
     let rebooted = find(&arguments.name).and_then(|(place, state)| {
@@ -99,10 +99,10 @@ pub fn reboot(arguments: &StopArguments) -> Outcome {
     rebooted.map_err(failed)
 }
 
-/// Takes a guest's power away, or removes what is left of a dead one.
+/// Kills a guest, or removes the remains of a dead one.
 ///
 /// # Errors
-/// When there is nothing of that name.
+/// When there is no guest with this name.
 pub fn kill(arguments: &KillArguments) -> Outcome {
     let registry = Registry::open().map_err(failed)?;
     let place = registry.place(&arguments.name).map_err(failed)?;
@@ -117,7 +117,7 @@ pub fn kill(arguments: &KillArguments) -> Outcome {
         let gone = || (!place.is_held()).then_some(());
         terminate(state.supervisor, false);
         if wait(KILL_LIMIT, gone).is_none() {
-            // Its watcher does the rest.
+            // The watcher cleans up.
             terminate(state.supervisor, true);
             wait(KILL_LIMIT, || (!place.folder().exists()).then_some(()))
                 .with_context(|| format!("cannot end process {}", state.supervisor))?;
@@ -135,7 +135,8 @@ fn has_agent(state: &State) -> bool {
     state.boots > 0
 }
 
-/// The agent goes with the system: how the command ended is not known, and the guest's end is waited for anyway.
+/// Runs a script that ends the guest. Its result is ignored, because the agent ends with the system; the caller
+/// waits for the guest.
 fn ask_agent(place: &Place, script: &str) {
     let socket = place.file(AGENT_SOCKET);
     let (mut output, mut errors) = (std::io::sink(), std::io::sink());

@@ -1,4 +1,4 @@
-//! `lunette vm watch`, which only `lunette vm run` starts: see `crates/vm/src/running/watcher.rs`.
+//! `lunette vm watch`, started only by `lunette vm run`: see `crates/vm/src/running/watcher.rs`.
 
 use clap::Args;
 use cli_common::Outcome;

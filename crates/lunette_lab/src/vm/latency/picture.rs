@@ -1,4 +1,4 @@
-//! Layers as bars within each other: each as long as its mean, one below the other.
+//! Draws layers as bars below each other, with their mean as length.
 
 use std::fmt::Write;
 
@@ -8,11 +8,11 @@ const WIDTH: f64 = 900.0;
 const LEFT: f64 = 250.0;
 const RIGHT: f64 = 110.0;
 const ROW: f64 = 24.0;
-/// Distinguishable also for those who see fewer colours; parts are grey.
+/// Distinguishable with colour vision deficiencies; parts are grey.
 const COLOUR: &str = "#0072B2";
 const PART: &str = "#999999";
 
-/// All studies below each other.
+/// Draws all studies below each other.
 pub fn svg(studies: &[Study]) -> String {
     let rows: usize = studies.iter().map(|study| study.layers.len() + 2).sum();
     let height = rows as f64 * ROW + ROW;

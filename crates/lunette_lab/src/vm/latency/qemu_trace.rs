@@ -1,4 +1,4 @@
-//! QEMU's own devices by its own trace events, which its log has with their times.
+//! Latencies of QEMU's own devices, from its trace events, which its log contains with timestamps.
 
 use std::fs;
 use std::io::{Read, Seek, SeekFrom};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use vm::Qmp;
 
-/// What is traced: a request is there, its I/O is done, the guest is interrupted.
+/// Events for the arrival of a request, the completion of its I/O, and the interrupt.
 const EVENTS: [&str; 7] = [
     "virtio_blk_handle_read",
     "virtio_blk_handle_write",
@@ -19,7 +19,7 @@ const EVENTS: [&str; 7] = [
     "virtio_notify_irqfd",
 ];
 
-/// What an event says of the one request in flight.
+/// Step of the one request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     There,
@@ -27,27 +27,27 @@ enum Step {
     Notified,
 }
 
-/// Times of requests in QEMU: until their I/O was done, and until the guest was interrupted.
+/// Latencies of requests in QEMU in nanoseconds: until their I/O completed, and until the interrupt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spans {
     pub io: Vec<u64>,
     pub whole: Vec<u64>,
 }
 
-/// The log of a QEMU that is to be traced.
+/// Log of a traced QEMU.
 pub struct QemuTrace {
     log: PathBuf,
 }
 
 impl QemuTrace {
-    /// In a folder.
+    /// Uses a log in `folder`.
     pub fn new(folder: &Path) -> QemuTrace {
         QemuTrace {
             log: folder.join("qemu-trace.log"),
         }
     }
 
-    /// Options of `lunette vm run` for it.
+    /// Options of `lunette vm run` that enable the log.
     pub fn options(&self) -> Vec<String> {
         let log = self.log.display().to_string();
         let words = ["-msg", "timestamp=on", "-D", &log];
@@ -83,7 +83,7 @@ impl QemuTrace {
     }
 }
 
-/// The requests of a log; lines of others are passed over. The log has the time of the day, which may be set back.
+/// Returns the latencies in a log; other lines are ignored. Timestamps are the time of day, which may be set back.
 fn spans(text: &str) -> Spans {
     let mut spans = Spans::default();
     let (mut there, mut done) = (None, false);
@@ -104,7 +104,7 @@ fn spans(text: &str) -> Spans {
     spans
 }
 
-/// `4242@1700000000.123456:virtio_blk_rw_complete vdev 0x5 req 0x7 ret 0`, in nanoseconds.
+/// Parses `4242@1700000000.123456:virtio_blk_rw_complete vdev 0x5 req 0x7 ret 0`; the time is in nanoseconds.
 fn line(line: &str) -> Option<(Step, u64)> {
     let (_, rest) = line.split_once('@')?;
     let (time, event) = rest.split_once(':')?;
@@ -125,7 +125,7 @@ fn line(line: &str) -> Option<(Step, u64)> {
 mod tests {
     use super::*;
 
-    /// Of QEMU 7.2.
+    /// Log of QEMU 7.2.
     const LOG: &str = "\
 4242@1700000000.000100:virtio_notify vdev 0x1 vq 0x2
 4242@1700000000.000200:virtio_blk_handle_read vdev 0x5 req 0x7 sector 0 nsectors 8

@@ -1,20 +1,20 @@
-//! A daemon whose disks take their time.
+//! A daemon with delayed disks.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// A daemon with two delayed disks, for a guest of its own.
+/// A daemon with two delayed disks for one guest.
 pub struct SlowDaemon {
     _process: vm::Process,
-    /// Its control socket.
+    /// Control socket of the daemon.
     pub control: PathBuf,
     _sockets: tempfile::TempDir,
 }
 
 impl SlowDaemon {
-    /// Starts it.
+    /// Starts the daemon.
     pub fn start(
         delay: &str,
         size: &str,

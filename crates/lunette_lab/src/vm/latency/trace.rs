@@ -1,25 +1,25 @@
-//! The text of a guest's trace (tracefs, `trace`): events with their times, and what they say of requests, one in flight at a time.
+//! Parses a guest's trace (tracefs, `trace`) and computes latencies of requests, one in flight at a time.
 
 use std::collections::HashMap;
 
-/// What an instrument sees of a request.
+/// Point in the life of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Point {
-    /// The block layer gets it (`block_bio_queue`).
+    /// The block layer receives it (`block_bio_queue`).
     Queued,
-    /// The driver gets it (`block_rq_issue`).
+    /// The driver receives it (`block_rq_issue`).
     Issued,
-    /// SCSI gives the command to the host adapter's driver (`scsi_dispatch_cmd_start`).
+    /// SCSI passes the command to the host adapter's driver (`scsi_dispatch_cmd_start`).
     Dispatched,
     /// The driver notifies the device (`vp_notify`).
     Kicked,
-    /// The device's interrupt is there (`vring_interrupt`).
+    /// The device's interrupt arrives (`vring_interrupt`).
     Interrupted,
-    /// SCSI hears of the end (`scsi_dispatch_cmd_done`).
+    /// SCSI receives the completion (`scsi_dispatch_cmd_done`).
     Done,
-    /// The block layer hears of it (`block_rq_complete`).
+    /// The block layer receives the completion (`block_rq_complete`).
     Completed,
-    /// On the host: the guest has left for a device's notification register.
+    /// On the host: the guest exits for a device's notification register.
     Exited,
     /// On the host: an interrupt is injected.
     Injected,
@@ -42,7 +42,7 @@ impl Point {
     }
 }
 
-/// An event: what, when, and whose: the block device, or the virtqueue.
+/// An event: point, time, and its block device or virtqueue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub point: Point,
@@ -50,14 +50,14 @@ pub struct Event {
     pub whose: String,
 }
 
-/// Reads a trace; lines that are no events of ours are passed over.
+/// Parses a trace; other lines are ignored.
 pub fn events(text: &str) -> Vec<Event> {
     text.lines().filter_map(event).collect()
 }
 
 /// `  dd-126  [000] d.h1.  2.287728: interrupt: (vring_interrupt+0x0/0xd0 [virtio_ring]) vq=0xff33`
 fn event(line: &str) -> Option<Event> {
-    // A task's name may have anything in it, a CPU number comes after it.
+    // A task's name may contain any character; a CPU number follows it.
     let (_, rest) = line.split_once("] ")?;
     let mut words = rest.split_whitespace();
     let flags = words.next()?;
@@ -70,7 +70,7 @@ fn event(line: &str) -> Option<Event> {
     let whose = match point {
         Point::Queued | Point::Issued | Point::Completed => words.next()?.to_owned(),
         Point::Dispatched | Point::Done | Point::Injected => String::new(),
-        // Of those that name their kind only writes notify.
+        // Events with an access type are notifications only for writes.
         Point::Exited if name != "kvm_fast_mmio" => {
             let is_write = |word: &str| matches!(word, "write" | "pio_write");
             words.find(|word| is_write(word))?;
@@ -88,7 +88,7 @@ fn event(line: &str) -> Option<Event> {
     })
 }
 
-/// `2.287728` seconds.
+/// Parses seconds such as `2.287728`.
 fn nanos(text: &str) -> Option<u64> {
     let (seconds, fraction) = text.split_once('.')?;
     let digits = u32::try_from(fraction.len())
@@ -101,7 +101,7 @@ fn nanos(text: &str) -> Option<u64> {
         .checked_add(fraction * 10_u64.pow(9 - digits))
 }
 
-/// Events of one disk: those of its block device, and of the virtqueue that is used most.
+/// Events of one disk: those of its block device, and of the most frequently used virtqueue.
 pub fn of_disk(events: &[Event], device: &str) -> Vec<Event> {
     let mut queues: HashMap<&str, usize> = HashMap::new();
     let is_of_queue = |event: &&Event| matches!(event.point, Point::Kicked | Point::Interrupted);
@@ -120,7 +120,7 @@ pub fn of_disk(events: &[Event], device: &str) -> Vec<Event> {
     events.iter().filter(is_its).cloned().collect()
 }
 
-/// Times from one point to another, request by request. What has no end, or no beginning, is left out.
+/// Times between two points of each request. Requests without both points are ignored.
 pub fn spans(events: &[Event], from: Point, to: Point) -> Vec<u64> {
     let mut begun = None;
     let mut spans = Vec::new();
@@ -136,7 +136,7 @@ pub fn spans(events: &[Event], from: Point, to: Point) -> Vec<u64> {
     spans
 }
 
-/// Requests that passed all of these points, each in this order and once: the times between neighbours.
+/// Times between adjacent points, for requests that passed each point once and in order.
 pub fn parts(events: &[Event], points: &[Point]) -> Vec<Vec<u64>> {
     let mut requests = Vec::new();
     let mut times: Vec<u64> = Vec::new();
@@ -157,7 +157,7 @@ pub fn parts(events: &[Event], points: &[Point]) -> Vec<Vec<u64>> {
     requests
 }
 
-/// The mean, without the hundredth of the longest: a guest stands still at times.
+/// Mean without the longest hundredth, which contains pauses of the guest.
 pub fn mean(values: &[u64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
@@ -170,7 +170,7 @@ pub fn mean(values: &[u64]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// A disk of virtio-scsi in a guest of Linux 6.1, with a console beside it.
+    /// A virtio-scsi disk and a console in a guest with Linux 6.1.
     const TRACE: &str = "\
 # tracer: nop
     kworker/0:1H-36      [000] .....     2.298000: notify: (vp_notify+0x0/0x20 [virtio_pci]) vq=0xaaaa
@@ -208,11 +208,11 @@ mod tests {
             requests,
             [[342_000, 83_000, 86_000, 283_000, 61_000, 63_000]]
         );
-        // The parts of a request sum to its whole.
+        // The sum of a request's parts is its total.
         assert_eq!(requests[0].iter().sum::<u64>(), 918_000);
     }
 
-    /// As the kernel prints these tracepoints.
+    /// Format of the kernel's tracepoints.
     #[test]
     fn exits_and_injections_of_a_host_are_read() {
         let trace = "\

@@ -1,4 +1,4 @@
-//! Shares of stacks, and rates of what was counted around a run.
+//! Shares of stacks, and rates of counters around a run.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,20 +8,20 @@ use serde_json::{Value, json};
 
 use crate::vm::study::guest::StudyGuest;
 
-/// The samples of some CPUs.
+/// Samples of several CPUs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
-    /// Counts of stacks: program, outermost function, ..., innermost.
+    /// Counts by stack: program, outermost function, ..., innermost.
     pub stacks: BTreeMap<String, u64>,
-    /// Samples of CPUs that had nothing to do.
+    /// Samples of idle CPUs.
     pub idle: u64,
-    /// Samples that nobody had room for.
+    /// Samples lost for lack of space.
     pub lost: u64,
-    /// May the kernel be looked into?
+    /// Samples include the kernel.
     pub has_kernel: bool,
 }
 
-/// Functions in which a CPU waits for a lock that another one holds.
+/// Functions that wait for a lock held by another CPU.
 const SPINNING: [&str; 7] = [
     "queued_spin_lock_slowpath",
     "_raw_spin_lock",
@@ -33,7 +33,8 @@ const SPINNING: [&str; 7] = [
 ];
 
 impl Profile {
-    /// From what `guest-bench profile` prints. A guest's word is not trusted: names are for a terminal, and counts may be anything.
+    /// Parses the output of `guest-bench profile`. A guest is not trusted: names are sanitised for a terminal, and counts may have
+    /// any value.
     pub fn of(document: &Value) -> Result<Profile> {
         let stacks = document["stacks"]
             .as_object()
@@ -50,12 +51,12 @@ impl Profile {
         })
     }
 
-    /// Samples of CPUs that did something.
+    /// Samples of busy CPUs.
     pub fn total(&self) -> u64 {
         sum(self.stacks.values().copied())
     }
 
-    /// The innermost functions with their shares of all samples, the largest first.
+    /// Innermost functions with their shares of all samples, the largest first.
     pub fn functions(&self) -> Vec<(String, f64)> {
         let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
         for (stack, count) in &self.stacks {
@@ -72,7 +73,7 @@ impl Profile {
         shares
     }
 
-    /// The share of one innermost function.
+    /// Share of one innermost function.
     pub fn share(&self, function: &str) -> f64 {
         let all = self.functions();
         all.iter()
@@ -80,23 +81,23 @@ impl Profile {
             .map_or(0.0, |(_, share)| *share)
     }
 
-    /// The share of time that goes into waiting for locks.
+    /// Share of time spent waiting for locks.
     pub fn spinning(&self) -> f64 {
         let is_spinning = |name: &str| {
             SPINNING.iter().any(|part| name.contains(part)) && !name.contains("unlock")
         };
         let functions = self.functions();
         let spinning = functions.iter().filter(|(name, _)| is_spinning(name));
-        // Not -0, which a sum of nothing is.
+        // Adding 0.0 avoids -0, the sum of an empty iterator.
         spinning.map(|(_, share)| *share).sum::<f64>() + 0.0
     }
 
-    /// The share of CPU time without work.
+    /// Share of idle CPU time.
     pub fn idle_share(&self) -> f64 {
         self.idle as f64 / sum([self.idle, self.total()]).max(1) as f64
     }
 
-    /// Lines of a flame graph's input.
+    /// Input lines of a flame graph.
     pub fn folded(&self) -> Vec<String> {
         let lines = self.stacks.iter();
         lines
@@ -104,7 +105,7 @@ impl Profile {
             .collect()
     }
 
-    /// For programs.
+    /// Profile as JSON.
     pub fn json(&self) -> Value {
         let functions = self.functions();
         let functions: Vec<Value> = functions
@@ -116,12 +117,12 @@ impl Profile {
     }
 }
 
-/// Exits of virtual machines from KVM, where the host counts them for us.
+/// Exits of virtual machines from KVM, if the host counts them and they can be read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exits(pub Result<u64, String>);
 
 impl Exits {
-    /// What the host has counted until now; `accelerator` is the guest's.
+    /// Reads the host's current count; `accelerator` is that of the guest.
     fn read(accelerator: &str) -> Exits {
         match accelerator {
             "KVM" => Exits(Exits::of(Path::new("/sys/kernel/debug/kvm"))),
@@ -138,13 +139,13 @@ impl Exits {
     }
 }
 
-/// What was counted before, or around a run.
+/// Counters before a run, or their changes during it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Around {
     /// Interrupts of virtio devices.
     pub interrupts: u64,
     pub exits: Exits,
-    /// CPU time in the guest, in the kernel's units: all of it, and what the host took.
+    /// CPU time in the guest, in ticks of the kernel: all of it, and the part taken by the host.
     pub cpu: u64,
     pub steal: u64,
     /// Requests; 0 before a run.
@@ -153,7 +154,7 @@ pub struct Around {
 }
 
 impl Around {
-    /// Now.
+    /// Reads the current counters.
     pub fn read(guest: &StudyGuest) -> Result<Around> {
         let exits = Exits::read(guest.accelerator());
         let text = guest.script("cat /proc/interrupts; head -1 /proc/stat")?;
@@ -168,7 +169,7 @@ impl Around {
         })
     }
 
-    /// Since `before`, of a run with this result.
+    /// Changes since `before` in a run with this result.
     pub fn since(&self, before: &Around, result: &Value) -> Around {
         let jobs = result["jobs"].as_array().map_or(&[][..], Vec::as_slice);
         let of_all = |field: &str| -> f64 {
@@ -191,12 +192,12 @@ impl Around {
         }
     }
 
-    /// Interrupts for each request.
+    /// Interrupts per request.
     pub fn interrupts_per_io(&self) -> f64 {
         self.interrupts as f64 / self.requests.max(1.0)
     }
 
-    /// Exits for each request, or why they are not known.
+    /// Exits per request, or the reason why they are unknown.
     pub fn exits_per_io(&self) -> Result<f64, &str> {
         match &self.exits.0 {
             Ok(exits) => Ok(*exits as f64 / self.requests.max(1.0)),
@@ -204,12 +205,12 @@ impl Around {
         }
     }
 
-    /// The share of CPU time that the host took.
+    /// Share of CPU time that the host took.
     pub fn steal_share(&self) -> f64 {
         self.steal as f64 / self.cpu.max(1) as f64
     }
 
-    /// For programs.
+    /// Counters as JSON.
     pub fn json(&self) -> Value {
         json!({"iops": self.iops, "requests": self.requests, "interrupts_per_io": self.interrupts_per_io(),
             "exits_per_io": self.exits_per_io().ok(), "exits_reason": self.exits_per_io().err(),
@@ -217,12 +218,12 @@ impl Around {
     }
 }
 
-/// Of numbers that a guest gave.
+/// Saturating sum of numbers from a guest.
 fn sum(numbers: impl IntoIterator<Item = u64>) -> u64 {
     numbers.into_iter().fold(0, u64::saturating_add)
 }
 
-/// The interrupts of virtio devices, all CPUs together.
+/// Interrupts of virtio devices on all CPUs.
 fn interrupts(text: &str) -> u64 {
     let lines = text.lines().filter(|line| line.contains("virtio"));
     let of_line = |line: &str| -> u64 {
@@ -232,7 +233,7 @@ fn interrupts(text: &str) -> u64 {
     sum(lines.map(of_line))
 }
 
-/// CPU time, and what of it the host took: `cpu user nice system idle iowait irq softirq steal`.
+/// CPU time, and the part taken by the host: `cpu user nice system idle iowait irq softirq steal`.
 fn times(text: &str) -> Option<(u64, u64)> {
     let line = text.lines().find(|line| line.starts_with("cpu "))?;
     let times: Vec<u64> = line

@@ -1,8 +1,8 @@
-//! `lunette vm profile`: which functions the CPUs of a guest and of its host are in while a job runs, with one queue and with several side
-//! by side: the question of the locks that queues share, on today's kernels.
+//! `lunette vm profile`: profiles the CPUs of a guest and of its host during a job, with one queue and with several, to find contention on
+//! locks of shared queues in current kernels.
 //!
-//! The kernel samples (`guest-bench profile`): all CPUs of the guest, and of the host QEMU and the daemon. `figures` is pure; it makes
-//! shares of stacks, and rates of counters.
+//! The kernel samples (`guest-bench profile`) all CPUs of the guest, and QEMU and the daemon on the host. `figures` is pure and computes
+//! shares of stacks and rates of counters.
 
 mod figures;
 mod report;
@@ -98,20 +98,20 @@ Examples:
     lunette vm profile --transport blk --queues 1,2,4 --smp 4
     lunette vm profile --via qemu-iothread --rw randwrite --time 10";
 
-/// Before samples are taken the job has begun, and it goes on until they are.
+/// Time between the start of the job and the first sample, and between the last sample and the end of the job.
 const LEAD: Duration = Duration::from_millis(700);
 
-/// One number of queues.
+/// Results for one number of queues.
 pub struct Measured {
     pub queues: u32,
     pub guest: Profile,
-    /// `Err`: why there is none.
+    /// `Err`: reason for a missing profile.
     pub host: Result<Profile, String>,
     pub around: Around,
     pub accelerator: String,
 }
 
-/// Measures, and shows.
+/// Measures and prints.
 pub fn run(arguments: &ProfileArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let _awake = arguments.idle.hold()?;
@@ -218,7 +218,7 @@ fn in_guest(
     guest: &StudyGuest,
 ) -> Result<Measured> {
     let disks = guest.disks().first().context("the guest has no disks")?;
-    // Puts the generator there, and what it reads into memory.
+    // Copies the generator and caches the files that it reads.
     guest.run(&job(arguments, disks, Duration::from_millis(200)))?;
     let program = guest.generator()?;
     let (name, seconds) = (counted(queues), time.as_secs_f64());
@@ -258,7 +258,7 @@ fn in_guest(
     })
 }
 
-/// What QEMU and the daemon do.
+/// Samples QEMU and the daemon.
 fn on_host(words: &[String], processes: Vec<u32>) -> Result<Profile> {
     let program = program_for_guests(GuestProgram::Bench)?;
     let sampled = Command::new(program)
@@ -282,7 +282,7 @@ fn counted(queues: u32) -> String {
     }
 }
 
-/// What stands in a profile's file.
+/// Contents of a profile's file.
 fn document(measured: &Measured) -> Value {
     json!({
         "queues": measured.queues, "accelerator": measured.accelerator,

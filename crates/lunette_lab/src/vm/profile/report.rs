@@ -1,4 +1,4 @@
-//! The table, the flame graphs and the JSON of profiles.
+//! Table, flame graphs and JSON of profiles.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use super::figures::Profile;
 use super::{Measured, counted, document};
 
-/// Functions of the host in the table.
+/// Number of host functions in the table.
 const HOST_FUNCTIONS: usize = 8;
 
-/// Names of functions may be longer than a line; JSON and pictures have them whole.
+/// Shortens function names for the table; JSON and pictures have the full names.
 fn cut(name: &str) -> String {
     const LONGEST: usize = 56;
     match name.char_indices().nth(LONGEST) {
@@ -27,7 +27,7 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
-/// Guests side by side, then what the host did.
+/// Table of the guests side by side, followed by the host.
 pub fn table(all: &[Measured], top: usize) -> String {
     let heads: Vec<String> = all.iter().map(|one| counted(one.queues)).collect();
     let line = |name: &str, cell: &dyn Fn(&Measured) -> String| -> Vec<String> {
@@ -67,7 +67,7 @@ pub fn table(all: &[Measured], top: usize) -> String {
     text
 }
 
-/// The functions with the largest share anywhere.
+/// Functions with the largest share in any guest.
 fn top_functions(all: &[Measured], top: usize) -> Vec<String> {
     let mut functions: Vec<(String, f64)> = Vec::new();
     for (name, share) in all.iter().flat_map(|one| one.guest.functions()) {
@@ -112,7 +112,7 @@ fn host(all: &[Measured], heads: &[String]) -> String {
     text
 }
 
-/// Flame graphs, and the profiles that they are of.
+/// Writes the flame graphs and their profiles.
 pub fn draw(all: &[Measured], folder: &Path) -> Result<()> {
     for one in all {
         let queues = one.queues;
@@ -147,7 +147,7 @@ fn graph(profile: &Profile, title: &str, path: &Path) -> Result<()> {
     std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// For programs.
+/// Profiles as JSON.
 pub fn json(all: &[Measured]) -> Value {
     json!({"environment": environment(), "runs": all.iter().map(document).collect::<Vec<_>>()})
 }

@@ -1,8 +1,8 @@
-//! What follows from a study for whoever sets up guests: of each choice (transport, threads, queues, descriptors, polling) which value
-//! had the most IOPS, by how much, and how sure that is.
+//! Advice from a study: for each choice (transport, threads, queues, descriptors, polling) the value with the most IOPS, its advantage,
+//! and the confidence interval.
 //!
-//! Two values of a choice are compared by pairs of ways that differ in nothing else, over all cases of a turn: the geometric mean of their
-//! IOPS, so that each case counts alike. Turns give the interval.
+//! Two values of a choice are compared by pairs of ways that differ only in it, over all cases of a turn. The geometric mean of their IOPS
+//! gives each case the same weight. The turns give the interval.
 
 use std::collections::BTreeSet;
 
@@ -11,17 +11,17 @@ use bench::run::{Interval, bootstrap_ratio};
 use super::report::{Report, sentence};
 use super::{Run, Way};
 
-/// A difference below this is none in practice.
+/// Smallest relative difference that matters.
 const MATTERS: f64 = 0.03;
 
-/// Of what a sentence is.
+/// Result of a comparison.
 struct Verdict {
     ratio: Interval,
     turns: usize,
 }
 
 impl Verdict {
-    /// Is the difference beyond what turns differ by, and large enough to matter?
+    /// Returns true if the difference exceeds the variation between turns and is large enough to matter.
     fn is_difference(&self) -> bool {
         (self.ratio.low > 1.0 || self.ratio.high < 1.0) && (self.ratio.value - 1.0).abs() >= MATTERS
     }
@@ -40,7 +40,7 @@ impl Verdict {
     }
 }
 
-/// The geometric means of two values of a choice, turn by turn, over all that differ in nothing else.
+/// Compares two values of a choice by the geometric means of each turn, over all pairs of ways that differ only in it.
 fn compare(report: &Report<'_>, choice: &str, one: &str, other: &str) -> Option<Verdict> {
     let with = |value: &str| -> Vec<&Way> {
         let ways = report.ways.iter().copied();
@@ -72,7 +72,7 @@ fn compare(report: &Report<'_>, choice: &str, one: &str, other: &str) -> Option<
                 iops(second, &case.name, turn)?,
             ))
         });
-        // A turn that is not whole would be of other cases.
+        // An incomplete turn covers other cases.
         let Some(cells) = cells.collect::<Option<Vec<(f64, f64)>>>() else {
             continue;
         };
@@ -88,7 +88,7 @@ fn compare(report: &Report<'_>, choice: &str, one: &str, other: &str) -> Option<
     Some(Verdict { ratio, turns })
 }
 
-/// The values that a choice has, in the order of the ways.
+/// Values of a choice in the order of the ways.
 fn values<'a>(report: &Report<'a>, choice: &str) -> Vec<&'a str> {
     let mut values = Vec::new();
     for way in &report.ways {
@@ -101,7 +101,7 @@ fn values<'a>(report: &Report<'a>, choice: &str) -> Vec<&'a str> {
     values
 }
 
-/// Sentences, one for each value that is not the best of its choice; then which ways to take.
+/// Returns a sentence for each value that is not the best of its choice, then a recommendation.
 pub fn advice(report: &Report<'_>) -> Vec<String> {
     let mut sentences = Vec::new();
     for choice in choices(report) {
@@ -109,7 +109,7 @@ pub fn advice(report: &Report<'_>) -> Vec<String> {
         let Some((first, rest)) = values.split_first() else {
             continue;
         };
-        // The first is what there is by default, and has to be beaten.
+        // The first value is the default, which others must exceed.
         let mut best = *first;
         for value in rest {
             let verdict = compare(report, choice, value, best);
@@ -127,7 +127,7 @@ pub fn advice(report: &Report<'_>) -> Vec<String> {
     sentences
 }
 
-/// Of each case: each way against the one that differs from it in one choice, and has that choice's first value there.
+/// Compares, for each case and choice, each way with the one that differs from it only by the first value of the choice.
 pub fn findings(report: &Report<'_>) -> Vec<String> {
     let mut lines = Vec::new();
     for case in report.cases {
@@ -150,7 +150,7 @@ pub fn findings(report: &Report<'_>) -> Vec<String> {
     lines
 }
 
-/// The choices that there are, in the order of the ways.
+/// All choices in the order of the ways.
 fn choices(report: &Report<'_>) -> Vec<&'static str> {
     let mut choices = Vec::new();
     for (choice, _) in report.ways.iter().flat_map(|way| &way.choices) {
@@ -161,7 +161,7 @@ fn choices(report: &Report<'_>) -> Vec<&'static str> {
     choices
 }
 
-/// The way with the most IOPS over all cases; of those that are as good, the one that stands first: the one with the fewest threads.
+/// Recommends the way with the most IOPS over all cases. Among equally good ways, the first has the fewest threads.
 fn take(report: &Report<'_>) -> Option<String> {
     let mean = |way: &Way| {
         let logs = report.cases.iter().map(|case| {
@@ -268,7 +268,7 @@ mod tests {
         );
         assert_eq!(said.len(), 3);
         let found = findings(&report);
-        // Two of transports and two of threads, for each case.
+        // Two sentences on transports and two on threads per case.
         assert_eq!(found.len(), 8, "{found:?}");
         assert!(found[0].starts_with("a: scsi, 1 has 0.80"), "{found:?}");
     }

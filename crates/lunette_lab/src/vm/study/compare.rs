@@ -1,4 +1,4 @@
-//! `lunette vm compare`: per cent of bare metal.
+//! `lunette vm compare`: guests' performance in per cent of bare metal.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -90,7 +90,7 @@ pub struct CompareArguments {
     json: bool,
 }
 
-/// With which barriers file systems are mounted.
+/// Mount options for barriers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Barriers {
     /// barrier=1
@@ -113,7 +113,7 @@ Examples:
     lunette vm compare --control /run/lunette/lunette.sock --disk d0 --ways Lunette";
 
 const HOST: &str = "host, no guest";
-/// Nobody mounts a file system on the host for a study.
+/// A study does not mount file systems on the host.
 const HOST_FILES: &str = "On the host the programs use the file system of the folder as it is mounted, with and without barriers.";
 
 fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
@@ -156,7 +156,7 @@ fn ways(arguments: &CompareArguments, folder: &str) -> Vec<Way> {
     ways
 }
 
-/// The job, or a file system's with each number of threads and each kind of barriers.
+/// Returns the job, or the file system preset with each number of threads and each barrier setting.
 fn cases(arguments: &CompareArguments) -> Vec<Case> {
     let Some(preset) = &arguments.preset else {
         return vec![Case {
@@ -288,11 +288,11 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     for line in classes.iter().chain(&cautions) {
         writeln!(stdout, "{line}")?;
     }
-    // An emulated guest is slow by itself.
+    // Not under emulation, which is slow by itself.
     if has_mistake && results.accelerator == "KVM" {
         writeln!(stdout, "\nWhat lunette doctor says of this host:\n")?;
         stdout.flush()?;
-        // Its verdict is printed; whether it has one is not this command's.
+        // The result of the check is printed but does not change this command's exit code.
         Command::new(std::env::current_exe()?)
             .arg("doctor")
             .status()?;
@@ -305,7 +305,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     )?)
 }
 
-/// Of each way in a guest and each case: how much of bare metal it has.
+/// Share of bare metal for each way in a guest and each case.
 fn classes(report: &Report<'_>) -> Vec<(String, Class)> {
     let cells = report
         .cases

@@ -1,4 +1,4 @@
-//! Runs a study: turn by turn, guest by guest, case by case, way by way.
+//! Runs a study; loops over turns, guests, cases and ways.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -17,21 +17,21 @@ use super::guest::{Planned, StudyGuest};
 use super::results::Results;
 use super::{Case, Files, Run, Setup, Way};
 
-/// What the guest's command prints, for whoever looks why it failed.
+/// Output of the guest's command, for the analysis of failures.
 const GUEST_LOG: &str = "guest.log";
 
-/// What a study is to do.
+/// Parameters of a study.
 pub struct Study {
     pub setups: Vec<Setup>,
     pub cases: Vec<Case>,
     pub turns: u32,
     pub turn: Duration,
-    /// Where files of disks, the result and pictures lie.
+    /// Folder for files of disks, results and pictures.
     pub folder: PathBuf,
-    /// More words of every guest's plan.
+    /// Additional words of every guest's plan.
     pub guest: Vec<String>,
     pub direct: bool,
-    /// Bytes of each disk.
+    /// Bytes per disk.
     pub size: u64,
 }
 
@@ -51,7 +51,7 @@ impl Study {
             "guest": self.guest})
     }
 
-    /// Measures what is missing; what there is in the end, also where it was interrupted.
+    /// Runs the missing measurements. Returns all results, also after an interruption.
     pub fn run(&self) -> Result<Results> {
         std::fs::create_dir_all(&self.folder)
             .with_context(|| format!("cannot make {}", self.folder.display()))?;
@@ -122,7 +122,7 @@ impl Study {
             let disks = way.words.as_ref().and_then(|_| of_guest.next());
             ways.push((way, disks));
         }
-        // Another one is first in each turn: what comes first after a pause is not always the same.
+        // Rotates the order each turn, because the first run after a pause may differ.
         let first = turn as usize % ways.len().max(1);
         ways.rotate_left(first);
         for case in &self.cases {
@@ -158,7 +158,7 @@ impl Study {
         Ok(())
     }
 
-    /// In a folder of this study's, whatever file system that is on.
+    /// Runs in a folder of the study, on its file system.
     fn files_on_host(&self, files: &Files, milliseconds: u64) -> Result<Value> {
         let folder = self.folder.join(format!("{HOST_FILES}files"));
         std::fs::create_dir_all(&folder)
@@ -180,7 +180,7 @@ impl Study {
     }
 }
 
-/// The generator on files of a folder, without a guest: its result, with the CPU time of its process.
+/// Runs the generator on files of a folder, without a guest. Returns its result and the CPU time of its process.
 pub fn on_host(
     folder: &Path,
     disks: u32,
@@ -201,7 +201,7 @@ pub fn on_host(
     generator_on_host(Command::new(program_for_guests(GuestProgram::Bench)?).arg(&text))
 }
 
-/// What the generator prints, with the CPU time of its process.
+/// Returns the generator's output and the CPU time of its process.
 fn generator_on_host(generator: &mut Command) -> Result<Value> {
     let before = children_ns();
     let ran = generator.output().context("cannot run the generator")?;
@@ -215,10 +215,10 @@ fn generator_on_host(generator: &mut Command) -> Result<Value> {
     Ok(document)
 }
 
-/// How the names of files begin that the host's own I/O is on.
+/// Prefix of the files for the host's own I/O.
 const HOST_FILES: &str = "host-";
 
-/// Removes what [`on_host`] made.
+/// Removes the files of [`on_host`].
 pub fn remove_host_files(folder: &Path) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(HOST_FILES) {
@@ -227,7 +227,7 @@ pub fn remove_host_files(folder: &Path) {
     }
 }
 
-/// CPU time of children that have ended, in nanoseconds: cutime and cstime of proc(5), which count from behind the name.
+/// CPU time of ended children in nanoseconds: cutime and cstime of proc(5), counted from the field after the name.
 fn children_ns() -> Option<u64> {
     const TICK_NS: u64 = 10_000_000;
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
@@ -236,7 +236,7 @@ fn children_ns() -> Option<u64> {
     Some((ticks(13)? + ticks(14)?) * TICK_NS)
 }
 
-/// Sees to it that a file has data everywhere: holes are read faster than any disk.
+/// Fills a file with data, because holes are read faster than any disk.
 pub fn fill(path: &Path, size: u64) -> Result<()> {
     const PIECE: usize = 1 << 20;
     let is_there = std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == size);
@@ -261,7 +261,8 @@ pub fn fill(path: &Path, size: u64) -> Result<()> {
     write().with_context(|| format!("cannot write {} of {size} bytes", path.display()))
 }
 
-/// The folder of a study, made if it is missing. `hint`: what to do where files cannot be read past the page cache; `None`: no file is.
+/// Creates the folder of a study, if it is missing, and returns its path. `hint` is the advice if the folder does not support direct
+/// I/O; `None` skips the check.
 pub fn study_folder(folder: &Path, hint: Option<&str>) -> Result<PathBuf, Failure> {
     let cannot = |error: std::io::Error| {
         Failure::because(format!("cannot make {}: {error}", folder.display()))
@@ -277,7 +278,7 @@ pub fn study_folder(folder: &Path, hint: Option<&str>) -> Result<PathBuf, Failur
     }
 }
 
-/// The time of a turn, from seconds.
+/// Converts seconds to the time of a turn.
 pub fn turn_time(option: &str, seconds: f64) -> Result<Duration, Failure> {
     match (0.05..=3600.0).contains(&seconds) {
         true => Ok(Duration::from_secs_f64(seconds)),
@@ -287,7 +288,7 @@ pub fn turn_time(option: &str, seconds: f64) -> Result<Duration, Failure> {
     }
 }
 
-/// Can files of a folder be read past the page cache?
+/// Returns true if files in a folder support direct I/O.
 fn has_direct_io(folder: &Path) -> bool {
     const O_DIRECT: i32 = rustix::fs::OFlags::DIRECT.bits() as i32;
     let probe = folder.join("direct");

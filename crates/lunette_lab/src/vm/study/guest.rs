@@ -1,4 +1,4 @@
-//! A guest of a study: started and ended with it, and what its disks are called.
+//! A guest of a study: start, end, and the names of its disks.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,13 +14,14 @@ use super::{Files, Setup};
 use crate::vm::bench::{Load, generator, in_guest};
 use crate::vm::copy::run_script;
 
-/// How long it may take to come up.
+/// Maximum boot time.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 
-/// What a guest may answer to a script: a trace of all its CPUs, and not this host's memory.
+/// Maximum output of a script in bytes: enough for a trace of all CPUs, and a limit for the host's
+/// memory.
 const ANSWER_MAX: usize = 256 << 20;
 
-/// An answer that grows only so far.
+/// Output with a size limit.
 struct Answer(Vec<u8>);
 
 impl Write for Answer {
@@ -38,16 +39,16 @@ impl Write for Answer {
     }
 }
 
-/// A guest that runs.
+/// A running guest.
 pub struct StudyGuest {
     process: Process,
     place: Place,
     state: State,
-    /// Of each way that is not the host: its disks in the guest.
+    /// Disks in the guest, for each way except the host.
     disks: Vec<Vec<String>>,
 }
 
-/// What `lunette vm plan` says of a setup.
+/// Output of `lunette vm plan` for a setup.
 pub struct Planned {
     words: Vec<String>,
     plan: Value,
@@ -71,14 +72,14 @@ impl Planned {
         Ok(Planned { words, plan })
     }
 
-    /// Files that its disks lie in, with their sizes.
+    /// Files of its disks, with their sizes.
     pub fn files(&self) -> Vec<(PathBuf, u64)> {
         let disks = self.plan["disks"].as_array().into_iter().flatten();
         let file = |disk: &Value| Some((disk["path"].as_str()?.into(), disk["size"].as_u64()?));
         disks.filter_map(file).collect()
     }
 
-    /// Starts it, and waits until it takes commands.
+    /// Starts the guest and waits until it accepts commands.
     pub fn start(&self, setup: &Setup, name: &str, log: &std::path::Path) -> Result<StudyGuest> {
         let mut command = Command::new(std::env::current_exe()?);
         command
@@ -112,7 +113,7 @@ impl Planned {
 }
 
 impl StudyGuest {
-    /// The disks of a plan stand in the order of its words.
+    /// The disks of a plan are in the order of its words.
     fn find_disks(&mut self, setup: &Setup, plan: &Value) -> Result<()> {
         let mut planned = plan["disks"].as_array().into_iter().flatten();
         for way in setup.ways.iter().filter(|way| way.words.is_some()) {
@@ -135,7 +136,7 @@ impl StudyGuest {
         Ok(())
     }
 
-    /// What a script prints.
+    /// Runs a script and returns its output.
     pub fn script(&self, script: &str) -> Result<String> {
         let mut output = Answer(Vec::new());
         let socket = self.place.file(AGENT_SOCKET);
@@ -143,7 +144,7 @@ impl StudyGuest {
         Ok(String::from_utf8_lossy(&output.0).into_owned())
     }
 
-    /// The control socket of its daemon.
+    /// Control socket of its daemon.
     pub fn control(&self) -> Option<&std::path::Path> {
         self.state.control.as_deref()
     }
@@ -155,7 +156,7 @@ impl StudyGuest {
         Ok(text)
     }
 
-    /// The disks of the guest's ways, in their order.
+    /// Disks of the guest's ways, in their order.
     pub fn disks(&self) -> &[Vec<String>] {
         &self.disks
     }
@@ -165,23 +166,23 @@ impl StudyGuest {
         &self.state.accelerator
     }
 
-    /// The load generator's path in it.
+    /// Path of the load generator in the guest.
     pub fn generator(&self) -> Result<String> {
         generator(&self.place.file(AGENT_SOCKET))
     }
 
-    /// QEMU's monitor, for programs.
+    /// QMP socket of QEMU.
     pub fn monitor(&self) -> PathBuf {
         self.place.file(QMP_SOCKET)
     }
 
-    /// QEMU and the daemon.
+    /// Processes of QEMU and the daemon.
     pub fn processes(&self) -> Vec<u32> {
         let processes = [self.state.qemu, self.state.daemon];
         processes.into_iter().flatten().collect()
     }
 
-    /// Makes an ext4 file system on a disk and does something with files there.
+    /// Creates an ext4 file system on a disk and runs a preset on its files.
     pub fn run_files(
         &self,
         disk: &str,
@@ -191,7 +192,7 @@ impl StudyGuest {
     ) -> Result<Value> {
         const FOLDER: &str = "/tmp/study";
         let barrier = u8::from(files.barriers);
-        // What is made later is not written while the files are measured.
+        // Disables lazy initialisation, which would write during the measurement.
         let make = format!(
             "make=mke2fs; [ ! -x /tools/mke2fs ] || make=/tools/mke2fs\n\
              mkdir -p {FOLDER}; ! mountpoint -q {FOLDER} || umount {FOLDER}\n\
@@ -205,7 +206,7 @@ impl StudyGuest {
         measured
     }
 
-    /// Runs a job file's text; the generator's result with what is around it.
+    /// Runs the text of a job file. Returns the generator's result with the measurements around it.
     pub fn run(&self, job: &str) -> Result<Value> {
         self.measured(&Load::plain(), job)
     }
@@ -220,7 +221,7 @@ impl StudyGuest {
         Ok(measured.json().clone())
     }
 
-    /// Ends it, with its daemon.
+    /// Ends the guest and its daemon.
     pub fn end(mut self) -> Result<()> {
         self.process.signal(rustix::process::Signal::TERM)?;
         if self.process.wait(Duration::from_secs(20)).is_err() {

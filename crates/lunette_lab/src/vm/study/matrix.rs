@@ -173,7 +173,7 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
     })
 }
 
-/// A picture's name and title, and what it shows.
+/// Name, title and value of a picture.
 type Picture = (&'static str, &'static str, fn(&Run) -> f64);
 
 const PICTURES: [Picture; 3] = [
@@ -182,7 +182,7 @@ const PICTURES: [Picture; 3] = [
     ("combined-iops", "Reads and writes in guests", Run::iops),
 ];
 
-/// Measures, and says what follows.
+/// Measures and prints the advice.
 pub fn run(arguments: &MatrixArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let _awake = arguments.idle.hold()?;
@@ -205,7 +205,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     }
     charts.extend(report.more_charts());
     let too_few = too_few(study.turns);
-    // One turn or two say nothing of differences.
+    // With few turns no conclusions are possible.
     let (findings, advice) = match too_few {
         Some(_) => (Vec::new(), Vec::new()),
         None => (findings(&report), advice(&report)),

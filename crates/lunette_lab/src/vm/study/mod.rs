@@ -1,8 +1,8 @@
-//! Studies in guests: the same jobs through several ways to a disk, in turns, with the host's own I/O beside them.
+//! Studies in guests: the same jobs through several ways to a disk, alternately, with the host's own I/O for comparison.
 //!
-//! A [`Setup`] is a guest with the ways that it has; all of them are in it at once, and take turns (`engine`). Every run is a line of the
-//! result file as soon as it is over, so that a study that was ended goes on where it stopped. `compare` and `matrix` are the two
-//! commands; `report` makes tables, pictures and sentences of the lines, `advice` says what follows, `page` is all of it as one page.
+//! A [`Setup`] is a guest with all of its ways, which run alternately (`engine`). Each run is appended to the result file when it ends,
+//! so an interrupted study continues where it stopped. `compare` and `matrix` are the two commands; `report` makes tables, pictures and
+//! sentences of the runs, `advice` draws conclusions, `page` combines all on one page.
 
 mod advice;
 pub mod compare;
@@ -19,26 +19,26 @@ use serde::{Deserialize, Serialize};
 /// A way to disks.
 #[derive(Clone, Debug)]
 pub struct Way {
-    /// What it is called in tables and pictures.
+    /// Name in tables and pictures.
     pub name: String,
-    /// Its words of the topology; `None`: the host, without a guest.
+    /// Words of its topology; `None`: the host, without a guest.
     pub words: Option<String>,
-    /// Disks that it has.
+    /// Number of disks.
     pub disks: u32,
-    /// What was chosen for it: choices and their values.
+    /// Choices and their values.
     pub choices: Vec<(&'static str, String)>,
 }
 
 impl Way {
-    /// The value of a choice.
+    /// Value of a choice.
     pub fn choice(&self, choice: &str) -> Option<&str> {
         let mut choices = self.choices.iter();
         let (_, value) = choices.find(|(known, _)| *known == choice)?;
         Some(value)
     }
 
-    /// Does it differ from another one in nothing but a choice? What only one of them has is no difference: QEMU's devices have no
-    /// polling to choose.
+    /// Returns true if it differs from `other` only in `choice`. Choices that one of them lacks are ignored: QEMU's devices have no
+    /// polling.
     pub fn is_but_for(&self, other: &Way, choice: &str) -> bool {
         let mut choices = self.choices.iter().filter(|(known, _)| *known != choice);
         self.choice(choice) != other.choice(choice)
@@ -49,47 +49,47 @@ impl Way {
 /// A guest and its ways.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// What it is called in messages.
+    /// Name in messages.
     pub name: String,
-    /// More options of `lunette vm run`.
+    /// Additional options of `lunette vm run`.
     pub options: Vec<String>,
-    /// What is measured in it.
+    /// Ways in the guest.
     pub ways: Vec<Way>,
 }
 
-/// What is done on the disks.
+/// Load on the disks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Case {
-    /// What it is called.
+    /// Name of the case.
     pub name: String,
-    /// Pattern, as job files name it.
+    /// Pattern in the syntax of job files.
     pub pattern: String,
-    /// Reads of 100, for mixed patterns.
+    /// Percentage of reads, for mixed patterns.
     pub reads: u8,
-    /// Requests in flight, for each disk.
+    /// Requests in flight per disk.
     pub depth: u32,
-    /// Bytes of a request, as job files have it.
+    /// Bytes per request in the syntax of job files.
     pub block_size: String,
-    /// Instead of these: files of a file system.
+    /// Load on files of a file system, instead of the fields above.
     pub files: Option<Files>,
 }
 
-/// What is done with the files of a file system.
+/// Load on the files of a file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
     /// `create`, `seqread`, `randread`, `randwrite` or `mail`: see `guest-bench files`.
     pub preset: String,
-    /// Threads that do it.
+    /// Number of threads.
     pub threads: u32,
-    /// Does the file system flush the disk's cache before and after what has to be in order?
+    /// The file system flushes the disk's cache to order writes.
     pub barriers: bool,
 }
 
 impl Files {
-    /// The part of a file system that is used: what is full is slow.
+    /// Used fraction of the file system; full file systems are slow.
     const USED: (u64, u64) = (6, 10);
 
-    /// The words of `guest-bench files`, on a disk of `size` bytes.
+    /// Arguments of `guest-bench files`, for a disk of `size` bytes.
     pub fn words(&self, folder: &str, milliseconds: u64, size: u64) -> [String; 5] {
         let (part, whole) = Files::USED;
         [
@@ -103,7 +103,7 @@ impl Files {
 }
 
 impl Case {
-    /// A job file on these disks.
+    /// Text of a job file for these disks.
     pub fn job(&self, disks: &[String], milliseconds: u64, direct: bool) -> String {
         let mut text = format!(
             "[global]\nioengine=io_uring\ndirect={}\nrw={}\nbs={}\niodepth={}\ntime_based=1\nruntime={milliseconds}ms\n",
@@ -122,7 +122,7 @@ impl Case {
     }
 }
 
-/// A run: one way, one case, one turn.
+/// Result of one way in one case and turn.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
     pub way: String,
@@ -130,20 +130,20 @@ pub struct Run {
     pub turn: u32,
     pub read_iops: f64,
     pub write_iops: f64,
-    /// Of all requests.
+    /// Latency of all requests, in nanoseconds.
     pub mean_ns: f64,
     pub p50_ns: f64,
     pub p99_ns: f64,
-    /// CPU time for each request: of the guest's user, system and interrupts, and of the host's processes.
+    /// CPU time per request in nanoseconds: user, system and interrupts of the guest, and processes of the host.
     pub guest_user_ns: f64,
     pub guest_system_ns: f64,
     pub guest_irq_ns: f64,
-    /// `None`: it could not be told apart.
+    /// `None`: unknown for one of the processes.
     pub host_ns: Option<f64>,
 }
 
 impl Run {
-    /// Reads and writes together.
+    /// Sum of reads and writes.
     pub fn iops(&self) -> f64 {
         self.read_iops + self.write_iops
     }

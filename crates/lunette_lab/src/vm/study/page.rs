@@ -1,4 +1,4 @@
-//! A study as one page that needs nothing from outside: what was measured, what follows, pictures and tables.
+//! Self-contained page of a study: measurements, conclusions, pictures and tables.
 
 use std::path::{Path, PathBuf};
 
@@ -8,20 +8,20 @@ use bench::run::environment;
 
 use super::report::Report;
 
-/// What a page says.
+/// Contents of a page.
 pub struct Page<'a> {
     pub title: &'a str,
-    /// What was done, in a sentence or two.
+    /// Description of the measurement in one or two sentences.
     pub about: String,
     /// `KVM` or `TCG`.
     pub accelerator: &'a str,
-    /// What follows from it.
+    /// Conclusions.
     pub advice: Vec<String>,
-    /// The findings of each case.
+    /// Findings of each case.
     pub findings: Vec<String>,
-    /// What is to be minded.
+    /// Limitations.
     pub cautions: Vec<String>,
-    /// Pictures, each with the name of its file.
+    /// Pictures with their file names.
     pub charts: Vec<(&'static str, Chart)>,
 }
 
@@ -81,7 +81,7 @@ impl Page<'_> {
         }
         html.push_str(&list("Advice", &self.advice, true));
         for (name, chart) in &self.charts {
-            // Identifiers in one page have to differ.
+            // Identifiers must be unique within the page.
             let svg = chart.svg().replace("hatch", &format!("{name}-hatch"));
             html.push_str(&format!(
                 "<h2>{}</h2>\n<div class=\"picture\">{svg}</div>\n",
@@ -99,7 +99,7 @@ impl Page<'_> {
     }
 }
 
-/// A page of one picture and of tables that are text.
+/// Returns a page with one picture and tables as text.
 pub fn plain_page(
     title: &str,
     about: &str,

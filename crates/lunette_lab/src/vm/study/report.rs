@@ -12,26 +12,26 @@ use serde_json::{Value, json};
 
 use super::{Case, Run, Way};
 
-/// A study's runs, by way and case.
+/// Runs of a study by way and case.
 pub struct Report<'a> {
     pub runs: &'a [Run],
     pub ways: Vec<&'a Way>,
     pub cases: &'a [Case],
 }
 
-/// How many IOPS of bare metal's a way has: where it is worth looking.
+/// Class of a way by its share of bare metal's IOPS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Below 40 %: a mistake in the configuration is likely.
     Mistake,
-    /// 40 to 75 %: tuning is worth while.
+    /// 40 to 75 %: tuning is worthwhile.
     Tuning,
-    /// Above.
+    /// From 75 % on.
     Near,
 }
 
 impl Class {
-    /// Of a part of bare metal's IOPS.
+    /// Class of a share of bare metal's IOPS.
     pub fn of(ratio: f64) -> Class {
         match ratio {
             r if r < 0.40 => Class::Mistake,
@@ -40,7 +40,7 @@ impl Class {
         }
     }
 
-    /// For people.
+    /// Text of the class.
     pub fn words(self) -> &'static str {
         match self {
             Class::Mistake => "below 40 %: a mistake in the configuration is likely",
@@ -65,7 +65,7 @@ impl Report<'_> {
         self.runs_of(way, case).into_iter().map(value).collect()
     }
 
-    /// CPU time of the host for each request, where all turns know it.
+    /// CPU time of the host per request in nanoseconds, if all turns have it.
     fn host_ns(&self, way: &str, case: &str) -> Option<f64> {
         let runs = self.runs_of(way, case);
         let known: Option<Vec<f64>> = runs.iter().map(|run| run.host_ns).collect();
@@ -74,7 +74,7 @@ impl Report<'_> {
             .map(|known| spread(&known).median)
     }
 
-    /// IOPS of one way to those of another, of the turns that both have.
+    /// Ratio of the IOPS of two ways, from the turns that both have.
     pub fn ratio(&self, way: &str, base: &str, case: &str) -> Option<Interval> {
         let (of_way, of_base) = (self.runs_of(way, case), self.runs_of(base, case));
         let turns = of_way.iter().filter_map(|run| {
@@ -85,12 +85,12 @@ impl Report<'_> {
         bootstrap_ratio(&a, &b)
     }
 
-    /// A line for each way that has runs of a case; `base`: whose part is shown.
+    /// Table with a line for each way that has runs of a case. `base` is the way for relative values.
     pub fn table(&self, case: &str, base: Option<&str>) -> String {
         columns(&self.rows(case, base))
     }
 
-    /// The same, cell by cell.
+    /// Cells of [`Report::table`].
     pub fn rows(&self, case: &str, base: Option<&str>) -> Vec<Vec<String>> {
         let mut lines = vec![vec![
             "way".to_owned(),
@@ -136,7 +136,7 @@ impl Report<'_> {
         lines
     }
 
-    /// The way with the most IOPS of a case, and those that cannot be told apart from it.
+    /// The way with the most IOPS in a case, and those without a significant difference from it.
     pub fn best(&self, case: &str) -> Option<String> {
         let median = |way: &&&Way| spread(&self.each(&way.name, case, Run::iops)).median;
         let best = self
@@ -189,7 +189,7 @@ impl Report<'_> {
         }
     }
 
-    /// The pictures of latency and of CPU time, for a page.
+    /// Pictures of latency and CPU time for a page.
     pub fn more_charts(&self) -> Vec<(&'static str, Chart)> {
         let guest = |run: &Run| (run.guest_user_ns + run.guest_system_ns + run.guest_irq_ns) / 1e3;
         let mut p50 = self.chart("Latency, median", "microseconds, logarithmic", |run| {
@@ -221,7 +221,7 @@ impl Report<'_> {
         ]
     }
 
-    /// What was measured, for programs.
+    /// Results as JSON.
     pub fn json(&self, accelerator: &str, base: Option<&str>) -> Value {
         let cells = self
             .cases
@@ -247,7 +247,7 @@ impl Report<'_> {
     }
 }
 
-/// A ratio and its interval, in per cent.
+/// Formats a ratio and its interval in per cent.
 pub fn percent(ratio: Interval) -> String {
     let Interval { value, low, high } = ratio;
     format!(
@@ -258,7 +258,7 @@ pub fn percent(ratio: Interval) -> String {
     )
 }
 
-/// A picture as SVG and PNG.
+/// Writes a picture as SVG and PNG.
 pub fn draw(chart: &Chart, folder: &Path, name: &str) -> Result<PathBuf> {
     let svg = chart.svg();
     let path = folder.join(format!("{name}.svg"));
@@ -273,16 +273,17 @@ pub fn draw(chart: &Chart, folder: &Path, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Fewer turns tell no ways apart: the interval of a ratio is as wide as two or three values are by chance.
+/// Minimum turns for conclusions. The interval of a ratio of two or three values is as wide as chance makes
+/// it.
 const TURNS_FOR_INTERVALS: u32 = 4;
 
-/// What is said instead of sentences where there are too few turns.
+/// Message in place of conclusions after too few turns.
 pub fn too_few(turns: u32) -> Option<String> {
     (turns < TURNS_FOR_INTERVALS)
         .then(|| format!("{turns} turns are too few to tell ways apart; hint: --turns {TURNS_FOR_INTERVALS} or more"))
 }
 
-/// One sentence on two ways; what the interval does not tell apart is said to be so.
+/// Sentence on two ways, including whether their difference is significant.
 pub fn sentence(case: &str, one: &str, other: &str, ratio: Option<Interval>) -> String {
     let mut text = format!("{case}: ");
     let written = match ratio {
@@ -300,7 +301,7 @@ pub fn sentence(case: &str, one: &str, other: &str, ratio: Option<Interval>) -> 
     text
 }
 
-/// What a guest under emulation says of others.
+/// Limitations of results from an emulated guest.
 pub fn caution(accelerator: &str) -> Option<&'static str> {
     (accelerator != "KVM").then_some(
         "The guest was emulated (TCG): its instructions take many times as long as a CPU's. Parts of bare metal and ratios between \
@@ -327,7 +328,7 @@ mod tests {
         }
     }
 
-    /// A disk of three times the host's latency has a third of its IOPS at depth one.
+    /// A disk with three times the host's latency has a third of its IOPS at depth one.
     #[test]
     fn a_part_of_bare_metal_has_its_class() {
         let runs: Vec<Run> = (0..4)

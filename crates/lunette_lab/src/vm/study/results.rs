@@ -1,4 +1,4 @@
-//! What one run gave, and the file that all runs of a study are lines of.
+//! Results of runs, and the file of a study with one run per line.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,18 +11,18 @@ use serde_json::{Value, json};
 
 use super::{Case, Run, Way};
 
-/// The runs of a study, in memory and in their file. Its first line says what is measured: another study does not go on with it.
+/// Runs of a study, in memory and in their file. The first line of the file identifies the study; another study is refused.
 #[derive(Debug)]
 pub struct Results {
     pub runs: Vec<Run>,
-    /// `KVM` or `TCG`; empty: nothing was measured yet.
+    /// `KVM` or `TCG`; empty before the first run.
     pub accelerator: String,
     file: PathBuf,
     study: Value,
 }
 
 impl Results {
-    /// What was measured before, if it was of this study. A line that a kill has cut off is removed.
+    /// Reads earlier results of the same study. Removes an incomplete last line, left by a kill.
     pub fn read(folder: &Path, study: Value) -> Result<Results> {
         let mut results = Results {
             runs: Vec::new(),
@@ -64,11 +64,11 @@ impl Results {
         Ok(results)
     }
 
-    /// A guest under this accelerator is about to be measured.
+    /// Records the accelerator before the first run of a guest.
     pub fn begin(&mut self, accelerator: &str) -> Result<()> {
         if self.accelerator.is_empty() {
             accelerator.clone_into(&mut self.accelerator);
-            // Two results can be compared only as far as their hosts can.
+            // Results are comparable only on comparable hosts.
             let line = json!({"study": self.study, "accelerator": accelerator, "environment": environment()});
             std::fs::write(&self.file, format!("{line}\n"))
                 .with_context(|| format!("cannot write {}", self.file.display()))?;
@@ -81,7 +81,7 @@ impl Results {
         Ok(())
     }
 
-    /// Adds a run, in the file first.
+    /// Appends a run to the file, then to the runs in memory.
     pub fn add(&mut self, run: Run) -> Result<()> {
         let line = serde_json::to_string(&run)? + "\n";
         let mut file = File::options().append(true).open(&self.file)?;
@@ -93,7 +93,7 @@ impl Results {
 }
 
 impl Run {
-    /// All jobs of a load generator's result together.
+    /// Combines all jobs of a load generator's result.
     pub fn of(document: &Value, way: &Way, case: &Case, turn: u32) -> Run {
         let jobs = document["jobs"].as_array().map_or(&[][..], Vec::as_slice);
         let sides = || jobs.iter().flat_map(|job| [&job["read"], &job["write"]]);
@@ -129,7 +129,7 @@ impl Run {
     }
 }
 
-/// CPU time of the host's processes that a way needs; `None`: that of one of them is not known.
+/// CPU time of the host's processes for a way; `None` if that of one process is unknown.
 fn host_ns(host: &Value, way: &Way) -> Option<f64> {
     match &way.words {
         None => host["generator"].as_f64(),
@@ -138,7 +138,7 @@ fn host_ns(host: &Value, way: &Way) -> Option<f64> {
     }
 }
 
-/// The time that a part of all requests took at most.
+/// Quantile of the latencies.
 fn quantile(latencies: &BTreeMap<u64, u64>, part: f64) -> f64 {
     let total: u64 = latencies.values().sum();
     let wanted = (part * total as f64).ceil() as u64;
@@ -174,7 +174,8 @@ mod tests {
         }
     }
 
-    /// A fast disk of 990 requests and a slow one of 10: the slow ones are the last hundredth, not an average of two disks.
+    /// A fast disk with 990 requests and a slow one with 10: the slow requests are the last hundredth. The disks are not
+    /// averaged.
     fn two_disks() -> Value {
         let side = |ios: u64, nanos: u64| {
             json!({"total_ios": ios, "iops": ios, "lat_ns": {"mean": nanos},

@@ -1,23 +1,23 @@
-//! The series of the matrix: which ways it has, in which guests, and what was chosen for each.
+//! Series of the matrix: its guests, their ways, and the choices of each way.
 
 use super::matrix::MatrixArguments;
 use super::{Setup, Way};
 
-/// What a guest of the matrix has.
+/// Parameters of a guest of the matrix.
 struct Guest<'a> {
     threads: u32,
-    /// How long workers poll; `None`: as the daemon does by default.
+    /// Poll time of workers; `None`: the daemon's default.
     poll: Option<&'a str>,
 }
 
-/// What is done to a device whoever emulates it: the rest of a name, words, choices.
+/// Variant of a device, independent of the emulator: suffix of its name, words, choices.
 struct Variant {
     name: String,
     words: String,
     choices: Vec<(&'static str, String)>,
 }
 
-/// Numbers of queues, and indirect descriptors or none.
+/// Variants by number of queues, with and without indirect descriptors.
 fn variants(arguments: &MatrixArguments) -> Vec<Variant> {
     let mut variants = Vec::new();
     let queues = arguments.queues.iter().copied().map(Some);
@@ -57,7 +57,7 @@ fn variants(arguments: &MatrixArguments) -> Vec<Variant> {
     variants
 }
 
-/// The ways of a guest.
+/// Ways of a guest.
 fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<Way> {
     let devices: Vec<String> = arguments
         .block
@@ -147,7 +147,8 @@ impl Guest<'_> {
         }
     }
 
-    /// QEMU's devices do not poll as workers do: they are in the first guest only. A controller has one thread.
+    /// QEMU's devices do not poll as workers do, so they are only in the first guest. A SCSI controller has one
+    /// thread.
     fn theirs(
         &self,
         arguments: &MatrixArguments,
@@ -183,7 +184,7 @@ impl Guest<'_> {
     }
 }
 
-/// The guests of a matrix, each with its ways.
+/// Guests of a matrix with their ways.
 pub fn setups(arguments: &MatrixArguments, threads: &[u32], folder: &str) -> Vec<Setup> {
     let polls: Vec<Option<&str>> = match arguments.poll_us.as_slice() {
         [] => vec![None],
@@ -212,7 +213,7 @@ pub fn setups(arguments: &MatrixArguments, threads: &[u32], folder: &str) -> Vec
             .filter(|setup| !setup.ways.is_empty())
             .collect();
     }
-    // A device is one way's at a time.
+    // Each way needs exclusive use of the devices.
     let alone = setups.into_iter().flat_map(|setup| {
         let Setup {
             name,
