@@ -1,4 +1,4 @@
-//! One TCP connection, owned by one worker: its parts, its begin and its end.
+//! One TCP connection, owned by one worker: its parts, its start and its end.
 //!
 //! Stages: a receive completes (**noticed**), its bytes are split into PDUs (**popped**), commands are planned (**parsed**), **submitted**
 //! and **reaped**. `publish` queues the responses (**answered**) and sends them as one message (**notified**). Nothing here blocks. A peer
@@ -94,7 +94,7 @@ pub(crate) struct Connection {
     /// Queued output is sent, then the connection ends.
     pub(crate) closing: bool,
     pub(crate) ended: bool,
-    /// The login response and further input wait until the replaced connections have nothing in flight.
+    /// The login response and further input wait until replaced connections have nothing in flight.
     pub(crate) login_waits: bool,
     /// Error recovery level 2: the session outlives the connection, and takes over tasks of other connections.
     pub(crate) recovers: bool,
@@ -332,8 +332,8 @@ impl Connection {
         self.closing = true;
     }
 
-    /// Asks the initiator to log out (RFC 7143, 11.9.1, event 1), and serves it until then, so that it can finish its work. Drops it if it
-    /// does not log out in time, or if this is called again.
+    /// Asks the initiator to log out (RFC 7143, 11.9.1, event 1), and serves it until then. Drops it after a time-out or at the second
+    /// call.
     pub fn ask_for_logout(&mut self, io: &mut Io) {
         if self.is_over() {
             return;

@@ -4,9 +4,8 @@ use std::net::IpAddr;
 
 /// Number of takeovers from another address within [`SECONDS`] that make a contest.
 const MOVES: u32 = 3;
-/// Number of takeovers of sessions with connections within [`SECONDS`] that make a contest. Also counts takeovers from one address:
-/// containers share the address of their host. An initiator that has lost its connections may log in several times before the target
-/// notices the loss.
+/// Number of takeovers of sessions with connections within [`SECONDS`] that make a contest, also from one address: containers share the
+/// address of their host. An initiator that has lost its connections may log in several times before the target notices the loss.
 const DISPLACED: u32 = 8;
 const SECONDS: u64 = 60;
 

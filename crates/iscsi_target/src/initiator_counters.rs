@@ -1,7 +1,7 @@
 //! Counters per initiator and target, summed over all sessions and connections.
 //!
-//! Nothing here is on the request path. Each connection has its own counters. They are read on request, and added up here when the
-//! connection ends. The counters of initiators without sessions are limited to the most recent ones.
+//! Nothing here is on the request path. Each connection has its own counters, which are added up here when it ends. The number of
+//! remembered initiators without sessions is limited.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

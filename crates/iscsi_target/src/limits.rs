@@ -15,7 +15,7 @@ pub struct ServerLimits {
     pub connections_per_session: u16,
     /// Time allowed for a login.
     pub login_time: Duration,
-    /// Time without input after which a connection is pinged.
+    /// Time without transfer after which a connection is pinged.
     pub idle_time: Duration,
     /// Time without transfer after which a connection with an unanswered ping or unsent output is dropped.
     pub silent_time: Duration,

@@ -134,8 +134,8 @@ impl Connection {
         }
     }
 
-    /// ABORT TASK for a task that has ended for the initiator. A reset by another initiator or an earlier ABORT TASK may have ended it,
-    /// while its I/O is still in flight. The response waits for that I/O, which could otherwise overtake the initiator's next commands.
+    /// ABORT TASK for a task that a reset or an earlier ABORT TASK has ended, while its I/O may be in flight. The response waits for that
+    /// I/O, which could otherwise overtake the initiator's next commands.
     fn abort_one_again(&mut self, request: &TaskManagement) {
         let Some(slot) = self.slots.aborted(request.referenced_tag, request.lun) else {
             return self.function_done(request.tag, TaskFunctionResponse::TaskDoesNotExist);
@@ -242,7 +242,7 @@ impl Connection {
         for index in used {
             let later = self.is_exempt(index, call);
             let slot = self.slots.get(index);
-            // A command that waits for its CmdSN turn finds out later that its unit is gone.
+            // A command that waits for its CmdSN turn gets the error for a missing unit at its turn.
             let has_come = slot.begun || slot.tag.is_some();
             let known = Known {
                 task: &slot.task,

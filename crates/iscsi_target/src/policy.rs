@@ -30,8 +30,8 @@ fn permission(target: &IscsiTarget, visitor: &Visitor) -> Option<Permission> {
     target.permission(&visitor.initiator_name, addresses(visitor)?.0)
 }
 
-/// Returns true if the visitor may join or end this session. Its rights and its CHAP user must match those of the session's first login;
-/// initiator names are not secret.
+/// Returns true if the visitor may join or end this session. It needs at least the rights of the session's first login, and the same CHAP
+/// user; initiator names are not secret.
 fn may_take_part(visitor: &Visitor, session: &SessionNexus) -> bool {
     let may = permission(&session.target, visitor);
     may.is_some_and(|may| session.read_only || !may.read_only)

@@ -174,12 +174,12 @@ impl Portals {
         before.filter(|portal| !still(portal)).collect()
     }
 
-    /// Time of the next retry, if a socket waits.
+    /// Returns the time of the next retry, if a socket waits.
     pub fn next_try(&self) -> Option<Instant> {
         self.waiting.values().map(|wait| wait.next_try).min()
     }
 
-    /// Portals that need a waiting socket.
+    /// Returns the portals that need a waiting socket.
     pub fn waiting(&self) -> Vec<WaitingPortal> {
         let waiting = self.bound.iter().filter_map(|(asked, bound)| {
             let wait = self.wait_of(*bound)?;
@@ -198,7 +198,7 @@ impl Portals {
         needed.find_map(|address| self.waiting.get(&address))
     }
 
-    /// Bound addresses that nothing listens at yet: waiting sockets, and portals that a waiting wildcard will serve.
+    /// Returns the bound addresses that nothing listens at yet: waiting sockets, and portals that a waiting wildcard will serve.
     pub fn unreachable(&self) -> BTreeSet<SocketAddr> {
         let portals = self.bound.values().copied();
         let portals =

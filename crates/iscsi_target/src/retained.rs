@@ -135,7 +135,7 @@ impl Retained {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Expires tasks. Returns the sessions without remaining tasks.
+    /// Expires tasks. Returns the sessions without remaining lost connections.
     pub fn expire(&self, now: u64) -> Vec<Arc<Session>> {
         let mut over = Vec::new();
         let mut all = lock(&self.sessions);

@@ -372,7 +372,7 @@ impl Server {
         of_targets.collect()
     }
 
-    /// Names of the targets that are configured with this portal address.
+    /// Returns the targets that are configured with this portal address.
     fn targets_at(&self, asked: SocketAddr) -> Vec<String> {
         let targets = lock(&self.state.shared.targets);
         let options = targets.values().map(|target| &target.options);
@@ -380,12 +380,12 @@ impl Server {
         with_portal.map(|one| one.name.clone()).collect()
     }
 
-    /// Time of the next retry of a waiting portal.
+    /// Returns the time of the next retry of a waiting portal.
     pub fn next_portal_try(&self) -> Option<Instant> {
         lock(&self.state.portals).next_try()
     }
 
-    /// Portals that are configured and not open yet, with the target of each.
+    /// Returns the portals that are configured and not open yet, with the target of each.
     pub fn waiting_portals(&self) -> Vec<(String, WaitingPortal)> {
         let waiting = lock(&self.state.portals).waiting().into_iter();
         let of_targets = waiting.flat_map(|portal| {

@@ -161,7 +161,7 @@ pub(crate) struct Shared {
     numbers: AtomicU64,
 }
 
-/// Begin or end of a session.
+/// Start or end of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionChange {
     /// Target session identifying handle, unique while the session exists.
@@ -170,7 +170,7 @@ pub struct SessionChange {
     pub target: String,
     /// Initiator name.
     pub initiator: String,
-    /// True at the begin, false at the end.
+    /// True at the start, false at the end.
     pub opened: bool,
 }
 
@@ -197,7 +197,7 @@ impl Shared {
         }
     }
 
-    /// Reports the begin or end of a session. The caller must hold `nexuses`, so that reports are in order.
+    /// Reports the start or end of a session. The caller must hold `nexuses`, so that reports are in order.
     pub fn session_changed(&self, tsih: u16, nexus: &SessionNexus, opened: bool) {
         let (target, initiator) = (&nexus.target.options.name, &nexus.initiator);
         match opened {

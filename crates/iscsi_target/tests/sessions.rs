@@ -1,4 +1,4 @@
-//! Begin and end of sessions: reinstatement, logout, access, limits, task management.
+//! Start and end of sessions: reinstatement, logout, access, limits, task management.
 
 mod common;
 

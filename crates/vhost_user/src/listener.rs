@@ -26,7 +26,7 @@ use crate::socket_path::{FileId, file_at};
 
 static REFUSAL_LOG: RateLimit = RateLimit::new(Duration::from_secs(1));
 
-/// Time without connections to an export after its front end has blocked a worker. A front end could otherwise do so repeatedly.
+/// After a front end has blocked a worker, its export refuses connections for this time. The front end could otherwise do so repeatedly.
 const SHUNNED: Duration = Duration::from_secs(30);
 
 /// Maximum wait for the end of a session: the time that clients of the daemon wait for a change. After that it ends on its own when the
@@ -232,7 +232,7 @@ pub struct Server {
     state: Arc<State>,
     thread: Option<JoinHandle<()>>,
     inherited: Mutex<InheritedSockets>,
-    /// Sockets that cannot be bound yet wait.
+    /// Sockets that cannot be bound yet may wait.
     may_wait: AtomicBool,
 }
 
@@ -361,14 +361,14 @@ impl Server {
         opened
     }
 
-    /// Time of the next retry of a waiting socket.
+    /// Returns the time of the next retry of a waiting socket.
     pub fn next_socket_try(&self) -> Option<Instant> {
         let exports = lock(&self.state.exports);
         let retries = exports.iter().filter_map(|one| one.listening.retry());
         retries.map(|retry| retry.next_try).min()
     }
 
-    /// Sockets that cannot be bound yet.
+    /// Returns the sockets that cannot be bound yet.
     pub fn waiting_sockets(&self) -> Vec<WaitingSocket> {
         let exports = lock(&self.state.exports);
         let waiting = exports.iter().filter_map(|export| {

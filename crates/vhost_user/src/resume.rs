@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use virtio_device::VirtioDevice;
 
-/// Resume permission of a session's queues.
+/// Decides which queues of a session may resume.
 pub(crate) struct ResumeCheck {
     /// The disk differs from that of the export's last driver.
     is_replaced: bool,

@@ -1,7 +1,7 @@
 //! State of one connection. Messages from the crate `vhost` change it and its vrings.
 //!
-//! Checks everything that the crate does not: indices, features, sizes, addresses. A refusal ends the session, because the protocol has no
-//! other failure. At every end its vrings are drained first, so that no request is left half done.
+//! Checks everything that the crate does not: indices, features, sizes, addresses. `relay` answers a refused message, or ends the session
+//! if the front end waits for no answer. At every end its vrings are drained first, so that no request is left half done.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;

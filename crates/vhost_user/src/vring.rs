@@ -219,7 +219,7 @@ impl Vring {
             if kick {
                 w.rewatch(source);
             }
-            // The ring may contain requests without a future kick.
+            // The driver may not kick again for requests that are already in the ring.
             w.wake(source);
             changed
         });

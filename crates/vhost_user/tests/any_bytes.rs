@@ -8,7 +8,7 @@ use bdev::Disk;
 use virtio_blk::{BlkDevice, BlkOptions};
 use virtio_device::VirtioDevice;
 
-/// Begin of a valid session: memory, size, addresses, interrupt, kick, enable, each for queue 0.
+/// Start of a valid session: memory, size, addresses, interrupt, kick, enable, each for queue 0.
 const SOUND: &[u8] = &[
     2, 0, 4, 5, 0, 7, 0, 16, 0, 9, 0, 0, 0, 0x00, 2, 0x00, 1, 16, 0, 13, 0, 21, 0, 12, 0,
 ];

@@ -322,7 +322,7 @@ fn descriptors_that_are_no_events_are_refused() {
 /// the requests that the previous back end had popped.
 #[test]
 fn old_requests_are_answered_when_base_is_the_avail_index() {
-    // Eight requests of three descriptors each. The used index or position is at the begin of the ring.
+    // Eight requests of three descriptors each. The used index or position is at the start of the ring.
     for (packed, base) in [(false, 8), (true, 0x8000_8018)] {
         let rig = Rig::polling(1, PollLimit::Never);
         let socket = rig.serve_ram("d", 1);

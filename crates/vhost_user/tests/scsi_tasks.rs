@@ -61,7 +61,7 @@ fn reap(queue: &mut ScsiQueue, count: usize) {
     }
 }
 
-/// Returns the positions of begin and end of a block's write in the device's story.
+/// Returns the positions of a write's start and end in the device's story.
 fn times(device: &Watched, block: u64) -> (usize, usize) {
     let story = device.story();
     let find = |moment| story.iter().position(|seen| *seen == moment).unwrap();

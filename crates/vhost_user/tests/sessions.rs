@@ -1,4 +1,4 @@
-//! Begin and end of sessions; changes of vrings and memory during I/O; idle exports without cost.
+//! Start and end of sessions; changes of vrings and memory during I/O; idle exports without cost.
 
 mod support;
 

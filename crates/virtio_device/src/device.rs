@@ -8,8 +8,7 @@ use latency::Labels;
 use reactor::{Io, Source, SourceId};
 use virtqueue::{QueueConfig, QueueError};
 
-/// Called once, on the worker's thread, when a queue ends because of its driver or front end. Arguments: the kind of breach and a
-/// description.
+/// Callback on the worker's thread, called once when a queue ends because of its driver or front end. Arguments: kind and description.
 pub type OnBroken = Arc<dyn Fn(Breach, &str) + Send + Sync>;
 
 /// Kind of rule violation that ended a queue.
@@ -17,7 +16,7 @@ pub type OnBroken = Arc<dyn Fn(Breach, &str) + Send + Sync>;
 pub enum Breach {
     /// The driver violated the rules of the ring or of the device type.
     Rules,
-    /// A descriptor of the front end blocked the worker, and with it all other sources of that worker.
+    /// A descriptor of the front end blocked the worker and all its other sources.
     HeldUp,
 }
 
@@ -44,7 +43,7 @@ impl std::error::Error for ConfigError {}
 
 /// Parameters of a new queue.
 pub struct QueueSetup {
-    /// Index of the queue in its device.
+    /// Index in the device.
     pub index: u16,
     /// Negotiated feature bits.
     pub features: u64,
@@ -52,7 +51,7 @@ pub struct QueueSetup {
     pub config: QueueConfig,
     /// Guest memory.
     pub memory: Arc<MemoryTable>,
-    /// In-flight region of the queue. It survives this daemon.
+    /// In-flight region, which outlives this daemon.
     pub inflight: Option<RingMemory>,
     /// Kick eventfd: readable when the driver kicks.
     pub kick: Option<OwnedFd>,
@@ -90,8 +89,8 @@ pub trait QueueControl {
     /// Fails if the ring is outside of the new guest memory. The queue has then ended.
     fn change(&mut self, change: QueueChange) -> Result<(), QueueError>;
 
-    /// Announces that the queue is about to stop and that its front end is gone. From now on, failed requests stay unanswered if the queue
-    /// has an in-flight region: the next device finds them there and repeats them.
+    /// Announces a stop after the front end has left. From now on, failed requests of a queue with an in-flight region stay unanswered, and
+    /// the next device repeats them.
     fn leave_failed(&mut self);
 
     /// Returns the position in the ring, in the format of `GET_VRING_BASE`.
@@ -117,8 +116,8 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// Returns the feature bits of the device type, without those of the transport and the rings.
     fn features(&self) -> u64;
 
-    /// Returns all feature bits that the type offers with any disk or option. A driver may have accepted a feature that the device no
-    /// longer offers.
+    /// Returns the feature bits that the type offers with any disk or option. A driver may have accepted one that the device no longer
+    /// offers.
     fn known_features(&self) -> u64 {
         self.features()
     }
@@ -126,8 +125,8 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// Returns the number of queues that a driver may use.
     fn queue_count(&self) -> u16;
 
-    /// Returns the number of queues that a driver with these features may use. It is larger than [`VirtioDevice::queue_count`] if the
-    /// driver accepted the features when the device had more queues.
+    /// Returns the number of queues that a driver with these features may use: more than [`VirtioDevice::queue_count`] if the device had
+    /// more when the driver accepted the features.
     fn queue_limit(&self, features: u64) -> u16 {
         let _ = features;
         self.queue_count()
@@ -148,15 +147,15 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// Drops all state of the connection. Called when a front end connects or leaves, and when the driver resets the device.
     fn reset(&self);
 
-    /// Called when the driver has reset the device, or has stopped its rings and disconnected. Not called for a mere disconnection: the
+    /// Called after a reset by the driver, or after it has stopped its rings and disconnected. Not called for a mere disconnection: the
     /// guest may continue on another connection.
     fn forget_driver(&self) {}
 
-    /// Drops driver writes to the configuration space. Called when the driver has left. A reset keeps them: QEMU shows the next driver the
-    /// values that the previous one wrote, and does not read them again.
+    /// Drops driver writes to the configuration space after the driver has left. A reset keeps them: QEMU shows the next driver the old
+    /// values without reading them again.
     fn forget_config(&self) {}
 
-    /// Returns true if the disk differs from that of the last driver, and that driver cannot be notified.
+    /// Returns true if the disk differs from that of the last driver, and the driver cannot be notified.
     fn is_replaced(&self) -> bool {
         false
     }
@@ -167,7 +166,7 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// Records that a driver resumes a queue of a replaced disk, and still addresses the old disk. May block.
     fn driver_resumes(&self) {}
 
-    /// Returns true if queue `index` moves data. Other queues are placed on the least important worker.
+    /// Returns true if queue `index` moves data. Other queues run on the first worker of the export or the pool.
     fn carries_data(&self, _index: u16) -> bool {
         true
     }

@@ -16,8 +16,8 @@ use reactor::{Io, Tag};
 pub use reactor::{Job, Step};
 use virtqueue::{Chain, ErrorPlace};
 
-/// A request in its slot. It stays in one slot from its first hop to its last; hops pass the slot number only. Fields that each request
-/// needs are adjacent. Fields that few requests need are at the end of the state.
+/// A request in its slot, for its whole life: hops pass the slot number only. Fields that each request needs are adjacent; rarely needed
+/// fields are at the end of the state.
 #[derive(Default)]
 #[repr(C)]
 pub struct Request<S> {
@@ -25,7 +25,7 @@ pub struct Request<S> {
     pub job: Job,
     /// The descriptor chain.
     pub chain: Chain,
-    /// State of the device type. A new request finds the state of the slot's previous request.
+    /// State of the device type. It still contains values of the slot's previous request.
     pub state: S,
 }
 
@@ -137,7 +137,7 @@ pub trait Protocol: 'static {
     fn shown(&mut self) {}
 
     /// Writes an error response into a chain that cannot be served, if it has room for one. Returns the bytes written. `place` begins
-    /// behind the chain's readable bytes. The request has not been parsed.
+    /// behind the readable bytes. The request has not been parsed.
     fn refuse(&mut self, request: &mut Request<Self::State>, place: ErrorPlace) -> u32;
 
     /// Returns true if chains may be popped. A queue with event buffers returns false until there is an event.

@@ -3,8 +3,8 @@
 //! `drain` processes a batch: pops all chains (**popped**), parses them (**parsed**) and submits them (**submitted**). I/Os that complete
 //! synchronously are **reaped** there; pending ones end in `finish`. `publish` answers all completed requests (**answered**), stores the
 //! used index once and interrupts once (**notified**). For a polling driver, the check of its interrupt suppression is deferred
-//! (`interrupt_moderation`). `waiting` holds requests that do not finish in one pass. If the driver breaks the rules, `breach` ends the
-//! request or this queue, with one log line, and nothing more.
+//! (`interrupt_moderation`). `waiting` holds requests that need several passes. `breach` ends a request or the queue if the driver breaks
+//! the rules, with one log line.
 
 mod batch_size;
 mod breach;
@@ -44,8 +44,8 @@ const BATCH_BYTES: u64 = 8 << 20;
 const STEPS_MAX: u64 = 32;
 const STEP_BYTES: u64 = 128 << 10;
 
-/// From this batch size on, response cache lines that are apart from their requests are prefetched while popping. Parsing takes a third of
-/// the time of popping: prefetches there would exceed the number of outstanding lines of a core.
+/// From this batch size on, separate response cache lines are prefetched while popping. Parsing takes a third of the time of popping:
+/// prefetches there would exceed the outstanding lines of a core.
 const MANY: usize = 16;
 
 /// Progress of a request.
@@ -298,7 +298,7 @@ impl<P: Protocol> Queue<P> {
         }
         if !self.pended.is_empty() {
             probes::submitted(|| self.pended.iter().map(id));
-            // Pending requests are submitted now. Requests that completed synchronously were submitted when they were parsed.
+            // Pending requests are submitted now, synchronous ones were submitted when they were parsed.
             let mut stamps = stamps;
             stamps.mark(Stage::Submitted, now);
             for index in self.pended.drain(..) {
@@ -340,8 +340,8 @@ impl<P: Protocol> Queue<P> {
         }
     }
 
-    /// Sends prefetch hints for the request after `at` in the batch, and for a later one. If a slot begins with another step, its job is
-    /// stale; the hint is then useless but harmless.
+    /// Sends prefetch hints for the request after `at` in the batch, and for a later one. The job of a slot with another first step is
+    /// stale; its hint is useless but harmless.
     #[inline(never)]
     fn prefetch_next(&mut self, io: &Io, next: u16, batch: &[u16], at: usize) {
         let job = &self.slots.get(next).request.job;
@@ -670,7 +670,7 @@ impl<P: Protocol> Source for Queue<P> {
     }
 
     fn let_go(&mut self, io: &mut Io, disk: &Arc<Disk>) {
-        // A request between two steps keeps its handle. The handle could belong to another disk when the request continues.
+        // A request between two steps keeps its handle, which could belong to another disk when the request continues.
         for slot in self.slots.all() {
             let job = &mut slot.request.job;
             if io.is_of(job.disk, disk) {

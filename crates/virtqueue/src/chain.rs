@@ -45,7 +45,7 @@ pub(crate) struct Limits {
     pub table: Table,
 }
 
-/// Additional buffer pieces of elements that span regions: the maximum number of memory regions.
+/// Maximum number of additional pieces of elements that span regions: the maximum number of memory regions of a client.
 const PIECES: usize = 512;
 
 impl Limits {

@@ -71,7 +71,7 @@ impl DeviceQueue {
     }
 
     /// Resumes a ring without an in-flight region. If the base is not the used index, continues with the requests that are unanswered
-    /// according to the ring, and returns them. Must be called before the first pop.
+    /// according to the ring, and returns positions and counts. Must be called before the first pop.
     ///
     /// Such a front end cannot identify the unanswered requests: after a restart of the back end, Cloud Hypervisor sends the available
     /// index, others send 0. DPDK and SPDK also continue at the used index; QEMU's library does so for devices that answer in order.

@@ -60,8 +60,8 @@ pub struct SplitQueue {
     size: u16,
     event_idx: bool,
     broken: bool,
-    /// The driver's event suppression was checked since the queue was created. The first answer always notifies, on behalf of an earlier
-    /// device.
+    /// The driver's event suppression was checked since the queue was created. With `event_idx`, the first answer always notifies, on
+    /// behalf of an earlier device.
     signalled: bool,
     limits: Limits,
     /// Next entry to pop.
@@ -141,7 +141,7 @@ impl SplitQueue {
             available: |at| self.areas.heads.read(at).get(),
             used: |at| self.areas.elements.read(at).id.get(),
         };
-        // `None`: the ring's own indices are no better.
+        // `None`: the ring's own indices are not consistent either.
         let again = rings.unanswered()?;
         let (base, used) = (self.base(), u32::from(self.next_used));
         let unanswered = rings.available_index.wrapping_sub(rings.used_index);

@@ -170,7 +170,7 @@ pub struct Watched {
     delay: Arc<AtomicU64>,
 }
 
-/// Begin or end of the I/O at an offset.
+/// Start or end of the I/O at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
     Begun(u64),
@@ -191,7 +191,7 @@ impl Watched {
         self.seen.lock().unwrap().clone()
     }
 
-    /// Returns all begins and ends in order.
+    /// Returns all starts and ends in order.
     pub fn story(&self) -> Vec<Moment> {
         self.story.lock().unwrap().clone()
     }

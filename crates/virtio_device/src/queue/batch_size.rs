@@ -25,7 +25,7 @@ pub(super) struct BatchSize {
     polls: u64,
     /// Maximum batch size since then.
     size: usize,
-    /// Recent maximum of chains that arrived at once, in fractions of [`MOST_PARTS`].
+    /// Recent maximum of chains that arrived at once, in units of 1/[`MOST_PARTS`].
     most: usize,
     /// Chains were taken after an idle poll, and their answers are not published yet.
     fresh: bool,
@@ -44,9 +44,8 @@ impl BatchSize {
         }
     }
 
-    /// Returns the maximum batch size for `there` waiting chains; `polls` is the number of idle polls so far. The result stays the same
-    /// until the next idle poll. It is raised if there are more chains than the driver usually has in flight: its depth has grown, and
-    /// neither side waits.
+    /// Returns the maximum batch size for `there` waiting chains; `polls` is the number of idle polls so far. It is constant until the next
+    /// idle poll, unless there are far more chains than the driver usually has in flight: its depth has grown, and neither side waits.
     #[inline(always)]
     pub(super) fn next(&mut self, polls: u64, there: usize) -> usize {
         let parts = there * MOST_PARTS;
@@ -74,8 +73,8 @@ impl BatchSize {
     }
 }
 
-/// Returns the batch size for `there` chains if recently `most` arrived at once. About half of `most` is one of the halves and is taken
-/// whole: halved again it would take twice the iterations.
+/// Returns the batch size for `there` chains if recently `most` arrived at once. About half of `most` is taken whole: halved again it would
+/// take twice the iterations.
 fn size_of_batch(there: usize, most: usize) -> usize {
     if most < HALVED {
         BATCH

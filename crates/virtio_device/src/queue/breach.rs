@@ -81,7 +81,7 @@ impl<P: Protocol> Queue<P> {
         slot.begin_otherwise(Step::Over);
     }
 
-    /// Returns the slot's chain immediately.
+    /// Writes the error response and returns the slot's chain immediately.
     fn refuse(&mut self, index: u16, place: ErrorPlace, why: &dyn Display) {
         self.timeline.counters().malformed.add(1);
         if let Some(suppressed) = REFUSED_LOG.pass() {

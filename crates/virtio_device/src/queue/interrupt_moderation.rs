@@ -2,8 +2,8 @@
 //!
 //! A read right after the store of the used index needs a full barrier, or both sides could miss each other (virtio 1.3, 2.7.10). The
 //! barrier waits until the driver's core releases the cache line of the used index: a tenth of the cost of an iteration with few requests.
-//! A polling driver wants no interrupts. Its answers are published at once, and the read is deferred until `PATIENCE` is over or the worker
-//! is about to sleep. If the driver wanted an interrupt recently, the read is immediate. Figures: `docs/performance.md`.
+//! A polling driver wants no interrupts: its answers are published at once, and the read is deferred until `PATIENCE` is over or the worker
+//! is about to sleep. Otherwise the read is immediate. Figures: `docs/performance.md`.
 
 use std::time::Duration;
 

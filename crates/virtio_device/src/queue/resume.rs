@@ -1,4 +1,4 @@
-//! Finds the ring position to resume from if there is no in-flight region.
+//! Start position of a ring without an in-flight region, determined from the ring itself.
 
 use std::time::Duration;
 
