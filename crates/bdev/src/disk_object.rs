@@ -1,7 +1,7 @@
 //! A named disk: a block device and the identity that every export of it shows.
 //!
-//! Serial number and NAA identifier derive from the identity, which whoever makes the disk keeps with it (see
-//! [`crate::Medium`]); either may be given instead. Made by the control plane; shared by all workers.
+//! Serial number and NAA identifier derive from the identity, which the creator of the disk stores with it (see [`crate::Medium`]). Both
+//! can be given instead. Created by the control plane; shared by all workers.
 
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
@@ -17,55 +17,55 @@ use crate::{
     Recorder, ResizeError, StateCell, Throttle,
 };
 
-/// The most that virtio-blk's `GET_ID` holds (virtio 1.3, 5.2.6).
+/// Size in bytes of virtio-blk's `GET_ID` (virtio 1.3, 5.2.6).
 const SERIAL_BYTES_MAX: usize = 20;
 
-/// A device that answers answers by then.
+/// Time limit for I/O in flight to end. A working device answers within it.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Interval at which a hold that waits checks whether it is still wanted.
+/// Interval at which a waiting hold checks whether it is still wanted.
 const HOLD_STEP: Duration = Duration::from_millis(50);
 const HOLD_STEPS: u128 = RESIZE_PATIENCE.as_millis() / HOLD_STEP.as_millis();
 
-/// What a disk shows to its clients besides what its block device says.
+/// Properties that a disk shows to its clients in addition to those of its block device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskOptions<'a> {
-    /// Which disk it is; `None`: one that nobody has seen before.
+    /// Identity; `None`: a new one.
     pub identity: Option<Identity>,
     /// Serial number; `None`: that of the identity, or the digits of `wwn`.
     pub serial: Option<&'a str>,
     /// NAA identifier of 64 bits; `None`: that of the identity.
     pub wwn: Option<u64>,
-    /// Physical block size in bytes; `None`: what the block device says.
+    /// Physical block size in bytes; `None`: that of the block device.
     pub physical_block_size: Option<u32>,
-    /// Its medium can be ejected and loaded by SCSI initiators.
+    /// SCSI initiators can eject and load the medium.
     pub removable: bool,
     /// Third-party copies through SCSI targets that do not have the disk may read and write it.
     pub copy_across_targets: bool,
 }
 
-/// A disk that is about to be smaller: see [`Disk::begin_shrink`].
+/// A disk that is about to shrink: see [`Disk::begin_shrink`].
 #[must_use]
 pub struct Shrinking {
     size: u64,
     before: u64,
-    /// Of the range that goes.
+    /// Lock of the range that is removed.
     _lease: RangeLock,
 }
 
 impl Shrinking {
-    /// Bytes that the disk is to have.
+    /// Returns the new size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes that it has until then.
+    /// Returns the old size in bytes.
     pub fn size_before(&self) -> u64 {
         self.before
     }
 }
 
-/// What is configured to be shown in the place of what derives from the identity.
+/// Configured values that replace those derived from the identity.
 #[derive(Debug)]
 struct Given {
     serial: Option<String>,
@@ -76,7 +76,7 @@ impl Given {
     fn serial(&self, identity: Identity) -> String {
         match (&self.serial, self.wwn) {
             (Some(serial), _) => serial.clone(),
-            // Two daemons that show one disk are given its identifier, and shall not differ in the serial number.
+            // Two daemons that show one disk are given the same identifier, and must not differ in the serial number.
             (None, Some(wwn)) => format!("{wwn:016x}"),
             (None, None) => identity.serial(),
         }
@@ -110,10 +110,10 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Gives a block device a name and a new identity, and leaves all else as the block device says.
+    /// Creates a disk with a name and a new identity. All other properties are those of the block device.
     ///
     /// # Errors
-    /// When the serial does not fit into 20 printable ASCII characters.
+    /// The serial number does not fit into 20 printable ASCII characters.
     pub fn new(
         name: &str,
         serial: Option<&str>,
@@ -126,10 +126,10 @@ impl Disk {
         Disk::with_options(name, options, device)
     }
 
-    /// Gives a block device a name, an identity and what else clients see.
+    /// Creates a disk with a name, an identity and other properties that clients see.
     ///
     /// # Errors
-    /// When an option does not fit, or does not fit the block device.
+    /// An option is invalid, or does not suit the block device.
     pub fn with_options(
         name: &str,
         options: DiskOptions<'_>,
@@ -181,28 +181,28 @@ impl Disk {
         })
     }
 
-    /// The name it was given.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Shape, abilities and identity, as they are now. Takes a lock: not for every request.
+    /// Returns present geometry, abilities and identity. Takes a lock: not for every request.
     pub fn info(&self) -> Arc<DiskInfo> {
         let info = self.info.read().unwrap_or_else(PoisonError::into_inner);
         info.clone()
     }
 
-    /// Makes it another disk, as far as its clients can tell. It must have none.
+    /// Changes the identity. The disk must have no clients, because they would see another disk.
     pub fn set_identity(&self, identity: Identity) {
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
         *info = Arc::new(self.given.show(identity, DiskInfo::clone(&info)));
     }
 
-    /// Grows or shrinks the disk. The caller tells the transports afterwards. May block until changes that are in flight
-    /// beyond a new end have ended.
+    /// Grows or shrinks the disk. The caller notifies the transports afterwards. May block until changes in flight beyond a new end have
+    /// ended.
     ///
     /// # Errors
-    /// Nothing has changed then.
+    /// The size has not changed.
     pub fn resize(&self, size: u64) -> Result<(), ResizeError> {
         let device = self.device();
         let capacity = device.capacity();
@@ -219,11 +219,10 @@ impl Disk {
         Ok(())
     }
 
-    /// Prepares to make the disk smaller, with nothing lost yet: what comes from now on is refused beyond the new end, and what
-    /// was begun there has ended when this returns.
+    /// Prepares to shrink the disk without losing data: new I/O beyond the new end is refused, and earlier I/O there has ended on return.
     ///
     /// # Errors
-    /// Nothing has changed then.
+    /// Nothing has changed.
     pub fn begin_shrink(&self, size: u64) -> Result<Shrinking, ResizeError> {
         let info = self.info();
         check_size(size, size_unit(&info)).map_err(ResizeError::Size)?;
@@ -234,10 +233,10 @@ impl Disk {
         self.end_at(size)
     }
 
-    /// Gives a disk that was made larger the size back that it had, also one that is read-only.
+    /// Restores the previous size of a disk that was grown, also if it is read-only.
     ///
     /// # Errors
-    /// It stays larger then.
+    /// The disk stays larger.
     pub fn roll_back_growth(&self, size: u64) -> Result<(), ResizeError> {
         let shrinking = self.end_at(size)?;
         self.shrink(shrinking)
@@ -261,13 +260,13 @@ impl Disk {
         }
     }
 
-    /// Makes the disk smaller: what lies beyond the new end is lost.
+    /// Shrinks the disk. The content beyond the new end is lost.
     ///
     /// # Errors
-    /// The disk is as it was then.
+    /// The disk is unchanged.
     pub fn shrink(&self, shrinking: Shrinking) -> Result<(), ResizeError> {
         let size = shrinking.size;
-        // Before: it may become as large again, and what was there is gone.
+        // Before the change: if the disk grows again, its previous content there is gone.
         self.recorder.mark(size, u64::MAX);
         if let Err(source) = self.device().set_size(size) {
             self.stay_large(shrinking);
@@ -277,15 +276,15 @@ impl Disk {
         Ok(())
     }
 
-    /// It is not made smaller after all.
+    /// Cancels the shrinking.
     pub fn stay_large(&self, shrinking: Shrinking) {
         self.device().capacity().set(shrinking.before);
     }
 
-    /// How large what it lies in is now, for [`Disk::follow_size`] to take over.
+    /// Returns the present size of the underlying object, for [`Disk::follow_size`].
     ///
     /// # Errors
-    /// When that is no size for a disk, or cannot be known.
+    /// The size is not valid for a disk, or cannot be read.
     pub fn found_size(&self) -> Result<u64, ResizeError> {
         let found = self
             .bytes_found()?
@@ -293,7 +292,7 @@ impl Disk {
         check_size(found, size_unit(&self.info())).map_err(ResizeError::Size)
     }
 
-    /// Is what it lies in larger or smaller than its clients know? A disk that cannot be looked at says no.
+    /// Returns true if the underlying object has another size than its clients see; false if its size cannot be read.
     pub fn has_other_size(&self) -> bool {
         let info = self.info();
         let found = self.bytes_found().ok().flatten();
@@ -302,11 +301,11 @@ impl Disk {
         found != 0 && found != info.geometry.capacity_bytes()
     }
 
-    /// Takes over the size that others have given it, in whole blocks. `Some`: it is another one than before. What shrank has
-    /// lost what was beyond its new end, and nothing waits for I/Os there. The caller tells clients afterwards.
+    /// Adopts a size set by others, in whole blocks. Returns `Some` if the size has changed. If the disk has shrunk, the content beyond the
+    /// new end is already lost, and the call does not wait for I/O there. The caller notifies clients afterwards.
     ///
     /// # Errors
-    /// When nothing is left, or that cannot be known: the disk keeps its size, and I/Os say what is wrong.
+    /// No block is left, or the size cannot be read. The disk keeps its size, and I/O reports the error.
     pub fn follow_size(&self) -> Result<Option<u64>, ResizeError> {
         let before = self.info();
         let device = self.device();
@@ -317,7 +316,7 @@ impl Disk {
         if size == before.geometry.capacity_bytes() {
             return Ok(None);
         }
-        // A block device that follows by itself has said so, and may have a newer one by now.
+        // A device that tracks its size has updated the capacity already, possibly to a newer value.
         if found.is_some() {
             capacity.set(size);
         }
@@ -342,10 +341,10 @@ impl Disk {
         });
     }
 
-    /// Holds a range against all reads and changes of clients, once those that are in flight there have ended. Blocks.
+    /// Holds a range against all reads and changes of clients, after those in flight there have ended. Blocks.
     ///
     /// # Errors
-    /// When they do not end in time.
+    /// They do not end in time.
     pub fn hold(&self, offset: u64, length: u64) -> Result<RangeLock, ResizeError> {
         self.hold_while(offset, length, || true)
     }
@@ -353,7 +352,7 @@ impl Disk {
     /// As [`Disk::hold`], but gives up soon after `is_wanted` returns false.
     ///
     /// # Errors
-    /// When they do not end in time, or the range is not wanted any more.
+    /// They do not end in time, or the range is not wanted any more.
     pub fn hold_while(
         &self,
         offset: u64,
@@ -362,7 +361,7 @@ impl Disk {
     ) -> Result<RangeLock, ResizeError> {
         let (grant, granted) = mpsc::channel();
         self.locks.acquire(offset, length, move |lease| {
-            // When nobody waits any more it is dropped, and so given back.
+            // Without a receiver the lock is dropped, which releases it.
             grant.send(lease).ok();
         });
         let seconds = RESIZE_PATIENCE.as_secs();
@@ -377,78 +376,77 @@ impl Disk {
         Err(ResizeError::Busy { seconds })
     }
 
-    /// Can its medium be ejected and loaded?
+    /// Returns true if SCSI initiators can eject and load the medium.
     pub fn is_removable(&self) -> bool {
         self.removable
     }
 
-    /// May third-party copies through SCSI targets that do not have it read and write it?
+    /// Returns true if third-party copies through SCSI targets that do not have the disk may read and write it.
     pub fn may_be_copied_across_targets(&self) -> bool {
         self.copy_across_targets
     }
 
-    /// Ranges that are held against all other reads and changes.
+    /// Returns the locks of ranges, which exclude all other reads and changes.
     pub fn range_locks(&self) -> &Arc<RangeLocks> {
         &self.locks
     }
 
-    /// Closes the disk: from now on every I/O that is not [`block::IoFlags::CLOSER`] fails, on every transport, and those
-    /// that are wait until the changes that are in flight have ended. These keep to a pace too, see [`closed_pace`].
-    /// Quick; may be called twice.
+    /// Closes the disk: from now on every I/O without [`block::IoFlags::CLOSER`] fails, on every transport. I/O with that flag waits until
+    /// the changes in flight have ended, and is limited in rate, see [`closed_pace`]. Quick; may be called twice.
     pub fn close(&self) {
         let capacity = self.info().geometry.capacity_bytes();
         self.throttle.set_pace(Some(closed_pace(capacity)));
         self.locks.close();
     }
 
-    /// Opens the disk again.
+    /// Reopens the disk.
     pub fn reopen(&self) {
         self.locks.reopen();
         self.throttle.set_pace(None);
     }
 
-    /// What keeps its I/Os from starting at once.
+    /// Returns the conditions that prevent I/Os from starting at once.
     pub fn conditions(&self) -> &Arc<Conditions> {
         &self.conditions
     }
 
-    /// Sets its limits anew, at any time: they hold for all exports together.
+    /// Sets the rate limits, at any time. They apply to all exports together.
     pub fn set_limits(&self, limits: RateLimits) {
         self.throttle.set(limits);
     }
 
-    /// Sets what becomes of I/Os that fail, and how long they may take, for those that are submitted from now on. Whoever sets it
-    /// resumes the disk on all workers afterwards, so that what waits by the old policy ends by the new one.
+    /// Sets the handling of failed I/Os and the time limit, for I/Os submitted from now on. The caller then resumes the disk on all
+    /// workers, so that waiting I/Os follow the new policy.
     pub fn set_error_policy(&self, policy: ErrorPolicy) {
         self.errors.set(policy);
     }
 
-    /// What becomes of I/Os that fail.
+    /// Returns the handling of failed I/Os.
     pub fn on_error(&self) -> OnError {
         self.errors.on_error()
     }
 
-    /// How long an I/O may take.
+    /// Returns the time limit of an I/O.
     pub fn io_timeout(&self) -> Option<Duration> {
         self.errors.io_timeout()
     }
 
-    /// Its limits, as workers keep to them.
+    /// Returns the rate limits that workers enforce.
     pub fn throttle(&self) -> &Arc<Throttle> {
         &self.throttle
     }
 
-    /// Where its changes are recorded.
+    /// Returns the recorder of changes.
     pub fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
 
-    /// Can it do I/O now?
+    /// Returns the state of the disk.
     pub fn state(&self) -> &Arc<StateCell> {
         &self.state
     }
 
-    /// The kinds of its layers, from the top down to the device.
+    /// Returns the kinds of its layers, from the top down to the device.
     pub fn stack(&self) -> Vec<&'static str> {
         let device = self.device();
         let top: Option<&dyn BlockDevice> = Some(&*device);
@@ -456,20 +454,20 @@ impl Disk {
         layers.map(|layer| layer.kind()).collect()
     }
 
-    /// What does its I/O now. Takes a lock: not for every request.
+    /// Returns the present device. Takes a lock: not for every request.
     pub fn device(&self) -> Arc<dyn BlockDevice> {
         self.device.get().0
     }
 
-    /// Its device, and how many it has had before.
+    /// Returns the present device and the number of earlier ones.
     pub fn device_and_generation(&self) -> (Arc<dyn BlockDevice>, u64) {
         self.device.get()
     }
 
-    /// May it have this device ([`Disk::replace_device`])?
+    /// Checks whether the disk may change to this device ([`Disk::replace_device`]).
     ///
     /// # Errors
-    /// What clients were told of the disk that the device does not keep.
+    /// The promise made to clients that the device does not keep.
     pub fn check_device(&self, device: &dyn BlockDevice) -> Result<(), BrokenPromise> {
         replacement::check(&self.info(), &device.info())
     }
@@ -477,7 +475,7 @@ impl Disk {
     /// Checks whether a device can hold a copy of the disk that no client uses.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// The property that prevents it.
     pub fn check_copy(&self, device: &dyn BlockDevice) -> Result<(), BrokenPromise> {
         let (told, new) = (self.info(), device.info());
         replacement::check_shape(&told, &new)
@@ -494,11 +492,11 @@ impl Disk {
         }
     }
 
-    /// Gives it another device with the same content, under the same name and identity. Whoever does it holds the whole disk
-    /// ([`Disk::hold`]) until all workers have changed to it.
+    /// Replaces the device by another one with the same content; name and identity stay. The caller holds the whole disk ([`Disk::hold`])
+    /// until all workers have changed to the new device.
     ///
     /// # Errors
-    /// What clients were told of the disk that the device does not keep. Nothing has changed then.
+    /// The promise made to clients that the device does not keep. Nothing has changed.
     pub fn replace_device(&self, device: Arc<dyn BlockDevice>) -> Result<(), BrokenPromise> {
         let new = device.info();
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
@@ -508,7 +506,7 @@ impl Disk {
             identity: info.identity,
             serial: info.serial.clone(),
             naa: info.naa,
-            // No client relies on it, so the next device may lack it.
+            // No client relies on it, therefore the next device may lack it.
             discard_zeroes: info.discard_zeroes && new.discard_zeroes,
             ..new
         });
@@ -523,7 +521,7 @@ fn size_unit(info: &DiskInfo) -> u32 {
     info.geometry.block_size().max(info.io_alignment)
 }
 
-/// The largest size of the disk within `bytes`.
+/// Returns the largest valid size of the disk within `bytes`.
 fn whole_units(bytes: u64, info: &DiskInfo) -> u64 {
     bytes - bytes % u64::from(size_unit(info))
 }
@@ -532,11 +530,11 @@ fn is_serial(text: &str) -> bool {
     (1..=SERIAL_BYTES_MAX).contains(&text.len()) && text.bytes().all(|b| matches!(b, b' '..=b'~'))
 }
 
-/// Bytes that may be written in a second to a disk that is closed: to its sanitize or format operation.
+/// Returns the write rate of a closed disk in bytes per second. It limits the sanitize or format operation.
 ///
-/// A pass over a disk of 512 MiB or more takes 8 seconds at least, that over a smaller one its share of them. Memory could be
-/// overwritten in an instant: too soon for anybody to see the progress that SBC-4 lets initiators poll, and with a worker that
-/// has time for nothing else. No disk of 1 TiB reaches the 128 GiB/s that it may.
+/// A pass over a disk of 512 MiB or more takes at least 8 seconds, a pass over a smaller one proportionally less. Memory could be
+/// overwritten in an instant: too fast for the progress that initiators may poll (SBC-4), and it would occupy the worker completely. No
+/// disk of 1 TiB reaches the permitted 128 GiB/s.
 fn closed_pace(capacity: u64) -> u64 {
     const PACE_MIN: u64 = 64 << 20;
     const PASS_SECONDS: u64 = 8;
@@ -556,7 +554,7 @@ mod tests {
         Disk::new(name, serial, Arc::new(device))
     }
 
-    /// 64 MiB/s, or what lets a pass end within 8 seconds.
+    /// 64 MiB/s, or the rate for a pass of 8 seconds.
     #[test]
     fn pass_over_a_closed_disk_takes_eight_seconds_or_its_share() {
         assert_eq!(closed_pace(0), 67_108_864);
@@ -597,7 +595,7 @@ mod tests {
                 (info.identity, info.serial.as_str(), info.naa),
                 (identity, shown, naa)
             );
-            // What is given stays when the identity is another one; the rest goes with it.
+            // Configured values stay when the identity changes; derived values change with it.
             disk.resize(2 << 20).unwrap();
             disk.set_identity(b.info().identity);
             let info = disk.info();

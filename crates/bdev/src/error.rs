@@ -1,129 +1,129 @@
-//! Why a disk could not be opened: what was tried, with which value, and what to do.
+//! Errors of opening and resizing a disk: the attempted operation, the value, and the remedy.
 
 use std::io;
 use std::path::PathBuf;
 
-/// A disk that could not be opened or created.
+/// Errors of opening or creating a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Not a block size.
+    /// Invalid block size.
     #[error("block size {found} is not allowed: it must be 512, 1024, 2048 or 4096 bytes")]
     BlockSize {
-        /// What was asked for.
+        /// Requested size in bytes.
         found: u32,
     },
-    /// No room for a single block, or a part of a block at the end.
+    /// The size is 0, or not a multiple of the block size.
     #[error(
         "size {found} bytes is not allowed: it must be a multiple of the block size, {block_size} bytes, and not 0"
     )]
     Size {
-        /// What was asked for.
+        /// Requested size in bytes.
         found: u64,
-        /// The disk's block size.
+        /// Block size of the disk in bytes.
         block_size: u32,
     },
-    /// The RAM disk's address space was refused.
+    /// The kernel refused the address space of a RAM disk.
     #[error(
         "cannot reserve {size} bytes of address space for a RAM disk: {source}; hint: choose a smaller size"
     )]
     Memory {
-        /// What was asked for.
+        /// Requested size in bytes.
         size: u64,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
-    /// The memory of a RAM disk that was kept has another shape than requested.
+    /// The retained memory of a RAM disk has another shape than requested.
     #[error(
         "its memory was kept with {size} bytes in blocks of {block_size} bytes; hint: configure it so, or remove the disk and add it anew"
     )]
     Kept {
-        /// Bytes of the disk.
+        /// Size of the disk in bytes.
         size: u64,
-        /// Bytes of a block.
+        /// Block size in bytes.
         block_size: u32,
     },
-    /// A serial that does not fit into `GET_ID` and the unit serial number page.
+    /// The serial number does not fit into `GET_ID` and the unit serial number page.
     #[error("serial {found:?} is not allowed: at most 20 printable ASCII characters")]
     Serial {
-        /// What was asked for.
+        /// Requested serial number.
         found: String,
     },
-    /// Not a physical block size, or one below the logical block size.
+    /// Invalid physical block size, or smaller than the logical block size.
     #[error(
         "physical block size {found} is not allowed: it must be a power of two from the block size, {block_size} bytes, to 65536"
     )]
     PhysicalBlockSize {
-        /// What was asked for.
+        /// Requested size in bytes.
         found: u32,
-        /// The disk's logical block size.
+        /// Logical block size of the disk in bytes.
         block_size: u32,
     },
-    /// Not an NAA identifier of 64 bits.
+    /// Invalid NAA identifier of 64 bits.
     #[error("wwn {found:016x} is not allowed: its first digit must be 2, 3 or 5")]
     Wwn {
-        /// What was asked for.
+        /// Requested identifier.
         found: u64,
     },
-    /// Something about a Ceph cluster or an image of it.
+    /// Error of a Ceph cluster or one of its images.
     #[error(transparent)]
     Rbd(#[from] librbd::Error),
-    /// Something about an image of a Ceph cluster.
+    /// Error of an image of a Ceph cluster.
     #[error("rbd image {image}: {what}")]
     Image {
-        /// The image.
+        /// Name of the image.
         image: String,
-        /// What is wrong with it and what to do.
+        /// Reason and remedy.
         what: String,
     },
-    /// Something about a logical unit of an iSCSI target.
+    /// Error of a logical unit of an iSCSI target.
     #[error("{unit}: {what}")]
     Unit {
-        /// Its address.
+        /// Address of the unit.
         unit: String,
-        /// What is wrong with it and what to do.
+        /// Reason and remedy.
         what: String,
     },
-    /// Something about a SCSI device of this machine.
+    /// Error of a SCSI device of this machine.
     #[error("{}: {what}", path.display())]
     ScsiDevice {
-        /// The device.
+        /// Path of the device.
         path: std::path::PathBuf,
-        /// What is wrong with it and what to do.
+        /// Reason and remedy.
         what: String,
     },
-    /// Something about a file.
+    /// Error of a file.
     #[error("{}: {what}", path.display())]
     File {
-        /// The file or block device.
+        /// Path of the file or block device.
         path: PathBuf,
-        /// What is wrong with it and what to do.
+        /// Reason and remedy.
         what: String,
     },
 }
 
-/// A disk whose size was not changed.
+/// Errors of changing the size of a disk.
 #[derive(Debug, thiserror::Error)]
 pub enum ResizeError {
-    /// No room for a single block, or a part of a block at the end.
+    /// The size is 0, or not a multiple of the block size.
     #[error("{0}")]
     Size(OpenError),
     /// The system refused.
     #[error("cannot change the size to {size} bytes: {source}")]
     System {
-        /// What was asked for.
+        /// Requested size in bytes.
         size: u64,
-        /// What it said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Changes that had begun did not end in time.
+    /// Changes in flight did not end in time.
     #[error("changes beyond the new end are still in flight after {seconds} s")]
     Busy {
-        /// How long they were waited for.
+        /// Time waited, in seconds.
         seconds: u64,
     },
 }
 
-/// Is it a block size that every transport can serve?
+/// Checks that every transport supports this block size.
 pub(crate) fn check_block_size(found: u32) -> Result<u32, OpenError> {
     match found {
         512 | 1024 | 2048 | 4096 => Ok(found),
@@ -131,7 +131,7 @@ pub(crate) fn check_block_size(found: u32) -> Result<u32, OpenError> {
     }
 }
 
-/// Is it made of whole blocks, and not empty?
+/// Checks that a size consists of whole blocks and is not 0.
 pub(crate) fn check_size(found: u64, block_size: u32) -> Result<u64, OpenError> {
     if found == 0 || !found.is_multiple_of(u64::from(block_size)) {
         return Err(OpenError::Size { found, block_size });
@@ -139,7 +139,7 @@ pub(crate) fn check_size(found: u64, block_size: u32) -> Result<u64, OpenError> 
     Ok(found)
 }
 
-/// Can physical blocks of this size be made of the logical ones?
+/// Checks that physical blocks of this size consist of whole logical blocks.
 pub(crate) fn check_physical_block_size(found: u32, block_size: u32) -> Result<u32, OpenError> {
     if found.is_power_of_two() && (block_size..=65536).contains(&found) {
         return Ok(found);
@@ -147,7 +147,7 @@ pub(crate) fn check_physical_block_size(found: u32, block_size: u32) -> Result<u
     Err(OpenError::PhysicalBlockSize { found, block_size })
 }
 
-/// Is it an NAA identifier of eight bytes: IEEE extended, locally assigned or IEEE registered (SPC-5, 7.7.6.6)?
+/// Checks that an NAA identifier of eight bytes is IEEE extended, locally assigned or IEEE registered (SPC-5, 7.7.6.6).
 pub(crate) fn check_naa(found: u64) -> Result<u64, OpenError> {
     match found >> 60 {
         2 | 3 | 5 => Ok(found),

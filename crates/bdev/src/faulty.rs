@@ -1,10 +1,10 @@
-//! A block device that fails on purpose, around any other: for tests. It injects, exactly as its plan says:
+//! A layer that injects faults into another block device, for tests. It injects, exactly as planned:
 //!
-//! - **fail**: an I/O of a kind fails with an error and is not done;
-//! - **torn**: a write does its first bytes, then fails (an atomic one does none); **undone**: an I/O is done, but answered as failed;
-//! - **delay**: the answer comes later; **hold**: it comes when the test says so;
+//! - **fail**: an I/O of a kind fails with an error and is not executed;
+//! - **torn**: a write executes its first bytes, then fails (an atomic one executes none); **undone**: an I/O is executed, but fails;
+//! - **delay**: the answer comes later; **hold**: it comes when the test releases it;
 //! - **shuffle**: answers come in another order, the same for the same seed;
-//! - **alignment**: parts of its blocks are refused.
+//! - **alignment**: I/O on partial blocks is refused.
 //!
 //! It does not inject: lost or misdirected writes that are answered as done, wrong data, crashes.
 
@@ -19,40 +19,40 @@ use uring::{Completion, Owner, Ring};
 
 use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, Tag};
 
-/// One fault: which I/Os it hits, and how.
+/// One fault: the affected I/Os and the effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// I/Os of this kind; all handles count together.
+    /// Kind of the affected I/Os. All handles count together.
     pub kind: IoKind,
-    /// This many I/Os succeed first.
+    /// Number of I/Os that succeed first.
     pub skip: u64,
-    /// This many I/Os fail.
+    /// Number of I/Os that fail.
     pub times: u64,
-    /// What happens to them.
+    /// Effect on them.
     pub action: FaultAction,
 }
 
-/// What happens to an I/O that a fault hits.
+/// Effect of a fault on an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultAction {
-    /// It is not done and fails.
+    /// Fails and is not executed.
     Fail(IoError),
-    /// A write does its first bytes (whole blocks) and then fails.
+    /// A write executes its first bytes (whole blocks) and then fails.
     Torn(u64, IoError),
-    /// It is done, and fails.
+    /// Is executed, but fails.
     Undone(IoError),
-    /// It is done and answered after this time.
+    /// Is executed, and answered after this time.
     Delay(Duration),
-    /// It is done and answered once [`Faulty::release`] was called.
+    /// Is executed, and answered once [`Faulty::release`] was called.
     Hold,
 }
 
-/// What goes wrong.
+/// Faults to inject.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
-    /// The first that matches hits.
+    /// Faults. The first match applies.
     pub faults: Vec<Fault>,
-    /// Answers come in an order that this seed decides.
+    /// Seed of the order of answers, if answers are shuffled.
     pub shuffle: Option<u64>,
 }
 
@@ -83,12 +83,12 @@ impl Plan {
 pub struct Faulty {
     inner: Arc<dyn BlockDevice>,
     plan: Arc<Plan>,
-    /// Its [`DiskInfo::io_alignment`], if that is larger than that of the device below.
+    /// [`DiskInfo::io_alignment`] of this layer, if larger than that of the device below.
     alignment: u32,
 }
 
 impl Faulty {
-    /// Puts faults around a block device.
+    /// Adds faults to a block device.
     pub fn new(inner: Arc<dyn BlockDevice>, plan: FaultPlan) -> Faulty {
         Faulty {
             inner,
@@ -101,13 +101,13 @@ impl Faulty {
         }
     }
 
-    /// Makes the device refuse I/O whose offset or length is not a multiple of `alignment` bytes.
+    /// Makes the device refuse I/O with an offset or length that is not a multiple of `alignment` bytes.
     #[must_use]
     pub fn with_alignment(self, alignment: u32) -> Faulty {
         Faulty { alignment, ..self }
     }
 
-    /// Adds a fault while I/O goes on.
+    /// Adds a fault while I/O is running.
     pub fn inject(&self, fault: Fault) {
         let mut faults = self
             .plan
@@ -117,7 +117,7 @@ impl Faulty {
         faults.push(fault);
     }
 
-    /// Lets all that is held, or will be, be answered.
+    /// Releases all answers that are held, now or later.
     pub fn release(&self) {
         self.plan.released.store(true, Ordering::Release);
     }
@@ -158,7 +158,7 @@ impl Layer for Faulty {
     }
 }
 
-/// When an I/O that is over is answered.
+/// Time of the answer to an I/O that has ended.
 #[derive(Clone, Copy)]
 enum Answer {
     Now,
@@ -170,17 +170,17 @@ enum Answer {
 struct Slot {
     tag: Tag,
     answer: Answer,
-    /// Instead of what the block device says.
+    /// Replaces the outcome of the device below.
     forced: Option<IoError>,
-    /// The client's buffer while the block device has a part of it.
+    /// The client's buffer, while the device below has a part of it.
     whole: Option<IoBuffer>,
     over: Option<(IoBuffer, IoOutcome)>,
 }
 
-/// The token of an iteration in which one of the shuffled answers is due; the others are slot numbers.
+/// Token of the ring operation that makes one of the shuffled answers due. Other tokens are slot numbers.
 const SHUFFLE: u64 = u64::MAX;
 
-/// How often it is looked whether held I/Os have been released.
+/// Interval of the checks whether held I/Os were released.
 const HOLD_POLL: Duration = Duration::from_millis(1);
 
 struct FaultyBackend {
@@ -221,7 +221,7 @@ impl FaultyBackend {
         }
     }
 
-    /// An I/O is over: now, or later, its answer is due.
+    /// Handles the end of an I/O: returns its answer now, or schedules it.
     fn answer_fault(
         &mut self,
         ring: &mut Ring,
@@ -245,7 +245,7 @@ impl FaultyBackend {
         None
     }
 
-    /// xorshift64: good enough to disturb an order.
+    /// xorshift64: good enough to shuffle an order.
     fn random(&mut self, below: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -344,7 +344,7 @@ impl IoChannel for FaultyBackend {
         self.over = over;
     }
 
-    /// What is delayed ends at once; what is held stays held.
+    /// A delayed answer comes at once; a held one stays held.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let named = |index: &usize| self.slots[*index].tag == tag;
         let mut used = (0..self.slots.len()).filter(|index| !self.free.contains(index));

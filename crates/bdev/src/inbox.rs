@@ -1,17 +1,17 @@
-//! Answers of a device's thread on their way to a worker, whose ring watches an event for them.
+//! Answers of a device's thread to a worker, announced by an event on the worker's ring.
 
 use std::sync::{Mutex, PoisonError};
 
 use uring::{Event, Owner, Ring, WatchId};
 
-/// Answers by the number that the worker gave with its command.
+/// Answers, each with the number that the worker has given to its command.
 pub(crate) struct Inbox<T> {
     waiting: Mutex<Vec<(u64, T)>>,
     event: Event,
 }
 
 impl<T> Inbox<T> {
-    /// Of a worker that watches `event`.
+    /// Creates the inbox of a worker that watches `event`.
     pub fn new(event: Event) -> Inbox<T> {
         Inbox {
             waiting: Mutex::default(),
@@ -19,7 +19,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// On any thread: an answer for the worker, which is woken for the first of several.
+    /// Adds an answer, on any thread. Wakes the worker for the first of several.
     pub fn put(&self, token: u64, answer: T) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = waiting.is_empty();
@@ -30,14 +30,14 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// On the worker: moves all answers into an empty list, whose memory the next ones use.
+    /// Moves all answers into an empty list and reuses the memory of that list. Called by the worker.
     pub fn take(&self, into: &mut Vec<(u64, T)>) {
         debug_assert!(into.is_empty(), "answers are moved into an empty list");
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::swap(&mut *waiting, into);
     }
 
-    /// Watches the event again after the kernel has ended a watch, for want of memory it may be. `None`: the channel closes.
+    /// Watches the event again after the kernel has ended the watch, possibly for lack of memory. `None`: the channel closes.
     #[cold]
     pub fn watch_again(&self, ring: &mut Ring, owner: Owner, watch: &mut Option<WatchId>) {
         if watch.is_none() {

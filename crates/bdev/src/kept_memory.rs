@@ -1,13 +1,13 @@
-//! Memory of RAM disks that outlives the daemon: a memfd for each, in the keeping of whoever started the daemon (systemd's descriptor
-//! store), under the disk's name.
+//! Memory of RAM disks that outlives the daemon: one memfd per disk, stored under the disk's name by the service manager (systemd's
+//! descriptor store).
 //!
 //! ```text
 //!   0            2 MiB
-//!   | what it is | the disk's bytes
+//!   | header     | the disk's bytes
 //! ```
 //!
-//! What it is: a magic number, version, block size, size and a random number from which the disk's identity follows. A daemon that is
-//! killed leaves every byte that it has copied, so that the disk is as it was answered.
+//! Header: magic number, version, block size, size, and a random number that determines the disk's identity. A killed daemon leaves every
+//! byte that it has copied, so that the disk matches the answers given to clients.
 
 use std::fs::File;
 use std::io;
@@ -17,21 +17,21 @@ use std::sync::OnceLock;
 
 use guest_memory::Mapping;
 
-/// Who keeps memory beyond the end of this process.
+/// Storage for memory beyond the end of this process.
 pub trait DescriptorStore: Send + Sync {
-    /// What is kept for a disk of this name.
+    /// Returns the memory stored for a disk of this name.
     fn take(&self, disk: &str) -> Option<OwnedFd>;
 
-    /// Keeps it from now on. False: nobody does.
+    /// Stores memory from now on. Returns false if it is not stored.
     fn keep(&self, disk: &str, memory: BorrowedFd<'_>) -> bool;
 
-    /// Keeps nothing for this disk any more.
+    /// Removes the memory of this disk from the store.
     fn forget(&self, disk: &str);
 }
 
 static STORE: OnceLock<Box<dyn DescriptorStore>> = OnceLock::new();
 
-/// Names the store of this process, once and before disks are opened.
+/// Sets the store of this process, once and before disks are opened.
 pub fn set_descriptor_store(store: Box<dyn DescriptorStore>) {
     // The first one stays.
     STORE.set(store).ok();
@@ -43,7 +43,7 @@ pub(crate) fn descriptor_store() -> Option<&'static dyn DescriptorStore> {
 
 const MAGIC: [u8; 16] = *b"lunette ram disk";
 const VERSION: u32 = 1;
-/// Where the disk begins: at a multiple of a huge page.
+/// Offset of the disk's bytes: a multiple of a huge page.
 pub(crate) const DATA_AT: u64 = 2 << 20;
 const PAGE: u64 = 4096;
 const HEADER: usize = 48;
@@ -53,14 +53,14 @@ const HEADER: usize = 48;
 pub(crate) struct KeptMemory {
     pub file: File,
     pub block_size: u32,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// The disk's identity follows from it.
+    /// Random number that determines the disk's identity.
     pub id: [u8; 16],
 }
 
 impl KeptMemory {
-    /// Of zeroes.
+    /// Creates memory of zeroes.
     pub fn create(disk: &str, size: u64, block_size: u32, id: [u8; 16]) -> io::Result<KeptMemory> {
         let length = DATA_AT + size.next_multiple_of(PAGE);
         let kept = KeptMemory {
@@ -73,7 +73,7 @@ impl KeptMemory {
         Ok(kept)
     }
 
-    /// What a daemon before this one has made.
+    /// Opens the memory of a previous daemon.
     pub fn open(memory: OwnedFd) -> io::Result<KeptMemory> {
         let file = File::from(memory);
         let refused = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what);
@@ -112,12 +112,13 @@ impl KeptMemory {
         }
     }
 
-    /// May the disk end here, with nothing lost? So may one whose growth a kill has come between: it was not used there.
+    /// Returns true if the disk can end here without losing data. True also after a growth that a kill has interrupted: that part was not
+    /// used.
     pub fn may_end_at(&self, size: u64) -> bool {
         !Mapping::has_data_from(&self.file, DATA_AT + size.next_multiple_of(PAGE))
     }
 
-    /// Makes room, if it has become larger, and says so in the memory.
+    /// Extends the memory if the size is larger, and records the size in it.
     pub fn resize(&mut self, size: u64) -> io::Result<()> {
         let length = DATA_AT + size.next_multiple_of(PAGE);
         if length > self.file.metadata()?.len() {
@@ -137,7 +138,7 @@ impl KeptMemory {
         self.file.write_all_at(&bytes, 0)
     }
 
-    /// What the medium is called.
+    /// Returns the key of the medium.
     pub fn key(&self) -> String {
         let digits = self.id.iter().map(|byte| format!("{byte:02x}"));
         format!("ram:{}", digits.collect::<String>())
@@ -169,7 +170,7 @@ mod tests {
             "{error}"
         );
         let kept = KeptMemory::create("d0", 1 << 20, 512, [0; 16]).unwrap();
-        // A size that lies, and a version that is not ours.
+        // A wrong size, and an unknown version.
         kept.file
             .write_all_at(&(u64::MAX - 100).to_ne_bytes(), 24)
             .unwrap();
@@ -181,7 +182,7 @@ mod tests {
         assert!(KeptMemory::open(short.into()).is_err());
     }
 
-    /// Keeps for one process what systemd keeps for all that follow each other.
+    /// Stores for one process, as systemd does for successive processes.
     #[derive(Default)]
     struct Store(std::sync::Mutex<std::collections::HashMap<String, OwnedFd>>);
 
@@ -218,7 +219,7 @@ mod tests {
         let identity = |disk: &Ram| disk.medium().unwrap().own_identity();
         let again = open(options).unwrap();
         assert_eq!(identity(&first), identity(&again));
-        // Something is there that a smaller one would lose.
+        // Data that a smaller disk would lose.
         let memory = descriptor_store().unwrap().take("d0").unwrap();
         File::from(memory)
             .write_all_at(b"lunette", DATA_AT + (3 << 20))
@@ -241,7 +242,7 @@ mod tests {
                 })
             ));
         }
-        // A larger one has grown; what was not used there is no reason against the size of before.
+        // The disk grows to a larger size. An unused part does not prevent a return to the previous size.
         let grown = open(RamOptions {
             size: 8 << 20,
             ..options

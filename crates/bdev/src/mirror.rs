@@ -1,5 +1,5 @@
-//! `mirror`: a layer under a disk while its content is copied to another device. What has been copied is written to both devices from
-//! then on, so the copy is never behind: it is complete when its end is reached, however much clients write.
+//! `mirror`: a layer under a disk while its content is copied to another device. Writes to the copied part go to both devices. The copy
+//! therefore never falls behind: it is complete when its end is reached, regardless of the amount of client writes.
 //!
 //! ```text
 //!   0 ............ copied ............................. end
@@ -7,10 +7,10 @@
 //!   both devices   │ they are copied when it is their turn
 //! ```
 //!
-//! Whoever copies holds the range ([`crate::RangeLocks`]) until [`MirrorProgress::advance`]: no write is in flight there meanwhile.
-//! A write that fails on the target, or that it does not answer within [`TARGET_PATIENCE`], ends the mirror. Clients see no error: a write is
-//! answered by the source alone from then on. Its I/O on the target keeps its slot and its memory until it ends. Two writes of one range that are in flight at the
-//! same time may end in either order on each device, as on RAID 1. Tests: here, and `tests/mirror.rs`.
+//! The copying thread holds the range ([`crate::RangeLocks`]) until [`MirrorProgress::advance`], so that no write is in flight there. If a
+//! write fails on the target, or the target does not answer within [`TARGET_PATIENCE`], the mirror ends. Clients see no error: from then on
+//! a write is answered by the source alone. Its I/O on the target uses its slot and its memory until it ends. Two concurrent writes of one
+//! range may end in either order on each device, as on RAID 1. Tests: here, and `tests/mirror.rs`.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,15 +25,15 @@ use uring::{Completion, Owner, Ring};
 
 use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, Tag};
 
-/// Longest wait of a client's write for the target.
+/// Maximum time that a client's write waits for the target.
 pub const TARGET_PATIENCE: Duration = Duration::from_secs(20);
-/// Interval at which a channel looks after the I/Os of its target.
+/// Interval at which a channel checks the I/Os on its target.
 const TICK: Duration = Duration::from_millis(100);
 /// ETIMEDOUT
 const TIMED_OUT: i32 = 110;
 const TICKS_MAX: u32 = (TARGET_PATIENCE.as_millis() / TICK.as_millis()) as u32;
 
-/// How far the copy is, and whether it is still one.
+/// Progress of the copy, and whether it is still valid.
 #[derive(Debug, Default)]
 pub struct MirrorProgress {
     copied: AtomicU64,
@@ -44,27 +44,27 @@ pub struct MirrorProgress {
 }
 
 impl MirrorProgress {
-    /// Bytes from the start that both devices have.
+    /// Returns the number of bytes from the start that both devices have.
     pub fn copied(&self) -> u64 {
         self.copied.load(Ordering::Acquire)
     }
 
-    /// The target has everything up to `end`. Whoever says so holds the range in which that is new.
+    /// Records that the target has everything up to `end`. The caller holds the newly copied range.
     pub fn advance(&self, end: u64) {
         self.copied.store(end, Ordering::Release);
     }
 
-    /// Why the target is no copy any more.
+    /// Returns the error that has made the copy invalid.
     pub fn error(&self) -> Option<IoError> {
         *self.error.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of I/Os on the target that have not ended, although their clients were answered.
+    /// Returns the number of I/Os on the target that have not ended, although their clients were answered.
     pub fn detached(&self) -> u64 {
         self.detached.load(Ordering::Acquire)
     }
 
-    /// Ends the mirror: writes that wait for the target alone are answered soon.
+    /// Ends the mirror. Writes that wait for the target alone are answered soon.
     pub fn abandon(&self) {
         self.fail(IoErrorKind::Cancelled.into());
     }
@@ -76,7 +76,7 @@ impl MirrorProgress {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    /// Does a change that begins here go to the target, too?
+    /// Returns true if a change that begins here also goes to the target.
     fn reaches(&self, offset: u64) -> bool {
         offset < self.copied() && !self.has_failed.load(Ordering::Acquire)
     }
@@ -91,14 +91,14 @@ pub struct Mirror {
     source: Arc<dyn BlockDevice>,
     target: Arc<dyn BlockDevice>,
     progress: Arc<MirrorProgress>,
-    /// The source tells clients that discarded blocks read as zeroes: so they have to on the target.
+    /// The source promises clients that discarded blocks read as zeroes. The target must keep the promise.
     discard_zeroes: bool,
     /// [`DiskInfo::io_alignment`] of the target.
     target_alignment: u32,
 }
 
 impl Mirror {
-    /// Of `source`, on `target`, which is as large.
+    /// Creates a mirror of `source` on `target`, which has the same size.
     pub fn new(source: Arc<dyn BlockDevice>, target: Arc<dyn BlockDevice>) -> Mirror {
         Mirror {
             discard_zeroes: source.info().discard_zeroes,
@@ -109,7 +109,7 @@ impl Mirror {
         }
     }
 
-    /// How far it is.
+    /// Returns the progress.
     pub fn progress(&self) -> &Arc<MirrorProgress> {
         &self.progress
     }
@@ -124,7 +124,7 @@ impl Layer for Mirror {
         "mirror"
     }
 
-    /// What one device alone does atomically is not so on two: a compare and write is done by whoever holds the range.
+    /// Operations that are atomic on one device are not atomic on two. A compare and write is emulated by the holder of the range.
     fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
         DiskInfo {
             atomic_writes: None,
@@ -156,10 +156,10 @@ impl Layer for Mirror {
 
 struct Slot {
     tag: Tag,
-    /// Of the source, once it has answered, unless its buffer is still there.
+    /// Buffer of the I/O, returned by the source with its answer, unless the source still has it.
     buffer: IoBuffer,
     outcome: IoOutcome,
-    /// Devices that have not answered.
+    /// Number of devices that have not answered.
     missing: u8,
     target: OnTarget,
 }
@@ -169,7 +169,7 @@ struct Slot {
 enum OnTarget {
     /// None, or it has ended.
     None,
-    /// In flight; the number of ticks since it was submitted.
+    /// In flight; the number of ticks since submission.
     InFlight(u32),
     /// In flight after the client was answered.
     Detached,
@@ -210,7 +210,7 @@ impl MirrorChannel {
         }
     }
 
-    /// The I/O that the target gets for a change of the source. Nothing there has to be durable before the end.
+    /// Returns the I/O on the target for a change of the source. It need not be durable before the end of the copy.
     fn mirrored(&self, io: &IoRequest) -> Option<IoRequest> {
         if !io.modifies() || !self.progress.reaches(io.offset) {
             return None;
@@ -227,7 +227,7 @@ impl MirrorChannel {
             IoKind::Discard if self.discard_zeroes => {
                 Some(IoRequest::write_zeroes(io.offset, io.length).flagged(IoFlags::UNMAP))
             }
-            // Nobody may rely on what is there then.
+            // Clients may not rely on the content after such a discard.
             IoKind::Discard => None,
             _ => None,
         }
@@ -290,7 +290,7 @@ impl MirrorChannel {
         }
     }
 
-    /// Fails the mirror if the target takes too long, and answers clients without it then.
+    /// Fails the mirror if the target takes too long, and then answers clients without it.
     #[cold]
     fn tick(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
         self.is_ticking = false;
@@ -343,7 +343,7 @@ impl IoChannel for MirrorChannel {
                 slot.missing += 1;
                 Submission::Pending
             }
-            // The target has the memory still.
+            // The target still has the memory.
             Submission::Done(outcome) if slot.missing > 0 => {
                 slot.outcome = outcome;
                 slot.buffer = std::mem::take(buffer);

@@ -1,5 +1,5 @@
-//! A medium that is the same wherever it is served, such as an image of a cluster or a unit of a target: its name there is its key,
-//! and a disk's identity follows from that.
+//! A medium that is the same on every host, such as an image of a cluster or a unit of a target. Its name there is its key and determines
+//! the identity of the disk.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{IdentityRecord, Medium, Stamp};
 
-/// Every daemon that serves the medium has the same key.
+/// A medium with the same key in every daemon that serves it.
 pub(crate) struct NetworkMedium {
     key: String,
 }
@@ -40,7 +40,7 @@ impl Medium for NetworkMedium {
         Ok(None)
     }
 
-    /// Copies and clones take what is kept with an image with them, which would give them its identity; a unit keeps nothing.
+    /// Refused: copies and clones of an image would include the attribute and thus its identity. A unit cannot store attributes.
     fn set_attribute(&self, _bytes: &[u8]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

@@ -1,7 +1,7 @@
-//! `null`: every I/O is over at once. For measuring what is around a backend.
+//! `null`: every I/O completes synchronously. For measuring the code around a backend.
 //!
-//! Writes are forgotten; reads do not touch the buffer, so a client sees whatever its memory held: there is
-//! nothing of anybody else's in it. Allocates nothing, never blocks.
+//! Writes are discarded. Reads do not touch the buffer, so that a client sees the previous content of its own memory and no data of others.
+//! Allocates nothing, never blocks.
 
 use std::io;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::blocking::answer_at_once;
 use crate::error::{check_block_size, check_size};
 use crate::{Attach, BlockDevice, Finished, IoChannel, OpenError, Submission, Tag};
 
-/// What a `null` disk is to be.
+/// Options of a `null` disk.
 #[derive(Clone, Copy, Debug)]
 pub struct NullOptions {
-    /// Bytes that it pretends to have.
+    /// Reported size in bytes.
     pub size: u64,
     /// Bytes per logical block.
     pub block_size: u32,
@@ -47,10 +47,10 @@ pub struct Null {
 }
 
 impl Null {
-    /// Makes one.
+    /// Creates a `null` disk.
     ///
     /// # Errors
-    /// When size or block size are not allowed.
+    /// The size or the block size is invalid.
     pub fn create(options: NullOptions) -> Result<Null, OpenError> {
         let block_size = check_block_size(options.block_size)?;
         let size = check_size(options.size, block_size)?;
@@ -67,7 +67,7 @@ impl Null {
                 discard_zeroes: false,
                 write_zeroes: true,
                 anchors: false,
-                // Nothing is kept, and so nothing whole.
+                // No data is stored, therefore no write is atomic.
                 atomic_writes: None,
                 compare_and_write: Some(CompareAndWrite::Emulated),
                 shared: false,

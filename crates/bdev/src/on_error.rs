@@ -1,8 +1,8 @@
-//! What becomes of an I/O that fails: it is reported to the client, or waits until somebody resumes the disk. And how long one may
-//! take before it is cancelled and so fails.
+//! Handling of failed I/Os: they are reported to the client, or wait until an operator resumes the disk. Also the time limit after which an
+//! I/O is cancelled and fails.
 //!
-//! Set by the control plane at any time, read by workers when an I/O is submitted while the disk's [`Conditions`] are not clear and
-//! when one fails. A disk that reports all errors pays nothing.
+//! Set by the control plane at any time. Workers read it when an I/O is submitted while the disk's [`Conditions`] are not clear, and when
+//! an I/O fails. A disk that reports all errors has no overhead.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -12,33 +12,33 @@ use block::{IoError, IoErrorKind};
 
 use crate::conditions::{Condition, Conditions};
 
-/// The policy of a disk.
+/// Handling of failed I/Os of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum OnError {
     /// The client gets the error.
     #[default]
     Report,
-    /// The I/O waits, whatever the device says.
+    /// The I/O waits after every error of the device.
     Stop,
     /// The I/O waits if the device is full; other errors are reported.
     Enospc,
 }
 
 impl OnError {
-    /// All of them, by the words of the configuration.
+    /// All policies, with their configuration words.
     pub const WORDS: [(&'static str, OnError); 3] = [
         ("report", OnError::Report),
         ("stop", OnError::Stop),
         ("enospc", OnError::Enospc),
     ];
 
-    /// The word of the configuration.
+    /// Returns the configuration word.
     pub const fn word(self) -> &'static str {
         OnError::WORDS[self as usize].0
     }
 
-    /// Does an I/O that fails like this wait? What the client itself got wrong, or has aborted, never does.
+    /// Returns true if an I/O with this error waits. Errors caused by the client, and aborted I/Os, never wait.
     pub const fn holds(self, error: IoError) -> bool {
         match self {
             OnError::Report => false,
@@ -55,16 +55,16 @@ impl OnError {
     }
 }
 
-/// How a disk's I/Os may fail.
+/// Error policy of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ErrorPolicy {
-    /// What becomes of one that fails.
+    /// Handling of failed I/Os.
     pub on_error: OnError,
-    /// Seconds after which one that its device has not ended is cancelled, where the device can do so; 0: it may take any time.
+    /// Time limit of an I/O in seconds, after which it is cancelled if the device supports that; 0: no limit.
     pub io_timeout: u32,
 }
 
-/// The policy of one disk, as its workers read it.
+/// Error policy of one disk, as its workers read it.
 #[derive(Debug)]
 pub(crate) struct ErrorPolicyCell {
     conditions: Arc<Conditions>,
@@ -73,7 +73,7 @@ pub(crate) struct ErrorPolicyCell {
 }
 
 impl ErrorPolicyCell {
-    /// The disk's conditions say whether there is anything to read here.
+    /// Creates the default policy. The disk's conditions show whether workers must read it.
     pub fn new(conditions: Arc<Conditions>) -> ErrorPolicyCell {
         ErrorPolicyCell {
             conditions,

@@ -1,10 +1,10 @@
-//! `ram`: a disk in this process' memory, gone when the process ends unless it is kept ([`Ram::keep`]).
+//! `ram`: a disk in the memory of this process. Its content ends with the process unless the memory outlives it ([`Ram::keep`]).
 //!
-//! I/O is a copy, done before `submit` returns; what zeroes or gives back much goes on piece by piece, an iteration each, so that a
-//! worker's other clients are served in between. Memory is taken when it is first written, and given back by
-//! discard and by write-zeroes with unmap. Huge pages are asked for by default: random 4 KiB reads are bound by
-//! address translation otherwise. Their price is that the first write takes 2 MiB at once; `huge_pages: false` is
-//! for thin disks. A disk that grows gets more mappings behind its first. Workers may copy the same bytes at the same time: like any disk, it promises no order then.
+//! I/O is a copy and completes within `submit`. Large zeroing or unmapping continues piece by piece, one per iteration, so that the
+//! worker's other clients are served in between. Memory is allocated on the first write, and released by discard and by write-zeroes with
+//! unmap. Huge pages are requested by default: otherwise random 4 KiB reads are bound by address translation. In return the first write
+//! allocates 2 MiB; use `huge_pages: false` for thin disks. A disk that grows gets more mappings behind its first. Workers may copy the
+//! same bytes at the same time: like any disk, it promises no order then.
 
 use std::fs::File;
 use std::io;
@@ -27,29 +27,28 @@ use crate::{
     Attach, BlockDevice, Finished, IoChannel, Medium, OpenError, Prefetch, Submission, Tag,
 };
 
-/// Memory is given back in pages of this many bytes.
+/// Page size in bytes, the unit of releasing memory.
 const PAGE: u64 = 4096;
 
-/// Bytes that one iteration of a worker zeroes, or gives back, of one disk, for however many requests: some tenths of a millisecond.
-/// Powers of two, no less than a page.
+/// Bytes of one disk that a worker zeroes per iteration, for all requests together. The next constant is the number of bytes that it
+/// releases. Both take some tenths of a millisecond. Powers of two, no less than a page.
 const ZEROED_AT_ONCE: u64 = 1 << 20;
 const GIVEN_BACK_AT_ONCE: u64 = 16 << 20;
 
-/// Bytes of the longest atomic write. It is one copy, during which its range is held; and a memory that is lost with the
-/// process shows nobody half of one. So any length would be honest; this one keeps a worker's other clients waiting for a tenth
-/// of a millisecond.
+/// Maximum length in bytes of an atomic write. It is one copy while its range is held, and memory that is lost with the process shows no
+/// client half of one. Any length would be correct; this one delays a worker's other clients by a tenth of a millisecond.
 const ATOMIC_BYTES_MAX: u32 = 1 << 20;
 
-/// What a `ram` disk is to be.
+/// Options of a `ram` disk.
 #[derive(Clone, Copy, Debug)]
 pub struct RamOptions {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Bytes per logical block.
     pub block_size: u32,
     /// Refuse writes.
     pub read_only: bool,
-    /// Ask for huge pages; where the kernel has none to give, ordinary ones serve.
+    /// Request huge pages. Without free huge pages the kernel provides ordinary ones.
     pub huge_pages: bool,
 }
 
@@ -64,10 +63,10 @@ impl Default for RamOptions {
     }
 }
 
-/// A part of a disk's memory. The first is all of it until the disk grows; what is mapped never moves.
+/// A part of a disk's memory. The first part is the whole disk until the disk grows. Mapped memory never moves.
 #[derive(Clone, Debug)]
 struct Extent {
-    /// Byte of the disk that it begins with.
+    /// Offset of the part in the disk.
     start: u64,
     memory: Arc<Mapping>,
 }
@@ -78,7 +77,7 @@ impl Extent {
     }
 }
 
-/// What all workers' handles share.
+/// State shared by the handles of all workers.
 #[derive(Debug)]
 struct Memory {
     extents: RwLock<Arc<[Extent]>>,
@@ -90,7 +89,7 @@ impl Memory {
         extents.clone()
     }
 
-    /// What there is from `offset` on.
+    /// Returns the extent at `offset`.
     fn extent(&self, offset: u64) -> block::Extent {
         let extents = self.extents();
         let Some(own) = extents.iter().find(|own| offset < own.end()) else {
@@ -115,12 +114,12 @@ pub struct Ram {
     kept: Option<Kept>,
 }
 
-/// Where the memory of a disk is that outlives the daemon.
+/// Memory of a disk that outlives the daemon.
 struct Kept {
     disk: String,
     memory: Mutex<KeptMemory>,
     medium: NetworkMedium,
-    /// It was made when the disk was opened.
+    /// The memory was created when the disk was opened.
     is_new: bool,
 }
 
@@ -137,7 +136,7 @@ impl Kept {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was kept for the disk, or memory that is kept from now on.
+    /// Returns the stored memory of the disk, or new memory that is stored from now on.
     fn take(options: &RamOptions, disk: &str) -> Result<Kept, OpenError> {
         let failed = |source| OpenError::Memory {
             size: options.size,
@@ -178,7 +177,7 @@ impl Kept {
     }
 }
 
-/// Maps zeroes for `bytes` of a disk, or what is kept of it from a byte on; the last page is whole, so that it can be given back.
+/// Maps zeroes for `bytes` of a disk, or its stored memory from a byte on. The last page is whole, so that it can be released.
 fn map(bytes: u64, huge_pages: bool, from: Option<(&File, u64)>) -> io::Result<Arc<Mapping>> {
     let length = usize::try_from(bytes)
         .ok()
@@ -195,18 +194,18 @@ fn map(bytes: u64, huge_pages: bool, from: Option<(&File, u64)>) -> io::Result<A
 }
 
 impl Ram {
-    /// Makes one, full of zeroes.
+    /// Creates a disk of zeroes.
     ///
     /// # Errors
-    /// When size or block size are not allowed, or there is not that much address space.
+    /// The size or the block size is invalid, or the address space does not suffice.
     pub fn create(options: RamOptions) -> Result<Ram, OpenError> {
         Ram::make(options, None)
     }
 
-    /// Makes one whose memory outlives the daemon, or takes what was kept of it: see [`DescriptorStore`](crate::DescriptorStore).
+    /// Creates a disk with memory that outlives the daemon, or opens its stored memory: see [`DescriptorStore`](crate::DescriptorStore).
     ///
     /// # Errors
-    /// As [`Ram::create`]; or when what was kept is of another block size, or longer.
+    /// As [`Ram::create`]; or the stored memory has another block size, or is longer.
     pub fn keep(options: RamOptions, disk: &str) -> Result<Ram, OpenError> {
         check_size(options.size, check_block_size(options.block_size)?)?;
         Ram::make(options, Some(Kept::take(&options, disk)?))
@@ -232,10 +231,10 @@ impl Ram {
                 discard_granularity: Some(PAGE as u32),
                 discard_zeroes: true,
                 write_zeroes: true,
-                // Of memory that was never used, the kernel either knows that or knows nothing. In a memfd what was read looks used.
+                // The kernel reports unused memory as unused or not at all. In a memfd, pages that were read look used.
                 anchors: !options.read_only && kept.is_none() && memory.next_used(0).is_empty(),
                 compare_and_write: Some(CompareAndWrite::Emulated),
-                // A daemon that is killed may leave half of one in memory that outlives it.
+                // A killed daemon may leave half of an atomic write in memory that outlives it.
                 atomic_writes: (!options.read_only && kept.is_none()).then_some(AtomicWrites {
                     bytes_max: ATOMIC_BYTES_MAX,
                     unit: block_size,
@@ -256,14 +255,14 @@ impl Ram {
         })
     }
 
-    /// Zeroes what is mapped beyond the end, so that it reads as zeroes when the disk grows again.
+    /// Zeroes the mapped memory beyond the end, so that it reads as zeroes when the disk grows again.
     fn clear_beyond(&self, bytes: u64) -> io::Result<()> {
         for extent in self.memory.extents().iter() {
             let from = bytes.max(extent.start);
             if from < extent.end() {
                 let pages = from.next_multiple_of(PAGE);
                 let at = (pages - extent.start) as usize;
-                // First what the system may refuse: the disk is as it was then.
+                // First the operation that the system may refuse: the disk is unchanged then.
                 extent.memory.give_back(at, extent.memory.len() - at)?;
                 let at = (from - extent.start) as usize;
                 extent.memory.fill(at, (pages - from) as usize, 0);
@@ -343,10 +342,10 @@ impl BlockDevice for Ram {
     }
 }
 
-/// An I/O that goes on piece by piece.
+/// An I/O that continues piece by piece.
 struct Long {
     tag: Tag,
-    /// What is left of it.
+    /// Remaining part of the I/O.
     rest: IoRequest,
     buffer: IoBuffer,
 }
@@ -355,18 +354,18 @@ struct RamBackend {
     owner: Owner,
     /// By token.
     long: Vec<Option<Long>>,
-    /// The ring's iteration, and what of the bytes that it may zero are zeroed.
+    /// Iteration of the ring; the next field is the share of its budget that was spent, in zeroed bytes.
     iteration: u64,
     spent: u64,
     limits: Limits,
-    /// The first extent's memory, to point buffers at.
+    /// Memory of the first extent, for pointing buffers at it.
     first: MappingView,
-    /// As this worker knows them; there may be more by now.
+    /// Extents known to this worker; the disk may have more by now.
     extents: Arc<[Extent]>,
     memory: Arc<Memory>,
 }
 
-/// Does an I/O that was admitted on the part of the disk that `memory` is; `at` is its place there.
+/// Executes an admitted I/O on the part of the disk in `memory`; `at` is its offset there.
 #[inline]
 fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> IoOutcome {
     match io.kind {
@@ -393,7 +392,7 @@ fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> Io
     }
 }
 
-/// Zeroes a range by giving its whole pages back.
+/// Zeroes a range by releasing its whole pages.
 #[cold]
 fn give_back(memory: &Mapping, offset: u64, length: u64) -> IoOutcome {
     let zero = |from: u64, to: u64| memory.fill(from as usize, (to - from) as usize, 0);
@@ -415,7 +414,7 @@ fn gives_back(io: &IoRequest) -> bool {
     io.kind == IoKind::Discard || io.kind == IoKind::WriteZeroes && io.flags.has(IoFlags::UNMAP)
 }
 
-/// Bytes of an I/O that are done at once.
+/// Returns the number of bytes that one piece of an I/O may have.
 fn at_once(io: &IoRequest) -> u64 {
     match io.kind {
         IoKind::Read
@@ -430,7 +429,7 @@ fn at_once(io: &IoRequest) -> u64 {
     }
 }
 
-/// What so many bytes of an I/O take of an iteration, as bytes that are zeroed.
+/// Returns the cost of `length` bytes of an I/O, in zeroed bytes.
 fn cost(io: &IoRequest, length: u64) -> u64 {
     match gives_back(io) {
         true => length / (GIVEN_BACK_AT_ONCE / ZEROED_AT_ONCE),
@@ -439,7 +438,7 @@ fn cost(io: &IoRequest, length: u64) -> u64 {
 }
 
 impl RamBackend {
-    /// Carries an I/O out that was admitted.
+    /// Executes an admitted I/O.
     #[inline]
     fn carry_out(&mut self, io: &IoRequest, buffer: &IoBuffer) -> IoOutcome {
         match io.offset + io.length <= self.first.len() as u64 {
@@ -448,19 +447,19 @@ impl RamBackend {
         }
     }
 
-    /// Carries the next piece of a long I/O out.
+    /// Executes the next piece of a long I/O.
     fn next_piece(&mut self, long: &mut Long) -> IoOutcome {
         let rest = &mut long.rest;
         let most = at_once(rest);
         if gives_back(rest) {
-            // There is nothing to give back in a hole, and disks with much memory are mostly holes.
+            // A hole has no memory to release, and disks with much memory are mostly holes.
             let extent = self.memory.extent(rest.offset);
             if extent.allocation == block::Allocation::Hole {
                 let length = rest.length.min(extent.end - rest.offset);
                 (rest.offset, rest.length) = (rest.offset + length, rest.length - length);
             }
         }
-        // Pieces end at multiples of their size, so that pages are given back as wholes.
+        // Pieces end at multiples of their size, so that whole pages are released.
         let length = rest.length.min(most - rest.offset % most);
         let piece = IoRequest { length, ..*rest };
         (rest.offset, rest.length) = (rest.offset + length, rest.length - length);
@@ -471,7 +470,7 @@ impl RamBackend {
         }
     }
 
-    /// What may still be zeroed in this iteration.
+    /// Returns the number of bytes that may still be zeroed in this iteration.
     fn left(&mut self, ring: &Ring) -> u64 {
         if self.iteration != ring.iterations() {
             (self.iteration, self.spent) = (ring.iterations(), 0);
@@ -479,7 +478,7 @@ impl RamBackend {
         ZEROED_AT_ONCE.saturating_sub(self.spent)
     }
 
-    /// Zeroes, or gives back: at once, or, where this iteration has done enough of that, piece by piece in others.
+    /// Zeroes or releases a range: at once, or piece by piece in later iterations if the budget of this one does not suffice.
     #[cold]
     fn clear(
         &mut self,
@@ -505,7 +504,7 @@ impl RamBackend {
         Submission::Done(answer_at_once(buffer, &extents))
     }
 
-    /// Begins an I/O that goes on piece by piece, each when one of the ring's iterations has room for it.
+    /// Begins an I/O that continues piece by piece, each in an iteration with enough budget.
     fn begin_long(&mut self, ring: &mut Ring, long: Long) {
         let free = self.long.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {
@@ -516,7 +515,7 @@ impl RamBackend {
         ring.nop(self.owner, index as u64);
     }
 
-    /// An I/O that does not lie in the first extent: piece by piece.
+    /// Executes an I/O outside the first extent, piece by piece.
     #[cold]
     fn across(&mut self, io: &IoRequest, buffer: &IoBuffer) -> IoOutcome {
         let end = io.offset + io.length;
@@ -578,7 +577,7 @@ impl IoChannel for RamBackend {
         true
     }
 
-    /// Not admitted yet: a range may be any.
+    /// Not admitted yet: the range may be invalid.
     fn prefetch(&self, io: &IoRequest, soon: Prefetch) {
         let at = io.offset as usize;
         let length = match soon {
@@ -617,7 +616,7 @@ impl IoChannel for RamBackend {
         let Some(mut long) = place.and_then(Option::take) else {
             return;
         };
-        // Those that began first come up first.
+        // Older I/Os come first.
         let outcome = match self.left(ring) {
             0 => Ok(()),
             _ => self.next_piece(&mut long),

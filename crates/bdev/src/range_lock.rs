@@ -1,11 +1,12 @@
-//! Ranges of a disk that one task holds against all other reads and writes, through every transport and on every worker.
+//! Locks of ranges of a disk: one task excludes all other reads and writes, through every transport and on every worker.
 //!
-//! Open nearly always: the disk's [`Conditions`] say so, which every I/O loads anyway. A task that must be atomic (COMPARE
-//! AND WRITE, WRITE ATOMIC) acquires its range; workers then set aside what reads or changes it, and report when what they had
-//! begun before has ended; only then is the range granted. So no read sees half of what the task writes. Control plane: locks
-//! and messages, none per plain I/O.
-//! A closed disk admits nobody but whom it was closed for, once all has drained: nothing that was begun
-//! before lands on what a sanitize operation has already been over.
+//! Nearly always no range is locked. The disk's [`Conditions`] show that, and every I/O loads them anyway. A task that must be atomic
+//! (COMPARE AND WRITE, WRITE ATOMIC) acquires its range. Workers then defer I/O that reads or changes the range, and report when the I/O
+//! begun before has ended; only then is the range granted. Therefore no read sees half of the task's write. Control plane: locks and
+//! messages, none per plain I/O.
+//!
+//! A closed disk admits only the I/O of the operation that has closed it, after all other I/O has ended. No earlier write lands on blocks
+//! that a sanitize operation has already overwritten.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,7 +16,7 @@ use block::{IoFlags, IoRequest};
 
 use crate::conditions::{Condition, Conditions};
 
-/// Kept by a worker until the I/Os that it had begun have ended; the last one to go grants the range.
+/// Held by a worker until the I/Os that it had begun have ended. Dropping the last copy grants the range.
 #[derive(Clone)]
 pub struct Barrier {
     _on_last: Arc<OnLast>,
@@ -27,7 +28,7 @@ struct OnLast(Mutex<Option<Then>>);
 
 enum Then {
     Grant(RangeLock, Granted),
-    /// What was in flight when the disk was closed this time has ended.
+    /// I/O in flight at this closing of the disk has ended.
     Closed(Arc<RangeLocks>, u64),
 }
 
@@ -54,12 +55,12 @@ impl Drop for OnLast {
     }
 }
 
-/// Whether an I/O may start.
+/// Decision whether an I/O may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// It may start.
     Proceed,
-    /// Not yet: it is set aside until [`Participant::reopened`].
+    /// Not yet: it is deferred until [`Participant::reopened`].
     Defer,
     /// It fails.
     Reject,
@@ -67,10 +68,10 @@ pub enum Admission {
 
 /// A worker's handle on the disk, as the range locks see it. Called from any thread; must not block.
 pub trait Participant: Send + Sync {
-    /// A range is being acquired: keep `barrier` until every read and change that is in flight now has ended.
+    /// A range is being acquired: hold `barrier` until every read and change that is in flight now has ended.
     fn drain(&self, barrier: Barrier);
 
-    /// A range was released, or closing has drained: what was set aside may go on.
+    /// A range was released, or closing has drained: deferred I/O may start.
     fn reopened(&self);
 }
 
@@ -84,7 +85,7 @@ struct State {
     held: Vec<(u64, Range<u64>)>,
     waiting: VecDeque<Waiting>,
     members: Vec<(u64, Arc<dyn Participant>)>,
-    /// Every range is extended to multiples of this many bytes: a part of a block of the device cannot be written alone.
+    /// Unit in bytes. Every range is extended to multiples of it, because a part of a block of the device cannot be written alone.
     unit: u64,
     closed: Closed,
 }
@@ -93,26 +94,26 @@ struct State {
 enum Closed {
     #[default]
     No,
-    /// This time of closing has not drained.
+    /// The closing with this number has not drained.
     Barrier(u64),
     Settled,
 }
 
-/// A disk's range locks.
+/// Range locks of a disk.
 #[derive(Default)]
 pub struct RangeLocks {
-    /// Say whether it is closed and whether any range is held.
+    /// Show whether the disk is closed and whether any range is held.
     conditions: Arc<Conditions>,
     state: Mutex<State>,
 }
 
-/// A range that is held; dropping it releases it.
+/// A held range; dropping it releases the range.
 pub struct RangeLock {
     locks: Arc<RangeLocks>,
     key: u64,
 }
 
-/// A worker's entry; dropping it takes the worker out.
+/// Registration of a worker; dropping it removes the worker.
 pub struct Membership {
     locks: Arc<RangeLocks>,
     key: u64,
@@ -136,7 +137,7 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
 }
 
 impl State {
-    /// The range with whole units at both ends.
+    /// Extends a range to whole units at both ends.
     fn extended(&self, range: &Range<u64>) -> Range<u64> {
         let start = range.start / self.unit * self.unit;
         let end = range.end.checked_next_multiple_of(self.unit);
@@ -154,7 +155,7 @@ impl RangeLocks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The range locks of a disk with these conditions.
+    /// Creates the range locks of a disk with these conditions.
     pub(crate) fn new(conditions: Arc<Conditions>) -> RangeLocks {
         RangeLocks {
             conditions,
@@ -162,8 +163,7 @@ impl RangeLocks {
         }
     }
 
-    /// Sets the number of bytes that every range is extended to multiples of. The caller holds the whole disk, or the disk is not served
-    /// yet.
+    /// Sets the unit of ranges in bytes. The caller holds the whole disk, or the disk is not served yet.
     pub(crate) fn set_unit(&self, unit: u32) {
         let mut state = self.lock();
         state.unit = u64::from(unit.max(1));
@@ -175,12 +175,12 @@ impl RangeLocks {
         state.waiting = extended.collect();
     }
 
-    /// Is no range held?
+    /// Returns true if no range is held.
     pub fn is_open(&self) -> bool {
         !self.conditions.has(Condition::Locked)
     }
 
-    /// Is a part of this range held?
+    /// Returns true if a part of this range is held.
     pub fn holds(&self, offset: u64, length: u64) -> bool {
         let range = offset..offset.saturating_add(length);
         self.lock()
@@ -189,13 +189,13 @@ impl RangeLocks {
             .any(|(_, held)| overlap(held, &range))
     }
 
-    /// The ranges that are held now.
+    /// Returns the ranges held now.
     pub fn held(&self) -> Vec<Range<u64>> {
         let state = self.lock();
         state.held.iter().map(|(_, range)| range.clone()).collect()
     }
 
-    /// Closes the disk. What is set aside is looked at again, to fail.
+    /// Closes the disk. Deferred I/O is checked again, and fails.
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = self.lock();
         if state.closed != Closed::No {
@@ -238,8 +238,8 @@ impl RangeLocks {
         }
     }
 
-    /// Does a closed disk admit this I/O? What it was closed for waits until all else has ended. Asked under
-    /// [`Condition::Closed`].
+    /// Decides whether a closed disk admits this I/O. I/O of the operation that has closed it waits until all other I/O has ended. Called
+    /// while [`Condition::Closed`] is set.
     pub fn admit_closed(&self, request: &IoRequest) -> Admission {
         let closer = request.flags.has(IoFlags::CLOSER);
         match self.lock().closed {
@@ -250,7 +250,7 @@ impl RangeLocks {
         }
     }
 
-    /// Enters a worker.
+    /// Registers a worker.
     pub fn join(self: &Arc<Self>, member: Arc<dyn Participant>) -> Membership {
         let mut state = self.lock();
         state.next += 1;
@@ -262,8 +262,8 @@ impl RangeLocks {
         }
     }
 
-    /// Acquires a range. `granted` is called, on any thread, once nothing else can change it; ranges that overlap are
-    /// granted in the order in which they were asked for.
+    /// Acquires a range. `granted` is called, on any thread, once no other I/O can change the range. Overlapping ranges are granted in the
+    /// order of the calls.
     pub fn acquire(
         self: &Arc<Self>,
         offset: u64,
@@ -279,7 +279,7 @@ impl RangeLocks {
         self.grant(state);
     }
 
-    /// Holds every waiting range that overlaps neither a held one nor one that waits before it.
+    /// Holds every waiting range that overlaps neither a held one nor an earlier waiting one.
     fn grant(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         let mut barrier = Vec::new();
         let mut before: Vec<Range<u64>> = Vec::new();
@@ -302,7 +302,7 @@ impl RangeLocks {
             };
             barrier.push(OnLast::barrier(Then::Grant(lease, waiting.granted)));
         }
-        // Seen by every worker that begins an I/O after it has been told to drain.
+        // Visible to every worker that begins an I/O after its call of `drain`.
         self.conditions
             .set(Condition::Locked, !state.held.is_empty());
         let members = state.members();
@@ -358,7 +358,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps what it is given until told.
+    /// Holds barriers until the test drops them.
     #[derive(Default)]
     struct Worker {
         barrier: Mutex<Vec<Barrier>>,
@@ -470,7 +470,7 @@ mod tests {
         assert_eq!(passages(&locks)[3], Admission::Proceed);
         assert!(worker.reopened.load(Ordering::SeqCst) > looked_again);
 
-        // What has drained since is no word on the next time.
+        // The drain of an earlier closing does not count for the next one.
         locks.reopen();
         assert_eq!(passages(&locks), [Admission::Proceed; 4]);
         assert!(!locks.conditions.has(Condition::Closed));

@@ -1,4 +1,4 @@
-//! Another device under a disk: what a snapshot, or a copy to another place, ends with. Clients keep what they were told.
+//! Replaces the device under a disk, at the end of a snapshot or of a copy to another place. Promises made to clients still hold.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -7,7 +7,7 @@ use block::DiskInfo;
 
 use crate::BlockDevice;
 
-/// The device that a disk has now.
+/// Present device of a disk.
 #[derive(Debug)]
 pub(crate) struct DeviceCell(RwLock<(Arc<dyn BlockDevice>, u64)>);
 
@@ -16,7 +16,7 @@ impl DeviceCell {
         DeviceCell(RwLock::new((device, 0)))
     }
 
-    /// The device, and how many there were before it.
+    /// Returns the device and the number of earlier ones.
     pub fn get(&self) -> (Arc<dyn BlockDevice>, u64) {
         let cell = self.0.read().unwrap_or_else(PoisonError::into_inner);
         cell.clone()
@@ -28,7 +28,7 @@ impl DeviceCell {
     }
 }
 
-/// Clients were told something of a disk that another device would not keep.
+/// A promise made to clients of a disk that another device would not keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BrokenPromise(String);
 
@@ -40,7 +40,7 @@ impl fmt::Display for BrokenPromise {
 
 impl std::error::Error for BrokenPromise {}
 
-/// Checks whether a device can hold a copy of the disk: blocks and size are the same.
+/// Checks whether a device can hold a copy of the disk: block size and size must be equal.
 pub(crate) fn check_shape(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
     let broken = |what: String| Err(BrokenPromise(what));
     let (before, after) = (told.geometry, new.geometry);
@@ -66,8 +66,8 @@ pub(crate) fn check_shape(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenP
     Ok(())
 }
 
-/// Does a device keep what clients were told of the disk? Features that they have negotiated, or rely on with what they
-/// have written, cannot be taken back. Atomic writes and anchored blocks can: commands for these fail, and nothing is lost.
+/// Checks whether a device keeps the promises made to clients of the disk. Features that they have negotiated, or that their written data
+/// relies on, cannot be withdrawn. Atomic writes and anchored blocks can: commands for these fail, and no data is lost.
 pub(crate) fn check(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
     let broken = |what: String| Err(BrokenPromise(what));
     check_shape(told, new)?;
@@ -193,7 +193,7 @@ mod tests {
         for (said, told, new) in cases {
             let broken = check(&told, &new).unwrap_err().to_string();
             assert!(broken.contains(said), "{broken}");
-            // The other way round nothing is taken from anybody.
+            // The reverse replacement breaks no promise.
             assert_eq!(check(&new, &told), Ok(()), "{said}");
         }
     }

@@ -1,7 +1,7 @@
-//! A disk that is a SCSI device of this machine: `/dev/sgN`, or a block device that takes SG_IO. It is passed through.
+//! A disk on a SCSI device of this machine: `/dev/sgN`, or a block device that takes SG_IO. Commands are passed through.
 //!
-//! SG_IO blocks until the device has answered, so that threads of the disk make the calls. They are started with it, for workers may
-//! start none and may not make such calls. A command that runs cannot be called back; one that waits for a thread can.
+//! SG_IO blocks until the device has answered, therefore threads of the disk make the calls. They are started with the disk, because
+//! workers may not start threads and may not make such calls. A running command cannot be aborted; a command that waits for a thread can.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -24,37 +24,37 @@ use crate::OpenError;
 use crate::network_medium::NetworkMedium;
 use crate::scsi::{CommandUnit, ScsiDisk, ScsiDiskParts, Watch};
 
-/// Linux has at most 16 commands of one descriptor of `/dev/sgN` in flight.
+/// Number of threads. Linux has at most 16 commands in flight per descriptor of `/dev/sgN`.
 const THREADS: usize = 16;
-/// A read or write that takes longer is given up by the kernel.
+/// Time limit of a read or write. The kernel gives up a longer one.
 const IO_TIMEOUT: Duration = Duration::from_secs(60);
-/// Any other command: formatting takes hours.
+/// Time limit of any other command: formatting takes hours.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// So long a device may be busy.
+/// Time limit for a busy device.
 const BUSY_LIMIT: Duration = Duration::from_secs(120);
-/// A new descriptor gets some unit attentions, one per command.
+/// Maximum number of unit attentions of a new descriptor, one per command.
 const ATTENTIONS_MAX: u32 = 16;
 /// CHECK CONDITION, ILLEGAL REQUEST, INVALID FIELD IN CDB in fixed format.
 const INVALID_FIELD: [u8; 18] = [0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x24, 0, 0, 0, 0, 0];
 
-/// What to open, and how.
+/// Options for opening a SCSI device.
 #[derive(Clone, Debug)]
 pub struct ScsiGenericOptions {
-    /// `/dev/sgN`, or a block device.
+    /// Path of `/dev/sgN` or of a block device.
     pub path: PathBuf,
-    /// Nothing may be written.
+    /// Refuse writes.
     pub read_only: bool,
-    /// What becomes of commands for reservations.
+    /// Handling of commands for reservations.
     pub reservations: PassedReservations,
-    /// Bytes per logical block: the device's own, or nothing.
+    /// Bytes per logical block: the device's own, or `None`.
     pub block_size: Option<u32>,
 }
 
 impl ScsiDisk {
-    /// Opens a SCSI device of this machine and asks what it is.
+    /// Opens a SCSI device of this machine and queries it.
     ///
     /// # Errors
-    /// What cannot be opened or used, why, and what to do about it.
+    /// The device cannot be opened or used. The message names the reason, with a hint.
     pub fn open_generic(options: &ScsiGenericOptions) -> Result<ScsiDisk, OpenError> {
         let failed = |what: String| OpenError::ScsiDevice {
             path: options.path.clone(),
@@ -89,8 +89,8 @@ impl ScsiDisk {
     }
 }
 
-/// Returns the key of the medium that a device is. A name that is unique within its target only does not distinguish devices of
-/// different targets; the path does.
+/// Returns the key of a device's medium. A name that is unique within its target only does not distinguish devices of different targets;
+/// the path does.
 fn medium_key(path: &Path, info: &UnitInfo) -> String {
     let path = path.display();
     let identity = &info.identity;
@@ -115,7 +115,7 @@ struct Device {
 impl Device {
     fn open(options: &ScsiGenericOptions) -> Result<Device, String> {
         let path = &options.path;
-        // The kernel wants the right to write even for most commands that only read; what clients may do is decided above.
+        // The kernel requires write access even for most commands that only read. The permitted commands of clients are decided above.
         let opened = OpenOptions::new().read(true).write(true).open(path);
         let file = match opened {
             Err(error) if is_read_only(&error) => File::open(path),
@@ -145,7 +145,7 @@ impl Device {
         })
     }
 
-    /// Carries a command out; `None`: the device cannot be reached.
+    /// Executes a command; `None`: the device cannot be reached.
     fn execute(&self, command: &UnitCommand) -> Option<CommandDone> {
         let length = match command.cdb_length {
             0 => cdb_length(command.cdb[0]),
@@ -175,7 +175,7 @@ impl Device {
                 None
             }
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Some(refused()),
-            // The kernel's filter for those who may not send any command.
+            // Filter of the kernel for users without the right to send all commands.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => Some(refused()),
             Err(error) => {
                 tracing::debug!("SCSI device was not reached: {error}");
@@ -211,7 +211,7 @@ impl Device {
     fn look(&self) -> Result<UnitInfo, CommandError> {
         let mut info = UnitInfo::default();
         let mut ask = |name, cdb: &[u8], read| self.ask(name, cdb, read);
-        // Takes the unit attentions of a new descriptor; a unit without a medium is not ready.
+        // Clears the unit attentions of a new descriptor; a unit without a medium is not ready.
         ask("TEST UNIT READY", &[0; 6], 0).ok();
         info.take_identity(&mut ask)?;
         info.take_size(&mut ask)?;
@@ -226,7 +226,7 @@ fn is_read_only(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ReadOnlyFilesystem
 }
 
-/// As long as Linux takes a CDB for (SPC-5, 4.2.5.1).
+/// Returns the length that Linux assumes for a CDB (SPC-5, 4.2.5.1).
 fn cdb_length(opcode: u8) -> usize {
     const LENGTHS: [usize; 8] = [6, 10, 10, 12, 16, 12, 10, 10];
     LENGTHS[usize::from(opcode >> 5)]
@@ -266,13 +266,13 @@ struct Queue {
     is_closed: bool,
 }
 
-/// What the threads share.
+/// State shared by the threads.
 struct Threads {
     device: Device,
-    /// What users were told that it is.
+    /// Properties reported to users.
     info: Mutex<UnitInfo>,
     watch: Arc<Watch>,
-    /// The device has said that something about it has changed.
+    /// The device has reported a change.
     has_changed: AtomicBool,
     queue: Mutex<Queue>,
     work: Condvar,
@@ -296,7 +296,7 @@ impl Threads {
         }
     }
 
-    /// `None`: the thread ends.
+    /// Waits for the next task. `None`: the thread ends.
     fn next(&self) -> Option<Task> {
         let mut queue = self.queue();
         loop {
@@ -323,7 +323,7 @@ impl Threads {
         }
     }
 
-    /// Asks what the device is now. Where its blocks have another size it is another disk, which nobody here may use.
+    /// Queries the device again. A device with another block size is another disk, which its users must not access.
     fn look_again(&self) {
         let mut known = self.info.lock().unwrap_or_else(PoisonError::into_inner);
         match self.device.look() {
@@ -350,7 +350,7 @@ impl Threads {
 }
 
 impl Threads {
-    /// Nothing is carried out any more.
+    /// Closes the queue: waiting tasks fail, and no more commands are executed.
     fn close(&self) {
         let mut queue = self.queue();
         queue.is_closed = true;
@@ -421,7 +421,7 @@ mod tests {
         };
         let short = done(answer.clone(), vec![1; 36]);
         assert_eq!((short.data.len(), short.residual), (6, -30));
-        // A driver that lies.
+        // A driver with a wrong residual.
         assert_eq!(done(answer, vec![1; 8]).data.len(), 0);
     }
 

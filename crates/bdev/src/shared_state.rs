@@ -1,55 +1,55 @@
-//! State that a device keeps with its content for all daemons that serve it: what each of them has to know before it serves the next
-//! command.
+//! State that a device stores with its content for all daemons that serve it. Each daemon must have the present state before it serves the
+//! next command.
 //!
-//! The device does not look into the state. It replaces it by [`block::IoKind::ReplaceState`] if nobody else has meanwhile, has every
-//! other daemon take over what it has become, and only then ends that I/O. A daemon that does not take it over in time is excluded:
-//! nothing that it has begun reaches the content any more.
+//! The state is opaque to the device. [`block::IoKind::ReplaceState`] replaces it, if no other daemon has done so in the meantime. The I/O
+//! ends only after every other daemon has adopted the new state. A daemon that does not adopt it in time is excluded: no I/O that it has
+//! begun reaches the content any more.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest state in bytes.
+/// Maximum length of the state in bytes.
 pub const STATE_MAX: usize = 128 << 10;
 
 /// Bytes before the state in the buffer of [`block::IoKind::ReplaceState`]: the version that it replaces, most significant byte first.
 pub const STATE_VERSION_LENGTH: usize = 8;
 
-/// A device that keeps such a state.
+/// A device that stores such a state.
 pub trait SharedState: Send + Sync {
-    /// Takes part from now on, until the membership is dropped. Does not block: `observer` hears when it has joined.
+    /// Joins until the membership is dropped. Does not block: `observer` is notified when it has joined.
     fn join(&self, observer: Arc<dyn StateObserver>) -> StateMembership;
 
-    /// Why this daemon, which takes part, does not know the state just now; `None`: it does, or takes no part.
+    /// Returns the reason why this daemon, although a member, does not have the present state; `None` if it has, or is not a member.
     fn unknown(&self) -> Option<String>;
 }
 
-/// Whoever acts on the state, within one daemon. Called on threads of the device; must not block for long.
+/// User of the state within one daemon. Called on threads of the device; must not block for long.
 pub trait StateObserver: Send + Sync {
-    /// The state is this now; what is begun from now on follows it. An older version than one that was given before means nothing.
+    /// Adopts a state, which applies to commands begun from now on. An older version than one adopted before is ignored.
     ///
     /// # Errors
-    /// Why the state makes no sense: then it is as if the daemon knew none.
+    /// The state is invalid; the daemon then acts as if it had no state.
     fn changed(&self, version: u64, state: &[u8]) -> Result<(), String>;
 
-    /// Has everything ended that was begun under an earlier state and that the one given last does not allow?
+    /// Returns true if all commands have ended that were begun under an earlier state and that the last adopted one does not permit.
     fn is_settled(&self) -> bool;
 
-    /// Is the state that was given last the one that holds? If not, nothing may be begun that depends on it.
+    /// Sets whether the last adopted state is the present one. If not, no command that depends on it may begin.
     fn set_current(&self, current: bool);
 
-    /// The state that was given last is the one that holds up to this time of the process' clock, if nothing else is said: others may
-    /// replace it afterwards without being acknowledged.
+    /// Sets the time on the process' clock until which the last adopted state holds, unless a later call changes it. After that time others
+    /// may replace the state without an acknowledgement.
     fn set_valid_until(&self, until: Duration);
 
-    /// No daemon has served the content before this one. What the state becomes by that; `None`: it stays.
+    /// Returns the state after power on; `None`: it does not change. Called if no daemon has served the content before this one.
     fn after_power_on(&self, version: u64, state: &[u8]) -> Option<Vec<u8>>;
 }
 
-/// That a daemon takes part. Dropping it ends that, and may take a moment.
+/// Membership of a daemon. Dropping it ends the membership, which may take a moment.
 pub struct StateMembership(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl StateMembership {
-    /// One that is ended by `leave`.
+    /// Creates a membership that `leave` ends.
     pub(crate) fn new(leave: impl FnOnce() + Send + Sync + 'static) -> StateMembership {
         StateMembership(Some(Box::new(leave)))
     }

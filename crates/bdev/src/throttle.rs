@@ -1,8 +1,8 @@
-//! A disk's limits: so many requests, and so many bytes, in a second.
+//! Rate limits of a disk: requests and bytes per second.
 //!
-//! Two token buckets that all workers share, each one atomic word: the time at which it will be full again. A request
-//! reserves its tokens and is told when it may start; who waits, and in which order, is the workers' business.
-//! Whether there are any the disk's [`Conditions`] say. Limits change at any time, from any thread.
+//! Two token buckets shared by all workers, each one atomic word: the time at which it will be full again. A request reserves its tokens
+//! and gets its earliest start time; workers make requests wait, in an order of their own. The disk's [`Conditions`] show whether there are
+//! limits. Limits may change at any time, from any thread.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,51 +12,51 @@ use latency::Clock;
 
 use crate::conditions::{Condition, Conditions};
 
-/// So many units of time are a second: sixteenths of a nanosecond keep high rates exact and last for 36 years.
+/// Units of time per second: sixteenths of a nanosecond keep high rates exact and last for 36 years.
 const SECOND: u128 = 16_000_000_000;
 
-/// Limits of a disk; 0 is none.
+/// Rate limits of a disk; 0: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateLimits {
-    /// Requests in a second.
+    /// Requests per second.
     pub iops: u64,
-    /// Requests that may come at once after a pause.
+    /// Requests that may start at once after a pause.
     pub iops_burst: u64,
-    /// Bytes read and written in a second.
+    /// Bytes read and written per second.
     pub bandwidth: u64,
-    /// Bytes that may come at once after a pause.
+    /// Bytes that may be transferred at once after a pause.
     pub bandwidth_burst: u64,
 }
 
 impl RateLimits {
-    /// A rate's burst when none is said: what comes in a twentieth of a second.
+    /// Returns the default burst of a rate: the amount of a twentieth of a second.
     pub const fn usual_burst(rate: u64) -> u64 {
         rate.div_ceil(20)
     }
 
-    /// Is there any?
+    /// Returns true if there are no limits.
     pub const fn is_none(&self) -> bool {
         self.iops == 0 && self.bandwidth == 0
     }
 }
 
-/// A moment on a worker's clock. All real clocks of a process share one zero, so that workers can compare theirs.
+/// A time on a worker's clock. All real clocks of a process share one zero, so that workers can compare times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(u64);
 
 impl Moment {
-    /// The present moment.
+    /// Returns the present time.
     pub fn now(clock: &Clock) -> Moment {
         Moment::default().plus(clock.elapsed())
     }
 
-    /// The moment so much later.
+    /// Returns the time that is later by `after`.
     pub fn plus(self, after: Duration) -> Moment {
         let units = u64::try_from(after.as_nanos() * 16).unwrap_or(u64::MAX);
         Moment(self.0.saturating_add(units))
     }
 
-    /// How long after `earlier` it is.
+    /// Returns the duration since `earlier`.
     pub fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0).div_ceil(16))
     }
@@ -64,11 +64,11 @@ impl Moment {
 
 #[derive(Debug, Default)]
 struct Bucket {
-    /// Tokens in a second; 0: no limit.
+    /// Tokens per second; 0: no limit.
     rate: AtomicU64,
-    /// Tokens that it holds.
+    /// Capacity of the bucket in tokens.
     depth: AtomicU64,
-    /// When it will be full again.
+    /// Time at which it is full again.
     full_at: AtomicU64,
 }
 
@@ -76,15 +76,15 @@ impl Bucket {
     fn set(&self, rate: u64, depth: u64) {
         self.rate.store(rate, Ordering::Relaxed);
         self.depth.store(depth, Ordering::Relaxed);
-        // Who reserves meanwhile sees the rate as soon as it sees that the bucket is full.
+        // A concurrent reservation sees the rate as soon as it sees the full bucket.
         self.full_at.store(0, Ordering::Release);
     }
 
-    /// Takes tokens; the time from which on they are there. What the bucket cannot hold waits for a full one.
+    /// Takes tokens and returns the time at which they are available. Tokens beyond the capacity of the bucket wait for a full one.
     fn reserve(&self, now: u64, tokens: u64) -> u64 {
         let mut full_at = self.full_at.load(Ordering::Acquire);
         loop {
-            // Anew each time: a request that is charged at a rate of before is a debt that the bucket does not know.
+            // Read in each attempt: a request charged at an old rate would be a debt that the bucket does not include.
             let rate = self.rate.load(Ordering::Relaxed);
             if rate == 0 || tokens == 0 {
                 return now;
@@ -110,7 +110,7 @@ impl Bucket {
     }
 }
 
-/// The limits of one disk, as its workers keep to them.
+/// Rate limits of one disk, as its workers enforce them.
 #[derive(Debug)]
 pub struct Throttle {
     conditions: Arc<Conditions>,
@@ -125,7 +125,7 @@ pub struct Throttle {
 struct Setting {
     generation: u32,
     limits: RateLimits,
-    /// Bytes in a second that bind besides the limits, for a time.
+    /// Temporary limit in bytes per second, in addition to the configured ones.
     pace: Option<u64>,
 }
 
@@ -136,7 +136,7 @@ impl Default for Throttle {
 }
 
 impl Throttle {
-    /// Limits of a disk that has none yet; its conditions say when it has.
+    /// Creates the throttle of a disk without limits. The disk's conditions show whether there are any.
     pub(crate) fn new(conditions: Arc<Conditions>) -> Throttle {
         Throttle {
             conditions,
@@ -147,18 +147,18 @@ impl Throttle {
         }
     }
 
-    /// Sets the limits anew; what waits is let go by the new ones within moments.
+    /// Sets the limits. Waiting requests follow the new ones within moments.
     pub fn set(&self, limits: RateLimits) {
         let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
         setting.limits = limits;
         self.apply(&mut setting);
     }
 
-    /// Sets or lifts a pace that binds besides the limits, in bytes per second.
+    /// Sets or removes a temporary limit in bytes per second, in addition to the configured ones.
     pub(crate) fn set_pace(&self, pace: Option<u64>) {
         let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
         if setting.pace == pace {
-            // Setting it anew would allow another burst.
+            // Setting it again would permit another burst.
             return;
         }
         setting.pace = pace;
@@ -181,7 +181,7 @@ impl Throttle {
         self.conditions.set(Condition::Limited, limited);
     }
 
-    /// The limits as they are.
+    /// Returns the configured limits.
     pub fn limits(&self) -> RateLimits {
         self.setting
             .lock()
@@ -189,12 +189,12 @@ impl Throttle {
             .limits
     }
 
-    /// 0 while there are no limits; another number for every setting.
+    /// Returns 0 without limits, otherwise a number that differs for every setting.
     pub fn setting(&self) -> u32 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Reserves a request that moves so many bytes: from when on it may start.
+    /// Reserves a request that moves `bytes`, and returns its earliest start time.
     pub fn reserve(&self, now: Moment, bytes: u64) -> Moment {
         let request = self.requests.reserve(now.0, 1);
         Moment(request.max(self.bytes.reserve(now.0, bytes)))
@@ -300,7 +300,7 @@ mod tests {
             let throttle = throttle(bandwidth(limit));
             throttle.set_pace(Some(1_000_000));
             let now = Moment(MILLISECOND);
-            // what the bucket holds, and a debt
+            // the content of the bucket, and a debt
             throttle.reserve(now, first);
             throttle.reserve(now, 100_000);
             let wait = throttle.reserve(now, 1).since(now);
@@ -315,8 +315,8 @@ mod tests {
     }
 
     proptest! {
-        /// However requests come: in no span of time do more start than burst and rate allow, give or take the last
-        /// one; and a bucket that has what is asked for lets nobody wait.
+        /// For all sequences of requests: in no span of time do more start than burst and rate permit, give or take the last one. A bucket
+        /// with enough tokens delays no request.
         #[test]
         fn no_span_of_time_has_more_than_burst_and_rate(
             iops in 1u64..100_000, iops_burst in 1u64..1000,
@@ -338,7 +338,7 @@ mod tests {
                     let span = u128::from(start - begun[from].0);
                     let allowed = |rate: u64, burst: u64| u128::from(burst) + u128::from(rate) * span / SECOND;
                     prop_assert!(count <= allowed(iops, iops_burst) + 1, "{} requests in {}", count, span);
-                    // one that is larger than the bucket goes when it is full
+                    // one that is larger than the bucket starts when the bucket is full
                     prop_assert!(sum <= allowed(bandwidth, bandwidth_burst) + (1 << 20), "{} bytes in {}", sum, span);
                     count += 1;
                     sum += u128::from(bytes);
