@@ -1,4 +1,4 @@
-//! An entry of a target's access list, by its keys.
+//! Entries of a target's access list.
 
 use iscsi_target::{AclEntry, Network};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use super::key::{Key, Kind, RunTime, read_all};
 use super::readers::parsed;
 use super::value::{Fields, Reader};
 
-/// What was said about an entry.
+/// Values given for an entry.
 #[derive(Default)]
 pub struct AclDraft {
     initiator: Option<String>,
@@ -17,10 +17,10 @@ pub struct AclDraft {
     is_wrong: bool,
 }
 
-/// A key of an entry.
+/// A key of an access list entry.
 pub type AclKey = Key<AclDraft, AclEntry>;
 
-/// All of them.
+/// All keys of an entry.
 pub static ACL_KEYS: &[AclKey] = &[
     Key {
         name: "initiator",
@@ -62,7 +62,7 @@ pub static ACL_KEYS: &[AclKey] = &[
     },
 ];
 
-/// An entry.
+/// Reads an entry.
 pub fn read_acl(fields: &Fields, diagnostics: &mut Diagnostics) -> Option<AclEntry> {
     let mut reader = Reader::new(fields, "acl", diagnostics);
     let mut draft = AclDraft::default();
@@ -75,7 +75,7 @@ pub fn read_acl(fields: &Fields, diagnostics: &mut Diagnostics) -> Option<AclEnt
     })
 }
 
-/// Entries as the value of a key.
+/// Returns entries as the value of a key.
 pub fn acl_value(entries: &[AclEntry]) -> Value {
     let values = |entry: &AclEntry| -> Value {
         let said = ACL_KEYS.iter();

@@ -1,4 +1,4 @@
-//! Files of CHAP users: a line each, for people to write and nobody else to read.
+//! Files of CHAP users, one user per line, which must be private.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -6,11 +6,11 @@ use std::path::Path;
 use bdev::iscsi_initiator::{equal_secrets, read_private};
 use iscsi_target::ChapUser;
 
-/// The CHAP users of a file: a line each, `NAME SECRET`, then, for initiators that ask the target to prove itself,
-/// `TARGET_NAME TARGET_SECRET`. Lines that begin with `#` are passed over. Others must not be able to read it.
+/// Reads the CHAP users of a file, one per line: `NAME SECRET`, then, for initiators that authenticate the target, `TARGET_NAME
+/// TARGET_SECRET`. Lines that begin with `#` are ignored. Others must not be able to read the file.
 ///
 /// # Errors
-/// What is wrong with it, without a word of its content.
+/// The defect of the file, without any of its content.
 pub fn read_chap_users(path: &Path) -> Result<HashMap<String, ChapUser>, String> {
     let shown = path.display();
     let text = read_private(path, "CHAP users")?;

@@ -1,4 +1,4 @@
-//! Objects held against each other and against this machine: names, references, sockets, files, CPUs.
+//! Checks objects against each other and against this machine: names, references, sockets, files, CPUs.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -9,26 +9,25 @@ use super::lun::LunDraft;
 use super::model::{Config, Placement};
 use super::place::{At, Place};
 
-/// With more names than this no list of them helps, and no guess is worth its time.
+/// Above this number, lists of names and guesses are omitted: they would be useless or slow.
 const NAMES_LISTED_MAX: usize = 16;
 const NAMES_GUESSED_MAX: usize = 1024;
 
-/// What of this machine and process decides about a configuration.
+/// Properties of this machine and process that affect a configuration.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
-    /// The CPUs that this process may run on.
+    /// CPUs that this process may run on.
     pub cpus: Vec<usize>,
-    /// Files that are not found here are nowhere; else the daemon, which another user may have started on another
-    /// machine, is to look.
+    /// Files must exist here. Otherwise the daemon checks them, because it may run as another user or on another machine.
     pub files_are_here: bool,
-    /// The sandbox where nothing else is configured: `LUNETTE_SANDBOX`, for tests and for the unit of a service manager.
+    /// Default sandbox mode: `LUNETTE_SANDBOX`, for tests and for the unit of a service manager.
     pub sandbox: sandbox::Mode,
-    /// Its paths, set apart by colons: `LUNETTE_SANDBOX_PATHS`.
+    /// Default sandbox paths: `LUNETTE_SANDBOX_PATHS`, separated by colons.
     pub sandbox_paths: Vec<PathBuf>,
 }
 
 impl Surroundings {
-    /// Those of this process.
+    /// Returns those of this process.
     pub fn of_this_process() -> Surroundings {
         let cpus = match rustix::thread::sched_getaffinity(None) {
             Ok(set) => (0..rustix::thread::CpuSet::MAX_CPU)
@@ -45,7 +44,7 @@ impl Surroundings {
         }
     }
 
-    /// For a part of a configuration that is another process's.
+    /// Returns those for a part of another process's configuration.
     pub fn of_another_process() -> Surroundings {
         Surroundings {
             files_are_here: false,
@@ -53,7 +52,7 @@ impl Surroundings {
         }
     }
 
-    /// Half of the CPUs, for guests want some too; more than four pay only under high load.
+    /// Returns half of the CPUs, because guests need some too; more than four are useful only under high load.
     fn workers_default(&self) -> usize {
         (self.cpus.len() / 2).clamp(1, 4)
     }
@@ -65,7 +64,7 @@ fn sandbox_of_environment() -> sandbox::Mode {
     named.map_or_else(sandbox::Mode::default, |(_, mode)| *mode)
 }
 
-/// The configuration that `draft` says; every mistake that is left goes to `diagnostics`.
+/// Completes the configuration of `draft`. Adds all remaining mistakes to `diagnostics`.
 pub fn complete(
     draft: Draft,
     surroundings: &Surroundings,
@@ -93,7 +92,7 @@ pub fn complete(
     Some(config)
 }
 
-/// Gives the logical units that flags named to their controllers.
+/// Moves logical units from flags to their controllers.
 fn attach_luns(mut draft: Draft, diagnostics: &mut Diagnostics) -> Draft {
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
     for (index, export) in draft.exports.iter_mut().enumerate() {
@@ -130,7 +129,7 @@ fn unknown(what: &str, found: &At<String>, known: &[&str]) -> Mistake {
     })
 }
 
-/// Notes every key that comes a second time, pointing at the first.
+/// Reports every key that occurs a second time, with the place of the first.
 struct Once<K> {
     seen: HashMap<K, Place>,
 }
@@ -250,7 +249,7 @@ fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Dia
         let help = "a file belongs to one disk, and a disk may have several exports";
         files.see(key, &path.place, what, help, diagnostics);
 
-        // Without others the daemon starts, and waits for them.
+        // Without a file that is not required the daemon starts, and waits for it.
         let required = disk.complete.as_ref().filter(|disk| disk.require);
         let Some(super::devices::BlockDeviceConfig::File { size: None, .. }) =
             required.map(|disk| &disk.backend)
@@ -267,7 +266,7 @@ fn check_files(draft: &Draft, surroundings: &Surroundings, diagnostics: &mut Dia
     }
 }
 
-/// Over TCP nobody is known but by a token.
+/// Checks that an API over TCP has a token file: clients are identified by tokens only.
 fn check_tokens(draft: &Draft, diagnostics: &mut Diagnostics) {
     if let Some(address) = &draft.api_listen
         && draft.token_file.is_none()
@@ -283,7 +282,7 @@ fn check_tokens(draft: &Draft, diagnostics: &mut Diagnostics) {
     }
 }
 
-/// The path from the root, without `.` and `..`; links are not followed.
+/// Returns the absolute path, without `.` and `..`. Links are not followed.
 fn absolute(path: &Path) -> PathBuf {
     let from_root = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut clean = PathBuf::new();
@@ -333,7 +332,7 @@ fn placement(
     Placement::Cpus(cpus.value.iter().map(|cpu| cpu.value).collect())
 }
 
-/// `0-3,8`.
+/// Formats CPUs as ranges: `0-3,8`.
 fn ranges(cpus: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for &cpu in cpus {

@@ -1,4 +1,4 @@
-//! The keys at the top of a file: the daemon's own, and its lists of objects. Those that are a flag too say so here.
+//! Top-level keys of a file: those of the daemon, and its lists of objects. Keys that are also flags are declared here.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,19 +23,19 @@ use super::readers::{
 use super::value::{Fields, Reader};
 
 const GROUP_ALLOWED: &str = "the name of a group of this machine";
-/// The bound on polling when nothing is said, in microseconds.
+/// Default polling limit, in microseconds.
 const POLL_MICROS_DEFAULT: u32 = 50;
-/// What a sleep costs: a disk that is slower is slept for.
+/// Cost of a sleep, in microseconds: for slower disks the worker sleeps.
 const DISK_POLL_MICROS_DEFAULT: u32 = 5;
 
-/// What was said about workers.
+/// Values given for workers.
 #[derive(Default)]
 pub struct WorkersDraft {
     pub count: Option<At<usize>>,
     pub cpus: Option<At<Vec<At<usize>>>>,
 }
 
-/// All that a file said.
+/// All values of a file.
 #[derive(Default)]
 pub struct Draft {
     pub control: Option<At<PathBuf>>,
@@ -46,9 +46,9 @@ pub struct Draft {
     pub readers_token_file: Option<At<PathBuf>>,
     pub api_names: Vec<String>,
     pub allow_paths: Vec<PathBuf>,
-    /// Where state is persisted.
+    /// State directory.
     pub state: Option<At<PathBuf>>,
-    /// Where metrics are served over TCP.
+    /// TCP address for metrics.
     pub metrics_listen: Option<At<SocketAddr>>,
     pub sandbox: Option<sandbox::Mode>,
     pub sandbox_paths: Option<Vec<PathBuf>>,
@@ -56,47 +56,47 @@ pub struct Draft {
     pub poll: Option<PollLimit>,
     pub network_poll: Option<PollLimit>,
     pub disk_poll: Option<PollLimit>,
-    /// The file with the CHAP users of discovery sessions.
+    /// File with the CHAP users of discovery sessions.
     pub discovery_auth: Option<At<PathBuf>>,
     pub iscsi_limits: IscsiLimits,
     pub disks: Vec<DiskDraft>,
     pub exports: Vec<Box<dyn ExportDraft>>,
     /// Logical units from flags, with their controller's name.
     pub luns: Vec<(At<String>, LunDraft)>,
-    /// Those of them whose controller there is not; their disks are looked up all the same.
+    /// Logical units from flags with an unknown controller; their disks are checked too.
     pub astray: Vec<LunDraft>,
 }
 
-/// A key at the top of a file, which may be a flag.
+/// A top-level key, which may be a flag.
 pub struct DaemonKey {
-    /// As a file has it.
+    /// Key in files.
     pub key: Key<Draft, Config>,
-    /// As a command line has it.
+    /// Flag on the command line.
     pub flag: Option<Flag>,
 }
 
 /// A flag with one value of the configuration.
 pub struct Flag {
-    /// Without its dashes.
+    /// Name without dashes.
     pub name: &'static str,
-    /// What stands for its value in help.
+    /// Placeholder of the value in help.
     pub value_name: &'static str,
-    /// What it means, for people who have only this line.
+    /// Meaning, for readers with this line only.
     pub help: &'static str,
-    /// How its text is taken apart.
+    /// Form of the text.
     pub form: FlagForm,
 }
 
-/// How the text of a flag is taken apart.
+/// Form of a flag's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagForm {
     /// One value.
     Word,
-    /// One value; more flags add more.
+    /// One value; the flag may be repeated.
     Repeated,
-    /// Values set apart by commas.
+    /// Values separated by commas.
     List,
-    /// `KEY=VALUE`, set apart by commas.
+    /// `KEY=VALUE`, separated by commas.
     Options,
 }
 
@@ -115,7 +115,7 @@ const fn flag(
 }
 
 impl DaemonKey {
-    /// Its row in the documents.
+    /// Returns the row in the documentation.
     pub fn row(&self) -> String {
         let row = self.key.row();
         match &self.flag {
@@ -132,9 +132,9 @@ impl DaemonKey {
     }
 }
 
-/// Of a value that is taken when the daemon starts.
+/// For values that are read when the daemon starts.
 const RESTART: RunTime = RunTime::Restart;
-/// Of a file that is read again when it changes.
+/// For files that are read again when they change.
 const REREAD: RunTime = RunTime::RestartReread;
 
 fn path_value(path: Option<&PathBuf>) -> Option<Value> {
@@ -164,7 +164,7 @@ const fn list_of(
             RunTime::Reload,
             help,
             read,
-            // Objects are written by their own keys.
+            // Objects are written with their own keys.
             |_| None,
         ),
         flag: None,
@@ -179,7 +179,7 @@ fn read_exports(kind: &'static ExportKind, reader: &mut Reader<'_, '_>, draft: &
     }
 }
 
-/// All of them.
+/// All top-level keys.
 pub static DAEMON_KEYS: &[DaemonKey] = &[
     DaemonKey {
         key: key(
@@ -601,7 +601,7 @@ pub static DAEMON_KEYS: &[DaemonKey] = &[
     },
 ];
 
-/// A file's top-level table.
+/// Reads the top-level table of a file.
 pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
     let mut reader = Reader::new(fields, "configuration", diagnostics);
     let mut draft = Draft::default();
@@ -616,13 +616,13 @@ pub fn read_file(fields: &Fields, diagnostics: &mut Diagnostics) -> Draft {
 }
 
 impl Config {
-    /// What is said of the daemon itself.
+    /// Returns the values of the daemon's own keys.
     pub fn daemon_values(&self) -> impl Iterator<Item = (&'static Key<Draft, Config>, Value)> {
         let keys = DAEMON_KEYS.iter().map(|known| &known.key);
         keys.filter_map(|key| Some((key, (key.get)(self)?)))
     }
 
-    /// The keys whose values a daemon that runs cannot take over, by which `next` differs.
+    /// Returns the keys with values in `next` that a running daemon cannot adopt.
     pub fn fixed_difference(&self, next: &Config) -> Vec<&'static str> {
         let is_fixed = |key: &&Key<Draft, Config>| {
             matches!(key.run_time, RunTime::Restart | RunTime::RestartReread)
@@ -636,7 +636,7 @@ impl Config {
 }
 
 impl Draft {
-    /// The daemon's own part, with workers that have been placed; without disks and exports.
+    /// Returns the daemon's own part, with placed workers and without disks and exports.
     pub fn daemon(&mut self, placement: Placement, surroundings: &Surroundings) -> Config {
         let path = |at: Option<At<PathBuf>>| at.map(|at| at.value);
         let poll = |said: Option<PollLimit>, micros| said.unwrap_or(PollLimit::Micros(micros));

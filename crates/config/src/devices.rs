@@ -1,7 +1,7 @@
-//! The kinds of block devices that a disk can be on: everything that differs between them here, in one list.
+//! The kinds of block devices for disks, with all differences between them in one list.
 //!
-//! A kind is a variant of [`BlockDeviceConfig`], a word in [`DEVICE_KINDS`], its keys in [`super::disk`], and an arm of each
-//! `match` below: the compiler names those that are missing.
+//! A kind consists of a variant of [`BlockDeviceConfig`], a word in [`DEVICE_KINDS`], its keys in [`super::disk`], and an arm of each
+//! `match` below: the compiler reports missing ones.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,82 +16,82 @@ use super::model::DiskConfig;
 use super::rbd::RbdConfig;
 use super::remote::RemoteConfig;
 
-/// The block size of a disk that has no other reason for one.
+/// Block size of a disk without another default, in bytes.
 const BLOCK_SIZE_DEFAULT: u32 = 512;
 
-/// The block device that does a disk's I/O, with its options.
+/// Block device of a disk, with its options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BlockDeviceConfig {
-    /// Memory of the daemon, taken when touched.
+    /// Memory of the daemon, allocated when touched.
     Ram {
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
-        /// It outlives the daemon.
+        /// Persistence after the end of the daemon.
         persist: Persist,
     },
-    /// Completes at once and keeps nothing, for measuring.
+    /// Completes at once and stores nothing; for measurements.
     Null {
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
-    /// A disk of one of these two kinds that takes its time, for measuring what is around it.
+    /// A `null` or `ram` disk with delayed I/O, to measure the layers around it.
     Delay {
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
-        /// How long each I/O takes.
+        /// Duration of each I/O.
         time: DelayTime,
-        /// What keeps the data.
+        /// Storage of the data.
         around: Around,
     },
     /// A raw file or a block device.
     File {
-        /// The file; relative to the folder that the daemon was started in.
+        /// Path of the file, relative to the daemon's working directory at start.
         path: PathBuf,
-        /// Bytes; a file that is not there is created with this size, sparse.
+        /// Size in bytes. A missing file is created with this size, sparse.
         size: Option<u64>,
-        /// What sits between it and stable storage.
+        /// Cache mode.
         cache: CacheMode,
     },
     /// A qcow2 image in a file or on a block device.
     Image {
-        /// The file; relative to the folder that the daemon was started in.
+        /// Path of the file, relative to the daemon's working directory at start.
         path: PathBuf,
-        /// Bytes that it was given at run time; the image keeps them.
+        /// Size in bytes set at run time; stored in the image.
         size: Option<u64>,
-        /// The file that has its data, if that is not in the folder of the image under the name that the image says.
+        /// Data file of the image, if it is not in the image's folder under the name in its header.
         data_file: Option<PathBuf>,
-        /// Files that it may name, and those that its backing images may name; any by default.
+        /// Files that the image and its backing images may name; any by default.
         named_files: Option<NamedFiles>,
-        /// What sits between it and stable storage.
+        /// Cache mode.
         cache: CacheMode,
     },
     /// A Ceph RBD image.
     Rbd(Box<RbdConfig>),
     /// A logical unit of an iSCSI target.
     Iscsi(Box<RemoteConfig>),
-    /// A SCSI device of this machine, which is passed through.
+    /// A local SCSI device, passed through.
     ScsiGeneric {
         /// `/dev/sgN`, or a block device.
         path: PathBuf,
-        /// What becomes of commands for reservations.
+        /// Handling of commands for reservations.
         reservations: PassedReservations,
     },
 }
 
-/// What a delayed disk keeps its data in.
+/// Storage of a delayed disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Around {
-    /// Nothing.
+    /// No storage.
     Null,
     /// Memory.
     Ram,
 }
 
 impl Around {
-    /// Both, with their words.
+    /// Both variants with their words.
     pub const WORDS: [(&'static str, Around); 2] = [("null", Around::Null), ("ram", Around::Ram)];
 
-    /// The word for it in files and flags.
+    /// Returns the word in files and flags.
     pub fn word(self) -> &'static str {
         match self {
             Around::Null => "null",
@@ -100,26 +100,26 @@ impl Around {
     }
 }
 
-/// What sits between a file and stable storage.
+/// Caching between a file and stable storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheMode {
-    /// O_DIRECT: the page cache is passed by.
+    /// O_DIRECT: bypasses the page cache.
     None,
     /// The page cache holds written data until a flush.
     Writeback,
-    /// Every write is on stable storage before it is answered.
+    /// Every write is on stable storage before it completes.
     Writethrough,
 }
 
 impl CacheMode {
-    /// All of them, with their words.
+    /// All modes with their words.
     pub const WORDS: [(&'static str, CacheMode); 3] = [
         ("none", CacheMode::None),
         ("writeback", CacheMode::Writeback),
         ("writethrough", CacheMode::Writethrough),
     ];
 
-    /// The same for a device.
+    /// Returns the device's cache mode.
     pub fn of_device(self) -> bdev::CacheMode {
         match self {
             CacheMode::None => bdev::CacheMode::None,
@@ -128,7 +128,7 @@ impl CacheMode {
         }
     }
 
-    /// The word for it in files and flags.
+    /// Returns the word in files and flags.
     pub fn word(self) -> &'static str {
         match self {
             CacheMode::None => "none",
@@ -138,23 +138,23 @@ impl CacheMode {
     }
 }
 
-/// What becomes of a RAM disk when the daemon ends.
+/// Persistence of a RAM disk after the end of the daemon.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Persist {
-    /// It is gone.
+    /// The data are lost.
     #[default]
     None,
-    /// Its memory is a memfd in the keeping of the service manager.
+    /// The memory is a memfd held by the service manager.
     Memfd,
 }
 
 impl Persist {
-    /// All of them, with their words.
+    /// All variants with their words.
     pub const WORDS: [(&'static str, Persist); 2] =
         [("none", Persist::None), ("memfd", Persist::Memfd)];
 }
 
-/// A kind, where its options are not known yet.
+/// A kind of block device, without options.
 #[derive(Clone, Copy, PartialEq)]
 pub enum DeviceKind {
     Ram,
@@ -167,7 +167,7 @@ pub enum DeviceKind {
     ScsiGeneric,
 }
 
-/// All of them, with their words.
+/// All kinds with their words.
 pub const DEVICE_KINDS: [(&str, DeviceKind); 8] = [
     ("ram", DeviceKind::Ram),
     ("null", DeviceKind::Null),
@@ -180,7 +180,7 @@ pub const DEVICE_KINDS: [(&str, DeviceKind); 8] = [
 ];
 
 impl BlockDeviceConfig {
-    /// The word for it in files and flags.
+    /// Returns the word in files and flags.
     pub fn word(&self) -> &'static str {
         match self {
             BlockDeviceConfig::Ram { .. } => "ram",
@@ -194,10 +194,10 @@ impl BlockDeviceConfig {
         }
     }
 
-    /// Opens the device of a disk; may block.
+    /// Opens the device of a disk. May block.
     ///
     /// # Errors
-    /// What cannot be opened, why, and what to do about it.
+    /// The object that cannot be opened, the reason, and a remedy.
     pub fn open(&self, disk: &DiskConfig) -> Result<Arc<dyn BlockDevice>, OpenError> {
         Ok(disk.discard.over(self.open_plain(disk)?))
     }
@@ -282,7 +282,7 @@ impl BlockDeviceConfig {
         })
     }
 
-    /// Does what it lies in say its size, whoever changes that?
+    /// Returns true if the backing object stores its size, including changes by others.
     pub fn keeps_size(&self) -> bool {
         matches!(
             self,
@@ -302,7 +302,8 @@ impl BlockDeviceConfig {
         )
     }
 
-    /// Folder, portal or cluster that calls for the disk may wait for; `None` if no call blocks. Disks of one place stop answering together.
+    /// Returns the folder, portal or cluster that calls for the disk may wait for; `None` if no call blocks. Disks of one place stop
+    /// answering together.
     pub fn blocking_place(&self) -> Option<String> {
         match self {
             BlockDeviceConfig::Ram { .. }
@@ -325,7 +326,7 @@ impl BlockDeviceConfig {
         }
     }
 
-    /// File with the CHAP secrets of an iSCSI disk.
+    /// Returns the file with the CHAP secrets of an iSCSI disk.
     pub fn chap_file(&self) -> Option<&Path> {
         match self {
             BlockDeviceConfig::Iscsi(remote) => remote.chap_file.as_ref().map(AsRef::as_ref),
@@ -333,7 +334,7 @@ impl BlockDeviceConfig {
         }
     }
 
-    /// The file that it lies in, if it lies in one of this machine.
+    /// Returns the backing file, if it is a file of this machine.
     pub fn file(&self) -> Option<&Path> {
         match self {
             BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {
@@ -348,7 +349,7 @@ impl BlockDeviceConfig {
         }
     }
 
-    /// All files of this machine that its data lie in, but those of backing images.
+    /// Returns all local files with its data, except backing images.
     pub fn files(&self) -> Vec<PathBuf> {
         let data_file = match self {
             BlockDeviceConfig::Image {
@@ -363,7 +364,7 @@ impl BlockDeviceConfig {
             .collect()
     }
 
-    /// All paths of this machine that its keys give, with the names of the keys.
+    /// Returns all local paths in its keys, with the names of the keys.
     pub fn paths(&self) -> Vec<(&'static str, &Path)> {
         let paths = match self {
             BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::ScsiGeneric { path, .. } => {
@@ -387,7 +388,7 @@ impl BlockDeviceConfig {
             .collect()
     }
 
-    /// Paths that are kept, from the root: the folder that it was started in is another one next time.
+    /// Makes its paths absolute before they are saved: the working directory may differ at the next start.
     pub fn at_absolute_paths(mut self) -> BlockDeviceConfig {
         let absolute =
             |path: &mut PathBuf| *path = std::path::absolute(&*path).unwrap_or(path.clone());
@@ -426,7 +427,7 @@ impl BlockDeviceConfig {
         self
     }
 
-    /// Returns an image with the policy for named files of `other`, unless it has a policy of its own.
+    /// Returns an image with the policy for named files of `other`, unless it has its own policy.
     #[must_use]
     pub fn with_named_files_of(mut self, other: &BlockDeviceConfig) -> BlockDeviceConfig {
         if let (
@@ -451,8 +452,8 @@ impl BlockDeviceConfig {
         wanted == NamedFiles::None || wanted == most
     }
 
-    /// Does it get another size by others, which it follows? `is_device`: so do block devices of this machine. `None`: it has no size but
-    /// its own.
+    /// Returns true if it follows changes of its size by others. `is_device`: tests for a block device of this machine, which also does.
+    /// `None`: only its configuration sets the size.
     pub fn follows_size(&self, is_device: impl FnOnce(&Path) -> bool) -> Option<bool> {
         match self {
             BlockDeviceConfig::File { path, .. } => Some(is_device(path)),
@@ -466,7 +467,7 @@ impl BlockDeviceConfig {
         }
     }
 
-    /// Bytes that it is configured to have.
+    /// Returns the configured size in bytes.
     pub fn size(&self) -> Option<u64> {
         match self {
             BlockDeviceConfig::Ram { size, .. }
@@ -478,7 +479,7 @@ impl BlockDeviceConfig {
         }
     }
 
-    /// The same with another size.
+    /// Returns a copy with another size.
     pub fn with_size(&self, size: Option<u64>) -> BlockDeviceConfig {
         let mut changed = self.clone();
         match (&mut changed, size) {

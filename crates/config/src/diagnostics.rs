@@ -1,6 +1,6 @@
-//! Mistakes in a configuration: collected, never thrown, so that all are reported at once.
+//! Mistakes in a configuration, collected so that all are reported at once.
 //!
-//! Each says where, what was found, what is allowed and, where a guess is good, what was probably meant.
+//! Each has the place, the value found, the allowed values and, if there is a good guess, a suggestion.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,38 +10,38 @@ use serde_json::{Value, json};
 
 use super::place::Place;
 
-/// What sort of mistake it is; decides which ones a syntax error on the same line silences.
+/// Kind of a mistake. A syntax error hides certain kinds on its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MistakeKind {
     /// The text is not TOML.
     Syntax,
-    /// A key that does not exist, or not here.
+    /// A key that does not exist, or not in this object.
     Key,
     /// A value that is not allowed.
     Value,
-    /// Something that has to be there is not.
+    /// A missing key or object.
     Missing,
-    /// Two things that do not go together, or a name that nothing has.
+    /// A conflict between two values, or a reference to an unknown name.
     Relation,
 }
 
 /// One mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// What sort it is.
+    /// Kind of mistake.
     pub kind: MistakeKind,
-    /// Where it was found.
+    /// Place of the mistake.
     pub place: Place,
-    /// What is wrong, with what was found.
+    /// Description, with the value found.
     pub message: String,
-    /// What is allowed there.
+    /// Allowed values.
     pub allowed: Option<String>,
-    /// What was probably meant, or what to do.
+    /// Suggestion or remedy.
     pub help: Option<String>,
 }
 
 impl Mistake {
-    /// A mistake of `kind` at `place`.
+    /// Creates a mistake of `kind` at `place`.
     pub fn new(kind: MistakeKind, place: &Place, message: impl Into<String>) -> Mistake {
         Mistake {
             kind,
@@ -52,21 +52,21 @@ impl Mistake {
         }
     }
 
-    /// Adds what is allowed.
+    /// Adds the allowed values.
     #[must_use]
     pub fn allowed(mut self, allowed: impl Into<String>) -> Mistake {
         self.allowed = Some(allowed.into());
         self
     }
 
-    /// Adds what to do.
+    /// Adds a remedy.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Mistake {
         self.help = Some(help.into());
         self
     }
 
-    /// Adds a guess at what was meant, when one of `known` is near enough.
+    /// Adds a suggestion, if one of `known` is similar enough.
     #[must_use]
     pub fn did_you_mean<'a>(
         self,
@@ -110,7 +110,7 @@ impl fmt::Display for Mistake {
             };
             let gutter = number.chars().count();
             let (_, column) = self.place.line_column();
-            // Tabs are kept, so that the mark stands under what it marks.
+            // Tabs are kept, so that the marker is aligned with the text.
             let indent: String = excerpt
                 .chars()
                 .take(column - 1)
@@ -143,23 +143,23 @@ pub struct Diagnostics {
 }
 
 impl Diagnostics {
-    /// Adds one.
+    /// Adds a mistake.
     pub fn push(&mut self, mistake: Mistake) {
         self.mistakes.push(mistake);
     }
 
-    /// None at all?
+    /// Returns true if there are no mistakes.
     pub fn is_empty(&self) -> bool {
         self.mistakes.is_empty()
     }
 
-    /// The mistakes, in the order of the text once [`Diagnostics::sort_and_prune`] has run.
+    /// Returns the mistakes, in the order of the text after [`Diagnostics::sort_and_prune`].
     pub fn iter(&self) -> impl Iterator<Item = &Mistake> {
         self.mistakes.iter()
     }
 
-    /// Sorts by place and drops what only follows from a syntax error: everything else on its line, and
-    /// everything in that file that says something is missing or unknown (it may stand in the broken part).
+    /// Sorts by place and drops consequences of a syntax error: other mistakes on its line, and missing or unknown objects in that file,
+    /// because they may be in the broken part.
     pub fn sort_and_prune(&mut self) {
         let line_of = |mistake: &Mistake| {
             let (line, _) = mistake.place.line_column();
@@ -173,7 +173,7 @@ impl Diagnostics {
                 return true;
             }
             let line = line_of(m);
-            // In the order of the text: the same line comes in a row.
+            // Sorted by place: mistakes on one line are adjacent.
             let first = broken.last() != Some(&line);
             broken.push(line);
             first
@@ -207,20 +207,20 @@ impl fmt::Display for Diagnostics {
 
 impl std::error::Error for Diagnostics {}
 
-/// The one of `known` that `found` is probably a misspelling of.
+/// Returns the one of `known` that `found` probably misspells.
 pub fn nearest<'a>(found: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let plain = |word: &str| word.to_lowercase().replace(['-', '_', ' '], "");
     let found = plain(found);
     known
         .into_iter()
         .map(|name| (strsim::damerau_levenshtein(&found, &plain(name)), name))
-        // A third of the word may be wrong; more is no misspelling.
+        // At most a third of the word may differ.
         .filter(|(distance, name)| *distance <= name.len().max(found.len()).div_ceil(3))
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name)
 }
 
-/// `a`, `b` or `c`.
+/// Formats a list: `a`, `b` or `c`.
 pub fn one_of(words: &[&str]) -> String {
     let quoted: Vec<String> = words.iter().map(|word| format!("`{word}`")).collect();
     match quoted.split_last() {

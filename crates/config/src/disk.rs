@@ -1,4 +1,4 @@
-//! The keys of a disk, and what relates them to each other.
+//! Keys of a disk, and relations between them.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ use super::remote::{self, RemoteConfig};
 use super::size::{SIZE_MAX, parse_size};
 use super::value::{Fields, Raw, Reader};
 
-/// Of keys that `lunette disk set` changes at run time.
+/// For keys that `lunette disk set` changes at run time.
 pub const DISK_SET: RunTime = RunTime::Command("lunette disk set");
 const DISK_LIMIT: RunTime = RunTime::Command("lunette disk limit");
 const DISK_RESIZE: RunTime = RunTime::Command("lunette disk resize");
@@ -28,12 +28,12 @@ const DISK_RESIZE: RunTime = RunTime::Command("lunette disk resize");
 const WWN_ALLOWED: &str =
     "16 hexadecimal digits, the first 2, 3 or 5, such as \"3a5b000000000001\"";
 const PHYSICAL_MAX: u32 = 65_536;
-/// Most requests in a second that a limit may say: more than any disk does.
+/// Maximum rate limit in requests per second, higher than any disk's rate.
 const IOPS_MAX: u64 = 1_000_000_000;
-/// The longest timeout, in seconds: a day.
+/// Maximum timeout in seconds: a day.
 const IO_TIMEOUT_MAX: u64 = 86_400;
 
-/// What was said about a disk.
+/// Values given for a disk.
 #[derive(Default)]
 pub struct DiskDraft {
     pub(crate) name: Option<At<String>>,
@@ -41,7 +41,7 @@ pub struct DiskDraft {
     data_file: Option<PathBuf>,
     named_files: Option<NamedFiles>,
     pub(crate) wwn: Option<At<u64>>,
-    /// The disk, if nothing is missing.
+    /// The disk, if no key is missing.
     pub(crate) complete: Option<DiskConfig>,
     device: Option<DeviceKind>,
     size: Option<At<u64>>,
@@ -449,21 +449,21 @@ pub(super) fn path_value(path: &Path) -> Value {
 }
 
 impl DiskConfig {
-    /// What is said of the disk, in the order of its keys.
+    /// Returns the values of the disk, in the order of its keys.
     pub fn values(&self) -> impl Iterator<Item = (&'static DiskKey, Value)> {
         DISK_KEYS
             .iter()
             .filter_map(|key| Some((key, (key.get)(self)?)))
     }
 
-    /// The same as a file has it: an image has the size that it has.
+    /// Returns the values for a file: without the size of an image, which stores it.
     pub fn file_values(&self) -> impl Iterator<Item = (&'static DiskKey, Value)> {
         let is_image = self.backend.keeps_size();
         self.values()
             .filter(move |(key, _)| !(is_image && key.run_time == DISK_RESIZE))
     }
 
-    /// The first key by which this is another disk than `other`.
+    /// Returns the first differing key that makes this another disk than `other`.
     pub fn differs_in(&self, other: &DiskConfig) -> Option<&'static str> {
         let mut fixed = DISK_KEYS
             .iter()
@@ -489,7 +489,7 @@ fn read_keys(reader: &mut Reader<'_, '_>, draft: &mut DiskDraft, which: fn(&Disk
     }
 }
 
-/// A disk.
+/// Reads a disk.
 pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     let mut reader = Reader::new(fields, "disk", diagnostics);
     let mut draft = DiskDraft::default();
@@ -512,7 +512,7 @@ pub fn read_disk(fields: &Fields, diagnostics: &mut Diagnostics) -> DiskDraft {
     draft
 }
 
-/// Limits alone.
+/// Reads the limits only.
 pub fn read_limits(fields: &Fields, diagnostics: &mut Diagnostics) -> LimitsConfig {
     let mut reader = Reader::new(fields, "limits", diagnostics);
     let mut draft = DiskDraft::default();
@@ -522,7 +522,7 @@ pub fn read_limits(fields: &Fields, diagnostics: &mut Diagnostics) -> LimitsConf
     limits
 }
 
-/// An error policy with what is said of the keys that `lunette disk set` changes; the others stay.
+/// Applies the keys that `lunette disk set` changes to an error policy; other fields are unchanged.
 pub fn read_settings(
     fields: &Fields,
     errors: ErrorPolicy,
@@ -600,8 +600,8 @@ impl DiskDraft {
     }
 }
 
-/// Refuses `discard` where it could not take effect: commands of a passed-through unit are not the daemon's, and no layer passes on
-/// the reservations of a shared RBD image.
+/// Refuses `discard` if it has no effect: the daemon does not process commands of a pass-through unit, and no layer forwards the
+/// reservations of a shared RBD image.
 fn relate_discard(reader: &mut Reader<'_, '_>, draft: &DiskDraft) {
     let Some(at) = &draft.discard else { return };
     let other = match draft.device {
@@ -614,7 +614,8 @@ fn relate_discard(reader: &mut Reader<'_, '_>, draft: &DiskDraft) {
     reader.diagnostics().push(mistake.help("remove `discard`"));
 }
 
-/// Which back ends need a size, and which size; false where it is none of the disk's blocks.
+/// Checks that a size is given if the back end needs it, and refuses it if it does not. Returns false if the size is not a multiple of the
+/// disk's block size.
 fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
     use DeviceKind::{Delay, Image, Iscsi, Null, Ram, Rbd, ScsiGeneric};
     if matches!(draft.device, Some(Ram | Null | Delay)) {
@@ -645,7 +646,7 @@ fn relate_size(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> bool {
     check_size(reader, size, draft.block_size.unwrap_or(512))
 }
 
-/// Is it a whole number of blocks, and not none?
+/// Returns true if the size is a positive multiple of the block size.
 pub fn check_size(reader: &mut Reader<'_, '_>, size: &At<u64>, block_size: u32) -> bool {
     if size.value > 0 && size.value.is_multiple_of(u64::from(block_size)) {
         return true;
@@ -660,7 +661,7 @@ pub fn check_size(reader: &mut Reader<'_, '_>, size: &At<u64>, block_size: u32) 
     false
 }
 
-/// A burst without its rate is a mistake: it would mean nothing.
+/// Reads the limits. A burst without a rate is a mistake, because it has no effect.
 fn relate_limits(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> LimitsConfig {
     let pairs = [
         ("iops", &draft.iops, &draft.iops_burst),
@@ -692,7 +693,7 @@ fn relate_limits(reader: &mut Reader<'_, '_>, draft: &DiskDraft) -> LimitsConfig
     }
 }
 
-/// How long each I/O of a delayed disk takes.
+/// Reads the duration of each I/O of a delayed disk.
 fn read_time(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<DelayTime> {
     let text = key.text(reader)?;
     let time = DelayTime::parse(&text.value);
@@ -755,7 +756,7 @@ fn read_serial(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<String> {
     Some(serial.value)
 }
 
-/// NAA identifiers of 64 bits, as `lsblk`, udev and initiators print them: also with `naa.` or `0x` before.
+/// Reads an NAA identifier of 64 bits, as `lsblk`, udev and initiators print it, also with prefix `naa.` or `0x`.
 fn read_wwn(key: &DiskKey, reader: &mut Reader<'_, '_>) -> Option<At<u64>> {
     let value = reader.raw(key.name)?;
     let text = match &value.value {

@@ -1,4 +1,4 @@
-//! The example, `contrib/lunette.toml`: it is valid, and has every key.
+//! The example `contrib/lunette.toml` is valid and contains every key.
 
 use super::*;
 

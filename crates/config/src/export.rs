@@ -1,5 +1,5 @@
-//! An export as an object: what every kind of it has. A kind is a type that implements [`ExportObject`]; the enums here say which kinds there
-//! are, and nothing outside of this file asks which one it is.
+//! Common interface of all kinds of exports. A kind is a type that implements [`ExportObject`]. The enums here list the kinds; only this
+//! file matches on them.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use super::vhost_scsi::VHOST_SCSI_KEYS;
 pub struct Said {
     /// The key.
     pub name: &'static str,
-    /// What its values are.
+    /// Kind of its values.
     pub kind: &'static Kind,
     /// The value.
     pub value: Value,
@@ -36,76 +36,76 @@ fn said<D, T>(keys: &'static [Key<D, T>], object: &T) -> Vec<Said> {
     keys.iter().filter_map(said).collect()
 }
 
-/// An export of some kind.
+/// An export of any kind.
 pub trait ExportObject {
-    /// Its name.
+    /// Returns the name.
     fn name(&self) -> &str;
-    /// The word for its kind.
+    /// Returns the word of its kind.
     fn kind(&self) -> &'static str;
-    /// Which workers serve it.
+    /// Returns the workers that serve it.
     fn placement(&self) -> &ExportPlacement;
-    /// To change them.
+    /// Returns the workers for modification.
     fn placement_mut(&mut self) -> &mut ExportPlacement;
 
-    /// What is configured of it, in the order of its keys.
+    /// Returns the configured values, in the order of the keys.
     fn values(&self) -> Vec<Said>;
 
-    /// The same as a file has it.
+    /// Returns the values for a file.
     fn file_values(&self) -> Vec<Said> {
         self.values()
     }
 
-    /// The path of its socket, if it has one.
+    /// Returns the path of the socket, if it has one.
     fn socket(&self) -> Option<&PathBuf> {
         None
     }
 
-    /// Most request queues of a client; 0 where there are none.
+    /// Returns the maximum number of request queues per client; 0 if there are none.
     fn queues(&self) -> u16 {
         0
     }
 
-    /// The disk of an export of one disk.
+    /// Returns the disk of an export of one disk.
     fn disk(&self) -> Option<&str> {
         None
     }
 
-    /// Its list of logical units; `None` for an export of one disk.
+    /// Returns the list of logical units; `None` for an export of one disk.
     fn luns(&self) -> Option<&[LunConfig]> {
         None
     }
 
-    /// To change them.
+    /// Returns the logical units for modification.
     fn luns_mut(&mut self) -> Option<&mut Vec<LunConfig>> {
         None
     }
 
-    /// Mode, owner and group of its socket; `None` for exports without a socket.
+    /// Returns mode, owner and group of its socket; `None` for exports without a socket.
     fn socket_rights(&self) -> Option<&SocketRights> {
         None
     }
 
-    /// Mode, owner and group of its socket, to change them.
+    /// Returns mode, owner and group of its socket for modification.
     fn socket_rights_mut(&mut self) -> Option<&mut SocketRights> {
         None
     }
 
-    /// The target number of all logical units, where there is no choice.
+    /// Returns the target number of all logical units, if it is fixed.
     fn only_target(&self) -> Option<u8> {
         None
     }
 
-    /// The file of its CHAP users.
+    /// Returns the file of its CHAP users.
     fn chap_users(&self) -> Option<&Path> {
         None
     }
 
-    /// Access states of its portal groups; `None` for exports that are no targets.
+    /// Returns the access states of its portal groups; `None` for exports other than targets.
     fn access_states(&self) -> Option<&AccessStates> {
         None
     }
 
-    /// Access states of its portal groups, to change them.
+    /// Returns the access states of its portal groups for modification.
     fn access_states_mut(&mut self) -> Option<&mut AccessStates> {
         None
     }
@@ -115,14 +115,14 @@ pub trait ExportObject {
         false
     }
 
-    /// The path in it, which who asks for it may mean from a folder of its own.
+    /// Returns its path that a request may give relative to the client's folder.
     fn path_mut(&mut self) -> Option<&mut PathBuf> {
         None
     }
 
-    /// Can an export of this kind and of that name not be served beside it?
+    /// Returns true if an export of this kind with that name cannot coexist with it.
     fn bars(&self, name: &str) -> bool {
-        // Names are compared elsewhere.
+        // The caller compares names.
         let _ = name;
         false
     }
@@ -239,7 +239,7 @@ impl ExportObject for IscsiConfig {
         values
     }
 
-    /// Logical units that are numbered from 0 are a list of disks.
+    /// Lists the disks only, if the logical units are numbered from 0.
     fn file_values(&self) -> Vec<Said> {
         let mut values = self.values();
         if self.luns.iter().zip(0..).all(|(lun, at)| lun.lun == at)
@@ -295,7 +295,7 @@ impl ExportObject for IscsiConfig {
         self.chap_users.as_mut()
     }
 
-    /// Initiators write a name in several ways (RFC 7143, 4.2.7.1). Portals they may share.
+    /// Initiators spell a name in several ways (RFC 7143, 4.2.7.1). Portals may be shared.
     fn bars(&self, name: &str) -> bool {
         iscsi_name::is_same(&self.name, name)
     }
@@ -313,7 +313,7 @@ pub enum ExportConfig {
 }
 
 impl ExportConfig {
-    /// To look at.
+    /// Returns a reference.
     pub fn as_ref(&self) -> ExportRef<'_> {
         match self {
             ExportConfig::VhostBlk(export) => ExportRef::VhostBlk(export),
@@ -322,7 +322,7 @@ impl ExportConfig {
         }
     }
 
-    /// To change.
+    /// Returns the common interface for modification.
     pub fn object_mut(&mut self) -> &mut dyn ExportObject {
         match self {
             ExportConfig::VhostBlk(export) => export,
@@ -332,7 +332,7 @@ impl ExportConfig {
     }
 }
 
-/// An export of any kind, to look at.
+/// A reference to an export of any kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExportRef<'a> {
     /// One disk as virtio-blk.
@@ -344,7 +344,7 @@ pub enum ExportRef<'a> {
 }
 
 impl<'a> ExportRef<'a> {
-    /// What it has, whatever its kind.
+    /// Returns the common interface.
     pub fn object(self) -> &'a dyn ExportObject {
         match self {
             ExportRef::VhostBlk(export) => export,
@@ -353,7 +353,7 @@ impl<'a> ExportRef<'a> {
         }
     }
 
-    /// A copy.
+    /// Returns a copy.
     pub fn to_owned(self) -> ExportConfig {
         match self {
             ExportRef::VhostBlk(export) => ExportConfig::VhostBlk(export.clone()),
@@ -362,44 +362,44 @@ impl<'a> ExportRef<'a> {
         }
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(self) -> &'a str {
         self.object().name()
     }
 
-    /// The word for its kind.
+    /// Returns the word of its kind.
     pub fn kind(self) -> &'static str {
         self.object().kind()
     }
 
-    /// The path of its socket, if it has one.
+    /// Returns the path of the socket, if it has one.
     pub fn socket(self) -> Option<&'a PathBuf> {
         self.object().socket()
     }
 
-    /// Most request queues of a client; 0 where there are none.
+    /// Returns the maximum number of request queues per client; 0 if there are none.
     pub fn queues(self) -> u16 {
         self.object().queues()
     }
 
-    /// Its list of logical units; `None` for an export of one disk.
+    /// Returns the list of logical units; `None` for an export of one disk.
     pub fn luns(self) -> Option<&'a [LunConfig]> {
         self.object().luns()
     }
 
-    /// Which workers serve it.
+    /// Returns the workers that serve it.
     pub fn placement(self) -> &'a ExportPlacement {
         self.object().placement()
     }
 
-    /// Every disk that it shows.
+    /// Returns all its disks.
     pub fn disks(self) -> impl Iterator<Item = &'a str> {
         let luns = self.luns().unwrap_or_default().iter();
         let one = self.object().disk().into_iter();
         one.chain(luns.map(|lun| lun.disk.as_str()))
     }
 
-    /// Can it not be served beside another one?
+    /// Returns true if it cannot coexist with another export.
     pub fn bars(self, other: ExportRef<'_>) -> bool {
         self.kind() == other.kind() && self.object().bars(other.name())
     }
@@ -417,7 +417,8 @@ impl<'a> ExportRef<'a> {
         bare(self) == bare(other)
     }
 
-    /// Returns true if it can become the other one while its clients stay: the endpoint is the same but for the rights of the socket.
+    /// Returns true if it can change to the other one without disconnecting its clients: the endpoint is the same except for the rights of
+    /// the socket.
     pub fn can_become(self, other: ExportRef<'_>) -> bool {
         let mut changed = self.to_owned();
         let object = changed.object_mut();
@@ -434,7 +435,7 @@ impl<'a> ExportRef<'a> {
 }
 
 impl Config {
-    /// List exports.
+    /// Returns all exports.
     pub fn exports(&self) -> impl Iterator<Item = ExportRef<'_>> {
         let blk = self.vhost_blk.iter().map(ExportRef::VhostBlk);
         let scsi = self.vhost_scsi.iter().map(ExportRef::VhostScsi);
@@ -442,7 +443,7 @@ impl Config {
         blk.chain(scsi).chain(iscsi)
     }
 
-    /// The same, to change.
+    /// Returns all exports for modification.
     fn exports_mut(&mut self) -> impl Iterator<Item = &mut dyn ExportObject> {
         let blk = self
             .vhost_blk
@@ -459,12 +460,12 @@ impl Config {
         blk.chain(scsi).chain(iscsi)
     }
 
-    /// The export of this name.
+    /// Returns the export with this name.
     pub fn export(&self, name: &str) -> Option<ExportRef<'_>> {
         self.exports().find(|export| export.name() == name)
     }
 
-    /// Puts an export in the place of the one of its name, or behind the others.
+    /// Replaces the export with the same name, or appends it.
     pub fn put_export(&mut self, export: ExportConfig) {
         let place = self.export(export.as_ref().name());
         let same_kind = place.is_some_and(|place| place.kind() == export.as_ref().kind());
@@ -479,7 +480,7 @@ impl Config {
         }
     }
 
-    /// Puts an export behind the others, also where there is one of its name: a check says so.
+    /// Appends an export, even if its name exists: a later check reports that.
     pub(super) fn add_export(&mut self, export: ExportConfig) {
         match export {
             ExportConfig::VhostBlk(export) => self.vhost_blk.push(export),
@@ -488,12 +489,12 @@ impl Config {
         }
     }
 
-    /// Takes an export out; false when there is none.
+    /// Removes an export. Returns false if there is none.
     pub fn remove_export(&mut self, name: &str) -> bool {
         self.retain_exports(|export| export.name() != name)
     }
 
-    /// Takes out all exports but those that are meant; false when there is no other.
+    /// Removes all exports except those that `is_meant`. Returns false if none was removed.
     pub fn retain_exports(&mut self, is_meant: impl Fn(&dyn ExportObject) -> bool) -> bool {
         let before = self.exports().count();
         self.vhost_blk.retain(|export| is_meant(export));
@@ -502,17 +503,17 @@ impl Config {
         before != self.exports().count()
     }
 
-    /// The logical units of an export that has a list of them.
+    /// Returns the logical units of an export that has a list of them.
     pub fn luns_mut(&mut self, export: &str) -> Option<&mut Vec<LunConfig>> {
         self.export_mut(export)?.luns_mut()
     }
 
-    /// An export of any kind, to change it.
+    /// Returns an export for modification.
     pub fn export_mut(&mut self, name: &str) -> Option<&mut dyn ExportObject> {
         self.exports_mut().find(|known| known.name() == name)
     }
 
-    /// The logical units of every export that has a list of them.
+    /// Returns the logical units of all exports that have a list of them.
     pub fn all_luns_mut(&mut self) -> impl Iterator<Item = &mut Vec<LunConfig>> {
         self.exports_mut().filter_map(ExportObject::luns_mut)
     }

@@ -1,4 +1,4 @@
-//! What is said of an export before it is held against everything else, and the keys that several kinds of exports have.
+//! Values given for an export before it is checked against other objects, and keys of several kinds of exports.
 
 use std::path::PathBuf;
 
@@ -13,37 +13,37 @@ use super::placement::{PlacementDraft, WORKERS_ALLOWED, read_workers, workers_va
 use super::readers::{NAME_ALLOWED, SOCKET_ALLOWED, read_name, read_socket};
 use super::socket_rights::SocketRights;
 
-/// What is said of an export.
+/// Draft of an export.
 pub trait ExportDraft {
-    /// Its name.
+    /// Returns the name.
     fn name(&self) -> Option<&At<String>>;
-    /// Which workers serve it.
+    /// Returns the workers that serve it.
     fn placement(&self) -> &PlacementDraft;
-    /// The export, if nothing is missing.
+    /// Returns the export, if no key is missing.
     fn complete(&self) -> Option<ExportConfig>;
 
-    /// Its socket, if it has one.
+    /// Returns the socket, if it has one.
     fn socket(&self) -> Option<&At<PathBuf>> {
         None
     }
 
-    /// The disk of an export of one disk.
+    /// Returns the disk of an export of one disk.
     fn disk(&self) -> Option<&At<String>> {
         None
     }
 
-    /// Its logical units.
+    /// Returns the logical units.
     fn luns(&self) -> &[LunDraft] {
         &[]
     }
 
-    /// Where logical units are added by flags of their own.
+    /// Returns the list of logical units if they have their own flags.
     fn luns_by_flags(&mut self) -> Option<&mut Vec<LunDraft>> {
         None
     }
 }
 
-/// What is said of a vhost-user export, whatever device it is.
+/// Values given for a vhost-user export of any device type.
 #[derive(Default)]
 pub struct VhostDraft {
     pub name: Option<At<String>>,
@@ -54,20 +54,20 @@ pub struct VhostDraft {
 
 /// A draft of a vhost-user export.
 pub trait Vhost {
-    /// What it shares with the others.
+    /// Returns the values common to vhost-user exports.
     fn vhost(&mut self) -> &mut VhostDraft;
 }
 
-/// A draft of an export with a placement: of any.
+/// A draft of an export with a placement: of any kind.
 pub trait Placed {
-    /// To say it.
+    /// Returns the placement for modification.
     fn placement_mut(&mut self) -> &mut PlacementDraft;
 }
 
-/// What an export has when its clients may not see another.
+/// For keys with a change that clients can only see in a new session.
 pub const ENDS_SESSION: RunTime = RunTime::ReloadEndsSession;
 
-/// The name of a vhost-user export.
+/// Key for the name of a vhost-user export.
 pub const fn name<D: Vhost, T: ExportObject>(default: &'static str) -> Key<D, T> {
     Key {
         name: "name",
@@ -81,7 +81,7 @@ pub const fn name<D: Vhost, T: ExportObject>(default: &'static str) -> Key<D, T>
     }
 }
 
-/// Its socket.
+/// Key for the socket.
 pub const fn socket<D: Vhost, T: ExportObject>() -> Key<D, T> {
     Key {
         name: "socket",
@@ -95,7 +95,7 @@ pub const fn socket<D: Vhost, T: ExportObject>() -> Key<D, T> {
     }
 }
 
-/// Its request queues; when nothing is said as many as a client may want.
+/// Key for the number of request queues; the default is the maximum.
 pub const fn queues<D: Vhost, T: ExportObject>(
     most: u16,
     default: &'static str,
@@ -116,10 +116,10 @@ pub const fn queues<D: Vhost, T: ExportObject>(
     }
 }
 
-/// Of where an export is served.
+/// For the placement of an export.
 const PLACE: RunTime = RunTime::Command("lunette export place");
 
-/// The workers that serve an export.
+/// Key for the workers that serve an export.
 pub const fn workers<D: Placed, T: ExportObject>() -> Key<D, T> {
     Key {
         name: "workers",
@@ -133,7 +133,7 @@ pub const fn workers<D: Placed, T: ExportObject>() -> Key<D, T> {
     }
 }
 
-/// A worker of its own.
+/// Key for a dedicated worker.
 pub const fn dedicated<D: Placed, T: ExportObject>(help: &'static str) -> Key<D, T> {
     Key {
         name: "dedicated",
@@ -147,7 +147,7 @@ pub const fn dedicated<D: Placed, T: ExportObject>(help: &'static str) -> Key<D,
     }
 }
 
-/// Texts as the value of a key; nothing where there are none.
+/// Returns texts as the value of a key; `None` if there are none.
 pub fn texts<T: ToString>(texts: &[T]) -> Option<Value> {
     let texts: Vec<String> = texts.iter().map(ToString::to_string).collect();
     (!texts.is_empty()).then(|| json!(texts))

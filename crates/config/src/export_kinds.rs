@@ -1,5 +1,4 @@
-//! The kinds of exports, for everything that reads, writes or describes configurations. What an export of each kind has is in
-//! a file of its own.
+//! List of the kinds of exports, for code that reads, writes or describes configurations. Each kind has its own file.
 
 use serde_json::Value;
 
@@ -12,21 +11,21 @@ use super::value::Fields;
 use super::vhost_blk::{VHOST_BLK_KEYS, read_vhost_blk};
 use super::vhost_scsi::{VHOST_SCSI_KEYS, read_vhost_scsi};
 
-/// A kind of exports.
+/// A kind of export.
 pub struct ExportKind {
-    /// Its word in the API.
+    /// Word in the API.
     pub word: &'static str,
-    /// Its tables in a file.
+    /// Name of its tables in a file.
     pub table: &'static str,
-    /// What is allowed where they stand.
+    /// Description of the allowed value.
     pub example: &'static str,
-    /// The name of its schema.
+    /// Name of its schema.
     pub schema: &'static str,
-    /// What it is.
+    /// Description.
     pub summary: &'static str,
-    /// Its keys as a JSON schema.
+    /// Returns its keys as a JSON schema.
     pub properties: fn() -> Value,
-    /// Reads one.
+    /// Reads an export.
     pub(crate) read: fn(&Fields, &mut Diagnostics) -> Box<dyn ExportDraft>,
 }
 
@@ -73,5 +72,5 @@ pub static ISCSI: ExportKind = ExportKind {
     read: read_iscsi,
 };
 
-/// All of them.
+/// All kinds.
 pub static EXPORT_KINDS: [&ExportKind; 3] = [&VHOST_BLK, &VHOST_SCSI, &ISCSI];
