@@ -1,5 +1,5 @@
-//! Two flushes at a time on a simulated ring, of which one fails: the kernel tells of that once, and neither may be answered as if the
-//! data were durable.
+//! Two concurrent flushes on a simulated ring, one of them failing. The kernel reports the failure once; neither flush may report the data
+//! as durable.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn submit(ring: &mut Ring, channel: &mut dyn IoChannel, io: IoRequest, tag: u64)
     assert!(matches!(submitted, Submission::Pending));
 }
 
-/// In the order in which they end.
+/// Returns the outcomes in the order of their ends.
 fn finish(ring: &mut Ring, channel: &mut dyn IoChannel, count: usize) -> Vec<IoOutcome> {
     let (mut completions, mut finished) = (Vec::new(), Vec::<Finished>::new());
     for _ in 0..1000 {

@@ -1,4 +1,4 @@
-//! The block devices around block devices do what their plan says, and nothing else.
+//! Layers over block devices execute their plan exactly.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! I/O on files: space, ends, errors, odd buffers.
+//! I/O on files: space, ends, errors, unaligned buffers.
 
 mod common;
 
@@ -185,7 +185,7 @@ fn memory_that_goes_away_fails_the_io_and_nothing_else() {
             let there = s.worker.run(io, IoBuffer::of_mapping(&mapping, 0, 4096));
             assert_eq!(there, Ok(()), "{cache}");
         }
-        // Bounced memory is touched by ourselves: SIGBUS is caught and the mapping is poisoned.
+        // This process accesses bounced memory itself: SIGBUS is caught and the mapping is poisoned.
         let odd = IoBuffer::of_mapping(&mapping, 8200, 4096);
         let read = s.worker.run(IoRequest::read(0, 4096), odd);
         match cache {
@@ -195,7 +195,7 @@ fn memory_that_goes_away_fails_the_io_and_nothing_else() {
     }
 }
 
-/// Runs the test of this name again, in a mount namespace of its own, and tells whether this is that run.
+/// Runs the test of this name again, in its own mount namespace. Returns true in that run.
 fn in_own_mounts(test: &str) -> bool {
     const MARK: &str = "LUNETTE_TEST_OWN_MOUNTS";
     if std::env::var_os(MARK).is_some() {

@@ -1,4 +1,4 @@
-//! Opening file disks: what is refused, and that each refusal says what was found and what to do.
+//! Opening file disks: refused options and files, and the cause and remedy in each error.
 
 mod common;
 
@@ -43,7 +43,7 @@ fn file_with_a_size_is_created_sparse_and_private() {
     open(FileOptions::new(&path));
 }
 
-/// A copy that another program truncates, removes or replaces is no place for a disk.
+/// Detects that another program has truncated, removed or replaced the file of a disk.
 #[test]
 fn changes_of_a_file_by_other_programs_are_found() {
     let folder = tempfile::tempdir().unwrap();
@@ -124,7 +124,7 @@ fn file_without_whole_blocks_is_refused() {
     says(&refusal(FileOptions::new(&path)), &["is empty"]);
 }
 
-/// How images of other formats begin.
+/// First bytes of images of other formats.
 fn images() -> [(&'static str, Vec<u8>); 10] {
     let mut vdi = vec![0; 64];
     vdi.extend([0x7f, 0x10, 0xda, 0xbe]);
@@ -171,7 +171,7 @@ fn image_of_another_format_with_whole_blocks_is_served_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     for (number, (format, mut image)) in images().into_iter().enumerate() {
-        // Each a file of its own: a program that another test starts has a lock for a moment longer.
+        // Each in its own file: a program started by another test holds a lock for a moment longer.
         let path = folder.path().join(number.to_string());
         image.resize(4096, 7);
         fs::write(&path, &image).unwrap();
@@ -226,7 +226,7 @@ fn file_created_for_nothing_is_removed() {
     let path = folder.path().join("disk");
     assert!(File::open(options(&path, 1000, CacheMode::None)).is_err());
     assert!(!path.exists());
-    // More than any file system takes.
+    // Larger than every file system permits.
     let text = refusal(options(&path, i64::MAX as u64 & !511, CacheMode::None));
     says(&text, &["bytes large"]);
     assert!(!path.exists());
@@ -251,7 +251,7 @@ fn second_writer_is_kept_out_and_told_who_may_be_in_the_way() {
         ..buffered(&path)
     };
     says(&refusal(reader.clone()), &["open for writing"]);
-    // A worker's handle outlives the block device, and so does the lock.
+    // A worker's handle outlives the block device, and the lock lives as long as the handle.
     let worker = Worker::new(&*first);
     drop(first);
     refusal(buffered(&path));

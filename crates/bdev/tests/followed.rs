@@ -1,4 +1,4 @@
-//! Files that others make larger or smaller while they are served.
+//! Files that other programs extend or truncate while they are served.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn served(path: &Path, read_only: bool) -> Disk {
     Disk::new("d", None, open(options)).unwrap()
 }
 
-/// From here on the file is so large.
+/// Sets the length of the file.
 fn set_len(path: &Path, bytes: u64) {
     let file = fs::File::options().write(true).open(path).unwrap();
     file.set_len(bytes).unwrap();
@@ -49,7 +49,7 @@ fn file_that_grew_is_followed_in_whole_blocks() {
         assert!(!disk.has_other_size());
         assert_eq!(disk.follow_size().unwrap(), None);
         assert_eq!(worker.read(2 * MIB - 512, 512), Ok(vec![0; 512]));
-        // As the size that somebody wants to have it would not do.
+        // The exact size is not a multiple of a block, therefore not valid for a disk.
         let error = disk.found_size().unwrap_err().to_string();
         assert!(error.contains("2097252"), "{error}");
     }
@@ -71,7 +71,7 @@ fn file_that_shrank_has_errors_where_nothing_is_and_is_followed() {
     assert_eq!(disk.found_size().unwrap(), MIB);
     let beyond = worker.read(MIB, 512).unwrap_err();
     assert_eq!(beyond.kind, IoErrorKind::OutOfRange);
-    // A write there would make the file larger again.
+    // A write there would extend the file again.
     assert!(worker.write(MIB, &[1; 512]).is_err());
     assert_eq!(fs::metadata(&path).unwrap().len(), MIB);
 }
@@ -90,7 +90,7 @@ fn file_of_which_nothing_is_left_keeps_its_size_and_says_so() {
         assert_eq!(size(&disk), MIB);
         assert!(worker.read(MIB - 512, 512).is_err());
     }
-    // It was being replaced: it is back.
+    // The file was being replaced and is complete now.
     fs::write(&path, vec![8; 2 * MIB as usize]).unwrap();
     assert_eq!(disk.follow_size().unwrap(), Some(2 * MIB));
     assert_eq!(worker.read(MIB, 512), Ok(vec![8; 512]));

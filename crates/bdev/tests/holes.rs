@@ -1,4 +1,4 @@
-//! What a block device says of its space: no hole has data, what is anchored has space, and for good.
+//! Block status of block devices: no hole has data, and anchored blocks have space permanently.
 
 mod common;
 
@@ -10,7 +10,7 @@ use guest_memory::IoBuffer;
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 64 * MIB;
 
-/// What a device tells of a range.
+/// Returns the block status of a range.
 fn status(device: &dyn BlockDevice, offset: u64, length: u64) -> Vec<Extent> {
     let mut worker = Worker::new(device);
     let buffer = IoBuffer::owned(STATUS_BYTES);
@@ -22,7 +22,7 @@ fn status(device: &dyn BlockDevice, offset: u64, length: u64) -> Vec<Extent> {
     decode_extents(&bytes).collect()
 }
 
-/// All of a device's space.
+/// Returns the block status of the whole device.
 fn extents(device: &dyn BlockDevice) -> Vec<(u64, Extent)> {
     let mut all: Vec<(u64, Extent)> = Vec::new();
     let mut offset = 0;
@@ -38,7 +38,7 @@ fn extents(device: &dyn BlockDevice) -> Vec<(u64, Extent)> {
     all
 }
 
-/// What there is at one place.
+/// Returns the allocation at one offset.
 fn at(device: &dyn BlockDevice, offset: u64) -> Allocation {
     status(device, offset, 4096)[0].allocation
 }
@@ -56,7 +56,7 @@ fn check(name: &str, device: &dyn BlockDevice) {
     }
 }
 
-/// Zeroes that do not unmap take space; those that do, and discards, give it back.
+/// Zeroes without unmap allocate space. Zeroes with unmap and discards release it.
 fn check_anchors(name: &str, device: &dyn BlockDevice) {
     assert!(device.info().anchors, "{name}");
     let mut worker = Worker::new(device);
@@ -75,7 +75,7 @@ fn check_anchors(name: &str, device: &dyn BlockDevice) {
             for page in pages() {
                 assert_ne!(at(device, page), Allocation::Hole, "{name}: {page}");
             }
-            // It is still told as data, or not at all, while what was written there is in some cache.
+            // Reported as data, or not at all, while the written data is in a cache.
             worker.write(9 * MIB, &[7; 4096]).unwrap();
             assert_eq!(at(device, 9 * MIB), Allocation::Data, "{name}");
             worker.do_plain(given_back).unwrap();

@@ -1,5 +1,5 @@
-//! Damaged images. Writes that would overwrite metadata are refused and mark the image as corrupt, as in QEMU; after a repair,
-//! `qemu-img check` finds nothing. Also persistent bitmaps of QEMU. Needs qemu-img and qemu-io (Debian: qemu-utils).
+//! Damaged images. Writes that would overwrite metadata are refused and mark the image as corrupt, as in QEMU. After a repair, `qemu-img
+//! check` finds no fault. Also persistent bitmaps of QEMU. Needs qemu-img and qemu-io (Debian: qemu-utils).
 
 mod common;
 
@@ -15,11 +15,11 @@ use common::{Worker, open, open_image};
 const CLUSTER: u64 = 64 << 10;
 /// Bytes of the disk that one L2 table maps.
 const SPAN: u64 = 512 << 20;
-/// The flag of an entry whose cluster is counted once.
+/// Flag of an entry for a cluster with a refcount of one.
 const COPIED: u64 = 1 << 63;
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// A process that is being started shares the open files of all threads for a moment, and their locks.
+/// A process that is being started shares the open files of all threads, and their locks, for a moment.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -67,7 +67,7 @@ fn is_corrupt(path: &Path) -> bool {
     header.is_corrupt()
 }
 
-/// An image of 1 GiB with two L2 tables, a snapshot and a bitmap, of which single numbers are changed.
+/// An image of 1 GiB with two L2 tables, a snapshot and a bitmap, for changing single numbers.
 struct Damaged {
     folder: tempfile::TempDir,
     path: PathBuf,
@@ -79,7 +79,7 @@ impl Damaged {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
         qemu(at, "qemu-img", &["create", "-q", "-f", "qcow2", "d", "1G"]);
-        // The clusters of a snapshot are not the disk's own any more: it has its own L1 table, and the first L2 table.
+        // The clusters of a snapshot no longer belong to the disk alone: the snapshot has its own L1 table, and the first L2 table.
         qemu(at, "qemu-io", &["-c", "write -P 1 64k 64k", "d"]);
         qemu(at, "qemu-img", &["snapshot", "-c", "s", "d"]);
         let writes = ["-c", "write -P 2 0 128k", "-c", "write -P 3 512M 64k", "d"];
@@ -106,7 +106,7 @@ impl Damaged {
         self.number(self.l1() + table * 8) & OFFSET
     }
 
-    /// The offset of the data at the beginning of the disk.
+    /// Returns the offset of the data at the start of the disk.
     fn data(&self) -> u64 {
         self.number(self.l2(0)) & OFFSET
     }
@@ -163,13 +163,13 @@ fn write_over_metadata_is_refused_and_marks_the_image() {
         let entry = damaged.l2(0) + 2 * 8;
         damaged.put(entry, COPIED | target);
         if target == 0 {
-            // A plain entry that names 0 is no entry: compressed data.
+            // A plain entry with offset 0 means unallocated: use compressed data.
             damaged.put(entry, 1 << 62);
         }
         damaged.save();
         let image = open_image(&damaged.path, CacheMode::Writeback).unwrap();
         let mut worker = Worker::new(&image);
-        // A part of the disk that is in order is written until the fault shows.
+        // An intact part of the disk is written until the fault is detected.
         assert_eq!(worker.write(0, &[9; 4096]), Ok(()), "{what}");
         let refused = worker.write(2 * CLUSTER, &[9; 4096]).unwrap_err();
         assert_eq!(
@@ -191,7 +191,7 @@ fn write_over_metadata_is_refused_and_marks_the_image() {
             let is_refcounts = what == "refcount block";
             assert!(same || is_refcounts, "{what}: it was overwritten");
         }
-        // It is served again, to be read.
+        // The image can be opened again, for reading.
         let image = open_image(&damaged.path, CacheMode::Writeback).unwrap();
         let mut worker = Worker::new(&image);
         assert_eq!(worker.read(SPAN, 4096), Ok(vec![3; 4096]), "{what}");
@@ -219,7 +219,7 @@ fn write_over_metadata_is_refused_and_marks_the_image() {
     }
 }
 
-/// Bitmaps are metadata as long as they are valid: for programs that keep them.
+/// Valid bitmaps are metadata, for programs that preserve them.
 #[test]
 fn bitmaps_are_not_written_over_and_not_lost_in_a_repair() {
     let _alone = alone();
@@ -245,7 +245,7 @@ fn bitmaps_are_not_written_over_and_not_lost_in_a_repair() {
     assert!(info.contains("\"bitmaps\""), "{info}");
 }
 
-/// A count that is too low lets the allocator find the cluster of a table or of data.
+/// A count that is too low makes the allocator find the cluster of a table or of data.
 #[test]
 fn cluster_in_use_is_not_allocated_again() {
     let _alone = alone();
@@ -271,13 +271,13 @@ fn cluster_in_use_is_not_allocated_again() {
     }
 }
 
-/// Structures that overlap each other are found before the first write.
+/// Overlapping structures are detected before the first write.
 #[test]
 fn overlapping_structures_are_not_written() {
     let _alone = alone();
     let mut damaged = Damaged::new();
     let table = damaged.number(48);
-    // The second refcount block lies where the L1 table does.
+    // The second refcount block overlaps the L1 table.
     damaged.put(table + 8, damaged.l1());
     damaged.save();
     let image = open_image(&damaged.path, CacheMode::Writeback).unwrap();
@@ -292,7 +292,7 @@ fn overlapping_structures_are_not_written() {
 
 type Damage = fn(&mut Damaged);
 
-/// Damages that a repair removes.
+/// Damage that a repair removes.
 const DAMAGES: [(&str, Damage); 17] = [
     ("data beyond the end", |d| {
         d.put(d.l2(0) + 24, COPIED | 1 << 40)
@@ -373,7 +373,7 @@ fn repaired_images_satisfy_qemu() {
         let mut worker = Worker::new(&image);
         assert_eq!(worker.read(0, 4096), Ok(vec![2; 4096]), "{what}");
         for offset in [3 * CLUSTER, SPAN + CLUSTER] {
-            // These data are no compressed ones: the cluster cannot be read, and so not be copied.
+            // This data is not compressed: the cluster cannot be read, and therefore not be copied.
             if what == "a compressed cluster with a flag" && offset == 3 * CLUSTER {
                 continue;
             }
@@ -411,7 +411,7 @@ fn leaks_beside_bitmaps_are_found_and_bitmaps_are_not_leaks() {
 fn damaged_bitmaps_are_declared_invalid_by_a_repair() {
     let _alone = alone();
     let mut damaged = Damaged::new();
-    // The offset of the first bitmap table.
+    // Offset of the first bitmap table.
     damaged.put(damaged.bitmap_directory(), 0x200);
     damaged.save();
     let found = check(&damaged.path, Repair::Nothing);

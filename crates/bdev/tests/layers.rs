@@ -1,4 +1,4 @@
-//! Layers on layers: each has completions of its own, and an abort reaches the one that holds the I/O.
+//! Nested layers: each receives its own completions, and an abort reaches the layer that holds the I/O.
 
 mod common;
 
@@ -93,7 +93,7 @@ fn abort_ends_an_io_that_waits_in_a_layer_below() {
         worker.backend.abort(&mut worker.ring, Tag(tag + 1));
         assert_eq!(worker.backend.in_flight(), 1, "another I/O was named");
         worker.backend.abort(&mut worker.ring, Tag(tag));
-        // The device had done it by then.
+        // The device had executed it by then.
         assert_eq!(worker.wait(tag).0, Ok(()));
         assert!(begun.elapsed() < HOUR / 2);
     }
@@ -179,7 +179,7 @@ fn discards_zero_or_do_nothing_on_a_device_that_promises_less() {
             assert!(beyond.is_err(), "{beyond:?}");
         }
     }
-    // What the device does by itself needs no layer.
+    // A device that already behaves like that needs no layer.
     assert_eq!(DiscardMode::Zeroes.over(ram()).kind(), "ram");
     let advice = DiskInfo {
         discard_zeroes: false,

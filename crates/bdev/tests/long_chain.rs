@@ -1,4 +1,4 @@
-//! Chains of the greatest length: their cost, and the refusal of longer ones.
+//! Chains of the maximum length: their cost, and the refusal of longer ones.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn entries(folder: &str) -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }
 
-/// Some images have a cluster of their own.
+/// Writes a cluster into some of the images.
 fn mark(device: &dyn BlockDevice, nth: usize) {
     let at = (nth / MARK_EVERY) as u64 * 65536;
     Worker::new(device)
@@ -40,7 +40,7 @@ fn has_marks(device: &dyn BlockDevice) {
     assert_eq!(worker.read(SIZE - 512, 512).unwrap(), vec![0; 512]);
 }
 
-/// Descriptors and threads grow with the length of the chain, and not with its square.
+/// The numbers of descriptors and threads are linear in the length of the chain, not quadratic.
 fn is_cheap() {
     let (files, threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
     println!("{files} descriptors, {threads} threads");
@@ -67,7 +67,7 @@ fn the_longest_chain_is_served_and_a_longer_one_is_not_made() {
             mark(&*over, nth);
         }
         if nth.is_multiple_of(16) {
-            // A part of a cluster: the owner reads the rest from the backing image.
+            // A partial cluster: the owner reads the rest from the backing image.
             Worker::new(&*over).write(SIZE / 2, &[7; 512]).unwrap();
         }
         top.give_up_writing().unwrap();
@@ -89,7 +89,7 @@ fn the_longest_chain_is_served_and_a_longer_one_is_not_made() {
     has_marks(&*top);
     is_cheap();
     drop(top);
-    // The chain is opened again.
+    // Opens the chain again.
     let began = Instant::now();
     let top = Image::open(&options(&path(CHAIN_MAX - 1))).unwrap();
     let opened = began.elapsed();

@@ -1,5 +1,5 @@
-//! What only a machine shows: block devices, a device that fails, QEMU's own tools. As root, with losetup(8),
-//! mkfs.ext4(8) and qemu-utils:
+//! Tests that need a real machine: block devices, a failing device, QEMU's tools. Run as root, with losetup(8), mkfs.ext4(8) and
+//! qemu-utils:
 //!
 //! `sudo -E env PATH="$PATH" cargo test -p bdev --test machine -- --ignored`
 
@@ -32,7 +32,7 @@ fn succeed(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// losetup claims devices for a moment while it looks for a free one: one test with loop devices at a time.
+/// losetup claims devices for a moment while it searches for a free one: one test with loop devices at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A loop device over a sparse file.
@@ -116,8 +116,8 @@ fn what_was_just_written_to_a_device_can_be_discarded_and_zeroed() {
     }
 }
 
-/// The kernel lets go of a ring's files some time after the ring is closed, of a loop device with the last of them, and of
-/// what lies below that still later: until then it is busy.
+/// Unmounts a file system that may still be busy. The kernel releases a ring's files some time after the ring is closed, then the loop
+/// device, and later the objects below it.
 fn unmount(at: &str) {
     let began = Instant::now();
     while !run("umount", &[at]).status.success() && began.elapsed() < Duration::from_secs(30) {
@@ -248,7 +248,7 @@ fn failed_flush_is_sticky_on_every_worker_until_a_reopen() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().to_str().unwrap();
     succeed("mount", &["-t", "tmpfs", "-o", "size=1m", "none", at]);
-    // A device larger than the memory behind it: write-back fails, what was written is lost.
+    // A device larger than the memory behind it: write-back fails, and the written data is lost.
     let device = Loop::over(&folder.path().join("backing"), 64 * MIB, 512);
     let opened = || {
         open(FileOptions {
@@ -302,7 +302,7 @@ fn qemu_and_this_device_keep_each_other_out() {
     assert!(!run("qemu-io", &write).status.success());
     succeed("qemu-io", &["-r", "-f", "raw", "-c", "read 0 512", shown]);
     drop(reader);
-    // QEMU keeps the file open until its command has waited.
+    // QEMU holds the file open while its command waits.
     let mut qemu = Command::new("qemu-io")
         .args(["-f", "raw", shown])
         .stdin(std::process::Stdio::piped())
@@ -345,7 +345,7 @@ fn block_device_that_grew_and_shrank_is_followed() {
     }
 }
 
-/// The new part of the device has old data. Clusters there read as zeroes all the same.
+/// The new part of the device has old data. Clusters there must still read as zeroes.
 #[test]
 #[ignore = "needs root and loop devices"]
 fn image_in_a_full_block_device_uses_room_that_is_added() {

@@ -1,5 +1,5 @@
-//! A mirror holds on its target what the source holds, in whatever order clients write while it is copied; and images that come up
-//! from what they stand on.
+//! A mirror's target has the content of its source, for every order of client writes during the copy. Also images: streaming, and commits
+//! to the backing device.
 
 mod common;
 
@@ -18,7 +18,7 @@ use proptest::prelude::*;
 const BLOCK: u64 = 512;
 const BLOCKS: u64 = 256;
 const SIZE: u64 = BLOCK * BLOCKS;
-/// What is copied at a time.
+/// Bytes copied at a time.
 const PART: u64 = 32 * BLOCK;
 
 fn ram() -> Arc<dyn BlockDevice> {
@@ -42,7 +42,7 @@ enum Step {
     Zero(u64, u64, bool),
     Discard(u64, u64),
     Flush,
-    /// The next part is copied: nothing is in flight then.
+    /// Copies the next part, with no I/O in flight.
     Copy,
 }
 
@@ -116,12 +116,12 @@ proptest! {
         let file = |name: &str| -> Arc<dyn BlockDevice> {
             open(options(&folder.path().join(name), SIZE, CacheMode::Writeback))
         };
-        // One device answers at once, the other later.
+        // One device completes synchronously, the other later.
         let (source, target) = match is_file_source {
             true => (file("source"), ram()),
             false => (ram(), file("target")),
         };
-        // What was there before is of no concern.
+        // Previous content of the target must not matter.
         BlockingIo::new(Arc::clone(&target)).unwrap().write_at(0, &vec![0xee; SIZE as usize]).unwrap();
         let mirror = Mirror::new(Arc::clone(&source), Arc::clone(&target));
         let mut worker = Worker::new(&mirror);
@@ -208,7 +208,7 @@ fn image_options(path: &Path) -> ImageOptions {
     }
 }
 
-/// A new image over a raw disk that stays open, another over that; then all of it comes up, and nothing below is needed.
+/// Creates an image over a raw disk that stays open, and another one over that. After streaming all data no backing image is needed.
 #[test]
 fn image_over_an_open_disk_comes_up_and_stands_alone() {
     let folder = tempfile::tempdir().unwrap();
@@ -257,7 +257,7 @@ fn image_over_an_open_disk_comes_up_and_stands_alone() {
     std::fs::remove_file(path("one.qcow2")).unwrap();
     let alone: Arc<dyn BlockDevice> = Arc::new(Image::open(&two).unwrap());
     assert_eq!(content(&alone), expected);
-    // Holes stayed holes.
+    // Holes have remained.
     let space = std::fs::metadata(path("two.qcow2")).unwrap();
     assert!(std::os::unix::fs::MetadataExt::blocks(&space) * 512 < SIZE / 2);
 }
@@ -269,16 +269,16 @@ fn one_options(like: &ImageOptions, path: &Path) -> ImageOptions {
     }
 }
 
-/// Clusters of the images that are committed.
+/// Cluster size of the images that are committed, in bytes. The next constant is the size of their disk.
 const CLUSTER: u64 = 64 << 10;
 const COMMITTED: u64 = 24 * CLUSTER;
 
-/// As [`submit`], anywhere in a disk of the size of a committed one.
+/// Spreads a step over a disk of the size of a committed one.
 fn spread(step: &Step) -> Step {
     let at = |at: u64| at * (COMMITTED / BLOCK / BLOCKS);
     match *step {
         Step::Write(from, n, byte) => Step::Write(at(from), n, byte),
-        // Some of them whole clusters.
+        // Some of them are whole clusters.
         Step::Zero(from, n, unmap) => Step::Zero(at(from), n * 4, unmap),
         Step::Discard(from, n) => Step::Discard(at(from), n * 4),
         ref other => other.clone(),

@@ -1,6 +1,6 @@
 //! Every block device honours or refuses every option: one table.
 //!
-//! The struct patterns have no `..`, so an option that is added does not compile until it is in here.
+//! The struct patterns have no `..`, so that a new option does not compile until it is added here.
 
 mod common;
 
@@ -13,7 +13,7 @@ use bdev::{
 use block::{IoErrorKind, IoRequest};
 use common::Worker;
 
-/// The options that all block devices have.
+/// Options that all block devices have.
 #[derive(Clone, Copy)]
 struct Common {
     size: u64,
@@ -59,7 +59,7 @@ fn file(path: PathBuf, c: Common, cache: CacheMode) -> Result<Arc<dyn BlockDevic
         read_only,
     } = c;
     if read_only {
-        // A read-only disk is not created; make it first.
+        // A read-only disk is not created; create it first.
         std::fs::File::create(&path).unwrap().set_len(size).unwrap();
     }
     let options = FileOptions {

@@ -1,5 +1,5 @@
-//! Images that QEMU's tools make and change, and that the block device `image` reads and changes in turn: contents are equal, and
-//! `qemu-img check` finds nothing. Needs qemu-img and qemu-io (Debian: qemu-utils). A thousand images; `LUNETTE_SEEDS=100000` tries more.
+//! QEMU's tools and the block device `image` change images in turn: contents are equal, and `qemu-img check` finds no fault. Needs qemu-img
+//! and qemu-io (Debian: qemu-utils). A thousand images; `LUNETTE_SEEDS=100000` tries more.
 
 mod common;
 
@@ -11,14 +11,14 @@ use bdev::{BlockDevice, CacheMode, ImageOptions};
 use block::{IoFlags, IoRequest};
 use common::{Worker, open_image};
 
-/// A process that is just being started has the files of all threads for a moment, and their locks.
+/// A process that is being started shares the open files of all threads, and their locks, for a moment.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Numbers from a seed.
+/// Random numbers from a seed.
 struct Random(u64);
 
 impl Random {
@@ -39,7 +39,7 @@ impl Random {
     }
 }
 
-/// Runs a tool of QEMU in a folder; what it prints.
+/// Runs a tool of QEMU in a folder and returns its output.
 fn qemu(folder: &Path, tool: &str, arguments: &[&str]) -> String {
     let ran = Command::new(tool)
         .args(arguments)
@@ -63,7 +63,7 @@ struct Disk {
     path: PathBuf,
     content: Vec<u8>,
     cluster: u64,
-    /// Nothing was written yet: QEMU compresses into clusters that have nothing only.
+    /// No data was written yet: QEMU compresses only into unallocated clusters.
     is_fresh: bool,
     data_file: Option<DataFile>,
 }
@@ -71,7 +71,7 @@ struct Disk {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DataFile {
     OfTheImage,
-    /// It is a disk by itself.
+    /// The file is a raw disk.
     Raw,
 }
 
@@ -155,7 +155,7 @@ impl Disk {
         (from * 512) as usize..(to * 512) as usize
     }
 
-    /// QEMU changes the image, and perhaps takes or removes a snapshot.
+    /// QEMU changes the image, and may take or remove a snapshot.
     fn by_qemu(&mut self, random: &mut Random) {
         let mut commands: Vec<String> = Vec::new();
         for _ in 0..random.below(12) {
@@ -224,7 +224,7 @@ impl Disk {
         }
     }
 
-    /// Ours reads all, and changes the image.
+    /// The device `image` reads the whole image and changes it.
     fn by_us(&mut self, random: &mut Random, what: &str) {
         let cache = random.one_of(&[
             CacheMode::None,
@@ -303,7 +303,7 @@ impl Disk {
         );
         if self.data_file == Some(DataFile::Raw) {
             let mut data = std::fs::read(self.folder.path().join("data")).unwrap();
-            // QEMU has made it longer where the disk's last cluster is cut.
+            // QEMU has extended the file if the disk's last cluster is partial.
             data.resize(self.content.len(), 0);
             assert!(
                 data == self.content,
@@ -326,12 +326,12 @@ impl Disk {
     }
 }
 
-/// How many images, and which part of them a process tries.
+/// Number of images. The next variable is the part of them that a process tries.
 const SEEDS: &str = "LUNETTE_SEEDS";
 const PART: &str = "LUNETTE_SEEDS_PART";
 const PROCESSES: usize = 4;
 
-/// In processes of their own, for in one process tests that start others wait for each other.
+/// Runs in separate processes: within one process, tests that start programs wait for each other.
 #[test]
 fn images_that_qemu_and_ours_change_in_turn_hold_what_was_written() {
     let seeds = std::env::var(SEEDS).ok();
@@ -409,7 +409,7 @@ fn an_image_is_not_served_twice_and_not_while_qemu_has_it() {
     assert!(reading(false).is_err());
 }
 
-/// An image that says to be encrypted; its content does not matter.
+/// Creates an image that is marked as encrypted; its content does not matter.
 fn make_encrypted(folder: &Path) {
     let create = ["create", "-q", "-f", "qcow2", "encrypted", "1M"];
     qemu(folder, "qemu-img", &create);
@@ -419,7 +419,7 @@ fn make_encrypted(folder: &Path) {
     std::fs::write(folder.join("encrypted"), image).unwrap();
 }
 
-/// QEMU allocates parts of clusters where something lies below: all of it comes up, and parts that are written here stay with the others.
+/// QEMU allocates subclusters over a backing image. All of them are streamed, and subclusters written here coexist with the others.
 #[test]
 fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
     const SIZE: usize = (3 << 20) + 512;
@@ -427,7 +427,7 @@ fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let mut content: Vec<u8> = (0..SIZE).map(|at| (at / 512 % 251) as u8).collect();
-    // It ends with a hole.
+    // The backing image ends with a hole.
     content[2 << 20..].fill(0);
     std::fs::write(at.join("base"), &content[..2 << 20]).unwrap();
     let base = std::fs::File::options().write(true).open(at.join("base"));
@@ -465,7 +465,7 @@ fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
         found
     };
     assert!(read(&image) == content, "as QEMU left it");
-    // Allocated, of zeroes, and of what lies below, in one cluster each.
+    // Clusters with an allocated part, a zero part and a part of the backing image.
     for from in [
         2048,
         65_536 + 512,
@@ -494,7 +494,7 @@ fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
     );
 }
 
-/// An image that stands alone, or whose backing image changes, would give its snapshots another content.
+/// An image without its backing image, or with a changed one, would change the content of its snapshots.
 #[test]
 fn image_with_snapshots_keeps_what_it_stands_on() {
     use bdev::BlockDevice;
@@ -523,7 +523,7 @@ fn image_with_snapshots_keeps_what_it_stands_on() {
     assert_eq!(Worker::new(&image).read(0, 4096).unwrap(), [5; 4096]);
 }
 
-/// What the last cluster has beyond the end of the disk is not what the disk grows by.
+/// Data of the last cluster beyond the end of the disk must not appear when the disk grows.
 #[test]
 fn a_disk_with_parts_of_clusters_grows_by_zeroes() {
     let _alone = alone();
@@ -623,7 +623,7 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
         error.contains("not in the folder") && error.contains("data_file = "),
         "{error}"
     );
-    // A link in the folder is no other name for it.
+    // A link in the folder does not count as a name in the folder.
     std::os::unix::fs::symlink(&data, folder.path().join("link")).unwrap();
     let create = ["create", "-q", "-u", "-f", "qcow2", "-o"];
     let options = ["data_file=link", "linked", "1M"];
@@ -654,7 +654,7 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
     drop(image);
     let read = ["-f", "qcow2", "-c", "read -q -P 8 64k 4k", "disk"];
     qemu(folder.path(), "qemu-io", &read);
-    // Of an image without one it is a mistake.
+    // An image without a data file refuses the option.
     qemu(
         folder.path(),
         "qemu-img",
@@ -673,7 +673,7 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
     );
 }
 
-/// Also where it lies in the image's folder.
+/// Also if the data file lies in the folder of the image.
 #[test]
 fn who_does_not_trust_an_image_names_the_data_file_that_is_written() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! What zeroes or gives back much of a RAM disk goes on piece by piece, and others are served in between.
+//! Large zeroing and unmapping of a RAM disk continues piece by piece, and other I/O is served in between.
 
 mod common;
 
@@ -37,7 +37,7 @@ fn others_are_served_in_between() {
         assert_eq!(worker.backend.in_flight(), 1);
         let mut iterations = 0;
         while worker.backend.in_flight() > 0 {
-            // The last byte is the last to go.
+            // The last byte is zeroed last.
             assert_eq!(
                 worker.read(SIZE - 512, 512).unwrap(),
                 [7; 512],
@@ -107,7 +107,7 @@ fn several_at_once_each_end_once() {
 fn a_hole_of_a_terabyte_is_given_back_at_once() {
     let ram = ram(1 << 40);
     if !ram.info().anchors {
-        // This kernel does not tell holes (Linux before 6.7).
+        // This kernel does not report holes (Linux before 6.7).
         return;
     }
     let mut worker = Worker::new(&ram);
@@ -123,7 +123,7 @@ fn a_hole_of_a_terabyte_is_given_back_at_once() {
     assert_eq!(worker.read(1 << 39, 512).unwrap(), [0; 512]);
 }
 
-/// However short each of them is: a client may have thousands in flight.
+/// The limit applies to short requests together: a client may have thousands in flight.
 #[test]
 fn many_short_ones_share_what_a_turn_may_take() {
     let ram = ram(SIZE);

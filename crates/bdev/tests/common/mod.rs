@@ -1,4 +1,4 @@
-//! A worker in miniature: one ring, one handle on a disk.
+//! A minimal worker: one ring, one handle on a disk.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -13,7 +13,7 @@ use block::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use uring::{Owner, Ring, Wait};
 
-/// The first layer's owner; those of the layers below follow.
+/// Owner of the first layer; those of the layers below follow.
 const FIRST_OWNER: u32 = 3;
 
 pub struct Worker {
@@ -58,7 +58,7 @@ impl Worker {
         tag
     }
 
-    /// One iteration; false when nothing came within the time.
+    /// Runs one iteration. Returns false if no completion came in time.
     pub fn iterate(&mut self) -> bool {
         let mut completions = Vec::new();
         let wait = Wait::Until(Some(Duration::from_secs(30)));
@@ -121,7 +121,7 @@ pub fn filled(data: &[u8]) -> IoBuffer {
     buffer
 }
 
-/// A buffer of `length` bytes whose window starts `skip` bytes into a page and is cut at the given places.
+/// Returns a buffer of `length` bytes with a window that starts `skip` bytes into a page and is cut at the given offsets.
 pub fn cut(length: usize, skip: usize, cuts: &[usize]) -> IoBuffer {
     let mut buffer = IoBuffer::owned(skip + length);
     for &cut in cuts {
@@ -144,7 +144,7 @@ pub fn open(options: FileOptions) -> Arc<File> {
     Arc::new(File::open(options).unwrap_or_else(|e| panic!("{e}")))
 }
 
-/// Makes an image.
+/// Creates an image.
 pub fn make_image(path: &Path, options: &bdev::qcow2::CreateOptions) {
     let file = open(FileOptions {
         size: Some(4096),
@@ -154,7 +154,7 @@ pub fn make_image(path: &Path, options: &bdev::qcow2::CreateOptions) {
     bdev::qcow2::create(&file.container().unwrap(), options).unwrap();
 }
 
-/// An image that can be served.
+/// Opens an image for serving.
 pub fn open_image(path: &Path, cache: CacheMode) -> Result<bdev::Image, bdev::OpenError> {
     bdev::Image::open(&bdev::ImageOptions {
         path: path.to_owned(),
