@@ -40,7 +40,6 @@ impl Slot {
         self.word.load(Ordering::Acquire) & STATE
     }
 
-    /// Claims a free slot.
     fn claim(&self) -> bool {
         let word = self.word.load(Ordering::Relaxed);
         let claimed = (word & !STATE).wrapping_add(CLAIM) | CLAIMED;

@@ -59,7 +59,6 @@ fn describe(errno: i32) -> String {
 }
 
 impl Error {
-    /// Creates an [`Error::Failed`].
     pub(crate) fn failed(what: impl Into<String>, errno: i32, hint: impl Into<String>) -> Error {
         Error::Failed {
             what: what.into(),
@@ -68,7 +67,6 @@ impl Error {
         }
     }
 
-    /// Creates an [`Error::TimedOut`].
     pub(crate) fn timed_out(what: impl Into<String>, limit: Duration) -> Error {
         Error::TimedOut {
             what: what.into(),

@@ -9,7 +9,6 @@ use serde_json::json;
 use crate::cli::CheckArguments;
 use crate::failure::{Failure, Outcome};
 
-/// Checks the configuration and prints the result.
 pub fn run(arguments: &CheckArguments) -> Outcome {
     let configuration = &arguments.configuration;
     let read = config::load(

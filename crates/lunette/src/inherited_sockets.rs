@@ -18,7 +18,6 @@ const FIRST: i32 = 3;
 /// Passed descriptors by purpose.
 #[derive(Debug, Default)]
 pub struct Passed {
-    /// The control socket.
     pub control: Option<PassedControl>,
     /// Sockets of exports.
     pub exports: Vec<Inherited>,
@@ -28,7 +27,6 @@ pub struct Passed {
     pub sessions: Vec<Named>,
 }
 
-/// Takes the descriptors passed to this process.
 pub fn take(config: &Config, usual_control: Option<&Path>) -> Result<Passed, Failure> {
     let value = |name| std::env::var(name).ok();
     let count = count_of(

@@ -11,7 +11,6 @@ use std::process::Command;
 use clap::Args;
 use cli_common::{Failure, Outcome, find_sibling};
 
-/// Name of the program.
 pub const PROGRAM: &str = "lunette-lab";
 
 /// Commands implemented by it.

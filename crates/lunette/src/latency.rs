@@ -16,7 +16,6 @@ use crate::failure::{Failure, Outcome};
 /// Maximum interval of `--watch` in seconds: one day.
 const INTERVAL_SECONDS_MAX: f64 = 86_400.0;
 
-/// Prints the measurements once or repeatedly.
 pub fn run(arguments: &LatencyArguments) -> Outcome {
     let client = arguments.daemon.client()?;
     let selector = arguments.selector.as_deref();

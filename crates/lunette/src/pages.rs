@@ -7,7 +7,6 @@ use cli_common::Pages;
 use crate::cli::Cli;
 use crate::lab;
 
-/// Pages of this program.
 pub fn pages() -> Pages {
     Pages {
         command: Cli::command(),

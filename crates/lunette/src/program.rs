@@ -27,9 +27,7 @@ const DISK_POLL_MICROS: u32 = 5;
 /// Kind of program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `vhost-user-blk`
     Blk,
-    /// `vhost-user-scsi`
     Scsi,
 }
 
@@ -47,7 +45,6 @@ pub fn asked_for_capabilities(arguments: &[OsString]) -> Option<Kind> {
         .then_some(kind)
 }
 
-/// Prints the capabilities of a program.
 pub fn print_capabilities(kind: Kind) -> Outcome {
     let mut stdout = cli_common::stdout();
     writeln!(stdout, "{:#}", capabilities(kind))?;

@@ -67,7 +67,6 @@ Examples:
 Serve an image:
     lunette serve --disk d0=rbd:rbd/vm1,id=lunette --vhost-blk d0:d0.sock";
 
-/// A listed image.
 #[derive(Debug, Serialize)]
 struct Listed {
     name: String,
@@ -90,7 +89,6 @@ const FEATURES: [&str; 10] = [
     "migrating",
 ];
 
-/// Runs the action.
 pub fn run(command: RbdCommand) -> Outcome {
     let RbdAction::List {
         pool,

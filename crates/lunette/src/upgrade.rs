@@ -29,7 +29,6 @@ struct Process {
     program: File,
 }
 
-/// Runs the command.
 pub fn run(arguments: &UpgradeArguments) -> Outcome {
     if arguments.handover_version {
         return Ok(writeln!(cli_common::stdout(), "{HANDOVER_VERSION}")?);

@@ -27,7 +27,6 @@ impl Meter {
         }
     }
 
-    /// Adds transferred bytes.
     pub fn add(&mut self, bytes: u64) {
         self.done += bytes;
         if !self.is_shown || self.shown.elapsed() < INTERVAL {

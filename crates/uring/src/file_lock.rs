@@ -69,7 +69,7 @@ pub fn lower(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Releases all locks. The caller holds other locks on the same file by another descriptor.
+/// Releases all locks, for a process that opens the file again and locks it by that descriptor.
 ///
 /// # Errors
 /// When the lock service fails.

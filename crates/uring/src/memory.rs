@@ -14,7 +14,6 @@ use io_uring::Submitter;
 /// Table sizes tried, largest first.
 const TABLE_SIZES: [u32; 3] = [8192, 1024, 64];
 
-/// A ring's table.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     /// `None`: not created yet. 0: not supported.

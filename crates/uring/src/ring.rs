@@ -300,7 +300,7 @@ impl Ring {
             let left = self.queued();
             let taken = left < queued;
             queued = left;
-            // Completions before the wait mean that the device is not the bottleneck.
+            // Operations that complete without a wait use no device that must be kept busy.
             if !taken || !self.io.completion().is_empty() {
                 break;
             }

@@ -10,7 +10,6 @@ use crate::Owner;
 use crate::fd::RingFd;
 use crate::message::Message;
 
-/// Use of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// Unused, on the free list.
@@ -97,7 +96,6 @@ impl Slab {
         self.capacity() - self.free.len()
     }
 
-    /// Numbers of the slots in use.
     pub(crate) fn in_use(&self) -> impl Iterator<Item = u32> {
         self.numbers(|slot| slot.used != Use::Free)
     }

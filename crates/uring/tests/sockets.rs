@@ -108,7 +108,6 @@ fn quiet_send_is_told_but_does_not_end_the_wait() {
     assert_eq!(&bytes, b"moon");
 }
 
-/// ETIME.
 fn libc_etime() -> i32 {
     62
 }

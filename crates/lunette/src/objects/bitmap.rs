@@ -10,7 +10,6 @@ use super::size_text;
 use super::table::Table;
 use crate::failure::Outcome;
 
-/// Runs the action.
 pub fn run(ask: &Ask, action: &BitmapAction) -> Outcome {
     match action {
         BitmapAction::List { disk } => {

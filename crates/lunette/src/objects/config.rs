@@ -8,7 +8,6 @@ use super::arguments::{ConfigAction, ConfigCommand, ReloadArguments};
 use super::{ACCEPTED, force, print_json, print_waits};
 use crate::failure::{Failure, Outcome};
 
-/// Runs the action.
 pub fn run(command: ConfigCommand) -> Outcome {
     let client = command.ask.daemon.client()?;
     match command.action {

@@ -12,7 +12,6 @@ use super::table::Table;
 use super::{bitmap, force, job, read_flags, size_text, yes};
 use crate::failure::{Failure, Outcome};
 
-/// Runs the action.
 pub fn run(command: DiskCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {

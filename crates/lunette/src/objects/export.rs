@@ -10,7 +10,6 @@ use super::table::Table;
 use super::{force, read_flags, yes};
 use crate::failure::{Failure, Outcome};
 
-/// Runs the action.
 pub fn run(command: ExportCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {

@@ -17,7 +17,6 @@ use crate::failure::{Failure, Outcome};
 /// Poll interval while waiting for a job.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Runs the command.
 pub fn run(command: JobCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
@@ -42,7 +41,6 @@ pub fn run(command: JobCommand) -> Outcome {
     }
 }
 
-/// Starts a mirror.
 pub fn mirror(ask: &Ask, disk: &str, target: &str, how: &Speed, switch: bool) -> Outcome {
     let job = NewJob {
         switch,
@@ -97,7 +95,6 @@ pub fn within(ask: &Ask, kind: &str, disk: &str, how: &Speed) -> Outcome {
     begin(ask, disk, &job, how.wait)
 }
 
-/// Takes a snapshot of disks.
 pub fn snapshot(ask: &Ask, disks: &[String], to: &[String]) -> Outcome {
     if disks.len() != to.len() {
         return Err(Failure::mistake(format!(

@@ -18,7 +18,6 @@ struct Row {
     lun: Lun,
 }
 
-/// Runs the action.
 pub fn run(command: LunCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {

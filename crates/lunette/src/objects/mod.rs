@@ -36,7 +36,6 @@ impl Ask {
         }
     }
 
-    /// Prints objects as JSON or as a table.
     fn print<T: Serialize>(&self, objects: &[T], table: impl FnOnce(&[T]) -> Table) -> Outcome {
         if self.json {
             return print_json(&objects);

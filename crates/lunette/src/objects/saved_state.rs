@@ -8,7 +8,6 @@ use super::arguments::{StateAction, StateCommand};
 use super::table::Table;
 use crate::failure::{Failure, Outcome};
 
-/// Runs the action.
 pub fn run(command: StateCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {
@@ -53,7 +52,6 @@ fn table(files: &[StateFile]) -> Table {
     })
 }
 
-/// Asks the user on the terminal.
 fn confirm(file: &str) -> Outcome {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {

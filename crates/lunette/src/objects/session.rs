@@ -7,7 +7,6 @@ use super::arguments::{ReservationAction, ReservationCommand, SessionAction, Ses
 use super::table::Table;
 use crate::failure::{Failure, Outcome};
 
-/// Runs the action.
 pub fn run(command: SessionCommand) -> Outcome {
     let ask = &command.ask;
     match command.action {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// A table.
 #[derive(Default)]
 pub struct Table {
     head: Vec<&'static str>,
@@ -10,7 +9,6 @@ pub struct Table {
 }
 
 impl Table {
-    /// Creates a table with these columns.
     pub fn new(head: &[&'static str]) -> Table {
         Table {
             head: head.to_vec(),
@@ -18,7 +16,6 @@ impl Table {
         }
     }
 
-    /// Adds a row.
     #[must_use]
     pub fn row<const N: usize>(mut self, cells: [String; N]) -> Table {
         let cells = cells.iter();

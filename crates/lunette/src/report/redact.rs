@@ -75,7 +75,6 @@ impl Names {
         }
     }
 
-    /// Replaces the names in `value`.
     pub fn replace(&self, value: &mut Value) {
         match value {
             Value::String(text) => {

@@ -222,7 +222,6 @@ fn throughput(bytes: f64, transfers: f64) -> String {
     )
 }
 
-/// Runs the test.
 pub fn run(arguments: &DisktestArguments) -> Outcome {
     let printed = arguments.printed()?;
     let plan = Plan {

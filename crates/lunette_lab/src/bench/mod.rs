@@ -28,7 +28,6 @@ pub use table::note;
 
 use cli_common::{Failure, Outcome, say};
 
-/// Runs the command.
 pub fn run(arguments: BenchArguments) -> Outcome {
     let _awake = arguments.idle.hold()?;
     match arguments.command {

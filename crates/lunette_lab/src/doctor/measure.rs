@@ -36,7 +36,6 @@ impl Effect {
         median(&self.with) / median(&self.without).max(1.0)
     }
 
-    /// Result as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "load": "randread 4k depth 1",

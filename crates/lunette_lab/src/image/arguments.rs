@@ -121,7 +121,6 @@ pub struct OutputArguments {
 }
 
 impl OutputArguments {
-    /// Returns true for JSON.
     pub fn is_json(self) -> bool {
         self.json || self.output == Some(Output::Json)
     }

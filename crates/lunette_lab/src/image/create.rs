@@ -11,7 +11,6 @@ use super::arguments::{CreateArguments, Format, parse_bytes};
 use super::disks::{backing_image, open_disk};
 use super::{cluster_bits, new_container, of};
 
-/// Creates an empty image.
 pub fn create(arguments: &CreateArguments) -> Outcome {
     let path = arguments.path.as_path();
     let mut options = CreateOptions {

@@ -18,7 +18,6 @@ use super::{of, open_container};
 const IN_USE: &str = "in-use";
 const AUTO: &str = "auto";
 
-/// Describes images.
 pub fn info(arguments: &InfoArguments) -> Outcome {
     let (chain, as_json) = (arguments.chain, arguments.output.is_json());
     let format = match (arguments.format, chain) {
@@ -97,7 +96,6 @@ pub fn info(arguments: &InfoArguments) -> Outcome {
     Ok(())
 }
 
-/// Prints a persistent bitmap.
 fn write_bitmap(out: &mut impl Write, bitmap: &Value) -> std::io::Result<()> {
     let name = printable(bitmap["name"].as_str().unwrap_or_default());
     let flags = bitmap["flags"].as_array().into_iter().flatten();

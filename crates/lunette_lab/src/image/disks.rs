@@ -90,7 +90,6 @@ fn open_remote(name: &str, read_only: bool) -> Result<Arc<dyn BlockDevice>, Fail
     bdev::open_remote(name, read_only).map_err(Failure::because)
 }
 
-/// Opens a disk for reading.
 pub fn open_disk(
     path: &Path,
     format: Option<Format>,
@@ -103,7 +102,6 @@ pub fn open_disk(
     blocking(path, open(path, format, true, named_files)?)
 }
 
-/// Opens a disk for writing.
 pub fn open_writable(
     path: &Path,
     format: Format,

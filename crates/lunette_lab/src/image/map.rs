@@ -57,7 +57,6 @@ impl Chain {
         Ok(Chain(layers))
     }
 
-    /// Returns the extent that begins at `at`.
     fn extent(&mut self, at: u64, end: u64) -> Result<Extent, Failure> {
         let mut end = end.min(at.saturating_add(STEP_BYTES));
         let sizes: Vec<u64> = self.0.iter().map(|(_, layer)| layer.size()).collect();

@@ -33,7 +33,6 @@ const NO_CHECK: u8 = 63;
 /// Length of a new file before its image is created, in bytes.
 const FIRST_BYTES: u64 = 512;
 
-/// Runs the command.
 pub fn run(arguments: &ImageArguments) -> Outcome {
     match &arguments.action {
         Action::Create(arguments) => create::create(arguments),

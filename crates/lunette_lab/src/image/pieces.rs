@@ -16,7 +16,6 @@ use guest_memory::IoBuffer;
 
 use crate::meter::Meter;
 
-/// Number of threads.
 const THREADS: usize = 4;
 /// Maximum bytes of a piece that is read.
 pub const PIECE_BYTES: u64 = 1 << 20;
@@ -146,7 +145,6 @@ impl Cutter {
 pub struct Lane {
     /// Channels to the disks.
     pub disks: Vec<BlockingIo>,
-    /// One buffer per disk.
     pub buffers: Vec<IoBuffer>,
 }
 
@@ -187,7 +185,6 @@ impl Lane {
 /// Reasons to stop.
 #[derive(Debug)]
 pub enum Stop {
-    /// The I/O of a disk failed.
     Failed(usize, io::Error),
     /// The disks differ at this byte.
     Differs(u64),
@@ -289,7 +286,6 @@ impl Cut {
     }
 }
 
-/// The stop with the lowest offset.
 #[derive(Default)]
 struct FirstStop(Mutex<Option<(u64, Stop)>>);
 
@@ -321,14 +317,12 @@ pub fn failure(stop: Stop, paths: [&std::path::Path; 2]) -> Failure {
     }
 }
 
-/// Returns true if all bytes are zeroes.
 pub fn is_zero(bytes: &[u8]) -> bool {
     let (lines, rest) = bytes.as_chunks::<LINE_BYTES>();
     let is_zero = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all | byte) == 0;
     lines.iter().all(|line| is_zero(line)) && is_zero(rest)
 }
 
-/// Returns the index of the first different byte.
 pub fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
     if one == other {
         return None;

@@ -25,14 +25,12 @@ const WRITTEN_BYTES_MAX: u64 = 32 << 20;
 
 /// A piece of a transfer.
 pub enum Piece {
-    /// Data.
     Data(Vec<u8>),
     /// Number of zero bytes that need no space.
     Hole(u64),
 }
 
 impl Piece {
-    /// Length in bytes.
     pub fn len(&self) -> u64 {
         match self {
             Piece::Data(data) => data.len() as u64,
@@ -41,13 +39,11 @@ impl Piece {
     }
 }
 
-/// Source of pieces.
 pub enum Source {
     /// A file or a block device.
     File(FileSource),
     /// Standard input, or a pipe.
     Stream(Box<dyn Read>, usize),
-    /// A logical unit.
     Unit(Box<UnitSource>),
 }
 
@@ -274,13 +270,11 @@ fn zeroes_max(info: &UnitInfo) -> u32 {
     u32::try_from(blocks).unwrap_or(ZEROES_MAX).max(1)
 }
 
-/// Destination of pieces.
 pub enum Destination {
     /// A file or a block device.
     File(FileDestination),
     /// Standard output.
     Stream(std::io::Stdout),
-    /// A logical unit.
     Unit(Box<UnitDestination>),
 }
 
@@ -319,7 +313,6 @@ impl Destination {
         }
     }
 
-    /// Accepts the next piece.
     pub fn put(&mut self, piece: Piece) -> Result<(), Failure> {
         match self {
             Destination::File(file) => file.put(piece),

@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 use super::arguments::Login;
 use super::{because, open};
 
-/// Prints the targets of a portal.
 pub fn targets(portal: &Portal, options: &SessionOptions, json: bool) -> Outcome {
     let found = discover(portal, options).map_err(because)?;
     let mut stdout = cli_common::stdout();

@@ -13,7 +13,6 @@ use arguments::Action;
 use cli_common::{Failure, Outcome};
 use iscsi_initiator::{Session, SessionOptions, Unit, UnitAddress};
 
-/// Runs the command.
 pub fn run(arguments: IscsiArguments) -> Outcome {
     match arguments.action {
         Action::Discover {

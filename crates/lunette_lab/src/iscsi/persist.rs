@@ -22,7 +22,6 @@ fn isid() -> Result<[u8; 6], Failure> {
     })
 }
 
-/// Runs the command.
 pub fn run(address: &UnitAddress, options: &SessionOptions, action: &PersistAction) -> Outcome {
     let options = SessionOptions {
         isid: Some(isid()?),

@@ -38,7 +38,6 @@ pub const HELP: &str = "
   iter/s        event loop iterations of a worker; useful: those with work
   reaped        service time of the disk; other stages: queueing in the daemon";
 
-/// Draws the screen.
 pub fn draw(screen: &Screen, area: Rect, buffer: &mut Buffer) {
     let rows = screen.rows();
     let lines = stage_lines(screen, rows.get(screen.position(&rows)));

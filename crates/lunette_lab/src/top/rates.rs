@@ -8,22 +8,17 @@ use latency::{Counters, Labels, Latencies, Operation, OperationLatencies, Span, 
 /// One sample of a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
-    /// Status of its objects.
     pub status: Status,
-    /// Its counters.
     pub statistics: Statistics,
 }
 
 /// Kind of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum View {
-    /// Exports.
     Exports,
     /// Virtqueues; an iSCSI target's connections on one worker.
     Queues,
-    /// Disks.
     Disks,
-    /// Workers.
     Workers,
 }
 
@@ -31,7 +26,6 @@ impl View {
     /// All views in the order of their keys 1 to 4.
     pub const ALL: [View; 4] = [View::Exports, View::Queues, View::Disks, View::Workers];
 
-    /// Name of the view.
     pub fn name(self) -> &'static str {
         match self {
             View::Exports => "exports",
@@ -105,7 +99,6 @@ impl Cell {
 /// One export, queue, disk or worker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Its name.
     pub name: String,
     /// Further text for filters: disk of a queue, kind of an export.
     pub also: String,
@@ -143,7 +136,6 @@ impl Interval {
         })
     }
 
-    /// Status of the daemon.
     pub fn status(&self) -> &Status {
         &self.status
     }

@@ -5,12 +5,9 @@ use ratatui::termion::event::Key;
 
 use super::rates::{Interval, Look, Row, View};
 
-/// Result of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
-    /// Continue.
     Stay,
-    /// Leave.
     Leave,
 }
 
@@ -21,7 +18,6 @@ pub struct Screen {
     pub view: View,
     /// Sort column: 0 is the name; other columns are sorted in descending order.
     pub sort: usize,
-    /// Reverses the order.
     pub reversed: bool,
     /// Filter for rows.
     pub filter: String,
@@ -117,7 +113,6 @@ impl Screen {
         found.unwrap_or(0)
     }
 
-    /// Handles a key.
     pub fn key(&mut self, key: Key) -> Wish {
         if key == Key::Ctrl('c') {
             return Wish::Leave;

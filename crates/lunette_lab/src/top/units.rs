@@ -4,7 +4,6 @@ use latency::table::time;
 
 use super::rates::Cell;
 
-/// Text of a cell.
 pub fn text(cell: Cell) -> String {
     match cell {
         Cell::Count(count) => count_text(count),

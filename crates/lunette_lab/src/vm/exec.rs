@@ -97,7 +97,6 @@ fn script(command: &[OsString]) -> Vec<u8> {
     }
 }
 
-/// Quotes a word for a shell.
 pub fn quoted(word: &[u8]) -> Vec<u8> {
     let mut quoted = vec![b'\''];
     for byte in word {

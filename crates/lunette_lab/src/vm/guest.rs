@@ -87,7 +87,6 @@ pub struct GuestArguments {
     pub qemu_arg: Vec<String>,
 }
 
-/// Chipsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MachineWord {
     /// PCI Express

@@ -12,18 +12,14 @@ const QUEUES_MAX: u32 = 16;
 /// The kernel's limit for an interface name, without its final NUL.
 const NAME_MAX: usize = 15;
 
-/// Network of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Net {
-    /// None.
     None,
     /// QEMU's user network.
     User,
     /// A tap interface of this machine.
     Tap {
-        /// Options of the tap.
         options: TapOptions,
-        /// The card's hardware address.
         mac: Option<String>,
         /// Address that the small system assigns to the card, with the prefix length of its network.
         address: Option<String>,

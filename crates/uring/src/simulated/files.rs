@@ -1,7 +1,7 @@
 //! Files of a simulation: their contents, the state after a power cut, and injected faults.
 //!
 //! The faults, all derived from the seed:
-//! - a power cut tears a write at any sector; each sector that is not durable is lost or kept independently, because only a sync orders writes;
+//! - a power cut tears a write at any sector; sectors that are not durable are lost or kept independently: only a sync orders writes;
 //! - a read or write transfers less than requested;
 //! - a read, write, sync or change of allocation fails with `EIO`, or with `ENOSPC` if it allocates;
 //! - an operation is slow, or stuck for up to a minute;
@@ -204,7 +204,6 @@ impl Files {
         once_in > 0 && self.draw(once_in.into()) == 0
     }
 
-    /// Returns true if this call takes effect.
     fn lives(&mut self) -> bool {
         match &mut self.calls_left {
             None => true,

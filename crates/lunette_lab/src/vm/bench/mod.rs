@@ -64,7 +64,6 @@ pub struct BenchArguments {
     logs: Option<PathBuf>,
 }
 
-/// Load generators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Generator {
     /// The load generator of lunette bench, which this command puts into the guest
@@ -73,7 +72,6 @@ enum Generator {
     Fio,
 }
 
-/// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// A table

@@ -20,7 +20,6 @@ pub struct CpuTimes {
     user: u64,
     /// Kernel, for programs and itself.
     system: u64,
-    /// Interrupts.
     irq: u64,
     /// Deferred work of interrupts.
     softirq: u64,
@@ -60,7 +59,6 @@ impl CpuTimes {
     }
 }
 
-/// A result.
 pub struct Measured {
     document: Value,
 }
@@ -100,7 +98,6 @@ impl Measured {
         Ok(Measured { document })
     }
 
-    /// Result as JSON.
     pub fn json(&self) -> &Value {
         &self.document
     }
@@ -116,7 +113,6 @@ impl Measured {
         jobs.filter(|job| job["error"].as_u64() != Some(0)).count()
     }
 
-    /// Result as a table.
     pub fn table(&self) -> String {
         let mut lines = vec![
             [

@@ -89,7 +89,6 @@ enum Polling {
     Both,
 }
 
-/// Transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Transports {
     /// virtio-blk
@@ -183,7 +182,6 @@ fn ways(arguments: &LatencyArguments, folder: &str) -> Vec<Way> {
     }
 }
 
-/// Measures and prints.
 pub fn run(arguments: &LatencyArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let _awake = arguments.idle.hold()?;

@@ -77,7 +77,6 @@ impl QemuTrace {
         Ok((done?, spans(&String::from_utf8_lossy(&text))))
     }
 
-    /// Removes the log.
     pub fn remove(&self) {
         fs::remove_file(&self.log).ok();
     }

@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 use super::Study;
 
 impl Study {
-    /// Study as text.
     pub fn text(&self) -> String {
         let mut lines = vec![vec![
             "layer".to_owned(),
@@ -93,7 +92,6 @@ impl Study {
         )
     }
 
-    /// Study as JSON.
     pub fn json(&self) -> Value {
         let layers = self.layers.iter().map(|layer| match &layer.found {
             Ok((mean, count)) => {

@@ -8,13 +8,11 @@ use anyhow::{Context, Result};
 /// A daemon with two delayed disks for one guest.
 pub struct SlowDaemon {
     _process: vm::Process,
-    /// Control socket of the daemon.
     pub control: PathBuf,
     _sockets: tempfile::TempDir,
 }
 
 impl SlowDaemon {
-    /// Starts the daemon.
     pub fn start(
         delay: &str,
         size: &str,

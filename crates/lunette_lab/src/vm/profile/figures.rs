@@ -105,7 +105,6 @@ impl Profile {
             .collect()
     }
 
-    /// Profile as JSON.
     pub fn json(&self) -> Value {
         let functions = self.functions();
         let functions: Vec<Value> = functions
@@ -192,7 +191,6 @@ impl Around {
         }
     }
 
-    /// Interrupts per request.
     pub fn interrupts_per_io(&self) -> f64 {
         self.interrupts as f64 / self.requests.max(1.0)
     }
@@ -210,7 +208,6 @@ impl Around {
         self.steal as f64 / self.cpu.max(1) as f64
     }
 
-    /// Counters as JSON.
     pub fn json(&self) -> Value {
         json!({"iops": self.iops, "requests": self.requests, "interrupts_per_io": self.interrupts_per_io(),
             "exits_per_io": self.exits_per_io().ok(), "exits_reason": self.exits_per_io().err(),

@@ -79,7 +79,6 @@ pub struct ProfileArguments {
     json: bool,
 }
 
-/// Transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Transport {
     /// virtio-blk
@@ -111,7 +110,6 @@ pub struct Measured {
     pub accelerator: String,
 }
 
-/// Measures and prints.
 pub fn run(arguments: &ProfileArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let _awake = arguments.idle.hold()?;

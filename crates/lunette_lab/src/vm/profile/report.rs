@@ -147,7 +147,6 @@ fn graph(profile: &Profile, title: &str, path: &Path) -> Result<()> {
     std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Profiles as JSON.
 pub fn json(all: &[Measured]) -> Value {
     json!({"environment": environment(), "runs": all.iter().map(document).collect::<Vec<_>>()})
 }

@@ -224,7 +224,6 @@ fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
     })
 }
 
-/// Measures and compares.
 pub fn run(arguments: &CompareArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let _awake = arguments.idle.hold()?;

@@ -14,7 +14,6 @@ use super::{Files, Setup};
 use crate::vm::bench::{Load, generator, in_guest};
 use crate::vm::copy::run_script;
 
-/// Maximum boot time.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 
 /// Maximum output of a script in bytes: enough for a trace of all CPUs, and a limit for the host's
@@ -39,7 +38,6 @@ impl Write for Answer {
     }
 }
 
-/// A running guest.
 pub struct StudyGuest {
     process: Process,
     place: Place,
@@ -136,7 +134,6 @@ impl StudyGuest {
         Ok(())
     }
 
-    /// Runs a script and returns its output.
     pub fn script(&self, script: &str) -> Result<String> {
         let mut output = Answer(Vec::new());
         let socket = self.place.file(AGENT_SOCKET);
@@ -144,7 +141,6 @@ impl StudyGuest {
         Ok(String::from_utf8_lossy(&output.0).into_owned())
     }
 
-    /// Control socket of its daemon.
     pub fn control(&self) -> Option<&std::path::Path> {
         self.state.control.as_deref()
     }

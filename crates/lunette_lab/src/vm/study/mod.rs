@@ -23,14 +23,12 @@ pub struct Way {
     pub name: String,
     /// Words of its topology; `None`: the host, without a guest.
     pub words: Option<String>,
-    /// Number of disks.
     pub disks: u32,
     /// Choices and their values.
     pub choices: Vec<(&'static str, String)>,
 }
 
 impl Way {
-    /// Value of a choice.
     pub fn choice(&self, choice: &str) -> Option<&str> {
         let mut choices = self.choices.iter();
         let (_, value) = choices.find(|(known, _)| *known == choice)?;
@@ -60,7 +58,6 @@ pub struct Setup {
 /// Load on the disks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Case {
-    /// Name of the case.
     pub name: String,
     /// Pattern in the syntax of job files.
     pub pattern: String,
@@ -79,7 +76,6 @@ pub struct Case {
 pub struct Files {
     /// `create`, `seqread`, `randread`, `randwrite` or `mail`: see `guest-bench files`.
     pub preset: String,
-    /// Number of threads.
     pub threads: u32,
     /// The file system flushes the disk's cache to order writes.
     pub barriers: bool,

@@ -40,7 +40,6 @@ impl Class {
         }
     }
 
-    /// Text of the class.
     pub fn words(self) -> &'static str {
         match self {
             Class::Mistake => "below 40 %: a mistake in the configuration is likely",
@@ -221,7 +220,6 @@ impl Report<'_> {
         ]
     }
 
-    /// Results as JSON.
     pub fn json(&self, accelerator: &str, base: Option<&str>) -> Value {
         let cells = self
             .cases

@@ -138,7 +138,6 @@ fn host_ns(host: &Value, way: &Way) -> Option<f64> {
     }
 }
 
-/// Quantile of the latencies.
 fn quantile(latencies: &BTreeMap<u64, u64>, part: f64) -> f64 {
     let total: u64 = latencies.values().sum();
     let wanted = (part * total as f64).ceil() as u64;

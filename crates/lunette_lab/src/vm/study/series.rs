@@ -57,7 +57,6 @@ fn variants(arguments: &MatrixArguments) -> Vec<Variant> {
     variants
 }
 
-/// Ways of a guest.
 fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<Way> {
     let devices: Vec<String> = arguments
         .block
