@@ -1,7 +1,7 @@
-//! Flags as keys and values with their places: the quick way to say what a file says.
+//! Parses flags into keys and values with their places: the short form of a file.
 //!
-//! Options after the first part are `key=value`, set apart by commas; a comma of a path is written twice.
-//! `-` and `_` are the same in a key, and a few short spellings are known.
+//! Options after the first part are `key=value`, separated by commas; a comma in a path is doubled. `-` and `_` are equivalent in keys, and
+//! some keys have short forms.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::place::{At, Place, Source};
 use super::value::{Field, Fields, Raw};
 
-/// The values of the flags, as they were given.
+/// Values of the flags, as given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// `--disk NAME=BACKEND:SIZE|PATH[,KEY=VALUE...]`
@@ -31,12 +31,12 @@ pub struct Flags {
     pub demo_mode: Option<String>,
     /// `--chap-user FILE`
     pub chap_user: Option<String>,
-    /// Flags of the daemon itself, by their names: [`DAEMON_KEYS`](super::DAEMON_KEYS) says which there are.
+    /// The daemon's own flags by name, as listed in [`DAEMON_KEYS`](super::DAEMON_KEYS).
     pub daemon: Vec<(&'static str, String)>,
 }
 
 impl Flags {
-    /// The same, with a flag of the daemon.
+    /// Adds a flag of the daemon.
     #[must_use]
     pub fn with(mut self, name: &'static str, text: &str) -> Flags {
         self.daemon.push((name, text.to_owned()));
@@ -44,18 +44,18 @@ impl Flags {
     }
 }
 
-/// How a disk is said in a flag.
+/// Syntax of a disk in a flag.
 pub const DISK_FORM: &str = "NAME=ram:SIZE, NAME=null:SIZE, NAME=delay:TIME,size=SIZE, NAME=file:PATH, NAME=image:PATH, NAME=rbd:POOL/IMAGE, NAME=iscsi://HOST/TARGET/LUN or NAME=scsi_generic:/dev/sgN, then ,KEY=VALUE as needed: \
     d0=ram:512M or d1=file:vm.raw,size=10G,cache=none,ro";
-/// How a vhost-blk export is said in a flag.
+/// Syntax of a vhost-blk export in a flag.
 pub const VHOST_BLK_FORM: &str =
     "DISK:SOCKET, then ,name=NAME or ,queues=N as needed: d0:/run/lunette/d0.sock";
-/// How a vhost-scsi controller is said in a flag.
+/// Syntax of a vhost-scsi controller in a flag.
 pub const VHOST_SCSI_FORM: &str = "NAME:SOCKET, then ,queues=N as needed: c0:/run/lunette/c0.sock";
-/// How a logical unit is said in a flag.
+/// Syntax of a logical unit in a flag.
 pub const LUN_FORM: &str = "CONTROLLER/TARGET:LUN=DISK, such as c0/0:1=d0";
 
-/// A part of a flag's value: its text without doubled commas, and where it stands.
+/// A part of a flag's value: its text with doubled commas reduced, and its place.
 pub(super) struct Part<'a> {
     source: &'a Arc<Source>,
     pub(super) text: String,
@@ -78,8 +78,7 @@ impl Part<'_> {
         }
     }
 
-    /// The parts before and after the first `separator`. Doubled commas only ever stand in paths, which
-    /// come last, so that spans before them are exact.
+    /// Splits at the first `separator`. Doubled commas occur in paths only, which come last, so that spans before them are exact.
     pub(super) fn split(&self, separator: char) -> Option<(Part<'_>, Part<'_>)> {
         let at = self.text.find(separator)?;
         let (before, after) = (self.text.get(..at)?, self.text.get(at + 1..)?);
@@ -98,7 +97,7 @@ impl Part<'_> {
     }
 }
 
-/// The parts between single commas.
+/// Splits a value at single commas.
 pub(super) fn parts(source: &Arc<Source>) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     let mut start = 0;
@@ -126,7 +125,7 @@ pub(super) fn parts(source: &Arc<Source>) -> Vec<Part<'_>> {
     parts
 }
 
-/// The key of the model that an option's key stands for.
+/// Returns the model's name of an option key.
 fn canonical(key: &str) -> String {
     let key = key.replace('-', "_");
     match key.as_str() {
@@ -136,7 +135,7 @@ fn canonical(key: &str) -> String {
     }
 }
 
-/// The options after the first part. A key alone says `on`.
+/// Returns the options after the first part. A key without a value means `on`.
 pub(super) fn options<'a>(parts: impl IntoIterator<Item = &'a Part<'a>>) -> Vec<Field> {
     parts
         .into_iter()
@@ -159,7 +158,7 @@ fn malformed(source: &Arc<Source>, form: &str) -> Mistake {
     Mistake::new(MistakeKind::Value, &Place::whole(source), message).allowed(form)
 }
 
-/// The fields of a flag that is nothing but `KEY=VALUE,...`.
+/// Returns the fields of a flag that consists of `KEY=VALUE,...`.
 pub fn options_flag(source: &Arc<Source>) -> Fields {
     Fields {
         place: Place::whole(source),
@@ -167,7 +166,7 @@ pub fn options_flag(source: &Arc<Source>) -> Fields {
     }
 }
 
-/// A disk's fields from the value of `--disk`.
+/// Returns a disk's fields from the value of `--disk`.
 pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<Fields> {
     let parts = parts(source);
     let (first, rest) = parts.split_first()?;
@@ -186,7 +185,7 @@ pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<
                 "delay" => entries.push(argument.field("time")),
                 "rbd" => entries.push(argument.field("image")),
                 "iscsi" => entries.push(argument.field("unit")),
-                // The backend's name is reported; nothing is known about its argument.
+                // The backend's name is reported; its argument has no meaning.
                 _ => {}
             }
         }
@@ -199,7 +198,7 @@ pub fn disk_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<
     })
 }
 
-/// Makes one table of all fields whose keys begin with `TABLE.`, as a file has it.
+/// Moves all fields with keys that begin with `TABLE.` into one table, as in a file.
 pub(super) fn gather(entries: &mut Vec<Field>, table: &str) {
     let mut inside = Vec::new();
     entries.retain_mut(|field| {
@@ -227,7 +226,7 @@ pub(super) fn gather(entries: &mut Vec<Field>, table: &str) {
     });
 }
 
-/// An export's fields from `FIRST:SOCKET[,KEY=VALUE...]`.
+/// Returns an export's fields from `FIRST:SOCKET[,KEY=VALUE...]`.
 pub fn export_flag(
     source: &Arc<Source>,
     first_key: &str,
@@ -248,7 +247,7 @@ pub fn export_flag(
     })
 }
 
-/// A logical unit's controller and fields from `CONTROLLER/TARGET:LUN=DISK`.
+/// Returns a logical unit's controller and fields from `CONTROLLER/TARGET:LUN=DISK`.
 pub fn lun_flag(
     source: &Arc<Source>,
     diagnostics: &mut Diagnostics,
@@ -276,12 +275,12 @@ pub fn lun_flag(
     Some((controller, Fields { place, entries }))
 }
 
-/// One value of a flag without parts.
+/// Returns the value of a flag without parts.
 pub fn word_flag(source: &Arc<Source>) -> At<Raw> {
     At::new(Raw::Word(source.text.clone()), Place::whole(source))
 }
 
-/// The values of a flag that is a list.
+/// Returns the values of a flag that is a list.
 pub fn list_flag(source: &Arc<Source>) -> At<Raw> {
     let items = parts(source).iter().map(Part::word).collect();
     At::new(Raw::List(items), Place::whole(source))

@@ -1,4 +1,4 @@
-//! Flags over what a file says: objects of both add up, of a single value the flag's counts.
+//! Combines flags with a file: objects add up, and for single values the flag has priority.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use super::place::{At, Source};
 use super::value::{Field, Fields, Raw, Reader};
 use super::{Diagnostics, disk, iscsi_flags};
 
-/// Reads all flags, and puts what they say over the draft of a file.
+/// Reads all flags into the draft of a file.
 pub fn add(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
-    // The file is source 0; each flag is a source of its own, and mistakes are listed in the order of sources.
+    // The file is source 0, and each flag is a separate source. Mistakes are listed in the order of sources.
     let mut order = 0;
     let mut source = |flag: &str, text: &String| -> Arc<Source> {
         order += 1;
@@ -21,7 +21,7 @@ pub fn add(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
     add_objects(draft, flags, &mut source, diagnostics);
     let is_given = |name: &str| flags.daemon.iter().any(|(flag, _)| *flag == name);
     if is_given("workers") || is_given("cpus") {
-        // Count and CPUs say one thing together: a flag for either replaces both.
+        // Count and CPUs are one setting: a flag for either replaces both.
         draft.workers = WorkersDraft::default();
     }
     for DaemonKey { key, flag } in DAEMON_KEYS {
@@ -34,7 +34,7 @@ pub fn add(draft: &mut Draft, flags: &Flags, diagnostics: &mut Diagnostics) {
     }
 }
 
-/// What the text of a flag says.
+/// Returns the value of a flag's text.
 fn value_of(flag: &Flag, source: &Arc<Source>) -> At<Raw> {
     match flag.form {
         FlagForm::Word | FlagForm::Repeated => flag_source::word_flag(source),
@@ -46,7 +46,7 @@ fn value_of(flag: &Flag, source: &Arc<Source>) -> At<Raw> {
     }
 }
 
-/// Disks and exports.
+/// Adds disks and exports.
 fn add_objects(
     draft: &mut Draft,
     flags: &Flags,
@@ -95,7 +95,7 @@ fn add_objects(
         .extend(iscsi_flags::read_flags(flags, source, diagnostics));
 }
 
-/// A flag's value as the only field of a table, so that the file's reader reads it.
+/// Returns a table with a flag's value as its only field, for the reader of files.
 fn single(key: &str, value: At<Raw>) -> Fields {
     let place = value.place.clone();
     let key = At::new(key.to_owned(), place.clone());

@@ -1,4 +1,4 @@
-//! iSCSI targets: their keys, and what is said of them.
+//! iSCSI targets: their keys, and the values given for them.
 
 use std::path::PathBuf;
 
@@ -41,41 +41,41 @@ const MODES: [(&str, DemoMode); 3] = [
 /// An iSCSI target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IscsiConfig {
-    /// Its iSCSI name.
+    /// iSCSI name.
     pub name: String,
-    /// What people call it.
+    /// Name for users.
     pub alias: Option<String>,
     /// Its disks; the target number is always 0.
     pub luns: Vec<LunConfig>,
-    /// Where it is found.
+    /// Portals.
     pub portals: Vec<Portal>,
-    /// Where initiators are told to find it, instead of the portals of the same group.
+    /// Addresses reported to initiators instead of the portals of the same group.
     pub announce: Vec<Announced>,
-    /// What initiators may do that nothing else admits.
+    /// Permissions of initiators that no other entry admits.
     pub demo_mode: DemoMode,
-    /// The file with the CHAP users.
+    /// File with the CHAP users.
     pub chap_users: Option<PathBuf>,
     /// Initiators that may log in.
     pub acl: Vec<AclEntry>,
-    /// What it agrees to in logins.
+    /// Limits of login negotiation.
     pub bounds: LoginBounds,
     /// Access states (ALUA) of its portal groups, except for active/optimized.
     pub access_states: AccessStates,
     /// Initiators that may change these states.
     pub state_setters: StateSetters,
-    /// Which workers serve it.
+    /// Workers that serve it.
     pub placement: ExportPlacement,
 }
 
-/// What was said about a target.
+/// Values given for a target.
 #[derive(Default)]
 pub struct IscsiDraft {
     name: Option<At<String>>,
     alias: Option<String>,
-    /// Disks that are logical units from 0.
+    /// Disks that are logical units numbered from 0.
     disks: Vec<At<String>>,
     luns: Vec<LunDraft>,
-    /// `None`: one of them is none.
+    /// `None`: one of them is invalid.
     portals: Option<Vec<Portal>>,
     announce: Option<Vec<Announced>>,
     demo_mode: DemoMode,
@@ -90,7 +90,7 @@ pub struct IscsiDraft {
 /// A key of a target.
 pub type IscsiKey = Key<IscsiDraft, IscsiConfig>;
 
-/// All keys but those of logins.
+/// All keys except those of logins.
 pub static ISCSI_KEYS: &[IscsiKey] = &[
     key(
         "name",
@@ -117,7 +117,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
         LUN_COMMAND,
         "logical units from 0, in this order",
         |key, reader, draft| draft.disks = read_list(reader, key.name, DISKS_ALLOWED),
-        // `lun` has them, whatever their numbers.
+        // `lun` contains them, for all numbers.
         |_| None,
     ),
     key(
@@ -246,7 +246,7 @@ pub static ISCSI_KEYS: &[IscsiKey] = &[
     dedicated("a worker for this target alone"),
 ];
 
-/// A target.
+/// Reads a target.
 pub fn read_iscsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn ExportDraft> {
     let mut reader = Reader::new(fields, "iscsi", diagnostics);
     let mut draft = IscsiDraft::default();
@@ -324,7 +324,7 @@ fn read_name(reader: &mut Reader<'_, '_>) -> Option<At<String>> {
     Some(name)
 }
 
-/// Addresses behind which the portals of a group are found; each needs such a group.
+/// Reads the announced addresses of portal groups. Each needs a portal of that group.
 fn read_announce(
     reader: &mut Reader<'_, '_>,
     portals: Option<&[Portal]>,

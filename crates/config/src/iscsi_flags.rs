@@ -1,5 +1,5 @@
-//! iSCSI targets in flags: `--iscsi IQN=d0,d1` names a target and its disks; portals, demo mode and CHAP users have flags of
-//! their own, which are for all targets that flags name.
+//! iSCSI targets in flags: `--iscsi IQN=d0,d1` names a target and its disks. Portals, demo mode and CHAP users have separate flags, which
+//! apply to all targets from flags.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use super::flag_source::{Flags, options, parts};
 use super::place::{At, Place, Source};
 use super::value::{Field, Fields, Raw, wrong};
 
-/// How an iSCSI target is said in a flag.
+/// Syntax of an iSCSI target in a flag.
 pub const ISCSI_FORM: &str =
     "IQN=DISK,DISK,... (LUNs from 0 in this order): iqn.2026-11.org.example:t0=d0,d1";
 
-/// The targets that flags name.
+/// Reads the targets from flags.
 pub fn read_flags(
     flags: &Flags,
     source: &mut impl FnMut(&str, &String) -> Arc<Source>,
@@ -62,7 +62,7 @@ pub fn read_flags(
     targets.collect()
 }
 
-/// A target's fields from `IQN=DISK,DISK[,KEY=VALUE...]`.
+/// Returns a target's fields from `IQN=DISK,DISK[,KEY=VALUE...]`.
 fn target_flag(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Option<Fields> {
     let parts = parts(source);
     let (first, rest) = parts.split_first()?;

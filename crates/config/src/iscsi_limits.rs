@@ -1,4 +1,4 @@
-//! What iSCSI initiators may make the daemon hold or wait for: one table for all targets, `[iscsi_limits]`.
+//! Limits on resources and waiting times for iSCSI initiators: one table for all targets, `[iscsi_limits]`.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -12,29 +12,29 @@ use super::value::{Fields, Reader};
 
 const MIB: u64 = 1 << 20;
 const CONNECTIONS: RangeInclusive<u64> = 1..=65_536;
-/// TSIH has 16 bits, and 0 is none (RFC 7143, 11.13.4).
+/// TSIH has 16 bits, and 0 means none (RFC 7143, 11.13.4).
 const SESSIONS: RangeInclusive<u64> = 1..=65_535;
 const PER_SESSION: RangeInclusive<u64> = 1..=16;
 const COMMANDS: RangeInclusive<u64> = 1..=1024;
 const LOGIN_SECONDS: RangeInclusive<u64> = 1..=3600;
 const MEMORY: RangeInclusive<u64> = MIB..=1 << 30;
 
-/// Bounds on what initiators may take.
+/// Limits on the resources of initiators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IscsiLimits {
-    /// TCP connections at a time; more are closed at once.
+    /// Maximum number of TCP connections; further ones are closed at once.
     pub connections: u64,
-    /// Of these, connections that have not logged in; one more ends the oldest of them.
+    /// Maximum number of connections before login, included in `connections`; a further one ends the oldest.
     pub half_open: u64,
-    /// Sessions at a time; more are refused at login.
+    /// Maximum number of sessions; further ones are refused at login.
     pub sessions: u64,
-    /// Connections of one session: the MaxConnections that is offered.
+    /// Maximum number of connections per session: the offered MaxConnections.
     pub connections_per_session: u64,
-    /// Commands in progress in one session: its window.
+    /// Maximum number of commands in progress per session: its command window.
     pub commands_per_session: u64,
-    /// Seconds to log in.
+    /// Time limit for a login, in seconds.
     pub login_s: u64,
-    /// Bytes of command data that the connections of one session may hold together; the next command waits.
+    /// Maximum command data held by all connections of a session, in bytes; the next command waits.
     pub memory: u64,
 }
 
@@ -53,7 +53,7 @@ impl Default for IscsiLimits {
 }
 
 impl IscsiLimits {
-    /// The same, for the server.
+    /// Returns the limits for the server.
     pub fn server(&self) -> iscsi_target::ServerLimits {
         let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let usual = iscsi_target::ServerLimits::default();
@@ -87,14 +87,14 @@ const fn key(
     key::key(name, kind, default, RunTime::Restart, help, read, get)
 }
 
-/// Puts what is said in the place of what is usual.
+/// Replaces a default with the given value.
 fn put(said: Option<At<u64>>, limit: &mut u64) {
     if let Some(at) = said {
         *limit = at.value;
     }
 }
 
-/// All of them.
+/// All keys of the limits.
 pub static ISCSI_LIMIT_KEYS: &[LimitKey] = &[
     key(
         "connections",
@@ -155,14 +155,14 @@ pub static ISCSI_LIMIT_KEYS: &[LimitKey] = &[
 ];
 
 impl IscsiLimits {
-    /// Every limit, in the order of the keys.
+    /// Returns all limits, in the order of the keys.
     pub fn values(&self) -> impl Iterator<Item = (&'static LimitKey, Value)> {
         let keys = ISCSI_LIMIT_KEYS.iter();
         keys.filter_map(|key| Some((key, (key.get)(self)?)))
     }
 }
 
-/// What a table or a flag says; what it does not say is as usual.
+/// Reads a table or a flag; missing keys have their defaults.
 pub fn read_iscsi_limits(fields: &Fields, diagnostics: &mut Diagnostics) -> IscsiLimits {
     let mut reader = Reader::new(fields, "iscsi_limits", diagnostics);
     let mut limits = IscsiLimits::default();
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(from_file.iscsi_limits, expected);
         assert_eq!(from_flag.iscsi_limits, expected);
         assert_eq!(read(&render(&from_file), None).unwrap(), from_file);
-        // the flag counts, all of it
+        // The flag replaces the whole table.
         let both = read(table, Some("sessions=7")).unwrap();
         let only_flag = IscsiLimits {
             sessions: 7,

@@ -1,6 +1,6 @@
-//! Objects that come as JSON, read by the same readers as a file's: what a file says, the API says with the same words.
+//! Objects in JSON, read by the same readers as files: the API has the same keys as a file.
 //!
-//! Each value's place is its JSON pointer (RFC 6901), so that a mistake names the field.
+//! The place of a value is its JSON pointer (RFC 6901), so that a mistake names the field.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ use super::place::{At, Place, Source};
 use super::readers::DISK_ALLOWED;
 use super::value::{Field, Fields, Raw, Reader, wrong};
 
-/// An export, or what is wrong with it.
+/// An export, or its mistakes.
 pub type JsonExport = Result<ExportConfig, Diagnostics>;
 
-/// Where a value stands.
+/// Returns the place of a value.
 fn place(pointer: &str, value: &Value) -> Place {
-    // Only scalars are worth showing.
+    // Only scalars are shown.
     let text = match value {
         Value::Array(_) | Value::Object(_) => String::new(),
         scalar => scalar.to_string(),
@@ -73,7 +73,7 @@ fn fields(pointer: &str, value: &Value) -> Fields {
     }
 }
 
-/// The fields of an object whose name is said elsewhere: by the resource's address.
+/// Returns the fields of an object with a name from the resource's address.
 fn named(name: &str, value: &Value, diagnostics: &mut Diagnostics) -> Option<Fields> {
     let mut fields = without_status(object(value, diagnostics)?);
     let said = fields.entries.iter().find(|f| f.key.value == "name");
@@ -115,7 +115,7 @@ fn checked<T>(read: Option<T>, mut diagnostics: Diagnostics) -> Result<T, Diagno
     }
 }
 
-/// The disk `name` from its JSON.
+/// Reads the disk `name` from JSON.
 ///
 /// # Errors
 /// All mistakes, each with the pointer of its field.
@@ -126,7 +126,7 @@ pub fn disk_json(name: &str, value: &Value) -> Result<DiskConfig, Diagnostics> {
     checked(disk, diagnostics)
 }
 
-/// The export `name` from its JSON: `kind`, and what a file's table of this kind has.
+/// Reads the export `name` from JSON: `kind`, and the keys of a file's table of this kind.
 ///
 /// # Errors
 /// All mistakes, each with the pointer of its field.
@@ -146,7 +146,7 @@ fn export(mut fields: Fields, diagnostics: &mut Diagnostics) -> Option<ExportCon
     (kind.read)(&fields, diagnostics).complete()
 }
 
-/// The logical unit at an address from its JSON, `{"disk": NAME}`.
+/// Reads the logical unit at an address from JSON, `{"disk": NAME}`.
 ///
 /// # Errors
 /// All mistakes, each with the pointer of its field.
@@ -186,7 +186,7 @@ pub fn access_state_json(value: &Value) -> Result<AccessState, Diagnostics> {
     checked(read, diagnostics).map(|state| state.value)
 }
 
-/// All logical units of an export from their JSON, a list of `{"target": N, "lun": N, "disk": NAME}`.
+/// Reads all logical units of an export from JSON, a list of `{"target": N, "lun": N, "disk": NAME}`.
 ///
 /// # Errors
 /// All mistakes, each with the pointer of its field.
@@ -217,7 +217,7 @@ pub fn luns_json(value: &Value) -> Result<Vec<LunConfig>, Diagnostics> {
     checked(luns, diagnostics)
 }
 
-/// The size of a disk from its JSON, `{"size": BYTES}`.
+/// Reads the size of a disk from JSON, `{"size": BYTES}`.
 ///
 /// # Errors
 /// All mistakes, each with the pointer of its field.
@@ -233,7 +233,7 @@ pub fn size_json(value: &Value, block_size: u32) -> Result<Option<u64>, Diagnost
     checked(read, diagnostics).map(|size| size.map(|size| size.value))
 }
 
-/// The limits of a disk from their JSON; what is not said is not limited.
+/// Reads the limits of a disk from JSON. A missing key means no limit.
 ///
 /// # Errors
 /// All mistakes, each with the pointer of its field.
@@ -244,14 +244,14 @@ pub fn limits_json(value: &Value) -> Result<LimitsConfig, Diagnostics> {
     checked(read, diagnostics)
 }
 
-/// What is said of the keys of a disk that `lunette disk set` changes.
+/// Values of the keys that `lunette disk set` changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSettings(Value);
 
 impl DiskSettings {
-    /// What is not said stays as it is.
+    /// Applies the values. Fields without a value are unchanged.
     pub fn apply(&self, disk: &mut DiskConfig) {
-        // Mistakes were told when it was read.
+        // Mistakes were reported when it was read.
         disk.errors = read_settings(
             &fields("", &self.0),
             disk.errors,
@@ -260,7 +260,7 @@ impl DiskSettings {
     }
 }
 
-/// What is said of the keys of a disk that `lunette disk set` changes, from its JSON.
+/// Reads the keys that `lunette disk set` changes from JSON.
 ///
 /// # Errors
 /// All mistakes, each with the pointer of its field.
@@ -271,8 +271,8 @@ pub fn disk_settings_json(value: &Value) -> Result<DiskSettings, Diagnostics> {
     checked(Some(DiskSettings(value.clone())), diagnostics)
 }
 
-/// All disks and exports from their JSON, `{"disks": [...], "exports": [...]}`, over a configuration without any.
-/// Whether they go together is not looked at.
+/// Reads all disks and exports from JSON, `{"disks": [...], "exports": [...]}`, into a configuration without any. Relations between them
+/// are not checked.
 ///
 /// # Errors
 /// All mistakes, each with the pointer of its field.
@@ -301,7 +301,7 @@ pub fn objects_json(value: &Value, mut config: Config) -> Result<Config, Diagnos
     checked(Some(config), diagnostics)
 }
 
-/// What GET adds may be put back, and says nothing.
+/// Removes `status`: a client may return the result of GET, and its status is ignored.
 fn without_status(mut fields: Fields) -> Fields {
     fields.entries.retain(|field| field.key.value != "status");
     fields

@@ -1,5 +1,5 @@
-//! What there is to know of a key of a configuration, declared once: the reader, the text of a file, bodies and schema of
-//! the API, commands and documents follow from it.
+//! Declarations of configuration keys. Each key is declared once: the reader, the text of a file, bodies and schema of the API, commands
+//! and documentation are derived from it.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -13,94 +13,94 @@ use super::readers::POLL_ALLOWED;
 use super::size::{SIZE_ALLOWED, render_size};
 use super::value::Reader;
 
-/// A key of an object `T`, which is read into a draft `D`.
+/// A key of an object `T`, read into a draft `D`.
 pub struct Key<D: 'static, T: 'static> {
-    /// As it stands in a file, a flag or a body.
+    /// Name in files, flags and bodies.
     pub name: &'static str,
-    /// What its values are.
+    /// Kind of its values.
     pub kind: Kind,
-    /// What applies without it, in the words of the documents; [`REQUIRED`] or [`NONE`].
+    /// Default in the documentation; [`REQUIRED`] or [`NONE`].
     pub default: &'static str,
-    /// How its value changes while the daemon runs.
+    /// Way to change its value while the daemon runs.
     pub run_time: RunTime,
-    /// The block devices that have it; empty: all.
+    /// Block devices that have it; empty: all.
     pub of: &'static [&'static str],
-    /// What it means, in the words of the documents.
+    /// Description in the documentation.
     pub help: &'static str,
-    /// Reads it.
+    /// Reads its value.
     pub read: fn(&Key<D, T>, &mut Reader<'_, '_>, &mut D),
-    /// Its value; `None`: not said.
+    /// Returns its value; `None` if it is not set.
     pub get: fn(&T) -> Option<Value>,
 }
 
-/// The default of a key that has to be given.
+/// Default of a required key.
 pub const REQUIRED: &str = "-";
-/// The default of a key without which nothing applies.
+/// Default of a key without effect if absent.
 pub const NONE: &str = "none";
 
-/// What the values of a key are.
+/// Kind of a key's values.
 pub enum Kind {
-    /// Yes or no.
+    /// Boolean.
     Boolean,
-    /// A whole number of some unit.
+    /// An integer, with its unit and range.
     Number(&'static str, RangeInclusive<u64>),
     /// One of a few numbers.
     Numbers(&'static [u64]),
-    /// Bytes: what the documents say of them, and how many there may be.
+    /// A size in bytes: description in the documentation, range.
     Size(&'static str, RangeInclusive<u64>),
     /// One of a few words.
     Word(&'static [&'static str]),
-    /// A text: what the documents say of it, and what a mistake says is allowed.
+    /// A text: description in the documentation, and allowed values in messages.
     Text(&'static str, &'static str),
-    /// Text with a limit on its characters.
+    /// A text with a maximum number of characters.
     ShortText(&'static str, &'static str, usize),
     /// A table of texts.
     Table(&'static str),
-    /// A list: what the documents say of it, what a mistake says is allowed, and what it is a list of.
+    /// A list: description in the documentation, allowed values in messages, and type of its items.
     List(&'static str, &'static str, Item),
-    /// Tables with headings of their own: what the documents say of them, and what a mistake says is allowed.
+    /// Tables with separate headings: description in the documentation, and allowed values in messages.
     Sections(&'static str, &'static str),
-    /// A bound on polling.
+    /// A polling limit.
     Poll,
 }
 
-/// What a list is one of.
+/// Type of a list's items.
 pub enum Item {
     /// Texts.
     Text,
-    /// Whole numbers.
+    /// Integers.
     Number,
     /// Tables.
     Table {
-        /// The fields that a file has, in this order.
+        /// Fields in a file, in this order.
         fields: &'static [&'static str],
-        /// The schema of one.
+        /// Returns the schema of a table.
         schema: fn() -> Value,
     },
 }
 
-/// How a value changes while the daemon runs.
+/// Way to change a value while the daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunTime {
-    /// Not at all.
+    /// Not possible.
     Never,
-    /// By starting the daemon again.
+    /// By a restart of the daemon.
     Restart,
-    /// Likewise; but the content of the file that it names is read again when it changes.
+    /// By a restart of the daemon. The content of the named file is read again when it changes.
     RestartReread,
-    /// By a reload alone.
+    /// By a reload only.
     OnlyReload,
-    /// By the API, or a reload, which ends the session of the export's client.
+    /// By the API or a reload; ends the session of the export's client.
     ReloadEndsSession,
-    /// By the API, or a reload; so does the content of the file that it names.
+    /// By the API or a reload, including the content of the named file.
     ReloadReread,
     /// By removing the object and adding it again.
     AddAnew,
-    /// By a reload, and then only for the next start.
+    /// By a reload, with effect from the next start.
     NextStart,
-    /// By the API, or a reload.
+    /// By the API or a reload.
     Reload,
-    /// By this command, or a reload.
+    /// By this command or a reload.
     Command(&'static str),
 }
 
@@ -122,7 +122,7 @@ impl fmt::Display for RunTime {
 }
 
 impl Kind {
-    /// What a mistake says is allowed.
+    /// Returns the allowed values for messages.
     pub fn allowed(&self) -> String {
         match self {
             Kind::Boolean => "`true` or `false`".to_owned(),
@@ -145,7 +145,7 @@ impl Kind {
         }
     }
 
-    /// What its values are, in the words of the documents.
+    /// Returns the description of its values in the documentation.
     pub fn documented(&self) -> String {
         match self {
             Kind::Boolean => "boolean".to_owned(),
@@ -166,7 +166,7 @@ impl Kind {
         }
     }
 
-    /// As a JSON schema.
+    /// Returns a JSON schema.
     fn schema(&self) -> Value {
         match self {
             Kind::Boolean => json!({"type": "boolean"}),
@@ -193,7 +193,7 @@ impl Kind {
         }
     }
 
-    /// `value` as a file has it.
+    /// Returns `value` in the form of a file.
     pub fn toml(&self, value: &Value) -> String {
         match (self, value) {
             (Kind::Size(..), Value::Number(bytes)) => {
@@ -212,7 +212,7 @@ impl Kind {
     }
 }
 
-/// A value in TOML.
+/// Returns a value in TOML.
 fn toml(value: &Value) -> String {
     match value {
         Value::String(text) => quoted(text),
@@ -241,7 +241,7 @@ fn inline_table<'a>(fields: impl Iterator<Item = (&'a str, &'a Value)>) -> Strin
     format!("{{ {} }}", fields.collect::<Vec<_>>().join(", "))
 }
 
-/// A TOML basic string.
+/// Returns a TOML basic string.
 pub fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for character in text.chars() {
@@ -256,7 +256,7 @@ pub fn quoted(text: &str) -> String {
     quoted
 }
 
-/// The words of a choice.
+/// Returns the words of a choice.
 pub const fn words<T, const N: usize>(choices: &[(&'static str, T); N]) -> [&'static str; N] {
     let mut words = [""; N];
     let mut at = 0;
@@ -267,7 +267,7 @@ pub const fn words<T, const N: usize>(choices: &[(&'static str, T); N]) -> [&'st
     words
 }
 
-/// A key of all objects `T`.
+/// Creates a key of all objects `T`.
 pub const fn key<D, T>(
     name: &'static str,
     kind: Kind,
@@ -289,7 +289,7 @@ pub const fn key<D, T>(
     }
 }
 
-/// Reads all keys of an object, and notes which of them are missing.
+/// Reads all keys of an object, and reports missing ones.
 pub fn read_all<D, T>(keys: &'static [Key<D, T>], reader: &mut Reader<'_, '_>, draft: &mut D) {
     for key in keys.iter().filter(|key| key.is_required()) {
         reader.require(key.name, &key.kind.allowed());
@@ -299,7 +299,7 @@ pub fn read_all<D, T>(keys: &'static [Key<D, T>], reader: &mut Reader<'_, '_>, d
     }
 }
 
-/// The schema of an object that has these keys.
+/// Returns the schema of an object with these keys.
 pub fn schema_of<D, T>(keys: &'static [Key<D, T>]) -> Value {
     let properties: serde_json::Map<String, Value> = keys
         .iter()
@@ -315,22 +315,22 @@ pub fn schema_of<D, T>(keys: &'static [Key<D, T>]) -> Value {
 }
 
 impl<D, T> Key<D, T> {
-    /// Has the block device `device` this key? Where that is not known it may have every key.
+    /// Returns true if the block device `device` has this key. An unknown device may have every key.
     pub fn is_of(&self, device: Option<&str>) -> bool {
         self.of.is_empty() || device.is_none_or(|device| self.of.contains(&device))
     }
 
-    /// Has every object to say it?
+    /// Returns true if every object needs it.
     pub fn is_required(&self) -> bool {
         self.default == REQUIRED && self.of.is_empty()
     }
 
-    /// A text, where the key is one.
+    /// Reads a text.
     pub fn text(&self, reader: &mut Reader<'_, '_>) -> Option<At<String>> {
         reader.text(self.name, &self.kind.allowed())
     }
 
-    /// A number, where the key is one.
+    /// Reads a number, if the key is one.
     pub fn number(&self, reader: &mut Reader<'_, '_>) -> Option<At<u64>> {
         match &self.kind {
             Kind::Number(_, range) => reader.number(self.name, range.clone()),
@@ -338,7 +338,7 @@ impl<D, T> Key<D, T> {
         }
     }
 
-    /// Bytes, where the key is a size; as many as its range allows.
+    /// Reads a size within its range, if the key is one.
     pub fn size(&self, reader: &mut Reader<'_, '_>) -> Option<At<u64>> {
         let Kind::Size(_, range) = &self.kind else {
             return None;
@@ -358,12 +358,12 @@ impl<D, T> Key<D, T> {
         None
     }
 
-    /// Yes, where the key is a boolean and that was said.
+    /// Reads a boolean; a missing value is false.
     pub fn is_on(&self, reader: &mut Reader<'_, '_>) -> bool {
         reader.boolean(self.name).is_some_and(|at| at.value)
     }
 
-    /// Notes that a text is none that the key can be.
+    /// Reports that a text is invalid for the key.
     pub fn refuse(&self, reader: &mut Reader<'_, '_>, text: &At<String>) {
         let message = format!("`{}`: found {:?}", self.name, text.value);
         let mistake = Mistake::new(MistakeKind::Value, &text.place, message);
@@ -372,7 +372,7 @@ impl<D, T> Key<D, T> {
             .push(mistake.allowed(self.kind.allowed()));
     }
 
-    /// Its row in the documents.
+    /// Returns its row in the documentation.
     pub fn row(&self) -> String {
         let Key {
             name,
@@ -385,7 +385,7 @@ impl<D, T> Key<D, T> {
         format!("| `{name}` | {value} | {default} | {run_time} | {help} |")
     }
 
-    /// Its schema in the description of the API.
+    /// Returns its schema in the description of the API.
     pub fn schema(&self) -> Value {
         let mut schema = self.kind.schema();
         let of = match self.of {
@@ -404,7 +404,7 @@ impl<D, T> Key<D, T> {
     }
 }
 
-/// A text of the documents without the addresses of its links.
+/// Removes the addresses of links from a text of the documentation.
 fn without_links(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;

@@ -1,8 +1,8 @@
-//! What a daemon is to serve: read from a file, from flags or from both, and checked as a whole.
+//! Configuration of a daemon, read from a file, from flags or from both, and checked as a whole.
 //!
-//! text -> keys and values with places (`toml_source`, `flag_source`) -> objects, by their keys (`key`) -> held against
-//! each other and this machine (`check`) -> [`Config`]. Every step notes mistakes and goes on, so that
-//! all of them are reported at once. Tests: here for whole configurations, in each module for its part.
+//! text -> keys and values with places (`toml_source`, `flag_source`) -> objects, by their keys (`key`) -> checks between objects and
+//! against this machine (`check`) -> [`Config`]. No step stops at a mistake, so that all are reported at once. Tests: here for whole
+//! configurations, in each module for its part.
 
 #![forbid(unsafe_code)]
 
@@ -90,8 +90,8 @@ pub use vhost_scsi::VHOST_SCSI_KEYS;
 
 use daemon_keys::Draft;
 
-/// The configuration of the file at `path`, where there is one, and of `flags`. Objects of both add up;
-/// of a single value (`--workers`, `--control`, ...) the flag's counts.
+/// Loads the configuration from the file at `path`, if given, and from `flags`. Objects of both add up; for single values (`--workers`,
+/// `--control`, ...) the flag has priority.
 pub fn load(
     path: Option<&Path>,
     flags: &Flags,
@@ -130,7 +130,7 @@ fn only(place: &Place, message: String, allowed: &str) -> Diagnostics {
     diagnostics
 }
 
-/// The configuration of a file's text, given with its name, and of `flags`.
+/// Parses the configuration from a file's text with its name, and from `flags`.
 pub fn parse(
     file: Option<(&str, &str)>,
     flags: &Flags,

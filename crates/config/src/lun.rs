@@ -1,4 +1,4 @@
-//! A logical unit of an export, by its keys.
+//! Logical units of an export.
 
 use serde_json::{Value, json};
 
@@ -9,10 +9,10 @@ use super::place::At;
 use super::readers::DISK_ALLOWED;
 use super::value::{Fields, Reader};
 
-/// Of what `lunette lun` changes.
+/// For keys that `lunette lun` changes.
 pub const LUN_COMMAND: RunTime = RunTime::Command("lunette lun");
 
-/// What was said about a logical unit.
+/// Values given for a logical unit.
 #[derive(Default)]
 pub struct LunDraft {
     pub target: Option<At<u8>>,
@@ -21,7 +21,7 @@ pub struct LunDraft {
 }
 
 impl LunDraft {
-    /// The logical unit, if nothing is missing.
+    /// Returns the logical unit, if no key is missing.
     pub fn complete(&self) -> Option<LunConfig> {
         Some(LunConfig {
             target: self.target.as_ref()?.value,
@@ -76,10 +76,10 @@ fn read_target(key: &LunKey, reader: &mut Reader<'_, '_>, draft: &mut LunDraft) 
     draft.target = number.map(|at| At::new(at.value as u8, at.place));
 }
 
-/// Those of a controller.
+/// Keys of a controller's logical unit.
 pub static LUN_KEYS: &[LunKey] = &[TARGET, LUN, DISK];
 
-/// Those of an iSCSI target, which is the only target of its logical units.
+/// Keys of a logical unit of an iSCSI target, which has one target only.
 pub static TARGET_LUN_KEYS: &[LunKey] = &[
     Key {
         kind: Kind::Number("", 0..=0),
@@ -92,7 +92,7 @@ pub static TARGET_LUN_KEYS: &[LunKey] = &[
     DISK,
 ];
 
-/// A logical unit.
+/// Reads a logical unit.
 pub fn read_lun(
     keys: &'static [LunKey],
     fields: &Fields,
@@ -105,7 +105,7 @@ pub fn read_lun(
     draft
 }
 
-/// Logical units as the value of a key.
+/// Returns logical units as the value of a key.
 pub fn luns_value(luns: &[LunConfig]) -> Value {
     let luns = luns.iter();
     let luns = luns.map(|lun| json!({"target": lun.target, "lun": lun.lun, "disk": lun.disk}));

@@ -1,6 +1,6 @@
-//! The object model as data: what a daemon serves, from a file, flags or both, checked.
+//! Object model of a validated configuration, from a file, flags or both.
 //!
-//! The names here are the names in the file, in the flags and on the control socket.
+//! The names are the same in the file, in the flags and on the control socket.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,41 +13,41 @@ use super::iscsi::IscsiConfig;
 use super::iscsi_limits::IscsiLimits;
 use super::socket_rights::SocketRights;
 
-/// Most workers a daemon may have.
+/// Maximum number of workers of a daemon.
 pub const WORKERS_MAX: usize = 128;
-/// Most request queues of a vhost-blk export.
+/// Maximum number of request queues of a vhost-blk export.
 pub const BLK_QUEUES_MAX: u16 = 256;
-/// Most request queues of a vhost-scsi controller: its control and event queues are the other two.
+/// Maximum number of request queues of a vhost-scsi controller; control and event queue are the other two.
 pub const SCSI_QUEUES_MAX: u16 = 254;
-/// Most targets of a vhost-scsi controller.
+/// Maximum number of targets of a vhost-scsi controller.
 pub const TARGETS_MAX: u16 = 256;
-/// Most logical units of one target (SAM-5, 4.7.7.3: flat space addressing has 14 bits).
+/// Maximum number of logical units of one target (SAM-5, 4.7.7.3: flat space addressing has 14 bits).
 pub const LUNS_MAX: u16 = 16_384;
-/// Longest name of a disk or an export.
+/// Maximum length of the name of a disk or an export.
 pub const NAME_MAX: usize = 64;
-/// Longest serial: virtio-blk's GET_ID returns 20 bytes (virtio 1.3, 5.2.6).
+/// Maximum length of a serial number: virtio-blk's GET_ID returns 20 bytes (virtio 1.3, 5.2.6).
 pub const SERIAL_MAX: usize = 20;
-/// Longest path of a Unix socket: `sun_path` with its closing zero.
+/// Maximum length of a Unix socket's path: `sun_path` without its final NUL.
 pub const SOCKET_PATH_MAX: usize = 107;
-/// Longest bound on polling, in microseconds: beyond it, say `always`.
+/// Maximum polling limit, in microseconds; `always` exceeds it.
 pub const POLL_MICROS_MAX: u32 = 1_000_000;
 
-/// All that one daemon serves.
+/// Configuration of one daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where the control socket is; `None`: at the usual place.
+    /// Path of the control socket; `None`: the default.
     pub control: Option<PathBuf>,
-    /// Who may ask there.
+    /// Access to the control socket and the API.
     pub access: AccessConfig,
-    /// Where what must survive a restart is kept; `None`: at the usual place.
+    /// Directory of state that must survive a restart; `None`: the default.
     pub state: Option<PathBuf>,
-    /// Where metrics are served over TCP; `None`: on the control socket only.
+    /// TCP address for metrics; `None`: on the control socket only.
     pub metrics_listen: Option<SocketAddr>,
-    /// What becomes of a thread that does what it has no need of.
+    /// Sandbox mode of the process and its threads.
     pub sandbox: sandbox::Mode,
-    /// Folders and files that the daemon may open beside those of the configuration.
+    /// Folders and files that the daemon may open in addition to those of the configuration.
     pub sandbox_paths: Vec<PathBuf>,
-    /// The threads that do the work.
+    /// Worker threads.
     pub workers: WorkersConfig,
     /// Named block devices.
     pub disks: Vec<DiskConfig>,
@@ -57,19 +57,19 @@ pub struct Config {
     pub vhost_scsi: Vec<VhostScsiConfig>,
     /// iSCSI targets.
     pub iscsi: Vec<IscsiConfig>,
-    /// The file with the CHAP users of discovery sessions; `None`: these need not authenticate.
+    /// File with the CHAP users of discovery sessions; `None`: discovery needs no authentication.
     pub discovery_auth: Option<PathBuf>,
-    /// What their initiators may take.
+    /// Limits on the resources of iSCSI initiators.
     pub iscsi_limits: IscsiLimits,
 }
 
 impl Config {
-    /// The disk of this name.
+    /// Returns the disk with this name.
     pub fn disk(&self, name: &str) -> Option<&DiskConfig> {
         self.disks.iter().find(|disk| disk.name == name)
     }
 
-    /// The same without disks and exports.
+    /// Returns a copy without disks and exports.
     pub fn without_objects(&self) -> Config {
         Config {
             control: self.control.clone(),
@@ -99,7 +99,7 @@ impl Config {
         }
     }
 
-    /// Puts a disk in the place of the one of its name, or behind the others.
+    /// Replaces the disk with the same name, or appends it.
     pub fn put_disk(&mut self, disk: DiskConfig) {
         match self.disks.iter_mut().find(|known| known.name == disk.name) {
             Some(known) => *known = disk,
@@ -108,57 +108,56 @@ impl Config {
     }
 }
 
-/// Who may ask beside root and the daemon's own user: on the control socket by groups, over TCP by tokens; without
-/// any nobody.
+/// Access besides root and the daemon's own user: on the control socket by group, over TCP by token. No access by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessConfig {
-    /// Its members may change everything, with files in `allow_paths`.
+    /// Group with permission to change everything, with files in `allow_paths`.
     pub control_group: Option<String>,
-    /// Its members may look on.
+    /// Group with read-only access.
     pub control_readers: Option<String>,
-    /// Where the API is served over TCP; `None`: nowhere.
+    /// TCP address of the API; `None`: not served.
     pub api_listen: Option<SocketAddr>,
-    /// Clients that show the token in this file over TCP may do the same.
+    /// File with the token for the same permissions over TCP.
     pub token_file: Option<PathBuf>,
-    /// Who shows the token in this file over TCP may look on.
+    /// File with the token for read-only access over TCP.
     pub readers_token_file: Option<PathBuf>,
-    /// Names, beside `localhost` and IP addresses, that browsers may use for the API.
+    /// Names, in addition to `localhost` and IP addresses, that browsers may use for the API.
     pub api_names: Vec<String>,
-    /// Folders and files that requests of the control group and of token holders may name. Empty: those that the configuration names.
+    /// Folders and files that requests of the control group and of token holders may name. Empty: those in the configuration.
     pub allow_paths: Vec<PathBuf>,
 }
 
 impl AccessConfig {
-    /// Is any group named?
+    /// Returns true if any group is set.
     pub fn has_groups(&self) -> bool {
         self.control_group.is_some() || self.control_readers.is_some()
     }
 }
 
-/// How many threads, where, and how long they poll.
+/// Number, placement and polling limits of the workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkersConfig {
-    /// How many, and whether each has a CPU of its own.
+    /// Number of workers, and their CPUs if they are pinned.
     pub placement: Placement,
-    /// How long a worker that serves guests' rings polls before it sleeps.
+    /// Polling limit of a worker that serves guests' rings.
     pub poll: PollLimit,
-    /// And one whose clients are all connections.
+    /// Polling limit of a worker with connections only.
     pub network_poll: PollLimit,
-    /// And one that waits for a disk.
+    /// Polling limit of a worker that waits for a disk.
     pub disk_poll: PollLimit,
 }
 
-/// Where workers run.
+/// CPU placement of the workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// So many, wherever the kernel puts them.
+    /// Number of workers, placed by the kernel.
     Count(usize),
-    /// One for each of these CPUs, pinned to it.
+    /// One worker pinned to each of these CPUs.
     Cpus(Vec<usize>),
 }
 
 impl Placement {
-    /// How many workers there are.
+    /// Returns the number of workers.
     pub fn count(&self) -> usize {
         match self {
             Placement::Count(count) => *count,
@@ -167,12 +166,12 @@ impl Placement {
     }
 }
 
-/// The bound on polling before a worker arms notifications and sleeps.
+/// Limit of polling before a worker arms notifications and sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PollLimit {
-    /// Sleep as soon as nothing is there.
+    /// Sleep as soon as there is no work.
     Never,
-    /// Poll at most so many microseconds; the worker tunes itself below it.
+    /// Maximum polling time in microseconds; the worker adapts itself below it.
     Micros(u32),
     /// Never sleep.
     Always,
@@ -181,85 +180,85 @@ pub enum PollLimit {
 /// A named block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
-    /// Its name: exports refer to it.
+    /// Name for references by exports.
     pub name: String,
-    /// The block device that does its I/O.
+    /// Block device of the disk.
     pub backend: BlockDeviceConfig,
     /// Effect of a discard.
     pub discard: DiscardMode,
-    /// Logical block size in bytes, 512 or 4096; `None`: 512, and for a block device what it has.
+    /// Logical block size in bytes, 512 or 4096; `None`: 512, or that of the block device.
     pub block_size: Option<u32>,
-    /// Nothing may be written.
+    /// The disk refuses writes.
     pub read_only: bool,
     /// The daemon does not start without it.
     pub require: bool,
-    /// What clients see as serial number; `None`: from the disk's identity.
+    /// Serial number for clients; `None`: from the disk's identity.
     pub serial: Option<String>,
-    /// What else its clients see.
+    /// Other properties visible to clients.
     pub shown: ShownConfig,
-    /// What all its clients together may do.
+    /// Rate limits for all its clients together.
     pub limits: LimitsConfig,
-    /// What becomes of an I/O that fails or takes too long.
+    /// Handling of I/Os that fail or take too long.
     pub errors: ErrorPolicy,
 }
 
-/// Limits of a disk; `None`: none.
+/// Rate limits of a disk; `None`: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LimitsConfig {
-    /// Requests in a second.
+    /// Requests per second.
     pub iops: Option<u64>,
-    /// Requests that may come at once after a pause; `None`: a twentieth of `iops`.
+    /// Burst in requests after a pause; `None`: a twentieth of `iops`.
     pub iops_burst: Option<u64>,
-    /// Bytes read and written in a second.
+    /// Bytes read and written per second.
     pub bandwidth: Option<u64>,
-    /// Bytes that may come at once after a pause; `None`: a twentieth of `bandwidth`.
+    /// Burst in bytes after a pause; `None`: a twentieth of `bandwidth`.
     pub bandwidth_burst: Option<u64>,
 }
 
-/// What clients see of a disk beyond its size, its blocks and its serial number.
+/// Properties of a disk visible to clients, besides size, blocks and serial number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShownConfig {
     /// NAA identifier; `None`: from the disk's identity.
     pub wwn: Option<u64>,
-    /// Physical block size in bytes; `None`: what the back end says.
+    /// Physical block size in bytes; `None`: that of the back end.
     pub physical_block_size: Option<u32>,
     /// SCSI initiators may eject and load the medium.
     pub removable: bool,
-    /// EXTENDED COPY through targets that do not have the disk may read and write it.
+    /// The disk may be read and written by EXTENDED COPY through targets that do not have it.
     pub copy_across_targets: bool,
 }
 
 /// One disk as virtio-blk on one vhost-user socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VhostBlkConfig {
-    /// The export's name; the disk's unless said otherwise.
+    /// Name of the export; that of the disk by default.
     pub name: String,
-    /// The disk's name.
+    /// Name of the disk.
     pub disk: String,
     /// Path of the vhost-user socket.
     pub socket: PathBuf,
     /// Mode, owner and group of the socket.
     pub rights: SocketRights,
-    /// Most request queues that a client may use.
+    /// Maximum number of request queues of a client.
     pub queues: u16,
-    /// Which workers serve it.
+    /// Workers that serve it.
     pub placement: ExportPlacement,
 }
 
 /// A virtio-scsi controller on one vhost-user socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VhostScsiConfig {
-    /// The controller's name.
+    /// Name of the controller.
     pub name: String,
     /// Path of the vhost-user socket.
     pub socket: PathBuf,
     /// Mode, owner and group of the socket.
     pub rights: SocketRights,
-    /// Most request queues that a client may use; control and event queue come on top.
+    /// Maximum number of request queues of a client, besides control and event queue.
     pub queues: u16,
-    /// Which workers serve it.
+    /// Workers that serve it.
     pub placement: ExportPlacement,
-    /// Its logical units.
+    /// Logical units.
     pub luns: Vec<LunConfig>,
 }
 
@@ -270,6 +269,6 @@ pub struct LunConfig {
     pub target: u8,
     /// Logical unit number, 0 to 16383.
     pub lun: u16,
-    /// The disk's name.
+    /// Name of the disk.
     pub disk: String,
 }

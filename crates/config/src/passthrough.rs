@@ -1,4 +1,4 @@
-//! Disks whose SCSI device carries clients' commands out itself: devices of this machine, and units of iSCSI targets on request.
+//! Disks with a SCSI device that executes clients' commands: local devices, and units of iSCSI targets if configured.
 
 use bdev::PassedReservations;
 use serde_json::json;
@@ -17,7 +17,7 @@ const RESERVATIONS: [(&str, PassedReservations); 3] = [
     ("forward", PassedReservations::Forward),
 ];
 
-/// What was said of it in a disk's draft.
+/// Values given for it in a disk's draft.
 #[derive(Default)]
 pub(crate) struct PassthroughDraft {
     pub is_on: bool,
@@ -31,7 +31,7 @@ impl PassthroughDraft {
             .map_or(PassedReservations::default(), |at| at.value)
     }
 
-    /// Of a unit of an iSCSI target.
+    /// Returns the setting for a unit of an iSCSI target.
     pub fn of_unit(&self) -> Option<PassedReservations> {
         self.is_on.then(|| self.reservations())
     }
@@ -79,7 +79,7 @@ pub const RESERVATIONS_KEY: DiskKey = Key {
     },
 };
 
-/// Reservations of a unit that is not passed through are this daemon's own.
+/// Refuses `pr` without `passthrough`: other units have reservations of this daemon.
 pub(crate) fn relate(reader: &mut Reader<'_, '_>, draft: &DiskDraft, device: Option<DeviceKind>) {
     if let (Some(DeviceKind::Iscsi), false, Some(at)) = (
         device,

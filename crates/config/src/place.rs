@@ -1,33 +1,33 @@
-//! Where a piece of configuration was said: a span of a file or of one flag's text.
+//! Places of configuration values: spans of a file or of one flag's text.
 //!
-//! A flag's value is a source of its own, so that files and flags are read and reported by the same code.
+//! Each flag's value is a separate source, so that the same code reads and reports files and flags.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// One text that configuration was read from: a file, or the value of one flag.
+/// A text with configuration: a file, or the value of one flag.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The file's path as it was given, or the flag (`--disk`).
+    /// Path of the file as given, or the flag (`--disk`).
     pub label: String,
-    /// All of its text.
+    /// Whole text.
     pub text: String,
-    /// Is it a flag's value?
+    /// The source is a flag's value.
     pub is_flag: bool,
-    /// Its rank among all sources, so that mistakes are listed in the order in which things were said.
+    /// Rank among all sources, which determines the order of mistakes.
     pub order: usize,
-    /// Where each line starts: a large file may have as many mistakes as lines.
+    /// Start offset of each line: a large file may have as many mistakes as lines.
     line_starts: Vec<usize>,
 }
 
 impl Source {
-    /// The text of a configuration file.
+    /// Creates the source of a configuration file.
     pub fn file(label: &str, text: &str, order: usize) -> Arc<Source> {
         Source::new(label, text, false, order)
     }
 
-    /// The value of one flag.
+    /// Creates the source of one flag's value.
     pub fn flag(flag: &str, text: &str, order: usize) -> Arc<Source> {
         Source::new(flag, text, true, order)
     }
@@ -43,7 +43,7 @@ impl Source {
         })
     }
 
-    /// The index and the first byte of the line that byte `at` lies in.
+    /// Returns index and start offset of the line that contains byte `at`.
     fn line_of(&self, at: usize) -> (usize, usize) {
         let after = self.line_starts.partition_point(|start| *start <= at);
         let index = after.saturating_sub(1);
@@ -54,14 +54,14 @@ impl Source {
 /// A span of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The text it lies in.
+    /// Source of the span.
     pub source: Arc<Source>,
-    /// The bytes of it.
+    /// Byte range.
     pub span: Range<usize>,
 }
 
 impl Place {
-    /// The bytes `span` of `source`; cut to what the text has.
+    /// Creates a place for the bytes `span` of `source`, cut to the length of the text.
     pub fn new(source: &Arc<Source>, span: Range<usize>) -> Place {
         let end = span.end.min(source.text.len());
         Place {
@@ -70,12 +70,12 @@ impl Place {
         }
     }
 
-    /// All of a source's text.
+    /// Returns the place of a source's whole text.
     pub fn whole(source: &Arc<Source>) -> Place {
         Place::new(source, 0..source.text.len())
     }
 
-    /// The nearest start of a character at or before the span.
+    /// Returns the nearest start of a character at or before the span.
     fn start(&self) -> usize {
         let mut start = self.span.start.min(self.source.text.len());
         while !self.source.text.is_char_boundary(start) {
@@ -84,7 +84,7 @@ impl Place {
         start
     }
 
-    /// Line and column, both from 1; the column counts characters.
+    /// Returns line and column, both from 1; the column counts characters.
     pub fn line_column(&self) -> (usize, usize) {
         let start = self.start();
         let (line, line_start) = self.source.line_of(start);
@@ -92,7 +92,7 @@ impl Place {
         (line + 1, before.chars().count() + 1)
     }
 
-    /// The line that the span starts on, and how many characters of it are meant (at least 1).
+    /// Returns the line that the span starts on, and the number of its characters in the span (at least 1).
     pub fn excerpt(&self) -> (&str, usize) {
         let start = self.start();
         let (_, after) = self.source.text.split_at(start);
@@ -119,17 +119,17 @@ impl fmt::Display for Place {
     }
 }
 
-/// A value and where it was said.
+/// A value with its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At<T> {
-    /// What was said.
+    /// The value.
     pub value: T,
-    /// Where.
+    /// Place of the value.
     pub place: Place,
 }
 
 impl<T> At<T> {
-    /// `value`, said at `place`.
+    /// Creates a `value` at `place`.
     pub fn new(value: T, place: Place) -> At<T> {
         At { value, place }
     }

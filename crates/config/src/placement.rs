@@ -1,4 +1,4 @@
-//! Which workers serve an export: `workers = [1, 3]` or `dedicated = true`. In a flag `workers=1+3` and `dedicated=on`.
+//! Workers that serve an export: `workers = [1, 3]` or `dedicated = true`. In a flag `workers=1+3` and `dedicated=on`.
 
 use reactor::ExportPlacement;
 use serde_json::{Value, json};
@@ -12,17 +12,17 @@ const WORKERS_KEY: &str = "workers";
 pub(super) const WORKERS_ALLOWED: &str =
     "a list of numbers of workers from 0, such as [1, 3] (in a flag: workers=1+3)";
 
-/// What was said about the placement of an export.
+/// Values given for the placement of an export.
 #[derive(Default)]
 pub struct PlacementDraft {
-    /// The workers that were named.
+    /// Named workers.
     pub workers: Vec<At<u32>>,
-    /// Whether it has a worker of its own.
+    /// The export has a dedicated worker.
     pub dedicated: Option<At<bool>>,
 }
 
 impl PlacementDraft {
-    /// The placement.
+    /// Returns the placement.
     pub fn placement(&self) -> ExportPlacement {
         match (self.is_dedicated(), self.workers.is_empty()) {
             (true, _) => ExportPlacement::Dedicated,
@@ -37,7 +37,7 @@ impl PlacementDraft {
         self.dedicated.as_ref().is_some_and(|at| at.value)
     }
 
-    /// Notes that both keys are given.
+    /// Reports that both keys are given.
     pub fn relate(&self, reader: &mut Reader<'_, '_>) {
         let Some(at) = self.dedicated.as_ref().filter(|at| at.value) else {
             return;
@@ -50,7 +50,7 @@ impl PlacementDraft {
         }
     }
 
-    /// Notes workers that do not exist among `count`.
+    /// Reports workers that do not exist among `count`.
     pub fn check(&self, count: usize, diagnostics: &mut Diagnostics) {
         for worker in self.workers.iter().filter(|at| at.value as usize >= count) {
             let message = no_worker(worker.value);
@@ -60,16 +60,16 @@ impl PlacementDraft {
     }
 }
 
-/// What to do about a worker that does not exist.
+/// Remedy for a worker that does not exist.
 pub const WORKER_HELP: &str =
     "start the daemon with more `workers`, or give the export a worker of its own with `dedicated`";
 
-/// That a worker does not exist.
+/// Returns the message that a worker does not exist.
 pub fn no_worker(worker: u32) -> String {
     format!("`{WORKERS_KEY}`: there is no worker {worker}")
 }
 
-/// The workers that exist.
+/// Returns the existing workers for messages.
 pub fn range(count: usize) -> String {
     match count {
         0 | 1 => "0, the only worker".to_owned(),
@@ -77,7 +77,7 @@ pub fn range(count: usize) -> String {
     }
 }
 
-/// The workers that a placement names, as the value of a key.
+/// Returns the workers that a placement names, as the value of a key.
 pub fn workers_value(placement: &ExportPlacement) -> Option<Value> {
     match placement {
         ExportPlacement::Workers(workers) => Some(json!(workers)),
@@ -85,7 +85,7 @@ pub fn workers_value(placement: &ExportPlacement) -> Option<Value> {
     }
 }
 
-/// The workers that are named.
+/// Reads the named workers.
 pub fn read_workers(reader: &mut Reader<'_, '_>) -> Vec<At<u32>> {
     let Some(value) = reader.raw(WORKERS_KEY) else {
         return Vec::new();

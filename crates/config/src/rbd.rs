@@ -1,4 +1,4 @@
-//! Disks that are Ceph RBD images: which image, which cluster, and as whom.
+//! Disks on Ceph RBD images: image, cluster and user.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +12,20 @@ use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
 use super::model::DiskConfig;
 use super::value::{Raw, Reader, wrong};
 
-/// An image and the way to it.
+/// An RBD image and its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RbdConfig {
     /// `POOL[/NAMESPACE]/IMAGE[@SNAP]`.
     pub image: ImageName,
-    /// Which cluster, as whom, with which options.
+    /// Cluster, user and options.
     pub cluster: ClusterConfig,
-    /// Who else may write it.
+    /// Other writers of the image.
     pub lock: RbdLock,
-    /// Bytes that a change wants; else the image has the size that it has.
+    /// Requested size in bytes, for a change; otherwise the image has its own size.
     pub size: Option<u64>,
 }
 
-/// That of a disk on an image.
+/// Returns the RBD configuration of a disk on an image.
 pub fn config(disk: &DiskConfig) -> Option<&RbdConfig> {
     match &disk.backend {
         BlockDeviceConfig::Rbd(rbd) => Some(rbd),
@@ -33,10 +33,10 @@ pub fn config(disk: &DiskConfig) -> Option<&RbdConfig> {
     }
 }
 
-/// Options of Ceph that would show a secret to whoever may look on.
+/// Ceph options with secrets that read-only clients must not see.
 const SECRETS: [&str; 2] = ["key", "keyfile"];
 
-/// The name of an image.
+/// Reads the name of an image.
 fn read_image(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<ImageName> {
     let text = reader.text(key, ImageName::FORM)?;
     match ImageName::parse(&text.value) {
@@ -50,7 +50,7 @@ fn read_image(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<ImageNam
     }
 }
 
-/// Options of Ceph.
+/// Reads options of Ceph.
 fn read_options(
     reader: &mut Reader<'_, '_>,
     key: &'static str,

@@ -1,4 +1,4 @@
-//! Values that several keys have: names, paths, addresses, bounds on polling.
+//! Readers for values of several keys: names, paths, addresses, polling limits.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,12 +18,12 @@ pub const ADDRESS_ALLOWED: &str =
 pub const FILE_ALLOWED: &str = "the path of a file, such as /etc/lunette/token";
 pub const FOLDER_ALLOWED: &str = "the path of a folder, such as /var/lib/lunette";
 pub const PATHS_ALLOWED: &str = "a list of paths, such as [\"/srv/disks\"]";
-/// Values of a list of host names.
+/// Allowed values of a list of host names.
 pub const NAMES_ALLOWED: &str = "a list of host names, such as [\"storage1.example\"]";
 pub const POLL_ALLOWED: &str = "0 (never poll), microseconds up to 1000000, or \"always\"";
 pub const CPUS_ALLOWED: &str = "a list of CPU numbers, such as 2,3 (in a file: [2, 3])";
 
-/// A name; kept even when it is not allowed, so that references to it are not mistakes too.
+/// Reads a name. An invalid one is kept, so that references to it are not reported too.
 pub fn read_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<String>> {
     let name = reader.text(key, NAME_ALLOWED)?;
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
@@ -63,12 +63,12 @@ pub fn read_socket(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<
     Some(At::new(PathBuf::from(path.value), path.place))
 }
 
-/// A folder; it need not exist yet.
+/// Reads a folder, which need not exist yet.
 pub fn read_folder(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
     read_path(reader, key, "folder", FOLDER_ALLOWED)
 }
 
-/// A file with a secret, which is read later.
+/// Reads the path of a file with a secret, which is read later.
 pub fn read_file_name(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<PathBuf>> {
     read_path(reader, key, "file", FILE_ALLOWED)
 }
@@ -116,7 +116,7 @@ pub fn read_texts(
     Some(texts)
 }
 
-/// An address to listen on, with its port.
+/// Reads an address to listen on, with its port.
 pub fn read_address(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<SocketAddr>> {
     let text = reader.text(key, ADDRESS_ALLOWED)?;
     match text.value.parse() {
@@ -130,7 +130,7 @@ pub fn read_address(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At
     }
 }
 
-/// The CPUs that workers are pinned to.
+/// Reads the CPUs that workers are pinned to.
 pub fn read_cpus(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<Vec<At<usize>>>> {
     let value = reader.raw(key)?;
     let items = match &value.value {
@@ -148,7 +148,7 @@ pub fn read_cpus(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<At<Ve
     Some(At::new(cpus, value.place.clone()))
 }
 
-/// A bound on polling.
+/// Reads a polling limit.
 pub fn read_poll(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<PollLimit> {
     let value = reader.raw(key)?;
     let micros = match &value.value {
@@ -167,7 +167,7 @@ pub fn read_poll(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<PollL
     }
 }
 
-/// A list of texts.
+/// Reads a list of texts.
 pub fn read_list(reader: &mut Reader<'_, '_>, key: &'static str, allowed: &str) -> Vec<At<String>> {
     let Some(value) = reader.raw(key) else {
         return Vec::new();
@@ -180,7 +180,7 @@ pub fn read_list(reader: &mut Reader<'_, '_>, key: &'static str, allowed: &str) 
     items.iter().filter_map(text).collect()
 }
 
-/// What a text means, or a mistake.
+/// Parses a text, or reports a mistake.
 pub fn parsed<T: FromStr<Err = String>>(
     reader: &mut Reader<'_, '_>,
     key: &str,

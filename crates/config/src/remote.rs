@@ -1,4 +1,4 @@
-//! Disks that are logical units of iSCSI targets: which unit, as whom, and with which session.
+//! Disks on logical units of iSCSI targets: unit, credentials and session.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,30 +15,30 @@ use super::disk::DiskKey;
 use super::key::{Key, Kind, NONE, REQUIRED, RunTime, words};
 use super::model::DiskConfig;
 
-/// A logical unit and the way to it.
+/// A logical unit and its session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteConfig {
-    /// Where it is; the draft of a disk may not know yet.
+    /// Address of the unit; may be absent in a draft.
     pub unit: Option<UnitAddress>,
-    /// Other ways to it, as they are written.
+    /// Alternative paths, as written.
     pub paths: Vec<String>,
-    /// All paths lead to one unit, also if its identity cannot be checked.
+    /// All paths lead to one unit, even if its identity cannot be checked.
     pub trust_paths: bool,
-    /// The user's secret for CHAP.
+    /// File with the user's CHAP secret.
     pub chap_file: Option<PathBuf>,
     /// CHAP algorithms in order of preference; `None`: all, strongest first.
     pub chap_algorithms: Option<Vec<ChapAlgorithm>>,
-    /// As whom; the host's own name by default.
+    /// Initiator name; the host's name by default.
     pub initiator_name: Option<String>,
-    /// Connections of the session.
+    /// Number of connections of the session.
     pub connections: u16,
-    /// Commands in flight.
+    /// Maximum number of commands in flight.
     pub queue_depth: u16,
-    /// Seconds for which I/O waits for a target that is away; 0: for ever.
+    /// Time in seconds that I/O waits for an unreachable target; 0: no limit.
     pub replacement_timeout: u32,
-    /// CRC32C over headers, and over data.
+    /// CRC32C for headers, and for data.
     pub digests: [Digest; 2],
-    /// MaxRecvDataSegmentLength, which is declared.
+    /// Declared MaxRecvDataSegmentLength.
     pub max_recv_data_segment_length: u32,
     /// MaxBurstLength.
     pub max_burst_length: u32,
@@ -52,7 +52,7 @@ pub struct RemoteConfig {
     pub initial_r2t: bool,
     /// ErrorRecoveryLevel.
     pub error_recovery_level: u8,
-    /// It is passed through, with these reservations.
+    /// The unit is passed through, with this handling of reservations.
     pub passthrough: Option<PassedReservations>,
 }
 
@@ -90,9 +90,9 @@ const MAX_RECV_DATA_SEGMENT_LENGTH_DEFAULT: u32 = 262_144;
 const MAX_BURST_LENGTH_DEFAULT: u32 = 1 << 20;
 const FIRST_BURST_LENGTH_DEFAULT: u32 = 262_144;
 const MAX_OUTSTANDING_R2T_DEFAULT: u16 = 1;
-/// As other initiators have it.
+/// In seconds; the default of other initiators.
 const REPLACEMENT_TIMEOUT: u32 = 120;
-/// A target that does not answer a login is given up after this.
+/// Time limit for a login.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Default for RemoteConfig {
@@ -121,10 +121,10 @@ impl Default for RemoteConfig {
 }
 
 impl RemoteConfig {
-    /// What opens it.
+    /// Returns the options to open it.
     ///
     /// # Errors
-    /// When there is no secret for its user, or no user for its secrets.
+    /// A user without a secret, or secrets without a user.
     pub(crate) fn options(&self, disk: &str, read_only: bool) -> Result<IscsiOptions, OpenError> {
         let Some(address) = self.unit.clone() else {
             return Err(OpenError::Unit {
@@ -202,7 +202,7 @@ fn remote(disk: &DiskConfig) -> Option<&RemoteConfig> {
     }
 }
 
-/// A value that is not the default.
+/// Returns a value unless it is the default.
 fn unless<T: PartialEq + Into<Value>>(value: T, default: T) -> Option<Value> {
     (value != default).then(|| value.into())
 }
@@ -223,7 +223,7 @@ pub const UNIT: DiskKey = Key {
         let Some(text) = key.text(reader) else {
             return;
         };
-        // A flag has the kind of the disk before it: d0=iscsi://HOST/TARGET/LUN.
+        // In a flag the disk's kind precedes it: d0=iscsi://HOST/TARGET/LUN.
         let whole = match text.value.starts_with("//") {
             true => format!("iscsi:{}", text.value),
             false => text.value.clone(),
@@ -236,7 +236,7 @@ pub const UNIT: DiskKey = Key {
     get: |disk| Some(json!(remote(disk)?.unit.as_ref()?.to_string())),
 };
 
-/// How paths are written.
+/// Syntax of paths.
 const PATHS: &str =
     "one or more of HOST[:PORT] and iscsi://HOST[:PORT]/TARGET/LUN, with blanks between them";
 

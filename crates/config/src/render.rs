@@ -1,4 +1,4 @@
-//! A configuration as TOML text that reads back as the same configuration.
+//! Renders a configuration as TOML text that parses to the same configuration.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use super::iscsi_limits::IscsiLimits;
 use super::key::Kind;
 use super::model::Config;
 
-/// The text of `config`, with every value said.
+/// Returns the text of `config`, with the value of every key that has one.
 pub fn render(config: &Config) -> String {
     let mut text = String::new();
     write_config(&mut text, config).expect("a String takes all that is written to it");

@@ -8,15 +8,14 @@ use bdev::iscsi_initiator::{read_private, secrets_of};
 use super::iscsi::IscsiConfig;
 use super::model::Config;
 
-/// Returns an error if a secret that a target proves is also one that an initiator proves, in any of the files: with one secret for
-/// both directions each side can prove itself with the answers of the other (RFC 7143, 9.2.1). A file that cannot be read is passed
-/// over, because the object that needs it reports that.
+/// Returns an error if a target and an initiator have the same secret, in any of the files: each side could then answer a challenge with
+/// the response of the other (RFC 7143, 9.2.1). An unreadable file is skipped, because the object that needs it reports that.
 pub fn equal_chap_secrets(config: &Config) -> Option<String> {
     equal_secrets_of(config, |_| true)
 }
 
-/// Returns the error of [`equal_chap_secrets`] for files of targets and disks that `now` does not have as they are in `next`. Reads no
-/// file if there are none: a change is not refused because of a file that it does not concern.
+/// Returns the error of [`equal_chap_secrets`] for files of targets and disks in `next` that are new or changed since `now`. Reads no file
+/// if there are none: a change is not refused because of an unrelated file.
 pub fn equal_chap_secrets_of_new(now: &Config, next: &Config) -> Option<String> {
     let of_targets = next.iscsi.iter().filter_map(|target| {
         let has = |known: &IscsiConfig| {
@@ -74,7 +73,7 @@ fn equal_secrets_of(config: &Config, is_meant: impl Fn(&Path) -> bool) -> Option
     })
 }
 
-/// What to do about equal secrets.
+/// Remedy for equal secrets.
 pub const EQUAL_SECRETS_HELP: &str = "give target and initiators different secrets";
 
 #[cfg(test)]

@@ -1,26 +1,26 @@
-//! Sizes as people write them: `512M`, `10GiB`, `4096`. Units are powers of 1024, for disks are made of blocks.
+//! Sizes as text: `512M`, `10GiB`, `4096`. Units are powers of 1024, because disks consist of blocks.
 
-/// The units, smallest first.
+/// Units in ascending order.
 const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
 
-/// The largest size: what a file offset can say.
+/// Maximum size: the maximum file offset.
 pub const SIZE_MAX: u64 = i64::MAX as u64;
 
-/// What a size may look like, for messages.
+/// Syntax of a size, for messages.
 pub const SIZE_ALLOWED: &str = "bytes, or a number with K, M, G, T, P or E (KiB, MiB, ...: powers of 1024), such as \"512M\" or \"10GiB\"";
 
-/// Why a text is not a size.
+/// Reason why a text is not a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeError {
     /// Not a number with a unit.
     Malformed,
-    /// `MB` and the like: powers of 1000 for some, of 1024 for others.
+    /// `MB` and similar units, which may mean powers of 1000 or of 1024.
     Ambiguous,
     /// More than [`SIZE_MAX`] bytes.
     TooLarge,
 }
 
-/// Bytes from a text such as `512M`, `10GiB` or `4096`.
+/// Parses a size such as `512M`, `10GiB` or `4096`, in bytes.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let text = text.trim();
     let digits_end = text
@@ -54,7 +54,7 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
         .ok_or(SizeError::TooLarge)
 }
 
-/// The shortest text that [`parse_size`] reads back as `bytes`.
+/// Returns the shortest text that [`parse_size`] converts back to `bytes`.
 pub fn render_size(bytes: u64) -> String {
     let mut number = bytes;
     let mut unit = None;

@@ -31,7 +31,7 @@ impl SocketRights {
         *self == SocketRights::default()
     }
 
-    /// Returns true if each right of `before` is given here, too. Otherwise the socket must be made again.
+    /// Returns true if each right of `before` is given here, too. Otherwise the socket must be created again.
     pub(super) fn covers(&self, before: &SocketRights) -> bool {
         (self.mode.is_some() || before.mode.is_none())
             && (self.owner.is_some() || before.owner.is_none())
@@ -39,7 +39,7 @@ impl SocketRights {
     }
 }
 
-/// Permission bits of the socket.
+/// Key for the permission bits of the socket.
 pub const fn socket_mode<D: Vhost, T: ExportObject>() -> Key<D, T> {
     Key {
         name: "socket_mode",
@@ -66,7 +66,7 @@ pub const fn socket_mode<D: Vhost, T: ExportObject>() -> Key<D, T> {
     }
 }
 
-/// Owner of the socket.
+/// Key for the owner of the socket.
 pub const fn socket_owner<D: Vhost, T: ExportObject>() -> Key<D, T> {
     Key {
         name: "socket_owner",
@@ -83,7 +83,7 @@ pub const fn socket_owner<D: Vhost, T: ExportObject>() -> Key<D, T> {
     }
 }
 
-/// Group of the socket.
+/// Key for the group of the socket.
 pub const fn socket_group<D: Vhost, T: ExportObject>() -> Key<D, T> {
     Key {
         name: "socket_group",

@@ -1,4 +1,4 @@
-//! What a target agrees to in logins, as keys of its configuration: bounds on what is negotiated (RFC 7143, 13), and the command window.
+//! Keys of a target for its logins: limits of negotiation (RFC 7143, 13), and the command window.
 
 use bdev::iscsi_initiator::{ChapAlgorithm, DigestOffer};
 use iscsi_target::LoginBounds;
@@ -9,18 +9,18 @@ use super::key::{self, Key, Kind, RunTime, words};
 use super::remote::{ALGORITHMS_ALLOWED, unless_all};
 use super::value::Reader;
 
-/// A key of a target that bounds its logins.
+/// A key of a target that limits its logins.
 pub type TargetKey = Key<LoginBounds, IscsiConfig>;
 
 /// RFC 7143, 13.13 and 13.14: 512 to 2^24-1.
 const LENGTHS: std::ops::RangeInclusive<u64> = 512..=16_777_215;
-/// A connection has no larger buffers.
+/// Maximum size of a connection's buffers.
 const RECEIVE_MAX: u64 = 262_144;
-/// As many requests for data as a task may have out at all.
+/// Maximum number of outstanding R2Ts per task.
 const R2T_MAX: u64 = 8;
 const SECONDS_MAX: u64 = 3600;
 
-/// The initiator has the first word: a target takes what it prefers, if it may (RFC 7143, 6.2.1).
+/// The initiator offers digests first; the target selects its preference if permitted (RFC 7143, 6.2.1).
 const DIGESTS: [(&str, DigestOffer); 3] = [
     ("any", DigestOffer::PreferNone),
     ("none", DigestOffer::None),
@@ -32,7 +32,7 @@ fn digest_word(offer: DigestOffer) -> &'static str {
     word.map_or("any", |(word, _)| word)
 }
 
-/// What is not the default.
+/// Returns a value unless it is the default.
 fn unless<T: PartialEq + Into<Value>>(
     target: &IscsiConfig,
     value: impl Fn(&LoginBounds) -> T,
@@ -64,7 +64,7 @@ const fn key(
     key::key(name, kind, default, RunTime::Reload, help, read, get)
 }
 
-/// All of them.
+/// All login keys.
 pub static TARGET_KEYS: &[TargetKey] = &[
     key(
         "header_digest",

@@ -1,4 +1,4 @@
-//! Whole configurations: what is said in files and flags, and what is reported about it.
+//! Whole configurations: values from files and flags, and reported mistakes.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ fn words(list: &[&str]) -> Vec<String> {
     list.iter().map(|word| (*word).to_owned()).collect()
 }
 
-/// The mistakes as `line:column message`.
+/// Returns the mistakes as `line:column message`.
 fn mistakes(text: &str) -> Vec<String> {
     let diagnostics = from_file(text).expect_err("has mistakes");
     diagnostics
@@ -117,7 +117,7 @@ fn flags_say_the_same_as_a_file() {
         lun = 16383
         disk = "d2"
     "#;
-    // TOML forbids to extend an inline array by a table: say it in one of the two ways.
+    // TOML forbids a table that extends an inline array: only one form may be used.
     let text = text.replace(
         "lun = [{ target = 0, lun = 0, disk = \"d1\" }]",
         "[[vhost_scsi.lun]]\ntarget = 0\nlun = 0\ndisk = \"d1\"",
@@ -578,7 +578,7 @@ fn any_image(path: PathBuf, number: u64) -> RbdConfig {
     }
 }
 
-/// Valid configurations: names and sockets differ by number, references point at disks that there are.
+/// Generates valid configurations: names and sockets differ by number, and references are to existing disks.
 #[allow(
     clippy::too_many_lines,
     reason = "one test, from its beginning to its end"
@@ -610,7 +610,7 @@ fn config() -> impl Strategy<Value = Config> {
                     .enumerate()
                     .map(
                         |(i, (mut backend, block_size, read_only, serial, (mut shown, limits)))| {
-                            // no two may be the same
+                            // All values must differ.
                             shown.wwn = shown.wwn.map(|wwn| wwn + i as u64);
                             if let BlockDeviceConfig::File { path, .. } = &mut backend {
                                 path.set_file_name(format!("{i}\"'\\\n.raw"));

@@ -1,4 +1,4 @@
-//! A TOML text as keys and values with their places. All syntax errors are noted, not only the first.
+//! Parses TOML text into keys and values with their places. Reports all syntax errors, not only the first.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::diagnostics::{Diagnostics, Mistake, MistakeKind};
 use super::place::{At, Place, Source};
 use super::value::{Field, Fields, Raw};
 
-/// The top-level table of `source`.
+/// Reads the top-level table of `source`.
 pub fn read_toml(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Fields {
     let (table, errors) = DeTable::parse_recoverable(&source.text);
     for error in errors {
@@ -24,7 +24,7 @@ pub fn read_toml(source: &Arc<Source>, diagnostics: &mut Diagnostics) -> Fields 
     fields(source, table.get_ref(), Place::new(source, 0..0))
 }
 
-/// A guess at the commonest slip: a word where TOML wants a string.
+/// Returns a suggestion for the most common error: an unquoted string.
 fn unquoted(line: &str) -> Option<String> {
     let (key, value) = line.split_once('=')?;
     let value = value.split('#').next()?.trim();

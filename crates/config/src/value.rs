@@ -1,7 +1,7 @@
-//! Objects as they were written, before they mean anything: keys and values, each with its place.
+//! Objects before interpretation: keys and values, each with its place.
 //!
-//! [`Reader`] takes an object apart by key and notes every mistake on the way; what it was not asked
-//! for is an unknown key. Files and flags differ only in [`Raw::Word`], a value without a type.
+//! [`Reader`] reads an object key by key and reports all mistakes; a key that no code has read is unknown. Files and flags differ only in
+//! [`Raw::Word`], a value without a type.
 
 use std::ops::RangeInclusive;
 
@@ -9,10 +9,10 @@ use super::diagnostics::{Diagnostics, Mistake, MistakeKind, one_of};
 use super::place::{At, Place};
 use super::size::{SIZE_ALLOWED, SizeError, parse_size};
 
-/// A value as it was written.
+/// A value before interpretation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Raw {
-    /// From a flag: may be read as anything.
+    /// From a flag, without a type.
     Word(String),
     /// A string.
     Text(String),
@@ -24,12 +24,12 @@ pub enum Raw {
     List(Vec<At<Raw>>),
     /// A table.
     Table(Fields),
-    /// Something that no key takes: its type and text.
+    /// A type that no key accepts: its name and text.
     Other(&'static str, String),
 }
 
 impl Raw {
-    /// What was found, for messages.
+    /// Returns the value for messages.
     fn found(&self) -> String {
         match self {
             Raw::Word(text) | Raw::Text(text) => format!("{text:?}"),
@@ -46,32 +46,32 @@ impl Raw {
 /// A key with its value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
-    /// The key and where it stands.
+    /// Key and its place.
     pub key: At<String>,
-    /// The value and where it stands.
+    /// Value and its place.
     pub value: At<Raw>,
 }
 
-/// An object as it was written.
+/// An object before interpretation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fields {
-    /// Where the object begins: blamed for what is missing.
+    /// Start of the object: the place of mistakes about missing keys.
     pub place: Place,
-    /// Its keys in the order of the text.
+    /// Keys in the order of the text.
     pub entries: Vec<Field>,
 }
 
-/// Takes an object apart, noting mistakes.
+/// Reads an object and reports mistakes.
 pub struct Reader<'f, 'd> {
     fields: &'f Fields,
     diagnostics: &'d mut Diagnostics,
-    /// What the object is called in messages: `disk`.
+    /// Name of the object in messages: `disk`.
     what: &'static str,
     known: Vec<&'static str>,
 }
 
 impl<'f, 'd> Reader<'f, 'd> {
-    /// A reader of `fields`, which messages call a `what`.
+    /// Creates a reader for `fields`; `what` names the object in messages.
     pub fn new(
         fields: &'f Fields,
         what: &'static str,
@@ -85,12 +85,12 @@ impl<'f, 'd> Reader<'f, 'd> {
         }
     }
 
-    /// Where mistakes go.
+    /// Returns the collected mistakes.
     pub fn diagnostics(&mut self) -> &mut Diagnostics {
         self.diagnostics
     }
 
-    /// The value of `key` as it was written.
+    /// Returns the uninterpreted value of `key`.
     pub fn raw(&mut self, key: &'static str) -> Option<&'f At<Raw>> {
         self.known.push(key);
         let mut found = None;
@@ -111,7 +111,7 @@ impl<'f, 'd> Reader<'f, 'd> {
         found
     }
 
-    /// Notes that `key` is not there, unless it is.
+    /// Reports that `key` is missing, unless it is present.
     pub fn require(&mut self, key: &'static str, allowed: &str) {
         if !self.fields.entries.iter().any(|f| f.key.value == key) {
             let message = format!("{}: `{key}` is missing", self.what);
@@ -120,12 +120,12 @@ impl<'f, 'd> Reader<'f, 'd> {
         }
     }
 
-    /// Notes that the value of `key` is not allowed.
+    /// Reports that the value of `key` is not allowed.
     pub fn refuse(&mut self, key: &str, value: &At<Raw>, allowed: &str) {
         self.diagnostics.push(wrong(key, value).allowed(allowed));
     }
 
-    /// The text of `key`.
+    /// Reads the text of `key`.
     pub fn text(&mut self, key: &'static str, allowed: &str) -> Option<At<String>> {
         let value = self.raw(key)?;
         let text = text_of(key, value, allowed, self.diagnostics)?;
@@ -136,7 +136,7 @@ impl<'f, 'd> Reader<'f, 'd> {
         Some(text)
     }
 
-    /// Yes or no.
+    /// Reads a boolean.
     pub fn boolean(&mut self, key: &'static str) -> Option<At<bool>> {
         let value = self.raw(key)?;
         let read = match &value.value {
@@ -158,13 +158,13 @@ impl<'f, 'd> Reader<'f, 'd> {
         read.map(|read| At::new(read, value.place.clone()))
     }
 
-    /// A whole number within `range`.
+    /// Reads an integer within `range`.
     pub fn number(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<At<u64>> {
         let value = self.raw(key)?;
         number_of(key, value, range, self.diagnostics)
     }
 
-    /// A size in bytes.
+    /// Reads a size in bytes.
     pub fn size(&mut self, key: &'static str) -> Option<At<u64>> {
         let value = self.raw(key)?;
         let (text, bare) = match &value.value {
@@ -198,7 +198,7 @@ impl<'f, 'd> Reader<'f, 'd> {
         None
     }
 
-    /// One of several words.
+    /// Reads one of several words.
     pub fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(&str, T)]) -> Option<At<T>> {
         let value = self.raw(key)?;
         let words: Vec<&str> = choices.iter().map(|(word, _)| *word).collect();
@@ -215,7 +215,7 @@ impl<'f, 'd> Reader<'f, 'd> {
         }
     }
 
-    /// The objects of `key`: an array of tables.
+    /// Reads the objects of `key`: an array of tables.
     pub fn objects(&mut self, key: &'static str, example: &str) -> Vec<&'f Fields> {
         let Some(value) = self.raw(key) else {
             return Vec::new();
@@ -234,7 +234,7 @@ impl<'f, 'd> Reader<'f, 'd> {
         objects
     }
 
-    /// The table of `key`.
+    /// Reads the table of `key`.
     pub fn table(&mut self, key: &'static str, example: &str) -> Option<&'f Fields> {
         let value = self.raw(key)?;
         match &value.value {
@@ -246,7 +246,7 @@ impl<'f, 'd> Reader<'f, 'd> {
         }
     }
 
-    /// Notes all keys that nothing asked for. `elsewhere` says of a key where it belongs, if anywhere.
+    /// Reports all keys that were not read. `elsewhere` returns a hint for keys of other objects.
     pub fn finish(self, elsewhere: impl Fn(&str) -> Option<String>) {
         for field in &self.fields.entries {
             let key = field.key.value.as_str();
@@ -267,13 +267,13 @@ impl<'f, 'd> Reader<'f, 'd> {
     }
 }
 
-/// The mistake that `value` is nothing that `key` can be.
+/// Creates the mistake that `value` is invalid for `key`.
 pub fn wrong(key: &str, value: &At<Raw>) -> Mistake {
     let message = format!("`{key}`: found {}", value.value.found());
     Mistake::new(MistakeKind::Value, &value.place, message)
 }
 
-/// A text, or a mistake.
+/// Reads a text, or reports a mistake.
 pub fn text_of(
     key: &str,
     value: &At<Raw>,
@@ -289,7 +289,7 @@ pub fn text_of(
     }
 }
 
-/// A whole number within `range`, or a mistake.
+/// Reads an integer within `range`, or reports a mistake.
 pub fn number_of(
     key: &str,
     value: &At<Raw>,

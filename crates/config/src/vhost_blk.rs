@@ -1,4 +1,4 @@
-//! One disk as virtio-blk: its keys, and what is said of it.
+//! One disk as virtio-blk: its keys, and the values given for them.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use super::readers::DISK_ALLOWED;
 use super::socket_rights::{socket_group, socket_mode, socket_owner};
 use super::value::{Fields, Reader};
 
-/// What was said about a vhost-blk export.
+/// Values given for a vhost-blk export.
 #[derive(Default)]
 pub struct VhostBlkDraft {
     vhost: VhostDraft,
@@ -25,7 +25,7 @@ pub struct VhostBlkDraft {
     placement: PlacementDraft,
 }
 
-/// All keys.
+/// All keys of a vhost-blk export.
 pub static VHOST_BLK_KEYS: &[Key<VhostBlkDraft, VhostBlkConfig>] = &[
     name("the disk's name"),
     Key {
@@ -51,7 +51,7 @@ pub static VHOST_BLK_KEYS: &[Key<VhostBlkDraft, VhostBlkConfig>] = &[
     dedicated("a worker for this export alone"),
 ];
 
-/// A vhost-blk export.
+/// Reads a vhost-blk export.
 pub fn read_vhost_blk(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn ExportDraft> {
     let mut reader = Reader::new(fields, "vhost_blk", diagnostics);
     let mut draft = VhostBlkDraft::default();

@@ -1,4 +1,4 @@
-//! A virtio-scsi controller: its keys, and what is said of it.
+//! A virtio-scsi controller: its keys, and the values given for them.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use super::value::{Fields, Reader};
 
 const LUN_EXAMPLE: &str = "tables such as { target = 0, lun = 0, disk = \"d0\" }";
 
-/// What was said about a vhost-scsi controller.
+/// Values given for a vhost-scsi controller.
 #[derive(Default)]
 pub struct VhostScsiDraft {
     vhost: VhostDraft,
@@ -25,7 +25,7 @@ pub struct VhostScsiDraft {
     luns: Vec<LunDraft>,
 }
 
-/// All keys.
+/// All keys of a vhost-scsi controller.
 pub static VHOST_SCSI_KEYS: &[Key<VhostScsiDraft, VhostScsiConfig>] = &[
     name(REQUIRED),
     socket(),
@@ -64,7 +64,7 @@ pub static VHOST_SCSI_KEYS: &[Key<VhostScsiDraft, VhostScsiConfig>] = &[
     },
 ];
 
-/// A vhost-scsi controller.
+/// Reads a vhost-scsi controller.
 pub fn read_vhost_scsi(fields: &Fields, diagnostics: &mut Diagnostics) -> Box<dyn ExportDraft> {
     let mut reader = Reader::new(fields, "vhost_scsi", diagnostics);
     let mut draft = VhostScsiDraft::default();

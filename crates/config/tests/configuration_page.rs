@@ -1,6 +1,6 @@
-//! `docs/configuration.md` and the parser say the same: the keys of each table, the ranges and words of their values, and
-//! their defaults. A key that is added to one of them alone fails here. Rows are what keys declare:
-//! `LUNETTE_WRITE_DOCS=1 cargo test --workspace --exclude lunette-fuzz --test configuration_page` writes them.
+//! Compares `docs/configuration.md` with the parser: keys of each table, ranges and words of their values, and defaults. A key in only one
+//! of them fails here. Rows are generated from the declarations of keys: `LUNETTE_WRITE_DOCS=1 cargo test --workspace --exclude
+//! lunette-fuzz --test configuration_page` writes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,13 +25,13 @@ const ISCSI: &str = "[[iscsi]]\nname = \"iqn.2026-11.org.example:t0\"\nportals =
 
 /// A table of the page.
 struct Section {
-    /// The heading or the line above the table.
+    /// Heading or line above the table.
     heading: &'static str,
-    /// What stands before the table's keys in a file.
+    /// Text before the table's keys in a file.
     before: String,
-    /// The table's keys in the smallest file that is valid.
+    /// Keys of the table in the smallest valid file.
     smallest: &'static str,
-    /// Another table has the rest of the object's keys.
+    /// Name of the object, if another table has its other keys.
     is_part_of: Option<&'static str>,
 }
 
@@ -101,7 +101,7 @@ struct Row {
 }
 
 impl Row {
-    /// The least and the most of a number or size.
+    /// Returns the range of a number or size.
     fn range(&self) -> Option<(u64, u64)> {
         let words: Vec<&str> = self.value.split([' ', ',']).collect();
         words.windows(3).find_map(|three| match three {
@@ -110,8 +110,7 @@ impl Row {
         })
     }
 
-    /// The words of a choice, as they stand in a file.
-    /// Its default as a file has it, if it is a single value.
+    /// Returns the default in the syntax of a file, if it is a single value.
     fn default_literal(&self) -> Option<String> {
         let default = self.default.trim_matches('`');
         let is_value = self.default.starts_with('`') && !default.contains('`');
@@ -122,13 +121,14 @@ impl Row {
         })
     }
 
+    /// Returns the words of a choice in the syntax of a file.
     fn words(&self) -> Vec<String> {
         let words = self.value.split('`').skip(1).step_by(2);
         words.map(literal).collect()
     }
 }
 
-/// A number as it is; any other word in quotes.
+/// Returns a number unchanged, and another word in quotes.
 fn literal(word: &str) -> String {
     match word.parse::<u64>() {
         Ok(_) => word.to_owned(),
@@ -165,9 +165,9 @@ fn read(text: &str) -> Result<Config, Diagnostics> {
     parse(Some(("page.toml", text)), &Flags::default(), &surroundings)
 }
 
-/// The keys that the parser names when it meets one that does not exist.
+/// Returns the keys that the parser lists for an unknown key.
 fn keys_of_the_parser(section: &Section) -> BTreeSet<String> {
-    // A disk whose kind is not known has the keys of all kinds.
+    // A disk without a kind has the keys of all kinds.
     let keys = match section.is_part_of {
         Some("disk") => "[[disk]]\n",
         _ => section.smallest,
@@ -192,7 +192,7 @@ fn page() -> String {
     std::fs::read_to_string(PAGE).expect("the page")
 }
 
-/// The page with the rows of one table in the place of those that are below `heading`.
+/// Replaces the rows of the table below `heading`.
 fn with_rows(page: &str, heading: &str, rows: &[String]) -> String {
     let start = page.find(&format!("\n{heading}\n")).expect("the heading");
     let rule = "|---|---|---|---|---|\n";
@@ -281,7 +281,7 @@ fn the_page_has_exactly_the_keys_of_the_parser() {
     }
 }
 
-/// What a key means nothing without.
+/// Returns the other keys that a key needs.
 fn needed(section: &Section, key: &str) -> &'static str {
     match key {
         "iops_burst" => "iops = 1000\n",
@@ -291,7 +291,7 @@ fn needed(section: &Section, key: &str) -> &'static str {
     }
 }
 
-/// The section's smallest file with `key` as `value`.
+/// Returns the section's smallest file with `key` set to `value`.
 fn with(section: &Section, key: &str, value: &str) -> String {
     let replaced = format!("{key} = ");
     let keys = section
@@ -336,7 +336,7 @@ fn ranges_words_and_defaults_of_the_page_are_those_of_the_parser() {
                 }
                 checked += 1;
             }
-            // The kind of a disk goes with its keys; the test of the keys has all kinds.
+            // The kind of a disk determines its other keys; the test of the keys covers all kinds.
             if is_choice && row.key != "backend" {
                 row.words().iter().for_each(|word| accepts(word));
                 refuses("\"neither\"");
