@@ -12,7 +12,6 @@ use crate::memory::{MemoryShare, SessionMemory};
 use crate::shared::Place;
 use scsi_exec::WorkMemory;
 
-/// Size classes in bytes.
 const CLASSES: [usize; 5] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20];
 /// Maximum bytes of free buffers that are kept.
 const KEPT_MAX: usize = 16 << 20;
@@ -144,7 +143,6 @@ impl Buffers {
         self.lease.shrink(self.in_use);
     }
 
-    /// Returns the bytes in use.
     pub fn in_use(&self) -> usize {
         self.in_use
     }

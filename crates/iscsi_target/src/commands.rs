@@ -18,7 +18,6 @@ use crate::slots::SlotId;
 pub(crate) const STEPS_MAX: usize = 32;
 const STEP_BYTES: usize = 128 << 10;
 
-/// Progress of a command.
 enum Progress {
     /// The response is ready.
     Done,
@@ -376,7 +375,6 @@ impl Connection {
         self.buffers.has(length)
     }
 
-    /// Handles the end of an I/O.
     pub(crate) fn io_done(
         &mut self,
         io: &mut Io,

@@ -215,7 +215,6 @@ impl Connection {
         self.session.as_ref().map(|session| session.nexus.id())
     }
 
-    /// Completes the login.
     pub fn logged_in(&mut self, io: &mut Io, login: &LoggedIn) {
         let key = login.connection;
         if !self.shared.logged_in(self.number(), key) {

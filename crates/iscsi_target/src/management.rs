@@ -195,7 +195,6 @@ impl Connection {
         })
     }
 
-    /// Returns the CmdSN of a command.
     pub(crate) fn cmd_sn(&self, index: u32) -> Option<u32> {
         let command = self.iscsi.command(self.slots.task(index)?)?;
         Some(command.cmd_sn)
@@ -291,7 +290,6 @@ impl Connection {
         }
     }
 
-    /// Continues after a wait.
     pub(crate) fn wait_is_over(&mut self, io: &mut Io, after: After) {
         match after {
             After::Login => {

@@ -244,7 +244,6 @@ impl Portals {
         self.bound.get(&asked).copied().unwrap_or(asked)
     }
 
-    /// Returns all open sockets.
     pub fn listeners(&self) -> Vec<Arc<TcpListener>> {
         self.open.values().cloned().collect()
     }

@@ -84,7 +84,6 @@ pub(crate) struct SessionNexus {
     pub target: Arc<IscsiTarget>,
     pub nexus: Arc<Nexus>,
     pub read_only: bool,
-    /// Initiator name.
     pub initiator: String,
     /// CHAP user of the first login.
     pub chap_user: Option<String>,
@@ -355,7 +354,6 @@ impl Shared {
         lock(&self.places).all.len()
     }
 
-    /// Returns the number of the worker that owns a connection.
     pub fn worker_of(&self, key: ConnectionKey) -> Option<u32> {
         self.place(key).map(|place| place.worker.index())
     }

@@ -151,12 +151,10 @@ impl Slots {
         &mut self.slots[index as usize]
     }
 
-    /// Returns the slot's iSCSI task, if it is still to be answered.
     pub fn task(&self, index: u32) -> Option<TaskId> {
         self.slots[index as usize].iscsi
     }
 
-    /// Returns the slot's command data.
     pub fn buffer(&self, index: u32) -> Option<&IoBuffer> {
         self.slots[index as usize].buffer.as_ref()
     }

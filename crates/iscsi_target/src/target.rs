@@ -248,7 +248,6 @@ impl IscsiTarget {
         found.map(|(_, group)| group.clone())
     }
 
-    /// Returns the CHAP users.
     pub fn chap_users(&self) -> Arc<HashMap<String, ChapUser>> {
         lock(&self.chap_users).clone()
     }

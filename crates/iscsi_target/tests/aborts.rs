@@ -129,7 +129,6 @@ fn abort_task(client: &mut Client, task: u32) -> u32 {
     client.initiator.task_management(0, fields).unwrap()
 }
 
-/// Returns the response to a task management function.
 fn response(client: &Client, function: u32) -> Option<u8> {
     let of = |event: &Event| match event {
         Event::TaskManagement { itt, response } if *itt == function => Some(*response),

@@ -67,7 +67,6 @@ fn pump_a_while(client: &mut Client) {
     }
 }
 
-/// Returns the status of a command that has ended.
 fn status_of(client: &Client, itt: u32) -> Option<u8> {
     client.events.iter().find_map(|(_, event)| match event {
         Event::Command(done) if done.itt == itt => Some(done.status),

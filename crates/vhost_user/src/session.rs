@@ -62,14 +62,12 @@ pub(crate) struct Session {
     replaced: Vec<(Weak<MemoryTable>, Change)>,
     features: u64,
     vrings: Vec<Vring>,
-    /// In-flight region.
     inflight: Option<InflightRegion>,
     /// Region that was created last for this front end.
     made: Option<RegionId>,
     resume: ResumeCheck,
     /// Reason of a refusal, for the log.
     pub(crate) refusal: Option<String>,
-    /// A ring has run.
     has_run: bool,
     /// The front end has hung up.
     pub(crate) has_left: bool,
@@ -290,7 +288,6 @@ impl Session {
         old.len()
     }
 
-    /// Returns true if a ring runs.
     pub(crate) fn runs(&self) -> bool {
         self.vrings.iter().any(Vring::is_running)
     }

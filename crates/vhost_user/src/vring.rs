@@ -226,7 +226,6 @@ impl Vring {
         changed.map_err(|gone| gone.to_string())?
     }
 
-    /// Replaces the kick eventfd.
     pub fn set_kick(&mut self, kick: Option<OwnedFd>) -> Result<(), String> {
         check_kick(kick.as_ref())?;
         self.change(QueueChange::Kick(kick))

@@ -20,7 +20,6 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Maximum number of descriptors in a message of the crate `vhost`. It takes more of them for a temporary shortage.
 pub(crate) const DESCRIPTORS_MAX: usize = 32;
 
-/// VHOST_USER_SET_BACKEND_REQ_FD.
 const SET_BACKEND_REQ_FD: u32 = 21;
 
 /// Waits for the rest of a message. Also succeeds if the stream has ended, which the reader detects, too. Returns the channel for back-end

@@ -117,7 +117,6 @@ impl<S: Default> Slots<S> {
         }
     }
 
-    /// Returns the number of requests in flight.
     #[inline]
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()

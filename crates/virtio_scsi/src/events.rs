@@ -88,7 +88,6 @@ impl Unheard {
 pub(crate) struct EventQueue {
     waiting: VecDeque<[u8; EVENT_SIZE]>,
     missed: bool,
-    /// Kinds of events that the driver has negotiated.
     wanted: Wanted,
     unheard: Arc<Unheard>,
 }

@@ -80,7 +80,6 @@ impl Pending {
         self.task.hold(hold);
     }
 
-    /// Begins a plain command.
     #[inline(always)]
     pub fn begin_plain(&mut self, disk: DiskNumber, end: PlainEnd, data_in: u32) {
         (self.disk, self.data_in) = (disk, data_in);

@@ -201,7 +201,6 @@ fn half_of_table(
 
 /// Receives the descriptors of a chain in order.
 pub(crate) trait Visitor {
-    /// Handles an element.
     fn element(&mut self, address: u64, length: u32, flags: u16) -> Result<(), QueueError>;
 
     /// Handles an indirect table after `before` direct descriptors; `linked`: the standard forbids it here.

@@ -265,7 +265,6 @@ impl Client {
         }
     }
 
-    /// Runs one command on one connection.
     pub fn run(&mut self, cid: u16, request: Request) -> CommandDone {
         let itt = self.initiator.command(cid, request).unwrap();
         let mut found = None;
