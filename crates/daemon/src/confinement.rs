@@ -9,8 +9,8 @@ use sandbox::{Mode, Paths};
 use crate::running::{StartError, StartOptions};
 use crate::state;
 
-/// System files that libraries and the daemon read: host and group databases, shared libraries loaded later, attributes of disks and of
-/// this process.
+/// System files that libraries and the daemon read: host and group databases, late shared libraries, attributes of disks and of the
+/// process.
 const SYSTEM: [&str; 11] = [
     "/etc",
     "/usr",
@@ -24,7 +24,7 @@ const SYSTEM: [&str; 11] = [
     "/run/NetworkManager",
     "/run/resolvconf",
 ];
-/// Folders for the sockets and logs of Ceph's libraries, if these are configured.
+/// Folders of Ceph's libraries for sockets and logs.
 const CEPH: [&str; 3] = ["/run/ceph", "/var/log/ceph", "/var/lib/ceph"];
 
 /// Confines the process as `config` requires, before it has any other thread. `config_file` can be read again later.
@@ -78,7 +78,7 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         .map(|path| folder_of(path));
     let state = config.state.clone().or_else(state::default_folder);
     for folder in [control, state].into_iter().flatten() {
-        // Created here because a rule needs an existing folder. A failure is reported when the folder is needed.
+        // Created here because a rule needs an existing folder. A failure is reported when the folder is used.
         fs::create_dir_all(&folder).ok();
         paths.write.push(folder);
     }
@@ -86,7 +86,7 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
         let folder = folder_of(socket);
         match folder.exists() {
             true => paths.write.push(folder),
-            // A rule needs an existing folder. A socket in a folder that is created later cannot be removed at the end.
+            // A rule needs an existing folder. A socket in a later folder cannot be removed at the end.
             false => paths.make_sockets.extend(nearest_folder(&folder)),
         }
     }
@@ -101,7 +101,7 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
                 path, data_file, ..
             } => {
                 list.push(place_of(path));
-                // Only the configured data file: the image itself may come from an untrusted source.
+                // Only the configured data file: the image may come from an untrusted source.
                 list.extend(data_file.as_deref().map(place_of));
             }
             // Any SCSI command needs write access to the node.
@@ -123,7 +123,6 @@ fn paths(config: &Config, options: &StartOptions, config_file: Option<&Path>) ->
     paths
 }
 
-/// Returns the folder of a file.
 pub(crate) fn folder_of(path: &Path) -> PathBuf {
     match path.parent() {
         Some(folder) if folder != Path::new("") => folder.to_owned(),
@@ -138,8 +137,8 @@ fn nearest_folder(missing: &Path) -> Option<PathBuf> {
     found.map(Path::to_owned)
 }
 
-/// Returns the folder of a file, because the file may be replaced, or the node of a device, because its folder has all other devices.
-/// Returns the folder of a missing device, which has no node yet.
+/// Returns the folder of a file, which may be replaced, or the node of a device, because its folder has all other devices. A missing device
+/// has no node yet, so its folder is returned.
 fn place_of(path: &Path) -> PathBuf {
     let found = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     match found.starts_with("/dev") && found.exists() {

@@ -1,8 +1,8 @@
 //! Limits the connections of a TCP service, so that clients without a token and readers cannot shut administrators out.
 //!
-//! A connection is unauthenticated until a request carries a token. If there are too many of those, per network or in total, the oldest is
-//! closed. A client that sends its request at once is therefore served despite silent connections. Connections with a token have limits of
-//! their own, per kind of token. Used on one service thread. Does not block. Tests: below, and `tests/tests/access.rs`.
+//! A connection is unauthenticated until a request carries a token. With too many of those, per network or in total, the oldest is closed.
+//! A client that sends its request at once is therefore served despite silent ones. Each kind of token has a limit of its own. Used on one
+//! service thread. Does not block. Tests: below, and `tests/tests/access.rs`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Limits of one service.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionLimits {
     /// Unauthenticated connections in total.
@@ -45,7 +44,6 @@ struct Table {
     entries: BTreeMap<u64, Entry>,
 }
 
-/// Connections of one service.
 #[derive(Clone)]
 pub(crate) struct ConnectionTable(Arc<Mutex<Table>>);
 
@@ -61,7 +59,7 @@ struct Registration {
 /// Completes with an error when the table closes the connection.
 pub(crate) type Closed = oneshot::Receiver<()>;
 
-/// Returns an IPv4 address, or the /64 network of an IPv6 address, because one host has all addresses of such a network.
+/// Returns an IPv4 address, or the /64 network of an IPv6 address, which one host may own.
 fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -113,7 +111,7 @@ impl ConnectionTable {
 }
 
 impl Table {
-    /// Closes the oldest unauthenticated connection that `counts` selects, if there are at least `limit` of them.
+    /// Closes the oldest unauthenticated connection that `counts` selects, if there are at least `limit`.
     fn make_room(&mut self, limit: usize, counts: impl Fn(&Entry) -> bool) {
         let counted = |entry: &Entry| entry.standing == Standing::Unauthenticated && counts(entry);
         let mut ids = self.entries.iter().filter(|(_, entry)| counted(entry));

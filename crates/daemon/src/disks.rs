@@ -11,13 +11,12 @@ use scsi::Store;
 use crate::identities::{self, Claim, Identities};
 use config::{BlockDeviceConfig, Config, DiskConfig, LimitsConfig};
 
-/// Disks by name.
 pub(crate) type Disks = HashMap<String, Arc<Disk>>;
 
-/// A device opened before its disk is created. If no disk takes it and its file was created for it, dropping it removes the file.
+/// A device without a disk yet. Dropping it removes a file that was created for it.
 pub struct OpenDevice {
     device: Option<Arc<dyn BlockDevice>>,
-    /// Identity read from the medium, or the reason why it is unusable; `None` without a medium.
+    /// Identity on the medium, or the reason why it is unusable; `None` without a medium.
     claim: Option<Result<Claim, String>>,
 }
 
@@ -45,7 +44,6 @@ impl Drop for OpenDevice {
 /// An attempt to open the device of a disk: the configuration used, and the result.
 pub type Attempt = (DiskConfig, Result<OpenDevice, OpenError>);
 
-/// Attempts by disk name.
 pub type Devices = HashMap<String, Attempt>;
 
 /// Result of opening several disks.
@@ -57,7 +55,6 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    /// Returns the open disks.
     pub fn disks(&self) -> Disks {
         let disks = self.opened.iter();
         disks
@@ -65,7 +62,6 @@ impl Opening {
             .collect()
     }
 
-    /// Returns the reasons of failed disks, with their names.
     pub fn reasons(&self) -> Vec<String> {
         let failed = self.failed.iter();
         failed
@@ -73,7 +69,6 @@ impl Opening {
             .collect()
     }
 
-    /// Persists the identities of the open disks.
     pub fn persist(&self, store: &dyn Store) {
         identities::persist(&self.opened, store);
     }
@@ -130,7 +125,7 @@ pub(crate) fn open_all<'a>(
     opening
 }
 
-/// Returns warnings about valid configurations that may be unintended: images of other formats served as raw bytes, and missing files.
+/// Returns warnings about valid configurations: images of other formats served as raw bytes, and missing files.
 pub fn warnings(config: &Config) -> Vec<String> {
     let disks = config.disks.iter();
     let warnings = disks.filter_map(|disk| {

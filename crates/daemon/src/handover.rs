@@ -152,7 +152,6 @@ impl Sockets {
         is_alone && portals.is_empty() && exports.is_empty()
     }
 
-    /// Returns the sockets as named descriptors.
     pub(crate) fn named(self) -> impl Iterator<Item = Named> {
         let name = |name: &'static str| move |socket| (name.to_owned(), socket);
         let control = self.control.map(|left| {
@@ -174,7 +173,7 @@ impl Sockets {
     }
 }
 
-/// Decodes the sessions of named descriptors. Omits a session with a missing descriptor, for which the store had no room; its front end
+/// Decodes the sessions of named descriptors. Omits a session if the store had no room for one of its descriptors; its front end
 /// reconnects.
 ///
 /// # Errors
@@ -238,7 +237,7 @@ fn read(state: OwnedFd) -> io::Result<State> {
     serde_json::from_slice(&text).map_err(io::Error::other)
 }
 
-/// Ends the daemon from another thread, with a handover to the process that listens at a socket.
+/// Ends the daemon from another thread, with a handover to a listening process.
 #[derive(Clone)]
 pub struct Ending {
     signals: Handle,

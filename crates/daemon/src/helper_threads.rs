@@ -1,8 +1,8 @@
-//! Threads for calls that may block: opening, sizing and closing disks on a file system or target that may not answer. The owner of all
-//! objects makes no such call itself, so one dead mount does not stop changes to other disks.
+//! Threads for calls that may block: opening, sizing and closing disks on a file system or target that may not answer. The owner makes no
+//! such call itself, so one dead mount does not stop changes to other disks.
 //!
-//! A place is a folder, a target or a cluster. Tasks of one place run on at most [`OF_PLACE_MAX`] threads, so a place that does not answer
-//! leaves threads for the others. A thread is started for a task and ends when no task is left.
+//! A place is a folder, a target or a cluster. Tasks of one place run on at most [`OF_PLACE_MAX`] threads, which leaves threads for other
+//! places. A thread is started for a task and ends when no task is left.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -15,7 +15,6 @@ const OF_PLACE_MAX: usize = 32;
 
 pub(crate) type Task = Box<dyn FnOnce() + Send>;
 
-/// Runs tasks on helper threads.
 #[derive(Clone, Default)]
 pub(crate) struct HelperThreads(Arc<Mutex<State>>);
 
@@ -32,7 +31,7 @@ struct Place {
 }
 
 impl State {
-    /// Returns the next task of a thread that has worked for `place`, with the place of the task.
+    /// Returns the next task and its place, for a thread that has worked for `place`.
     fn next(&mut self, place: &str) -> Option<(String, Task)> {
         let own = self.places.get_mut(place);
         if let Some(task) = own.and_then(|own| own.waiting.pop_front()) {

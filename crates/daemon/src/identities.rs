@@ -1,12 +1,12 @@
 //! Identities of disks: read from their medium, created if there is none, and written back.
 //!
 //! A file keeps its identity in an attribute. A medium without attributes (a block device, some file systems, a read-only disk) has a
-//! record in the state folder under the key of the medium. The identity of a Ceph RBD image is derived from its location and needs a record
-//! only after a replacement. Disks with contents that end with the process have a line in `identities.json` while they are configured.
+//! record in the state folder under its key. The identity of a Ceph RBD image is derived from its location and needs a record only after a
+//! replacement. Disks with contents that end with the process have a line in `identities.json` while they are configured.
 //!
 //! Reservations, saved mode pages and initiators refer to the identity. A disk with an unusable identity is unavailable, and the damaged
-//! file or attribute stays until it is restored or reset. The daemon and its other disks start. An identity that cannot be written is
-//! logged, and the disk is served.
+//! file or attribute stays until it is restored or reset. The daemon and its other disks start. A failed write of an identity is logged,
+//! and the disk is served.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -30,7 +30,7 @@ const VOLATILE: &str = "identities.json";
 enum Certainty {
     /// Written for this medium or derived from it.
     Written,
-    /// Came with a file that was moved, restored or copied, and the original does not exist.
+    /// Came with a moved, restored or copied file, and the original does not exist.
     Inherited,
     /// New: there was no identity, or it belongs to another disk.
     New,
@@ -58,7 +58,6 @@ impl Claim {
     }
 }
 
-/// Identity of a disk without a medium.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Volatile {
     backend: String,
@@ -76,7 +75,7 @@ pub(crate) struct Identities {
 }
 
 impl Identities {
-    /// Loads the identities from a state folder, which only this daemon uses. Without a folder they end with the process.
+    /// Loads the identities from a state folder, which only this daemon uses. Without one they end with the process.
     pub(crate) fn load(folder: Option<&Path>, damaged: &DamagedFiles) -> Identities {
         let Some(folder) = folder else {
             return Identities::default();
@@ -162,7 +161,7 @@ impl Identities {
         })
     }
 
-    /// Saves the identities of the configured disks without a medium, and no others. A disk that waits to be opened keeps its identity.
+    /// Saves the identities of the configured disks without a medium. A disk that waits to be opened keeps its identity.
     pub(crate) fn keep_volatile(&mut self, config: &Config, disks: &Disks) {
         if self.unusable.is_some() {
             return;
@@ -245,8 +244,8 @@ impl Identities {
     }
 }
 
-/// Reads the identity from the medium of a device, before conflicts with other disks are resolved. Returns `None` without a medium. May
-/// block. The error is the reason why an existing identity is unusable.
+/// Reads the identity from the medium of a device, before conflicts are resolved. Returns `None` without a medium. May block. The error is
+/// the reason why an existing identity is unusable.
 pub(crate) fn claim(
     name: &str,
     device: &dyn BlockDevice,
@@ -256,8 +255,7 @@ pub(crate) fn claim(
     Some(claim_medium(name, medium, store))
 }
 
-/// Writes the identities of new disks. Their files become durable in the background, so that a start does not wait for data that other
-/// programs have written to them.
+/// Writes the identities of new disks. Their files become durable in the background: a start does not wait for other data in them.
 pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
     let mut changed: Vec<OwnedFd> = Vec::new();
     for (disk, claim) in claims.iter().filter(|(_, claim)| claim.is_stale) {
@@ -301,8 +299,8 @@ pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
     }
 }
 
-/// Resolves conflicts of identities, because initiators would treat two disks with one identity as one. A file with an inherited identity
-/// is the copy and gets a new one. Other disks are refused with a reason.
+/// Resolves conflicts, because initiators would treat disks with one identity as one. A file with an inherited identity is the copy and
+/// gets a new one. Other disks are refused with a reason.
 pub(crate) fn resolve_conflicts(
     opening: &mut [(&DiskConfig, Claim)],
     known: &Disks,

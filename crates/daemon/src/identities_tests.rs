@@ -215,7 +215,6 @@ impl Store for Fixed {
     }
 }
 
-/// Returns the reasons why these disks are unavailable.
 fn refused(identities: &Identities, store: &dyn Store, flags: &[&str]) -> String {
     let opened = opened_beside(&Disks::new(), identities, store, flags);
     opened.expect_err("the disk has no identity").join("; ")

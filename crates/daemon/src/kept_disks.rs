@@ -17,8 +17,8 @@ pub fn kept_disk(name: &str) -> Option<&str> {
     name.strip_prefix(PREFIX)
 }
 
-/// Registers a store for the memory of RAM disks. Must be called before disks are opened. `passed` has the memory from the previous daemon;
-/// `notifier` is the connection to the service manager, if there is one.
+/// Registers a store for the memory of RAM disks, before disks are opened. `passed` has the memory from the previous daemon; `notifier` is
+/// the connection to the service manager, if any.
 pub fn keep_disks(notifier: Option<Arc<Notifier>>, passed: Vec<(String, OwnedFd)>) -> KeptMemory {
     let memory = Arc::new(Mutex::new(passed.into_iter().collect()));
     let kept = KeptMemory(Arc::clone(&memory));
@@ -40,7 +40,6 @@ impl KeptMemory {
     }
 }
 
-/// Descriptors in the service manager's store.
 struct KeptDisks {
     notifier: Option<Arc<Notifier>>,
     memory: Arc<Mutex<HashMap<String, OwnedFd>>>,

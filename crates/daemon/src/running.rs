@@ -136,7 +136,6 @@ pub(crate) struct Overview {
     pub(crate) started: Instant,
     /// Changes made at run time are persisted.
     pub(crate) keeps: bool,
-    /// Unusable state files.
     pub(crate) damaged: DamagedFiles,
     pub(crate) log: Option<LogHandle>,
 }
@@ -239,7 +238,7 @@ fn start_servers(
     Ok(Arc::new(Servers::start(pool, units, limits)?))
 }
 
-/// Wakes the owner, which then reports and retries the waiting listeners of the API and of metrics.
+/// Wakes the owner, which then reports and retries waiting listeners of the API and of metrics.
 fn report_entrances(manager: &ManagerThread) -> Result<(), StartError> {
     let reported = manager.manager().call(|owner| {
         owner.report_listeners();
@@ -249,7 +248,7 @@ fn report_entrances(manager: &ManagerThread) -> Result<(), StartError> {
     reported.map_err(ended)
 }
 
-/// Resumes the front-end sessions handed over by the previous daemon. Front ends of failed sessions reconnect. All sockets are open by now.
+/// Resumes the sessions of the previous daemon. Front ends of failed sessions reconnect. All sockets are open by now.
 fn resume(sessions: Vec<vhost_user::HandedOver>, overview: &Overview) {
     let Some(transports) = overview.servers.transports() else {
         return;
@@ -314,7 +313,6 @@ fn serve_tcp(
     Ok(server)
 }
 
-/// Serves metrics over TCP.
 fn serve_metrics(
     entrance: Arc<TcpEntrance>,
     overview: &Arc<Overview>,
@@ -339,7 +337,7 @@ fn listen_to_uevents(manager: &ManagerThread) -> Option<Uevents> {
         .ok()
 }
 
-/// Returns the inherited control socket, the configured one, or the default one. A failure of the default one is not an error.
+/// Returns the inherited, the configured or the default control socket. A failure of the default one is not an error.
 fn bind_control(
     config: &Config,
     options: &mut StartOptions,
@@ -573,7 +571,7 @@ impl Drop for Running {
         self.overview.jobs.end();
         self.manager = None;
         self.overview.servers.end();
-        // Remaining readers must keep no disk open: an image releases its reservations when it is closed.
+        // Remaining readers must keep no disk open: closing an image releases its reservations.
         let live = &self.overview.live;
         let mut live = live.write().unwrap_or_else(PoisonError::into_inner);
         let disks = live.take_disks();
@@ -683,7 +681,6 @@ impl View for Overview {
 }
 
 impl Overview {
-    /// Returns the services that jobs use.
     fn context(&self, manager: Manager, event_bus: EventBus) -> Context {
         Context {
             manager,
@@ -694,7 +691,6 @@ impl Overview {
         }
     }
 
-    /// Returns a snapshot of the objects.
     pub(crate) fn live(&self) -> Live {
         let live = self.live.read().unwrap_or_else(PoisonError::into_inner);
         live.clone()

@@ -21,7 +21,6 @@ const DRAIN: Duration = Duration::from_millis(100);
 /// Interval of the check whether all connections have sent a request.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Connections of a service.
 #[derive(Default)]
 pub(crate) struct Connections {
     graceful: GracefulShutdown,
@@ -55,7 +54,6 @@ pub(crate) fn http(head_time: Duration) -> http1::Builder {
     http
 }
 
-/// An accepted connection.
 pub(crate) struct Accepted {
     watcher: Watcher,
     new: Arc<()>,

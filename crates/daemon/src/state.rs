@@ -78,8 +78,7 @@ fn replace_by_rename(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace_in(path, bytes, || File::open(folder)?.sync_all())
 }
 
-/// Replaces a file. If the folder cannot be synchronised, restores the old contents: the next start must not see a change that was reported
-/// as failed.
+/// Replaces a file. If the folder cannot be synchronised, restores the old contents: a start must not see a change reported as failed.
 fn replace_in(
     path: &Path,
     bytes: &[u8],
@@ -130,8 +129,8 @@ fn write_beside(beside: &Path, bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Fault injection for tests: kills the process at the step in `LUNETTE_FAULT`, `STEP` or `STEP:N` for its Nth occurrence. Costs one
-/// look-up of an environment variable per change of state.
+/// Fault injection for tests: kills the process at the step in `LUNETTE_FAULT`, `STEP` or `STEP:N` for its Nth occurrence. Each change of
+/// state reads the environment.
 pub(crate) fn fault(step: &str) {
     static PASSED: AtomicUsize = AtomicUsize::new(0);
     let Some(wanted) = std::env::var_os("LUNETTE_FAULT") else {

@@ -81,7 +81,6 @@ const fn saved(word: &'static str, prefix: &'static str) -> Kind {
     }
 }
 
-/// Returns the kind as one with a single file.
 const fn single(kind: Kind) -> Kind {
     Kind {
         is_single: true,
@@ -259,7 +258,6 @@ fn checksum(key: &str, payload: &[u8]) -> u32 {
     digest.finalize() as u32
 }
 
-/// Returns the CRC-32C of bytes.
 pub(crate) fn checksum_of(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }

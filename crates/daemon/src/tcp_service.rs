@@ -1,5 +1,5 @@
-//! Thread that accepts TCP connections and serves them within the limits of [`ConnectionTable`]. The control socket has a thread of its own
-//! and is not affected by these clients.
+//! Thread that accepts TCP connections and serves them within the limits of [`ConnectionTable`]. The control socket has a thread of its
+//! own.
 //!
 //! A [`TcpEntrance`] waits while its address is not available. The owner of all objects retries it.
 
@@ -57,10 +57,8 @@ impl Place {
     }
 }
 
-/// The listening socket of a service.
 #[derive(Debug)]
 enum Listening {
-    /// Accepts clients.
     Open(Arc<TcpListener>),
     /// The address is not available yet and is retried.
     Waiting(Retry),
@@ -73,7 +71,6 @@ enum Listening {
 pub(crate) struct TcpEntrance {
     /// Name of the service: `api` or `metrics`.
     pub name: &'static str,
-    /// Configured address.
     pub address: SocketAddr,
     listening: Mutex<Listening>,
     /// Sends the listener to the accepting thread.
@@ -106,7 +103,6 @@ impl TcpEntrance {
         }))
     }
 
-    /// Returns the retry state of a waiting entrance.
     pub fn retry_state(&self) -> Option<Retry> {
         match &*self.lock() {
             Listening::Waiting(retry) => Some(retry.clone()),
@@ -137,7 +133,6 @@ impl TcpEntrance {
         }
     }
 
-    /// Returns the bound address of an open entrance.
     fn bound(&self) -> Option<SocketAddr> {
         match &*self.lock() {
             Listening::Open(listener) => listener.local_addr().ok(),
@@ -246,7 +241,7 @@ where
                         _ = closed => {}
                     }
                 });
-                // Lets the new connection read a request that arrived with it, before further connections can close it.
+                // Lets the connection read a request that arrived with it, before further connections can close it.
                 tokio::task::yield_now().await;
             }
             Err(error) => {

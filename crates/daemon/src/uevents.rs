@@ -1,8 +1,8 @@
 //! Listens to the kernel's uevents: a changed block device may have a new size, which its disk adopts.
 //!
-//! One thread, which sleeps between messages. Any process may send to the socket, so only messages of the kernel are used, and only the
-//! number of a block device in them. Without the socket (a sandbox, a kernel without netlink) and in network namespaces without uevents,
-//! sizes are checked at status and reload requests.
+//! One thread, which sleeps between messages. Any process may send to the socket, so only the kernel's messages are used, and only the
+//! block device's number in them. Without the socket (a sandbox, a kernel without netlink) and in network namespaces without uevents, sizes
+//! are checked at status and reload requests.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -23,10 +23,8 @@ const KERNEL_GROUP: u32 = 1;
 /// Four times the kernel's buffer for the variables of a message.
 const MESSAGE_BYTES_MAX: usize = 8192;
 
-/// Changed block devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Changed {
-    /// Block device with this major and minor number.
     Device(u32, u32),
     /// Any block device, because messages were lost.
     Any,
@@ -209,7 +207,7 @@ mod tests {
         let (family, kind) = (AddressFamily::NETLINK, SocketType::DGRAM);
         let sender = rustix::net::socket(family, kind, Some(KOBJECT_UEVENT)).unwrap();
         let to = SocketAddrNetlink::new(address.pid(), 0);
-        // The kernel may send messages meanwhile, but not about this device number, which does not exist.
+        // The kernel may send messages meanwhile, but none about this device number.
         let forged = b"change@/devices/x\0SUBSYSTEM=block\0MAJOR=4095\0MINOR=1048575\0";
         let none = Changed::Device(4095, 1_048_575);
         assert_eq!(changed_device(forged), Some(none));

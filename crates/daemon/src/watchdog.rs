@@ -1,7 +1,7 @@
 //! Reports to the service manager that the daemon is alive while its workers make progress.
 //!
-//! Each round sends every worker a message, which it runs between two iterations. When all workers have run theirs, the service manager is
-//! notified and the next round begins. A stuck worker stops the notifications, and the service manager restarts the daemon.
+//! Each round sends every worker a message, which it runs between two iterations. When all have run theirs, the service manager is notified
+//! and the next round begins. A stuck worker stops the notifications, and the service manager restarts the daemon.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,14 +1,13 @@
 //! Dirty bitmaps of disks ([`bdev::DirtyBitmap`]), kept in the state folder. A bitmap begins when a backup is complete and records the
 //! ranges that the next backup of that name must copy.
 //!
-//! When a backup ends, it starts new bits in a file of their own, while the old bits still record. The record then marks the backup as
-//! complete. If the daemon ends in between, one of the two files has all changes since its backup.
+//! At its end a backup starts new bits in a file of their own, while the old bits still record. The record then marks the backup as
+//! complete. A kill in between leaves one file with all changes since its backup.
 //!
-//! Bits survive a killed daemon in the page cache, but not a crash of the system. Writes to a disk while it is not served are in no bitmap.
-//! In both cases the bitmap is reported as broken and the next backup copies everything.
-//!
-//! An unusable record has the same effect on all bitmaps of its disk. Their names are then unknown. The record stays until the next backup
-//! with a bitmap is complete or until it is reset. The bits of a closed disk are checked against a checksum.
+//! Bits survive a killed daemon in the page cache, but not a system crash. Writes to a disk that is not served are in no bitmap. In both
+//! cases the bitmap is reported as broken and the next backup copies everything. An unusable record has this effect on all bitmaps of its
+//! disk. It stays until the next backup with a bitmap is complete or until it is reset. The bits of a closed disk are checked against a
+//! checksum.
 
 mod record;
 
@@ -46,9 +45,8 @@ pub fn is_name(name: &str) -> bool {
 /// Snapshot of a bitmap.
 #[derive(Clone, Debug)]
 pub struct Shown {
-    /// Its name.
     pub name: String,
-    /// Bytes that the next backup copies; all bytes of the disk if the bitmap is broken.
+    /// Bytes that the next backup copies; all bytes for a broken bitmap.
     pub dirty: u64,
     /// Backup that the recorded changes follow.
     pub last: Last,
@@ -64,7 +62,6 @@ pub struct Begun {
     bits: Arc<DirtyBitmap>,
 }
 
-/// Bitmaps of a served disk.
 struct OfDisk {
     /// A weak reference, so that bitmaps keep no disk open.
     disk: Weak<Disk>,
@@ -77,7 +74,6 @@ struct OfDisk {
 }
 
 impl OfDisk {
-    /// Returns a snapshot of all bitmaps.
     fn shown(&self) -> impl Iterator<Item = Shown> {
         let disk = self.disk.upgrade();
         let bytes = disk.map_or(0, |disk| disk.info().geometry.capacity_bytes());
@@ -94,7 +90,6 @@ impl OfDisk {
         })
     }
 
-    /// Returns the reason why a bitmap is unusable.
     fn broken(&self, bitmap: &Bitmap) -> Option<String> {
         match self.mapped.get(&bitmap.bits) {
             _ if bitmap.broken.is_some() => bitmap.broken.clone(),
@@ -106,7 +101,7 @@ impl OfDisk {
 
 #[derive(Default)]
 struct State {
-    /// Records found at the start for disks that are not open yet, and the reason to distrust them.
+    /// Records of disks that are not open yet, and the reason to distrust them.
     found: BTreeMap<String, (Record, Option<&'static str>)>,
     /// Reasons why records are unusable, by the disk's part of the file name.
     unusable: BTreeMap<String, String>,
@@ -115,20 +110,19 @@ struct State {
     is_left: bool,
 }
 
-/// Bitmaps of all disks.
 pub struct Bitmaps {
     folder: Option<PathBuf>,
     /// Boot ID of the system.
     system_run: String,
     damaged: DamagedFiles,
     state: Mutex<State>,
-    /// Locked while a bitmap is begun, completed or removed on disk. Never locked while clients wait.
+    /// Locked while a bitmap is begun, completed or removed, but never while clients wait.
     changing: Mutex<()>,
 }
 
 impl Bitmaps {
-    /// Loads the bitmaps of a state folder, which only this daemon uses. Without a folder there are none. Must be called before disks are
-    /// opened, which can change their files.
+    /// Loads the bitmaps of a state folder, which only this daemon uses. Must be called before disks are opened, which can change their
+    /// files.
     pub(crate) fn load(state_folder: Option<&Path>, damaged: &DamagedFiles) -> Bitmaps {
         let run = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         // Without a boot ID, no earlier bits are trusted.
@@ -172,7 +166,7 @@ impl Bitmaps {
         folder.join(format!("{}.{number}.bits", state::file_name(disk)))
     }
 
-    /// Starts to record the changes of new disks that have bitmaps. The disks are not in use yet.
+    /// Starts to record the changes of new disks, which are not in use yet.
     pub(crate) fn attach(&self, disks: &Disks) {
         let Some(folder) = &self.folder else { return };
         let mut state = self.lock();
@@ -227,7 +221,7 @@ impl Bitmaps {
                 Err(error) => bitmap.broken = Some(format!("{}: {error}", path.display())),
             }
         }
-        // Saved before the first write to the disk, so that after a crash the record does not describe a closed disk.
+        // Saved before the first write to the disk: after a crash the record must not describe a closed disk.
         if record != before
             && let Err(error) = save(folder, name, &record)
         {
@@ -257,7 +251,6 @@ impl Bitmaps {
         }
     }
 
-    /// Returns the bitmaps of a disk.
     pub fn of(&self, disk: &str) -> Vec<Shown> {
         let state = self.lock();
         let of_disk = state.disks.get(disk);
@@ -289,7 +282,6 @@ impl Bitmaps {
         all.chain(unusable).collect()
     }
 
-    /// Returns the bits of a usable bitmap.
     pub fn bits(&self, disk: &str, name: &str) -> Option<Arc<DirtyBitmap>> {
         let state = self.lock();
         let of_disk = state.disks.get(disk)?;
@@ -301,7 +293,7 @@ impl Bitmaps {
         }
     }
 
-    /// Creates new bits for a disk. They record nothing before [`Bitmaps::record_in`].
+    /// Creates new bits. They record nothing before [`Bitmaps::record_in`].
     ///
     /// # Errors
     /// If the file cannot be created.
@@ -374,8 +366,7 @@ impl Bitmaps {
         }
     }
 
-    /// Replaces the bitmap of a name, or removes it, and deletes the old bits. Returns the number of old bitmaps, or `None` if the disk
-    /// does not exist.
+    /// Replaces or removes the bitmap of a name and deletes its old bits. Returns the number of old bitmaps, or `None` without the disk.
     ///
     /// The caller holds `changing`. The state is not locked during the save, because clients wait while [`Bitmaps::record_in`] runs.
     fn replace(&self, disk: &str, name: &str, new: Option<Bitmap>) -> io::Result<Option<usize>> {
@@ -401,7 +392,6 @@ impl Bitmaps {
         save(folder, disk, &record)?;
         let mut state = self.lock();
         let Some(of_disk) = state.disks.get_mut(disk) else {
-            // The disk was removed meanwhile.
             std::fs::remove_file(Bitmaps::record_path(folder, disk)).ok();
             return Ok(None);
         };
@@ -451,7 +441,7 @@ impl Bitmaps {
     /// Removes a bitmap. Returns false if the disk has none of that name.
     ///
     /// # Errors
-    /// If a backup of the disk is running and may rely on the bitmap, or if the record cannot be saved.
+    /// If a backup of the disk is running or the record cannot be saved.
     pub fn remove(&self, disk: &str, name: &str) -> io::Result<bool> {
         let _changing = self.changing();
         let backups = self.lock().disks.get(disk).map_or(0, |known| known.backups);
@@ -502,8 +492,7 @@ impl Bitmaps {
         self.lock().is_left = true;
     }
 
-    /// Closes the bitmaps after all disks are closed: makes the bits durable and records the state of the disks' files. `files` returns the
-    /// files of a disk.
+    /// Makes the bits durable and records the state of the disks' files, after all disks are closed. `files` returns the files of a disk.
     pub(crate) fn close(&self, files: impl Fn(&str) -> Vec<PathBuf>) {
         let mut state = self.lock();
         let Some(folder) = self.folder.as_ref().filter(|_| !state.is_left) else {
@@ -544,7 +533,6 @@ impl OfDisk {
     }
 }
 
-/// Returns the file name of a disk's record.
 fn record_name(disk: &str) -> String {
     format!("{}.json", state::file_name(disk))
 }
@@ -559,7 +547,7 @@ fn check_bits(path: &Path, saved: u32) -> io::Result<()> {
     }
 }
 
-/// Finds the records in the folder. Deletes bits without a record, which belong to killed backups.
+/// Finds the records in the folder. Deletes bits of killed backups, which have no record.
 fn find(state_folder: &Path, system_run: &str, damaged: &DamagedFiles) -> State {
     let folder = state_folder.join(FOLDER);
     let (mut state, mut bits) = (State::default(), Vec::new());
@@ -622,7 +610,7 @@ fn save(folder: &Path, disk: &str, record: &Record) -> io::Result<()> {
     state::replace(&path, &state_files::with_check_line(&name, &text))
 }
 
-/// Creates a file with all its blocks allocated, because a failed write to a mapped page would end the bitmap.
+/// Allocates all blocks of the file, because a failed write to a mapped page would end the bitmap.
 fn make_bits(path: &Path, disk_bytes: u64) -> io::Result<DirtyBitmap> {
     let file = File::options()
         .read(true)

@@ -11,14 +11,12 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Format version. A record with another version is not used.
+/// Format version. Records with another version are not used.
 pub(super) const VERSION: u32 = 1;
 
-/// Bitmaps of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub version: u32,
-    /// Identity of the disk.
     pub identity: String,
     /// Boot ID while the disk is served. Bits written in that run are lost with it.
     pub in_use: Option<String>,
@@ -29,7 +27,6 @@ pub(super) struct Record {
     pub bitmaps: Vec<Bitmap>,
 }
 
-/// One bitmap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Bitmap {
     pub name: String,
@@ -70,7 +67,7 @@ pub(super) struct Left {
 }
 
 impl Left {
-    /// Returns the present state of a disk's regular files. Returns `None` for other files, because writes to them cannot be detected.
+    /// Returns the state of a disk's regular files; `None` for other files, because writes to them cannot be detected.
     pub fn of(files: &[PathBuf]) -> Option<Left> {
         let (path, others) = files.split_first()?;
         let found = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
@@ -107,7 +104,7 @@ impl Record {
         }
     }
 
-    /// Returns the reason why changes may be missing. Must be called before the disk is opened.
+    /// Returns the reason why changes may be missing. Must precede the opening of the disk.
     pub fn doubt(&self, system_run: &str) -> Option<&'static str> {
         if self.version != VERSION {
             return Some("it was written by another version of Lunette");

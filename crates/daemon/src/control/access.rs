@@ -1,4 +1,4 @@
-//! Access control of the control socket, by the peer's credentials (SO_PEERCRED) and the groups of the configuration.
+//! Access control of the control socket, by the peer's credentials (SO_PEERCRED) and the configured groups.
 //!
 //! Root and the daemon's own user have all rights. Without groups, no other user can connect: the socket has mode 0600. With groups, every
 //! user can connect, and the connection of a user in none of them is closed at once. Members of `control_group` may name the files that
@@ -22,7 +22,7 @@ use config::{AccessConfig, account};
 
 /// Most connections at a time. Further ones wait. Each may carry a body of some megabytes.
 const CONNECTIONS_MAX: usize = 512;
-/// Most connections of readers, as a part of [`CONNECTIONS_MAX`]. Further ones are closed, so that readers do not shut other clients out.
+/// Most connections of readers. Further ones are closed, so that readers do not shut others out.
 const READERS_MAX: usize = CONNECTIONS_MAX / 2;
 
 /// Rights of a peer.
@@ -36,13 +36,12 @@ pub(super) enum Right {
     Administrator,
 }
 
-/// Peer of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     pub(super) right: Right,
 }
 
-/// Returns true if a user with these user and group IDs is a member of the named group.
+/// Returns true if the user is a member of the named group.
 fn is_member(users: &str, groups: &str, (uid, gid): (u32, u32), group: &str) -> bool {
     let Some(group) = account(groups, 0, group) else {
         return false;
@@ -79,7 +78,7 @@ fn right(access: &AccessConfig, uid: u32, gid: u32) -> Option<Right> {
     }
 }
 
-/// Warns about groups that do not exist, because they admit no user and rejected clients get no reason.
+/// Warns about missing groups. They admit no user, and rejected clients get no reason.
 fn warn_of_unknown(access: &AccessConfig) {
     let groups = std::fs::read_to_string("/etc/group").unwrap_or_default();
     let named = [
@@ -104,7 +103,6 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    /// Creates a guard for a listener.
     pub fn new(listener: UnixListener, access: AccessConfig) -> Guarded {
         warn_of_unknown(&access);
         Guarded {
@@ -176,7 +174,7 @@ pub(super) async fn check(
     ErrorResponse::new(StatusCode::FORBIDDEN, detail).into_response()
 }
 
-/// A connection that occupies a place among [`CONNECTIONS_MAX`].
+/// A connection and its place among [`CONNECTIONS_MAX`].
 pub(super) struct Conversation {
     stream: UnixStream,
     _room: OwnedSemaphorePermit,

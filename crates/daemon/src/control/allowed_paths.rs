@@ -4,12 +4,11 @@
 //! with the rights of the daemon's user, so these clients may only name files below the folders in `allow_paths`. By default these are the
 //! folders of the disks and sockets in the configuration file.
 //!
-//! A path is compared as written, and symbolic links on the way are followed. This is safe because from an allowed folder down to the file
-//! only root and the daemon's user may write to any folder: no other user can place a link, or exchange a folder after the check.
+//! A path is compared as written, and symbolic links on the way are followed. This is safe: from an allowed folder down to the file only
+//! root and the daemon's user may write to any folder, so no other user can place a link or exchange a folder after the check.
 //!
-//! Clients can write the headers of images, and images name files. Images of such a client may therefore only name files in their own
-//! folder ([`NamedFiles::Folder`]), or no file ([`NamedFiles::None`]) if their own path, such as that of a device, is an entry of
-//! `allow_paths`.
+//! Clients can write image headers, and images name files. Images of such a client may only name files in their own folder
+//! ([`NamedFiles::Folder`]), or none ([`NamedFiles::None`]) if their own path, such as that of a device, is an entry of `allow_paths`.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -57,7 +56,7 @@ impl Caller {
         }
     }
 
-    /// Checks all paths of a requested disk and limits the files that an image may name.
+    /// Checks all paths of a disk and limits the files that an image may name.
     pub fn check_disk(self, api: &Api, disk: &mut DiskConfig) -> Result<(), ErrorResponse> {
         let Some(allowed) = self.allowed(api)? else {
             return Ok(());
@@ -69,7 +68,7 @@ impl Caller {
         refuse(faults)
     }
 
-    /// Checks all paths of a job's target, which is a new device, and limits the files that an image may name.
+    /// Checks all paths of a job's target and limits the files that an image may name.
     pub fn check_target(self, api: &Api, target: &mut DiskConfig) -> Result<(), ErrorResponse> {
         let mut faults = Vec::new();
         if let Some(allowed) = self.allowed(api)? {
@@ -78,7 +77,6 @@ impl Caller {
         refuse(faults)
     }
 
-    /// Checks all paths of an export.
     pub fn check_export(self, api: &Api, export: ExportRef<'_>) -> Result<(), ErrorResponse> {
         let Some(allowed) = self.allowed(api)? else {
             return Ok(());
@@ -89,7 +87,6 @@ impl Caller {
         refuse(faults)
     }
 
-    /// Checks all paths of a whole configuration.
     pub fn check_all(self, api: &Api, wanted: &mut Config) -> Result<(), ErrorResponse> {
         let Some(allowed) = self.allowed(api)? else {
             return Ok(());
@@ -154,7 +151,6 @@ fn refuse(faults: Vec<Fault>) -> Result<(), ErrorResponse> {
     }
 }
 
-/// Paths for restricted clients.
 #[derive(Debug)]
 struct AllowedPaths {
     /// Folders, and single files such as device nodes. Absolute paths, as configured.
@@ -259,7 +255,6 @@ impl AllowedPaths {
         std::path::absolute(path).is_ok_and(|path| self.places.contains(&path))
     }
 
-    /// Checks one path.
     fn check(&self, path: &Path, at: &str) -> Result<(), Fault> {
         let path = std::path::absolute(path).unwrap_or(path.to_owned());
         let refused = |reason: String| Fault::at(at, reason).help(AS_ADMINISTRATOR);
@@ -307,7 +302,7 @@ impl AllowedPaths {
 
 const AS_ADMINISTRATOR: &str = "add its folder to allow_paths and restart the daemon, or run the command as root or as the user of the daemon";
 
-/// Returns the folder of a file, or the node of a device: the folder of the node contains all other devices.
+/// Returns the folder of a file, or the node of a device, because its folder has all other devices.
 fn place_of(path: &Path) -> PathBuf {
     match std::fs::canonicalize(path) {
         Ok(found) if found.starts_with("/dev") => path.to_owned(),

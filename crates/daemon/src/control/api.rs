@@ -1,5 +1,5 @@
-//! Common parts of all resources: shared state, bodies and options of requests, and the router with its OpenAPI document, which is
-//! generated from the handlers' descriptions.
+//! Common parts of all resources: shared state, request bodies and options, the router, and the OpenAPI document generated from the
+//! handlers.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -47,7 +47,6 @@ pub struct Api {
     pub(crate) overview: Option<Arc<Overview>>,
     /// Channel for event subscribers.
     pub events: broadcast::Sender<Event>,
-    /// Services for jobs.
     pub(crate) jobs: Option<Context>,
     /// Ends the daemon in favour of another one.
     pub(crate) ending: Option<Ending>,
@@ -76,7 +75,7 @@ impl Api {
             ..How::default()
         };
         let wait = Duration::from_secs(wait.map_or(WAIT, u64::from));
-        // Draining objects are visible from here on, also if the caller does not wait.
+        // Draining objects are visible from here on, even if the caller does not wait.
         let made = self.manager.begin(work, how).await?;
         match tokio::time::timeout(wait, made).await {
             Ok(made) => Ok(Some(made?)),
@@ -84,7 +83,7 @@ impl Api {
         }
     }
 
-    /// Returns the response to a change that continues: a list of the clients and disks that it waits for.
+    /// Returns the response to a continuing change: the clients and disks that it waits for.
     pub(super) fn accepted(&self) -> Result<Response, ErrorResponse> {
         let overview = self.overview()?;
         let live = overview.live();
@@ -100,7 +99,6 @@ impl Api {
         Ok((StatusCode::ACCEPTED, Json(accepted)).into_response())
     }
 
-    /// Returns the view of the objects.
     pub(super) fn overview(&self) -> Result<&Arc<Overview>, ErrorResponse> {
         let ending = || ErrorResponse::from(crate::objects::Refusal::Ending);
         self.overview.as_ref().ok_or_else(ending)
@@ -122,7 +120,7 @@ pub struct Force {
     pub wait: Option<u16>,
 }
 
-/// Default time in seconds that a change waits for clients before the response.
+/// Default of `wait` in seconds.
 const WAIT: u64 = 50;
 
 /// Largest value of `wait` in seconds.
@@ -154,7 +152,6 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
     }
 }
 
-/// Parses a JSON body.
 pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorResponse> {
     let body = body.map_err(|error| {
         let detail = match error.status() {
@@ -177,7 +174,7 @@ pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorRe
 )]
 struct Document;
 
-/// Adds the authentication and authorization errors, which are the same for all operations.
+/// Adds the authentication and authorization errors common to all operations.
 fn guard(document: &mut utoipa::openapi::OpenApi) {
     let unknown = problem("Over TCP: no token, or a wrong one");
     let looks = problem("The client may only read");
@@ -239,7 +236,6 @@ fn add_exports(document: &mut utoipa::openapi::OpenApi) {
         schema["properties"]["kind"] = json!({"type": "string", "enum": [kind.word]});
         schema["properties"]["status"] = json!({"$ref": "#/components/schemas/ExportState"});
         if let Some(required) = schema["required"].as_array_mut() {
-            // The path has the name already.
             required.retain(|key| key != "name");
             required.push(json!("kind"));
         }
@@ -318,7 +314,6 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     described().into_openapi()
 }
 
-/// Generated once.
 static DOCUMENT: LazyLock<String> = LazyLock::new(|| openapi().to_json().unwrap_or_default());
 
 /// Show this description.
@@ -396,7 +391,6 @@ mod tests {
         }
     }
 
-    /// Returns all paths and methods of the document.
     fn documented() -> BTreeSet<(String, String)> {
         let document = serde_json::to_value(openapi()).unwrap();
         let paths = document["paths"].as_object().unwrap();
@@ -471,7 +465,7 @@ mod tests {
         }
     }
 
-    /// All routes are made by `routes!()`, so a handler without a route is missing in the document.
+    /// All routes are made by `routes!()`, so a missing handler is not mounted.
     #[test]
     fn every_handler_that_is_described_is_mounted_and_nothing_else_is() {
         let mut written = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! Checks of the Host field, and of requests that a browser makes for a page of another site. A browser that reaches the control socket
-//! through a tunnel sends no token: without these checks any page in that browser could make requests.
+//! Checks the Host field and the requests that a browser makes for a page of another site. A browser at the control socket, through a
+//! tunnel, sends no token: without these checks any of its pages could make requests.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::ErrorResponse;
 
-/// Names that browsers may use, in addition to `localhost` and IP addresses.
+/// Names that browsers may use besides `localhost` and IP addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Names(Arc<[String]>);
 
@@ -35,8 +35,7 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Returns true if Origin (RFC 6454, 7) names another site than Host. Programs send no Origin. Browsers send it with every request that can
-/// make a change.
+/// Returns true if Origin (RFC 6454, 7) names another site than Host. Programs send no Origin; browsers send it with every change.
 fn is_of_another_site(headers: &HeaderMap) -> bool {
     if !headers.contains_key(header::ORIGIN) {
         return false;
@@ -48,13 +47,12 @@ fn is_of_another_site(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Returns true if the request has the fields that RFC 9112, 3.2 requires: HTTP/1.1 exactly one Host, HTTP/1.0 at most one.
+/// Checks the number of Host fields (RFC 9112, 3.2): HTTP/1.1 exactly one, HTTP/1.0 at most one.
 pub(crate) fn has_one_host(version: Version, headers: &HeaderMap) -> bool {
     let count = headers.get_all(header::HOST).iter().count();
     count == 1 || (count == 0 && version < Version::HTTP_11)
 }
 
-/// Returns true if the header fields show that a browser made the request.
 fn is_of_a_browser(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site")
 }
@@ -70,7 +68,7 @@ fn is_local_or_address(name: &str, names: &Names) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok() || names.has(name)
 }
 
-/// Refuses requests without exactly one Host, of pages of other sites, and of browsers that use a name which is not configured.
+/// Refuses requests without exactly one Host, of pages of other sites, and of browsers that use an unconfigured name.
 pub(super) async fn same_site(
     State(names): State<Names>,
     request: Request,
@@ -93,8 +91,8 @@ pub(super) async fn same_site(
     next.run(request).await
 }
 
-/// Refuses requests for a DNS name that is not configured. Used by servers that require no token. Old browsers send neither Origin nor
-/// Sec-Fetch-Site with a plain GET.
+/// Refuses requests for an unconfigured DNS name, on servers without tokens. Old browsers send neither Origin nor Sec-Fetch-Site with a
+/// plain GET.
 pub(super) async fn local_name(
     State(names): State<Names>,
     request: Request,

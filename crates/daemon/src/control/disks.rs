@@ -95,7 +95,7 @@ pub(super) async fn resize(
             }
         }
         None => {
-            // The owner reads the size again. If the storage does not answer, the wait is here and the owner can make other changes.
+            // The owner reads the size again. Storage that does not answer blocks here, not the owner.
             let probed = blocking(move || disk.found_size()).await?;
             if let Err(error) = probed {
                 tracing::debug!(disk = name, "cannot read the size: {error}");

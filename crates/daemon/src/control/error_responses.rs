@@ -19,7 +19,6 @@ pub(super) struct BodyErrors;
 
 type Answers = BTreeMap<String, RefOr<Response>>;
 
-/// Returns the description of a problem response.
 pub(super) fn problem(description: &str) -> Response {
     let content = Content::new(Some(Ref::from_schema_name("Problem")));
     Response::builder()

@@ -94,7 +94,6 @@ pub(super) async fn remove(
     }
 }
 
-/// Returns the state of each export.
 fn states(overview: &Overview) -> HashMap<String, ExportState> {
     let Some(transports) = overview.servers.transports() else {
         return HashMap::new();
@@ -138,7 +137,6 @@ fn states(overview: &Overview) -> HashMap<String, ExportState> {
     states
 }
 
-/// Returns the number of requests in flight, by export.
 pub(super) fn requests(overview: &Overview) -> HashMap<String, u64> {
     let mut requests = HashMap::new();
     for queue in overview.servers.pool.queues() {

@@ -1,8 +1,8 @@
 //! `GET /v1/latency[?select=EXPORT|DISK|EXPORT/QUEUE][&slowest=N]`: the measurements of every queue, and on request the N slowest requests
-//! of the last minute, each with its queue.
+//! of the last minute.
 //!
-//! The response is a [`latency::Snapshot`]; the client merges, subtracts and prints it. For a queue with several disks, `select=DISK`
-//! returns the measurements of that disk.
+//! The response is a [`latency::Snapshot`]; the client merges, subtracts and prints it. `select=DISK` returns the part of a shared queue
+//! that concerns the disk.
 
 use ::control::Status;
 use axum::Json;
@@ -47,7 +47,6 @@ pub(super) async fn get(
     snapshot.map(Json)
 }
 
-/// Removes all but the `count` slowest requests.
 fn keep_slowest(snapshot: &mut Snapshot, count: usize) {
     let mut least = 0;
     if let Some((_, last)) = snapshot.slowest(count).last() {

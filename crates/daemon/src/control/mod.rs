@@ -1,7 +1,7 @@
 //! The control socket: HTTP/JSON over a Unix socket, one file per resource.
 //!
-//! Served on a thread of its own, so that clients of the API do not delay guest requests. The trait [`View`] provides the data, and
-//! `access` has the access control. The types of requests and responses, and the client, are in the crate `control`.
+//! Served on a thread of its own, so that API clients do not delay guest requests. [`View`] provides the data, `access` controls access.
+//! The crate `control` has the types of requests and responses, and the client.
 
 mod access;
 mod allowed_paths;

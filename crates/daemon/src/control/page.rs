@@ -3,7 +3,6 @@
 use axum::http::header;
 use axum::response::IntoResponse;
 
-/// Path of the page.
 pub(super) const PATH: &str = "/";
 
 #[cfg(feature = "page")]

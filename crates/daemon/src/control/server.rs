@@ -56,7 +56,7 @@ impl Server {
         self.bound.path()
     }
 
-    /// Ends the server and returns the open socket at its path for another process, so that no client is refused.
+    /// Ends the server and returns the open socket for another process, so that no client is refused.
     pub fn leave(self) -> Option<Left> {
         // No connection is accepted after this point.
         let Server { _thread, bound } = self;

@@ -1,7 +1,7 @@
-//! A Unix socket at a path. It has its mode (0600 unless other users are admitted) from the first moment. A stale socket is replaced, a
-//! live one is never taken over.
+//! A Unix socket at a path. It has its mode (0600 unless other users are admitted) from the start. A stale socket is replaced, a live one
+//! never.
 //!
-//! A lock on the folder, held while the path is examined, serializes daemons that start at the same time ([`vhost_user::remove_stale`]).
+//! A lock on the folder serializes daemons that start at the same time ([`vhost_user::remove_stale`]).
 
 use std::ffi::OsStr;
 use std::io;
@@ -45,7 +45,7 @@ pub enum BindError {
     },
 }
 
-/// Explains "Permission denied": the sandbox or the permissions of the folder, each with its remedy.
+/// Explains "Permission denied": the sandbox or the folder's permissions, with a remedy.
 fn reason(path: &Path, error: &io::Error) -> String {
     if error.kind() != io::ErrorKind::PermissionDenied {
         return error.to_string();
@@ -85,7 +85,6 @@ impl Left {
         Some(PathBuf::from(OsStr::from_bytes(at.path_bytes()?)))
     }
 
-    /// Returns true if the socket listens at this path.
     fn is_at(&self, path: &Path) -> bool {
         let is_listening = sockopt::socket_acceptconn(&self.socket).unwrap_or(false);
         let is_there =
@@ -168,8 +167,7 @@ impl Audience {
     }
 }
 
-/// Returns a listening socket at `path`: the one left by another process, if it is there, otherwise a new one. Creates the folder if it
-/// does not exist.
+/// Returns a listening socket at `path`: the one left by another process, or a new one. Creates the folder if needed.
 pub fn bind(path: &Path, audience: Audience, left: Option<Left>) -> Result<Bound, BindError> {
     let mode = audience.mode();
     let is_ours =

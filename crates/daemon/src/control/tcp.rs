@@ -1,7 +1,7 @@
 //! The API over TCP, for clients with a token ([`Tokens`]), on a thread of its own.
 //!
 //! The connection is not encrypted: use a tunnel on untrusted networks. Connections without a token, with the readers' token and with the
-//! full token have limits of their own, so that the first two cannot shut the third out.
+//! full token have separate limits, so that the first two cannot shut the third out.
 
 use std::io;
 use std::net::SocketAddr;

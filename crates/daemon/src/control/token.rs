@@ -45,7 +45,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Returns the configured token files after reading each once; `None` if there are none.
+    /// Returns the configured token files after a first read; `None` if there are none.
     ///
     /// # Errors
     /// The reason why a file cannot be used.

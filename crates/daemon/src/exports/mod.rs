@@ -69,12 +69,12 @@ impl fmt::Display for ReadyExport {
     }
 }
 
-/// Creates the registry of logical units. All transports share it, so a disk is the same logical unit through each of them.
+/// Creates the registry of logical units. All transports share it, so a disk is one logical unit through all of them.
 pub(crate) fn units(config: &Config, damaged: &DamagedFiles) -> std::io::Result<Arc<Units>> {
     Ok(Units::new(store(config, damaged)?))
 }
 
-/// Opens the store for the state of logical units that must survive a restart.
+/// Opens the store for persistent state of logical units.
 fn store(config: &Config, damaged: &DamagedFiles) -> std::io::Result<Box<dyn Store>> {
     Ok(match config.state.clone().or_else(state::default_folder) {
         Some(folder) => Box::new(StateThread::start(FolderStore::new(
@@ -107,7 +107,6 @@ impl Opening<'_> {
         disk.ok_or_else(|| format!("there is no disk {name}"))
     }
 
-    /// Returns the logical units with their disks.
     fn luns(&self, luns: &[LunConfig]) -> Result<Vec<(LunConfig, Arc<Disk>)>, String> {
         let found = luns.iter();
         let found = found.map(|lun| Ok((lun.clone(), self.disk(&lun.disk)?.clone())));
@@ -115,12 +114,11 @@ impl Opening<'_> {
     }
 }
 
-/// Export configuration that can be opened.
 pub(crate) trait Openable {
     /// Opens the export. Clients can connect from then on.
     ///
     /// # Errors
-    /// The reason why the export cannot be opened. It is then removed completely.
+    /// The reason. The export is removed completely.
     fn open(&self, opening: Opening<'_>) -> Result<(Arc<dyn ExportDevice>, Endpoint), String>;
 }
 
@@ -141,7 +139,7 @@ pub(crate) trait ExportDevice: Send + Sync {
     /// Adds logical units.
     ///
     /// # Errors
-    /// If the checked configuration cannot be applied, which is a defect of the daemon.
+    /// If the checked configuration cannot be applied, a defect of the daemon.
     fn add_luns(&self, luns: &[(LunConfig, Arc<Disk>)]) -> Result<(), String> {
         match luns {
             [] => Ok(()),
@@ -152,13 +150,13 @@ pub(crate) trait ExportDevice: Send + Sync {
     /// Refuses new commands to these logical units.
     fn detach_luns(&self, luns: &[LunConfig]);
 
-    /// Drops `hold` once no command to these logical units is in flight. `abort` aborts the commands.
+    /// Drops `hold` once no command to these logical units is in flight. `abort` aborts them.
     fn end_tasks(&self, luns: &[LunConfig], abort: bool, hold: &Hold);
 
-    /// Notifies clients, if the transport can, that these logical units were removed.
+    /// Notifies clients, if the transport can, that logical units were removed.
     fn tell_removed(&self, luns: &[LunConfig]);
 
-    /// Notifies clients, if the transport can, that the disk or these logical units were resized.
+    /// Notifies clients, if the transport can, that the disk or logical units were resized.
     fn tell_resized(&self, luns: &[LunConfig]);
 
     /// Returns the CHAP users in force, which may differ from the CHAP file.
@@ -169,13 +167,12 @@ pub(crate) trait ExportDevice: Send + Sync {
     /// Sets the access states of portal groups. Exports without portal groups ignore it.
     fn set_access_states(&self, _states: &AccessStates) {}
 
-    /// Replaces the CHAP users. Returns false if they are unchanged or if the export has no CHAP users.
+    /// Replaces the CHAP users. Returns false if nothing changed.
     fn set_chap_users(&self, _users: ChapUsers) -> bool {
         false
     }
 }
 
-/// An open export.
 pub(crate) struct OpenExport {
     pub name: String,
     pub device: Arc<dyn ExportDevice>,
@@ -185,7 +182,7 @@ pub(crate) struct OpenExport {
 /// Opens an export. `users` replaces the contents of its CHAP file.
 ///
 /// # Errors
-/// The reason why the export cannot be opened. It is then removed completely.
+/// The reason. The export is removed completely.
 pub(crate) fn open(
     export: ExportRef<'_>,
     disks: &Disks,
@@ -231,14 +228,12 @@ fn share(pool: &Pool, export: &str) {
     }
 }
 
-/// Returns true if clients can connect to an export of this name.
 pub(crate) fn is_served(name: &str, transports: &Transports) -> bool {
     let mut vhost = transports.vhost.status().into_iter();
     let mut iscsi = transports.iscsi.status().into_iter();
     vhost.any(|export| export.name == name) || iscsi.any(|target| target.name == name)
 }
 
-/// Returns the exports that have a client.
 pub(crate) fn connected(transports: &Transports) -> HashSet<String> {
     let vhost = transports.vhost.status().into_iter();
     let vhost = vhost.filter(|export| export.connected).map(|e| e.name);
@@ -261,7 +256,7 @@ pub(crate) fn waiting_portals(transports: &Transports) -> HashMap<String, Vec<Wa
     waiting
 }
 
-/// Returns the portal groups of a target with their access states; none for other exports.
+/// Returns the portal groups of a target with their access states.
 pub(crate) fn port_groups(name: &str, transports: &Transports) -> Vec<PortGroup> {
     let groups = transports.iscsi.port_groups(name).into_iter();
     let group = |group: PortGroupStatus| PortGroup {
@@ -283,7 +278,7 @@ pub(crate) fn port_groups(name: &str, transports: &Transports) -> Vec<PortGroup>
 /// Sets mode, owner and group of an export's socket. Returns the previous ones.
 ///
 /// # Errors
-/// The reason why they cannot be set. Nothing has changed then.
+/// The reason. Nothing has changed then.
 pub(crate) fn set_socket_rights(
     export: &str,
     rights: &SocketRights,
@@ -293,10 +288,9 @@ pub(crate) fn set_socket_rights(
     set.map_err(|error| error.to_string())
 }
 
-/// CHAP users by name.
 pub(crate) type ChapUsers = HashMap<String, ChapUser>;
 
-/// Reads the CHAP file of an export. Returns no users if the export has no CHAP file.
+/// Reads the CHAP file of an export, if there is one.
 pub(crate) fn chap_users(export: ExportRef<'_>) -> Result<ChapUsers, String> {
     match export.object().chap_users() {
         Some(path) => read_chap_users(path),
@@ -304,7 +298,7 @@ pub(crate) fn chap_users(export: ExportRef<'_>) -> Result<ChapUsers, String> {
     }
 }
 
-/// Reads the CHAP file of discovery sessions. Returns no users if none is configured.
+/// Reads the CHAP file of discovery sessions, if there is one.
 pub(crate) fn discovery_users(config: &Config) -> Result<ChapUsers, String> {
     match &config.discovery_auth {
         Some(path) => read_chap_users(path).map_err(|reason| format!("discovery_auth: {reason}")),

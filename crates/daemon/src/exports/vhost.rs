@@ -53,7 +53,7 @@ pub(crate) fn numbers(rights: &SocketRights) -> Result<Rights, String> {
     })
 }
 
-/// Serves an inherited socket. Programs that start back ends pass a listening or a connected socket; SO_ACCEPTCONN distinguishes them.
+/// Serves an inherited socket, listening or connected. Programs that start back ends pass either.
 fn serve_inherited(
     server: &vhost_user::Server,
     device: Arc<dyn VirtioDevice>,

@@ -57,7 +57,7 @@ fn blk_device(config: &VhostBlkConfig, opening: &Opening<'_>) -> Result<Arc<BlkD
         queues: config.queues,
     };
     let disk = opening.disk(&config.disk)?;
-    // A guest that disabled write-back sends no flushes afterwards, so the choice must survive a daemon restart.
+    // A guest that disabled write-back sends no flushes afterwards, so the choice must survive a restart.
     let key = format!("virtio-blk {} {}", config.name, disk.info().identity);
     let writethrough = b"writethrough".as_slice();
     // A damaged record selects writethrough, the durable mode.
@@ -88,8 +88,7 @@ fn blk_device(config: &VhostBlkConfig, opening: &Opening<'_>) -> Result<Arc<BlkD
     Ok(Arc::new(device))
 }
 
-/// Persists the identity of the disk that the driver started with. The key is the socket path, the only name of an export that a front end
-/// has.
+/// Persists the identity of the disk that the driver started with, under the socket path, the only name of an export that a front end has.
 fn remember_disk(device: BlkDevice, socket: &Path, units: &Arc<Units>) -> BlkDevice {
     let key = format!("virtio-blk disk {}", absolute(socket).display());
     // A damaged identity matches no disk: a driver with queues in use is refused until it restarts them.

@@ -6,7 +6,6 @@ use config::BlockDeviceConfig;
 /// Reason why a device cannot be a backing file, and a hint.
 pub(super) type Obstacle = (String, &'static str);
 
-/// Returns the backing file name of a device.
 pub(super) fn backing_name(backend: &BlockDeviceConfig) -> Result<BackingName, Obstacle> {
     match backend {
         BlockDeviceConfig::File { path, .. } | BlockDeviceConfig::Image { path, .. } => {

@@ -1,6 +1,5 @@
 //! Commits an overlay image into its backing image and switches the disk to the backing image. Clusters allocated in the overlay are copied
-//! as a mirror copies a disk ([`super::copy`]); all other data is in the backing image already. The overlay remains and holds no data that
-//! its backing image lacks.
+//! as a mirror copies a disk ([`super::copy`]). The overlay remains and holds no data that its backing image lacks.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -24,19 +24,17 @@ const PART: u64 = 1 << 20;
 const HOLE_MIN: u64 = 16 << 20;
 /// Most bytes of one step over a hole. An empty disk of 64 TiB takes 1024 steps.
 const HOLE_MAX: u64 = 64 << 30;
-/// Largest range in bytes of one query for an image's own pieces: the range of one L2 table with 64 KiB clusters.
+/// Largest range of one query for an image's own pieces, in bytes: one L2 table with 64 KiB clusters.
 const OWN_MAX: u64 = 512 << 20;
-/// Target duration of a step over a hole, because clients wait for it. Steps grow while they take less and shrink otherwise.
+/// Target duration of a step over a hole, because clients wait for it. Shorter steps grow, longer ones shrink.
 const HOLE_TIME: Duration = Duration::from_millis(10);
 /// Poll interval for I/Os in flight on the target of an ended job.
 const DETACHED_STEP: Duration = Duration::from_millis(20);
 /// Most unchanged bytes that an incremental backup skips per step.
 const UNCHANGED_MAX: u64 = 1 << 40;
 
-/// Parameters of a copy.
 #[derive(Clone, Debug)]
 pub struct Copy {
-    /// The disk's name.
     pub disk: String,
     /// Mirror or backup.
     pub kind: JobKind,
@@ -108,7 +106,6 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
     Ok(job)
 }
 
-/// Runs a copy on a thread of its own.
 pub(super) fn run_copying(copying: Copying) -> Result<(), Refusal> {
     let (context, job) = (copying.context.clone(), Arc::clone(&copying.job));
     context.event_bus.tell("job.started", &job.disk);
@@ -157,7 +154,7 @@ fn has_own_block_size(backend: &BlockDeviceConfig) -> bool {
     }
 }
 
-/// Returns true if `path` is a block device of more than `bytes`. Volume sizes are often rounded up; the disk keeps its size there.
+/// Returns true if `path` is a block device of more than `bytes`. Volume sizes are often rounded up; the disk keeps its size.
 fn is_larger_device(path: &Path, bytes: u64) -> bool {
     let larger = || -> io::Result<bool> {
         let is_device = std::fs::metadata(path)?.file_type().is_block_device();
@@ -167,7 +164,6 @@ fn is_larger_device(path: &Path, bytes: u64) -> bool {
     larger().unwrap_or(false)
 }
 
-/// Returns a device name for display.
 pub(crate) fn shown(backend: &BlockDeviceConfig) -> String {
     match backend {
         BlockDeviceConfig::Rbd(rbd) => format!("rbd:{}", rbd.image),
@@ -294,8 +290,7 @@ fn open_target(
             ..bdev::ImageOptions::new(path)
         };
         if let Some(last) = over {
-            // If the client's rights restrict the files that an image may name, the target carries that policy. It applies to the last
-            // backup, too.
+            // A client that may not let images name files has a policy in the target. It applies to the last backup, too.
             let last = DiskConfig {
                 backend: last.backend.clone().with_named_files_of(&config.backend),
                 ..last.clone()
@@ -308,11 +303,9 @@ fn open_target(
     config.backend.open(config).map_err(in_words)
 }
 
-/// Devices of the job. I/Os that were given up may still be in flight there. The devices are closed last, because closing waits for these
-/// I/Os.
+/// Devices of the job, closed last because closing waits for I/Os that were given up and are still in flight.
 type Hung = Vec<BlockingIo>;
 
-/// Reason why a copy ends early.
 enum Early {
     Cancelled,
     Failed(String),
@@ -470,8 +463,8 @@ impl Copying {
         self.incremental.as_ref()?.changed()
     }
 
-    /// Copies a range that the caller holds. A commit copies only the image's own pieces, and an incremental backup only changed pieces;
-    /// the target has the rest. Returns the number of bytes copied.
+    /// Copies a range that the caller holds. A commit copies only the image's own pieces, and an incremental backup only changed ones; the
+    /// target has the rest. Returns the number of bytes copied.
     fn copy_held(
         &self,
         source: &mut BlockingIo,
@@ -675,7 +668,7 @@ impl Copying {
         exchange(manager, &servers.pool, &changes, last)
     }
 
-    /// Switches the disk back to its source. Retries without limit, because a disk must not stay on a mirror without a job.
+    /// Switches the disk back to its source. Retries without limit: a disk must not stay on a mirror without a job.
     fn back_to_source(&self) {
         if Arc::ptr_eq(&self.disk.device(), &self.source) {
             return;

@@ -1,5 +1,5 @@
-//! Switches disks to other devices. Steps that may fail or take long run before, while clients do I/O. The disks are then held, and clients
-//! wait only for a flush and one message to each worker.
+//! Switches disks to other devices. Fallible and long steps run before, while clients do I/O. The disks are then held, and clients wait
+//! only for a flush and one message to each worker.
 
 use std::sync::Arc;
 
@@ -46,7 +46,6 @@ impl Prepared<'_> {
     }
 }
 
-/// Returns a refusal that names a disk.
 pub(super) fn failed(disk: &str, what: &dyn std::fmt::Display) -> Refusal {
     Refusal::Failed(vec![Fault::new(format!("disk {disk}: {what}"))])
 }
@@ -70,7 +69,6 @@ impl Flush {
         Ok(Flush { disk, io })
     }
 
-    /// Changes how long a flush may take.
     pub fn limit(self, limit: impl FnOnce(BlockingIo) -> BlockingIo) -> Flush {
         let Flush { disk, io } = self;
         let io = limit(io);
@@ -116,7 +114,7 @@ pub(super) fn exchange(
 }
 
 /// Like [`exchange`], for one disk and a device that can be created only while the disk is held. Clients wait for `make`. After a failure,
-/// `undo` runs while the disk is still held and no worker has the new device.
+/// `undo` runs while the disk is held and no worker has the new device.
 pub(super) fn exchange_held(
     manager: &Manager,
     pool: &Pool,
@@ -133,7 +131,6 @@ pub(super) fn exchange_held(
     exchanged
 }
 
-/// Switches a held disk to another device.
 fn change_one(
     manager: &Manager,
     pool: &Pool,

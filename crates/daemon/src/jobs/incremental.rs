@@ -15,7 +15,6 @@ use crate::bitmaps::{Begun, Bitmaps, COUNT_MAX, Last, Shown, is_name};
 use crate::objects::{Fault, Refusal, bodies};
 use config::{BlockDeviceConfig, DiskConfig, disk_json};
 
-/// Bitmap of a backup job.
 pub(super) struct Incremental {
     bitmaps: Arc<Bitmaps>,
     disk: String,
@@ -27,8 +26,8 @@ pub(super) struct Incremental {
 }
 
 impl Incremental {
-    /// Determines how a backup of this name to `target` is made and creates the bitmap that begins with its end. Also returns the last
-    /// backup if the target is an image to be created over it.
+    /// Determines how a backup of this name is made and creates its next bitmap. Also returns the last backup if the target is an image
+    /// over it.
     ///
     /// # Errors
     /// If the backup cannot be made. Nothing has changed then.
@@ -68,12 +67,10 @@ impl Incremental {
         Ok((incremental, base))
     }
 
-    /// Returns the ranges to copy, or `None` for everything.
     pub fn changed(&self) -> Option<&DirtyBitmap> {
         self.changed.as_deref()
     }
 
-    /// Returns the name of the bitmap.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -138,7 +135,7 @@ fn check_name(bitmaps: &Bitmaps, disk: &str, name: &str, known: &[Shown]) -> Res
     Ok(())
 }
 
-/// Returns whether a further backup copies everything, and the backup over which its target image is created.
+/// Returns whether a further backup copies everything, and the backup below its target image.
 fn base(
     disk: &str,
     known: &Shown,
@@ -204,7 +201,6 @@ pub fn remove_bitmap(context: &Context, disk: &str, name: &str) -> Result<(), Re
     }
 }
 
-/// Creates an image over the last backup.
 pub(super) fn image_over(
     options: &ImageOptions,
     last: &DiskConfig,

@@ -1,6 +1,6 @@
 //! Long operations on disks while clients use them: copies to a target (`copy`), backing data copied up into an image (`stream`), an image
 //! committed into its backing image (`commit`), and snapshots (`snapshot`), which are short. A disk has at most one job, on a thread of its
-//! own. If the daemon ends or is killed, the disk stays as it was before the job, and the unfinished target belongs to no disk.
+//! own. If the daemon ends or is killed, the disk stays as it was before the job, and no disk uses the unfinished target.
 //!
 //! ```text
 //!   running ⇄ paused ──▶ ready (a mirror that waits for its switch) ──▶ finishing ──▶ done
@@ -35,7 +35,6 @@ pub use incremental::remove_bitmap;
 pub use snapshot::{Overlay, snapshot};
 pub use stream::start_stream;
 
-/// Kind of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobKind {
     /// Copies the disk, then switches it to the copy.
@@ -51,7 +50,6 @@ pub enum JobKind {
 }
 
 impl JobKind {
-    /// Returns the name in the API.
     pub fn word(self) -> &'static str {
         match self {
             JobKind::Mirror => "mirror",
@@ -68,11 +66,8 @@ impl JobKind {
 pub struct Context {
     /// Handle of the owner, which makes changes.
     pub manager: Manager,
-    /// Workers.
     pub servers: Arc<Servers>,
-    /// All jobs.
     pub jobs: Jobs,
-    /// Dirty bitmaps of the disks.
     pub bitmaps: Arc<Bitmaps>,
     /// Receives the events of jobs.
     pub event_bus: EventBus,
@@ -94,7 +89,7 @@ impl Context {
         })
     }
 
-    /// Refuses a device if a disk has the same medium: a copy onto it would overwrite that disk.
+    /// Refuses a device that is the medium of a disk, because a copy would overwrite that disk.
     fn check_medium(&self, disk: &str, device: &dyn BlockDevice) -> Result<(), Refusal> {
         let Some(key) = device.medium().map(bdev::Medium::key) else {
             return Ok(());
@@ -109,7 +104,6 @@ impl Context {
     }
 }
 
-/// The refusal of a target that is the medium of disk `other`.
 fn same_medium(disk: &str, other: &str) -> Refusal {
     let detail = format!("disk {disk}: the target is the medium of disk {other}");
     Refusal::conflict(detail, "name another target")
@@ -126,12 +120,10 @@ struct Control {
     ended: Option<Instant>,
 }
 
-/// One job.
 pub struct Job {
     disk: String,
     kind: JobKind,
     target: OnceLock<String>,
-    /// Name of a backup's bitmap.
     incremental: Option<String>,
     total: u64,
     done: AtomicU64,
@@ -212,8 +204,8 @@ impl Job {
         jobs.take_back(&self.disk);
     }
 
-    /// Runs the start of the job, which may block, on a thread of its own. Returns early if the job is cancelled; the job ends when the
-    /// thread does.
+    /// Runs the start of the job, which may block, on a thread of its own. Returns early if the job is cancelled; the job then ends with
+    /// the thread.
     fn begin_while_wanted<T: Send + 'static>(
         self: &Arc<Job>,
         jobs: &Jobs,
@@ -376,10 +368,10 @@ impl Job {
 
 /// Interval at which the start of a job checks for cancellation.
 const BEGIN_STEP: Duration = Duration::from_millis(50);
-/// Longest wait for job threads at the end of the daemon. A thread with a hung I/O ends with the process.
+/// Longest wait for job threads at the end. A thread with a hung I/O ends with the process.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 
-/// Interval at which a waiting job checks its condition again, because the device may have failed.
+/// Interval at which a waiting job checks for a failed device.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// Returns the delay that the speed limit requires after a part.
@@ -423,7 +415,6 @@ impl Jobs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns all jobs, ordered by disk.
     pub fn all(&self) -> Vec<Arc<Job>> {
         self.lock().jobs.values().cloned().collect()
     }
@@ -444,7 +435,6 @@ impl Jobs {
         job.map(|job| job.kind.word())
     }
 
-    /// Removes the ended job of a disk.
     pub fn forget(&self, disk: &str) {
         let mut all = self.lock();
         if all.jobs.get(disk).is_some_and(|job| job.has_ended()) {
@@ -461,7 +451,6 @@ impl Jobs {
         };
     }
 
-    /// Registers a job.
     fn begin(&self, job: Job) -> Result<Arc<Job>, Refusal> {
         let mut all = self.lock();
         if all.is_ending {

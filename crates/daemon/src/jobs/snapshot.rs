@@ -1,5 +1,5 @@
-//! External snapshots. Switches each disk to a new image over its old device, for all disks atomically. The old devices are then only read,
-//! and other processes may read them too.
+//! External snapshots. Switches each disk to a new image over its old device, for all disks atomically. The old devices are then read-only,
+//! and other processes may read them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,10 +12,8 @@ use super::{Context, Job, JobKind, Unannounced};
 use crate::objects::{Fault, NewDevice, Refusal};
 use config::{BlockDeviceConfig, CacheMode, DiskConfig};
 
-/// A disk and its new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlay {
-    /// The disk's name.
     pub disk: String,
     /// Path of the image to create.
     pub path: PathBuf,
@@ -127,8 +125,8 @@ fn make(context: &Context, overlay: &Overlay) -> Result<Made, Refusal> {
     })
 }
 
-/// Returns the policy of the disk for files that its images name. The new image is opened under this policy after a restart, so that a
-/// policy that forbids its backing image refuses the snapshot.
+/// Returns the disk's policy for files that images name. It applies to the new image after a restart, so a policy that forbids the backing
+/// image refuses the snapshot.
 fn named_files(
     config: &DiskConfig,
     path: &Path,

@@ -1,5 +1,5 @@
-//! Copies the data of the backing image into the image, which then has no backing image. Clusters that clients write meanwhile belong to
-//! the image already.
+//! Copies the data of the backing image into the image, which then has no backing image. Clusters that clients write belong to the image
+//! already.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::objects::Refusal;
 const PART_MAX: u64 = 1 << 20;
 /// Bytes of the first step.
 const PART_MIN: u64 = 64 << 10;
-/// Target duration of a step, because a client that cancels the job waits for one step. Longer steps reduce the length.
+/// Target duration of a step. Longer steps reduce the length, because a cancellation waits for one step.
 const STEP_TIME: Duration = Duration::from_millis(100);
 
 /// Starts to copy the backing data of a disk's image. Blocks.

@@ -1,7 +1,7 @@
 //! Metrics over TCP, for a Prometheus server that cannot open the control socket. Serves only `GET /metrics`.
 //!
-//! All clients may read, or, if tokens are configured, all clients with a token. Connections last for seconds and are limited in number,
-//! which bounds the descriptors. The control socket is not affected.
+//! If tokens are configured, only clients with a token may read. Connections last for seconds and are limited in number, which bounds the
+//! descriptors.
 
 use std::convert::Infallible;
 use std::io;

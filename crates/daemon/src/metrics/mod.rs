@@ -1,7 +1,7 @@
 //! `GET /metrics`: all counters in Prometheus' text format, with its conventions for names and units.
 //!
-//! This code is not on the request path: a page is built from words that the workers write. Latencies are reported per export, operation
-//! and stage, and counters per queue, which bounds the number of time series of a daemon with thousands of queues.
+//! This code is not on the request path: a page is built from words that the workers write. Latencies are per export, operation and stage,
+//! counters per queue, which bounds the number of time series with thousands of queues.
 
 mod listener;
 mod process;

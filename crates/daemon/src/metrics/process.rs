@@ -7,16 +7,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Process {
     /// CPU time of all threads.
     pub cpu_seconds: Option<f64>,
-    /// Resident memory.
     pub resident_bytes: Option<u64>,
-    /// Open descriptors.
     pub open_fds: Option<usize>,
     /// Limit of open descriptors.
     pub max_fds: Option<u64>,
 }
 
 impl Process {
-    /// Reads the metrics of this process.
     pub fn this() -> Process {
         let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let folder = std::fs::read_dir("/proc/self/fd");
@@ -46,7 +43,6 @@ impl Process {
     }
 }
 
-/// Returns the time in seconds since 1970.
 pub fn unix_seconds() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -9,7 +9,6 @@ use latency::SparseHistogram;
 /// Content type of the text of a [`Page`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A page of metrics under construction.
 #[derive(Debug, Default)]
 pub struct Page {
     text: String,
@@ -18,15 +17,12 @@ pub struct Page {
 /// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Value that only grows.
     Counter,
-    /// Value that grows and shrinks.
     Gauge,
     /// Cumulative counts by upper bound.
     Histogram,
 }
 
-/// A metric family under construction.
 pub struct Family<'p> {
     page: &'p mut Page,
     name: &'static str,
@@ -36,7 +32,6 @@ pub struct Family<'p> {
 pub type Pairs<'l> = &'l [(&'l str, &'l str)];
 
 impl Page {
-    /// Begins a family.
     pub fn family(&mut self, name: &'static str, kind: Kind, help: &str) -> Family<'_> {
         let kind = match kind {
             Kind::Counter => "counter",
@@ -49,7 +44,6 @@ impl Page {
         Family { page: self, name }
     }
 
-    /// Returns the text.
     pub fn into_text(self) -> String {
         self.text
     }
@@ -60,7 +54,6 @@ impl Page {
 }
 
 impl Family<'_> {
-    /// Writes one sample.
     pub fn sample(&mut self, labels: Pairs, value: impl Display) {
         let name = self.name;
         let labels = braced(labels, None);

@@ -251,7 +251,6 @@ impl Owner {
         done
     }
 
-    /// Undoes a failed change.
     fn roll_back(&mut self, undo: Undo, transports: &Transports) {
         let grown = undo.resized.iter().map(|(disk, _)| disk.as_str());
         self.growing

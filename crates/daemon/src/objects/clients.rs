@@ -16,7 +16,6 @@ impl Owner {
         }
     }
 
-    /// Notifies the clients of an export that logical units were removed.
     pub(super) fn tell_removed(&self, export: &str, luns: &[LunConfig]) {
         if let Some(device) = self.exports.get(export) {
             device.tell_removed(luns);

@@ -1,9 +1,9 @@
 //! Changes that wait for clients. Removed exports and logical units and shrinking disks are drained first: new requests are refused and
-//! requests in flight end. A drain takes as long as clients and block devices need, so each change drains on a thread of its own, and the
-//! owner makes other changes meanwhile. A draining object has the state `removing`.
+//! requests in flight end. Clients and block devices determine the time, so each change drains on a thread of its own, and the owner makes
+//! other changes meanwhile. A draining object has the state `removing`.
 //!
 //! ```text
-//!   begin_change ──▶ what has to drain ──none──────────────────────▶ finish ──▶ reply
+//!   begin_change ──▶ objects to drain ──none───────────────────────▶ finish ──▶ reply
 //!                          └──▶ thread: drain ──▶ message to the owner ─┘
 //! ```
 
@@ -67,9 +67,7 @@ pub struct Draining {
     is_announced: bool,
     exports: Vec<String>,
     luns: Vec<ExportLuns>,
-    /// Disks that shrink.
     shrinking: Vec<String>,
-    /// Disks that grow.
     growing: Vec<String>,
     /// Disks to be removed once no export presents them.
     disks: Vec<String>,
@@ -89,13 +87,12 @@ impl Draining {
         disks.any(|disk| disk == name).then(|| self.since.elapsed())
     }
 
-    /// Returns true if the size of a disk changes.
     fn resizes(&self, name: &str) -> bool {
         let mut disks = self.shrinking.iter().chain(&self.growing);
         disks.any(|disk| disk == name)
     }
 
-    /// Returns one line per draining object. `requests` returns the number of requests in flight of an export.
+    /// Returns one line per draining object. `requests` returns an export's number of requests in flight.
     pub fn lines(&self, requests: &dyn Fn(&str) -> u64) -> Vec<String> {
         let exports = self.exports.iter();
         let exports = exports.map(|name| {
@@ -284,7 +281,7 @@ impl ToDrain {
     }
 }
 
-/// Refuses new commands to logical units and waits for commands in flight. Aborts them if `force` is set or after a timeout.
+/// Refuses new commands to logical units and waits for those in flight. Aborts them with `force` or after a timeout.
 fn detach_luns(export: &str, luns: &[LunConfig], force: bool, device: &dyn ExportDevice) {
     device.detach_luns(luns);
     let (hold, holding) = Holding::new();
@@ -299,7 +296,6 @@ fn detach_luns(export: &str, luns: &[LunConfig], force: bool, device: &dyn Expor
     }
 }
 
-/// Changes that wait for clients.
 #[derive(Default)]
 pub(super) struct Drains {
     draining: Vec<Draining>,
@@ -308,12 +304,10 @@ pub(super) struct Drains {
 }
 
 impl Drains {
-    /// Returns the objects that are draining.
     pub fn view(&self) -> Vec<Draining> {
         self.draining.clone()
     }
 
-    /// Returns the conflicts of a plan with draining objects.
     pub fn bar(&self, plan: &Plan) -> Vec<Fault> {
         self.draining
             .iter()
@@ -399,7 +393,6 @@ impl Owner {
         }
     }
 
-    /// Returns the configuration that a change results in.
     pub(super) fn next_of(&self, work: &Work, force: bool) -> Result<Config, Refusal> {
         match work {
             Work::Change(change) => Change::clone(change).next(&self.config, force),
@@ -407,7 +400,7 @@ impl Owner {
         }
     }
 
-    /// Returns the objects still to drain. Returns `None` also if the change will be refused; [`Owner::finish`] reports the reasons.
+    /// Returns the objects still to drain. Returns `None` also for a change that [`Owner::finish`] will refuse.
     fn to_drain(&self, work: &Work, force: bool, drained: &Drained) -> Option<ToDrain> {
         let transports = self.servers.transports()?;
         let next = self.next_of(work, force).ok()?;
@@ -561,7 +554,7 @@ impl Owner {
         self.publish();
     }
 
-    /// Records disks that are about to be grown. After a crash, the next start completes or undoes the growth.
+    /// Records disks that are about to grow. After a crash, the next start completes or undoes the growth.
     fn begin_growth(&mut self, growing: Vec<Resizing>) -> Result<(), String> {
         if growing.is_empty() {
             return Ok(());
@@ -589,7 +582,7 @@ impl Owner {
         self.end_resize();
     }
 
-    /// Removes the resizes of this change from the record. Disks that are being grown for other changes stay in it.
+    /// Removes the resizes of this change from the record. Disks that grow for other changes stay in it.
     pub(super) fn end_resize(&self) {
         let Some(state_store) = &self.state_store else {
             return;

@@ -20,7 +20,6 @@ pub struct EventBus {
     told: Arc<Mutex<u64>>,
 }
 
-/// Creates a bus without subscribers.
 impl Default for EventBus {
     fn default() -> EventBus {
         let (sender, _) = broadcast::channel(BACKLOG);

@@ -7,8 +7,7 @@ use crate::running::Inherited;
 use config::{Config, ExportRef};
 
 impl Owner {
-    /// Sockets were handed over for the exports of the file and the flags. If an export was changed at run time, its socket is kept for the
-    /// export that has its path, now or later.
+    /// Keeps sockets handed over for exports that were changed at run time. Such a socket is for the export with its path, now or later.
     pub(super) fn keep_what_moved(
         &mut self,
         inherited: Vec<Inherited>,

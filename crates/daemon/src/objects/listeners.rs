@@ -1,5 +1,5 @@
-//! Configured listeners that cannot be opened yet: iSCSI portals, vhost-user sockets, and the listeners of the API and of metrics. The
-//! owner retries them and reports each one that begins to wait or opens.
+//! Configured listeners that cannot be opened yet: iSCSI portals, vhost-user sockets, and those of the API and of metrics. The owner
+//! retries them and reports each one that begins to wait or opens.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -64,7 +64,6 @@ impl Servers {
         waiting
     }
 
-    /// Returns the time of the next retry of a listener.
     pub(super) fn next_listener_try(&self) -> Option<Instant> {
         let transports = self.transports();
         let of_exports = transports.iter().flat_map(|transports| {

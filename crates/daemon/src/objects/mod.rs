@@ -125,7 +125,7 @@ impl Manager {
     }
 
     /// Begins a change and returns a future of its result, which is ready when requests to removed objects have ended. Draining objects are
-    /// visible from then on ([`owner::Live::draining`]). The change continues if the future is dropped.
+    /// visible at once ([`owner::Live::draining`]). The change continues if the future is dropped.
     ///
     /// # Errors
     /// [`Refusal::Ending`] without an owner.

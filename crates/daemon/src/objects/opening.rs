@@ -35,7 +35,6 @@ struct Opening {
     reply: Reply,
 }
 
-/// All changes that wait for disks to be opened.
 #[derive(Default)]
 pub(super) struct Openings {
     all: Vec<Opening>,
@@ -47,7 +46,6 @@ impl Openings {
         self.all.iter().flat_map(|one| &one.disks)
     }
 
-    /// Returns the names of the disks that are being opened.
     pub fn names(&self) -> Vec<String> {
         self.disks().map(|disk| disk.name.clone()).collect()
     }
@@ -72,8 +70,7 @@ impl Openings {
 }
 
 impl Owner {
-    /// Returns the disks that a change adds and that are not open yet. Empty also if the change is refused: [`Owner::change`] reports the
-    /// reason.
+    /// Returns the added disks that are not open yet. Empty also for a change that [`Owner::change`] will refuse.
     pub(super) fn to_open(&self, work: &Work, how: &How) -> Vec<DiskConfig> {
         let Ok(next) = self.next_of(work, how.force) else {
             return Vec::new();
@@ -106,7 +103,7 @@ impl Owner {
         disks
     }
 
-    /// Opens the disks of a change and continues with the change when all attempts have ended.
+    /// Opens the disks of a change and continues the change when all attempts have ended.
     pub(super) fn open_for_change(
         &mut self,
         disks: Vec<DiskConfig>,
@@ -157,8 +154,7 @@ impl Owner {
         self.advance(opening.work, how, opening.drained, opening.reply);
     }
 
-    /// Refuses the change that is opening a disk of this name. The device is closed when it is open. Returns false if there is no such
-    /// change.
+    /// Refuses the change that is opening a disk of this name. The device is closed once it is open. Returns false without such a change.
     pub(super) fn cancel_opening(&mut self, name: &str) -> bool {
         let is_meant = |one: &Opening| one.disks.iter().any(|disk| disk.name == name);
         let Some(opening) = self.openings.take(is_meant) else {
@@ -210,7 +206,7 @@ impl Owner {
         }
     }
 
-    /// Replies when the disks that the change removed are closed, because their files are free then. A close may block.
+    /// Replies when removed disks are closed, because their files are free then. A close may block.
     pub(super) fn reply_when_closed(&mut self, made: Result<Made, Refusal>, reply: Reply) {
         let closing: Vec<Arc<Disk>> = std::mem::take(&mut self.closing);
         if closing.is_empty() {
@@ -221,14 +217,13 @@ impl Owner {
             drop(closing);
             reply(made);
         };
-        // Without a thread the disks are closed here, and the caller's wait ends without a reply.
+        // Without a thread the disks are closed here, and the caller gets no reply.
         if let Err(error) = self.helpers.run(&place.unwrap_or_default(), close) {
             tracing::error!("no thread to close disks: {error}");
         }
     }
 }
 
-/// Returns the name of the disk that a change removes.
 pub(super) fn removed_by(work: &Work) -> Option<&str> {
     match work {
         Work::Change(change) => match &**change {

@@ -1,6 +1,6 @@
 //! Owner of all objects: holds the wanted configuration and the running objects, and turns one configuration into the next. Lives on the
 //! manager's thread, so changes run one after the other. A change is checked as a whole; fallible steps run first, then the state is
-//! persisted, then the remaining steps run, which cannot fail. Readers see the last complete state ([`Live`]).
+//! persisted, then the steps that cannot fail. Readers see the last complete state ([`Live`]).
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -92,7 +92,6 @@ pub struct Owner {
     pub(super) sized_files: HashSet<String>,
     pub(super) base: Config,
     pub(super) disks: Disks,
-    /// Open exports by name.
     pub(super) exports: HashMap<String, Arc<dyn ExportDevice>>,
     pub(super) servers: Arc<Servers>,
     pub(super) live: Arc<RwLock<Live>>,
@@ -100,33 +99,27 @@ pub struct Owner {
     pub(super) identities: Identities,
     /// Unusable state files.
     pub(super) damaged: DamagedFiles,
-    /// Dirty bitmaps of the disks.
     pub(crate) bitmaps: Arc<Bitmaps>,
-    /// Inherited listening sockets by path. The parent process keeps them bound, so the daemon could not bind there again.
+    /// Inherited listening sockets by path, which the parent process keeps bound.
     pub(super) handed: HashMap<PathBuf, OwnedFd>,
-    /// Sends events.
     pub(crate) event_bus: EventBus,
     /// Listeners that were reported as waiting.
     pub(super) reported_listeners: Vec<WaitingListener>,
-    /// Sends messages to this owner.
     pub(super) messages: mpsc::Sender<Message>,
     /// Devices opened on helper threads during the start.
     pub(super) starting: Option<Devices>,
     /// Threads for calls that may block.
     pub(super) helpers: HelperThreads,
-    /// Changes that wait for disks to be opened.
     pub(super) openings: Openings,
     /// Disks removed by the current change, to be closed on a helper thread.
     pub(super) closing: Vec<Arc<Disk>>,
     /// Disks that were opened in the background and are not served yet.
     pub(super) arrived: Vec<Attempt>,
-    /// Changes that wait for clients.
     pub(super) drains: Drains,
     /// Disks that are being grown, as recorded for a crash.
     pub(super) growing: Vec<Resizing>,
     /// Objects drained for the current change.
     pub(super) drained: Drained,
-    /// Long operations on disks.
     pub(crate) jobs: Jobs,
     /// Set at the end: no further message is handled.
     pub(super) ending: bool,
@@ -254,8 +247,7 @@ impl Owner {
         }
     }
 
-    /// Makes a change, or refuses it with all reasons. A new listener that cannot be opened fails, and the requesting client gets the
-    /// error. Listeners of the configuration file wait.
+    /// Makes a change, or refuses it with all reasons. A new listener must open: the client gets the error. Listeners of the file may wait.
     ///
     /// # Errors
     /// Nothing has changed then.
@@ -318,10 +310,10 @@ impl Owner {
         made
     }
 
-    /// Checks whether a daemon with another configuration file could serve the clients of this one.
+    /// Checks whether a daemon with another configuration file could serve the present clients.
     ///
     /// # Errors
-    /// The reasons for which a reload of that file would be refused, except for keys that need a new process.
+    /// The reasons to refuse a reload of that file, except keys that need a new process.
     pub(crate) fn check_upgrade(&self, base: &Config) -> Result<(), Refusal> {
         let next = super::overlay::Overlay::between(&self.base, &self.config).over(base);
         let faults = relations::check(&next);
@@ -397,7 +389,7 @@ impl Owner {
         Ok(plan)
     }
 
-    /// Returns the conflicts of a plan with jobs. A disk with a running job is neither resized nor removed.
+    /// Returns the conflicts with jobs, which forbid to resize or remove their disks.
     fn at_work(&self, plan: &Plan) -> Vec<Fault> {
         let resized = plan.resize.iter().map(|resize| &resize.disk);
         let disks = plan.remove_disks.iter().chain(resized);
@@ -492,7 +484,6 @@ pub(super) fn is_block_device(path: &Path) -> bool {
     metadata.is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
-/// Reads the CHAP files of all targets.
 fn chap_users(config: &Config) -> Result<Vec<(String, ChapUsers)>, Refusal> {
     let (mut reasons, mut read) = (Vec::new(), Vec::new());
     let has_users = |export: &ExportRef<'_>| export.object().chap_users().is_some();
@@ -514,7 +505,6 @@ pub(super) fn failed(reasons: &[String]) -> Result<(), Refusal> {
     }
 }
 
-/// Returns the file of a disk, if it has one.
 pub(super) fn file_of<'a>(config: &'a Config, disk: &str) -> Option<&'a std::path::Path> {
     config.disk(disk)?.backend.file()
 }

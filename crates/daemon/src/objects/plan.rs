@@ -19,7 +19,6 @@ pub type ExportLuns = (String, Vec<LunConfig>);
 /// A disk with a new size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resize {
-    /// Name of the disk.
     pub disk: String,
     /// New size in bytes.
     pub size: u64,
@@ -28,18 +27,14 @@ pub struct Resize {
 /// A disk with new limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Name of the disk.
     pub disk: String,
-    /// New limits.
     pub limits: LimitsConfig,
 }
 
 /// An export with a new placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placing {
-    /// Name of the export.
     pub export: String,
-    /// New placement.
     pub placement: ExportPlacement,
 }
 
@@ -95,7 +90,7 @@ impl Plan {
         *self == Plan::default()
     }
 
-    /// Returns the exports of `now` that must close before others open: replaced exports, and removed exports with a socket or target name
+    /// Returns the exports of `now` that must close before others open: replaced exports, and removed ones with a socket or target name
     /// that a new export needs.
     pub fn makes_room(&self, now: &Config) -> Vec<ExportConfig> {
         let coming = self.add_exports.iter().chain(&self.replace_exports);
@@ -121,8 +116,7 @@ impl Plan {
         going.map(ExportRef::to_owned).collect()
     }
 
-    /// Removes the size from `next` if a disk in `now` follows the size of its block device and `base` configures none, because the device
-    /// may grow again.
+    /// Removes the size from `next` for disks that follow their block device in `now`, unless `base` sets it: the device may grow again.
     pub fn let_devices_be(
         &self,
         next: &mut Config,

@@ -1,7 +1,7 @@
 //! Lists the files of the state folder and resets damaged ones.
 //!
-//! A reset moves the file aside for inspection. State that could not be read has its default value at once, except the cache mode of a
-//! virtio-blk export, which is read when the export is opened. State that the daemon has in memory is saved again.
+//! A reset moves the file aside for inspection. Unreadable state has its default value at once, except the cache mode of a virtio-blk
+//! export, which is read when the export is opened. State in memory is saved again.
 
 use std::path::PathBuf;
 

@@ -106,8 +106,7 @@ impl Owner {
         })
     }
 
-    /// Adopts the present size of the block device with this major and minor number, or of all block devices without a number. Applies to
-    /// disks without a configured size.
+    /// Adopts the present size of the block device with this number, or of all block devices, for disks without a configured size.
     pub(crate) fn device_changed(&mut self, number: Option<(u32, u32)>) {
         let is_meant = |name: &&str| {
             let device = self.disks.get(*name).map(|disk| disk.device());

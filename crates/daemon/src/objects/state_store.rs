@@ -1,4 +1,4 @@
-//! Persists changes made at run time, which survive a restart.
+//! Persists changes made at run time.
 //!
 //! One file is replaced as a whole with every change, before the reply: after a crash it has the old or the new state. A resize changes the
 //! file of a disk, so it is recorded first in a file of its own.
@@ -162,8 +162,8 @@ impl StateStore {
         fault("after-end-resize");
     }
 
-    /// Completes resizes that a crash interrupted: each file gets the configured size, which is the one before or after the resize. Must be
-    /// called with the configuration in effect, before disks are opened.
+    /// Completes resizes that a crash interrupted: each file gets the configured size, the one before or after the resize. Must run before
+    /// disks are opened.
     ///
     /// # Errors
     /// The record cannot be used. The files may then differ in size from the configuration.
@@ -189,7 +189,7 @@ impl StateStore {
     }
 }
 
-/// Mode 0600 keeps other users from opening and locking the file, which would prevent the daemon's start.
+/// Mode 0600: a user who can lock the file could prevent the daemon's start.
 fn lock_file(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     let file = options

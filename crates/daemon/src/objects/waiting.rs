@@ -1,7 +1,7 @@
 //! Configured disks that cannot be opened yet, and the time of their next attempt.
 //!
-//! The owner runs the wanted configuration without the objects that need a waiting disk: the disk, its virtio-blk exports and its logical
-//! units. A disk that becomes available is added like one that is added at run time.
+//! The owner runs the wanted configuration without the waiting disks, their virtio-blk exports and their logical units. A disk that becomes
+//! available is added as at run time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -22,14 +22,13 @@ const WAIT_LONGEST: Duration = Duration::from_secs(30);
 /// Longest wait of the start for disks that may take long, so that early clients find them.
 const START_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A waiting disk.
 #[derive(Clone, Debug)]
 struct Wait {
     /// Configuration of the failed attempt. A disk with another configuration is a different disk.
     disk: DiskConfig,
     /// Error of the last attempt; `None` during the first one.
     reason: Option<String>,
-    /// The disk was open but its exports failed. It is added in a change of its own, because it would fail other disks.
+    /// The disk was open but its exports failed. It is added alone, because it would fail other disks.
     was_refused: bool,
     wait: Duration,
     /// `None` while a helper thread opens the disk.
@@ -129,12 +128,10 @@ impl WaitingDisks {
         self.0.get(name).is_some_and(|known| known.was_refused)
     }
 
-    /// Returns true if the last attempt to open this disk failed.
     fn has_failed(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|known| known.reason.is_some())
     }
 
-    /// Returns true if this disk is being opened with this configuration.
     fn is_opening(&self, disk: &DiskConfig) -> bool {
         let known = self.0.get(&disk.name);
         known.is_some_and(|known| known.next_try.is_none() && known.disk == *disk)
