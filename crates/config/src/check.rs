@@ -18,7 +18,7 @@ const NAMES_GUESSED_MAX: usize = 1024;
 pub struct Surroundings {
     /// CPUs that this process may run on.
     pub cpus: Vec<usize>,
-    /// Files must exist here. Otherwise the daemon checks them, because it may run as another user or on another machine.
+    /// Missing files are mistakes. If false, the daemon checks them, because it may run as another user or on another machine.
     pub files_are_here: bool,
     /// Default sandbox mode: `LUNETTE_SANDBOX`, for tests and for the unit of a service manager.
     pub sandbox: sandbox::Mode,

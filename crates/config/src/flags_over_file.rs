@@ -46,7 +46,6 @@ fn value_of(flag: &Flag, source: &Arc<Source>) -> At<Raw> {
     }
 }
 
-/// Adds disks and exports.
 fn add_objects(
     draft: &mut Draft,
     flags: &Flags,

@@ -21,7 +21,6 @@ use super::value::{Field, Fields, Raw, Reader, wrong};
 /// An export, or its mistakes.
 pub type JsonExport = Result<ExportConfig, Diagnostics>;
 
-/// Returns the place of a value.
 fn place(pointer: &str, value: &Value) -> Place {
     // Only scalars are shown.
     let text = match value {

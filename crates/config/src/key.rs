@@ -212,7 +212,6 @@ impl Kind {
     }
 }
 
-/// Returns a value in TOML.
 fn toml(value: &Value) -> String {
     match value {
         Value::String(text) => quoted(text),

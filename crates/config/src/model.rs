@@ -117,9 +117,9 @@ pub struct AccessConfig {
     pub control_readers: Option<String>,
     /// TCP address of the API; `None`: not served.
     pub api_listen: Option<SocketAddr>,
-    /// File with the token for the same permissions over TCP.
+    /// File with the token for the permissions of `control_group` over TCP.
     pub token_file: Option<PathBuf>,
-    /// File with the token for read-only access over TCP.
+    /// File with the token for the permissions of `control_readers` over TCP.
     pub readers_token_file: Option<PathBuf>,
     /// Names, in addition to `localhost` and IP addresses, that browsers may use for the API.
     pub api_names: Vec<String>,

@@ -36,7 +36,6 @@ pub fn config(disk: &DiskConfig) -> Option<&RbdConfig> {
 /// Ceph options with secrets that read-only clients must not see.
 const SECRETS: [&str; 2] = ["key", "keyfile"];
 
-/// Reads the name of an image.
 fn read_image(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<ImageName> {
     let text = reader.text(key, ImageName::FORM)?;
     match ImageName::parse(&text.value) {
@@ -50,7 +49,6 @@ fn read_image(reader: &mut Reader<'_, '_>, key: &'static str) -> Option<ImageNam
     }
 }
 
-/// Reads options of Ceph.
 fn read_options(
     reader: &mut Reader<'_, '_>,
     key: &'static str,

@@ -92,7 +92,6 @@ const FIRST_BURST_LENGTH_DEFAULT: u32 = 262_144;
 const MAX_OUTSTANDING_R2T_DEFAULT: u16 = 1;
 /// In seconds; the default of other initiators.
 const REPLACEMENT_TIMEOUT: u32 = 120;
-/// Time limit for a login.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Default for RemoteConfig {
@@ -236,7 +235,6 @@ pub const UNIT: DiskKey = Key {
     get: |disk| Some(json!(remote(disk)?.unit.as_ref()?.to_string())),
 };
 
-/// Syntax of paths.
 const PATHS: &str =
     "one or more of HOST[:PORT] and iscsi://HOST[:PORT]/TARGET/LUN, with blanks between them";
 

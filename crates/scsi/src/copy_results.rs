@@ -2,7 +2,6 @@
 
 use crate::nexus::NexusId;
 
-/// State of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyStatus {
     Running,

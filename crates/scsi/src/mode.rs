@@ -4,7 +4,6 @@
 
 use block::DiskInfo;
 
-/// Page codes.
 pub(crate) mod page {
     pub const READ_WRITE_ERROR_RECOVERY: u8 = 0x01;
     pub const CACHING: u8 = 0x08;
@@ -22,7 +21,6 @@ pub(crate) enum PageControl {
     Saved,
 }
 
-/// One page.
 #[derive(Clone, Debug)]
 pub(crate) struct ModePage {
     pub code: u8,

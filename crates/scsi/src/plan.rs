@@ -109,7 +109,6 @@ impl PlainIo {
         PlainIo { request, end }
     }
 
-    /// Adds the disk.
     #[inline(always)]
     pub(crate) fn on(self, disk: DiskId) -> DirectIo {
         DirectIo {

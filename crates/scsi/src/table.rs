@@ -164,7 +164,6 @@ const ROWS: &[Row] = &[
     row(Read,   Medium, &[READ_DEFECT_DATA_12, 0x1f, 0, 0, 0, 0, X, X, X, X, 0, 0]),
 ];
 
-/// All supported commands.
 pub(crate) static COMMANDS: &[Row] = ROWS;
 
 /// Returns a command's class for reservations: that of its row, except for commands with fields that decide it.
@@ -207,7 +206,6 @@ fn place(cdb: &Cdb) -> Option<usize> {
     Some(first + at)
 }
 
-/// Returns the row of a CDB.
 pub(crate) fn find(cdb: &Cdb) -> Option<&'static Row> {
     COMMANDS.get(place(cdb)?)
 }

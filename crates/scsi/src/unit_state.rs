@@ -72,7 +72,6 @@ pub(crate) enum StateReason {
     Implicit = 0x02,
 }
 
-/// Access state of a target port group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GroupState {
     pub access: AccessState,
@@ -105,7 +104,6 @@ impl Progress {
     }
 }
 
-/// The state of one logical unit.
 #[derive(Debug)]
 pub(crate) struct UnitState {
     pub info: DiskInfo,
@@ -140,7 +138,6 @@ pub(crate) struct UnitState {
 pub(crate) enum Saved {
     /// Registrations and reservation with APTPL.
     Reservations,
-    /// Saved values of mode pages.
     ModePages,
     /// A SANITIZE or FORMAT UNIT operation that has not succeeded.
     Operation,
@@ -280,7 +277,6 @@ impl UnitState {
         store.save(key, &bytes)
     }
 
-    /// Saves the saved values of the mode pages.
     pub fn save_modes(&self, store: &dyn Store) -> Result<(), Sense> {
         store
             .save(
@@ -299,7 +295,6 @@ impl UnitState {
         }
     }
 
-    /// Returns the nexuses of a registrant.
     pub fn nexuses_of(&self, who: &Registrant) -> impl Iterator<Item = Arc<Nexus>> {
         self.nexuses
             .iter()

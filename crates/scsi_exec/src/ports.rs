@@ -38,7 +38,6 @@ struct Numbers {
     unusable: Option<String>,
 }
 
-/// Identifiers of all ports of a process.
 #[derive(Default)]
 pub(crate) struct Ports(Mutex<Numbers>);
 

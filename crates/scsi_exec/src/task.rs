@@ -213,7 +213,6 @@ impl Task {
         std::mem::take(&mut self.general.next)
     }
 
-    /// Keeps a need that cannot be served yet.
     pub(crate) fn keep_need(&mut self, need: Need) {
         self.general.next = need;
     }

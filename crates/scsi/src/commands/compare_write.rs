@@ -28,7 +28,6 @@ pub(super) fn compare_and_write_blocks_max(info: &DiskInfo) -> u64 {
     (bytes >> info.geometry.block_shift()).min(255)
 }
 
-/// Returns true if the unit supports COMPARE AND WRITE.
 pub(super) fn is_there(c: &Context<'_>) -> bool {
     compare_and_write_blocks_max(&c.unit.state().info) > 0
 }

@@ -77,7 +77,6 @@ const fn aborted(code: SenseCode) -> Sense {
     Sense::new(SenseKey::CopyAborted, code)
 }
 
-/// A parameter list.
 struct List {
     /// Identifier for the retrieval of results, unless the initiator does not want them.
     identifier: Option<u32>,
@@ -94,7 +93,6 @@ struct CopyTarget {
     at: u16,
 }
 
-/// A block to block segment.
 struct Segment {
     /// Offset in the parameter list.
     at: u16,

@@ -31,7 +31,6 @@ pub(super) enum Peripheral {
     Disk = 0x00,
     /// A direct access block device that is not accessible through this port at present (qualifier 001b).
     Inaccessible = NOT_CONNECTED as isize,
-    /// A well-known logical unit.
     WellKnown = 0x1e,
     /// No logical unit can exist here (qualifier 011b).
     Missing = 0x7f,

@@ -169,7 +169,6 @@ struct Scan {
 #[derive(Clone, Copy)]
 enum Doing {
     Nothing,
-    /// Requests extents.
     Status,
     /// Reads this number of bytes.
     Read(u64),

@@ -148,7 +148,6 @@ pub(crate) fn plain_way(unit: &LogicalUnit, nexus: &Nexus, filter_bit: u64) -> O
     Some(PlainWay::new(unit.geometry(), word))
 }
 
-/// Plans a command for a unit.
 #[inline]
 pub(crate) fn begin(
     map: &LunMap,
@@ -208,7 +207,6 @@ pub(crate) fn refuse(unit: &LogicalUnit, command: &Command<'_>, sense: Sense) ->
     finish(Err(sense), command, unit.word())
 }
 
-/// General path, with all checks.
 #[inline(never)]
 fn begin_general(map: &LunMap, unit: &Arc<LogicalUnit>, command: &Command<'_>, cdb: &Cdb) -> Plan {
     let word = unit.word();
@@ -315,7 +313,6 @@ fn begin_special(c: &Context<'_>) -> Result<Option<Response>, Sense> {
     Ok(None)
 }
 
-/// Calls the function of each operation code.
 fn dispatch(c: &Context<'_>) -> Planned {
     match c.cdb[0] {
         opcode if supported::needs_sole_daemon(opcode, c.unit) => {

@@ -25,7 +25,6 @@ pub(super) fn erasing_pass(unit: &LogicalUnit) -> Pass {
     }
 }
 
-/// Returns a block filled with repetitions of a pattern.
 pub(super) fn pattern_block(pattern: &[u8], block_size: usize) -> Vec<u8> {
     pattern.iter().copied().cycle().take(block_size).collect()
 }

@@ -155,7 +155,6 @@ pub(super) fn needs(passthrough: Passthrough, cdb: &Cdb) -> Needs {
     }
 }
 
-/// A pass-through command.
 struct Passed {
     disk: DiskId,
     command: ScsiCommand,

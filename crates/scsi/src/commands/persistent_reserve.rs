@@ -166,7 +166,6 @@ pub(super) fn persistent_reserve_out(c: &Context<'_>) -> Planned {
 /// Maximum length of a parameter list. TransportIDs for the maximum number of registrations do not fit; 64 KiB suffice.
 const LIST_MAX: usize = 1 << 16;
 
-/// A parameter list.
 #[derive(Clone)]
 struct List {
     key: u64,

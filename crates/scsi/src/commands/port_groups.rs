@@ -132,7 +132,6 @@ fn set_states(unit: &LogicalUnit, nexus: &Nexus, descriptors: &[u8]) -> Result<(
     Ok(())
 }
 
-/// Returns true if initiators may set the access state of the port's group.
 pub(super) fn may_set(port: &TargetPort) -> bool {
     port.state_setters == StateSetters::Initiators
 }

@@ -22,7 +22,6 @@ pub(super) const fn write_same_blocks_max(block_shift: u32) -> u64 {
     if block_shift == 9 { 0x10_0000 } else { 0x8000 }
 }
 
-/// Returns true if the unit's disk supports discards.
 pub(super) fn may_unmap(c: &Context<'_>) -> bool {
     c.unit.state().info.discard_granularity.is_some()
 }

@@ -135,7 +135,6 @@ pub(super) fn pre_fetch_10(c: &Context<'_>) -> Planned {
     good()
 }
 
-/// PRE-FETCH(16).
 pub(super) fn pre_fetch_16(c: &Context<'_>) -> Planned {
     c.range(be64(c.cdb, 2), be32(c.cdb, 10).into())?;
     good()

@@ -31,7 +31,6 @@ pub(super) fn operation_codes(c: &Context<'_>) -> Planned {
     c.data(data, be32(c.cdb, 6))
 }
 
-/// Returns the commands that this unit supports.
 fn supported(c: &Context<'_>) -> impl Iterator<Item = &'static Row> {
     let may_unmap = provisioning::may_unmap(c);
     let may_compare_and_write = compare_write::is_there(c);

@@ -53,7 +53,6 @@ impl Registrant {
     }
 }
 
-/// One registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Registration {
     pub who: Registrant,

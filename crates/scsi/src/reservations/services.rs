@@ -51,7 +51,6 @@ impl Reservations {
         Ok(effects)
     }
 
-    /// RESERVE.
     pub fn reserve(&mut self, who: &Registrant, key: u64, kind: Kind) -> Served {
         self.check_key(who, key)?;
         match &self.reservation {
@@ -64,7 +63,6 @@ impl Reservations {
         Ok(Effects::default())
     }
 
-    /// RELEASE.
     pub fn release(&mut self, who: &Registrant, key: u64, kind: Option<Kind>) -> Served {
         self.check_key(who, key)?;
         if !self.holds(who) {
@@ -84,7 +82,6 @@ impl Reservations {
         Ok(effects)
     }
 
-    /// CLEAR.
     pub fn clear(&mut self, who: &Registrant, key: u64) -> Served {
         self.check_key(who, key)?;
         let mut effects = Effects::default();
@@ -168,7 +165,6 @@ impl Reservations {
         Ok(effects)
     }
 
-    /// REGISTER AND MOVE.
     pub fn register_and_move(
         &mut self,
         who: &Registrant,

@@ -41,7 +41,6 @@ pub(crate) struct Notice {
     pub abort: bool,
 }
 
-/// The shared state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SharedReservations {
     pub reservations: Reservations,
