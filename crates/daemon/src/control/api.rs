@@ -465,7 +465,7 @@ mod tests {
         }
     }
 
-    /// All routes are made by `routes!()`, so a missing handler is not mounted.
+    /// All routes are made by `routes!()`, so a handler missing in the document is not mounted.
     #[test]
     fn every_handler_that_is_described_is_mounted_and_nothing_else_is() {
         let mut written = BTreeSet::new();

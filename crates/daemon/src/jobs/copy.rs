@@ -290,7 +290,7 @@ fn open_target(
             ..bdev::ImageOptions::new(path)
         };
         if let Some(last) = over {
-            // A client that may not let images name files has a policy in the target. It applies to the last backup, too.
+            // A restricted client has a policy for named files in the target. It applies to the last backup, too.
             let last = DiskConfig {
                 backend: last.backend.clone().with_named_files_of(&config.backend),
                 ..last.clone()
