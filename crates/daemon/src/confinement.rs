@@ -1,4 +1,4 @@
-//! Files that the sandbox leaves to the daemon: those of the configuration, `sandbox_paths`, and files that libraries read.
+//! Files that the sandbox permits: those of the configuration, `sandbox_paths`, and files that libraries read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ const SYSTEM: [&str; 11] = [
 /// Folders of Ceph's libraries for sockets and logs.
 const CEPH: [&str; 3] = ["/run/ceph", "/var/log/ceph", "/var/lib/ceph"];
 
-/// Confines the process as `config` requires, before it has any other thread. `config_file` can be read again later.
+/// Confines the process, before it has any other thread. `config_file` can be read again later.
 ///
 /// # Errors
 /// If the kernel refuses.

@@ -83,7 +83,7 @@ impl ConnectionTable {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a new connection. Closes the oldest unauthenticated one if there are too many.
+    /// Registers a connection. Closes the oldest unauthenticated one if there are too many.
     pub fn register(&self, address: IpAddr) -> (ConnectionGuard, Closed) {
         let network = network_of(address);
         let mut table = self.lock();
@@ -125,7 +125,7 @@ impl Table {
 }
 
 impl ConnectionGuard {
-    /// Records that a request carried a token. Returns false if there are too many connections with that token.
+    /// Records that a request carried a token. Returns false with too many connections of that token.
     pub fn authenticate(&self, standing: Standing) -> bool {
         let mut table = self.0.table.lock();
         let limit = match standing {

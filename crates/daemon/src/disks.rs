@@ -74,7 +74,7 @@ impl Opening {
     }
 }
 
-/// Opens disks in addition to `known`. `ready` has the devices that are open already.
+/// Opens disks in addition to `known`. `ready` has devices that are open already.
 pub(crate) fn open_all<'a>(
     configs: impl IntoIterator<Item = &'a DiskConfig>,
     mut ready: Devices,

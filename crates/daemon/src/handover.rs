@@ -69,7 +69,7 @@ struct Message {
     descriptors: Vec<usize>,
 }
 
-/// Encodes sessions as named descriptors. The last descriptor has the state that describes the others.
+/// Encodes sessions as named descriptors. The last one describes the others.
 ///
 /// # Errors
 /// If descriptors or memory run out.

@@ -97,7 +97,7 @@ impl Identities {
         }
     }
 
-    /// Resets the file. Disks without a medium get new identities, or the known ones are saved again.
+    /// Resets the file. Saves known identities again; otherwise disks without a medium get new ones.
     ///
     /// # Errors
     /// The file is still there, or the known identities cannot be saved.
@@ -469,7 +469,7 @@ fn attribute(medium: &dyn Medium) -> Result<Option<IdentityRecord>, String> {
     }
 }
 
-/// Returns a short file name for a key, which may be a long path. The file contains the whole key.
+/// Returns a short file name for a key, which may be a long path. The file has the whole key.
 fn store_key(key: &str) -> String {
     // FNV-1a, 128 bits.
     let hash = key.bytes().fold(

@@ -1,4 +1,4 @@
-//! Identities with real files: operations that keep a disk's identity and operations that change it.
+//! Operations on real files that keep or change the identity of a disk.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ fn opened_beside(
     store: &dyn Store,
     flags: &[&str],
 ) -> Result<Disks, Vec<String>> {
-    // Parsed separately, because the configuration check refuses two paths to one file.
+    // Parsed separately: the configuration check refuses two paths to one file.
     let configs = flags.iter().flat_map(|flag| config(&[*flag]).disks);
     let configs: Vec<DiskConfig> = configs.collect();
     let opening = open_all(&configs, Devices::new(), known, identities, store);

@@ -1,5 +1,4 @@
-//! Memory of RAM disks in the service manager's descriptor store: stored when a disk is created, passed to the next daemon, removed with
-//! the disk.
+//! Memory of RAM disks in the service manager's descriptor store, from the creation of a disk to its removal.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

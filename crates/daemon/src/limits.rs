@@ -1,8 +1,8 @@
-//! Resource limits of the process: each queue takes three descriptors, and the usual soft limit is 1024.
+//! Resource limits: each queue takes three descriptors, and the usual soft limit is 1024.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit of descriptors to the hard limit. The soft limit protects users of `select`, which the daemon does not use.
+/// Raises the soft limit of descriptors to the hard limit. Nothing in the daemon uses `select`, the reason for the soft limit.
 pub(crate) fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {

@@ -116,7 +116,7 @@ impl Notifier {
         Ok(())
     }
 
-    /// Removes the descriptors under these names from the service manager. Stops at the first failed send.
+    /// Removes these descriptors from the service manager. Stops at the first failed send.
     pub fn remove_stored<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
         let mut names = names.into_iter();
         names.all(|name| self.send(&format!("FDSTOREREMOVE=1\nFDNAME={name}")));

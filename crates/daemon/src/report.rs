@@ -25,10 +25,10 @@ pub struct QueueReport {
     /// Measured interval in seconds, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
-    /// Exports with queues that serve other disks, too. Counters of whole queues are missing here.
+    /// Exports with shared queues. Counters of whole queues are missing here.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub shares_queues_of: BTreeSet<String>,
-    /// Queues with so many disks that requests for this one are missing here.
+    /// Queues with too many disks: requests for this one are missing here.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub untold_by: BTreeSet<String>,
 }
@@ -44,7 +44,7 @@ impl QueueReport {
         }
     }
 
-    /// Records which measurements are missing because the queues serve other disks, too.
+    /// Records measurements missing because queues serve other disks, too.
     fn of_some(mut self, queues: &[QueueSnapshot]) -> QueueReport {
         for queue in queues.iter().filter(|queue| queue.shared) {
             let export = queue.labels.export.clone();
@@ -122,7 +122,7 @@ impl fmt::Display for QueueReport {
     }
 }
 
-/// Returns one report for `selector` (an export, a disk or a queue), or one report per export.
+/// Returns one report for `selector` (export, disk or queue), or one per export.
 pub fn reports(snapshot: &Snapshot, selector: Option<&str>) -> Vec<QueueReport> {
     if let Some(selector) = selector {
         let selected = snapshot.clone().select(selector);

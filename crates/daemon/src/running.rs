@@ -115,7 +115,7 @@ fn all_well(reasons: &[String]) -> Result<(), StartError> {
 
 /// A running daemon. Dropping it ends all sessions, the workers and the sockets.
 pub struct Running {
-    // Fields in the order in which they end: API clients, changes, clients of exports, workers.
+    // Fields in the order of their end: API clients, changes, clients of exports, workers.
     control: Option<control::Server>,
     api: Option<control::TcpServer>,
     metrics: Option<metrics::Listener>,
@@ -327,7 +327,7 @@ fn serve_metrics(
     Ok(listener)
 }
 
-/// Starts to listen to uevents. Without them, sizes are checked only at status and reload requests.
+/// Listens to uevents. Without them, sizes are checked only at status and reload requests.
 fn listen_to_uevents(manager: &ManagerThread) -> Option<Uevents> {
     let uevents = Uevents::start(manager.manager());
     uevents
@@ -426,7 +426,7 @@ impl Running {
         self.control.as_ref().map(control::Server::path)
     }
 
-    /// Notifies the service manager at least every `time` while the workers make progress, until the result is dropped.
+    /// Notifies the service manager at least every `time` while the workers make progress.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -444,7 +444,7 @@ impl Running {
         self.overview.servers.watch_listeners(watcher);
     }
 
-    /// Refuses a start after which no client, not even of the control socket, could reach the daemon.
+    /// Refuses a start after which no client could reach the daemon.
     fn check_reachable(&self) -> Result<(), StartError> {
         let waiting = self.overview.servers.waiting_listeners();
         let api = self.api.as_ref().and_then(control::TcpServer::address);
@@ -472,7 +472,7 @@ impl Running {
         self.overview.snapshot()
     }
 
-    /// Hands over the sessions, sockets and `memory` of RAM disks through `to`. This daemon serves no client afterwards.
+    /// Hands over sessions, sockets and `memory` of RAM disks through `to`. No client is served afterwards.
     pub fn hand_over(&mut self, to: &Notifier, memory: Vec<Named>) {
         let control = self.control.take().and_then(control::Server::leave);
         let api = self.api.take().and_then(control::TcpServer::leave);
@@ -518,7 +518,7 @@ impl Running {
         self.overview.status()
     }
 
-    /// Returns a handle that reloads the configuration. It can be used on another thread, and while the daemon ends.
+    /// Returns a handle that reloads the configuration, on any thread and while the daemon ends.
     pub fn reloader(&self) -> Reloader {
         Reloader {
             reload: self.reload.clone(),

@@ -1,4 +1,4 @@
-//! Thread that accepts and serves HTTP connections. When it ends, it accepts no more connections and answers the accepted ones.
+//! Thread that accepts and serves HTTP connections. At its end it answers the accepted ones.
 
 use std::error::Error;
 use std::io;
@@ -39,7 +39,7 @@ impl Connections {
 
     /// Ends all connections after their responses.
     async fn end(self) {
-        // hyper closes a connection without a request at once, although a request may be on its way.
+        // hyper closes a connection without a request at once, although one may be on its way.
         while Arc::strong_count(&self.new) > 1 {
             tokio::time::sleep(PAUSE).await;
         }
@@ -47,7 +47,7 @@ impl Connections {
     }
 }
 
-/// Returns an HTTP/1.1 server that closes a connection if the head of the next request takes longer than `head_time`.
+/// Returns an HTTP/1.1 server that closes a connection after `head_time` without the head of a request.
 pub(crate) fn http(head_time: Duration) -> http1::Builder {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(head_time);

@@ -20,7 +20,7 @@ pub enum Signal {
     Print,
 }
 
-/// Receiver of signals. Must be created before other parts of the daemon, so that no signal is lost.
+/// Receiver of signals. Must be created first, so that no signal is lost.
 #[derive(Debug)]
 pub struct Signals {
     signals: iterator::Signals,
@@ -31,7 +31,7 @@ pub struct Signals {
 impl Signals {
     /// Starts to listen. The default actions of the signals no longer apply.
     pub fn listen() -> io::Result<Signals> {
-        // With a handler, a write beyond the file size limit fails with EFBIG instead of ending the process.
+        // With a handler, a write beyond the file size limit fails with EFBIG.
         signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         Ok(Signals {
             signals: iterator::Signals::new([SIGTERM, SIGINT, SIGUSR1, SIGHUP])?,

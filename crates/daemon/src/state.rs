@@ -40,7 +40,7 @@ impl FolderStore {
         self.folder.join(checked_name(key))
     }
 
-    /// Returns the path of a file without checksum, from earlier versions. It is used if there is no other.
+    /// Returns the path of a file without checksum, used if there is no other.
     fn unchecked_path(&self, key: &str) -> PathBuf {
         self.folder.join(unchecked_name(key))
     }
@@ -54,7 +54,7 @@ fn unchecked_name(key: &str) -> String {
     format!("{}.state", file_name(key))
 }
 
-/// Longest normal time to make a few bytes durable. A longer one is logged, because a client waits for it.
+/// Longest normal time of a durable write. A longer one is logged, because a client waits.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// Replaces a file as a whole. The contents are durable when this returns.
@@ -275,7 +275,7 @@ mod tests {
     fn what_is_kept_is_for_the_daemons_user_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kept");
-        // Mode under the umask of a daemon that shares its sockets with a group.
+        // File mode under the umask of a daemon that shares its sockets with a group.
         fs::write(path.with_extension("new"), b"left by a crash").unwrap();
         fs::set_permissions(
             path.with_extension("new"),

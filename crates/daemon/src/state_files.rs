@@ -42,7 +42,7 @@ pub struct Kind {
     prefix: &'static str,
     /// Suffix of the file name. Not used for keys.
     suffix: &'static str,
-    /// There is one file of this kind: the prefix is directly followed by the suffix.
+    /// There is one file of this kind: the suffix directly follows the prefix.
     is_single: bool,
     /// Method of checking the contents.
     pub check: Check,
@@ -145,7 +145,7 @@ pub fn kind_of(name: &str) -> Option<&'static Kind> {
     })
 }
 
-/// Returns the key of a file if the daemon would give the file of that key this name.
+/// Returns the key of a file if the daemon would use this name for it.
 fn saved_key(name: &str) -> Option<String> {
     let stem = name
         .strip_suffix(SAVED)
@@ -154,14 +154,14 @@ fn saved_key(name: &str) -> Option<String> {
     (file_name(&key) == stem).then_some(key)
 }
 
-/// Returns true if the file has no checksum and is unused because a checked file is beside it.
+/// Returns true for a file without a checksum that is unused because of a checked one.
 pub(crate) fn is_superseded(folder: &Path, name: &str) -> bool {
     let stem = name.strip_suffix(UNCHECKED);
     let checked = stem.map(|stem| folder.join(format!("{stem}{SAVED}")));
     checked.is_some_and(|path| path.symlink_metadata().is_ok())
 }
 
-/// Reads a regular file. Other files are an error, because reading a FIFO or a device may block.
+/// Reads a regular file. Others are an error: reading a FIFO or a device may block.
 pub(crate) fn read_regular(path: &Path) -> Result<Vec<u8>, Unread> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOFOLLOW;
     let mut file = match rustix::fs::open(path, flags, Mode::empty()) {
@@ -207,7 +207,7 @@ impl From<Unread> for io::Error {
     }
 }
 
-/// Returns the file name for a key. Characters other than lower-case letters, digits and dashes are written as their code.
+/// Returns the file name for a key. Other characters than lower-case letters, digits and dashes are written as codes.
 pub(crate) fn file_name(key: &str) -> String {
     let mut name = String::new();
     for byte in key.bytes() {

@@ -1,5 +1,5 @@
-//! Store that opens its files on a thread of its own. A worker that executes a command which changes saved state waits for this thread and
-//! opens no file itself. The thread ends with the store.
+//! Store with its files on a thread of its own. A worker that changes saved state waits for this thread and opens no file itself. The
+//! thread ends with the store.
 
 use std::io;
 use std::sync::mpsc::{Sender, channel};

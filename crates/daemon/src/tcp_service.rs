@@ -165,7 +165,7 @@ pub(crate) struct TcpService {
 }
 
 impl TcpService {
-    /// Serves the connections to an entrance with `serve`, within `limits`. The thread and the log use the entrance's name.
+    /// Serves the connections to an entrance with `serve`, within `limits`. Thread and log use the entrance's name.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -186,7 +186,7 @@ impl TcpService {
                 // The entrance was dropped.
                 Err(_) => None,
             };
-            // No duplicate descriptor may stay open, because the next process may listen at the address.
+            // No duplicate may stay open: the next process may listen at the address.
             drop(opened);
             match listener {
                 Some(listener) => accept_all(name, listener?, limits, serve, connections).await,

@@ -34,7 +34,7 @@ impl Round {
         }
     }
 
-    /// Returns the workers without an iteration since the round began, except dedicated ones that have ended.
+    /// Returns the workers without an iteration since the round began, except ended ones.
     fn missing(&self) -> Vec<u32> {
         let missing = self.answered.iter();
         missing

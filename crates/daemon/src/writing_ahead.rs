@@ -9,7 +9,7 @@ use config::BlockDeviceConfig;
 
 use crate::objects::Live;
 
-/// No flush starts after this time. On slow storage the rest is written when the images are closed.
+/// No flush starts after this time. Slow storage writes the rest when the images are closed.
 const LIMIT: Duration = Duration::from_secs(3);
 
 /// A flush that takes less leaves little to write.

@@ -63,11 +63,11 @@ pub struct Begun {
 }
 
 struct OfDisk {
-    /// A weak reference, so that bitmaps keep no disk open.
+    /// Weak, so that bitmaps keep no disk open.
     disk: Weak<Disk>,
     recorder: Arc<Recorder>,
     record: Record,
-    /// Running backups, which rely on the present bitmaps.
+    /// Running backups, which need the present bitmaps.
     backups: usize,
     /// Mapped bits by file number.
     mapped: BTreeMap<u64, Arc<DirtyBitmap>>,
@@ -103,7 +103,7 @@ impl OfDisk {
 struct State {
     /// Records of disks that are not open yet, and the reason to distrust them.
     found: BTreeMap<String, (Record, Option<&'static str>)>,
-    /// Reasons why records are unusable, by the disk's part of the file name.
+    /// Reasons for unusable records, by the disk's part of the file name.
     unusable: BTreeMap<String, String>,
     disks: BTreeMap<String, OfDisk>,
     /// The files belong to the next daemon.
@@ -342,7 +342,7 @@ impl Bitmaps {
         }
     }
 
-    /// Completes a backup: its new bits replace those of the bitmap.
+    /// Completes a backup: the new bits replace the bitmap's old ones.
     ///
     /// # Errors
     /// If the record cannot be saved. The old bitmap stays.
@@ -403,7 +403,7 @@ impl Bitmaps {
         Ok(Some(old.len()))
     }
 
-    /// Moves an unusable record aside. Does nothing if there is none for this stem.
+    /// Moves an unusable record aside, if there is one for this stem.
     ///
     /// # Errors
     /// The record is still in place.

@@ -1,4 +1,4 @@
-//! Persisted record of a disk's bitmaps, and the check whether their bits are usable.
+//! Persisted record of a disk's bitmaps, and the check of their bits.
 //!
 //! ```text
 //!   bitmaps/DISK.json        the bitmaps of a disk: replaced as a whole
@@ -18,7 +18,7 @@ pub(super) const VERSION: u32 = 1;
 pub(super) struct Record {
     pub version: u32,
     pub identity: String,
-    /// Boot ID while the disk is served. Bits written in that run are lost with it.
+    /// Boot ID while the disk is served. Its bits are lost with that run.
     pub in_use: Option<String>,
     /// State of the disk's file while the disk is not served.
     pub left: Option<Left>,

@@ -210,7 +210,7 @@ fn bits_and_records_that_were_damaged_are_not_relied_on() {
     );
     assert_eq!(place.damaged.all().len(), 1);
     assert_eq!(std::fs::read(&record).unwrap(), b"{", "it stays");
-    // A complete backup replaces the record. The damaged one is kept under another name.
+    // A complete backup replaces the record and keeps the damaged one under another name.
     back_up(&bitmaps, &disk, "daily");
     assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
     assert_eq!((place.damaged.all(), place.files()), (Vec::new(), 3));

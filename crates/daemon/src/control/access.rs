@@ -20,12 +20,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::ErrorResponse;
 use config::{AccessConfig, account};
 
-/// Most connections at a time. Further ones wait. Each may carry a body of some megabytes.
+/// Most connections. Further ones wait. Each may carry a body of some megabytes.
 const CONNECTIONS_MAX: usize = 512;
 /// Most connections of readers. Further ones are closed, so that readers do not shut others out.
 const READERS_MAX: usize = CONNECTIONS_MAX / 2;
 
-/// Rights of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Right {
     /// May only read.
@@ -113,7 +112,6 @@ impl Guarded {
         }
     }
 
-    /// Accepts the next connection of a permitted user.
     pub async fn accept(&self) -> (Conversation, Peer) {
         loop {
             let Ok(room) = Arc::clone(&self.room).acquire_owned().await else {

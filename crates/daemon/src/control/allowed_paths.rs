@@ -219,7 +219,7 @@ impl AllowedPaths {
                 |own| matches!(own, BlockDeviceConfig::Rbd(known) if known.cluster == rbd.cluster),
             );
             if rbd.cluster != ClusterConfig::default() && !is_known {
-                // These keys name files, libraries and commands for this process. Monitors can set such options, too.
+                // These keys name files, libraries and commands for this process. Monitors can set them, too.
                 let detail = "this client may use only Ceph clusters with the keys of a disk in the configuration file";
                 faults.push(Fault::at(at, detail).help(AS_ADMINISTRATOR));
             }

@@ -63,7 +63,7 @@ fn host_name(headers: &HeaderMap) -> Option<String> {
     Some(host.host().trim_matches(['[', ']']).to_owned())
 }
 
-/// Returns true if no owner of a DNS name can direct browsers to the daemon by this name.
+/// Returns true if no DNS owner can direct browsers to the daemon by this name.
 fn is_local_or_address(name: &str, names: &Names) -> bool {
     name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok() || names.has(name)
 }

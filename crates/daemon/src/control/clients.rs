@@ -1,4 +1,4 @@
-//! `/v1/workers`, `/v1/sessions`, `/v1/reservations`: objects that exist at run time without configuration.
+//! `/v1/workers`, `/v1/sessions`, `/v1/reservations`: objects without configuration.
 
 use std::collections::BTreeMap;
 
@@ -92,7 +92,7 @@ fn all_sessions(overview: &Overview) -> Vec<Session> {
     vhost.chain(iscsi).collect()
 }
 
-/// Returns the negotiated parameters of a session, in the notation of RFC 7143 (13).
+/// Returns the negotiated parameters in the notation of RFC 7143 (13).
 fn negotiated(session: &SessionStatus) -> BTreeMap<String, String> {
     let said = |yes: bool| if yes { "Yes" } else { "No" }.to_owned();
     let of = &session.parameters;

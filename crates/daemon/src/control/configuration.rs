@@ -1,4 +1,4 @@
-//! `/v1/config`: all objects at once, the changes made at run time, and the reload of the file.
+//! `/v1/config`: all objects, changes made at run time, and the reload of the file.
 
 use ::control::{Changes, Objects, Summary};
 use axum::Json;
@@ -115,7 +115,7 @@ pub(super) async fn reload(
     let config = read.map_err(|mistakes| {
         let text = mistakes.to_string();
         let mut response = ErrorResponse::from(Refusal::from(mistakes));
-        // The text has positions in the file, which are not JSON pointers into a body.
+        // The text has positions in the file, which are no JSON pointers.
         response.0.detail = text;
         response
     })?;

@@ -1,4 +1,4 @@
-//! Error responses of requests, grouped by the type of request, for the descriptions of all handlers.
+//! Error responses by type of request, for the descriptions of all handlers.
 
 use std::collections::BTreeMap;
 

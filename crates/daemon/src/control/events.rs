@@ -1,4 +1,4 @@
-//! Server-sent events. `GET /v1/events`: changes. `GET /v1/live`: changes, and every second the status and the counters.
+//! Server-sent events. `GET /v1/events`: changes. `GET /v1/live`: also status and counters every second.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -100,7 +100,7 @@ fn name_disks(snapshot: &mut Snapshot, status: &Status) {
     }
 }
 
-/// Checks a selector that matches no queue. An export or disk without clients is not an error.
+/// Refuses an unknown selector. An export or disk without clients is not an error.
 fn explain_nothing(status: &Status, selector: &str) -> Result<(), ErrorResponse> {
     let name = selector.split_once('/').map_or(selector, |(name, _)| name);
     let mut exports = status.exports.iter();

@@ -1,4 +1,4 @@
-//! The page for browsers. It contains no data of the daemon, so it is served over TCP without a token, too.
+//! The page for browsers. It contains no data of the daemon and needs no token.
 
 use axum::http::header;
 use axum::response::IntoResponse;
@@ -11,7 +11,7 @@ const PAGE: &str = ::page::PAGE;
 const PAGE: &str = "<!DOCTYPE html><html lang=\"en\"><title>Lunette</title><p>This daemon was built without its page \
      (cargo feature <code>page</code>).";
 
-/// The page loads nothing from other sites, sends no request to them, and cannot be framed.
+/// Loads nothing from other sites, sends no request to them, and cannot be framed.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'; \
      base-uri 'none'; form-action 'none'";
 

@@ -21,7 +21,7 @@ use config::AccessConfig;
 /// Longest wait for the head of each request. Slower connections are closed.
 pub(super) const HEAD_TIME: Duration = Duration::from_secs(15);
 
-/// The server of a control socket. Dropping it ends the server and removes the socket.
+/// Server of a control socket. Dropping it removes the socket.
 #[derive(Debug)]
 pub struct Server {
     // Dropped first, before the socket's path is removed.

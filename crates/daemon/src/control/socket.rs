@@ -74,7 +74,7 @@ pub struct Bound {
 pub struct Left {
     /// The listening socket.
     pub socket: OwnedFd,
-    /// The path stays when daemons end, because their parent process listens there.
+    /// The path stays: the parent process listens there.
     pub is_passed: bool,
 }
 
@@ -110,7 +110,7 @@ fn same(one: &Path, other: &Path) -> bool {
 }
 
 impl Bound {
-    /// Wraps an inherited listening socket. Its path stays when this daemon ends.
+    /// Wraps an inherited listening socket. Its path stays.
     pub fn passed(path: PathBuf, listener: UnixListener) -> Bound {
         Bound {
             listener: Some(listener),
@@ -143,7 +143,7 @@ impl Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         if self.identity.is_some() && file_at(&self.path) == self.identity {
-            // The file may be removed already, and a failure has no remedy here.
+            // The file may be gone, and a failure has no remedy here.
             let _removed = std::fs::remove_file(&self.path);
         }
     }
@@ -228,7 +228,7 @@ fn listen(path: &Path, mode: Mode) -> io::Result<(UnixListener, Option<FileId>)>
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket: OwnedFd =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Linux gives the socket file the mode of the socket, so no other user can connect in between.
+    // Linux gives the socket file this mode, so no other user can connect in between.
     fchmod(&socket, mode)?;
     rustix::net::bind(&socket, &address)?;
     let file = file_at(path);

@@ -78,7 +78,7 @@ impl TcpServer {
     }
 }
 
-/// Refuses requests without a token, except for the page, and connections beyond the limit of their token.
+/// Refuses requests without a token, except for the page, and connections beyond the token's limit.
 async fn recognise(
     State(tokens): State<Tokens>,
     Extension(guard): Extension<ConnectionGuard>,

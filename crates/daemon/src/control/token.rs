@@ -1,6 +1,6 @@
-//! Bearer tokens (RFC 6750) for clients over TCP. They correspond to the groups of the control socket.
+//! Bearer tokens (RFC 6750) for clients over TCP, with the rights of the control socket's groups.
 //!
-//! The file of a token is read for each request, so a new token is valid at once.
+//! The file is read for each request, so a new token is valid at once.
 
 use std::path::PathBuf;
 
@@ -78,7 +78,7 @@ impl Tokens {
                 }
             }
         };
-        // Always compares both, so that the time does not depend on the match.
+        // Compares both in any case, so that the time does not depend on the match.
         match (is(&self.control), is(&self.readers)) {
             (true, _) => Ok(Right::Control),
             (false, true) => Ok(Right::Read),

@@ -1,5 +1,5 @@
-//! `POST /v1/upgrade` ends this daemon and hands its clients to the next one. `POST /v1/upgrade/check` checks the configuration file
-//! of the next daemon first.
+//! `POST /v1/upgrade` ends this daemon and hands its clients to the next one. `POST /v1/upgrade/check` first checks the next configuration
+//! file.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixDatagram;
@@ -63,7 +63,7 @@ pub(super) async fn begin(
 ))]
 pub(super) async fn check(State(api): State<Api>) -> Result<StatusCode, ErrorResponse> {
     if let Some(reload) = api.reload.clone()
-        // A file that only the next program can read is checked by that program before it takes over.
+        // A file that only the next program can read is checked by that program.
         && let Ok(config) = blocking(move || reload()).await?
     {
         let checked = api.manager.ask(move |owner| owner.check_upgrade(&config));
@@ -72,7 +72,7 @@ pub(super) async fn check(State(api): State<Api>) -> Result<StatusCode, ErrorRes
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Checks the owner of the socket that receives the memory of guests: only root and the daemon's user are allowed.
+/// Checks that the socket, which receives the memory of guests, belongs to root or the daemon's user.
 fn check_owner(socket: &std::path::Path) -> Result<(), Refusal> {
     let refused = |what: String| Refusal::Invalid(vec![Fault::at("/socket", what)]);
     let shown = socket.display();

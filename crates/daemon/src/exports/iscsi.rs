@@ -1,4 +1,4 @@
-//! iSCSI target for any number of initiators. Initiators learn of added and removed logical units from UNIT ATTENTION conditions.
+//! iSCSI target for any number of initiators, which learn of changed logical units from UNIT ATTENTION conditions.
 
 use std::sync::Arc;
 use std::time::Duration;

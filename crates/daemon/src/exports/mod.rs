@@ -1,4 +1,4 @@
-//! Opens exports from their configuration. Each kind has a file that opens it ([`Openable`]) and changes it ([`ExportDevice`]).
+//! Opens exports. Each kind has a file that opens it ([`Openable`]) and changes it ([`ExportDevice`]).
 
 mod iscsi;
 mod vhost;
@@ -131,9 +131,9 @@ fn kind(export: ExportRef<'_>) -> &dyn Openable {
     }
 }
 
-/// An open export, changed by the owner. An export of one disk has no logical units to change.
+/// An open export. An export of one disk has no logical units to change.
 pub(crate) trait ExportDevice: Send + Sync {
-    /// Refuses new clients and ends the sessions once commands in flight are answered.
+    /// Refuses new clients and ends the sessions after commands in flight.
     fn close(&self);
 
     /// Adds logical units.

@@ -81,7 +81,7 @@ fn blk_device(config: &VhostBlkConfig, opening: &Opening<'_>) -> Result<Arc<BlkD
     // Creating the unit resumes a sanitize operation that a restart interrupted, on any transport.
     let unit = units.unit(disk);
     if disk.is_removable() {
-        // virtio-blk cannot report a missing medium, so SCSI initiators must not eject it while this export is open.
+        // virtio-blk cannot report a missing medium, so SCSI initiators must not eject it.
         let hold = unit.hold_medium();
         return Ok(Arc::new(device.holding(hold)));
     }
@@ -91,7 +91,7 @@ fn blk_device(config: &VhostBlkConfig, opening: &Opening<'_>) -> Result<Arc<BlkD
 /// Persists the identity of the disk that the driver started with, under the socket path, the only name of an export that a front end has.
 fn remember_disk(device: BlkDevice, socket: &Path, units: &Arc<Units>) -> BlkDevice {
     let key = format!("virtio-blk disk {}", absolute(socket).display());
-    // A damaged identity matches no disk: a driver with queues in use is refused until it restarts them.
+    // A damaged identity matches no disk: a driver with queues in use is refused.
     let last = units.store().load(&key);
     let last = last.unwrap_or_else(|_| Some(b"unknown".to_vec()));
     let last = last.and_then(|last| String::from_utf8(last).ok());

@@ -93,7 +93,7 @@ fn no_overlay(name: &str) -> Refusal {
     )
 }
 
-/// Reopens the image over a writable backing image and switches the disk to a mirror that has copied nothing yet.
+/// Reopens the image over a writable backing image and switches the disk to an empty mirror.
 fn begin(
     context: &Context,
     disk: &Arc<Disk>,
@@ -113,7 +113,7 @@ fn begin(
         kept.map_err(|broken| failed(name, &format!("its backing image: {broken}")))?;
         Ok(mirror as Arc<dyn BlockDevice>)
     };
-    // Runs before the first client writes to the disk again: the reopened image is closed then.
+    // Closes the reopened image before the first client writes to the disk again.
     let undo = || {
         if opened.take().is_some() {
             lock_again(name, &**before);

@@ -1,5 +1,5 @@
 //! Copies a disk to a target while clients use it. Writes to the copied part go to source and target ([`bdev::Mirror`]). A mirror then
-//! switches the disk to the target. A backup drops the target, which holds the disk as of the end of the job.
+//! switches the disk to the target. A backup leaves the target with the disk's contents at the end of the job.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -44,7 +44,7 @@ pub struct Copy {
     pub speed: u64,
     /// The mirror switches to its target as soon as it is complete.
     pub switches: bool,
-    /// Name of the bitmap: the backup contains the changes since the last backup of this name.
+    /// Name of a bitmap: copies the changes since the last backup of this name.
     pub incremental: Option<String>,
 }
 
@@ -83,7 +83,7 @@ pub fn start_copy(context: &Context, copy: &Copy) -> Result<Arc<Job>, Refusal> {
             "use a file, a block device, an image, an RBD image or an iSCSI unit",
         ));
     }
-    // A second session for the same unit has the ISID of the disk's session and would end it.
+    // A second session for the same unit has the same ISID and would end the disk's session.
     if let (BlockDeviceConfig::Iscsi(one), BlockDeviceConfig::Iscsi(other)) =
         (&now.backend, &target.backend)
         && one.unit == other.unit
@@ -178,7 +178,7 @@ pub(crate) fn shown(backend: &BlockDeviceConfig) -> String {
     }
 }
 
-/// Returns true if the target loses its data when the daemon restarts and the disk does not.
+/// Returns true if the target, unlike the disk, loses its data at a restart of the daemon.
 fn loses_data(disk: &BlockDeviceConfig, target: &BlockDeviceConfig) -> bool {
     match target {
         BlockDeviceConfig::Null { .. } | BlockDeviceConfig::Delay { .. } => true,
@@ -251,8 +251,7 @@ fn begin(
     Ok(copying)
 }
 
-/// Puts a layer over a device if its discards would break a property that clients of the disk have read. Also returns the discard mode to
-/// configure.
+/// Puts a layer over a device with discards that would break a property that clients have read. Also returns the discard mode.
 pub(super) fn keep_discards(
     disk: &Disk,
     device: Arc<dyn BlockDevice>,
@@ -312,7 +311,7 @@ enum Early {
 }
 
 impl Copying {
-    /// Runs the job to its end. The disk is then on one device: the target after a switch, the source otherwise.
+    /// Runs the job to its end. The disk is then on the target after a switch, on the source otherwise.
     fn run(mut self) {
         let mirror = self.begun.clone().unwrap_or_else(|| {
             let (source, target) = (Arc::clone(&self.source), Arc::clone(&self.target));
@@ -429,7 +428,7 @@ impl Copying {
         self.job.kind == JobKind::Commit
     }
 
-    /// Returns the end of a range at `from` that holds no data to copy. Clients can write to the range until the caller holds it.
+    /// Returns the end of a range at `from` without data to copy. Clients can write there until the caller holds it.
     fn passed_over(&self, source: &mut BlockingIo, from: u64, hole_max: u64) -> Option<u64> {
         let total = self.job.total;
         if self.is_commit() {
@@ -499,7 +498,7 @@ impl Copying {
         let name = self.disk.name();
         let patient = |io| self.patient(io, None);
         let mut flush = Flush::prepare(name, Arc::clone(&self.target), patient)?;
-        // The first flush runs before the disk is held. Clients wait only for the second one.
+        // Clients wait only for the second flush, while the disk is held.
         let mut switched = flush.run();
         if switched.is_ok() {
             flush = flush.limit(|io| self.patient(io, Some(TARGET_PATIENCE)));
@@ -699,7 +698,7 @@ fn hole_at(source: &mut BlockingIo, from: u64, total: u64) -> Option<u64> {
     is_hole.then(|| first.end.min(total))
 }
 
-/// Copies a range that the caller holds. Returns the number of bytes copied, which is 0 if the range is still a hole.
+/// Copies a range that the caller holds. Returns the bytes copied, 0 for a hole.
 fn copy_range(
     source: &mut BlockingIo,
     target: &mut BlockingIo,

@@ -50,7 +50,7 @@ pub(super) fn failed(disk: &str, what: &dyn std::fmt::Display) -> Refusal {
     Refusal::Failed(vec![Fault::new(format!("disk {disk}: {what}"))])
 }
 
-/// Flushes a device while its disk is held. It is attached before the disk is held.
+/// Flushes a device while its disk is held. Attached before.
 pub(super) struct Flush {
     disk: String,
     io: BlockingIo,
@@ -86,8 +86,8 @@ impl Flush {
     }
 }
 
-/// Switches disks to other devices atomically. `last` runs while the disks are held: no write is in flight, and the next one goes to the
-/// new devices.
+/// Switches disks to other devices atomically. `last` runs while the disks are held, between the last write to the old devices and the
+/// first to the new.
 pub(super) fn exchange(
     manager: &Manager,
     pool: &Pool,
@@ -155,7 +155,7 @@ fn change_one(
     Ok(())
 }
 
-/// Holds the disks in the order of their names, so that two changes of the same disks do not deadlock.
+/// Holds disks in the order of their names, so that two changes do not deadlock.
 fn hold(changes: &[NewDevice]) -> Result<Vec<RangeLock>, Refusal> {
     let mut disks: Vec<&Arc<Disk>> = changes.iter().map(|change| &change.disk).collect();
     disks.sort_by_key(|disk| disk.name());

@@ -1,5 +1,5 @@
-//! Incremental backups. Ranges marked in a dirty bitmap of the disk are copied to the target of the last backup, or into a new image over
-//! that target. The first backup of a name copies everything. A new bitmap begins when a backup is complete: see [`crate::bitmaps`].
+//! Incremental backups. Ranges marked in a dirty bitmap are copied to the target of the last backup, or into a new image over it. The first
+//! backup of a name copies everything. A complete backup begins a new bitmap: see [`crate::bitmaps`].
 
 use std::path::Path;
 use std::sync::Arc;

@@ -82,7 +82,7 @@ impl Context {
             let config = owner.is_there(&disk)?.clone();
             owner.keeps_changes_of(&name)?;
             if !owner.is_shown_by_scsi(&name) {
-                // Only SCSI reports that unmapped blocks read as zeroes (LBPRZ). Virtio-blk clients have no such guarantee.
+                // Only SCSI reports that unmapped blocks read as zeroes (LBPRZ).
                 disk.withdraw_discard_zeroes();
             }
             Ok((disk, config))
@@ -131,7 +131,7 @@ pub struct Job {
     started: Instant,
     control: Mutex<Control>,
     changed: Condvar,
-    /// Abandoned when the job is cancelled, so that client writes stop waiting for the target.
+    /// Abandoned at a cancellation, so that client writes stop waiting for the target.
     mirror: OnceLock<Arc<MirrorProgress>>,
 }
 
@@ -321,7 +321,7 @@ impl Job {
         self.changed.notify_all();
     }
 
-    /// Waits while the job is paused and until the speed limit permits the next part. Returns false if the job is cancelled.
+    /// Waits while paused and as the speed limit requires. Returns false if the job is cancelled.
     fn goes_on(&self, part: Option<(Instant, u64)>) -> bool {
         let mut control = self.control();
         loop {
@@ -339,7 +339,7 @@ impl Job {
         }
     }
 
-    /// Waits until the switch of a complete copy is requested. Returns false if the job is cancelled or `is_well` fails.
+    /// Waits for the switch of a complete copy. Returns false if the job is cancelled or `is_well` fails.
     fn waits_for_switch(&self, is_well: impl Fn() -> bool) -> bool {
         // The check may block, so it runs without the lock.
         while is_well() {
@@ -384,7 +384,7 @@ fn rest(began: Instant, bytes: u64, speed: u64) -> Option<Duration> {
         .filter(|rest| !rest.is_zero())
 }
 
-/// Removes a job from the list when dropped, because its end is not announced.
+/// Removes a job from the list when dropped, without an announcement.
 struct Unannounced(Jobs, Arc<Job>);
 
 impl Drop for Unannounced {
@@ -485,7 +485,7 @@ impl Jobs {
         self.lock().is_ending
     }
 
-    /// Cancels all jobs and waits for their threads, at the end of the daemon. Their disks stay as they were.
+    /// Cancels all jobs and waits for their threads. Their disks stay as they were.
     pub fn end(&self) {
         let (jobs, threads) = {
             let mut all = self.lock();

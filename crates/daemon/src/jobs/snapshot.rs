@@ -60,7 +60,7 @@ pub fn snapshot(context: &Context, overlays: &[Overlay]) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Switches the disks. Client flushes reach only the new image, so earlier writes must be durable before the switch.
+/// Switches the disks. Client flushes reach only the new image, so earlier writes must be durable.
 fn change_over(context: &Context, made: &[Made]) -> Result<(), Refusal> {
     let changes: Vec<NewDevice> = made.iter().map(|one| one.change.clone()).collect();
     let flushes = made.iter().map(|one| {
@@ -68,7 +68,7 @@ fn change_over(context: &Context, made: &[Made]) -> Result<(), Refusal> {
         Flush::prepare(name, Arc::clone(&one.before), |io| io)
     });
     let mut flushes = flushes.collect::<Result<Vec<_>, _>>()?;
-    // The first flush runs before the disks are held. Clients wait only for the second one.
+    // Clients wait only for the second flush, while the disks are held.
     flushes.iter_mut().try_for_each(Flush::run)?;
     exchange(&context.manager, &context.servers.pool, &changes, || {
         for NewDevice { disk, device, .. } in &changes {

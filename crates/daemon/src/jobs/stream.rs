@@ -11,7 +11,7 @@ use super::exchange::failed;
 use super::{Context, Job, JobKind};
 use crate::objects::Refusal;
 
-/// Most bytes that the image's owner copies in one step. Client allocations wait for a step.
+/// Most bytes of one step. Client allocations wait for a step of the image's owner.
 const PART_MAX: u64 = 1 << 20;
 /// Bytes of the first step.
 const PART_MIN: u64 = 64 << 10;

@@ -22,7 +22,7 @@ use crate::objects::LISTENER_KINDS;
 pub use listener::Listener;
 pub use text::CONTENT_TYPE;
 
-/// Upper bounds of the histogram buckets in nanoseconds: from one step within the process to a hung disk.
+/// Upper bounds of histogram buckets in nanoseconds: from one step in the process to a hung disk.
 pub const BOUNDS_NS: [u64; 25] = [
     100,
     250,

@@ -26,7 +26,7 @@ impl Process {
         }
     }
 
-    /// Parses `proc_pid_stat(5)`. The command in parentheses may contain any character; the numbers after it start with field 3.
+    /// Parses `proc_pid_stat(5)`. The command in parentheses may contain any character; field 3 follows it.
     fn from_stat(stat: &str) -> Process {
         let numbers = stat.rsplit_once(") ").map_or("", |(_, numbers)| numbers);
         let fields: Vec<&str> = numbers.split_whitespace().collect();

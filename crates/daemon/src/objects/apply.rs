@@ -25,7 +25,7 @@ struct Undo {
     placed: Vec<Placing>,
     /// Exports with changed socket rights, and the previous rights.
     rights: Vec<(String, vhost_user::Rights)>,
-    /// CHAP users that closed exports had in force, which may differ from their files.
+    /// CHAP users in force in closed exports.
     chap_users: HashMap<String, Arc<ChapUsers>>,
     /// Grown disks and their previous sizes.
     resized: Vec<(String, u64)>,
@@ -83,7 +83,7 @@ impl Owner {
         let tried = tried.and_then(|()| self.keep(next, first));
         if let Err(refusal) = tried {
             self.roll_back(undo, transports);
-            // An opened export has made the disk a logical unit, which would keep its file open.
+            // The opened exports have made it a logical unit, which would keep its file open.
             opened.values().for_each(|disk| self.servers.let_go(disk));
             made_for_nothing();
             self.closing.extend(opened.into_values());
@@ -157,7 +157,7 @@ impl Owner {
     ) -> Result<(), Refusal> {
         let mut reasons = Vec::new();
         let mut inherited = inherited;
-        // Read before any export closes: a rollback could not reopen an export with an unreadable CHAP file.
+        // A rollback could not reopen an export with an unreadable CHAP file.
         for export in plan.add_exports.iter().chain(&plan.replace_exports) {
             if let Err(reason) = exports::chap_users(export.as_ref()) {
                 let export = export.as_ref();
@@ -219,7 +219,7 @@ impl Owner {
         }
         for (Resize { disk, size }, known) in known {
             let before = size_of(&known);
-            // Data beyond the new end of a disk is dropped only after all fallible steps.
+            // Data beyond a new end is dropped only after all fallible steps.
             let done = if let Some(before) = self.drained.take_grown(&known, *size) {
                 undo.resized.push((disk.clone(), before));
                 Ok(())

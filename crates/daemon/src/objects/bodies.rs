@@ -20,7 +20,7 @@ pub fn disk(disk: &DiskConfig) -> Disk {
     }
 }
 
-/// Returns the state of a configured disk. `used_by` names the exports and logical units that present it.
+/// Returns the state of a configured disk. `used_by` names its exports and logical units.
 pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> DiskStatus {
     let disk = live.disks.get(&config.name);
     let info = disk.map(|disk| disk.info());
@@ -104,7 +104,7 @@ pub fn export(export: ExportRef<'_>) -> Export {
             continue;
         }
         if let ("lun", Some(luns)) = (name, value.as_array_mut()) {
-            // Sorts logical units in the order in which an initiator lists them.
+            // Sorts logical units as an initiator lists them.
             luns.sort_by_key(|lun| (lun["target"].as_u64(), lun["lun"].as_u64()));
         }
         keys.push((name.to_owned(), value));

@@ -1,4 +1,4 @@
-//! Changes that clients can request at run time. Each change computes the next configuration from the present one.
+//! Changes at run time. Each computes the next configuration from the present one.
 
 use std::collections::HashMap;
 
@@ -31,13 +31,13 @@ pub enum Change {
     PutLuns(String, Vec<LunConfig>),
     /// Removes the logical unit of an export at this target and LUN.
     RemoveLun(String, u8, u16),
-    /// Sets the access state of a portal group of a target, also if an initiator has changed it.
+    /// Sets the access state of a portal group, also if an initiator has changed it.
     SetAccessState(String, u16, AccessState),
     /// Replaces the whole configuration.
     Replace(Box<Replacement>),
 }
 
-/// A whole configuration. Changes made while it waits for clients are kept on top of it.
+/// A whole configuration. Changes made while it waits for clients stay on top of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replacement {
     whole: Config,
@@ -46,7 +46,7 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Stores the present configuration. Later changes are kept on top of this replacement.
+    /// Stores the present configuration. Later changes stay on top of this replacement.
     pub fn begin(&mut self, now: &Config) {
         self.begun_from.get_or_insert_with(|| now.clone());
     }

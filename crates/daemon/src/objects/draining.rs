@@ -74,7 +74,7 @@ pub struct Draining {
 }
 
 impl Draining {
-    /// Returns the time since an export or one of its logical units began to drain.
+    /// Returns the time since an export or a logical unit of it began to drain.
     pub fn export(&self, name: &str) -> Option<Duration> {
         let is_meant = self.exports.iter().any(|export| export == name)
             || self.luns.iter().any(|(export, _)| export == name);
@@ -336,9 +336,9 @@ impl Drains {
 }
 
 impl Owner {
-    /// Makes a change and passes the result to `reply`: at once, or when requests to removed objects have ended.
+    /// Makes a change and passes the result to `reply`, at once or after the requests to removed objects.
     pub fn begin_change(&mut self, mut work: Work, how: How, reply: Reply) {
-        // With two whole configurations at a time, the one that ends last would undo the other.
+        // The later one of two whole configurations would undo the other.
         if work.is_whole() && self.openings.has_whole() {
             let detail = "another whole configuration has been waiting for its disks to open";
             return reply(Err(Refusal::conflict(
@@ -524,7 +524,7 @@ impl Owner {
         made
     }
 
-    /// Restores drained objects that are still configured because the change was refused.
+    /// Restores drained objects after a refused change.
     pub(super) fn restore(&mut self, drained: Drained) {
         for (disk, shrinking) in drained.shrinking {
             disk.stay_large(shrinking);

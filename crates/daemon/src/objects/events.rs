@@ -9,14 +9,14 @@ use tokio::sync::broadcast;
 use super::owner::Owner;
 use super::plan::{Limit, Placing, Plan, Resize};
 
-/// Capacity of a subscriber's backlog, in events. A slower subscriber loses the oldest events.
+/// Backlog of a subscriber, in events. A slower one loses the oldest.
 const BACKLOG: usize = 4096;
 
 /// Sends events to all subscribers without waiting for slow ones.
 #[derive(Clone, Debug)]
 pub struct EventBus {
     sender: broadcast::Sender<Event>,
-    /// Number of events so far. Locked while an event is sent, so that events arrive in the order of their numbers.
+    /// Number of events. Locked during a send, so that events arrive in order.
     told: Arc<Mutex<u64>>,
 }
 
@@ -57,7 +57,7 @@ impl EventBus {
         });
     }
 
-    /// Sends the event that a listener begins to wait, or that a waiting one is open.
+    /// Sends the event that a listener begins to wait or has opened.
     pub fn tell_listener(&self, listener: &WaitingListener, is_open: bool) {
         let is_portal = listener.kind == "iscsi";
         let event = match (is_portal, is_open) {

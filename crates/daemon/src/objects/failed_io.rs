@@ -28,7 +28,7 @@ impl Owner {
         }
     }
 
-    /// Sends an event when the first I/O of a new disk waits and when none waits any more.
+    /// Sends an event when the first I/O of a disk waits and when none waits any more.
     pub(super) fn follow_waiting(&self, disk: &Arc<Disk>) {
         let (event_bus, name) = (self.event_bus.clone(), disk.name().to_owned());
         disk.state().on_waiting(move |waits| {

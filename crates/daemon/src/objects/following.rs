@@ -1,5 +1,5 @@
-//! Disks that change without a request: an image resized by another client, or a device that is available again. The owner adopts the new
-//! size, notifies clients and resumes waiting I/O.
+//! Disks that change without a request: a resized image or a device that is available again. The owner adopts the size, notifies clients
+//! and resumes waiting I/O.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::Message;
 use super::owner::Owner;
 use config::{BlockDeviceConfig, Config, DiskConfig};
 
-/// Returns the names of file disks with a configured size. Such a disk may be a part of its block device and does not follow its size.
+/// Returns the file disks with a configured size. They may be parts of their block devices and do not follow their sizes.
 pub(super) fn sized_files(config: &Config) -> HashSet<String> {
     let is_sized =
         |disk: &&DiskConfig| matches!(disk.backend, BlockDeviceConfig::File { size: Some(_), .. });
@@ -35,7 +35,7 @@ impl Owner {
         self.messages.send(message).ok();
     }
 
-    /// Adopts the size of a changed disk and resumes its I/O if the device is available again.
+    /// Adopts the size of a changed disk and resumes its I/O if the device is available.
     pub(super) fn followed(&mut self, name: &str) {
         if !self.sized_files.contains(name)
             && let Err(error) = self.take_size_over(name)

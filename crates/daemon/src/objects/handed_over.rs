@@ -1,5 +1,4 @@
-//! Listening sockets inherited from the parent process. The parent keeps them bound to their paths, so the daemon could not bind there
-//! again.
+//! Listening sockets inherited from the parent process, which keeps them bound: the daemon could not bind to their paths again.
 
 use super::owner::Owner;
 use super::relations;

@@ -14,7 +14,7 @@ use crate::tcp_service::TcpEntrance;
 pub const LISTENER_KINDS: [&str; 4] = ["vhost-user", "iscsi", "api", "metrics"];
 
 impl Transports {
-    /// Sets whether new listeners of exports wait if they cannot be opened. Otherwise their exports fail.
+    /// Sets whether new listeners may wait. Otherwise their exports fail.
     pub(super) fn set_may_wait(&self, may_wait: bool) {
         self.vhost.set_may_wait(may_wait);
         self.iscsi.set_may_wait(may_wait);
@@ -76,7 +76,7 @@ impl Servers {
         of_exports.flatten().chain(of_entrances).min()
     }
 
-    /// Calls `watcher` on the owner's thread after each change of the set of waiting listeners. Only the first watcher is used.
+    /// Calls `watcher` on the owner's thread when the set of waiting listeners changes. Only the first watcher is used.
     pub fn watch_listeners(&self, watcher: impl Fn() + Send + Sync + 'static) {
         self.listener_watcher.set(Box::new(watcher)).ok();
     }

@@ -54,7 +54,7 @@ pub use waiting::WaitingDisks;
 
 type Message = Box<dyn FnOnce(&mut Owner) + Send>;
 
-/// Receiver of an owner's messages, read by its thread and, during the start, by the owner itself.
+/// Receiver of an owner's messages, read by its thread or, during the start, by the owner.
 pub type Inbox = mpsc::Receiver<Message>;
 
 /// Sends work to the owner of all objects, which runs one message after the other.
@@ -178,7 +178,7 @@ impl Manager {
     }
 }
 
-/// Returns the next message. Meanwhile retries waiting listeners and disks, and announces draining objects.
+/// Returns the next message. Meanwhile retries listeners and disks, and announces draining objects.
 fn next_message(inbox: &mpsc::Receiver<Message>, owner: &mut Owner) -> Option<Message> {
     loop {
         let due = [owner.next_try(), owner.drains.next_announcement()];

@@ -1,5 +1,5 @@
-//! Changes that wait for disks to be opened. Opening a file, a block device, an image or a remote unit may block, so a change opens the
-//! disks that it adds on helper threads first, and the owner makes other changes meanwhile.
+//! Changes that wait for disks to be opened. Opening a disk may block, so a change first opens its new disks on helper threads, and the
+//! owner makes other changes meanwhile.
 //!
 //! ```text
 //!   begin_change ──▶ disks to open ──none──────────────────────────────▶ drain, finish ──▶ reply

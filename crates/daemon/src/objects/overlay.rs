@@ -1,6 +1,6 @@
-//! Changes made at run time, as the difference between the configuration in effect and the file and flags.
+//! Changes made at run time: the difference between the configuration in effect and the file and flags.
 //!
-//! The difference is recorded per object, so that later edits of the file apply to all other objects.
+//! It is recorded per object, so that later edits of the file apply to all other objects.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -32,7 +32,7 @@ pub struct Overlay {
     pub exports: Vec<ExportConfig>,
     /// Exports of the file that were removed.
     pub no_exports: Vec<String>,
-    /// Logical units of exports of the file that were changed or added; `None` for removed ones.
+    /// Changed or added logical units of exports of the file; `None` for removed ones.
     pub luns: BTreeMap<Address, Option<String>>,
     /// Access states of portal groups of targets of the file, by target and group.
     pub access_states: BTreeMap<(String, u16), AccessState>,
@@ -369,7 +369,7 @@ impl Overlay {
     }
 }
 
-/// Incremented with each change that older versions cannot read. A file without access states has schema 2, which older versions read.
+/// Incremented with each change that older versions cannot read. They read schema 2, used without access states.
 const SCHEMA: u32 = 3;
 
 #[derive(Serialize, Deserialize)]

@@ -85,7 +85,7 @@ pub struct Made {
 pub struct Owner {
     /// Wanted configuration.
     pub(super) config: Config,
-    /// Part of `config` that runs, without objects that need a waiting disk.
+    /// Part of `config` without objects that need a waiting disk.
     pub(super) present: Config,
     pub(super) waiting: WaitingDisks,
     /// [`super::following::sized_files`] of `config`.
@@ -103,7 +103,7 @@ pub struct Owner {
     /// Inherited listening sockets by path, which the parent process keeps bound.
     pub(super) handed: HashMap<PathBuf, OwnedFd>,
     pub(crate) event_bus: EventBus,
-    /// Listeners that were reported as waiting.
+    /// Listeners reported as waiting.
     pub(super) reported_listeners: Vec<WaitingListener>,
     pub(super) messages: mpsc::Sender<Message>,
     /// Devices opened on helper threads during the start.
@@ -232,7 +232,7 @@ impl Owner {
         let made = self.become_(next, how);
         match (made, &self.state_store) {
             (Err(Refusal::Failed(mut faults)), Some(state_store)) => {
-                // The file may lack the object or configure it differently, so the hint names the state file.
+                // The file may lack the object, so the hint names the state file.
                 for fault in &mut faults {
                     let is_of = |name: &String| fault.detail.starts_with(&format!("{name}: "));
                     if changed.iter().any(is_of) {
@@ -332,7 +332,7 @@ impl Owner {
     /// Sets the CHAP users of remaining targets from their files.
     fn set_chap_users(&self, users: Vec<(String, ChapUsers)>, plan: &mut Plan) {
         for (name, users) in users {
-            // Exports opened by this change have read the file already and report no change.
+            // Exports opened by this change have read the file already.
             let device = self.exports.get(&name);
             if device.is_some_and(|device| device.set_chap_users(users)) {
                 plan.chap_users.push(name);

@@ -42,7 +42,7 @@ pub fn served(servers: &Servers, transports: &Transports) -> HashMap<String, Vec
 }
 
 impl Owner {
-    /// Assigns remaining exports to workers. `undone` receives each export with its previous placement.
+    /// Assigns remaining exports to workers. `undone` receives the previous placements.
     pub(super) fn place_exports(
         &self,
         plan: &Plan,

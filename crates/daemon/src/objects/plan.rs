@@ -164,7 +164,7 @@ impl Plan {
         let gone = now.disks.iter().filter(|d| !after.contains(&*d.name));
         let gone: Vec<&DiskConfig> = gone.collect();
         for disk in &self.add_disks {
-            // New files are opened before old ones are closed, so that a failed change has changed nothing.
+            // New files are opened before old ones are closed, so that a failed change changes nothing.
             let file = |disk: &DiskConfig| disk.backend.file().map(absolute);
             let same_file =
                 |other: &&&DiskConfig| file(other).is_some_and(|f| Some(f) == file(disk));

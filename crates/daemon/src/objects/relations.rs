@@ -1,7 +1,6 @@
-//! Checks objects against each other, for all sources of a change: names, references, sockets, files.
+//! Checks objects against each other: names, references, sockets, files.
 //!
-//! The text of a configuration file is checked first by `config`, which reports positions in the text. Objects of the API are checked only
-//! here.
+//! The text of a configuration file is checked first by `config`, with positions. Objects of the API are checked only here.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -47,7 +46,7 @@ pub fn check_objects(next: &Config) -> Vec<Fault> {
     faults
 }
 
-/// Checks that the workers of exports exist and that there are not too many workers with the dedicated ones.
+/// Checks that the workers of exports exist and that there are not too many in total.
 fn check_placements(next: &Config, faults: &mut Vec<Fault>) {
     let count = next.workers.placement.count();
     let mut all = count;

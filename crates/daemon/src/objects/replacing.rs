@@ -1,5 +1,5 @@
 //! Replaces the devices of disks in use. The new configuration is persisted, then all workers switch. The caller holds the disks and has
-//! attached every worker to the new devices: see [`crate::jobs`].
+//! attached all workers to the new devices: see [`crate::jobs`].
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ pub struct NewDevice {
     pub disk: Arc<Disk>,
     /// New device, with the same content.
     pub device: Arc<dyn BlockDevice>,
-    /// New configuration; `None` keeps the old one, so that after a restart the disk has its old device.
+    /// New configuration; `None` keeps the old one, and the old device after a restart.
     pub config: Option<DiskConfig>,
 }
 
 impl Owner {
-    /// Returns the configuration of a disk that is still served and is not being sanitized or formatted.
+    /// Returns the configuration of a disk that is served and not being sanitized or formatted.
     ///
     /// # Errors
     /// The reason why the disk cannot be used.
@@ -67,7 +67,7 @@ impl Owner {
         Err(Refusal::Conflict(vec![Fault::new(detail).help(help)]))
     }
 
-    /// Replaces the devices of disks atomically. The disks have no read or change in flight, and every worker is attached.
+    /// Replaces the devices of disks atomically. Requires that no read or change is in flight and every worker is attached.
     ///
     /// # Errors
     /// Nothing has changed then.

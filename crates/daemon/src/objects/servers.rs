@@ -88,7 +88,7 @@ impl Servers {
         self.lock().clone()
     }
 
-    /// Makes all workers detach from a disk and waits for them, so that its file is free once the disk is dropped.
+    /// Detaches all workers from a disk and waits for them, so that its file is free once the disk is dropped.
     pub fn let_go(&self, disk: &Arc<Disk>) {
         self.units.remove(disk);
         for worker in self.pool.workers() {

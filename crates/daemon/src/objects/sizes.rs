@@ -1,5 +1,4 @@
-//! Disks that other programs resize without a notification: block devices that grow, files that shrink. The owner adopts the size and
-//! notifies clients.
+//! Disks that other programs resize: block devices that grow, files that shrink. The owner adopts the size and notifies clients.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -12,7 +11,7 @@ use super::refusal::{Fault, Refusal};
 use super::{Manager, Message};
 use config::Config;
 
-/// Longest wait of a reader for a file system that does not answer. The reader then sees the old size.
+/// Longest wait for a file system that does not answer. The reader then sees the old size.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Set while a thread looks at the sizes of disks.
@@ -26,7 +25,7 @@ fn following(config: &Config) -> impl Iterator<Item = &str> {
     following.map(|disk| disk.name.as_str())
 }
 
-/// Returns the names of such disks if their size differs from the size that clients have read. May block.
+/// Returns the names of such disks if clients have read another size. May block.
 fn changed(live: &Live) -> Vec<String> {
     let has_changed = |name: &&str| {
         let disk = live.disks.get(*name);
@@ -37,7 +36,7 @@ fn changed(live: &Live) -> Vec<String> {
 }
 
 impl Manager {
-    /// Adopts the present sizes of block devices and files for disks without a configured size. Waits for at most one second.
+    /// Adopts the sizes of block devices and files for disks without a configured size. Waits at most one second.
     pub async fn follow_sizes(&self, live: Live) {
         // At most one thread waits for a file system that does not answer.
         let looking = Arc::clone(&self.looking);
@@ -70,7 +69,7 @@ impl Manager {
 }
 
 impl Owner {
-    /// Adopts the present sizes of these disks, except for disks with a configured size.
+    /// Adopts the sizes of these disks, unless configured.
     fn take_sizes_over(&mut self, names: &[String]) {
         for name in names {
             let is_following = self.config.disk(name);
@@ -82,7 +81,7 @@ impl Owner {
         }
     }
 
-    /// Returns a reply to a reload that first looks for changed sizes on a helper thread and adopts them.
+    /// Returns a reply to a reload that first adopts changed sizes, on a helper thread.
     pub(super) fn after_sizes(&self, reply: Reply) -> Reply {
         let (live, helpers, messages) = (
             Arc::clone(&self.live),
@@ -167,7 +166,7 @@ impl Owner {
         let Some(disk) = self.disks.get(name) else {
             return Ok(());
         };
-        // During a resize, the capacity of the disk and the size of its device change at different times.
+        // During a resize, the disk's capacity and its device's size change at different times.
         if self.drains.resizes(name) {
             return Ok(());
         }

@@ -39,7 +39,7 @@ pub struct Resizing {
 }
 
 impl StateStore {
-    /// Opens a state store in a folder, which is created if it does not exist.
+    /// Opens a state store in a folder, which is created if needed.
     ///
     /// # Errors
     /// If the folder cannot be created or belongs to another daemon.
@@ -181,7 +181,7 @@ impl StateStore {
                 is_complete = false;
             }
         }
-        // On failure the next start tries again, because a file system may not be mounted yet.
+        // Otherwise the next start tries again: a file system may not be mounted yet.
         if is_complete {
             self.end_resize();
         }

@@ -19,12 +19,12 @@ use config::{Config, DiskConfig, ExportRef};
 /// First delay between attempts. Each later one is twice as long, up to [`WAIT_LONGEST`].
 const WAIT_FIRST: Duration = Duration::from_secs(1);
 const WAIT_LONGEST: Duration = Duration::from_secs(30);
-/// Longest wait of the start for disks that may take long, so that early clients find them.
+/// Longest wait of the start for slow disks, so that early clients find them.
 const START_PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 struct Wait {
-    /// Configuration of the failed attempt. A disk with another configuration is a different disk.
+    /// Configuration of the attempt. With another configuration it is another disk.
     disk: DiskConfig,
     /// Error of the last attempt; `None` during the first one.
     reason: Option<String>,
@@ -263,7 +263,7 @@ impl Owner {
         }
     }
 
-    /// Opens the disks of the start on helper threads. Disks that are not open after [`START_PATIENCE`] become available later.
+    /// Opens the disks of the start on helper threads. Later disks than [`START_PATIENCE`] are added when they open.
     pub(super) fn open_first(&mut self, configs: &[DiskConfig], inbox: &Inbox) -> Disks {
         let blocking = configs.iter().filter(|disk| may_come_later(disk));
         let blocking: Vec<&DiskConfig> = blocking.collect();
@@ -285,7 +285,7 @@ impl Owner {
         self.open_or_wait(&configs, devices)
     }
 
-    /// Returns the disks of a change that usually take long to open and become available after it.
+    /// Returns the slow disks of a change, which become available after it.
     fn slow_disks_to_come(&self, next: &Config, how: &How) -> Vec<DiskConfig> {
         let is_there = |name: &str| {
             self.disks.contains_key(name)
