@@ -215,7 +215,7 @@ impl Disk {
         }
         self.device().set_size(size).map_err(refused)?;
         capacity.set(size);
-        self.has_size(size);
+        self.set_size(size);
         Ok(())
     }
 
@@ -272,7 +272,7 @@ impl Disk {
             self.stay_large(shrinking);
             return Err(ResizeError::System { size, source });
         }
-        self.has_size(size);
+        self.set_size(size);
         Ok(())
     }
 
@@ -320,7 +320,7 @@ impl Disk {
         if found.is_some() {
             capacity.set(size);
         }
-        self.has_size(size);
+        self.set_size(size);
         Ok(Some(size))
     }
 
@@ -330,7 +330,7 @@ impl Disk {
         found.map_err(|source| ResizeError::System { size, source })
     }
 
-    fn has_size(&self, size: u64) {
+    fn set_size(&self, size: u64) {
         if size < self.info().geometry.capacity_bytes() {
             self.recorder.mark(size, u64::MAX);
         }

@@ -253,8 +253,8 @@ fn resume(sessions: Vec<vhost_user::HandedOver>, overview: &Overview) {
     let Some(transports) = overview.servers.transports() else {
         return;
     };
-    transports.iscsi.has_all_portals();
-    transports.vhost.has_all_exports();
+    transports.iscsi.close_unused_sockets();
+    transports.vhost.close_unused_sockets();
     for session in sessions {
         let export = session.export.clone();
         if let Err(error) = transports.vhost.resume(session) {

@@ -57,7 +57,7 @@ pub(crate) struct Recovery {
 
 impl Recovery {
     /// Records a completed command.
-    pub fn is_fruitful(&mut self) {
+    pub fn record_progress(&mut self) {
         self.fruitless = 0;
     }
 
@@ -213,7 +213,7 @@ impl Session {
     }
 
     /// Completes the recovery of a connection's commands.
-    pub(crate) fn is_recovered(&mut self, cid: u16, to: u16) {
+    pub(crate) fn complete_recovery(&mut self, cid: u16, to: u16) {
         if cid == to {
             return self.recovery.connections.retain(|lost| lost.cid != cid);
         }

@@ -631,9 +631,9 @@ impl Session {
                     link.commands -= 1;
                 }
                 self.done.push_back(done);
-                self.recovery.is_fruitful();
+                self.recovery.record_progress();
             }
-            Event::Recovered { cid, to } => self.is_recovered(cid, to),
+            Event::Recovered { cid, to } => self.complete_recovery(cid, to),
             Event::Lost { itt, written } => self.recovery.lost.push((itt, written)),
             Event::Rejected {
                 reason,

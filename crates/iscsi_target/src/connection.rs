@@ -327,7 +327,7 @@ impl Connection {
                 }
             }
         }
-        self.iscsi.is_dismissed();
+        self.iscsi.mark_dismissed();
         self.closing = true;
     }
 
@@ -351,7 +351,7 @@ impl Connection {
         if self.closing {
             return;
         }
-        self.iscsi.is_dismissed();
+        self.iscsi.mark_dismissed();
         // A message in flight might never be received. The connection does not wait for it.
         if self.ended || self.output.is_sending() || self.iscsi.announce_drop().is_err() {
             return self.end(io, why);
@@ -360,13 +360,13 @@ impl Connection {
     }
 
     /// Ends the connection; another one of the session takes its tasks.
-    pub fn is_removed_for_recovery(&mut self, io: &mut Io) {
+    pub fn end_for_recovery(&mut self, io: &mut Io) {
         self.end(io, "removed for recovery");
     }
 
     /// Ends the connection; another one of the session has logged it out.
-    pub fn is_logged_out(&mut self, io: &mut Io) {
-        self.iscsi.is_logged_out();
+    pub fn end_logged_out(&mut self, io: &mut Io) {
+        self.iscsi.mark_logged_out();
         self.end(io, "logged out by another connection");
     }
 

@@ -492,7 +492,7 @@ impl Server {
     }
 
     /// Closes unused inherited sockets. All targets of the start were added.
-    pub fn has_all_portals(&self) {
+    pub fn close_unused_sockets(&self) {
         lock(&self.state.portals).forget_inherited();
     }
 

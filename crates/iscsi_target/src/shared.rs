@@ -386,7 +386,7 @@ impl Shared {
         match self.place(key) {
             Some(place) => place.send(move |connection, io| {
                 connection.held_until_drained.push(held);
-                connection.is_removed_for_recovery(io);
+                connection.end_for_recovery(io);
             }),
             None => self.drop_connection(key, None),
         }
@@ -397,7 +397,7 @@ impl Shared {
         match self.place(key) {
             Some(place) => place.send(move |connection, io| {
                 connection.held_until_drained.push(held);
-                connection.is_logged_out(io);
+                connection.end_logged_out(io);
             }),
             None => self.drop_connection(key, None),
         }

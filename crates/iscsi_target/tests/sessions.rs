@@ -502,7 +502,7 @@ fn functions_of_rfc_7144_tell_of_attentions_and_end_the_nexus() {
 }
 
 /// Checks that the session got an announcement on each connection before it was dropped.
-fn is_dismissed(client: &mut Client, connections: u16) {
+fn assert_dismissed(client: &mut Client, connections: u16) {
     for cid in 0..connections {
         client.until(|client| client.is_closed(cid));
         // Negotiated Time2Wait; nothing is retained.
@@ -527,7 +527,7 @@ fn sessions_that_the_target_ends_are_told_so() {
     let (hold, holding) = scsi_exec::Holding::new();
     assert!(rig.server.remove_target(common::TARGET, &hold));
     drop(hold);
-    is_dismissed(&mut client, 2);
+    assert_dismissed(&mut client, 2);
     assert!(
         holding.wait(Duration::from_secs(30)),
         "something stays in flight"
@@ -536,13 +536,13 @@ fn sessions_that_the_target_ends_are_told_so() {
     let rig = Rig::ram();
     let (mut one, mut other) = (login(&rig, 1), login(&rig, 2));
     assert_eq!(manage(&mut one, TaskFunction::TargetColdReset), 0);
-    is_dismissed(&mut other, 1);
+    assert_dismissed(&mut other, 1);
     one.until(|one| one.is_closed(0));
 
     let rig = Rig::ram();
     let mut client = login(&rig, 1);
     drop(rig);
-    is_dismissed(&mut client, 1);
+    assert_dismissed(&mut client, 1);
 }
 
 /// Checks that each connection was asked to log out within two seconds.
@@ -591,13 +591,13 @@ fn initiator_that_does_not_log_out_is_dropped_in_time() {
     }
     is_asked_to_log_out(&mut one, 1);
     is_asked_to_log_out(&mut other, 1);
-    is_dismissed(&mut one, 1);
-    is_dismissed(&mut other, 1);
+    assert_dismissed(&mut one, 1);
+    assert_dismissed(&mut other, 1);
 
     let mut one = login(&rig, 1);
     let tsih = rig.server.sessions()[0].tsih;
     assert!(rig.server.end_session(tsih) && rig.server.end_session(tsih));
-    is_dismissed(&mut one, 1);
+    assert_dismissed(&mut one, 1);
 }
 
 #[test]

@@ -270,7 +270,7 @@ impl<S: Storage> Image<S> {
                 let errno = error.errno();
                 if let Some(data_file) = &mut self.data_file {
                     run.iter()
-                        .for_each(|change| data_file.is_not_clean(change.offset));
+                        .for_each(|change| data_file.mark_written(change.offset));
                 }
                 failed.extend(run.iter().map(|change| {
                     let source = std::io::Error::from_raw_os_error(errno);

@@ -61,12 +61,12 @@ impl<S: Storage> DataFile<S> {
     }
 
     /// Records that an unallocated cluster may have content.
-    pub fn is_not_clean(&mut self, offset: u64) {
+    pub fn mark_written(&mut self, offset: u64) {
         self.clean.remove(&(offset / self.run_bytes));
     }
 
     /// Forgets all clean runs, because the durable state of the file is unknown.
-    pub fn is_not_durable(&mut self) {
+    pub fn forget_clean_runs(&mut self) {
         self.clean.clear();
     }
 }
@@ -222,7 +222,7 @@ impl<S: Storage> Image<S> {
             return Ok(());
         };
         // The part beyond the old end was not zeroed with the rest of its run.
-        data_file.is_not_clean(old);
+        data_file.mark_written(old);
         if is_raw && new > old {
             let zeroed = data_file.storage.zero(old, new - old);
             zeroed.map_err(io("cannot zero what the disk gets in the data file"))?;
@@ -255,7 +255,7 @@ impl<S: Storage> Image<S> {
         if synced.is_err()
             && let Some(data_file) = &mut self.data_file
         {
-            data_file.is_not_durable();
+            data_file.forget_clean_runs();
         }
         synced
     }

@@ -418,7 +418,7 @@ impl Server {
     }
 
     /// Closes unused inherited sockets. All exports of the start were added.
-    pub fn has_all_exports(&self) {
+    pub fn close_unused_sockets(&self) {
         lock(&self.inherited).forget();
     }
 

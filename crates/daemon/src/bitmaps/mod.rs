@@ -359,7 +359,7 @@ impl Bitmaps {
         let replaced = self.replace(disk, name, Some(new))?;
         match replaced {
             Some(_) => {
-                self.has_ended(disk);
+                self.end_backup(disk);
                 Ok(())
             }
             None => Err(io::Error::other("the disk is gone")),
@@ -429,10 +429,10 @@ impl Bitmaps {
         }
         drop(state);
         std::fs::remove_file(&begun.path).ok();
-        self.has_ended(disk);
+        self.end_backup(disk);
     }
 
-    fn has_ended(&self, disk: &str) {
+    fn end_backup(&self, disk: &str) {
         if let Some(of_disk) = self.lock().disks.get_mut(disk) {
             of_disk.backups = of_disk.backups.saturating_sub(1);
         }

@@ -52,7 +52,7 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
         }
     };
     let path = opened.base_path.clone();
-    job.has_target(format!("{}", path.display()));
+    job.set_target(format!("{}", path.display()));
     let backend = match opened.base_is_image {
         true => BlockDeviceConfig::Image {
             // The image has already written to this data file, which the user permitted.

@@ -319,7 +319,7 @@ impl Copying {
         });
         let disk = Arc::clone(&self.disk);
         let name = disk.name();
-        self.job.has_mirror(&mirror);
+        self.job.register_mirror(&mirror);
         let mut hung = Hung::new();
         let ended = self.copy(&mirror, &mut hung);
         let (state, reason) = match ended {

@@ -194,7 +194,7 @@ impl Job {
     }
 
     /// Sets the target, for jobs that learn it after their creation.
-    fn has_target(&self, target: String) {
+    fn set_target(&self, target: String) {
         self.target.set(target).ok();
     }
 
@@ -277,7 +277,7 @@ impl Job {
     }
 
     /// Registers the mirror to which clients write.
-    fn has_mirror(&self, mirror: &Mirror) {
+    fn register_mirror(&self, mirror: &Mirror) {
         let control = self.control();
         self.mirror.set(Arc::clone(mirror.progress())).ok();
         if control.is_cancelled {

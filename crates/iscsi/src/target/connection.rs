@@ -305,7 +305,7 @@ impl Connection {
 
     /// Marks the connection as logged out by another connection (RFC 7143, 11.14, "close the connection"). The session
     /// continues.
-    pub fn is_logged_out(&mut self) {
+    pub fn mark_logged_out(&mut self) {
         self.closing.get_or_insert(CloseReason::LoggedOut {
             whole_session: false,
         });
@@ -330,7 +330,7 @@ impl Connection {
     }
 
     /// Marks the session as ended by the target. Nothing of this connection is recovered.
-    pub fn is_dismissed(&mut self) {
+    pub fn mark_dismissed(&mut self) {
         self.closing.get_or_insert(CloseReason::SessionGone);
     }
 

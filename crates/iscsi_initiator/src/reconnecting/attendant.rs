@@ -157,7 +157,7 @@ impl Attendant {
             Some(unit) => unit.session().attend(shared.wake.as_fd(), limit),
             None => Ok(()),
         };
-        self.is_awake();
+        self.clear_sleep();
         self.take_answers();
         self.take_lost();
         attended?;
@@ -171,7 +171,7 @@ impl Attendant {
         Ok(())
     }
 
-    fn is_awake(&self) {
+    fn clear_sleep(&self) {
         if !self.shared.is_asleep.swap(false, Ordering::SeqCst) {
             // Another thread has written the event or is about to; a leftover only causes an extra wake-up.
             rustix::io::read(&self.shared.wake, &mut [0u8; 8]).ok();
@@ -545,7 +545,7 @@ impl Attendant {
             // An early wake-up causes only an extra check.
             poll(&mut wake, Timespec::try_from(limit).ok().as_ref()).ok();
         }
-        self.is_awake();
+        self.clear_sleep();
     }
 
     fn end(mut self) {
