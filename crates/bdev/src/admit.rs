@@ -1,6 +1,6 @@
-//! Checks that every block device makes before an I/O, so that an option has the same meaning for all devices.
+//! Checks common to all block devices, so that an option means the same everywhere.
 //!
-//! Transports have checked a peer's range already. This is the second check, and costs two comparisons.
+//! Transports have already checked ranges; this second check costs two comparisons.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use block::{
 };
 use guest_memory::IoBuffer;
 
-/// The part of a disk's info that the check reads, flat and small.
+/// Properties of a disk for the check, flat and small.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     capacity: Arc<Capacity>,
@@ -32,15 +32,15 @@ impl Limits {
         }
     }
 
-    /// Returns the size of the disk in units of the smallest I/O.
+    /// Returns the size of the disk in smallest I/Os.
     pub(crate) fn units(&self) -> u64 {
         self.capacity.bytes() / (self.io_mask + 1)
     }
 
-    /// As [`Limits::admit`], for a device without atomic writes. Returns `Some` if the I/O ends here: refused, or empty.
+    /// [`Limits::admit`] for a device without atomic writes. `Some`: the I/O is refused, or empty.
     ///
     /// # Panics
-    /// The buffer's window differs from the length of the I/O: a defect of the submitter.
+    /// The buffer's window differs from the I/O's length: a defect of the submitter.
     pub(crate) fn begin(&self, io: &IoRequest, buffer: &IoBuffer) -> Option<IoOutcome> {
         if let Err(refused) = self.admit(io) {
             return Some(Err(refused));
@@ -74,7 +74,7 @@ impl Limits {
             return Ok(());
         }
         match io.kind {
-            // Devices with shared state or SCSI commands handle these before the check.
+            // Devices with shared state or commands handle these earlier.
             IoKind::ReplaceState | IoKind::ScsiCommand => Err(IoErrorKind::Unsupported.into()),
             _ if self.read_only => Err(IoErrorKind::ReadOnly.into()),
             IoKind::Discard if !self.discard => Err(IoErrorKind::Unsupported.into()),

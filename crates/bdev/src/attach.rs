@@ -1,7 +1,7 @@
-//! Resources that a worker provides to a device on attaching: the worker's ring, and owners for operations on it.
+//! Resources of a worker for attaching to a device: the ring, and owners for operations on it.
 //!
-//! A device over another one takes an owner for itself and passes the same `Attach` down. Each layer receives its completions by its own
-//! owner, and no layer uses bits of another layer's tokens.
+//! A layer takes its own owner and passes the same `Attach` down. Each layer receives its completions by its owner, and uses no bits of
+//! others' tokens.
 
 use std::io;
 
@@ -14,8 +14,7 @@ pub struct Attach<'a> {
 }
 
 impl<'a> Attach<'a> {
-    /// Creates the resources of one attachment. `next_owner` returns an unused owner. The worker takes all owners back when the channel has
-    /// closed, or when attaching has failed.
+    /// `next_owner` returns unused owners. The worker takes all back when the channel has closed or attaching has failed.
     pub fn new(ring: &'a mut Ring, next_owner: &'a mut dyn FnMut() -> Owner) -> Attach<'a> {
         Attach { ring, next_owner }
     }
@@ -25,7 +24,7 @@ impl<'a> Attach<'a> {
         (self.next_owner)()
     }
 
-    /// Attaches to a device below, and returns the owners that it has taken.
+    /// Attaches to a device below; returns the owners that it took.
     pub(crate) fn below<T>(
         &mut self,
         attach: impl FnOnce(&mut Attach<'_>) -> io::Result<T>,

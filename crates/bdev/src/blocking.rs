@@ -1,8 +1,8 @@
-//! Block status of devices that can only be queried by calls that may block (lseek on a network file system, librbd). A thread of the
-//! device makes the call, and an event on the worker's ring signals the answer.
+//! Block status of devices with blocking queries (lseek on a network file system, librbd): a thread of the device makes the calls, and an
+//! event on the worker's ring signals answers.
 //!
-//! [`BlockingCalls`] belongs to the device: at most one thread, which ends when no call is queued, so that a client with many queries waits
-//! for itself. [`StatusCalls`] belongs to one channel. An aborted I/O is answered at once; the later result of its call is dropped.
+//! [`BlockingCalls`] is per device: at most one thread, which ends without calls, so that frequent callers delay themselves.
+//! [`StatusCalls`] is per channel. An aborted I/O ends at once; its call's later result is dropped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -85,7 +85,7 @@ pub(crate) struct StatusCalls {
 }
 
 impl StatusCalls {
-    /// Creates the calls of a channel. Completions of `owner` are for [`StatusCalls::complete`].
+    /// Completions of this owner are for [`StatusCalls::complete`].
     pub fn new(owner: Owner) -> StatusCalls {
         StatusCalls {
             owner,
@@ -168,7 +168,7 @@ impl StatusCalls {
         }
     }
 
-    /// Cancels an I/O before its call has ended, if it is one of these.
+    /// Cancels an I/O of this channel before its call has ended.
     pub fn abort(&mut self, tag: Tag) {
         let found = self.waiting.iter().find(|(_, one, _)| *one == tag);
         if let (Some((number, ..)), Some((event, _))) = (found, &self.wake) {
@@ -197,7 +197,7 @@ fn answer_with(buffer: &IoBuffer, bytes: &[u8]) {
     buffer.write_at(0, &bytes[..bytes.len().min(STATUS_BYTES)]);
 }
 
-/// Writes the answer of a device that needs no blocking call.
+/// Writes the answer of a device that does not block.
 pub(crate) fn answer_at_once(buffer: &IoBuffer, bytes: &[u8]) -> IoOutcome {
     answer_with(buffer, bytes);
     Ok(())
@@ -267,7 +267,7 @@ mod tests {
         }
         assert_eq!(over, [(2, Ok(())), (3, Err(IoErrorKind::Offline.into()))]);
         assert_eq!(bed.status.in_flight(), 0);
-        // The thread has ended, or is about to; the next call is made all the same.
+        // The thread has ended or will soon; the next call is still made.
         bed.submit(4, || Ok(vec![4; STATUS_BYTES]));
         assert_eq!(bed.finished(), [(4, Ok(()))]);
         bed.status.close(&mut bed.ring);

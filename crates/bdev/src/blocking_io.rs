@@ -1,5 +1,5 @@
-//! Blocking access to a block device: one I/O at a time, on a ring of the calling thread. Owners of images read their backing images with
-//! it; tools read and write disks.
+//! Blocking access to a block device: one I/O at a time, on the thread's own ring. Image owners read backing images with it; tools use
+//! disks.
 
 use std::io;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use uring::{Owner, Ring, Wait};
 use crate::{Attach, BlockDevice, Finished, IoChannel, Submission, Tag};
 
 const RING_ENTRIES: u32 = 8;
-/// Number of waits for the kernel to end watches. The next constant is the duration of each.
+/// Number and duration of the waits for the kernel to end watches.
 const DETACH_TRIES: usize = 100;
 const DETACH_PAUSE: Duration = Duration::from_millis(10);
 /// Waits of [`DETACH_PAUSE`] for a channel to close: 30 s.
 const CLOSE_TRIES: usize = 3000;
-/// Size in bytes of the largest buffer that stays allocated between two calls.
+/// Bytes of the largest buffer that stays allocated between calls.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// Interval at which an I/O with a [`Patience`] checks whether it is still wanted.
+/// Interval at which an I/O with a [`Patience`] checks whether it is wanted.
 const PATIENCE_STEP: Duration = Duration::from_millis(50);
 
 /// Limits of the wait for an I/O.
@@ -29,12 +29,12 @@ struct Patience {
     limit: Option<Duration>,
 }
 
-/// A block device and one thread's channel to it. Dropping it waits for an I/O that was given up, which uses its memory until it ends.
+/// A block device and one thread's channel. Dropping it waits for an abandoned I/O, which uses its memory until it ends.
 pub struct BlockingIo {
     ring: Ring,
-    /// `None` before the first I/O if it is lazy, and after [`BlockingIo::detach`].
+    /// `None` before a lazy one's first I/O, and after [`BlockingIo::detach`].
     channel: Option<Box<dyn IoChannel>>,
-    /// First owner of the channel; the next field is the next unused owner. Completions of a closed channel are dropped.
+    /// First owner of the channel, and first unused owner. Completions of closed channels are dropped.
     first_owner: u32,
     next_owner: u32,
     device: Arc<dyn BlockDevice>,
@@ -43,7 +43,7 @@ pub struct BlockingIo {
     /// Memory that reads and writes share.
     buffer: IoBuffer,
     patience: Option<Patience>,
-    /// An I/O was given up before it ended. No other I/O is submitted.
+    /// An I/O was abandoned; no other is submitted.
     is_hung: bool,
 }
 
@@ -71,10 +71,10 @@ impl Drop for BlockingIo {
 }
 
 impl BlockingIo {
-    /// Attaches to a device. Must be called on the thread that will do the I/O.
+    /// Attaches to a device, on the thread that will do the I/O.
     ///
     /// # Errors
-    /// The ring cannot be created, or the device cannot be attached.
+    /// The ring cannot be created, or the device not attached.
     pub fn new(device: Arc<dyn BlockDevice>) -> io::Result<BlockingIo> {
         let mut io = BlockingIo::lazy(device)?;
         io.attached()?;
@@ -99,7 +99,7 @@ impl BlockingIo {
         })
     }
 
-    /// Gives up an I/O that is not wanted any more or takes longer than `limit`. All later I/Os fail.
+    /// Abandons I/O that is not wanted any more or takes longer than `limit`. All later I/Os fail.
     #[must_use]
     pub fn while_wanted(
         mut self,
@@ -130,7 +130,7 @@ impl BlockingIo {
     /// Closes the channel and its descriptors. The next I/O attaches again.
     ///
     /// # Errors
-    /// The kernel refuses to work on the ring, or the channel does not close in time. The channel is dropped in both cases.
+    /// The ring fails, or the channel does not close in time. It is dropped in both cases.
     pub(crate) fn detach(&mut self) -> io::Result<()> {
         self.detach_within(CLOSE_TRIES)
     }
@@ -153,7 +153,7 @@ impl BlockingIo {
             }
         }
         drop(channel);
-        // The ring holds descriptors until the kernel has ended their watches.
+        // The ring holds descriptors until their watches have ended.
         for _ in 0..DETACH_TRIES {
             if self.ring.watches() == 0 {
                 break;
@@ -186,7 +186,7 @@ impl BlockingIo {
         &self.device
     }
 
-    /// Returns `length` bytes of memory with undefined content. A buffer above [`BUFFER_BYTES`] is allocated for each call.
+    /// Returns `length` bytes of undefined content, allocated per call above [`BUFFER_BYTES`].
     fn memory(&mut self, length: usize) -> IoBuffer {
         if length > BUFFER_BYTES {
             return IoBuffer::owned(length);
@@ -248,7 +248,7 @@ impl BlockingIo {
         }
     }
 
-    /// Fills `bytes` from any offset on. Bytes beyond the end are zeroes.
+    /// Fills `bytes` from any offset, with zeroes beyond the end.
     ///
     /// # Errors
     /// The device fails.
@@ -268,8 +268,7 @@ impl BlockingIo {
         Ok(())
     }
 
-    /// Writes `bytes` at an offset within the device. Partial blocks of the device are written by read-modify-write: the caller must
-    /// exclude other writes to these blocks.
+    /// Writes `bytes` within the device. Partial blocks are read, modified and written: the caller excludes other writes to them.
     ///
     /// # Errors
     /// The device fails.
@@ -292,7 +291,7 @@ impl BlockingIo {
             .map(drop)
     }
 
-    /// Reads `length` bytes into the start of a buffer. Whole blocks of the device are not copied.
+    /// Reads `length` bytes into the start of a buffer; whole blocks are not copied.
     ///
     /// # Errors
     /// The device fails.
@@ -307,7 +306,7 @@ impl BlockingIo {
         Ok(())
     }
 
-    /// Writes the content of a buffer, as [`BlockingIo::write_at`] writes bytes. Whole blocks of the device are not copied.
+    /// Writes a buffer, as [`BlockingIo::write_at`]; whole blocks are not copied.
     ///
     /// # Errors
     /// The device fails.
@@ -322,21 +321,19 @@ impl BlockingIo {
         self.write_at(offset, &bytes)
     }
 
-    /// Returns true if a range consists of whole blocks of the device.
     fn has_whole_blocks(&self, offset: u64, length: usize) -> bool {
         let length = length as u64;
         let left = self.bytes().saturating_sub(offset);
         (offset | length).is_multiple_of(self.alignment) && (1..=left).contains(&length)
     }
 
-    /// Returns the whole blocks of the device that cover a range.
+    /// Returns the whole blocks that cover a range.
     fn whole_blocks(&self, offset: u64, length: u64) -> (u64, u64) {
         let start = offset / self.alignment * self.alignment;
         (start, (offset + length).next_multiple_of(self.alignment))
     }
 
-    /// Runs an I/O without data: a flush, zeroes, a discard. Zeroes in partial blocks are written as by [`BlockingIo::write_at`]; partial
-    /// blocks are not discarded.
+    /// Runs an I/O without data: a flush, zeroes, a discard. Zeroes partial blocks as [`BlockingIo::write_at`]; does not discard them.
     ///
     /// # Errors
     /// The device fails.
@@ -366,7 +363,7 @@ impl BlockingIo {
         }
     }
 
-    /// Returns the first extents of a range. The range is rounded to whole blocks of the device.
+    /// Returns the first extents of a range, rounded to whole blocks.
     ///
     /// # Errors
     /// The device fails.

@@ -1,8 +1,7 @@
-//! Conditions that prevent I/Os of a disk from starting at once, as one atomic word.
+//! Conditions that delay I/Os of a disk, as one atomic word.
 //!
-//! Workers load the word for every I/O. While it is clear, which is nearly always, the I/O starts without further checks. Each condition
-//! has one owner that sets and clears it: [`crate::RangeLocks`], [`crate::Throttle`], [`crate::Recorder`] and the disk's
-//! [`crate::ErrorPolicy`].
+//! Workers load it for every I/O; while it is clear, as nearly always, the I/O starts without further checks. Each condition is set and
+//! cleared by one owner: [`crate::RangeLocks`], [`crate::Throttle`], [`crate::Recorder`] or the disk's [`crate::ErrorPolicy`].
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -16,7 +15,7 @@ pub enum Condition {
     Locked = 2,
     /// The disk has rate limits.
     Limited = 4,
-    /// Failed I/Os may have to wait, or I/Os have a time limit. Workers track them: [`crate::ErrorPolicy`].
+    /// I/Os may wait after errors or have a time limit; workers track them: [`crate::ErrorPolicy`].
     Tracked = 8,
     /// Changes are recorded in dirty bitmaps: [`crate::Recorder`].
     Recorded = 16,
@@ -27,7 +26,7 @@ pub enum Condition {
 pub struct Conditions(AtomicU32);
 
 impl Conditions {
-    /// Returns true if every I/O may start. The only load on the fast path.
+    /// Returns true if every I/O may start: the only load of the fast path.
     #[inline]
     pub fn is_clear(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
@@ -39,7 +38,7 @@ impl Conditions {
         self.0.load(Ordering::Acquire) & condition as u32 != 0
     }
 
-    /// Sets or clears a condition. Only its owner calls this, one thread at a time.
+    /// Sets or clears a condition, from one thread of its owner at a time.
     pub(crate) fn set(&self, condition: Condition, holds: bool) {
         let bit = condition as u32;
         if holds {

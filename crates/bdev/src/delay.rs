@@ -1,7 +1,7 @@
-//! A layer that adds a service time, fixed or random, to every I/O of another block device.
+//! A layer that adds a fixed or random service time to every I/O.
 //!
-//! For benchmarks and tests of the code around a disk: with it a RAM disk behaves like a device with that latency and unlimited depth. Uses
-//! ring timers, which are some tens of microseconds late on a machine that must wake up for them. Allocates nothing in the steady state.
+//! For benchmarks and tests: a RAM disk then behaves like a device with that latency and unlimited depth. Ring timers are late by some tens
+//! of microseconds on a machine that must wake up for them. Allocates nothing in the steady state.
 
 use std::io;
 use std::sync::Arc;
@@ -148,7 +148,7 @@ impl Layer for Delay {
 struct DelayBackend {
     inner: Box<dyn IoChannel>,
     time: DelayTime,
-    /// State of the random numbers. It starts with the number of the owner, so that runs are reproducible.
+    /// Random state, initially the owner's number: runs are reproducible.
     random: u64,
     owner: Owner,
     waiting: Vec<Option<Finished>>,
@@ -201,7 +201,7 @@ impl IoChannel for DelayBackend {
         self.over = over;
     }
 
-    /// An I/O that waits for its time ends at once. An I/O in the device below is aborted there.
+    /// I/O that waits for its time ends at once; other I/O is aborted below.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let waits = |one: &Option<Finished>| one.as_ref().is_some_and(|one| one.tag == tag);
         match self.waiting.iter().position(waits) {

@@ -1,9 +1,8 @@
-//! Dirty bitmaps: the parts of a disk that were written since a point in time. An incremental backup copies only those.
+//! Dirty bitmaps: the parts of a disk written since a point in time, for incremental backups.
 //!
-//! A bit stands for 64 KiB of the disk, and is set before a change to them is submitted. The bits are in a mapped file, so that they
-//! survive a killed daemon; durability across a host crash is the responsibility of the file's owner. Requests are recorded only while the
-//! disk has a bitmap ([`Condition::Recorded`]). A bitmap may report too much, never too little: everything beyond its end counts as
-//! written.
+//! A bit covers 64 KiB and is set before a change is submitted. The bits are in a mapped file and survive a killed daemon; surviving a host
+//! crash is up to the file's owner. Requests are recorded only while the disk has a bitmap ([`Condition::Recorded`]). A bitmap reports too
+//! much, never too little: everything beyond its end counts as written.
 
 use std::fs::File;
 use std::io;
@@ -25,12 +24,12 @@ impl DirtyBitmap {
     /// Bytes of the disk per bit.
     pub const GRANULARITY: u64 = 64 << 10;
 
-    /// Returns the size in bytes of the file for a disk of this size.
+    /// Returns the bytes of the file for a disk of this size.
     pub fn file_bytes(disk_bytes: u64) -> u64 {
         SharedBits::bytes(disk_bytes.div_ceil(DirtyBitmap::GRANULARITY)).max(8)
     }
 
-    /// Maps the bits in a file, for a disk that had this size when the file was created.
+    /// Maps the bits in a file, made for a disk of this size.
     ///
     /// # Errors
     /// The file is too short, or mmap fails.
@@ -54,7 +53,7 @@ impl DirtyBitmap {
         );
     }
 
-    /// Returns the end of the piece with one state from `offset` on, at most `end`, and whether it is dirty.
+    /// Returns the end of the uniform piece at `offset`, at most `end`, and whether it is dirty.
     pub fn piece(&self, offset: u64, end: u64) -> (u64, bool) {
         let bit = offset / DirtyBitmap::GRANULARITY;
         let is_dirty = self.bits.is_set(bit);
@@ -63,14 +62,14 @@ impl DirtyBitmap {
             true => self.bits.next_clear(bit),
             false => self.bits.next_set(bit),
         };
-        // Dirty bytes may continue beyond the end of the bits; the next call returns them.
+        // A dirty piece may continue beyond the end of the bits; the next call returns the rest.
         (
             next.saturating_mul(DirtyBitmap::GRANULARITY).min(end),
             is_dirty,
         )
     }
 
-    /// Returns the number of dirty bytes of a disk of this size.
+    /// Returns the dirty bytes of a disk of this size.
     pub fn dirty_bytes(&self, disk_bytes: u64) -> u64 {
         let covered = self.bits.len().saturating_mul(DirtyBitmap::GRANULARITY);
         let beyond = disk_bytes.saturating_sub(covered);
@@ -78,7 +77,7 @@ impl DirtyBitmap {
         dirty.saturating_add(beyond).min(disk_bytes)
     }
 
-    /// Returns true if another program has truncated the file. The bitmap is then useless.
+    /// Returns true if the file was truncated, which makes the bitmap useless.
     pub fn is_broken(&self) -> bool {
         self.bits.is_poisoned()
     }
@@ -110,8 +109,8 @@ impl Recorder {
         }
     }
 
-    /// Records in these bitmaps from now on. A change in flight at this moment may be in none of them: the caller holds the disk
-    /// ([`crate::Disk::hold`]), or the disk has no users yet.
+    /// Records in these bitmaps from now on. Changes in flight may be in none: the caller holds the disk ([`crate::Disk::hold`]), or it is
+    /// unused.
     pub fn record_in(&self, bitmaps: Vec<Arc<DirtyBitmap>>) {
         let mut now = self.bitmaps.lock().unwrap_or_else(PoisonError::into_inner);
         self.conditions
@@ -126,7 +125,7 @@ impl Recorder {
         now.clone()
     }
 
-    /// Marks bytes that change without a request, because the size of the disk changes.
+    /// Marks bytes that a change of the disk's size affects.
     pub(crate) fn mark(&self, offset: u64, length: u64) {
         self.bitmaps()
             .iter()
@@ -134,7 +133,7 @@ impl Recorder {
     }
 }
 
-/// A worker's own view of a disk's bitmaps. It takes the lock only when they were replaced.
+/// A worker's view of a disk's bitmaps, which locks only after a replacement.
 #[derive(Debug)]
 pub struct RecorderView {
     recorder: Arc<Recorder>,

@@ -1,5 +1,5 @@
-//! `discard`: a layer that passes discards to the device below, writes zeroes in their place, or ignores them. A disk that moves to another
-//! device keeps its promises to clients: discarded blocks of a block device may read as anything, therefore zeroes are written there.
+//! `discard`: a layer that passes discards on, writes zeroes instead, or ignores them. It preserves promises to clients when a disk moves:
+//! block devices may return anything for discarded blocks, therefore zeroes are written.
 //!
 //! Rejected: the same inside `file`. Remote units and RBD images lack these abilities too.
 
@@ -19,7 +19,7 @@ pub enum DiscardMode {
     /// The discard is passed to the device.
     #[default]
     Unmap,
-    /// The blocks read as zeroes. Their space is released if the device can write zeroes by unmapping.
+    /// The blocks read as zeroes; space is released if the device writes zeroes by unmapping.
     Zeroes,
     /// None: the blocks keep their content.
     Ignore,
@@ -42,7 +42,7 @@ impl DiscardMode {
         }
     }
 
-    /// Returns the mode that a device needs to keep the promises about discards that clients rely on.
+    /// Returns the mode for a device to preserve the promises made to clients.
     pub fn needed(told: &DiskInfo, device: &DiskInfo) -> DiscardMode {
         let discards = device.discard_granularity.is_some();
         match told.discard_granularity.is_some() {
@@ -54,7 +54,7 @@ impl DiscardMode {
         }
     }
 
-    /// Adds the layer to a device, unless the device behaves like that already or is never written.
+    /// Adds the layer, unless the device behaves so already or is never written.
     pub fn over(self, device: Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
         let info = device.info();
         let by_itself = info.discard_granularity.is_some() && info.discard_zeroes;

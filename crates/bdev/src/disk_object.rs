@@ -1,7 +1,7 @@
 //! A named disk: a block device and the identity that every export of it shows.
 //!
-//! Serial number and NAA identifier derive from the identity, which the creator of the disk stores with it (see [`crate::Medium`]). Both
-//! can be given instead. Created by the control plane; shared by all workers.
+//! Serial number and NAA identifier derive from the identity, which the disk's creator stores with it (see [`crate::Medium`]), unless they
+//! are given. Created by the control plane; shared by all workers.
 
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
@@ -20,14 +20,14 @@ use crate::{
 /// Size in bytes of virtio-blk's `GET_ID` (virtio 1.3, 5.2.6).
 const SERIAL_BYTES_MAX: usize = 20;
 
-/// Time limit for I/O in flight to end. A working device answers within it.
+/// Time limit for I/O in flight; a working device answers within it.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Interval at which a waiting hold checks whether it is still wanted.
+/// Interval at which a waiting hold checks whether it is wanted.
 const HOLD_STEP: Duration = Duration::from_millis(50);
 const HOLD_STEPS: u128 = RESIZE_PATIENCE.as_millis() / HOLD_STEP.as_millis();
 
-/// Properties that a disk shows to its clients in addition to those of its block device.
+/// Properties shown to clients besides those of the block device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskOptions<'a> {
     /// Identity; `None`: a new one.
@@ -36,11 +36,11 @@ pub struct DiskOptions<'a> {
     pub serial: Option<&'a str>,
     /// NAA identifier of 64 bits; `None`: that of the identity.
     pub wwn: Option<u64>,
-    /// Physical block size in bytes; `None`: that of the block device.
+    /// Physical block size in bytes; `None`: the block device's.
     pub physical_block_size: Option<u32>,
     /// SCSI initiators can eject and load the medium.
     pub removable: bool,
-    /// Third-party copies through SCSI targets that do not have the disk may read and write it.
+    /// Third-party copies through SCSI targets without the disk may access it.
     pub copy_across_targets: bool,
 }
 
@@ -76,7 +76,7 @@ impl Given {
     fn serial(&self, identity: Identity) -> String {
         match (&self.serial, self.wwn) {
             (Some(serial), _) => serial.clone(),
-            // Two daemons that show one disk are given the same identifier, and must not differ in the serial number.
+            // Two daemons with one disk are given the same identifier; their serial numbers must not differ.
             (None, Some(wwn)) => format!("{wwn:016x}"),
             (None, None) => identity.serial(),
         }
@@ -110,7 +110,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Creates a disk with a name and a new identity. All other properties are those of the block device.
+    /// Creates a disk with a name, a new identity and the block device's properties.
     ///
     /// # Errors
     /// The serial number does not fit into 20 printable ASCII characters.
@@ -126,7 +126,7 @@ impl Disk {
         Disk::with_options(name, options, device)
     }
 
-    /// Creates a disk with a name, an identity and other properties that clients see.
+    /// Creates a disk with a name, an identity and visible properties.
     ///
     /// # Errors
     /// An option is invalid, or does not suit the block device.
@@ -186,23 +186,22 @@ impl Disk {
         &self.name
     }
 
-    /// Returns present geometry, abilities and identity. Takes a lock: not for every request.
+    /// Returns present geometry, abilities and identity. Locks: not for every request.
     pub fn info(&self) -> Arc<DiskInfo> {
         let info = self.info.read().unwrap_or_else(PoisonError::into_inner);
         info.clone()
     }
 
-    /// Changes the identity. The disk must have no clients, because they would see another disk.
+    /// Changes the identity of a disk without clients; to them it would be another disk.
     pub fn set_identity(&self, identity: Identity) {
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
         *info = Arc::new(self.given.show(identity, DiskInfo::clone(&info)));
     }
 
-    /// Grows or shrinks the disk. The caller notifies the transports afterwards. May block until changes in flight beyond a new end have
-    /// ended.
+    /// Grows or shrinks the disk; the caller then notifies transports. May wait for changes in flight beyond a new end.
     ///
     /// # Errors
-    /// The size has not changed.
+    /// The size is unchanged.
     pub fn resize(&self, size: u64) -> Result<(), ResizeError> {
         let device = self.device();
         let capacity = device.capacity();
@@ -219,7 +218,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Prepares to shrink the disk without losing data: new I/O beyond the new end is refused, and earlier I/O there has ended on return.
+    /// Prepares to shrink without data loss: new I/O beyond the new end is refused, and earlier I/O there has ended on return.
     ///
     /// # Errors
     /// Nothing has changed.
@@ -233,7 +232,7 @@ impl Disk {
         self.end_at(size)
     }
 
-    /// Restores the previous size of a disk that was grown, also if it is read-only.
+    /// Restores the size of a grown disk, even if read-only.
     ///
     /// # Errors
     /// The disk stays larger.
@@ -260,13 +259,13 @@ impl Disk {
         }
     }
 
-    /// Shrinks the disk. The content beyond the new end is lost.
+    /// Shrinks the disk and loses the content beyond the new end.
     ///
     /// # Errors
     /// The disk is unchanged.
     pub fn shrink(&self, shrinking: Shrinking) -> Result<(), ResizeError> {
         let size = shrinking.size;
-        // Before the change: if the disk grows again, its previous content there is gone.
+        // Before the change: after another growth the content there is different.
         self.recorder.mark(size, u64::MAX);
         if let Err(source) = self.device().set_size(size) {
             self.stay_large(shrinking);
@@ -281,10 +280,10 @@ impl Disk {
         self.device().capacity().set(shrinking.before);
     }
 
-    /// Returns the present size of the underlying object, for [`Disk::follow_size`].
+    /// Returns the object's present size, for [`Disk::follow_size`].
     ///
     /// # Errors
-    /// The size is not valid for a disk, or cannot be read.
+    /// The size is invalid for a disk, or unknown.
     pub fn found_size(&self) -> Result<u64, ResizeError> {
         let found = self
             .bytes_found()?
@@ -292,7 +291,7 @@ impl Disk {
         check_size(found, size_unit(&self.info())).map_err(ResizeError::Size)
     }
 
-    /// Returns true if the underlying object has another size than its clients see; false if its size cannot be read.
+    /// Returns true if the object's size differs from the size shown to clients; false if it is unknown.
     pub fn has_other_size(&self) -> bool {
         let info = self.info();
         let found = self.bytes_found().ok().flatten();
@@ -301,11 +300,11 @@ impl Disk {
         found != 0 && found != info.geometry.capacity_bytes()
     }
 
-    /// Adopts a size set by others, in whole blocks. Returns `Some` if the size has changed. If the disk has shrunk, the content beyond the
-    /// new end is already lost, and the call does not wait for I/O there. The caller notifies clients afterwards.
+    /// Adopts a size set by others, in whole blocks; `Some` if it has changed. After a reduction the content beyond the new end is already
+    /// lost, and I/O there is not waited for. The caller then notifies clients.
     ///
     /// # Errors
-    /// No block is left, or the size cannot be read. The disk keeps its size, and I/O reports the error.
+    /// No block is left, or the size is unknown. The size is unchanged, and I/O reports the error.
     pub fn follow_size(&self) -> Result<Option<u64>, ResizeError> {
         let before = self.info();
         let device = self.device();
@@ -316,7 +315,7 @@ impl Disk {
         if size == before.geometry.capacity_bytes() {
             return Ok(None);
         }
-        // A device that tracks its size has updated the capacity already, possibly to a newer value.
+        // A device that tracks its size has set it already, possibly to a newer one.
         if found.is_some() {
             capacity.set(size);
         }
@@ -341,7 +340,7 @@ impl Disk {
         });
     }
 
-    /// Holds a range against all reads and changes of clients, after those in flight there have ended. Blocks.
+    /// Holds a range against all reads and changes of clients, after those in flight have ended. Blocks.
     ///
     /// # Errors
     /// They do not end in time.
@@ -352,7 +351,7 @@ impl Disk {
     /// As [`Disk::hold`], but gives up soon after `is_wanted` returns false.
     ///
     /// # Errors
-    /// They do not end in time, or the range is not wanted any more.
+    /// They do not end in time, or the range is no longer wanted.
     pub fn hold_while(
         &self,
         offset: u64,
@@ -381,18 +380,18 @@ impl Disk {
         self.removable
     }
 
-    /// Returns true if third-party copies through SCSI targets that do not have the disk may read and write it.
+    /// Returns true if third-party copies through SCSI targets without the disk may access it.
     pub fn may_be_copied_across_targets(&self) -> bool {
         self.copy_across_targets
     }
 
-    /// Returns the locks of ranges, which exclude all other reads and changes.
+    /// Returns the range locks.
     pub fn range_locks(&self) -> &Arc<RangeLocks> {
         &self.locks
     }
 
-    /// Closes the disk: from now on every I/O without [`block::IoFlags::CLOSER`] fails, on every transport. I/O with that flag waits until
-    /// the changes in flight have ended, and is limited in rate, see [`closed_pace`]. Quick; may be called twice.
+    /// Closes the disk: from now on I/O without [`block::IoFlags::CLOSER`] fails on every transport. I/O with it waits for changes in
+    /// flight and is limited in rate, see [`closed_pace`]. Quick; may be called twice.
     pub fn close(&self) {
         let capacity = self.info().geometry.capacity_bytes();
         self.throttle.set_pace(Some(closed_pace(capacity)));
@@ -410,13 +409,13 @@ impl Disk {
         &self.conditions
     }
 
-    /// Sets the rate limits, at any time. They apply to all exports together.
+    /// Sets the rate limits of all exports together, at any time.
     pub fn set_limits(&self, limits: RateLimits) {
         self.throttle.set(limits);
     }
 
-    /// Sets the handling of failed I/Os and the time limit, for I/Os submitted from now on. The caller then resumes the disk on all
-    /// workers, so that waiting I/Os follow the new policy.
+    /// Sets error handling and time limit for I/Os submitted from now on. The caller then resumes the disk on all workers: waiting I/Os
+    /// follow the new policy.
     pub fn set_error_policy(&self, policy: ErrorPolicy) {
         self.errors.set(policy);
     }
@@ -446,7 +445,7 @@ impl Disk {
         &self.state
     }
 
-    /// Returns the kinds of its layers, from the top down to the device.
+    /// Returns the kinds of its layers, from the top down.
     pub fn stack(&self) -> Vec<&'static str> {
         let device = self.device();
         let top: Option<&dyn BlockDevice> = Some(&*device);
@@ -454,7 +453,7 @@ impl Disk {
         layers.map(|layer| layer.kind()).collect()
     }
 
-    /// Returns the present device. Takes a lock: not for every request.
+    /// Returns the present device. Locks: not for every request.
     pub fn device(&self) -> Arc<dyn BlockDevice> {
         self.device.get().0
     }
@@ -467,12 +466,12 @@ impl Disk {
     /// Checks whether the disk may change to this device ([`Disk::replace_device`]).
     ///
     /// # Errors
-    /// The promise made to clients that the device does not keep.
+    /// A promise to clients that the device does not keep.
     pub fn check_device(&self, device: &dyn BlockDevice) -> Result<(), BrokenPromise> {
         replacement::check(&self.info(), &device.info())
     }
 
-    /// Checks whether a device can hold a copy of the disk that no client uses.
+    /// Checks whether a device can hold an unused copy of the disk.
     ///
     /// # Errors
     /// The property that prevents it.
@@ -481,7 +480,7 @@ impl Disk {
         replacement::check_shape(&told, &new)
     }
 
-    /// Withdraws the promise that discarded blocks read as zeroes. The caller ensures that no client has seen it.
+    /// Withdraws the promise that discarded blocks read as zeroes, which no client has seen.
     pub fn withdraw_discard_zeroes(&self) {
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
         if info.discard_zeroes {
@@ -492,11 +491,11 @@ impl Disk {
         }
     }
 
-    /// Replaces the device by another one with the same content; name and identity stay. The caller holds the whole disk ([`Disk::hold`])
-    /// until all workers have changed to the new device.
+    /// Replaces the device by one with the same content; name and identity stay. The caller holds the whole disk ([`Disk::hold`]) until all
+    /// workers have changed.
     ///
     /// # Errors
-    /// The promise made to clients that the device does not keep. Nothing has changed.
+    /// A promise to clients that the device does not keep. Nothing has changed.
     pub fn replace_device(&self, device: Arc<dyn BlockDevice>) -> Result<(), BrokenPromise> {
         let new = device.info();
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
@@ -506,7 +505,7 @@ impl Disk {
             identity: info.identity,
             serial: info.serial.clone(),
             naa: info.naa,
-            // No client relies on it, therefore the next device may lack it.
+            // No client relies on it: the next device may lack it.
             discard_zeroes: info.discard_zeroes && new.discard_zeroes,
             ..new
         });
@@ -516,7 +515,7 @@ impl Disk {
     }
 }
 
-/// Unit of the size of a disk: its logical block, or a larger [`DiskInfo::io_alignment`].
+/// Unit of a disk's size: its logical block, or a larger [`DiskInfo::io_alignment`].
 fn size_unit(info: &DiskInfo) -> u32 {
     info.geometry.block_size().max(info.io_alignment)
 }
@@ -530,11 +529,10 @@ fn is_serial(text: &str) -> bool {
     (1..=SERIAL_BYTES_MAX).contains(&text.len()) && text.bytes().all(|b| matches!(b, b' '..=b'~'))
 }
 
-/// Returns the write rate of a closed disk in bytes per second. It limits the sanitize or format operation.
+/// Returns the write rate of a closed disk in bytes per second, for its sanitize or format operation.
 ///
-/// A pass over a disk of 512 MiB or more takes at least 8 seconds, a pass over a smaller one proportionally less. Memory could be
-/// overwritten in an instant: too fast for the progress that initiators may poll (SBC-4), and it would occupy the worker completely. No
-/// disk of 1 TiB reaches the permitted 128 GiB/s.
+/// A pass over 512 MiB or more takes at least 8 seconds, over less proportionally less. Memory could be overwritten in an instant: too fast
+/// for initiators that poll the progress (SBC-4), and the worker would serve no other client. No disk of 1 TiB reaches its 128 GiB/s.
 fn closed_pace(capacity: u64) -> u64 {
     const PACE_MIN: u64 = 64 << 20;
     const PASS_SECONDS: u64 = 8;
@@ -595,7 +593,7 @@ mod tests {
                 (info.identity, info.serial.as_str(), info.naa),
                 (identity, shown, naa)
             );
-            // Configured values stay when the identity changes; derived values change with it.
+            // Configured values stay when the identity changes; the others derive from it.
             disk.resize(2 << 20).unwrap();
             disk.set_identity(b.info().identity);
             let info = disk.info();

@@ -1,4 +1,4 @@
-//! Errors of opening and resizing a disk: the attempted operation, the value, and the remedy.
+//! Errors of opening and resizing disks, with value and remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ pub enum OpenError {
         /// Error of the kernel.
         source: io::Error,
     },
-    /// The retained memory of a RAM disk has another shape than requested.
+    /// The retained memory of a RAM disk has another shape.
     #[error(
         "its memory was kept with {size} bytes in blocks of {block_size} bytes; hint: configure it so, or remove the disk and add it anew"
     )]
@@ -147,7 +147,7 @@ pub(crate) fn check_physical_block_size(found: u32, block_size: u32) -> Result<u
     Err(OpenError::PhysicalBlockSize { found, block_size })
 }
 
-/// Checks that an NAA identifier of eight bytes is IEEE extended, locally assigned or IEEE registered (SPC-5, 7.7.6.6).
+/// Checks for an eight-byte NAA identifier: IEEE extended, locally assigned or IEEE registered (SPC-5, 7.7.6.6).
 pub(crate) fn check_naa(found: u64) -> Result<u64, OpenError> {
     match found >> 60 {
         2 | 3 | 5 => Ok(found),

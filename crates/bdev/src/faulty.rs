@@ -1,12 +1,12 @@
-//! A layer that injects faults into another block device, for tests. It injects, exactly as planned:
+//! A layer that injects faults, for tests. It injects, exactly as planned:
 //!
-//! - **fail**: an I/O of a kind fails with an error and is not executed;
+//! - **fail**: an I/O of a kind fails and is not executed;
 //! - **torn**: a write executes its first bytes, then fails (an atomic one executes none); **undone**: an I/O is executed, but fails;
-//! - **delay**: the answer comes later; **hold**: it comes when the test releases it;
-//! - **shuffle**: answers come in another order, the same for the same seed;
+//! - **delay**: a late answer; **hold**: an answer when the test releases it;
+//! - **shuffle**: answers in another order, the same for the same seed;
 //! - **alignment**: I/O on partial blocks is refused.
 //!
-//! It does not inject: lost or misdirected writes that are answered as done, wrong data, crashes.
+//! Not injected: lost or misdirected writes that succeed, wrong data, crashes.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ pub struct Fault {
 pub enum FaultAction {
     /// Fails and is not executed.
     Fail(IoError),
-    /// A write executes its first bytes (whole blocks) and then fails.
+    /// A write executes its first bytes (whole blocks), then fails.
     Torn(u64, IoError),
     /// Is executed, but fails.
     Undone(IoError),
@@ -83,7 +83,7 @@ impl Plan {
 pub struct Faulty {
     inner: Arc<dyn BlockDevice>,
     plan: Arc<Plan>,
-    /// [`DiskInfo::io_alignment`] of this layer, if larger than that of the device below.
+    /// [`DiskInfo::io_alignment`], if larger than that of the device below.
     alignment: u32,
 }
 
@@ -101,7 +101,7 @@ impl Faulty {
         }
     }
 
-    /// Makes the device refuse I/O with an offset or length that is not a multiple of `alignment` bytes.
+    /// Makes the device refuse I/O not aligned to `alignment` bytes.
     #[must_use]
     pub fn with_alignment(self, alignment: u32) -> Faulty {
         Faulty { alignment, ..self }
@@ -172,12 +172,12 @@ struct Slot {
     answer: Answer,
     /// Replaces the outcome of the device below.
     forced: Option<IoError>,
-    /// The client's buffer, while the device below has a part of it.
+    /// The client's buffer, while the device below has a part.
     whole: Option<IoBuffer>,
     over: Option<(IoBuffer, IoOutcome)>,
 }
 
-/// Token of the ring operation that makes one of the shuffled answers due. Other tokens are slot numbers.
+/// Token that makes one shuffled answer due; other tokens are slot numbers.
 const SHUFFLE: u64 = u64::MAX;
 
 /// Interval of the checks whether held I/Os were released.
@@ -186,7 +186,7 @@ const HOLD_POLL: Duration = Duration::from_millis(1);
 struct FaultyBackend {
     inner: Box<dyn IoChannel>,
     plan: Arc<Plan>,
-    /// Bits of offset and length that are zero in an aligned I/O.
+    /// Offset and length bits that are zero in aligned I/O.
     io_mask: u64,
     owner: Owner,
     slots: Vec<Slot>,
@@ -221,7 +221,7 @@ impl FaultyBackend {
         }
     }
 
-    /// Handles the end of an I/O: returns its answer now, or schedules it.
+    /// Returns the answer of an ended I/O, or schedules it.
     fn answer_fault(
         &mut self,
         ring: &mut Ring,

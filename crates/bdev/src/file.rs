@@ -1,9 +1,8 @@
 //! `file`: a raw file or a block device, through io_uring.
 //!
-//! The block device holds the locks and the state shared by all workers: whether making data durable has ever failed, and which operations
-//! the file system does not support. Each worker's handle (`handle`) has its own open file description: I/O needs no shared reference
-//! count, and the kernel reports a failed write-back to each description. `open` opens, `durability` holds the sticky error, `bounce`
-//! handles unaligned requests, `errno` classifies errors. Tests: `tests/file_*.rs`.
+//! The block device holds the locks and the shared state of all workers: lost durability, and operations that the file system refuses. Each
+//! worker's handle (`handle`) has its own open file description: no shared reference count per I/O, and the kernel reports a failed
+//! write-back to each. `open` opens, `durability` is the sticky error, `bounce` aligns, `errno` classifies. Tests: `tests/file_*.rs`.
 
 mod bounce;
 mod container;
@@ -78,22 +77,22 @@ impl FromStr for CacheMode {
 pub struct FileOptions {
     /// Path of a raw file or a block device.
     pub path: PathBuf,
-    /// Size in bytes. A missing or empty file is created or extended to this size, sparse; an existing file must have this size.
+    /// Size in bytes. A missing or empty file gets this size, sparse; an existing one must have it.
     pub size: Option<u64>,
     /// Cache mode.
     pub cache: CacheMode,
     /// Refuse writes, and permit other readers.
     pub read_only: bool,
-    /// Bytes per logical block; by default 512 for files and the device's own for block devices.
+    /// Bytes per logical block; default: 512 for files, the device's own for block devices.
     pub block_size: Option<u32>,
-    /// Lock out other writers, QEMU included. Disabled only if the file system has no locks.
+    /// Lock out other writers, QEMU included. Off only if the file system has no locks.
     pub lock: bool,
-    /// The content is an image of another format: accept any size, and do not warn about the format.
+    /// The content is an image of another format: any size, no warning.
     pub is_container: bool,
 }
 
 impl FileOptions {
-    /// Returns options for a writable, locked file with direct I/O, without a size.
+    /// Returns options for a writable, locked file with direct I/O.
     pub fn new(path: impl Into<PathBuf>) -> FileOptions {
         FileOptions {
             path: path.into(),
@@ -107,14 +106,14 @@ impl FileOptions {
     }
 }
 
-/// Required alignment of an I/O's offset, length and memory, in bytes. 1: no requirement.
+/// Required alignment in bytes of offset, length and memory; 1: none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Alignment {
     offset: u32,
     memory: u32,
 }
 
-/// Operations that the file system or device has refused and that are not tried again.
+/// Operations that the file system or device has refused; not tried again.
 #[derive(Debug, Default)]
 struct Refused {
     discard_blocks: AtomicBool,
@@ -140,11 +139,11 @@ struct Shared {
     calls: BlockingCalls,
     /// Opening the file created it.
     created: bool,
-    /// The last block of an image was incomplete when the image was opened.
+    /// An image's last block was incomplete at opening.
     ends_within_block: bool,
-    /// Holds the locks. Handles are opened through its descriptor number; no I/O uses it.
+    /// Holds the locks and opens handles by its number. Not used for I/O.
     control: OwnedFd,
-    /// Exclusive open (`O_EXCL`) of a writable block device, which keeps mounts and other servers out. `None` while the locks are released.
+    /// Exclusive open (`O_EXCL`) of a writable block device, against mounts and other servers. `None` while the locks are released.
     claim: Mutex<Option<OwnedFd>>,
 }
 
@@ -191,13 +190,13 @@ impl Shared {
     }
 
     fn is(flag: &AtomicBool) -> bool {
-        // A hint only: if a handle misses it, the kernel refuses the operation and the handle tries the next one.
+        // A hint: without it the kernel refuses, and the next operation is tried.
         flag.load(Ordering::Relaxed)
     }
 
-    /// Returns the extent at a block, as reported by the file system: a block with any data is data. May block.
+    /// Returns the extent at a block, from the file system: a block with any data is data. May block.
     fn extent(&self, offset: u64) -> Extent {
-        // No other code uses the position of the control handle. A block device reports data everywhere.
+        // The position of the control handle has no other use. Block devices report only data.
         let seek = |from| rustix::fs::seek(&self.control, from);
         let info = &self.info;
         let block = u64::from(info.geometry.block_size().max(info.io_alignment));
@@ -206,7 +205,7 @@ impl Shared {
                 self.without_data(offset, data / block * block)
             }
             Ok(data) => match seek(SeekFrom::Hole(data)) {
-                // A file may end within a block of the disk, and blocks of the file system may be smaller than the disk's.
+                // A file may end within a block, and blocks of the file system may be smaller.
                 Ok(hole) if hole > data => Extent::data(hole.next_multiple_of(block)),
                 _ => Extent::UNKNOWN,
             },
@@ -223,7 +222,7 @@ impl Shared {
         }
     }
 
-    /// Returns the extent at `from` in a part of the file that has no data up to `to`.
+    /// Returns the extent at `from`, without data up to `to`.
     fn without_data(&self, from: u64, to: u64) -> Extent {
         if !self.info.anchors {
             return Extent::hole(to);
@@ -252,14 +251,14 @@ impl File {
     /// Opens a file or block device, or creates a file.
     ///
     /// # Errors
-    /// The file is missing, has an unexpected size or type, is in use, or lacks a requested ability. The message has a hint.
+    /// The file is missing, in use, of another size or type, or lacks an ability; with a hint.
     pub fn open(options: FileOptions) -> Result<File, OpenError> {
         open::open(options).map(|shared| File {
             shared: Arc::new(shared),
         })
     }
 
-    /// Returns the errno of the first failure to make data durable, if any. Every flush fails after it.
+    /// Returns the errno of the first failure to make data durable. Every flush fails since.
     pub fn durability_lost(&self) -> Option<i32> {
         self.shared.durability.lost()
     }
@@ -304,7 +303,7 @@ impl BlockDevice for File {
         }
     }
 
-    /// Changes the size of a file. The size of a block device cannot be changed, only checked.
+    /// Changes the size of a file; only checks that of a block device.
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         let shared = &self.shared;
         if shared.block_device {
@@ -323,8 +322,7 @@ impl BlockDevice for File {
             return Err(io::Error::other("the disk is read-only"));
         }
         rustix::fs::ftruncate(&shared.control, bytes)?;
-        // The new size is as durable as the data written into it. It applies even if the sync fails; the kernel reports that failure only
-        // once.
+        // The new size is as durable as data written into it. It applies even if the sync fails, an error that is reported only once.
         if let Err(error) = rustix::fs::fsync(&shared.control) {
             shared.lose(error.raw_os_error());
         }
@@ -452,7 +450,7 @@ mod tests {
             };
             let file = File::open(options.clone()).unwrap();
             let (mut one, mut two) = (Worker::on(&file), Worker::on(&file));
-            // The other worker detects it while this one's flush is in progress.
+            // Detected by the other worker during this one's flush.
             assert_eq!(one.submit(IoRequest::flush()), Submission::Pending);
             file.shared.durability.lose(libc::EIO);
             let lost = Err(block::IoError::with_errno(
@@ -480,7 +478,7 @@ mod tests {
         }
     }
 
-    /// If the promise no longer holds, for example because the file was moved to another device, only the kernel detects it and refuses.
+    /// If the promise fails later, for example after a move to another device, only the kernel refuses.
     #[test]
     fn atomic_write_that_the_kernel_cannot_do_writes_nothing() {
         for cache in [CacheMode::None, CacheMode::Writeback] {
@@ -537,8 +535,8 @@ mod tests {
         }
     }
 
-    /// A write with `RWF_DSYNC` through the page cache may fail because of earlier writes, with an errno that looks like its own, and the
-    /// next flush would then succeed. A failed sync always counts.
+    /// A page cache write with `RWF_DSYNC` may fail for earlier writes, with an errno like its own, and the next flush would succeed. A
+    /// failed sync always counts.
     #[test]
     fn durable_write_through_the_page_cache_has_its_own_sync() {
         for (cache, steps) in [

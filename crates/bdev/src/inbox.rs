@@ -1,10 +1,10 @@
-//! Answers of a device's thread to a worker, announced by an event on the worker's ring.
+//! Answers of a device's thread to a worker, signalled by an event on its ring.
 
 use std::sync::{Mutex, PoisonError};
 
 use uring::{Event, Owner, Ring, WatchId};
 
-/// Answers, each with the number that the worker has given to its command.
+/// Answers by the worker's command number.
 pub(crate) struct Inbox<T> {
     waiting: Mutex<Vec<(u64, T)>>,
     event: Event,
@@ -19,7 +19,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Adds an answer, on any thread. Wakes the worker for the first of several.
+    /// Adds an answer, on any thread; wakes the worker for the first one.
     pub fn put(&self, token: u64, answer: T) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = waiting.is_empty();
@@ -30,7 +30,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Moves all answers into an empty list and reuses the memory of that list. Called by the worker.
+    /// Moves all answers into an empty list and reuses that list's memory. Called by the worker.
     pub fn take(&self, into: &mut Vec<(u64, T)>) {
         debug_assert!(into.is_empty(), "answers are moved into an empty list");
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);

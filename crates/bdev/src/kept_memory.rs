@@ -1,13 +1,13 @@
-//! Memory of RAM disks that outlives the daemon: one memfd per disk, stored under the disk's name by the service manager (systemd's
-//! descriptor store).
+//! Memory of RAM disks that outlives the daemon: one memfd per disk, in the service manager's descriptor store (systemd) under the disk's
+//! name.
 //!
 //! ```text
 //!   0            2 MiB
 //!   | header     | the disk's bytes
 //! ```
 //!
-//! Header: magic number, version, block size, size, and a random number that determines the disk's identity. A killed daemon leaves every
-//! byte that it has copied, so that the disk matches the answers given to clients.
+//! Header: magic number, version, block size, size, and a random number that determines the identity. A killed daemon leaves every byte
+//! that it has copied: the disk matches the answers to clients.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +22,7 @@ pub trait DescriptorStore: Send + Sync {
     /// Returns the memory stored for a disk of this name.
     fn take(&self, disk: &str) -> Option<OwnedFd>;
 
-    /// Stores memory from now on. Returns false if it is not stored.
+    /// Stores memory; false if it is not stored.
     fn keep(&self, disk: &str, memory: BorrowedFd<'_>) -> bool;
 
     /// Removes the memory of this disk from the store.
@@ -112,13 +112,12 @@ impl KeptMemory {
         }
     }
 
-    /// Returns true if the disk can end here without losing data. True also after a growth that a kill has interrupted: that part was not
-    /// used.
+    /// Returns true if the disk can end here without data loss. This includes growth interrupted by a kill: it was not used.
     pub fn may_end_at(&self, size: u64) -> bool {
         !Mapping::has_data_from(&self.file, DATA_AT + size.next_multiple_of(PAGE))
     }
 
-    /// Extends the memory if the size is larger, and records the size in it.
+    /// Extends the memory for a larger size, and records the size in it.
     pub fn resize(&mut self, size: u64) -> io::Result<()> {
         let length = DATA_AT + size.next_multiple_of(PAGE);
         if length > self.file.metadata()?.len() {
@@ -242,7 +241,7 @@ mod tests {
                 })
             ));
         }
-        // The disk grows to a larger size. An unused part does not prevent a return to the previous size.
+        // The disk grows. An unused part does not prevent the old size.
         let grown = open(RamOptions {
             size: 8 << 20,
             ..options

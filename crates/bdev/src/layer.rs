@@ -7,10 +7,9 @@ use block::{Capacity, DiskInfo};
 
 use crate::{Attach, BlockDevice, DiskState, IoChannel, Medium};
 
-/// A block device over another one, `inner`, that differs from it in its channels. All other methods are passed to the inner device.
+/// A block device over `inner` with channels of its own. Other methods are those of the inner device.
 ///
-/// State that is shared among daemons ([`BlockDevice::shared_state`]) is not passed on: a layer may change the content that others would
-/// see.
+/// State shared among daemons ([`BlockDevice::shared_state`]) is not passed on: a layer may change the visible content.
 pub trait Layer: Send + Sync {
     /// Returns the device below.
     fn inner(&self) -> &dyn BlockDevice;
@@ -18,7 +17,7 @@ pub trait Layer: Send + Sync {
     /// See [`BlockDevice::kind`].
     fn layer_kind(&self) -> &'static str;
 
-    /// Returns the info of the device below as this layer shows it.
+    /// Returns the info of the device below as shown by this layer.
     fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
         inner
     }

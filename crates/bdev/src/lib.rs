@@ -1,4 +1,4 @@
-//! Block devices: the I/O of disks, one file or folder per device, behind two traits and independent of the transports.
+//! Block devices: the I/O of disks, one file or folder each, behind two traits and independent of transports.
 //!
 //! ```text
 //!   Disk --- Arc<dyn BlockDevice> --- attach() -> Box<dyn IoChannel>    one per worker, !Send, no locks
@@ -7,9 +7,9 @@
 //!                                                 close()                   ->  drains; closed when nothing is in flight
 //! ```
 //!
-//! A block device is shared by all workers. Each worker attaches its own channel and passes it the completions of the channel's
-//! [`uring::Owner`]s. A layer (`delay`, `faulty`) is a block device over another one, to any depth. Every I/O passes [`admit`] first, so
-//! that ranges, read-only and similar rules are the same for all devices. Tests: in each module, and `tests/` against a model.
+//! All workers share a block device. Each attaches its own channel and passes it the completions of the channel's [`uring::Owner`]s. A
+//! layer (`delay`, `faulty`) is a block device over another, to any depth. Every I/O passes [`admit`] first: range, read-only and similar
+//! rules are the same everywhere. Tests: in each module, and `tests/` against a model.
 
 #![forbid(unsafe_code)]
 
@@ -102,11 +102,11 @@ pub struct Tag(pub u64);
 pub enum Submission {
     /// The I/O completed synchronously. The buffer was not taken.
     Done(IoOutcome),
-    /// The backend has taken the buffer, and returns it in a [`Finished`] with the same tag.
+    /// The backend took the buffer and returns it in a [`Finished`] with the same tag.
     Pending,
 }
 
-/// Position of an announced I/O after the I/O that is about to be submitted.
+/// Distance of an announced I/O from the next submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefetch {
     /// The next I/O.
@@ -115,8 +115,7 @@ pub enum Prefetch {
     Later,
 }
 
-/// Prefetch distance in I/Os. Most of the delay is the address translation of an I/O's memory: in a virtual machine it takes longer than an
-/// I/O of 4 KiB.
+/// Prefetch distance in I/Os. Address translation of an I/O's memory takes longest: in a virtual machine longer than an I/O of 4 KiB.
 pub const PREFETCH_DISTANCE: usize = 3;
 
 /// The end of an I/O that was pending.
@@ -130,10 +129,9 @@ pub struct Finished {
     pub outcome: IoOutcome,
 }
 
-/// One worker's handle on a disk. Dropped after it has closed, or with the ring.
+/// One worker's handle on a disk. Dropped when closed, or with the ring.
 pub trait IoChannel {
-    /// Starts an I/O. The buffer's window has exactly [`IoRequest::buffer_length`] bytes. If that is 0, the buffer is not accessed, only
-    /// held.
+    /// Starts an I/O. The buffer's window has exactly [`IoRequest::buffer_length`] bytes; if 0, the buffer is held but not accessed.
     fn submit(
         &mut self,
         ring: &mut Ring,
@@ -147,40 +145,40 @@ pub trait IoChannel {
         false
     }
 
-    /// Announces an I/O that probably comes soon, so that the first memory it needs can be fetched.
+    /// Announces an I/O that probably follows soon, for prefetching.
     fn prefetch(&self, io: &IoRequest, soon: Prefetch) {
         let _ = (io, soon);
     }
 
-    /// Points the buffer at the disk's memory that a read would copy, which saves the copy. The buffer shows later changes too. Returns
-    /// false if the data must be read, or may not be read.
+    /// Points the buffer at the disk's memory instead of copying. The buffer shows later changes too. Returns false if the data must be
+    /// read, or may not be.
     #[inline]
     fn borrow(&self, io: &IoRequest, buffer: &mut IoBuffer) -> bool {
         let _ = (io, buffer);
         false
     }
 
-    /// Returns true while a buffer still points at the disk's memory because of [`IoChannel::borrow`].
+    /// Returns true while a buffer points at the disk's memory after [`IoChannel::borrow`].
     fn is_borrowed(&self) -> bool {
         false
     }
 
-    /// Handles a completion of one of this handle's owners. Appends finished I/Os, and may submit further steps.
+    /// Handles a completion of this handle's owners. Appends finished I/Os; may submit more.
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>);
 
-    /// Asks for a pending I/O to end soon. Best effort: the I/O finishes with [`IoErrorKind::Cancelled`](block::IoErrorKind), or with the
-    /// outcome that it had by then, or as if it had not been aborted.
+    /// Asks for a pending I/O to end soon. Best effort: it ends with [`IoErrorKind::Cancelled`](block::IoErrorKind), with its outcome so
+    /// far, or unaffected.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let _ = (ring, tag);
     }
 
-    /// Begins to close the handle, once no I/O is pending: ends its other operations on the ring, such as watches. The handle receives
-    /// completions until [`IoChannel::is_closed`].
+    /// Begins to close the handle, without pending I/O: ends its other operations on the ring, such as watches. It receives completions
+    /// until [`IoChannel::is_closed`].
     fn close(&mut self, ring: &mut Ring) {
         let _ = ring;
     }
 
-    /// Returns true if the last completion of each of its owners was received, so that the owners may be reused.
+    /// Returns true if all completions of its owners were received: they may be reused.
     fn is_closed(&self) -> bool {
         self.in_flight() == 0
     }
@@ -192,7 +190,7 @@ pub trait IoChannel {
 /// Progress of [`BlockDevice::copy_up`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopiedUp {
-    /// Offset at which to continue. `u64::MAX`: the device below has no data beyond it.
+    /// Offset to continue at. `u64::MAX`: the device below has no more data.
     pub end: u64,
     /// Number of bytes copied.
     pub bytes: u64,
@@ -200,70 +198,68 @@ pub struct CopiedUp {
 
 /// Block device of a disk, shared by all workers.
 pub trait BlockDevice: Send + Sync {
-    /// Returns geometry and abilities. The identity is not included: [`Disk::info`] adds it.
+    /// Returns geometry and abilities. [`Disk::info`] adds the identity.
     fn info(&self) -> DiskInfo;
 
     /// Returns the current size, which every I/O reads.
     fn capacity(&self) -> &Arc<Capacity>;
 
-    /// Allocates space before [`BlockDevice::capacity`] grows to `bytes`. Releases space beyond `bytes` after the capacity has shrunk, when
-    /// no change beyond is in flight. See [`Disk::resize`].
+    /// Allocates space before [`BlockDevice::capacity`] grows to `bytes`; releases space after it has shrunk, with no change beyond in
+    /// flight. See [`Disk::resize`].
     ///
     /// # Errors
     /// The system refuses; the size is unchanged.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 
-    /// Registers `changed`, which is called after others have changed the disk's size and [`BlockDevice::capacity`] was updated, and after
-    /// an unavailable device is ready again. It is called on any thread except a worker's, and must be quick.
+    /// Registers `changed`, called after others have changed the size and [`BlockDevice::capacity`] was updated, and after an unavailable
+    /// device is ready again. Not called on workers; must be quick.
     fn on_change(&self, changed: Box<dyn Fn() + Send + Sync>) {
         drop(changed);
     }
 
-    /// Returns the present size of the underlying object in bytes, for a device that must be queried for changes by others. May block.
+    /// Returns the present size in bytes, for a device that must be queried for changes by others. May block.
     ///
     /// # Errors
-    /// The system cannot report the size.
+    /// The system fails.
     fn found_size(&self) -> io::Result<Option<u64>> {
         Ok(None)
     }
 
-    /// Checks that no other program has truncated, removed or replaced its files since they were opened. May block.
+    /// Checks that no other program has truncated, removed or replaced its files. May block.
     ///
     /// # Errors
-    /// The change, with the path and the size of the file; or the error of the system.
+    /// The change, with path and size of the file; or the system's error.
     fn check_file(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Removes files that were created when the device was opened. Called if the disk is not created after all; the device was never used.
+    /// Removes files that opening has created, if the disk was never used.
     fn remove_if_created(&self) {}
 
-    /// Releases resources that exist for reopening the disk, after the disk was removed. Returns true if its content is gone for all users.
+    /// Releases resources retained for reopening a removed disk. Returns true if the content is gone.
     fn forget(&self) -> bool {
         self.medium().is_none()
     }
 
-    /// Converts the device to a read-only backing device: no more writes, and other processes may read the underlying object. No write is
-    /// in flight.
+    /// Converts the device to a read-only backing device, readable by other processes. No write is in flight.
     ///
     /// # Errors
-    /// The system refuses. The device is then read-only, but other processes stay locked out.
+    /// The system refuses. The device is read-only, but still locked.
     fn give_up_writing(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Copies data of the device below into this one, for a device that stores only differences. Skips own data and holes from `offset` on,
-    /// and then copies about `length` bytes. One call does a bounded amount of work. May block.
+    /// Copies data from the device below into one that stores only differences. Skips own data and holes from `offset` on, then copies
+    /// about `length` bytes. Work per call is bounded. May block.
     ///
     /// # Errors
-    /// The system fails; a part may have been copied by then.
+    /// The system fails; a part may be copied.
     fn copy_up(&self, offset: u64, length: u64) -> io::Result<CopiedUp> {
         let _ = (offset, length);
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Removes the reference to the device below, which is not needed when this device is opened again. This device must store all data
-    /// itself.
+    /// Removes the reference to the device below, after all its data was copied.
     ///
     /// # Errors
     /// The system fails; the reference remains.
@@ -271,8 +267,7 @@ pub trait BlockDevice: Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Releases the locks against other processes, because this process is about to open the underlying object again. This device writes
-    /// nothing until it takes its locks again.
+    /// Releases the locks, because this process will open the object again. Nothing is written until the locks are taken again.
     ///
     /// # Errors
     /// The system refuses.
@@ -280,19 +275,19 @@ pub trait BlockDevice: Send + Sync {
         Ok(())
     }
 
-    /// Takes the locks that [`BlockDevice::release_locks`] has released.
+    /// Takes the locks again after [`BlockDevice::release_locks`].
     ///
     /// # Errors
-    /// The system refuses, or another process has the lock by now.
+    /// The system refuses, or another process has the lock.
     fn take_locks(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Opens the device again over a writable device below, to commit its own data there. No I/O is in flight, and this device receives no
-    /// more I/O unless the call fails.
+    /// Opens the device again over a writable one, to commit its data there. No I/O is in flight, and this device gets no more unless the
+    /// call fails.
     ///
     /// # Errors
-    /// The device cannot be opened; this one is unchanged.
+    /// The reason; the device is unchanged.
     fn reopen_to_commit(&self) -> Result<Committable, OpenError> {
         Err(OpenError::File {
             path: std::path::PathBuf::new(),
@@ -300,7 +295,7 @@ pub trait BlockDevice: Send + Sync {
         })
     }
 
-    /// Lists the pieces of a range, from the first byte on: the end of each, and whether this device stores it itself.
+    /// Lists the pieces of a range: the end of each, and whether this device stores it.
     ///
     /// # Errors
     /// The system fails.
@@ -308,12 +303,12 @@ pub trait BlockDevice: Send + Sync {
         Ok(vec![(offset + length, true)])
     }
 
-    /// Returns the medium that stores the disk's identity; `None` if content and identity end with the process.
+    /// Returns the medium with the disk's identity; `None` if content and identity end with the process.
     fn medium(&self) -> Option<&dyn Medium> {
         None
     }
 
-    /// Returns whether the device can be reached, for a device that reconnects automatically.
+    /// Returns the availability of a device that reconnects automatically.
     fn state(&self) -> DiskState {
         DiskState::Ready
     }
@@ -326,15 +321,15 @@ pub trait BlockDevice: Send + Sync {
         None
     }
 
-    /// Returns the state shared by all daemons that serve its content. A layer does not pass on that of the device below.
+    /// Returns the state shared by all daemons that serve the content. Layers do not pass it on.
     fn shared_state(&self) -> Option<&dyn SharedState> {
         None
     }
 
-    /// Attaches a worker and returns its own handle. Must not block.
+    /// Attaches a worker. Must not block.
     ///
     /// # Errors
-    /// The kernel has no descriptor (or similar resource) left. Nothing that was begun on the ring remains.
+    /// The kernel has no descriptor (or similar) left. Nothing begun on the ring remains.
     fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>>;
 }
 

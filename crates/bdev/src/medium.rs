@@ -1,7 +1,6 @@
-//! The medium of a disk's content, for storing the disk's identity: an attribute of the file, with a record that distinguishes the original
-//! from a copy that includes the attribute.
+//! The medium of a disk's content stores its identity: an attribute of the file, with a record that distinguishes the original from copies.
 //!
-//! Control plane only; may block. The attribute comes with the file, possibly from another host: it is not trusted.
+//! Control plane only; may block. The attribute comes with the file and is not trusted.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,7 +10,7 @@ use std::path::PathBuf;
 
 use block::Identity;
 
-/// Maximum length in bytes of a path in a record; a longer path is omitted. ext4 has one block for all attributes of a file.
+/// Maximum bytes of a path in a record; longer ones are omitted. ext4 has one block for all attributes of a file.
 const PATH_BYTES_MAX: usize = 2048;
 
 /// Distinguishes a file from other files, including its copies.
@@ -19,18 +18,17 @@ const PATH_BYTES_MAX: usize = 2048;
 pub struct Stamp {
     /// Inode number.
     pub inode: u64,
-    /// Creation time: seconds since 1970, and nanoseconds. Not all file systems report it.
+    /// Creation time: seconds since 1970, and nanoseconds, if the file system reports it.
     pub birth: Option<(i64, u32)>,
     /// Path of the file.
     pub path: Option<PathBuf>,
 }
 
 impl Stamp {
-    /// Returns true if both stamps belong to one file, wherever it is now. A snapshot of a whole file system has the stamps of all its
-    /// files.
+    /// Returns true if both stamps are of one file, at any path. A snapshot of a file system has the stamps of all its files.
     pub fn is_same_file(&self, other: &Stamp) -> bool {
         match (self.birth, other.birth) {
-            // Not the inode number, which some file systems assign with every mount.
+            // Not the inode number, which some file systems assign at mount.
             (Some(one), Some(another)) => one == another,
             _ => self.inode == other.inode,
         }
@@ -42,12 +40,12 @@ impl Stamp {
 pub struct IdentityRecord {
     /// The identity.
     pub identity: Identity,
-    /// Stamp of the file; `None` for a block device, or if the identity was set by hand.
+    /// Stamp of the file; `None` for block devices and identities set by hand.
     pub stamp: Option<Stamp>,
 }
 
 impl IdentityRecord {
-    /// Encodes the record as `UUID inode=N birth=SECONDS.NANOSECONDS path=...`; only the UUID is always present.
+    /// Encodes `UUID inode=N birth=SECONDS.NANOSECONDS path=...`; only the UUID is always present.
     pub fn encode(&self) -> Vec<u8> {
         let mut text = self.identity.to_string().into_bytes();
         let Some(stamp) = &self.stamp else {
@@ -65,7 +63,7 @@ impl IdentityRecord {
         text
     }
 
-    /// Parses the output of [`IdentityRecord::encode`], and skips unknown words. Returns `None` if the bytes are not a record.
+    /// Parses the output of [`IdentityRecord::encode`]; skips unknown words. `None`: not a record.
     pub fn decode(bytes: &[u8]) -> Option<IdentityRecord> {
         let (identity, mut rest) = split_word(bytes);
         let identity = std::str::from_utf8(identity).ok()?.trim().parse().ok()?;
@@ -98,40 +96,40 @@ fn split_word(bytes: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// A file, block device or image that retains its content when the process ends.
+/// A file, block device or image that outlives the process.
 pub trait Medium: Send + Sync {
-    /// Returns the name of the medium for identities that it cannot store itself. The name is the same after a restart.
+    /// Returns the medium's name for identities stored elsewhere; stable across restarts.
     fn key(&self) -> String;
 
-    /// Returns the identity that follows from the location of the content alone, for a medium that is the same on every host.
+    /// Returns the identity that follows from the location, for a medium that is the same on every host.
     fn own_identity(&self) -> Option<Identity> {
         None
     }
 
-    /// Returns major and minor number of a block device; `None` for other media.
+    /// Returns major and minor number of a block device.
     fn device_number(&self) -> Option<(u32, u32)> {
         None
     }
 
-    /// Returns the present stamp of the file; `None` for a block device or an image.
+    /// Returns the present stamp of a file; `None` for other media.
     fn stamp(&self) -> Option<Stamp>;
 
-    /// Returns the content of its attribute; `None` without one.
+    /// Returns its attribute, if any.
     ///
     /// # Errors
-    /// The system fails; a block device has no attributes.
+    /// The system fails; block devices have no attributes.
     fn attribute(&self) -> io::Result<Option<Vec<u8>>>;
 
-    /// Replaces the attribute. It is not durable before a sync: see [`Medium::reopen`].
+    /// Replaces the attribute; durable only after a sync: see [`Medium::reopen`].
     ///
     /// # Errors
     /// The system refuses, or the disk is read-only; the attribute is unchanged.
     fn set_attribute(&self, bytes: &[u8]) -> io::Result<()>;
 
-    /// Returns true if the record belongs to another file that still exists at the recorded path. Then this file is a copy.
+    /// Returns true if this is a copy: the record is of another file that still exists at its path.
     fn is_copy_of(&self, record: &IdentityRecord) -> bool;
 
-    /// Opens the file again without its locks, for a sync.
+    /// Opens the file again for a sync, without locks.
     ///
     /// # Errors
     /// The system refuses.

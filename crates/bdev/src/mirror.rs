@@ -1,5 +1,5 @@
-//! `mirror`: a layer under a disk while its content is copied to another device. Writes to the copied part go to both devices. The copy
-//! therefore never falls behind: it is complete when its end is reached, regardless of the amount of client writes.
+//! `mirror`: a layer under a disk during a copy to another device. Writes to the copied part go to both devices: the copy never falls
+//! behind, and is complete at the end, regardless of client writes.
 //!
 //! ```text
 //!   0 ............ copied ............................. end
@@ -7,10 +7,10 @@
 //!   both devices   │ they are copied when it is their turn
 //! ```
 //!
-//! The copying thread holds the range ([`crate::RangeLocks`]) until [`MirrorProgress::advance`], so that no write is in flight there. If a
-//! write fails on the target, or the target does not answer within [`TARGET_PATIENCE`], the mirror ends. Clients see no error: from then on
-//! a write is answered by the source alone. Its I/O on the target uses its slot and its memory until it ends. Two concurrent writes of one
-//! range may end in either order on each device, as on RAID 1. Tests: here, and `tests/mirror.rs`.
+//! The copying thread holds the range ([`crate::RangeLocks`]) until [`MirrorProgress::advance`]: no write is in flight there. A write that
+//! fails on the target, or that it does not answer within [`TARGET_PATIENCE`], ends the mirror without an error for clients: the source
+//! alone answers from then on. I/O on the target uses its slot and memory until it ends. Concurrent writes of one range may end in either
+//! order on each device, as on RAID 1. Tests: here, and `tests/mirror.rs`.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ use crate::{Attach, BlockDevice, Finished, IoChannel, Layer, Submission, Tag};
 
 /// Maximum time that a client's write waits for the target.
 pub const TARGET_PATIENCE: Duration = Duration::from_secs(20);
-/// Interval at which a channel checks the I/Os on its target.
+/// Interval at which a channel checks its target's I/Os.
 const TICK: Duration = Duration::from_millis(100);
 /// ETIMEDOUT
 const TIMED_OUT: i32 = 110;
@@ -44,12 +44,12 @@ pub struct MirrorProgress {
 }
 
 impl MirrorProgress {
-    /// Returns the number of bytes from the start that both devices have.
+    /// Returns the bytes from the start that both devices have.
     pub fn copied(&self) -> u64 {
         self.copied.load(Ordering::Acquire)
     }
 
-    /// Records that the target has everything up to `end`. The caller holds the newly copied range.
+    /// Records that the target is complete up to `end`. The caller holds the new part.
     pub fn advance(&self, end: u64) {
         self.copied.store(end, Ordering::Release);
     }
@@ -59,12 +59,12 @@ impl MirrorProgress {
         *self.error.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of I/Os on the target that have not ended, although their clients were answered.
+    /// Returns the number of unfinished I/Os on the target with answered clients.
     pub fn detached(&self) -> u64 {
         self.detached.load(Ordering::Acquire)
     }
 
-    /// Ends the mirror. Writes that wait for the target alone are answered soon.
+    /// Ends the mirror; writes that wait only for the target are answered soon.
     pub fn abandon(&self) {
         self.fail(IoErrorKind::Cancelled.into());
     }
@@ -76,7 +76,7 @@ impl MirrorProgress {
         self.has_failed.store(true, Ordering::Release);
     }
 
-    /// Returns true if a change that begins here also goes to the target.
+    /// Returns true if a change at this offset also goes to the target.
     fn reaches(&self, offset: u64) -> bool {
         offset < self.copied() && !self.has_failed.load(Ordering::Acquire)
     }
@@ -91,14 +91,14 @@ pub struct Mirror {
     source: Arc<dyn BlockDevice>,
     target: Arc<dyn BlockDevice>,
     progress: Arc<MirrorProgress>,
-    /// The source promises clients that discarded blocks read as zeroes. The target must keep the promise.
+    /// The source promises zeroes in discarded blocks, which the target must keep.
     discard_zeroes: bool,
     /// [`DiskInfo::io_alignment`] of the target.
     target_alignment: u32,
 }
 
 impl Mirror {
-    /// Creates a mirror of `source` on `target`, which has the same size.
+    /// Creates a mirror of `source` on `target`, of the same size.
     pub fn new(source: Arc<dyn BlockDevice>, target: Arc<dyn BlockDevice>) -> Mirror {
         Mirror {
             discard_zeroes: source.info().discard_zeroes,
@@ -124,7 +124,7 @@ impl Layer for Mirror {
         "mirror"
     }
 
-    /// Operations that are atomic on one device are not atomic on two. A compare and write is emulated by the holder of the range.
+    /// Atomic operations of one device are not atomic on two. The holder of a range emulates compare and write.
     fn layer_info(&self, inner: DiskInfo) -> DiskInfo {
         DiskInfo {
             atomic_writes: None,
@@ -156,7 +156,7 @@ impl Layer for Mirror {
 
 struct Slot {
     tag: Tag,
-    /// Buffer of the I/O, returned by the source with its answer, unless the source still has it.
+    /// Buffer returned by the source with its answer.
     buffer: IoBuffer,
     outcome: IoOutcome,
     /// Number of devices that have not answered.
@@ -210,7 +210,7 @@ impl MirrorChannel {
         }
     }
 
-    /// Returns the I/O on the target for a change of the source. It need not be durable before the end of the copy.
+    /// Returns the target's I/O for a change of the source. Durability is not needed before the end.
     fn mirrored(&self, io: &IoRequest) -> Option<IoRequest> {
         if !io.modifies() || !self.progress.reaches(io.offset) {
             return None;
@@ -227,7 +227,7 @@ impl MirrorChannel {
             IoKind::Discard if self.discard_zeroes => {
                 Some(IoRequest::write_zeroes(io.offset, io.length).flagged(IoFlags::UNMAP))
             }
-            // Clients may not rely on the content after such a discard.
+            // The content may be undefined afterwards.
             IoKind::Discard => None,
             _ => None,
         }
@@ -247,7 +247,7 @@ impl MirrorChannel {
         }
     }
 
-    /// Records the answer of one device. Returns the finished I/O if the client gets its answer now.
+    /// Records one device's answer; returns the I/O if its client is answered now.
     fn answered(&mut self, index: u32) -> Option<Finished> {
         let slot = &mut self.slots[index as usize];
         slot.missing -= 1;
@@ -290,7 +290,7 @@ impl MirrorChannel {
         }
     }
 
-    /// Fails the mirror if the target takes too long, and then answers clients without it.
+    /// Fails the mirror if the target takes too long, and answers clients without it.
     #[cold]
     fn tick(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
         self.is_ticking = false;

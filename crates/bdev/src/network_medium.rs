@@ -1,5 +1,5 @@
-//! A medium that is the same on every host, such as an image of a cluster or a unit of a target. Its name there is its key and determines
-//! the identity of the disk.
+//! A medium that is the same on every host: an image of a cluster or a unit of a target. Its name there is its key and determines the
+//! identity.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{IdentityRecord, Medium, Stamp};
 
-/// A medium with the same key in every daemon that serves it.
+/// A medium with the same key in every daemon.
 pub(crate) struct NetworkMedium {
     key: String,
 }
@@ -40,7 +40,7 @@ impl Medium for NetworkMedium {
         Ok(None)
     }
 
-    /// Refused: copies and clones of an image would include the attribute and thus its identity. A unit cannot store attributes.
+    /// Copies and clones of an image would include the attribute and get its identity; a unit stores none.
     fn set_attribute(&self, _bytes: &[u8]) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

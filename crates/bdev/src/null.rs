@@ -1,7 +1,6 @@
 //! `null`: every I/O completes synchronously. For measuring the code around a backend.
 //!
-//! Writes are discarded. Reads do not touch the buffer, so that a client sees the previous content of its own memory and no data of others.
-//! Allocates nothing, never blocks.
+//! Writes are discarded. Reads leave the buffer as it was, without data of others. Allocates nothing, never blocks.
 
 use std::io;
 use std::sync::Arc;

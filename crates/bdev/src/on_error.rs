@@ -1,8 +1,8 @@
-//! Handling of failed I/Os: they are reported to the client, or wait until an operator resumes the disk. Also the time limit after which an
-//! I/O is cancelled and fails.
+//! Handling of failed I/Os: the client gets the error, or the I/O waits until the disk is resumed. Also the time limit after which I/O is
+//! cancelled and fails.
 //!
-//! Set by the control plane at any time. Workers read it when an I/O is submitted while the disk's [`Conditions`] are not clear, and when
-//! an I/O fails. A disk that reports all errors has no overhead.
+//! Set by the control plane at any time. Workers read it when an I/O fails, and on submission while the disk's [`Conditions`] are not
+//! clear. A disk that reports all errors has no overhead.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -38,7 +38,7 @@ impl OnError {
         OnError::WORDS[self as usize].0
     }
 
-    /// Returns true if an I/O with this error waits. Errors caused by the client, and aborted I/Os, never wait.
+    /// Returns true if an I/O with this error waits. Client errors and aborts never do.
     pub const fn holds(self, error: IoError) -> bool {
         match self {
             OnError::Report => false,
@@ -60,7 +60,7 @@ impl OnError {
 pub struct ErrorPolicy {
     /// Handling of failed I/Os.
     pub on_error: OnError,
-    /// Time limit of an I/O in seconds, after which it is cancelled if the device supports that; 0: no limit.
+    /// Time limit in seconds, after which I/O is cancelled if the device can; 0: none.
     pub io_timeout: u32,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct ErrorPolicyCell {
 }
 
 impl ErrorPolicyCell {
-    /// Creates the default policy. The disk's conditions show whether workers must read it.
+    /// Creates the default policy; the conditions show whether to read it.
     pub fn new(conditions: Arc<Conditions>) -> ErrorPolicyCell {
         ErrorPolicyCell {
             conditions,

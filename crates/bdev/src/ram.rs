@@ -1,10 +1,9 @@
-//! `ram`: a disk in the memory of this process. Its content ends with the process unless the memory outlives it ([`Ram::keep`]).
+//! `ram`: a disk in this process' memory, which ends with the process unless it is stored ([`Ram::keep`]).
 //!
-//! I/O is a copy and completes within `submit`. Large zeroing or unmapping continues piece by piece, one per iteration, so that the
-//! worker's other clients are served in between. Memory is allocated on the first write, and released by discard and by write-zeroes with
-//! unmap. Huge pages are requested by default: otherwise random 4 KiB reads are bound by address translation. In return the first write
-//! allocates 2 MiB; use `huge_pages: false` for thin disks. A disk that grows gets more mappings behind its first. Workers may copy the
-//! same bytes at the same time: like any disk, it promises no order then.
+//! I/O is a copy within `submit`. Large zeroing or unmapping continues piece by piece in later iterations, so that the worker serves other
+//! clients in between. Memory is allocated on first write, and released by discard and write-zeroes with unmap. Huge pages are the default,
+//! because random 4 KiB reads are otherwise bound by address translation; a first write then allocates 2 MiB. Use `huge_pages: false` for
+//! thin disks. A growing disk gets more mappings. Workers may copy the same bytes concurrently: like any disk, it promises no order then.
 
 use std::fs::File;
 use std::io;
@@ -30,13 +29,13 @@ use crate::{
 /// Page size in bytes, the unit of releasing memory.
 const PAGE: u64 = 4096;
 
-/// Bytes of one disk that a worker zeroes per iteration, for all requests together. The next constant is the number of bytes that it
-/// releases. Both take some tenths of a millisecond. Powers of two, no less than a page.
+/// Bytes of one disk that a worker zeroes, or releases, per iteration for all requests: some tenths of a millisecond. Powers of two, at
+/// least a page.
 const ZEROED_AT_ONCE: u64 = 1 << 20;
 const GIVEN_BACK_AT_ONCE: u64 = 16 << 20;
 
-/// Maximum length in bytes of an atomic write. It is one copy while its range is held, and memory that is lost with the process shows no
-/// client half of one. Any length would be correct; this one delays a worker's other clients by a tenth of a millisecond.
+/// Maximum bytes of an atomic write: one copy while its range is held, and memory lost with the process shows no client half of it. Any
+/// length would be correct; this one delays other clients by a tenth of a millisecond.
 const ATOMIC_BYTES_MAX: u32 = 1 << 20;
 
 /// Options of a `ram` disk.
@@ -48,7 +47,7 @@ pub struct RamOptions {
     pub block_size: u32,
     /// Refuse writes.
     pub read_only: bool,
-    /// Request huge pages. Without free huge pages the kernel provides ordinary ones.
+    /// Request huge pages; the kernel provides ordinary ones if it has none.
     pub huge_pages: bool,
 }
 
@@ -63,7 +62,7 @@ impl Default for RamOptions {
     }
 }
 
-/// A part of a disk's memory. The first part is the whole disk until the disk grows. Mapped memory never moves.
+/// A part of a disk's memory; the first is the whole disk until it grows. Mappings never move.
 #[derive(Clone, Debug)]
 struct Extent {
     /// Offset of the part in the disk.
@@ -136,7 +135,7 @@ impl Kept {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the stored memory of the disk, or new memory that is stored from now on.
+    /// Returns the disk's stored memory, or new memory and stores it.
     fn take(options: &RamOptions, disk: &str) -> Result<Kept, OpenError> {
         let failed = |source| OpenError::Memory {
             size: options.size,
@@ -177,7 +176,7 @@ impl Kept {
     }
 }
 
-/// Maps zeroes for `bytes` of a disk, or its stored memory from a byte on. The last page is whole, so that it can be released.
+/// Maps zeroes for `bytes` of a disk, or stored memory from a byte on. The last page is whole and can be released.
 fn map(bytes: u64, huge_pages: bool, from: Option<(&File, u64)>) -> io::Result<Arc<Mapping>> {
     let length = usize::try_from(bytes)
         .ok()
@@ -197,15 +196,15 @@ impl Ram {
     /// Creates a disk of zeroes.
     ///
     /// # Errors
-    /// The size or the block size is invalid, or the address space does not suffice.
+    /// Size or block size is invalid, or the address space too small.
     pub fn create(options: RamOptions) -> Result<Ram, OpenError> {
         Ram::make(options, None)
     }
 
-    /// Creates a disk with memory that outlives the daemon, or opens its stored memory: see [`DescriptorStore`](crate::DescriptorStore).
+    /// Creates a disk with memory that outlives the daemon, or opens stored memory: see [`DescriptorStore`](crate::DescriptorStore).
     ///
     /// # Errors
-    /// As [`Ram::create`]; or the stored memory has another block size, or is longer.
+    /// As [`Ram::create`]; or the stored memory is longer, or has another block size.
     pub fn keep(options: RamOptions, disk: &str) -> Result<Ram, OpenError> {
         check_size(options.size, check_block_size(options.block_size)?)?;
         Ram::make(options, Some(Kept::take(&options, disk)?))
@@ -231,10 +230,10 @@ impl Ram {
                 discard_granularity: Some(PAGE as u32),
                 discard_zeroes: true,
                 write_zeroes: true,
-                // The kernel reports unused memory as unused or not at all. In a memfd, pages that were read look used.
+                // The kernel reports unused memory as such or not at all. In a memfd, reading marks pages as used.
                 anchors: !options.read_only && kept.is_none() && memory.next_used(0).is_empty(),
                 compare_and_write: Some(CompareAndWrite::Emulated),
-                // A killed daemon may leave half of an atomic write in memory that outlives it.
+                // A killed daemon may leave half of one in memory that outlives it.
                 atomic_writes: (!options.read_only && kept.is_none()).then_some(AtomicWrites {
                     bytes_max: ATOMIC_BYTES_MAX,
                     unit: block_size,
@@ -255,14 +254,14 @@ impl Ram {
         })
     }
 
-    /// Zeroes the mapped memory beyond the end, so that it reads as zeroes when the disk grows again.
+    /// Zeroes memory beyond the end, for the case that the disk grows again.
     fn clear_beyond(&self, bytes: u64) -> io::Result<()> {
         for extent in self.memory.extents().iter() {
             let from = bytes.max(extent.start);
             if from < extent.end() {
                 let pages = from.next_multiple_of(PAGE);
                 let at = (pages - extent.start) as usize;
-                // First the operation that the system may refuse: the disk is unchanged then.
+                // First the call that may fail, which leaves the disk unchanged.
                 extent.memory.give_back(at, extent.memory.len() - at)?;
                 let at = (from - extent.start) as usize;
                 extent.memory.fill(at, (pages - from) as usize, 0);
@@ -354,18 +353,18 @@ struct RamBackend {
     owner: Owner,
     /// By token.
     long: Vec<Option<Long>>,
-    /// Iteration of the ring; the next field is the share of its budget that was spent, in zeroed bytes.
+    /// Iteration of the ring, and its spent budget in zeroed bytes.
     iteration: u64,
     spent: u64,
     limits: Limits,
     /// Memory of the first extent, for pointing buffers at it.
     first: MappingView,
-    /// Extents known to this worker; the disk may have more by now.
+    /// Known extents; the disk may have more by now.
     extents: Arc<[Extent]>,
     memory: Arc<Memory>,
 }
 
-/// Executes an admitted I/O on the part of the disk in `memory`; `at` is its offset there.
+/// Executes an admitted I/O at offset `at` of `memory`.
 #[inline]
 fn carry_out(memory: &Mapping, io: &IoRequest, at: u64, buffer: &IoBuffer) -> IoOutcome {
     match io.kind {
@@ -414,7 +413,7 @@ fn gives_back(io: &IoRequest) -> bool {
     io.kind == IoKind::Discard || io.kind == IoKind::WriteZeroes && io.flags.has(IoFlags::UNMAP)
 }
 
-/// Returns the number of bytes that one piece of an I/O may have.
+/// Returns the maximum bytes of one piece of an I/O.
 fn at_once(io: &IoRequest) -> u64 {
     match io.kind {
         IoKind::Read
@@ -429,7 +428,7 @@ fn at_once(io: &IoRequest) -> u64 {
     }
 }
 
-/// Returns the cost of `length` bytes of an I/O, in zeroed bytes.
+/// Returns the cost of `length` bytes of an I/O in zeroed bytes.
 fn cost(io: &IoRequest, length: u64) -> u64 {
     match gives_back(io) {
         true => length / (GIVEN_BACK_AT_ONCE / ZEROED_AT_ONCE),
@@ -452,14 +451,14 @@ impl RamBackend {
         let rest = &mut long.rest;
         let most = at_once(rest);
         if gives_back(rest) {
-            // A hole has no memory to release, and disks with much memory are mostly holes.
+            // Holes need no release, and large disks are mostly holes.
             let extent = self.memory.extent(rest.offset);
             if extent.allocation == block::Allocation::Hole {
                 let length = rest.length.min(extent.end - rest.offset);
                 (rest.offset, rest.length) = (rest.offset + length, rest.length - length);
             }
         }
-        // Pieces end at multiples of their size, so that whole pages are released.
+        // Pieces end at multiples of their size, to release whole pages.
         let length = rest.length.min(most - rest.offset % most);
         let piece = IoRequest { length, ..*rest };
         (rest.offset, rest.length) = (rest.offset + length, rest.length - length);
@@ -470,7 +469,7 @@ impl RamBackend {
         }
     }
 
-    /// Returns the number of bytes that may still be zeroed in this iteration.
+    /// Returns the bytes that may still be zeroed in this iteration.
     fn left(&mut self, ring: &Ring) -> u64 {
         if self.iteration != ring.iterations() {
             (self.iteration, self.spent) = (ring.iterations(), 0);
@@ -478,7 +477,7 @@ impl RamBackend {
         ZEROED_AT_ONCE.saturating_sub(self.spent)
     }
 
-    /// Zeroes or releases a range: at once, or piece by piece in later iterations if the budget of this one does not suffice.
+    /// Zeroes or releases a range, at once or, beyond this iteration's budget, piece by piece.
     #[cold]
     fn clear(
         &mut self,
@@ -504,7 +503,7 @@ impl RamBackend {
         Submission::Done(answer_at_once(buffer, &extents))
     }
 
-    /// Begins an I/O that continues piece by piece, each in an iteration with enough budget.
+    /// Begins an I/O that continues piece by piece, as iterations have budget.
     fn begin_long(&mut self, ring: &mut Ring, long: Long) {
         let free = self.long.iter().position(Option::is_none);
         let index = free.unwrap_or_else(|| {

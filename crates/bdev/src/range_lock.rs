@@ -1,12 +1,11 @@
-//! Locks of ranges of a disk: one task excludes all other reads and writes, through every transport and on every worker.
+//! Locks of ranges of a disk against all other reads and writes, on every transport and worker.
 //!
-//! Nearly always no range is locked. The disk's [`Conditions`] show that, and every I/O loads them anyway. A task that must be atomic
-//! (COMPARE AND WRITE, WRITE ATOMIC) acquires its range. Workers then defer I/O that reads or changes the range, and report when the I/O
-//! begun before has ended; only then is the range granted. Therefore no read sees half of the task's write. Control plane: locks and
-//! messages, none per plain I/O.
+//! Nearly always no range is held, as the disk's [`Conditions`] show, which every I/O loads anyway. An atomic task (COMPARE AND WRITE,
+//! WRITE ATOMIC) acquires its range. Workers defer I/O that reads or changes it, and report when earlier I/O has ended; then the range is
+//! granted. Therefore no read sees half of the task's write. Control plane: locks and messages, none per plain I/O.
 //!
-//! A closed disk admits only the I/O of the operation that has closed it, after all other I/O has ended. No earlier write lands on blocks
-//! that a sanitize operation has already overwritten.
+//! A closed disk admits only I/O of the operation that closed it, after all other I/O has ended: no earlier write lands on blocks that a
+//! sanitize operation has already overwritten.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,7 +15,7 @@ use block::{IoFlags, IoRequest};
 
 use crate::conditions::{Condition, Conditions};
 
-/// Held by a worker until the I/Os that it had begun have ended. Dropping the last copy grants the range.
+/// Held by a worker until its earlier I/Os have ended. Dropping the last copy grants the range.
 #[derive(Clone)]
 pub struct Barrier {
     _on_last: Arc<OnLast>,
@@ -28,7 +27,7 @@ struct OnLast(Mutex<Option<Then>>);
 
 enum Then {
     Grant(RangeLock, Granted),
-    /// I/O in flight at this closing of the disk has ended.
+    /// I/O in flight at this closing has ended.
     Closed(Arc<RangeLocks>, u64),
 }
 
@@ -66,12 +65,12 @@ pub enum Admission {
     Reject,
 }
 
-/// A worker's handle on the disk, as the range locks see it. Called from any thread; must not block.
+/// A worker's handle on the disk, for the range locks. Called from any thread; must not block.
 pub trait Participant: Send + Sync {
-    /// A range is being acquired: hold `barrier` until every read and change that is in flight now has ended.
+    /// A range is being acquired: hold `barrier` until every read and change now in flight has ended.
     fn drain(&self, barrier: Barrier);
 
-    /// A range was released, or closing has drained: deferred I/O may start.
+    /// A range was released, or closing has drained: retry deferred I/O.
     fn reopened(&self);
 }
 
@@ -85,7 +84,7 @@ struct State {
     held: Vec<(u64, Range<u64>)>,
     waiting: VecDeque<Waiting>,
     members: Vec<(u64, Arc<dyn Participant>)>,
-    /// Unit in bytes. Every range is extended to multiples of it, because a part of a block of the device cannot be written alone.
+    /// Unit of ranges in bytes: a part of a device's block cannot be written alone.
     unit: u64,
     closed: Closed,
 }
@@ -102,7 +101,7 @@ enum Closed {
 /// Range locks of a disk.
 #[derive(Default)]
 pub struct RangeLocks {
-    /// Show whether the disk is closed and whether any range is held.
+    /// Show whether the disk is closed and a range is held.
     conditions: Arc<Conditions>,
     state: Mutex<State>,
 }
@@ -163,7 +162,7 @@ impl RangeLocks {
         }
     }
 
-    /// Sets the unit of ranges in bytes. The caller holds the whole disk, or the disk is not served yet.
+    /// Sets the unit of ranges in bytes, while the caller holds the whole disk or it is not served yet.
     pub(crate) fn set_unit(&self, unit: u32) {
         let mut state = self.lock();
         state.unit = u64::from(unit.max(1));
@@ -238,8 +237,8 @@ impl RangeLocks {
         }
     }
 
-    /// Decides whether a closed disk admits this I/O. I/O of the operation that has closed it waits until all other I/O has ended. Called
-    /// while [`Condition::Closed`] is set.
+    /// Decides whether a closed disk admits this I/O. I/O of the closing operation waits for all other I/O. Called under
+    /// [`Condition::Closed`].
     pub fn admit_closed(&self, request: &IoRequest) -> Admission {
         let closer = request.flags.has(IoFlags::CLOSER);
         match self.lock().closed {
@@ -262,8 +261,8 @@ impl RangeLocks {
         }
     }
 
-    /// Acquires a range. `granted` is called, on any thread, once no other I/O can change the range. Overlapping ranges are granted in the
-    /// order of the calls.
+    /// Acquires a range. `granted` is called, on any thread, once no other I/O can change it. Overlapping ranges are granted in order of
+    /// calls.
     pub fn acquire(
         self: &Arc<Self>,
         offset: u64,
@@ -279,7 +278,7 @@ impl RangeLocks {
         self.grant(state);
     }
 
-    /// Holds every waiting range that overlaps neither a held one nor an earlier waiting one.
+    /// Holds waiting ranges that overlap no held and no earlier waiting one.
     fn grant(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
         let mut barrier = Vec::new();
         let mut before: Vec<Range<u64>> = Vec::new();
@@ -302,7 +301,7 @@ impl RangeLocks {
             };
             barrier.push(OnLast::barrier(Then::Grant(lease, waiting.granted)));
         }
-        // Visible to every worker that begins an I/O after its call of `drain`.
+        // Visible to every worker that begins an I/O after `drain`.
         self.conditions
             .set(Condition::Locked, !state.held.is_empty());
         let members = state.members();
@@ -470,7 +469,7 @@ mod tests {
         assert_eq!(passages(&locks)[3], Admission::Proceed);
         assert!(worker.reopened.load(Ordering::SeqCst) > looked_again);
 
-        // The drain of an earlier closing does not count for the next one.
+        // An earlier closing's drain does not count for the next.
         locks.reopen();
         assert_eq!(passages(&locks), [Admission::Proceed; 4]);
         assert!(!locks.conditions.has(Condition::Closed));

@@ -1,4 +1,4 @@
-//! Replaces the device under a disk, at the end of a snapshot or of a copy to another place. Promises made to clients still hold.
+//! Replaces the device under a disk, after a snapshot or a copy. Promises to clients still hold.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -28,7 +28,7 @@ impl DeviceCell {
     }
 }
 
-/// A promise made to clients of a disk that another device would not keep.
+/// A promise to clients that another device would not keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BrokenPromise(String);
 
@@ -40,7 +40,7 @@ impl fmt::Display for BrokenPromise {
 
 impl std::error::Error for BrokenPromise {}
 
-/// Checks whether a device can hold a copy of the disk: block size and size must be equal.
+/// Checks whether a device can hold a copy: block size and size are equal.
 pub(crate) fn check_shape(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
     let broken = |what: String| Err(BrokenPromise(what));
     let (before, after) = (told.geometry, new.geometry);
@@ -66,8 +66,8 @@ pub(crate) fn check_shape(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenP
     Ok(())
 }
 
-/// Checks whether a device keeps the promises made to clients of the disk. Features that they have negotiated, or that their written data
-/// relies on, cannot be withdrawn. Atomic writes and anchored blocks can: commands for these fail, and no data is lost.
+/// Checks whether a device keeps the promises to clients. Features that they negotiated, or that written data relies on, cannot be
+/// withdrawn. Atomic writes and anchored blocks can: such commands fail, without loss.
 pub(crate) fn check(told: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
     let broken = |what: String| Err(BrokenPromise(what));
     check_shape(told, new)?;

@@ -1,7 +1,7 @@
-//! A disk on a SCSI device of this machine: `/dev/sgN`, or a block device that takes SG_IO. Commands are passed through.
+//! A disk on a SCSI device of this machine: `/dev/sgN`, or a block device with SG_IO. Commands are passed through.
 //!
-//! SG_IO blocks until the device has answered, therefore threads of the disk make the calls. They are started with the disk, because
-//! workers may not start threads and may not make such calls. A running command cannot be aborted; a command that waits for a thread can.
+//! SG_IO blocks until the device has answered, hence threads of the disk call it. They start with the disk: workers may not start threads
+//! or make such calls. A running command cannot be aborted; one that waits for a thread can.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -24,15 +24,15 @@ use crate::OpenError;
 use crate::network_medium::NetworkMedium;
 use crate::scsi::{CommandUnit, ScsiDisk, ScsiDiskParts, Watch};
 
-/// Number of threads. Linux has at most 16 commands in flight per descriptor of `/dev/sgN`.
+/// Threads: Linux has at most 16 commands in flight per `/dev/sgN` descriptor.
 const THREADS: usize = 16;
-/// Time limit of a read or write. The kernel gives up a longer one.
+/// Time limit of a read or write, enforced by the kernel.
 const IO_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit of any other command: formatting takes hours.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// Time limit for a busy device.
 const BUSY_LIMIT: Duration = Duration::from_secs(120);
-/// Maximum number of unit attentions of a new descriptor, one per command.
+/// Maximum unit attentions of a new descriptor, one per command.
 const ATTENTIONS_MAX: u32 = 16;
 /// CHECK CONDITION, ILLEGAL REQUEST, INVALID FIELD IN CDB in fixed format.
 const INVALID_FIELD: [u8; 18] = [0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x24, 0, 0, 0, 0, 0];
@@ -51,10 +51,10 @@ pub struct ScsiGenericOptions {
 }
 
 impl ScsiDisk {
-    /// Opens a SCSI device of this machine and queries it.
+    /// Opens and queries a SCSI device of this machine.
     ///
     /// # Errors
-    /// The device cannot be opened or used. The message names the reason, with a hint.
+    /// The device cannot be opened or used; with a hint.
     pub fn open_generic(options: &ScsiGenericOptions) -> Result<ScsiDisk, OpenError> {
         let failed = |what: String| OpenError::ScsiDevice {
             path: options.path.clone(),
@@ -89,8 +89,8 @@ impl ScsiDisk {
     }
 }
 
-/// Returns the key of a device's medium. A name that is unique within its target only does not distinguish devices of different targets;
-/// the path does.
+/// Returns the key of a device's medium. A name that is unique only within its target does not distinguish devices of several targets; the
+/// path does.
 fn medium_key(path: &Path, info: &UnitInfo) -> String {
     let path = path.display();
     let identity = &info.identity;
@@ -115,7 +115,7 @@ struct Device {
 impl Device {
     fn open(options: &ScsiGenericOptions) -> Result<Device, String> {
         let path = &options.path;
-        // The kernel requires write access even for most commands that only read. The permitted commands of clients are decided above.
+        // The kernel requires write access even for most reading commands. The layers above decide about commands of clients.
         let opened = OpenOptions::new().read(true).write(true).open(path);
         let file = match opened {
             Err(error) if is_read_only(&error) => File::open(path),
@@ -175,7 +175,7 @@ impl Device {
                 None
             }
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Some(refused()),
-            // Filter of the kernel for users without the right to send all commands.
+            // The kernel's filter for users without the right to send all commands.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => Some(refused()),
             Err(error) => {
                 tracing::debug!("SCSI device was not reached: {error}");
@@ -211,7 +211,7 @@ impl Device {
     fn look(&self) -> Result<UnitInfo, CommandError> {
         let mut info = UnitInfo::default();
         let mut ask = |name, cdb: &[u8], read| self.ask(name, cdb, read);
-        // Clears the unit attentions of a new descriptor; a unit without a medium is not ready.
+        // Clears a new descriptor's unit attentions; without a medium the unit is not ready.
         ask("TEST UNIT READY", &[0; 6], 0).ok();
         info.take_identity(&mut ask)?;
         info.take_size(&mut ask)?;
@@ -226,7 +226,7 @@ fn is_read_only(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::ReadOnlyFilesystem
 }
 
-/// Returns the length that Linux assumes for a CDB (SPC-5, 4.2.5.1).
+/// Returns the CDB length assumed by Linux (SPC-5, 4.2.5.1).
 fn cdb_length(opcode: u8) -> usize {
     const LENGTHS: [usize; 8] = [6, 10, 10, 12, 16, 12, 10, 10];
     LENGTHS[usize::from(opcode >> 5)]
@@ -323,7 +323,7 @@ impl Threads {
         }
     }
 
-    /// Queries the device again. A device with another block size is another disk, which its users must not access.
+    /// Queries the device again. With another block size it is another disk, which is not to be used.
     fn look_again(&self) {
         let mut known = self.info.lock().unwrap_or_else(PoisonError::into_inner);
         match self.device.look() {
@@ -350,7 +350,7 @@ impl Threads {
 }
 
 impl Threads {
-    /// Closes the queue: waiting tasks fail, and no more commands are executed.
+    /// Ends the threads; waiting commands fail.
     fn close(&self) {
         let mut queue = self.queue();
         queue.is_closed = true;

@@ -51,7 +51,7 @@ impl fmt::Display for DiskState {
     }
 }
 
-/// Failed attempt of a worker or of the control plane to reach the device.
+/// Failed attempt to reach the device.
 #[derive(Debug)]
 struct Failure {
     who: u32,
@@ -69,11 +69,11 @@ pub struct WaitingIo {
     pub error: IoError,
 }
 
-/// Called when a disk's first I/O begins to wait (true), and when none waits any more (false).
+/// Called when the first I/O begins to wait (true) and when none waits any more (false).
 type OnWaiting = Box<dyn Fn(bool) + Send + Sync>;
 
-/// State of a disk, reported by its workers. Read by the control plane. Changes only when a worker attaches, or fails to, and when I/Os
-/// begin or cease to wait.
+/// State of a disk, from its workers. Read by the control plane; changes when a worker attaches or fails to, and when I/Os begin or cease
+/// to wait.
 #[derive(Default)]
 pub struct StateCell {
     failures: Mutex<Vec<Failure>>,
@@ -94,7 +94,7 @@ impl fmt::Debug for StateCell {
 }
 
 impl StateCell {
-    /// Records that the worker `who` cannot attach to the device and tries again after `wait`.
+    /// Records that worker `who` cannot attach and tries again after `wait`.
     pub fn failed(&self, who: u32, reason: String, wait: Duration) {
         let failure = Failure {
             who,
@@ -106,13 +106,13 @@ impl StateCell {
         failures.push(failure);
     }
 
-    /// Records that the worker `who` has attached, or does not need the device any more.
+    /// Records that worker `who` has attached, or no longer needs the device.
     pub fn cleared(&self, who: u32) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.retain(|failure| failure.who != who);
     }
 
-    /// Sets the number of waiting I/Os of the worker `who`, and the error of the last one.
+    /// Sets the waiting I/Os of worker `who`, and the error of the last one.
     pub fn waits(&self, who: u32, count: usize, error: IoError) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let before = waiting.is_empty();
@@ -124,17 +124,17 @@ impl StateCell {
         if before != now
             && let Some(on_waiting) = self.on_waiting.get()
         {
-            // With the lock, so that the calls have the order of the changes.
+            // Under the lock, so that calls are ordered like the changes.
             on_waiting(!now);
         }
     }
 
-    /// Sets the reason why the saved state of the disk cannot be used; `None` if it can.
+    /// Sets why the saved state of the disk cannot be used; `None` if it can.
     pub fn set_reservations_unknown(&self, reason: Option<String>) {
         *self.unknown() = reason;
     }
 
-    /// Returns the reason why the saved state of the disk cannot be used, if any.
+    /// Returns why the saved state of the disk cannot be used, if so.
     pub fn reservations_unknown(&self) -> Option<String> {
         self.unknown().clone()
     }
@@ -144,7 +144,7 @@ impl StateCell {
         unknown.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the waiting I/Os of all workers; `None` if none waits.
+    /// Returns the waiting I/Os of all workers, if any.
     pub fn waiting(&self) -> Option<WaitingIo> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, last) = waiting.last()?;
@@ -155,8 +155,7 @@ impl StateCell {
         })
     }
 
-    /// Registers `on_waiting`, which is called on a worker when the first I/O begins to wait and when none waits any more. Once per disk;
-    /// must be quick.
+    /// Registers a callback on workers: the first I/O begins to wait, or none waits any more. Once per disk; must be quick.
     pub fn on_waiting(&self, on_waiting: impl Fn(bool) + Send + Sync + 'static) {
         self.on_waiting.set(Box::new(on_waiting)).ok();
     }

@@ -1,8 +1,8 @@
 //! Rate limits of a disk: requests and bytes per second.
 //!
-//! Two token buckets shared by all workers, each one atomic word: the time at which it will be full again. A request reserves its tokens
-//! and gets its earliest start time; workers make requests wait, in an order of their own. The disk's [`Conditions`] show whether there are
-//! limits. Limits may change at any time, from any thread.
+//! Two token buckets shared by all workers, each one atomic word: the time at which it is full again. A request reserves tokens and gets
+//! its earliest start time; waiting and its order are up to workers. The disk's [`Conditions`] show whether there are limits. They may
+//! change at any time, on any thread.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use latency::Clock;
 
 use crate::conditions::{Condition, Conditions};
 
-/// Units of time per second: sixteenths of a nanosecond keep high rates exact and last for 36 years.
+/// Time units per second: sixteenths of a nanosecond keep high rates exact and last for 36 years.
 const SECOND: u128 = 16_000_000_000;
 
 /// Rate limits of a disk; 0: no limit.
@@ -29,7 +29,7 @@ pub struct RateLimits {
 }
 
 impl RateLimits {
-    /// Returns the default burst of a rate: the amount of a twentieth of a second.
+    /// Returns the default burst of a rate: a twentieth of a second.
     pub const fn usual_burst(rate: u64) -> u64 {
         rate.div_ceil(20)
     }
@@ -40,7 +40,7 @@ impl RateLimits {
     }
 }
 
-/// A time on a worker's clock. All real clocks of a process share one zero, so that workers can compare times.
+/// A time on a worker's clock. Real clocks of a process share one zero, so that workers can compare times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(u64);
 
@@ -76,15 +76,15 @@ impl Bucket {
     fn set(&self, rate: u64, depth: u64) {
         self.rate.store(rate, Ordering::Relaxed);
         self.depth.store(depth, Ordering::Relaxed);
-        // A concurrent reservation sees the rate as soon as it sees the full bucket.
+        // A concurrent reservation sees the rate when it sees the full bucket.
         self.full_at.store(0, Ordering::Release);
     }
 
-    /// Takes tokens and returns the time at which they are available. Tokens beyond the capacity of the bucket wait for a full one.
+    /// Takes tokens; returns the time from when they are available. More than the bucket holds waits for a full one.
     fn reserve(&self, now: u64, tokens: u64) -> u64 {
         let mut full_at = self.full_at.load(Ordering::Acquire);
         loop {
-            // Read in each attempt: a request charged at an old rate would be a debt that the bucket does not include.
+            // Read in each attempt: a charge at an old rate would be a debt unknown to the bucket.
             let rate = self.rate.load(Ordering::Relaxed);
             if rate == 0 || tokens == 0 {
                 return now;
@@ -125,7 +125,7 @@ pub struct Throttle {
 struct Setting {
     generation: u32,
     limits: RateLimits,
-    /// Temporary limit in bytes per second, in addition to the configured ones.
+    /// Additional temporary limit in bytes per second.
     pace: Option<u64>,
 }
 
@@ -136,7 +136,7 @@ impl Default for Throttle {
 }
 
 impl Throttle {
-    /// Creates the throttle of a disk without limits. The disk's conditions show whether there are any.
+    /// Creates a throttle without limits; the conditions show when there are some.
     pub(crate) fn new(conditions: Arc<Conditions>) -> Throttle {
         Throttle {
             conditions,
@@ -147,14 +147,14 @@ impl Throttle {
         }
     }
 
-    /// Sets the limits. Waiting requests follow the new ones within moments.
+    /// Sets the limits; waiting requests follow within moments.
     pub fn set(&self, limits: RateLimits) {
         let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
         setting.limits = limits;
         self.apply(&mut setting);
     }
 
-    /// Sets or removes a temporary limit in bytes per second, in addition to the configured ones.
+    /// Sets or removes an additional temporary limit in bytes per second.
     pub(crate) fn set_pace(&self, pace: Option<u64>) {
         let mut setting = self.setting.lock().unwrap_or_else(PoisonError::into_inner);
         if setting.pace == pace {
@@ -189,12 +189,12 @@ impl Throttle {
             .limits
     }
 
-    /// Returns 0 without limits, otherwise a number that differs for every setting.
+    /// Returns 0 without limits, otherwise a number per setting.
     pub fn setting(&self) -> u32 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Reserves a request that moves `bytes`, and returns its earliest start time.
+    /// Reserves a request of `bytes`; returns its earliest start time.
     pub fn reserve(&self, now: Moment, bytes: u64) -> Moment {
         let request = self.requests.reserve(now.0, 1);
         Moment(request.max(self.bytes.reserve(now.0, bytes)))
@@ -315,8 +315,8 @@ mod tests {
     }
 
     proptest! {
-        /// For all sequences of requests: in no span of time do more start than burst and rate permit, give or take the last one. A bucket
-        /// with enough tokens delays no request.
+        /// In no span of time do more requests start than burst and rate permit, give or take the last one. A bucket with enough tokens
+        /// delays none.
         #[test]
         fn no_span_of_time_has_more_than_burst_and_rate(
             iops in 1u64..100_000, iops_burst in 1u64..1000,
@@ -338,7 +338,7 @@ mod tests {
                     let span = u128::from(start - begun[from].0);
                     let allowed = |rate: u64, burst: u64| u128::from(burst) + u128::from(rate) * span / SECOND;
                     prop_assert!(count <= allowed(iops, iops_burst) + 1, "{} requests in {}", count, span);
-                    // one that is larger than the bucket starts when the bucket is full
+                    // one larger than the bucket starts when it is full
                     prop_assert!(sum <= allowed(bandwidth, bandwidth_burst) + (1 << 20), "{} bytes in {}", sum, span);
                     count += 1;
                     sum += u128::from(bytes);

@@ -1,5 +1,4 @@
-//! Two concurrent flushes on a simulated ring, one of them failing. The kernel reports the failure once; neither flush may report the data
-//! as durable.
+//! Two concurrent flushes on a simulated ring, one failing. The kernel reports that once; neither flush may succeed.
 
 use std::time::Duration;
 

@@ -171,7 +171,7 @@ fn dropped_worker_gives_its_buffers_back() {
     drop(s);
 }
 
-/// A front end may truncate the file behind its memory while the kernel is about to use it.
+/// A front end may truncate the file of its memory while the kernel is about to use it.
 #[test]
 fn memory_that_goes_away_fails_the_io_and_nothing_else() {
     guest_memory::sigbus::install().unwrap();
@@ -185,7 +185,7 @@ fn memory_that_goes_away_fails_the_io_and_nothing_else() {
             let there = s.worker.run(io, IoBuffer::of_mapping(&mapping, 0, 4096));
             assert_eq!(there, Ok(()), "{cache}");
         }
-        // This process accesses bounced memory itself: SIGBUS is caught and the mapping is poisoned.
+        // Bounced memory is accessed by this process: SIGBUS is caught and poisons the mapping.
         let odd = IoBuffer::of_mapping(&mapping, 8200, 4096);
         let read = s.worker.run(IoRequest::read(0, 4096), odd);
         match cache {
@@ -195,7 +195,7 @@ fn memory_that_goes_away_fails_the_io_and_nothing_else() {
     }
 }
 
-/// Runs the test of this name again, in its own mount namespace. Returns true in that run.
+/// Runs the test of this name in its own mount namespace; returns true there.
 fn in_own_mounts(test: &str) -> bool {
     const MARK: &str = "LUNETTE_TEST_OWN_MOUNTS";
     if std::env::var_os(MARK).is_some() {

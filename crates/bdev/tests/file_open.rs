@@ -1,4 +1,4 @@
-//! Opening file disks: refused options and files, and the cause and remedy in each error.
+//! Opening file disks: refusals, with cause and remedy.
 
 mod common;
 
@@ -43,7 +43,7 @@ fn file_with_a_size_is_created_sparse_and_private() {
     open(FileOptions::new(&path));
 }
 
-/// Detects that another program has truncated, removed or replaced the file of a disk.
+/// Detects truncation, removal and replacement by other programs.
 #[test]
 fn changes_of_a_file_by_other_programs_are_found() {
     let folder = tempfile::tempdir().unwrap();
@@ -171,7 +171,7 @@ fn image_of_another_format_with_whole_blocks_is_served_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk");
     for (number, (format, mut image)) in images().into_iter().enumerate() {
-        // Each in its own file: a program started by another test holds a lock for a moment longer.
+        // Separate files: a program started by another test holds a lock a moment longer.
         let path = folder.path().join(number.to_string());
         image.resize(4096, 7);
         fs::write(&path, &image).unwrap();
@@ -251,7 +251,7 @@ fn second_writer_is_kept_out_and_told_who_may_be_in_the_way() {
         ..buffered(&path)
     };
     says(&refusal(reader.clone()), &["open for writing"]);
-    // A worker's handle outlives the block device, and the lock lives as long as the handle.
+    // A worker's handle outlives the block device, and so does the lock.
     let worker = Worker::new(&*first);
     drop(first);
     refusal(buffered(&path));

@@ -1,4 +1,4 @@
-//! Files that other programs extend or truncate while they are served.
+//! Files that other programs resize while they are served.
 
 mod common;
 
@@ -49,7 +49,7 @@ fn file_that_grew_is_followed_in_whole_blocks() {
         assert!(!disk.has_other_size());
         assert_eq!(disk.follow_size().unwrap(), None);
         assert_eq!(worker.read(2 * MIB - 512, 512), Ok(vec![0; 512]));
-        // The exact size is not a multiple of a block, therefore not valid for a disk.
+        // The exact size is invalid: not a multiple of a block.
         let error = disk.found_size().unwrap_err().to_string();
         assert!(error.contains("2097252"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! Block status of block devices: no hole has data, and anchored blocks have space permanently.
+//! Block status: no hole has data, and anchored blocks have space permanently.
 
 mod common;
 
@@ -56,7 +56,7 @@ fn check(name: &str, device: &dyn BlockDevice) {
     }
 }
 
-/// Zeroes without unmap allocate space. Zeroes with unmap and discards release it.
+/// Zeroes without unmap allocate space; zeroes with unmap and discards release it.
 fn check_anchors(name: &str, device: &dyn BlockDevice) {
     assert!(device.info().anchors, "{name}");
     let mut worker = Worker::new(device);
@@ -75,7 +75,7 @@ fn check_anchors(name: &str, device: &dyn BlockDevice) {
             for page in pages() {
                 assert_ne!(at(device, page), Allocation::Hole, "{name}: {page}");
             }
-            // Reported as data, or not at all, while the written data is in a cache.
+            // Reported as data, or not at all, while data is cached.
             worker.write(9 * MIB, &[7; 4096]).unwrap();
             assert_eq!(at(device, 9 * MIB), Allocation::Data, "{name}");
             worker.do_plain(given_back).unwrap();

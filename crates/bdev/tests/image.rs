@@ -1,4 +1,4 @@
-//! Several workers on one image: they allocate in the same tables, discard clusters that others are reading, and resize under load.
+//! Several workers on one image: they allocate in the same tables, discard clusters that others read, and resize under load.
 
 mod common;
 
@@ -46,7 +46,7 @@ fn check(path: &Path) {
     );
 }
 
-/// Every worker has blocks of its own in each cluster. It writes, discards and reads them concurrently, and reads the data that it wrote.
+/// Workers have separate blocks in each cluster. They write, discard and read them concurrently, and find their data.
 #[test]
 fn workers_that_share_clusters_each_find_their_data() {
     const WORKERS: usize = 3;
@@ -118,7 +118,7 @@ fn work(image: &bdev::Image, number: usize, workers: usize, blocks: usize) {
     }
 }
 
-/// A write is in flight to a cluster that another worker discards: the cluster is not reused before the write has ended.
+/// A discarded cluster is not reused before another worker's write to it has ended.
 #[test]
 fn freed_clusters_are_not_reused_while_somebody_reads_them() {
     const CLUSTERS: u64 = 1024;
@@ -130,14 +130,14 @@ fn freed_clusters_are_not_reused_while_somebody_reads_them() {
     for cluster in 0..16 {
         other.write(at(cluster), &[1; BLOCK]).unwrap();
     }
-    // Queued in the ring, but not submitted to the kernel yet.
+    // In the ring, but not in the kernel yet.
     let late = IoRequest::write(at(3), BLOCK as u64);
     let late = slow.submit(late, filled(&[0xbb; BLOCK]));
     other.do_plain(IoRequest::discard(0, at(16))).unwrap();
     for cluster in 16..CLUSTERS {
         other.write(at(cluster), &[cluster as u8; BLOCK]).unwrap();
         if cluster % 128 == 0 {
-            // Enough time to free released clusters, if they could be freed.
+            // Time to free released clusters, if they were free.
             std::thread::sleep(Duration::from_millis(60));
         }
     }
@@ -146,7 +146,7 @@ fn freed_clusters_are_not_reused_while_somebody_reads_them() {
         let read = other.read(at(cluster), BLOCK).unwrap();
         assert_eq!(read, [cluster as u8; BLOCK], "cluster {cluster}");
     }
-    // The cluster is free now and can be used again: the file need not grow for it.
+    // The cluster is free and is used again: the file need not grow.
     std::thread::sleep(Duration::from_millis(200));
     drop((slow, other));
     drop(image);
@@ -158,7 +158,7 @@ fn an_image_grows_and_shrinks_under_load_and_what_it_gets_is_zeroes() {
     let folder = tempfile::tempdir().unwrap();
     let small = 3 << 20;
     let path = make(folder.path(), small, 12, true);
-    // The backing image is longer than the disk: the added part of the disk must not show it.
+    // The backing image is longer than the disk, which must not show more of it after growth.
     let base = std::fs::OpenOptions::new()
         .append(true)
         .open(folder.path().join("base"))
@@ -201,7 +201,7 @@ fn an_image_grows_and_shrinks_under_load_and_what_it_gets_is_zeroes() {
     check(&path);
 }
 
-/// Files may end anywhere: the last block is padded with zeroes, as in QEMU.
+/// The last block of a file is padded with zeroes, as in QEMU.
 #[test]
 fn a_raw_backing_image_may_end_within_a_block() {
     for (cache, length) in [CacheMode::None, CacheMode::Writeback]
@@ -221,7 +221,7 @@ fn a_raw_backing_image_may_end_within_a_block() {
         let last = length / 512 * 512;
         let block = worker.read(last as u64, 512).unwrap();
         assert_eq!(block, expected[last..last + 512]);
-        // Writes a part of the last cluster of the backing image: the rest of the cluster is copied.
+        // A write to a part of the last backing cluster copies the rest.
         let end = expected.len() - 512;
         worker.write(end as u64, &[9; 512]).unwrap();
         worker.write(0, &[8; 512]).unwrap();
@@ -246,8 +246,7 @@ fn a_damaged_table_fails_its_part_of_the_disk_alone() {
     drop(image);
     let mut bytes = std::fs::read(&path).unwrap();
     let l1 = u64::from_be_bytes(bytes[40..48].try_into().unwrap()) as usize;
-    // One L2 table maps 2 MiB. The first entry of the first table points at the header. The offset of the second table is not that of a
-    // cluster.
+    // One L2 table maps 2 MiB. The first entry of the first table points at the header; the second table is not at a cluster.
     let l2 = u64::from_be_bytes(bytes[l1..l1 + 8].try_into().unwrap()) & !(1 << 63);
     bytes[l2 as usize..l2 as usize + 8].copy_from_slice(&(1_u64 << 63).to_be_bytes());
     bytes[l2 as usize + 8..l2 as usize + 16].copy_from_slice(&(1_u64 << 63 | 512).to_be_bytes());
@@ -271,7 +270,7 @@ fn a_damaged_table_fails_its_part_of_the_disk_alone() {
     assert_eq!(worker.read(8 * BLOCK as u64, BLOCK).unwrap(), [4; BLOCK]);
 }
 
-/// A worker may hold the last reference to a disk, and drops it before its channel.
+/// A worker may hold a disk last, and drops it before its channel.
 #[test]
 fn image_closes_when_its_last_channel_does() {
     let folder = tempfile::tempdir().unwrap();

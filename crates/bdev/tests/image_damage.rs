@@ -1,5 +1,5 @@
-//! Damaged images. Writes that would overwrite metadata are refused and mark the image as corrupt, as in QEMU. After a repair, `qemu-img
-//! check` finds no fault. Also persistent bitmaps of QEMU. Needs qemu-img and qemu-io (Debian: qemu-utils).
+//! Damaged images. Writes over metadata are refused and mark the image as corrupt, as in QEMU; after a repair, `qemu-img check` finds no
+//! fault. Also QEMU's persistent bitmaps. Needs qemu-img and qemu-io (Debian: qemu-utils).
 
 mod common;
 
@@ -15,11 +15,11 @@ use common::{Worker, open, open_image};
 const CLUSTER: u64 = 64 << 10;
 /// Bytes of the disk that one L2 table maps.
 const SPAN: u64 = 512 << 20;
-/// Flag of an entry for a cluster with a refcount of one.
+/// Flag of an entry with refcount one.
 const COPIED: u64 = 1 << 63;
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// A process that is being started shares the open files of all threads, and their locks, for a moment.
+/// A starting process shares open files and locks of all threads for a moment.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -67,7 +67,7 @@ fn is_corrupt(path: &Path) -> bool {
     header.is_corrupt()
 }
 
-/// An image of 1 GiB with two L2 tables, a snapshot and a bitmap, for changing single numbers.
+/// An image of 1 GiB with two L2 tables, a snapshot and a bitmap, for changing numbers.
 struct Damaged {
     folder: tempfile::TempDir,
     path: PathBuf,
@@ -79,7 +79,7 @@ impl Damaged {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
         qemu(at, "qemu-img", &["create", "-q", "-f", "qcow2", "d", "1G"]);
-        // The clusters of a snapshot no longer belong to the disk alone: the snapshot has its own L1 table, and the first L2 table.
+        // The snapshot gets its own L1 table and retains the first L2 table; later writes allocate new clusters.
         qemu(at, "qemu-io", &["-c", "write -P 1 64k 64k", "d"]);
         qemu(at, "qemu-img", &["snapshot", "-c", "s", "d"]);
         let writes = ["-c", "write -P 2 0 128k", "-c", "write -P 3 512M 64k", "d"];
@@ -106,7 +106,7 @@ impl Damaged {
         self.number(self.l1() + table * 8) & OFFSET
     }
 
-    /// Returns the offset of the data at the start of the disk.
+    /// Returns the offset of the disk's first data.
     fn data(&self) -> u64 {
         self.number(self.l2(0)) & OFFSET
     }
@@ -163,13 +163,13 @@ fn write_over_metadata_is_refused_and_marks_the_image() {
         let entry = damaged.l2(0) + 2 * 8;
         damaged.put(entry, COPIED | target);
         if target == 0 {
-            // A plain entry with offset 0 means unallocated: use compressed data.
+            // A plain entry of 0 is unallocated: use a compressed one.
             damaged.put(entry, 1 << 62);
         }
         damaged.save();
         let image = open_image(&damaged.path, CacheMode::Writeback).unwrap();
         let mut worker = Worker::new(&image);
-        // An intact part of the disk is written until the fault is detected.
+        // An intact part is written until the fault is detected.
         assert_eq!(worker.write(0, &[9; 4096]), Ok(()), "{what}");
         let refused = worker.write(2 * CLUSTER, &[9; 4096]).unwrap_err();
         assert_eq!(
@@ -245,7 +245,7 @@ fn bitmaps_are_not_written_over_and_not_lost_in_a_repair() {
     assert!(info.contains("\"bitmaps\""), "{info}");
 }
 
-/// A count that is too low makes the allocator find the cluster of a table or of data.
+/// A count that is too low offers a cluster of a table or of data to the allocator.
 #[test]
 fn cluster_in_use_is_not_allocated_again() {
     let _alone = alone();
@@ -373,7 +373,7 @@ fn repaired_images_satisfy_qemu() {
         let mut worker = Worker::new(&image);
         assert_eq!(worker.read(0, 4096), Ok(vec![2; 4096]), "{what}");
         for offset in [3 * CLUSTER, SPAN + CLUSTER] {
-            // This data is not compressed: the cluster cannot be read, and therefore not be copied.
+            // The data is not compressed: the cluster cannot be read or copied.
             if what == "a compressed cluster with a flag" && offset == 3 * CLUSTER {
                 continue;
             }
@@ -382,7 +382,7 @@ fn repaired_images_satisfy_qemu() {
         }
         assert_eq!(worker.read(0, 4096), Ok(vec![2; 4096]), "{what}");
         drop((worker, image));
-        // The last of two entries that shared a cluster has no flag yet, as after the same writes in QEMU.
+        // The last of two entries that shared a cluster lacks the flag, as in QEMU.
         let report = check(&damaged.path, Repair::Counts);
         assert!(report.is_clean(), "{what}: {report:?}");
         damaged.qemu_finds_nothing(what);

@@ -1,4 +1,4 @@
-//! Nested layers: each receives its own completions, and an abort reaches the layer that holds the I/O.
+//! Nested layers: each receives its own completions, and aborts reach the layer that holds the I/O.
 
 mod common;
 

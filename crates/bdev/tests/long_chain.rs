@@ -1,4 +1,4 @@
-//! Chains of the maximum length: their cost, and the refusal of longer ones.
+//! Chains of the maximum length: cost, and refusal of longer ones.
 
 mod common;
 
@@ -40,7 +40,7 @@ fn has_marks(device: &dyn BlockDevice) {
     assert_eq!(worker.read(SIZE - 512, 512).unwrap(), vec![0; 512]);
 }
 
-/// The numbers of descriptors and threads are linear in the length of the chain, not quadratic.
+/// Descriptors and threads grow with the length of the chain, not its square.
 fn is_cheap() {
     let (files, threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
     println!("{files} descriptors, {threads} threads");
@@ -67,7 +67,7 @@ fn the_longest_chain_is_served_and_a_longer_one_is_not_made() {
             mark(&*over, nth);
         }
         if nth.is_multiple_of(16) {
-            // A partial cluster: the owner reads the rest from the backing image.
+            // Partial cluster: the owner reads the rest from the backing image.
             Worker::new(&*over).write(SIZE / 2, &[7; 512]).unwrap();
         }
         top.give_up_writing().unwrap();

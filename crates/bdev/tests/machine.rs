@@ -1,5 +1,4 @@
-//! Tests that need a real machine: block devices, a failing device, QEMU's tools. Run as root, with losetup(8), mkfs.ext4(8) and
-//! qemu-utils:
+//! Tests on a real machine: block devices, a failing device, QEMU's tools. As root, with losetup(8), mkfs.ext4(8) and qemu-utils:
 //!
 //! `sudo -E env PATH="$PATH" cargo test -p bdev --test machine -- --ignored`
 
@@ -32,7 +31,7 @@ fn succeed(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
-/// losetup claims devices for a moment while it searches for a free one: one test with loop devices at a time.
+/// losetup claims devices while it searches for a free one: one such test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A loop device over a sparse file.
@@ -116,8 +115,7 @@ fn what_was_just_written_to_a_device_can_be_discarded_and_zeroed() {
     }
 }
 
-/// Unmounts a file system that may still be busy. The kernel releases a ring's files some time after the ring is closed, then the loop
-/// device, and later the objects below it.
+/// Unmounts, with retries: the kernel releases a closed ring's files after a while, then the loop device, and later the file systems below.
 fn unmount(at: &str) {
     let began = Instant::now();
     while !run("umount", &[at]).status.success() && began.elapsed() < Duration::from_secs(30) {
@@ -248,7 +246,7 @@ fn failed_flush_is_sticky_on_every_worker_until_a_reopen() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().to_str().unwrap();
     succeed("mount", &["-t", "tmpfs", "-o", "size=1m", "none", at]);
-    // A device larger than the memory behind it: write-back fails, and the written data is lost.
+    // A device larger than the memory behind it: write-back fails and loses data.
     let device = Loop::over(&folder.path().join("backing"), 64 * MIB, 512);
     let opened = || {
         open(FileOptions {
@@ -345,7 +343,7 @@ fn block_device_that_grew_and_shrank_is_followed() {
     }
 }
 
-/// The new part of the device has old data. Clusters there must still read as zeroes.
+/// The new part has old data, but its clusters read as zeroes.
 #[test]
 #[ignore = "needs root and loop devices"]
 fn image_in_a_full_block_device_uses_room_that_is_added() {

@@ -1,5 +1,4 @@
-//! A mirror's target has the content of its source, for every order of client writes during the copy. Also images: streaming, and commits
-//! to the backing device.
+//! A mirror's target equals its source for every order of client writes. Also streaming and committing of images.
 
 mod common;
 
@@ -208,7 +207,7 @@ fn image_options(path: &Path) -> ImageOptions {
     }
 }
 
-/// Creates an image over a raw disk that stays open, and another one over that. After streaming all data no backing image is needed.
+/// An image over an open raw disk, and another over that; after streaming all data nothing below is needed.
 #[test]
 fn image_over_an_open_disk_comes_up_and_stands_alone() {
     let folder = tempfile::tempdir().unwrap();
@@ -269,11 +268,11 @@ fn one_options(like: &ImageOptions, path: &Path) -> ImageOptions {
     }
 }
 
-/// Cluster size of the images that are committed, in bytes. The next constant is the size of their disk.
+/// Cluster size and disk size of committed images, in bytes.
 const CLUSTER: u64 = 64 << 10;
 const COMMITTED: u64 = 24 * CLUSTER;
 
-/// Spreads a step over a disk of the size of a committed one.
+/// Spreads a step over a disk of the committed size.
 fn spread(step: &Step) -> Step {
     let at = |at: u64| at * (COMMITTED / BLOCK / BLOCKS);
     match *step {

@@ -1,4 +1,4 @@
-//! Compares every block device with a vector of bytes: batches of I/Os of all kinds, with aligned or unaligned memory, one segment or many.
+//! Compares every block device with a byte vector: batches of all I/O kinds, aligned or unaligned memory, one or many segments.
 
 mod common;
 
@@ -65,7 +65,7 @@ fn request(step: &Step, block: u64) -> IoRequest {
     }
 }
 
-/// Runs batches. The I/Os of a batch are in flight together; those that would race are omitted.
+/// Runs batches of concurrent I/Os, without those that would race.
 fn agrees(device: &dyn BlockDevice, batches: &[Vec<Step>]) {
     let block = u64::from(device.info().geometry.block_size());
     let mut model = vec![0_u8; (BLOCKS * block) as usize];
@@ -127,7 +127,7 @@ fn ram(block_size: u32) -> Arc<Ram> {
     Arc::new(Ram::create(options).unwrap())
 }
 
-/// `/dev/shm` is a tmpfs: it punches holes, but neither zeroes ranges nor, before Linux 6.6, supports direct reads.
+/// `/dev/shm` is a tmpfs: it punches holes, but neither zeroes ranges nor, before Linux 6.6, reads directly.
 fn file(folder: &str, cache: CacheMode, block_size: u32) -> (tempfile::TempDir, Arc<bdev::File>) {
     let folder = match folder {
         "" => tempfile::tempdir(),
@@ -140,7 +140,7 @@ fn file(folder: &str, cache: CacheMode, block_size: u32) -> (tempfile::TempDir, 
     (folder, open(options))
 }
 
-/// Creates an image of zeroes. Its backing image, if any, has other content, and is shorter or longer.
+/// Creates an image of zeroes, over a backing image of other content and length if wanted.
 fn image(
     cluster_bits: u32,
     cache: CacheMode,

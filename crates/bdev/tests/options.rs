@@ -1,6 +1,6 @@
 //! Every block device honours or refuses every option: one table.
 //!
-//! The struct patterns have no `..`, so that a new option does not compile until it is added here.
+//! The struct patterns have no `..`: a new option does not compile until added here.
 
 mod common;
 

@@ -11,7 +11,7 @@ use bdev::{BlockDevice, CacheMode, ImageOptions};
 use block::{IoFlags, IoRequest};
 use common::{Worker, open_image};
 
-/// A process that is being started shares the open files of all threads, and their locks, for a moment.
+/// A starting process shares open files and locks of all threads for a moment.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -39,7 +39,7 @@ impl Random {
     }
 }
 
-/// Runs a tool of QEMU in a folder and returns its output.
+/// Runs a QEMU tool in a folder; returns its output.
 fn qemu(folder: &Path, tool: &str, arguments: &[&str]) -> String {
     let ran = Command::new(tool)
         .args(arguments)
@@ -63,7 +63,7 @@ struct Disk {
     path: PathBuf,
     content: Vec<u8>,
     cluster: u64,
-    /// No data was written yet: QEMU compresses only into unallocated clusters.
+    /// Never written: QEMU compresses only into unallocated clusters.
     is_fresh: bool,
     data_file: Option<DataFile>,
 }
@@ -303,7 +303,7 @@ impl Disk {
         );
         if self.data_file == Some(DataFile::Raw) {
             let mut data = std::fs::read(self.folder.path().join("data")).unwrap();
-            // QEMU has extended the file if the disk's last cluster is partial.
+            // QEMU extends the file if the last cluster is partial.
             data.resize(self.content.len(), 0);
             assert!(
                 data == self.content,
@@ -326,12 +326,12 @@ impl Disk {
     }
 }
 
-/// Number of images. The next variable is the part of them that a process tries.
+/// Variables: number of images, and the part of them for a process.
 const SEEDS: &str = "LUNETTE_SEEDS";
 const PART: &str = "LUNETTE_SEEDS_PART";
 const PROCESSES: usize = 4;
 
-/// Runs in separate processes: within one process, tests that start programs wait for each other.
+/// Separate processes: within one, tests that start programs wait for each other.
 #[test]
 fn images_that_qemu_and_ours_change_in_turn_hold_what_was_written() {
     let seeds = std::env::var(SEEDS).ok();
@@ -409,7 +409,7 @@ fn an_image_is_not_served_twice_and_not_while_qemu_has_it() {
     assert!(reading(false).is_err());
 }
 
-/// Creates an image that is marked as encrypted; its content does not matter.
+/// Creates an image marked as encrypted, with any content.
 fn make_encrypted(folder: &Path) {
     let create = ["create", "-q", "-f", "qcow2", "encrypted", "1M"];
     qemu(folder, "qemu-img", &create);
@@ -419,7 +419,7 @@ fn make_encrypted(folder: &Path) {
     std::fs::write(folder.join("encrypted"), image).unwrap();
 }
 
-/// QEMU allocates subclusters over a backing image. All of them are streamed, and subclusters written here coexist with the others.
+/// QEMU allocates subclusters over a backing image. All are streamed, and subclusters written here coexist with the others.
 #[test]
 fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
     const SIZE: usize = (3 << 20) + 512;
@@ -465,7 +465,7 @@ fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
         found
     };
     assert!(read(&image) == content, "as QEMU left it");
-    // Clusters with an allocated part, a zero part and a part of the backing image.
+    // Clusters with an allocated part, a zero part and a backing part.
     for from in [
         2048,
         65_536 + 512,
@@ -494,7 +494,7 @@ fn clusters_that_are_allocated_in_part_are_served_streamed_and_grown() {
     );
 }
 
-/// An image without its backing image, or with a changed one, would change the content of its snapshots.
+/// Without its backing image, or with another one, an image's snapshots would change.
 #[test]
 fn image_with_snapshots_keeps_what_it_stands_on() {
     use bdev::BlockDevice;
@@ -523,7 +523,7 @@ fn image_with_snapshots_keeps_what_it_stands_on() {
     assert_eq!(Worker::new(&image).read(0, 4096).unwrap(), [5; 4096]);
 }
 
-/// Data of the last cluster beyond the end of the disk must not appear when the disk grows.
+/// Data beyond the end in the last cluster must not appear after growth.
 #[test]
 fn a_disk_with_parts_of_clusters_grows_by_zeroes() {
     let _alone = alone();
@@ -623,7 +623,7 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
         error.contains("not in the folder") && error.contains("data_file = "),
         "{error}"
     );
-    // A link in the folder does not count as a name in the folder.
+    // A link in the folder is no name for it.
     std::os::unix::fs::symlink(&data, folder.path().join("link")).unwrap();
     let create = ["create", "-q", "-u", "-f", "qcow2", "-o"];
     let options = ["data_file=link", "linked", "1M"];
@@ -673,7 +673,7 @@ fn a_data_file_elsewhere_is_written_only_if_it_is_named() {
     );
 }
 
-/// Also if the data file lies in the folder of the image.
+/// Even in the folder of the image.
 #[test]
 fn who_does_not_trust_an_image_names_the_data_file_that_is_written() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! Large zeroing and unmapping of a RAM disk continues piece by piece, and other I/O is served in between.
+//! Large zeroing and unmapping of a RAM disk continues piece by piece, with other I/O in between.
 
 mod common;
 
@@ -123,7 +123,7 @@ fn a_hole_of_a_terabyte_is_given_back_at_once() {
     assert_eq!(worker.read(1 << 39, 512).unwrap(), [0; 512]);
 }
 
-/// The limit applies to short requests together: a client may have thousands in flight.
+/// Short requests share the limit: a client may have thousands in flight.
 #[test]
 fn many_short_ones_share_what_a_turn_may_take() {
     let ram = ram(SIZE);

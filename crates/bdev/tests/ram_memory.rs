@@ -1,4 +1,4 @@
-//! A RAM disk allocates memory on access and releases it. Alone in its process, because the test counts all memory of the process.
+//! A RAM disk allocates memory on access and releases it. Alone in its process, which it measures.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn resident_mib() -> u64 {
     kib >> 10
 }
 
-/// Announces I/Os that never come to the disk, some of them beyond its end.
+/// Announces I/Os that never come, some beyond the end.
 fn expect_much(backend: &dyn IoChannel) {
     assert!(backend.wants_prefetch());
     let expect = |io: IoRequest| {

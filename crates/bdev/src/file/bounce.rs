@@ -1,15 +1,15 @@
-//! Aligned memory for requests with memory that the device cannot take, and zeroes to write.
+//! Aligned memory for requests with unsuitable memory, and zeroes to write.
 //!
-//! Owned by one handle. A request larger than a bounce buffer passes through it piece by piece. Buffers are allocated on first use, and a
-//! few are retained: aligned clients never allocate one. They are handed out as slices, because a window would leave segment borders at its
-//! ends, and those borders need not be aligned for the next user.
+//! Owned by one handle. Large requests pass through a buffer piece by piece. Buffers are allocated on first use, and a few are retained:
+//! aligned clients never allocate one. They are handed out as slices, because a window would leave unaligned segment borders for the next
+//! user.
 
 use guest_memory::IoBuffer;
 
-/// Size of the largest bounce buffer and of the zeroes per write, in bytes.
+/// Size in bytes of the largest buffer, and of the zeroes per write.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
-/// Minimum size of a bounce buffer in bytes: most unaligned requests are small.
+/// Smallest buffer in bytes: most unaligned requests are small.
 const SMALLEST_BYTES: usize = 64 << 10;
 
 /// Maximum number of free buffers retained for later requests.
@@ -17,7 +17,7 @@ const KEPT_MAX: usize = 8;
 
 #[derive(Default)]
 pub(crate) struct Bounce {
-    /// Buffers in use and free buffers; a released one is empty.
+    /// Buffers in use and free; empty if released.
     buffers: Vec<IoBuffer>,
     free: Vec<u32>,
     zeroes: Option<IoBuffer>,
@@ -28,7 +28,7 @@ pub(crate) struct Bounce {
 pub(crate) struct BounceSlot(u32);
 
 impl Bounce {
-    /// Returns page-aligned memory of `length` bytes, at most [`PIECE_BYTES`], in one segment.
+    /// Returns `length` bytes, at most [`PIECE_BYTES`], page-aligned, in one segment.
     pub(crate) fn take(&mut self, length: usize) -> (BounceSlot, IoBuffer) {
         let fits = |&index: &u32| self.buffers[index as usize].len() >= length;
         let index = match self.free.iter().rposition(fits) {
@@ -42,7 +42,7 @@ impl Bounce {
     #[cold]
     fn grow(&mut self, length: usize) -> u32 {
         let buffer = IoBuffer::owned(length.max(SMALLEST_BYTES).next_power_of_two());
-        // Replaces a free buffer that was released or is too small.
+        // Replaces a free buffer that is released or too small.
         let index = self.free.pop().unwrap_or_else(|| {
             self.buffers.push(IoBuffer::default());
             self.buffers.len() as u32 - 1

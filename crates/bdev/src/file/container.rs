@@ -1,5 +1,5 @@
-//! A file that contains an image of another format. The owner of the image reads and writes its tables through the page cache, on a thread
-//! that may block. Data goes through the channels of the file.
+//! A file with an image of another format. The image's owner accesses tables through the page cache, on a thread that may block; data goes
+//! through channels.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -56,7 +56,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 #[derive(Clone)]
 pub struct Container {
     shared: Arc<Shared>,
-    /// Has its own open file description, so that position and errors are not shared.
+    /// Its own open file description: position and errors are not shared.
     file: Arc<std::fs::File>,
 }
 
@@ -81,7 +81,7 @@ impl File {
 }
 
 impl Container {
-    /// Extends a file, sparse. A block device cannot be extended here, but another program may have done it: its size is read again.
+    /// Extends a file, sparse. Rereads the size of a block device, which another program may have extended.
     fn extend(&self, end: u64) -> io::Result<()> {
         let shared = &self.shared;
         if end <= shared.capacity.bytes() {
@@ -157,7 +157,7 @@ impl qcow2::Storage for Container {
     fn zero(&self, offset: u64, length: u64) -> io::Result<()> {
         let before = self.shared.capacity.bytes();
         self.extend(offset + length)?;
-        // A file reads as zeroes beyond its old end. A block device that has grown may have old data there.
+        // A file reads as zeroes beyond its old end; a grown block device may have old data there.
         let length = match self.shared.block_device {
             true => length,
             false => (offset + length).min(before.max(offset)) - offset,
@@ -182,7 +182,7 @@ impl qcow2::Storage for Container {
         self.write_zeroes(offset, length)
     }
 
-    /// A failed sync here is a loss for all handles: no later flush may succeed.
+    /// A failed sync is a loss for all handles: no later flush may succeed.
     fn sync(&self) -> io::Result<()> {
         if let Some(errno) = self.shared.durability.lost() {
             return Err(io::Error::from_raw_os_error(errno));

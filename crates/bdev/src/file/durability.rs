@@ -1,7 +1,7 @@
-//! Sticky error: after a failure to make data durable, every flush fails until the disk is reopened.
+//! Sticky error: once data could not be made durable, every flush fails until the disk is reopened.
 //!
-//! After a failed write-back Linux marks the pages clean and reports the failure once per open file description. The next fsync succeeds
-//! although the data is lost. A client that repeats a flush until it succeeds would get a wrong answer. Read by all workers, written once.
+//! After a failed write-back Linux marks the pages clean and reports it once per open file description. The next fsync succeeds although
+//! the data is lost, and would deceive a client that repeats flushes. Read by all workers, written once.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 

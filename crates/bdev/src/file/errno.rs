@@ -1,10 +1,10 @@
-//! Maps an errno to an I/O error. No other code makes this decision for files.
+//! Maps an errno to an I/O error, for all I/O on files.
 
 use block::{IoError, IoErrorKind, IoKind};
 
 pub(crate) fn classify(kind: IoKind, errno: i32) -> IoError {
     let class = match errno {
-        // A limit on the size of the file looks like a full store to a client.
+        // To a client, a limit on the file's size is a full store.
         libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoErrorKind::NoSpace,
         libc::EFAULT => IoErrorKind::ClientMemory,
         libc::EROFS | libc::EPERM | libc::EACCES | libc::EBADF if kind != IoKind::Read => {
@@ -21,8 +21,7 @@ pub(crate) fn classify(kind: IoKind, errno: i32) -> IoError {
     IoError::with_errno(class, errno)
 }
 
-/// Returns true if the kernel will never support this operation here, so that another one must be tried. EINVAL is not included: it may
-/// concern only the range.
+/// Returns true if the kernel never supports this here, so that another way must be tried. Not EINVAL, which may concern the range.
 pub(crate) fn is_refusal(errno: i32) -> bool {
     matches!(
         errno,
@@ -30,8 +29,8 @@ pub(crate) fn is_refusal(errno: i32) -> bool {
     )
 }
 
-/// Returns true if a block device may have caused the errno: Linux's codes for request statuses, without those for memory, unsupported
-/// operations and space.
+/// Returns true if a block device may be the cause: Linux's errnos for request statuses, except for memory, unsupported operations and
+/// space.
 pub(crate) fn is_of_device(errno: i32) -> bool {
     matches!(
         errno,

@@ -1,5 +1,5 @@
-//! Disk image formats, recognised by their signatures. A raw disk may begin with a signature too, because its guest writes its content.
-//! Therefore a signature is a reason to warn or to refuse, and never a reason to open a file as an image.
+//! Disk image formats, recognised by signatures. A guest may write a signature to a raw disk: it is a reason to warn or to refuse, never to
+//! open a file as an image.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -7,12 +7,12 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-/// Size in bytes of the searched block at the start of a file. The next constant is that at its end.
+/// Bytes searched at the start and at the end of a file.
 const HEAD_BYTES: usize = 512;
 const TAIL_BYTES: usize = 512;
 /// Offset of the VDI signature.
 const VDI_SIGNATURE_OFFSET: usize = 64;
-/// First lines of a cloop image, which is also a shell script.
+/// First lines of a cloop image, also a shell script.
 const CLOOP: &[u8] = b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop ";
 
 /// A format of disk images.
@@ -45,7 +45,7 @@ pub enum ImageFormat {
 }
 
 impl ImageFormat {
-    /// Returns the format of a file that begins with these bytes; `None` without a known signature.
+    /// Returns the format of a file that begins with these bytes, if known.
     pub fn of(head: &[u8]) -> Option<ImageFormat> {
         let vdi = head.get(VDI_SIGNATURE_OFFSET..VDI_SIGNATURE_OFFSET + 4);
         let signatures: [(&[u8], ImageFormat); 13] = [
@@ -72,7 +72,7 @@ impl ImageFormat {
             .or(is_vdi.then_some(ImageFormat::Vdi))
     }
 
-    /// Returns the format of a file that ends with this block of 512 bytes.
+    /// Returns the format of a file with this last block of 512 bytes.
     fn of_tail(tail: &[u8]) -> Option<ImageFormat> {
         if tail.starts_with(b"conectix") {
             return Some(ImageFormat::Vhd);
@@ -80,7 +80,7 @@ impl ImageFormat {
         tail.starts_with(b"koly").then_some(ImageFormat::Dmg)
     }
 
-    /// Returns the format of a file or block device; `None` also if it cannot be read.
+    /// Returns the format of a file or block device; `None` also if unreadable.
     pub fn of_path(path: &Path) -> Option<ImageFormat> {
         // NONBLOCK: a FIFO must not hang.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -92,7 +92,7 @@ impl ImageFormat {
         }
     }
 
-    /// Returns the format of an open file. The descriptor must not use direct I/O.
+    /// Returns the format of an open file without direct I/O.
     pub(super) fn of_file(fd: impl AsFd) -> Option<ImageFormat> {
         let mut head = [0; HEAD_BYTES];
         let read = rustix::io::pread(&fd, &mut head, 0).ok()?;
@@ -105,7 +105,7 @@ impl ImageFormat {
         })
     }
 
-    /// Returns the warning for a disk that serves such a file as raw bytes.
+    /// Returns the warning for serving such a file as raw bytes.
     pub fn warning(self) -> String {
         let hint = match self {
             ImageFormat::Qcow2 => "; hint: image:PATH serves the disk in it",

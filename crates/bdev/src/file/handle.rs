@@ -1,8 +1,8 @@
 //! One worker's handle on a file: slots of pending I/Os, each a small state machine.
 //!
-//! Most I/O is one step: the ring moves the buffer and returns it. Other I/O takes several steps: a short transfer is continued, unaligned
-//! memory is bounced piece by piece, a zeroing or discarding method that the file system refuses is replaced by the next one, and a durable
-//! I/O ends with a sync. Allocates nothing once it has as many slots as the highest number of I/Os in flight. Never blocks.
+//! Most I/O is one step with the I/O's own buffer. Others: a short transfer is continued, unaligned memory is bounced piece by piece, a
+//! refused way of zeroing or discarding is replaced by the next, a durable I/O ends with a sync. Allocates nothing after the number of
+//! slots has reached the maximum of I/Os in flight. Never blocks.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::admit::Limits;
 use crate::blocking::StatusCalls;
 use crate::{Finished, IoChannel, Submission, Tag};
 
-/// Maximum number of segments of one read or write (Linux: `UIO_MAXIOV`).
+/// Maximum segments per read or write (Linux: `UIO_MAXIOV`).
 const SEGMENTS_MAX: usize = 1024;
 
 /// Maximum number of repetitions of an interrupted operation.
@@ -57,12 +57,11 @@ struct Slot {
     retries: u8,
     /// Number of the sync during [`Step::Sync`].
     sync: u64,
-    /// The kernel refused the I/O's memory; all of it is bounced.
+    /// The kernel refused the I/O's memory.
     bounce_all: bool,
-    /// The device refused this discard; it is repeated as a discard of a file.
+    /// The device refused this discard; it is repeated as one of a file.
     by_punching: bool,
-    /// The kernel refused to zero or discard this range, for example because cached pages are dirty. Zeroes are written; a discard does
-    /// nothing.
+    /// The kernel refused this range, for example because cached pages are dirty: zeroes are written, and a discard does nothing.
     by_writing: bool,
     /// Bounce buffer, only during [`Step::Bounced`].
     bounce: Option<BounceSlot>,
@@ -97,7 +96,7 @@ impl FileBackend {
         }
     }
 
-    /// lseek waits for the server of a network file system, and on every file system for reads of extent maps.
+    /// lseek waits for network file systems, and everywhere for reads of extent maps.
     #[cold]
     fn block_status(
         &mut self,
@@ -112,7 +111,7 @@ impl FileBackend {
             .submit(ring, &self.shared.calls, buffer, tag, ask)
     }
 
-    /// Allocates a slot for an I/O. Its buffer is still empty.
+    /// Allocates a slot, with an empty buffer.
     fn occupy(&mut self, tag: Tag, io: &IoRequest, durable: bool) -> u32 {
         let Some(index) = self.free.pop() else {
             self.slots.push(Slot {
@@ -169,7 +168,7 @@ impl FileBackend {
         }
     }
 
-    /// Another worker may have detected a loss of durability in the meantime.
+    /// Another worker may have detected a loss meanwhile.
     fn outcome(&self, durable: bool) -> IoOutcome {
         if durable {
             self.shared.durability.check()
@@ -178,8 +177,8 @@ impl FileBackend {
         }
     }
 
-    /// Returns true if a write makes its own data durable. A write through the page cache does not: it may fail because of earlier writes,
-    /// the kernel reports that failure only once, and the errno does not distinguish the two.
+    /// Returns true if a write makes its own data durable. Not through the page cache: it may fail for earlier writes, this is reported
+    /// only once, and the errno does not distinguish the two.
     fn writes_durably(&self, slot: &Slot) -> bool {
         slot.durable && slot.io.moves_data() && self.shared.cache == CacheMode::None
     }
@@ -189,7 +188,7 @@ impl FileBackend {
         slot.step = Step::Sync;
         slot.sync = self.syncs.begin();
         let (owner, token) = (self.owner, index.into());
-        // fdatasync: it also writes sizes and allocations, which are needed to read the data back.
+        // fdatasync includes sizes and allocations needed for reading the data.
         match u32::try_from(slot.io.length) {
             Ok(length) if slot.io.moves_data() => {
                 ring.fsync_range(owner, token, &self.fd, slot.io.offset, length, true);
@@ -256,7 +255,7 @@ impl FileBackend {
         if !Shared::is(&refused.punch) {
             return self.allocation(ring, index, Step::Punch);
         }
-        // A discard is advice (virtio 1.3, 5.2.6.2; SBC-4, 4.7.3.1): a device without support leaves the data unchanged.
+        // A discard is advice (virtio 1.3, 5.2.6.2; SBC-4, 4.7.3.1): without support the data stays.
         Some(Ok(()))
     }
 
@@ -302,7 +301,7 @@ impl FileBackend {
         });
     }
 
-    /// Handles the end of a sync, which may complete I/Os that waited for it.
+    /// Handles the end of a sync, and completes I/Os that waited for it.
     fn synced(
         &mut self,
         ring: &mut Ring,
@@ -326,7 +325,7 @@ impl FileBackend {
         }
     }
 
-    /// Records the result of a step in the slot. Returns `Some` if the I/O has failed.
+    /// Records the result of a step; `Some` if the I/O has failed.
     fn take_result(
         &mut self,
         index: u32,
@@ -385,10 +384,10 @@ impl FileBackend {
             (Step::ZeroRange, Err(errno)) if is_refusal(errno) => {
                 refuse(&self.shared.refused.zero_range);
             }
-            // Possibly only this range: it lies beyond the end of a device that was shrunk.
+            // Possibly only this range, beyond the end of a shrunk device.
             (Step::DiscardBlocks, Err(libc::EINVAL)) => slot.by_punching = true,
             (Step::Punch | Step::ZeroRange, Err(libc::EINVAL)) => slot.by_writing = true,
-            // Pages of the range are dirty or being written. The device is claimed, therefore the kernel does not wait for them.
+            // Pages of the range are dirty or in write-back. The kernel does not wait for them, because the device is claimed.
             (Step::DiscardBlocks | Step::Punch | Step::ZeroRange, Err(libc::EBUSY))
                 if self.shared.block_device =>
             {
@@ -415,7 +414,7 @@ impl FileBackend {
     #[cold]
     fn failed(&self, index: u32, errno: i32) -> IoError {
         let slot = &self.slots[index as usize];
-        // A durable write may have failed in its flush of the device, which the kernel reports only once.
+        // A durable write may have failed in its device flush, which is reported only once.
         let lost = match slot.step {
             Step::Sync => errno != libc::ECANCELED,
             _ => self.writes_durably(slot) && is_of_device(errno),
@@ -432,7 +431,7 @@ impl FileBackend {
         }
     }
 
-    /// Returns the error of an I/O beyond the end of the file: another program has truncated it. Zeroes would be wrong data.
+    /// Returns the error of an I/O beyond the end of a truncated file. Zeroes would be wrong data.
     #[cold]
     fn nothing_moved(&self, index: u32) -> IoError {
         let io = &self.slots[index as usize].io;
@@ -446,7 +445,7 @@ impl FileBackend {
 }
 
 impl Shared {
-    /// Records that data could not be made durable, and logs it once. No later flush succeeds.
+    /// Records a loss of durability and logs the first one.
     #[cold]
     pub(super) fn lose(&self, errno: i32) {
         if self.durability.lose(errno) {
@@ -458,7 +457,7 @@ impl Shared {
         }
     }
 
-    /// Returns true if the device promises to execute this write as a whole or not at all.
+    /// Returns true if the device promises to execute this write atomically.
     #[cold]
     fn keeps_whole(&self, io: &IoRequest) -> bool {
         let promised = self.info.atomic_writes;
@@ -488,7 +487,7 @@ impl Slot {
 }
 
 impl Shared {
-    /// Returns true if the rest of a read lies in the incomplete last block of an image. The missing bytes are zeroes.
+    /// Returns true if the rest of a read is missing in an image's incomplete last block and reads as zeroes.
     fn is_tail(&self, slot: &Slot) -> bool {
         let unit = self.info.geometry.block_size().max(self.info.io_alignment);
         self.ends_within_block
@@ -498,7 +497,7 @@ impl Shared {
     }
 }
 
-/// Returns the bytes of a transfer that count: a short one continues at a multiple of the device's alignment.
+/// Returns the bytes of a transfer that count: short ones continue at multiples of the device's alignment.
 fn usable(moved: u32, slot: &Slot, alignment: u32) -> u64 {
     let moved = u64::from(moved).min(slot.io.length - slot.done);
     if slot.done + moved == slot.io.length {

@@ -1,4 +1,4 @@
-//! The medium of a disk's identity: a file or block device. Tests: the identities of the daemon.
+//! A file or block device as the medium of a disk's identity. Tests: the identities of the daemon.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,9 +14,9 @@ use crate::medium::{IdentityRecord, Medium, Stamp, path_of};
 
 /// Attribute in the user namespace, which tools copy on request.
 const ATTRIBUTE: &str = "user.lunette.identity";
-/// Size of the read buffer in bytes, larger than a record.
+/// Size of the read buffer in bytes, above any record.
 const ATTRIBUTE_BYTES_MAX: usize = 8192;
-/// Time limit for examining another file. If it expires (network file system without its server), the file counts as absent.
+/// Time limit for examining another file, on a dead network file system for example. After it the file counts as absent.
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Medium for Shared {
@@ -27,7 +27,7 @@ impl Medium for Shared {
         let device = self.device_number().and_then(|(major, minor)| {
             device_key(&PathBuf::from(format!("/sys/dev/block/{major}:{minor}")))
         });
-        // The configured path, because its target may change with every boot.
+        // The configured path: its target may change with every boot.
         let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
         let path = path.display();
         match device {
@@ -128,7 +128,7 @@ impl Shared {
     }
 }
 
-/// Returns the stamp of a file without its path, and its device.
+/// Returns a file's stamp, without path, and its device.
 fn stamp_at(
     folder: impl std::os::fd::AsFd,
     path: &Path,
@@ -159,7 +159,7 @@ fn value_of(got: rustix::io::Result<usize>, mut value: Vec<u8>) -> io::Result<Op
     }
 }
 
-/// Returns the identifier of a block device in sysfs, in the folder of its number; `None` without an identifier.
+/// Returns the identifier of a block device in its sysfs folder, if any.
 fn device_key(folder: &Path) -> Option<String> {
     let read = |name: &str| -> Option<String> {
         let text = std::fs::read(folder.join(name)).ok()?;
@@ -187,8 +187,8 @@ fn device_key(folder: &Path) -> Option<String> {
         .find_map(|(kind, name)| Some(format!("{kind} {}", read(name)?)))
 }
 
-/// Returns true if a key has an identifier that devices of several targets may share: an NAA identifier of type 3 or without a company ID,
-/// or the T10 designator of tgt and the iSCSI Enterprise Target, which is derived from target and LUN number.
+/// Returns true if devices of several targets may share a key's identifier: NAA of type 3 or without company ID, or the T10 designator of
+/// tgt and the iSCSI Enterprise Target, derived from target and LUN.
 fn is_local(key: &str) -> bool {
     const LOCAL: [&str; 4] = [
         "wwid naa.3",

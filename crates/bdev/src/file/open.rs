@@ -1,7 +1,6 @@
-//! Opens a file disk. Every error states the cause and the remedy.
+//! Opens a file disk. Every error has a cause and a remedy.
 //!
-//! Runs on the control plane, once per disk, and may block. The lock is taken before anything is changed. A file that was created is
-//! removed if opening fails.
+//! Runs on the control plane, once per disk; may block. Locks before it changes anything. Removes a created file if opening fails.
 
 use std::fmt::Display;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -37,7 +36,7 @@ pub(super) fn open(options: FileOptions) -> Result<Shared, OpenError> {
         Ok(shared)
     });
     if opened.is_err() && created && locked {
-        // The error states the cause; an empty file left behind would hide it at the next attempt.
+        // An empty file left behind would hide the error at the next attempt.
         if let Err(error) = std::fs::remove_file(path) {
             tracing::warn!(
                 "{}: cannot remove the file just created: {error}",
@@ -48,7 +47,7 @@ pub(super) fn open(options: FileOptions) -> Result<Shared, OpenError> {
     opened.map(|shared| Shared { created, ..shared })
 }
 
-/// Makes a new file durable: its size, and its name in the folder.
+/// Makes size and name of a new file durable.
 fn make_durable(path: &Path, file: BorrowedFd<'_>) -> Result<(), OpenError> {
     let synced = rustix::fs::fsync(file).map_err(std::io::Error::from);
     let synced = synced.and_then(|()| sync_folder(path));
@@ -65,7 +64,7 @@ fn make_durable(path: &Path, file: BorrowedFd<'_>) -> Result<(), OpenError> {
 /// Makes the name of a file durable.
 ///
 /// # Errors
-/// The folder cannot be opened, or the system cannot sync it. A file system without such a sync causes no error.
+/// The folder cannot be opened or synced. A file system without such a sync is no error.
 pub fn sync_folder(path: &Path) -> std::io::Result<()> {
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
     let folder = std::fs::File::open(folder.unwrap_or(Path::new(".")))?;
@@ -102,7 +101,7 @@ fn open_or_create(options: &FileOptions) -> Result<(OwnedFd, bool), OpenError> {
     }
 }
 
-/// Explains "Permission denied": the sandbox or the permissions of the file or a folder, each with its remedy.
+/// Explains "Permission denied" by the sandbox or by permissions, with the remedy.
 fn no_access(path: &Path, read_only: bool) -> String {
     let user = rustix::process::geteuid().as_raw();
     let (what, hint) = if read_only {
@@ -132,7 +131,7 @@ fn create(options: &FileOptions, flags: OFlags) -> Result<(OwnedFd, bool), OpenE
             "does not exist, and a read-only disk is not created; hint: correct the path",
         ));
     }
-    // Only the owner of the file may read a disk's content.
+    // Disk content is private to the owner of the file.
     let mode = Mode::RUSR | Mode::WUSR;
     let made = rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, mode);
     match made {
@@ -225,7 +224,7 @@ fn examine(
     })
 }
 
-/// Returns the error for an incomplete last block. Padding repairs a raw disk but would damage an image of another format.
+/// Returns the error for an incomplete block. Padding repairs a raw disk but damages an image of another format.
 fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<ImageFormat>) -> String {
     let what =
         format!("its size, {size} bytes, is not a multiple of the block size, {block_size} bytes");
@@ -245,7 +244,7 @@ fn no_whole_blocks(path: &Path, size: u64, block_size: u32, format: Option<Image
     )
 }
 
-/// Returns the error for a file with an end that direct I/O cannot reach: direct I/O would extend the file.
+/// Returns the error for an end that direct I/O would extend.
 fn no_direct_tail(path: &Path, size: u64, unit: u32, format: Option<ImageFormat>) -> String {
     let text = format!(
         "its size, {size} bytes, is not a multiple of {unit} bytes, the unit of direct I/O (cache=none) here; hint: set cache=writeback"
@@ -260,7 +259,7 @@ fn no_direct_tail(path: &Path, size: u64, unit: u32, format: Option<ImageFormat>
 /// Flags of an exclusive open.
 pub(super) const CLAIM: OFlags = OFlags::RDWR.union(OFlags::EXCL);
 
-/// Opens a block device exclusively, which excludes mounts and other servers.
+/// Opens a block device exclusively, against mounts and other servers.
 fn claim(path: &Path, control: BorrowedFd<'_>) -> Result<OwnedFd, OpenError> {
     reopen(control, CLAIM).map_err(|error| match error.raw_os_error() {
         Some(libc::EBUSY) => fail(
@@ -313,7 +312,7 @@ fn determine_size(
     match options.size {
         None => Ok(found),
         Some(wanted) if wanted == found => Ok(found),
-        // Just created, or left behind by a daemon that died between creating and sizing it.
+        // Just created, or left by a daemon that died before sizing it.
         Some(wanted) if found == 0 && !block_device && !options.read_only => {
             rustix::fs::ftruncate(control, wanted)
                 .map_err(|e| fail(path, format!("cannot make it {wanted} bytes large: {e}")))?;
@@ -356,7 +355,7 @@ fn determine_block_size(options: &FileOptions, logical: Option<u32>) -> Result<u
     check_block_size(block_size)
 }
 
-/// Returns the alignment of I/O. Logical blocks may be smaller: see [`DiskInfo::io_alignment`].
+/// Returns the alignment of I/O; logical blocks may be smaller: see [`DiskInfo::io_alignment`].
 fn determine_alignment(
     options: &FileOptions,
     control: &OwnedFd,
@@ -370,7 +369,7 @@ fn determine_alignment(
             "its file system has no direct I/O (O_DIRECT), which cache=none needs; hint: set cache=writeback",
         )
     };
-    // Also checks early that handles can be opened, while an error can still be reported.
+    // Also checks that handles can be opened, while an error can still be reported.
     let handle = reopen(control.as_fd(), flags).map_err(|error| match error.raw_os_error() {
         Some(libc::EINVAL) if options.cache == CacheMode::None => no_direct(),
         _ => fail(
@@ -433,7 +432,7 @@ fn describe(
         read_only: options.read_only,
         write_cache: writable && options.cache != CacheMode::Writethrough,
         discard_granularity: (writable && discard).then_some(granularity),
-        // Holes in files read as zeroes; a device does not promise that.
+        // Holes in files read as zeroes; devices do not promise that.
         discard_zeroes: writable && discard && !block_device,
         write_zeroes: writable,
         anchors: writable && discard && !block_device && keeps_space(control),

@@ -1,4 +1,4 @@
-//! Properties of a file or block device reported by the kernel: alignment, sizes, abilities. Queried once, when a disk is opened.
+//! Alignment, sizes and abilities of a file or block device, queried from the kernel when a disk is opened.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FallocateFlags, StatxFlags, statx};
 use super::Alignment;
 use super::bounce::PIECE_BYTES;
 
-/// Properties in `queue/` in sysfs of a block device, or of the device below a file.
+/// Properties in sysfs `queue/` of a block device, or of the device below a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Queue {
     pub(super) rotational: bool,
@@ -19,7 +19,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Reads the properties of a device. All are zero for a device that is not in sysfs (network and memory file systems).
+    /// Reads the properties; all zero for devices outside sysfs (network and memory file systems).
     pub(super) fn of(major: u32, minor: u32) -> Queue {
         let device = format!("/sys/dev/block/{major}:{minor}");
         let read = |name: &str| -> u64 {
@@ -42,7 +42,7 @@ impl Queue {
     }
 }
 
-/// Returns the alignment that direct I/O requires; `None` without direct I/O. `fd` must be open for direct I/O.
+/// Returns the alignment for direct I/O, if supported. `fd` is open for direct I/O.
 pub(super) fn direct_alignment(fd: BorrowedFd<'_>, logical: Option<u32>) -> Option<Alignment> {
     let asked = statx(
         fd,
@@ -59,7 +59,7 @@ pub(super) fn direct_alignment(fd: BorrowedFd<'_>, logical: Option<u32>) -> Opti
         };
         return (alignment.offset != 0).then_some(alignment);
     }
-    // Linux before 6.1, or a file system without the report: the device's block size, or the size of a read that succeeds.
+    // Linux before 6.1, or no report: the device's block size, or the size of a successful read.
     let proven = logical.or_else(|| [512, 4096].into_iter().find(|&size| can_read(fd, size)))?;
     Some(Alignment {
         offset: proven,
@@ -67,7 +67,7 @@ pub(super) fn direct_alignment(fd: BorrowedFd<'_>, logical: Option<u32>) -> Opti
     })
 }
 
-/// Returns true if a direct read of `size` bytes at offset `size` succeeds.
+/// Returns true if a direct read of `size` bytes at `size` succeeds.
 fn can_read(fd: BorrowedFd<'_>, size: u32) -> bool {
     let size = size as usize;
     let mut memory = vec![0_u8; 2 * size];
@@ -78,10 +78,10 @@ fn can_read(fd: BorrowedFd<'_>, size: u32) -> bool {
     }
 }
 
-/// Preferred size of an atomic write in bytes: the page size of InnoDB, twice that of PostgreSQL.
+/// Preferred bytes per atomic write: a page of InnoDB, two of PostgreSQL.
 const ATOMIC_BYTES: u32 = 16 << 10;
 
-/// Returns the atomic writes (`RWF_ATOMIC`) that file system and device promise for direct I/O.
+/// Returns the atomic writes (`RWF_ATOMIC`) promised for direct I/O.
 pub(super) fn atomic_writes(fd: BorrowedFd<'_>, block_size: u32) -> Option<AtomicWrites> {
     /// `STATX_WRITE_ATOMIC`, Linux 6.11.
     const WRITE_ATOMIC: StatxFlags = StatxFlags::from_bits_retain(0x1_0000);
@@ -96,9 +96,8 @@ pub(super) fn atomic_writes(fd: BorrowedFd<'_>, block_size: u32) -> Option<Atomi
     atomic_unit(min, max, block_size)
 }
 
-/// Returns the promise for writes with power-of-two lengths from `min` to `max` bytes, at multiples of their own length. The limits of SCSI
-/// (alignment, granularity, maximum) cannot express several lengths, and a client may merge two adjacent writes; therefore one length is
-/// promised.
+/// Returns the promise for power-of-two writes of `min` to `max` bytes at multiples of their length. SCSI's limits (alignment, granularity,
+/// maximum) cannot express several lengths, and clients may merge adjacent writes: one length is promised.
 fn atomic_unit(min: u32, max: u32, block_size: u32) -> Option<AtomicWrites> {
     let allowed = min.is_power_of_two() && max.is_power_of_two() && min <= max;
     let (min, max) = (min.max(block_size), max.min(PIECE_BYTES as u32));
@@ -112,14 +111,14 @@ fn atomic_unit(min: u32, max: u32, block_size: u32) -> Option<AtomicWrites> {
     })
 }
 
-/// Returns true if the file supports punching holes. Tests beyond its end, where no data can be lost.
+/// Returns true if the file supports holes. Tests beyond the end, without data.
 pub(super) fn can_punch(fd: impl AsFd, size: u64) -> bool {
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(fd, mode, size.next_multiple_of(4096), 4096).is_ok()
 }
 
-/// Returns true if a write into allocated space never runs out of space. False for file systems that relocate overwrites (btrfs, bcachefs,
-/// ZFS, F2FS) and for unknown ones. On XFS this holds for files without shared extents.
+/// Returns true if writes into allocated space never run out of space. Not on file systems that relocate writes (btrfs, bcachefs, ZFS,
+/// F2FS), nor on unknown ones; on XFS only for files without shared extents.
 pub(super) fn keeps_space(fd: impl AsFd) -> bool {
     const IN_PLACE: [libc::c_long; 3] = [
         libc::EXT4_SUPER_MAGIC as libc::c_long,

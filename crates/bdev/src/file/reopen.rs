@@ -1,7 +1,7 @@
 //! Reopens an open file with its own open file description.
 //!
-//! The path is in /proc, and a confined worker cannot open paths: one thread of the process opens files for all. The control plane starts
-//! it with the first file, and it runs until the process ends. A worker waits for it as it would for its own system call.
+//! The path is in /proc, and confined workers open no paths: one thread opens for the process. The control plane starts it with the first
+//! file; it never ends. A worker waits for it as for its own system call.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ struct Request {
 
 static OPENER: OnceLock<Mutex<Sender<Request>>> = OnceLock::new();
 
-/// Starts the thread if it does not run yet. Must be called where paths can be opened.
+/// Starts the thread if needed, from a context that may open paths.
 pub fn prepare() -> io::Result<()> {
     if OPENER.get().is_some() {
         return Ok(());
@@ -52,6 +52,6 @@ pub fn reopen(control: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     let sender = opener.lock().unwrap_or_else(PoisonError::into_inner);
     sender.send(request).map_err(|_| ended())?;
     drop(sender);
-    // `control` stays borrowed until the answer arrives, so that its number refers to the same file.
+    // `control` is borrowed until the answer arrives: its number means the same file.
     answered.recv().map_err(|_| ended())?
 }

@@ -1,5 +1,5 @@
-//! Concurrent syncs of one worker. The kernel reports a failure only to the first sync that checks for it: a sync that succeeded while
-//! another one ran may have had nothing left to write. Its success counts only after all syncs that overlapped it have ended.
+//! Concurrent syncs of one worker. The kernel reports a failure only to the first sync that checks: one that succeeded beside another may
+//! have had nothing left to write. Its success counts only after all overlapping syncs have ended.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ pub(super) struct Syncs {
     begun: u64,
     /// Numbers of the syncs in flight, ascending.
     in_flight: VecDeque<u64>,
-    /// I/Os with a successful sync, each with the number of the next sync at that time.
+    /// I/Os with a successful sync, each with the next sync's number at that time.
     held: VecDeque<(u64, u32)>,
 }
 
@@ -29,7 +29,7 @@ impl Syncs {
         }
     }
 
-    /// Returns true if an I/O with a successful sync must wait for other syncs.
+    /// Returns true if an I/O with a successful sync must wait for others.
     pub fn holds(&mut self, index: u32) -> bool {
         let waits = !self.in_flight.is_empty();
         if waits {

@@ -1,7 +1,7 @@
-//! I/O of one worker on an image. Reads and overwrites of the image's own clusters go directly to the file. All other I/O goes to the owner
-//! of the image first, or to the backing image.
+//! I/O of one worker on an image. Reads and overwrites of allocated clusters go directly to the file, all other I/O to the owner of the
+//! image or to the backing image.
 //!
-//! An I/O is split into pieces with one mapping each. Nearly all I/O has one piece.
+//! An I/O is split into pieces with one mapping each; nearly always one piece.
 
 use std::io;
 use std::sync::Arc;
@@ -33,22 +33,22 @@ const STATUS_CLUSTERS_MAX: u64 = 4096;
 enum Waits {
     /// None: the slot is free or in progress.
     Nothing,
-    /// Completion of the file, which moves `bytes`; `whole`: with the buffer of the I/O itself.
+    /// File I/O of `bytes`; `whole`: with the I/O's own buffer.
     File { whole: bool, bytes: u64 },
     /// Completion of the backing image; fields as in `File`.
     Backing { whole: bool, bytes: u64 },
-    /// Flush of the tables, if the data is in another file. A flush of the data follows.
+    /// Flush of the tables; a flush of the external data file follows.
     Tables,
     /// Flush of the data, which completes the I/O.
     Durable,
-    /// Answer to command `token` of the owner; `bytes` more are done afterwards.
+    /// Answer to command `token`; `bytes` more are done afterwards.
     Answer { token: u64, bytes: u64 },
 }
 
 struct Slot {
     tag: Tag,
     io: IoRequest,
-    /// Buffer of the I/O; empty while the file or the backing image has it.
+    /// Empty while the file or the backing image has it.
     buffer: IoBuffer,
     /// Bytes done, from the start of the I/O.
     done: u64,
@@ -74,7 +74,7 @@ pub(super) struct ImageChannel {
     /// Channel of the file that stores the data.
     file: Box<dyn IoChannel>,
     file_owners: Vec<Owner>,
-    /// Channel of the file with the tables, if the data is in another file; for flushes.
+    /// Channel of the table file, for flushes, if the data is in another file.
     tables: Option<(Box<dyn IoChannel>, Vec<Owner>)>,
     backing: Option<Box<dyn IoChannel>>,
     owner: Owner,
@@ -166,7 +166,7 @@ impl ImageChannel {
         }
     }
 
-    /// Advances an I/O until it waits. Returns `Some` when it has ended.
+    /// Advances an I/O until it waits; `Some` if it has ended.
     fn advance(&mut self, ring: &mut Ring, index: u32) -> Option<IoOutcome> {
         loop {
             let slot = &self.slots[index as usize];
@@ -246,7 +246,7 @@ impl ImageChannel {
         self.send(Command::PrepareWrite(offsets), 0)
     }
 
-    /// Zeroes whole clusters in the tables, if their space may be released or they have none. Zeroes parts of clusters in the file.
+    /// Zeroes whole clusters in the tables if their space may be released or they have none, and parts of clusters in the file.
     fn zero(&mut self, ring: &mut Ring, index: u32, left: u64) -> Next {
         let (at, Segment { mapping, length }) = self.segment(index, left);
         let cluster = self.map.cluster_bytes();
@@ -302,7 +302,7 @@ impl ImageChannel {
         }
     }
 
-    /// Submits a piece to the file. A piece that is the whole I/O uses the buffer of the I/O.
+    /// Submits a piece to the file, with the I/O's own buffer if it is the whole I/O.
     fn move_data(&mut self, ring: &mut Ring, index: u32, io: IoRequest) -> Next {
         let slot = &mut self.slots[index as usize];
         let (mut buffer, whole) = piece(slot, &io);
@@ -316,8 +316,7 @@ impl ImageChannel {
         }
     }
 
-    /// Lists extents of the image up to the first part that the tables in memory do not describe. If the range begins in the backing image,
-    /// the backing image lists its extents.
+    /// Lists extents up to the first part without loaded tables. A range that begins in the backing image is passed to it.
     #[cold]
     fn block_status(&mut self, ring: &mut Ring, index: u32) -> Next {
         let io = self.slots[index as usize].io;
@@ -396,8 +395,7 @@ impl ImageChannel {
         }
     }
 
-    /// Makes all completed I/O durable, with one flush of each file. Tables are written before the I/O that needs them completes, so that
-    /// the flush covers them.
+    /// Makes completed I/O durable. One flush of each file suffices, because tables are written before the I/O that needs them completes.
     fn make_durable(&mut self, ring: &mut Ring, index: u32) -> Next {
         let Some((tables, _)) = &mut self.tables else {
             return self.flush_data(ring, index);
@@ -444,7 +442,7 @@ impl ImageChannel {
         IoError::with_errno(IoErrorKind::ReadMedium, libc::EIO)
     }
 
-    /// Continues I/O after its lower part has ended, until it waits again or has ended.
+    /// Continues I/O after a part below has ended.
     fn go_on(&mut self, ring: &mut Ring, finished: &mut Vec<Finished>) {
         self.refresh_map();
         let mut below = std::mem::take(&mut self.finished_below);
@@ -533,7 +531,7 @@ impl ImageChannel {
     }
 }
 
-/// Returns the buffer of a piece. A piece that is the whole I/O takes the buffer of the I/O.
+/// Returns the buffer of a piece: the I/O's own if it is the whole I/O.
 fn piece(slot: &mut Slot, io: &IoRequest) -> (IoBuffer, bool) {
     if !io.moves_data() {
         return (IoBuffer::default(), false);
@@ -600,7 +598,7 @@ impl IoChannel for ImageChannel {
         }
     }
 
-    /// I/O that waits for the owner is cancelled at once; a later answer of the owner is dropped.
+    /// Cancels I/O that waits for the owner at once; a later answer is dropped.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let named = |slot: &Slot| slot.tag == tag && slot.waits != Waits::Nothing;
         let Some(index) = self.slots.iter().position(named) else {

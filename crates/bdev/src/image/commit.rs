@@ -1,5 +1,5 @@
-//! Opens an image and its backing device for writing, to commit the image's data to the backing device while the disk is in use. Both are
-//! opened again: each is then one device, and all readers and writers share one copy of its tables in memory.
+//! Opens an image and its backing device for writing, to commit data while the disk is in use. Both are opened again: all readers and
+//! writers of a device then share its tables in memory.
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
@@ -22,9 +22,9 @@ pub struct Committable {
     pub base: Arc<dyn BlockDevice>,
     /// Path of the backing device.
     pub base_path: PathBuf,
-    /// The backing device is a qcow2 image; otherwise it is raw.
+    /// The backing device is a qcow2 image, not raw.
     pub base_is_image: bool,
-    /// Size to configure, in bytes: the size of the image, if the backing device is a larger block device.
+    /// Size to configure in bytes: that of the image, on a larger block device.
     pub base_size: Option<u64>,
 }
 
@@ -138,7 +138,7 @@ fn open_base(
 }
 
 impl Owner {
-    /// Lists the pieces of a range: the end of each, and whether the image has clusters or zeroes for it.
+    /// Lists the pieces of a range: the end of each, and whether the image stores it.
     pub(super) fn own_pieces(
         &mut self,
         offset: u64,

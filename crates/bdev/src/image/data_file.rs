@@ -1,4 +1,4 @@
-//! Locates the external data file of an image. It stores each cluster at the cluster's offset in the disk.
+//! The external data file of an image, with each cluster at its offset in the disk.
 
 use std::path::{Path, PathBuf};
 
@@ -8,12 +8,12 @@ use super::names::{folder_of, lies_below};
 use super::{ImageOptions, open};
 use crate::{File, FileOptions, OpenError};
 
-/// Returns the path of the data file that the header of an image names, without a check of the path.
+/// Returns the data file named by the header of an image; the name is not checked.
 pub fn data_file_of(path: &Path) -> Option<PathBuf> {
     Some(path.parent()?.join(name(&header_of(path)?)?))
 }
 
-/// Returns the path of the backing image that the header of an image names.
+/// Returns the backing image named by the header of an image.
 pub fn backing_path_of(path: &Path) -> Option<PathBuf> {
     let named = super::names::backing_of(path, &header_of(path)?).ok()??;
     Some(named.path)
@@ -29,7 +29,7 @@ fn header_of(path: &Path) -> Option<Header> {
     Header::read(&file.ok()?.container().ok()?).ok()
 }
 
-/// Returns the name in the header without the `file:` protocol that QEMU may prepend.
+/// Returns the name without QEMU's protocol prefix `file:`.
 fn name(header: &Header) -> Option<&str> {
     let name = header
         .data_file
@@ -39,10 +39,10 @@ fn name(header: &Header) -> Option<&str> {
     name.filter(|name| !name.is_empty())
 }
 
-/// Returns the path of the external data file; `None` if the data is in the image itself.
+/// Returns the path of the external data file; `None` if the data is in the image.
 ///
-/// The name in the header is not trusted, because an image may come from anywhere. A data file that is opened for writing must therefore be
-/// named by the options. With `trusts_name` it is enough that the file lies in the folder of the image.
+/// The image may come from anywhere, therefore its name of a data file is not trusted. For writing, the options must name the file; with
+/// `trusts_name` it suffices that it lies in the folder of the image.
 pub(super) fn path(options: &ImageOptions, header: &Header) -> Result<Option<PathBuf>, OpenError> {
     let path = options.path.as_path();
     let fail = |what: String| Err(open::fail(path, what));

@@ -1,9 +1,8 @@
 //! `image`: a disk in a qcow2 image, in a file or on a block device, with its backing images.
 //!
-//! Workers read the tables without a lock ([`qcow2::Map`]) and move data through the file like a raw disk (`channel`). The owner thread of
-//! the image makes all changes to tables (`owner`). Released clusters become free after the I/O that may access them (`readers`). The crate
-//! `qcow2` defines the order of writes that leaves a consistent image after a crash. Tests: `tests/image.rs`, and `tests/model.rs` with the
-//! other devices.
+//! Workers read the tables without a lock ([`qcow2::Map`]) and move data through the file like a raw disk (`channel`). The owner thread
+//! changes the tables (`owner`). Released clusters become free after the I/O that may access them (`readers`). The crate `qcow2` orders
+//! writes so that a crash leaves a consistent image. Tests: `tests/image.rs`, `tests/model.rs`.
 
 mod channel;
 mod commit;
@@ -41,7 +40,7 @@ pub use remote_backing::{is_remote, open_remote};
 /// Options for opening an image.
 #[derive(Clone, Debug)]
 pub struct ImageOptions {
-    /// Path of the file or block device that contains the image.
+    /// Path of a file or block device.
     pub path: PathBuf,
     /// Cache mode of all files of the image.
     pub cache: CacheMode,
@@ -49,12 +48,12 @@ pub struct ImageOptions {
     pub read_only: bool,
     /// Bytes per logical block; 512 by default.
     pub block_size: Option<u32>,
-    /// Path of the external data file, if the data is not in the image. Overrides the name in the image.
+    /// Path of the external data file, if any; overrides the name in the image.
     pub data_file: Option<PathBuf>,
-    /// Without `data_file`, permits writing to the data file that the image names, if it lies in the folder of the image. For tools: their
-    /// user has the image at hand. If false, the name in the image is accepted for reading only.
+    /// Permits writing to the data file that the image names, if it lies in the image's folder. For tools with a known image. Otherwise the
+    /// name is accepted for reading only.
     pub trusts_name: bool,
-    /// Policy for the files that the image and its backing images may name.
+    /// Policy for files named by the image and its backing images.
     pub named_files: NamedFiles,
 }
 
@@ -84,9 +83,9 @@ struct Shared {
     /// See [`ImageOptions::named_files`].
     named_files: NamedFiles,
     backing: Option<Arc<dyn BlockDevice>>,
-    /// Size of the backing image in bytes; 0 without a backing image.
+    /// Size of the backing image in bytes, or 0.
     backing_bytes: u64,
-    /// Clusters that the backing image covers can be zeroed in the tables.
+    /// Clusters over the backing image can be zeroed in the tables.
     can_zero: bool,
     map: Mutex<Arc<Map>>,
     map_number: AtomicU64,
@@ -128,7 +127,6 @@ impl Shared {
         self.map_number.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns true if the I/O must be durable before it completes.
     fn is_durable(&self, io: &IoRequest) -> bool {
         io.modifies() && (io.flags.has(IoFlags::FUA) || self.cache == CacheMode::Writethrough)
     }
@@ -157,7 +155,7 @@ impl Shared {
 }
 
 thread_local! {
-    /// Backing images that this thread still has to drop; `None` if no drop is in progress.
+    /// Backing images that this thread still has to drop, during a drop.
     static DROPPED: RefCell<Option<Vec<Arc<dyn BlockDevice>>>> = const { RefCell::new(None) };
 }
 
@@ -200,7 +198,7 @@ impl Image {
     /// Opens an image and its backing images.
     ///
     /// # Errors
-    /// A file cannot be opened or is not supported. The message names the file and the reason, with a hint.
+    /// A file cannot be opened or is not supported; with a hint.
     pub fn open(options: &ImageOptions) -> Result<Image, OpenError> {
         Image::serve(open::open(options)?)
     }
@@ -290,9 +288,8 @@ impl Image {
 }
 
 impl Drop for Image {
-    /// Waits until the owner has returned reserved clusters, so that this happens before the locks are released. The thread ends with the
-    /// last sender of commands. While a channel exists it is not joined: a worker that drops the image before its own channel would wait
-    /// forever.
+    /// Waits for the owner to return reserved clusters before the locks are released. The owner ends with the last sender of commands. It
+    /// is not joined while a channel exists: a worker that drops the image before its channel would wait forever.
     fn drop(&mut self) {
         self.requests = None;
         let has_channels = self.shared.readers.has_any();
@@ -338,7 +335,7 @@ impl BlockDevice for Image {
         self.shared.files().try_for_each(File::release_locks)
     }
 
-    /// Takes the locks of the backing images too, so that no other process writes there.
+    /// Includes the backing images, where no other process may write.
     fn take_locks(&self) -> io::Result<()> {
         if let Some(below) = &self.shared.backing {
             below.take_locks()?;
@@ -370,7 +367,7 @@ impl BlockDevice for Image {
         self.change(Change::LeaveBacking)
     }
 
-    /// Returns the known size: no other process can change it while the image is open.
+    /// No other process can change the size of an open image.
     fn found_size(&self) -> io::Result<Option<u64>> {
         Ok(Some(self.shared.capacity.bytes()))
     }

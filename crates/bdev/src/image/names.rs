@@ -1,4 +1,4 @@
-//! Names of other files in the header of an image: their syntax, and the policy that permits opening them.
+//! Names of other files in the header of an image: syntax and policy.
 //!
 //! ```text
 //!   PATH, file:PATH                                             a file or block device, relative to the image
@@ -16,13 +16,13 @@ use super::open::fail;
 use super::remote_backing::is_remote;
 use crate::OpenError;
 
-/// Policy for the files that an image may name: its backing image and its data file.
+/// Policy for the backing image and the data file that an image names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NamedFiles {
     /// Any file of this host, logical unit or RBD image.
     #[default]
     Any,
-    /// Files in the folder of the image, or below it. A symbolic link is not followed.
+    /// Files in the folder of the image or below it; symbolic links are refused.
     Folder,
     /// None.
     None,
@@ -80,7 +80,7 @@ impl BackingFormat {
 /// The backing image of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingImage {
-    /// Path of a file or block device, or the name of a logical unit or an RBD image.
+    /// A file or block device, or the name of a logical unit or an RBD image.
     pub path: PathBuf,
     /// Format stated by the image.
     pub format: BackingFormat,
@@ -97,7 +97,7 @@ pub fn backing_of(image: &Path, header: &Header) -> Result<Option<BackingImage>,
         .transpose()
 }
 
-/// Parses the name and the format of a backing image, as stored in the header of `image`.
+/// Parses the name and format of a backing image in the header of `image`.
 ///
 /// # Errors
 /// As [`backing_of`].
@@ -152,7 +152,7 @@ pub fn backing_named(
     })
 }
 
-/// Returns the path in a name that is not JSON; `None` if the name has a QEMU protocol prefix.
+/// Returns the path in a name without JSON; `None` if it has a QEMU protocol.
 fn plain_path(name: &str) -> Option<&Path> {
     if let Some(path) = name.strip_prefix("file:") {
         return Some(Path::new(path));
@@ -165,7 +165,7 @@ fn plain_path(name: &str) -> Option<&Path> {
 const JSON_HINT: &str =
     "hint: only plain files can be named so: driver, file.driver and file.filename";
 
-/// Returns the path of a plain file in a `json:` name, and the driver above it.
+/// Returns the plain file in a `json:` name, and the driver above it.
 fn json_path(text: &str) -> Result<(PathBuf, Option<String>), String> {
     let parsed: Map<String, Value> = serde_json::from_str(text)
         .map_err(|error| format!("is not a JSON object: {error}; {JSON_HINT}"))?;
@@ -197,7 +197,7 @@ fn json_path(text: &str) -> Result<(PathBuf, Option<String>), String> {
     let Some((is_protocol_node, path)) = path.filter(|(_, path)| !path.is_empty()) else {
         return Err(format!("names no file; {JSON_HINT}"));
     };
-    // A node of the protocol layer names its file directly and is raw.
+    // A protocol node names its file directly and is raw.
     let protocol = match is_protocol_node {
         true if protocol.is_some() => return Err(format!("has two protocols; {JSON_HINT}")),
         true => driver.clone(),
@@ -217,7 +217,7 @@ fn json_path(text: &str) -> Result<(PathBuf, Option<String>), String> {
     Ok((path, driver))
 }
 
-/// Lists the options of nested objects with the keys that QEMU joins by dots.
+/// Lists the options of nested objects, with QEMU's dotted keys.
 fn flatten(
     prefix: &str,
     object: Map<String, Value>,
@@ -238,12 +238,12 @@ fn flatten(
     Ok(())
 }
 
-/// Returns the folder that relative names in an image start from.
+/// Returns the base folder of relative names in an image.
 pub(super) fn folder_of(image: &Path) -> &Path {
     image.parent().unwrap_or(Path::new(""))
 }
 
-/// Returns true if a file lies in a folder or below it and is not a symbolic link.
+/// Returns true if a file lies in or below a folder and is no symbolic link.
 pub(super) fn lies_below(file: &Path, folder: &Path) -> bool {
     let canonical = |path: Option<&Path>| {
         let path = path.filter(|path| *path != Path::new(""));

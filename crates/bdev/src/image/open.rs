@@ -19,9 +19,9 @@ use crate::error::check_size;
 use crate::file::Container;
 use crate::{BlockDevice, BlockingIo, CacheMode, File, FileOptions, OpenError};
 
-/// Stack size in bytes of threads that do I/O. The channels of a chain call each other; in a debug build each takes less than 4 KiB.
+/// Stack size of I/O threads in bytes. The channels of a chain call each other, with less than 4 KiB each in a debug build.
 pub const STACK_BYTES: usize = 8 << 20;
-/// Maximum number of qcow2 images in a chain, more than a year of daily backups. Each image costs a thread and some descriptors.
+/// Maximum number of qcow2 images in a chain, above a year of daily backups. Each costs a thread and some descriptors.
 pub const CHAIN_MAX: usize = 512;
 
 const BLOCK_SIZE_DEFAULT: u32 = 512;
@@ -36,7 +36,7 @@ pub(super) struct Opened {
 impl Opened {
     /// Creates the owner. Called on the owner thread.
     pub fn start(self) -> io::Result<Owner> {
-        // Only allocations and copies read the backing image here. A read-only image needs no descriptors for that.
+        // The owner reads the backing image only for allocations and copies. A read-only image needs no descriptors for that.
         let backing = match &self.shared.backing {
             Some(device) if !self.shared.info.read_only => {
                 Some(BlockingIo::lazy(Arc::clone(device))?)
@@ -52,14 +52,14 @@ impl Opened {
     }
 }
 
-/// Device and inode of each file of a chain, to detect a chain that contains itself.
+/// Device and inode of each file of a chain, to detect cycles.
 type Seen = HashSet<(u64, u64)>;
 
 pub(super) fn open(options: &ImageOptions) -> Result<Opened, OpenError> {
     let mut seen = Seen::new();
     let files = open_level(options, &mut seen)?;
     let mut below = open_below(options, &files.header, &mut seen)?;
-    // A loop instead of a recursion: a long chain could overflow the stack.
+    // No recursion: a long chain could overflow the stack.
     let mut levels = Vec::new();
     let mut device = loop {
         match below {
@@ -79,7 +79,7 @@ pub(super) fn open(options: &ImageOptions) -> Result<Opened, OpenError> {
     assemble(options, files, device)
 }
 
-/// Opens an image over a backing device that is already open.
+/// Opens an image over an open backing device.
 pub(super) fn open_over(
     options: &ImageOptions,
     below: Arc<dyn BlockDevice>,
@@ -182,7 +182,7 @@ fn assemble(
     })
 }
 
-/// Logs that the image is read-only because of damage, or that opening it has invalidated its persistent bitmaps.
+/// Logs that the image is corrupt and read-only, or that opening it has invalidated its bitmaps.
 fn log_state(options: &ImageOptions, header: &Header, image: &qcow2::Image<Container>) {
     let shown = options.path.display();
     if image.corruption().is_some() {
@@ -221,13 +221,13 @@ fn open_files(options: &ImageOptions) -> Result<Files, OpenError> {
             data,
         })
     };
-    // The channel makes writes durable together with the tables. The file need not sync each piece.
+    // The channel syncs data together with the tables, not the file with each piece.
     let cache = match options.cache {
         CacheMode::None => CacheMode::None,
         CacheMode::Writeback | CacheMode::Writethrough => CacheMode::Writeback,
     };
     let opened = open(cache)?;
-    // Writing back a cached page that holds both tables and data would overwrite newer data written with direct I/O.
+    // Write-back of a cached page with tables and data would overwrite newer data written with direct I/O.
     let page = rustix::param::page_size() as u64;
     if cache == CacheMode::None && opened.header.subcluster_bytes() < page {
         drop(opened);
@@ -258,11 +258,11 @@ fn open_file(
     Ok((file, container))
 }
 
-/// Opens an image, with its data file if it has one, for a program that reads and changes the tables itself. Persistent bitmaps stay valid;
-/// therefore the program must not change the content of the disk.
+/// Opens an image and its data file for a program that changes the tables itself. Persistent bitmaps stay valid, therefore the program must
+/// not change the content of the disk.
 ///
 /// # Errors
-/// A file cannot be opened, or the image is not supported.
+/// A file cannot be opened or is not supported.
 pub fn open_tables(options: &ImageOptions) -> Result<qcow2::Image<Container>, OpenError> {
     let files = open_files(options)?;
     let data = files.data.map(|(_, container)| container);
@@ -293,7 +293,7 @@ enum Below {
     Image(ImageOptions),
 }
 
-/// Opens a raw or remote backing image. For a qcow2 image, returns the options to open it with.
+/// Opens a raw or remote backing image; returns the options of a qcow2 image.
 fn open_below(
     options: &ImageOptions,
     header: &Header,
@@ -340,7 +340,7 @@ fn open_remote(
     remote.map_err(refused)?.open(true)
 }
 
-/// Checks that size and clusters of an image are multiples of the smallest I/O to the devices below.
+/// Checks that size and clusters are multiples of the smallest I/O below.
 fn check_alignment(path: &Path, info: &DiskInfo, header: &Header) -> Result<(), OpenError> {
     let unit = u64::from(info.io_alignment);
     let refused = |wrong: String| {
@@ -373,7 +373,7 @@ fn describe(file: &DiskInfo, options: &ImageOptions, header: &Header, block_size
         write_zeroes: writable,
         anchors: false,
         compare_and_write: Some(CompareAndWrite::Emulated),
-        // A write may span two clusters that are not adjacent in the file.
+        // A write may span two clusters that are not adjacent.
         atomic_writes: None,
         shared: false,
         rotational: file.rotational,

@@ -1,4 +1,4 @@
-//! Creates an image over the device of a disk (external snapshot), and copies data of the backing image into an image.
+//! Creates images over the device of a disk (external snapshots), and copies backing data into an image.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use super::owner::Owner;
 use super::{Image, ImageOptions, open};
 use crate::{BlockDevice, CacheMode, CopiedUp, File, FileOptions, OpenError};
 
-/// Initial size of the file in bytes; creating the image makes it larger.
+/// Initial size of the file in bytes.
 const FIRST_BYTES: u64 = 512;
 
-/// Name of a backing image, as stored in the header of the image over it.
+/// Name of a backing image in the header of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingName {
     /// Name in QEMU syntax: a path, `iscsi://...` or `rbd:...`.
@@ -25,10 +25,10 @@ pub struct BackingName {
 }
 
 impl Image {
-    /// Creates an empty image of `size` bytes over a device, and opens it. Beyond the end of the device it reads as zeroes.
+    /// Creates and opens an empty image of `size` bytes over a device. Beyond the end of the device it reads as zeroes.
     ///
     /// # Errors
-    /// The file exists already, or cannot be created. No file is left behind.
+    /// The file exists or cannot be created. No file is left behind.
     pub fn create_over(
         options: &ImageOptions,
         name: &BackingName,
@@ -42,6 +42,9 @@ impl Image {
     }
 
     /// Creates and opens an empty image without a backing image.
+    ///
+    /// # Errors
+    /// As [`Image::create_over`].
     pub fn create(options: &ImageOptions, size: u64) -> Result<Image, OpenError> {
         Image::create_with(options, size, None, || open::open(options))
     }
@@ -58,13 +61,13 @@ impl Image {
         }
         make(path, size, backing)?;
         open().and_then(Image::serve).inspect_err(|_| {
-            // An incomplete image would hide the error at the next attempt.
+            // A partial image would hide the error at the next attempt.
             std::fs::remove_file(path).ok();
         })
     }
 }
 
-/// Refuses an image that could not be opened again: its chain is too long, or the name of its backing image has another meaning.
+/// Refuses an image that could not be reopened: its chain is too long, or the name of its backing image means another file.
 fn check_openable(
     path: &Path,
     name: &BackingName,
@@ -88,7 +91,7 @@ fn check_openable(
 const EXISTS: &str =
     "exists already; hint: give the path of a file that is to be made, or remove it first";
 
-/// Creates the file and writes the image into it. A file that exists already, or that another request creates meanwhile, is left as it is.
+/// Writes a new image. A file that exists, or that another request creates meanwhile, is not changed.
 fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), OpenError> {
     let file = File::open(FileOptions {
         size: Some(FIRST_BYTES),
@@ -110,10 +113,10 @@ fn make(path: &Path, size: u64, backing: Option<&BackingName>) -> Result<(), Ope
     written.inspect_err(|_| file.remove_if_created())
 }
 
-/// Maximum number of pieces that one call of `copy_up` skips. Each may need a table read and a block status of the backing image.
+/// Maximum number of pieces that one `copy_up` skips. Each may need a table read and a block status below.
 const PIECES_MAX: usize = 64;
 
-/// Reason why the image keeps its backing image and cannot be committed.
+/// Reason to refuse a commit or the removal of the backing image.
 pub(super) const HAS_SNAPSHOTS: &str = "it has snapshots inside, which read what they have not from its backing image; hint: remove them with lunette image snapshot --delete, or move the disk with lunette disk mirror";
 
 /// Returns the options of a new image.
@@ -126,7 +129,7 @@ fn shape(size: u64) -> CreateOptions {
 }
 
 impl Owner {
-    /// Refuses an image with internal snapshots, because their content would change.
+    /// Internal snapshots would change their content.
     fn has_no_snapshots(&self) -> qcow2::Result<()> {
         match self.image.snapshots() {
             [] => Ok(()),
@@ -134,14 +137,13 @@ impl Owner {
         }
     }
 
-    /// Removes the reference to the backing image. All data of the backing image must have been copied.
+    /// Removes the reference to the backing image after all its data was copied.
     pub(super) fn leave_backing(&mut self) -> qcow2::Result<()> {
         self.has_no_snapshots()?;
         self.image.set_backing(None)
     }
 
-    /// Allocates clusters with the data of the backing image. Holes of the backing image stay unallocated: they read as zeroes once the
-    /// image has no backing image.
+    /// Allocates clusters for the data of the backing image. Its holes stay unallocated and later read as zeroes.
     pub(super) fn copy_up(&mut self, offset: u64, length: u64) -> qcow2::Result<CopiedUp> {
         self.has_no_snapshots()?;
         let end = self.shared.backing_bytes;
@@ -163,7 +165,7 @@ impl Owner {
                 at = below.end.max(at + 1);
                 continue;
             }
-            // Whole clusters, even if a part is a hole or belongs to the image.
+            // Whole clusters, even if a part is a hole or allocated.
             at = at / cluster * cluster;
             while at < below.end && clusters.len() < count_max {
                 clusters.push(at);

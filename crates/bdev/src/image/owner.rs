@@ -1,5 +1,5 @@
-//! The thread that owns an image. It allocates and zeroes clusters, loads tables and reads compressed clusters, and answers the worker that
-//! sent the command. Workers that send no command never wait for it.
+//! The thread that owns an image. It allocates, zeroes, loads tables and decompresses, one operation at a time, and answers the worker that
+//! sent the command. Other workers never wait for it.
 
 use std::io;
 use std::sync::Arc;
@@ -38,19 +38,19 @@ pub(super) enum Change {
     Resize(u64, Sender<io::Result<()>>),
     /// Ends writing and returns reserved clusters.
     GiveUpWriting(Sender<io::Result<()>>),
-    /// Copies data of the backing image in a range into the image.
+    /// Copies data of the backing image into the image.
     CopyUp {
         offset: u64,
         length: u64,
         reply: Sender<io::Result<CopiedUp>>,
     },
-    /// Lists the pieces of a range that the image itself stores.
+    /// Lists the pieces of a range that the image stores.
     OwnPieces {
         offset: u64,
         length: u64,
         reply: Sender<io::Result<Vec<(u64, bool)>>>,
     },
-    /// Removes the reference to the backing image; the image must store all data itself.
+    /// Removes the reference to the backing image.
     LeaveBacking(Sender<io::Result<()>>),
 }
 
@@ -63,17 +63,17 @@ pub(super) enum Request {
     Control(Change),
 }
 
-/// Result of a command. The bytes are the content of a compressed cluster, otherwise empty.
+/// Result of a command; bytes only for `ReadCompressed`.
 pub(super) type Answer = Result<Vec<u8>, IoError>;
 
-/// A command `PrepareWrite`: offsets, token, and the inbox for the answer.
+/// A `PrepareWrite`: offsets, token, and inbox for the answer.
 type Writes = (Vec<u64>, u64, Arc<Inbox<Answer>>);
 
 pub(super) struct Owner {
     pub image: Image<Container>,
     pub backing: Option<BlockingIo>,
     pub shared: Arc<Shared>,
-    /// Released clusters, which become free once all I/O that began before this generation has ended.
+    /// Released clusters, free once all I/O from before this generation has ended.
     pub freeing: Option<(u64, Vec<u64>)>,
 }
 
@@ -99,7 +99,7 @@ impl Owner {
         self.close_at_last();
     }
 
-    /// Serves queued requests without waiting for more. Returns false when all senders are gone and the image is closed.
+    /// Serves queued requests. Returns false when all senders are gone and the image is closed.
     #[cfg(feature = "simulated")]
     pub fn step(&mut self, requests: &Receiver<Request>) -> bool {
         use std::sync::mpsc::TryRecvError;
@@ -119,7 +119,7 @@ impl Owner {
         true
     }
 
-    /// Closes the image after the last sender is gone. Errors can only be logged.
+    /// Closes the image without a requester: errors are only logged.
     fn close_at_last(&mut self) {
         if let Err(error) = self.close() {
             let path = self.shared.path();
@@ -134,7 +134,7 @@ impl Owner {
         self.image.close()
     }
 
-    /// Begins to free released clusters, or frees them once no I/O can access them.
+    /// Begins or completes freeing of released clusters.
     fn free(&mut self) {
         if let Some((generation, _)) = &self.freeing
             && self.shared.readers.are_past(*generation)
@@ -184,7 +184,7 @@ impl Owner {
         }
     }
 
-    /// Publishes a map without writable clusters once the image is marked as corrupt.
+    /// Publishes a map without writable clusters for a corrupt image.
     fn follow_corruption(&self) {
         if let Some(why) = self.image.corruption() {
             self.shared.make_read_only(why, || self.image.map());
@@ -221,7 +221,7 @@ impl Owner {
         reply.send(changed).ok();
     }
 
-    /// Makes the allocations of a batch in one step, which needs one intermediate sync.
+    /// Allocates for a whole batch, with one intermediate sync.
     fn prepare(&mut self, writes: Vec<Writes>) {
         if writes.is_empty() {
             return;
@@ -276,7 +276,7 @@ impl Owner {
         }
     }
 
-    /// Returns the extent of the backing image at `at`; data if the backing image does not report it.
+    /// Returns the extent of the backing image at `at`; data if unknown.
     pub(super) fn below(&mut self, at: u64, end: u64) -> Extent {
         let unknown = Extent::data(end);
         let Some(backing) = &mut self.backing else {

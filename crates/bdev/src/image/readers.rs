@@ -1,8 +1,8 @@
-//! Tracks which workers may still access released clusters, having found them in an older map.
+//! Tracks which workers may still access released clusters, because of an older map.
 //!
-//! Each I/O carries the generation of its start. After clusters are released, a new generation begins. Once all I/O of earlier generations
-//! has ended, no worker can access the clusters. At most two generations have I/O, because the owner begins no third one before. Each
-//! worker writes its own cache line, and only when it begins I/O after a pause or when the generation has changed.
+//! Each I/O carries the generation of its start. Releasing clusters begins a new generation; the clusters are free once all I/O of earlier
+//! generations has ended. At most two generations have I/O, because the owner begins no third one. A worker writes only its own cache line,
+//! when it begins I/O after a pause or in a new generation.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -23,12 +23,12 @@ pub(super) struct Readers {
 struct Oldest(AtomicU64);
 
 impl Readers {
-    /// Begins a new generation for all later I/O and returns its number.
+    /// Begins a generation for all later I/O.
     pub fn begin_generation(&self) -> u64 {
         self.generation.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Returns true if all I/O that began before this generation has ended.
+    /// Returns true if all earlier I/O has ended.
     pub fn are_past(&self, generation: u64) -> bool {
         fence(Ordering::SeqCst);
         let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);
@@ -130,7 +130,7 @@ mod tests {
         assert!(first < beside && beside == later && !readers.are_past(generation));
         one.end(first);
         assert!(readers.are_past(generation));
-        // I/O of the other worker began later and does not delay the generation.
+        // Later I/O of the other worker does not delay the generation.
         let next = readers.begin_generation();
         assert!(!readers.are_past(next));
         one.end(beside);

@@ -1,4 +1,4 @@
-//! Network disks by their QEMU names: logical units of iSCSI targets and RBD images. As backing images they are raw and read-only.
+//! Network disks by their QEMU names: iSCSI units and RBD images. As backing images they are raw and read-only.
 //!
 //! ```text
 //!   iscsi://HOST[:PORT]/TARGET/LUN
@@ -17,7 +17,7 @@ use crate::rbd::{Rbd, RbdLock, RbdOptions};
 use crate::scsi::ScsiDisk;
 use crate::{BlockDevice, IscsiOptions, OpenError};
 
-/// Commands in flight, and (next constant) the time that I/O waits for a lost session: the defaults of disks.
+/// Queue depth, and the time that I/O waits for a lost session: the defaults of disks.
 const QUEUE_DEPTH: usize = 128;
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit for a login.
@@ -31,7 +31,7 @@ pub(super) enum Remote {
 }
 
 impl Remote {
-    /// Parses a name. Returns `None` if the name has neither form.
+    /// Parses a name; `None` for other forms.
     ///
     /// # Errors
     /// The name is malformed.
@@ -58,7 +58,7 @@ impl Remote {
                     queue_depth: QUEUE_DEPTH,
                     replacement_timeout: REPLACEMENT_TIMEOUT,
                 },
-                // Several images may use one unit, each with its own session. Read-only use needs no fencing.
+                // Several images may use one unit, each with its own session. Reading needs no fencing.
                 disk: None,
                 read_only,
                 passthrough: None,
@@ -75,7 +75,7 @@ impl Remote {
     }
 }
 
-/// Opens a network disk by its name as a backing image. May block.
+/// Opens a network disk by its QEMU name. May block.
 ///
 /// # Errors
 /// The name is malformed, or the disk cannot be opened.
@@ -84,13 +84,13 @@ pub fn open_remote(name: &str, read_only: bool) -> Result<Arc<dyn BlockDevice>, 
     remote?.open(read_only).map_err(|error| error.to_string())
 }
 
-/// Returns true if `name` is the name of a network disk.
+/// Returns true for the name of a network disk.
 pub fn is_remote(name: &str) -> bool {
     Remote::parse(name).is_some()
 }
 
 impl BackingName {
-    /// Returns the name of an RBD image, with the options of its cluster.
+    /// Names an RBD image, with the options of its cluster.
     pub fn of_rbd(image: &ImageName, cluster: &ClusterConfig) -> BackingName {
         let path = |path: &PathBuf| path.display().to_string();
         let named = [
@@ -113,7 +113,7 @@ impl BackingName {
         }
     }
 
-    /// Returns the name of a logical unit that is accessed without CHAP.
+    /// Names a logical unit that is accessed without CHAP.
     pub fn of_unit(unit: &UnitAddress) -> BackingName {
         BackingName {
             name: unit.to_string(),
@@ -131,14 +131,14 @@ fn unit(name: &str) -> Result<UnitAddress, String> {
     let address: UnitAddress = name.parse()?;
     match &address.user {
         None => Ok(address),
-        // The secret would have to be stored in the image, where every reader of the image could see it.
+        // The secret would have to be in the image, visible to all its readers.
         Some(user) => Err(format!(
             "{name} names the CHAP user {user}, whose secret nobody gives; hint: let this host's initiator read without CHAP, or serve the unit as a disk"
         )),
     }
 }
 
-/// Splits a name at its colons. A backslash escapes the next character.
+/// Splits a name at colons; a backslash escapes the next character.
 fn words(text: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut letters = text.chars();

@@ -1,4 +1,4 @@
-//! Image owners in a simulation. Instead of threads they are objects that the simulation's only thread steps one at a time.
+//! Image owners in a simulation: objects stepped by its only thread.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) fn add(owner: Owner, requests: Receiver<Request>) {
     OWNERS.with_borrow_mut(|owners| owners.push(Stepped { owner, requests }));
 }
 
-/// Sets the shape of new images. The clusters of the default shape are larger than simulated disks.
+/// Sets the shape of new images; default clusters are larger than simulated disks.
 pub fn shape_new_images(shape: CreateOptions) {
     SHAPE.set(Some(shape));
 }
@@ -38,13 +38,13 @@ pub fn image_owners() -> usize {
     OWNERS.with_borrow(Vec::len)
 }
 
-/// Lets each owner serve its queued requests. Owners without senders close their images.
+/// Serves the queued requests of each owner. Owners without senders close their images.
 pub fn step_image_owners() {
     step_some(|_| true);
 }
 
-/// Steps only the owners of `device` and of its backing devices. Called within the step of an owner that reads its backing image: the steps
-/// of unrelated owners may depend on the step in progress.
+/// Steps the owners of `device` and its backing devices, within the step of an owner that reads it. Steps of other owners may depend on the
+/// step in progress.
 pub(crate) fn step_owners_of(device: &dyn BlockDevice) {
     let mut devices = vec![device];
     while let Some(below) = devices.last().and_then(|device| device.below()) {
@@ -66,7 +66,7 @@ fn step_some(is_meant: impl Fn(&Owner) -> bool) {
     }
 }
 
-/// Simulates a process kill: drops all owners without closing their images.
+/// Simulates a kill: drops all owners without closing images.
 pub fn kill_image_owners() {
     OWNERS.take();
 }

@@ -1,11 +1,11 @@
-//! The medium of a disk's identity: the designator of the logical unit, independent of the portal.
+//! The medium of a unit's identity: its designator, at every portal.
 
 use iscsi_initiator::{UnitAddress, UnitInfo};
 
 use crate::network_medium::NetworkMedium;
 
-/// Returns the medium of a unit. A locally assigned identifier is unique within its target only: two tgt hosts have units with the same
-/// one. A serial number is unique for its vendor and product at best: all units of a target may have the same.
+/// Returns the medium of a unit. A locally assigned identifier is unique only within its target: two tgt hosts have units with the same
+/// one. Serial numbers are at best unique per vendor and product: all units of a target may share one.
 pub(super) fn of(address: &UnitAddress, info: &UnitInfo) -> NetworkMedium {
     let (identity, target) = (&info.identity, address.target.to_ascii_lowercase());
     let key = match (identity.world_wide_name(), identity.local_name()) {
@@ -24,7 +24,6 @@ mod tests {
     use super::*;
     use crate::Medium;
 
-    /// Returns a unit with one NAA identifier in VPD page 83h.
     fn named(naa: [u8; 8]) -> UnitInfo {
         let page = [&[0, 0x83, 0, 12, 1, 3, 0, 8][..], &naa].concat();
         let mut unit = UnitInfo::default();

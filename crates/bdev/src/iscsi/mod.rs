@@ -1,8 +1,8 @@
 //! A disk on a logical unit of an iSCSI target: one session of one or more connections for all workers, one channel per worker.
 //!
-//! A thread maintains the session ([`iscsi_initiator::ReconnectingUnit`]). Workers submit commands to it and never wait. While the target
-//! is away I/O waits, up to `replacement_timeout`; then it fails as offline, and the disk's `on_error` decides. Size, discard behaviour and
-//! similar properties are those of the unit. Tests: `tests/tests/remote_disks.rs`.
+//! A thread maintains the session ([`iscsi_initiator::ReconnectingUnit`]); workers submit commands and never wait. While the target is away
+//! I/O waits up to `replacement_timeout`, then fails as offline, and the disk's `on_error` applies. Properties such as size and discard are
+//! those of the unit. Tests: `tests/tests/remote_disks.rs`.
 
 mod medium;
 
@@ -20,9 +20,9 @@ use crate::scsi::{CommandUnit, ScsiDisk, ScsiDiskParts, Watch};
 /// Options for opening a unit.
 #[derive(Clone, Debug)]
 pub struct IscsiOptions {
-    /// Unit and session. The default ISID is constant for this installation, disk and unit.
+    /// Unit and session. The default ISID is constant per installation, disk and unit.
     pub unit: ReconnectSettings,
-    /// Name of the disk, an input to its ISID; `None`: a random ISID.
+    /// Name of the disk, an input to its ISID; `None`: random ISID.
     pub disk: Option<String>,
     /// Refuse writes.
     pub read_only: bool,
@@ -32,7 +32,7 @@ pub struct IscsiOptions {
     pub block_size: Option<u32>,
 }
 
-/// A unit, and the ISID reserved for it until its session has ended.
+/// A unit, and its ISID, reserved until the session has ended.
 struct Reserved {
     // Dropped in this order.
     unit: ReconnectingUnit,
@@ -50,10 +50,10 @@ impl CommandUnit for Reserved {
 }
 
 impl ScsiDisk {
-    /// Logs in to a target and queries its unit. May take as long as the session's time-out.
+    /// Logs in and queries the unit; may take the session's time-out.
     ///
     /// # Errors
-    /// The unit cannot be reached or used. The message names the reason, with a hint.
+    /// The unit cannot be reached or used; with a hint.
     pub fn open_iscsi(options: &IscsiOptions) -> Result<ScsiDisk, OpenError> {
         let watch = Arc::new(Watch::default());
         let address = options.unit.address.clone();
@@ -68,8 +68,8 @@ impl ScsiDisk {
         let mut settings = options.unit.clone();
         let mut reserved = None;
         if let (None, Some(disk)) = (settings.session.isid, &options.disk) {
-            // A daemon that replaces a killed one must use its ISID: the target then ends the tasks of that session before it starts
-            // another (RFC 7143, 6.3.5), and executes no write of the dead daemon after the write that repeats it.
+            // A daemon that replaces a killed one must use its ISID: the target then ends the tasks of the old session before it starts
+            // another (RFC 7143, 6.3.5), so that no old write is executed after its repetition.
             let own = installation().map_err(failed)?;
             let isid = own.reserve_isid(&[disk, &address.to_string()]);
             settings.session.isid = Some(isid.isid());

@@ -1,7 +1,7 @@
 //! I/O of one worker on an image, over a channel of `librbd`.
 //!
-//! Most I/O is one step. A buffer with more segments than librbd takes is moved in pieces. A durable write ends with a flush if librbd has
-//! a cache. Never blocks. Allocates nothing of its own once it has as many slots as the highest number of I/Os in flight.
+//! Most I/O is one step. A buffer with too many segments for librbd is moved in pieces; a durable write ends with a flush if librbd has a
+//! cache. Never blocks. Allocates nothing of its own after the number of slots has reached the maximum of I/Os in flight.
 
 use std::io;
 use std::ops::Range;
@@ -44,7 +44,7 @@ pub(super) struct RbdChannel {
     free: Vec<u32>,
     over: Vec<librbd::Finished>,
     status: StatusCalls,
-    /// Number of replacements of the shared state in progress. The next field holds those that have ended.
+    /// Replacements of the shared state in progress, and ended ones.
     replacing: usize,
     replaced: Arc<Mutex<Vec<Replaced>>>,
 }
@@ -57,7 +57,7 @@ type Replaced = (u32, Result<u64, i32>);
 
 impl RbdChannel {
     pub(super) fn new(shared: Arc<Shared>, attach: &mut Attach<'_>) -> io::Result<RbdChannel> {
-        // Read first: if the image is replaced in between, the channel replaces its image once more.
+        // Read first: if the image is replaced meanwhile, the channel replaces it again.
         let mut generation = shared.generation();
         if shared.is_closed() {
             // No current image: the channel switches to the next one.
@@ -84,7 +84,7 @@ impl RbdChannel {
         })
     }
 
-    /// Lists the ranges with data. The librbd call blocks, also while the cluster is away, and runs on a thread for such calls.
+    /// Lists the ranges with data, on another thread: the librbd call blocks, also while the cluster is away.
     #[cold]
     fn block_status(
         &mut self,
@@ -112,14 +112,14 @@ impl RbdChannel {
             .submit(ring, &self.shared.calls, buffer, tag, ask)
     }
 
-    /// Switches to the reopened image. Returns false while it is closed, or while I/O on the previous image is in flight.
+    /// Switches to the reopened image. Returns false while it is closed, or I/O on the old one is in flight.
     #[cold]
     fn change_image(&mut self) -> bool {
-        // I/O in librbd; a replacement of the shared state does not count.
+        // Excludes replacements of the shared state, which librbd does not execute.
         if self.shared.is_closed() || self.channel.in_flight() > 0 {
             return false;
         }
-        // Read first: if the image is lost in between, the channel checks it once more.
+        // Read first: if the image is lost meanwhile, the channel checks it again.
         self.generation = self.shared.generation();
         self.channel.set_image(&self.shared.image());
         true
@@ -154,7 +154,7 @@ impl RbdChannel {
         }
     }
 
-    /// Submits the next step of an I/O to librbd. After an error the buffer is where it was.
+    /// Submits the next step of an I/O. After an error the buffer is where it was.
     fn start(&mut self, index: u32, buffer: &mut IoBuffer) -> Result<(), i32> {
         let token = u64::from(index);
         let slot = &mut self.slots[index as usize];
@@ -202,7 +202,7 @@ impl RbdChannel {
         }
     }
 
-    /// Starts a replacement of the state that daemons share. Another thread executes it and wakes this worker at the end.
+    /// Replaces the state that daemons share, on a thread that wakes this worker at the end.
     #[cold]
     fn replace_state(&mut self, io: &IoRequest, buffer: &mut IoBuffer, tag: Tag) -> Submission {
         let Some(peers) = self.shared.peers() else {
@@ -243,7 +243,7 @@ impl RbdChannel {
         }
     }
 
-    /// Handles the end of a step: starts the next step, or returns the outcome.
+    /// Handles the end of a step: starts the next one or returns the outcome.
     fn go_on(
         &mut self,
         index: u32,
@@ -259,7 +259,7 @@ impl RbdChannel {
         match result {
             Err(errno) => return Some(Err(self.failed(kind, errno))),
             Ok(_) if slot.flushing => return Some(Ok(())),
-            // The image was shrunk in the meantime; zeroes would be wrong data.
+            // The image was shrunk; zeroes would be wrong data.
             Ok(read) if kind == IoKind::Read && read < moved => {
                 return Some(Err(IoErrorKind::OutOfRange.into()));
             }
@@ -278,7 +278,7 @@ impl RbdChannel {
     }
 }
 
-/// Merges the pieces with data into ranges, sorted and without overlaps. Where pieces overlap, one piece with data is enough.
+/// Merges the pieces with data into ranges, sorted and without overlaps. Data wins where pieces overlap.
 fn data_ranges(pieces: &[Piece]) -> Vec<Range<u64>> {
     let with_data = pieces.iter().filter(|piece| piece.exists);
     let mut found: Vec<Range<u64>> = with_data
@@ -304,7 +304,7 @@ fn extent_at(data: &[Range<u64>], offset: u64) -> Extent {
     }
 }
 
-/// Returns the part of the buffer from byte `done` on that librbd takes at once.
+/// Returns the part of the buffer from `done` on that librbd takes at once.
 fn next_piece(buffer: &IoBuffer, done: u64) -> IoBuffer {
     let done = done as usize;
     let (mut passed, mut length, mut count) = (0, 0, 0);
@@ -423,7 +423,7 @@ mod tests {
             length,
             exists,
         };
-        // A long piece, a short one and a hole inside it, and a piece that ends beyond 64 bits.
+        // A long piece, a short one and a hole in it, and a piece that ends beyond 64 bits.
         let pieces = [
             piece(0, 100, true),
             piece(10, 10, true),

@@ -14,9 +14,9 @@ pub(super) fn classify(kind: IoKind, errno: i32) -> IoError {
         | libc::ESTALE
         | libc::ENOTCONN
         | libc::ETIMEDOUT => IoErrorKind::Offline,
-        // Another client has taken the exclusive lock, or the capabilities do not suffice.
+        // Another client took the exclusive lock, or capabilities do not suffice.
         libc::EROFS | libc::EPERM | libc::EACCES if kind != IoKind::Read => IoErrorKind::ReadOnly,
-        // librbd's error for a range beyond the end: the image was shrunk.
+        // A range beyond the end: the image was shrunk.
         libc::EINVAL => IoErrorKind::OutOfRange,
         libc::EOPNOTSUPP | libc::ENOSYS => IoErrorKind::Unsupported,
         // A compare and write with a failed comparison.

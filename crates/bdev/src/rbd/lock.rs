@@ -1,4 +1,4 @@
-//! Write access of other clients to an image that a disk serves.
+//! Write access of other clients to a disk's image.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use crate::OpenError;
 /// Write access of other clients to the image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RbdLock {
-    /// One client at a time: librbd hands the exclusive lock over to the client that writes.
+    /// One client at a time: librbd passes the exclusive lock to the writing client.
     #[default]
     Cooperative,
-    /// None: the daemon takes the lock when it opens the image, and does not hand it over.
+    /// None: the daemon holds the exclusive lock from opening on.
     Exclusive,
-    /// All clients at once: the image has no exclusive lock, and therefore neither object map nor journal.
+    /// All clients at once: the image has no exclusive lock, hence neither object map nor journal.
     Shared,
 }
 
@@ -36,7 +36,7 @@ impl RbdLock {
     }
 }
 
-/// Features that only one client at a time can maintain, with the bits of `RBD_FEATURE_*`.
+/// Features that need a single writer, with the bits of `RBD_FEATURE_*`.
 const ONE_WRITER: [(u64, &str); 4] = [
     (1 << 6, "journaling"),
     (1 << 4, "fast-diff"),
@@ -45,7 +45,7 @@ const ONE_WRITER: [(u64, &str); 4] = [
 ];
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
 
-/// Takes the lock for the mode, or refuses an image that does not support the mode. May block.
+/// Takes the lock of a mode, or refuses an image that does not support it. May block.
 pub(super) fn take(
     image: &Arc<Image>,
     lock: RbdLock,

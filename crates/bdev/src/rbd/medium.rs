@@ -1,4 +1,4 @@
-//! The medium of a disk's identity: cluster, pool, image id and snapshot id, which a rename does not change.
+//! The medium of an image's identity: cluster, pool, image id and snapshot id, unchanged by a rename.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! A disk on a Ceph RBD image: one open image for all workers, one channel per worker.
 //!
-//! The control plane connects, opens and resizes, which may block for seconds and has time-outs. Workers only submit I/O. They receive
-//! completions through an eventfd that their ring watches. While the cluster is away I/O waits; librbd resends it when the cluster returns.
-//! Size and discard behaviour are those of the image. Tests: `tests/tests/rbd.rs` against a real cluster.
+//! The control plane connects, opens and resizes; this may block for seconds and has time-outs. Workers only submit, and receive
+//! completions through an eventfd on their ring. While the cluster is away I/O waits; librbd resends it later. Size and discards are those
+//! of the image. Tests: `tests/tests/rbd.rs` against a real cluster.
 
 mod channel;
 mod errno;
@@ -101,15 +101,15 @@ impl Shared {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Replaces the image. Each channel switches to it when it has nothing in flight.
+    /// Replaces the image. Channels without I/O in flight switch to it.
     fn replace_image(&self, image: Arc<Image>) {
         *self.image.lock().unwrap_or_else(PoisonError::into_inner) = image;
-        // In this order: a channel that finds the image open switches to it once.
+        // In this order: a channel that finds the image open switches once.
         self.generation.fetch_add(1, Ordering::Release);
         self.is_closed.store(false, Ordering::Release);
     }
 
-    /// Watches size and existence of an image that has this generation, or is about to get it. The size of a snapshot does not change.
+    /// Watches size and existence of an image that has this generation or will get it. A snapshot's size does not change.
     fn follow(self: &Arc<Shared>, image: &Arc<Image>, generation: u64) -> Result<(), OpenError> {
         if image.name().snapshot.is_some() {
             return Ok(());
@@ -157,13 +157,13 @@ impl Settings {
         })
     }
 
-    /// Returns true if promises made to clients under the settings `before` still hold.
+    /// Returns true if promises under the settings `before` still hold.
     fn keep(&self, before: &Settings) -> bool {
         self.write_cache <= before.write_cache && self.skips_discards <= before.skips_discards
     }
 }
 
-/// Size of the disk, and the callback for changes by other clients and for the return of the image.
+/// Size of the disk, and the callback for changes by others and for the image's return.
 struct Size {
     geometry: Geometry,
     capacity: Arc<Capacity>,
@@ -184,14 +184,14 @@ impl Size {
     }
 }
 
-/// Writes of this size and alignment need no read-modify-write: the default allocation unit of BlueStore, in bytes.
+/// Size and alignment in bytes that avoid read-modify-write: BlueStore's default allocation unit.
 const PHYSICAL_BLOCK_SIZE: u32 = 4096;
 
 impl Rbd {
-    /// Opens the image. Connects to the cluster, unless another disk with the same cluster, user and options has. May take some seconds.
+    /// Opens the image; connects unless a disk with the same cluster, user and options has. May take some seconds.
     ///
     /// # Errors
-    /// The cluster cannot be reached, or the image cannot be opened. The message names the reason, with a hint.
+    /// The cluster cannot be reached, or the image cannot be opened; with a hint.
     pub fn open(options: &RbdOptions) -> Result<Rbd, OpenError> {
         let block_size = check_block_size(options.block_size)?;
         let cluster = Cluster::connect(&options.cluster)?;
@@ -254,11 +254,10 @@ impl Rbd {
     }
 }
 
-/// Bytes that every release of librbd can compare and write: one sector. Newer releases take up to a stripe unit, but no release reports
-/// its limit.
+/// Bytes that every librbd release compares and writes: one sector. Newer ones take up to a stripe unit but do not report it.
 const SECTOR: u32 = 512;
 
-/// librbd compares and writes in one OSD operation, so that other clients of the image never interfere.
+/// One OSD operation compares and writes: other clients never interfere.
 fn compare_and_write(block_size: u32) -> Option<CompareAndWrite> {
     let boundary = u64::from(SECTOR);
     (block_size == SECTOR).then_some(CompareAndWrite::Device { boundary })

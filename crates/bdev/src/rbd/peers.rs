@@ -2,14 +2,13 @@
 //!
 //! ```text
 //!   ReplaceState --> calls thread: compare and replace the object --> notify --> all have acknowledged? --> done
-//!                                                                      |            no: blocklist them, take them off the list
+//!                                                                       |            no: blocklist them, take them off the list
 //!   events thread of each daemon: <-- notification, reread, observer --+--> acknowledge
-//!                                 <-- watch lost, or not confirmed for a while: not current until it has joined again
+//!                                  <-- watch lost, or not confirmed for a while: not current until it has joined again
 //! ```
 //!
-//! Two threads are needed, because a daemon that waits for acknowledgements must also acknowledge. No code here runs on a worker. The
-//! content of the object is not trusted: [`SharedRecord::decode`]. Tests: `record.rs`, and `tests/tests/rbd_reservations.rs` against a real
-//! cluster.
+//! Two threads, because a daemon that waits for acknowledgements must also acknowledge. No code here runs on a worker. The object is not
+//! trusted: [`SharedRecord::decode`]. Tests: `record.rs`, and `tests/tests/rbd_reservations.rs` against a real cluster.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -25,17 +24,17 @@ use super::reopening::Lost;
 use crate::shared_state::STATE_VERSION_LENGTH;
 use crate::{StateMembership, StateObserver};
 
-/// Time limit for acknowledgements. A daemon only rereads the object; the rest is a margin for busy machines.
+/// Time limit for acknowledgements. A daemon only rereads the object; the rest is for busy machines.
 const NOTIFY_LIMIT: Duration = Duration::from_secs(10);
 
-/// Maximum age of the last confirmation of the watch. The cluster confirms every five seconds; later, notifications may have been missed.
+/// Maximum age of the watch's last confirmation, sent every five seconds. Beyond it, notifications may have been missed.
 const AGE_MAX: Duration = Duration::from_secs(12);
 
 /// Interval of the watch checks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Lease: this long after the last confirmation no daemon relies on its cached state, even if it was about to read the object. Wait time if
-/// a daemon cannot be blocklisted.
+/// Lease: this long after the last confirmation no daemon uses its cached state, even if it was about to read the object. Wait time if a
+/// daemon cannot be blocklisted.
 const LEASE: Duration = Duration::from_secs(25);
 
 /// Time after which the cluster considers a watcher dead.
@@ -44,14 +43,14 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(15);
 /// Pause between two attempts to join.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Time limit until the commands that a replacement ends have ended on all daemons. The next constant is the interval of that check.
+/// Time limit, and interval of the checks, for the end of commands that a replacement ends.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 const SETTLE_LOOK: Duration = Duration::from_millis(100);
 
 /// Time limit for leaving; afterwards the caller continues.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Maximum number of attempts to replace the object when other daemons replace it first.
+/// Maximum attempts to replace the object when other daemons come first.
 const ATTEMPTS_MAX: usize = 64;
 
 /// Returns random bytes for an instance or a record.
@@ -62,9 +61,9 @@ pub(super) fn random() -> [u8; 16] {
 type Done = Box<dyn FnOnce(Result<u64, i32>) + Send>;
 
 enum Call {
-    /// Replaces the state: the version, followed by the state; and the callback for the result.
+    /// Version and state; and the callback for the result.
     Replace(Vec<u8>, Done),
-    /// This daemon has joined: checks that the other members answer and have the current state.
+    /// This daemon has joined: checks that others answer and have the current state.
     Announce,
 }
 
@@ -117,7 +116,7 @@ fn gone() -> Error {
     )
 }
 
-/// Encodes a notification or its answer: instance, version, and whether excluded commands have ended.
+/// Encodes a notification or answer: instance, version, all excluded commands ended.
 fn message(instance: [u8; 16], version: u64, settled: bool) -> Vec<u8> {
     let mut bytes = instance.to_vec();
     bytes.extend(version.to_be_bytes());
@@ -131,7 +130,7 @@ fn read_message(bytes: &[u8]) -> Option<([u8; 16], u64, bool)> {
     Some((*instance, u64::from_be_bytes(*version), rest == [1]))
 }
 
-/// Returns the object beside an image that holds the shared state.
+/// Returns an image's object with the shared state.
 fn object_of(image: &Arc<Image>) -> Result<Arc<Object>, Error> {
     Object::beside(image, &format!("lunette_state.{}", image.id()?))
 }
@@ -144,7 +143,7 @@ fn reread(object: &Arc<Object>) -> Result<SharedRecord, Error> {
         .ok_or_else(|| failed("understand the state that daemons share", libc::EBADMSG))
 }
 
-/// Joins the shared state of an image and starts the two threads.
+/// Joins the shared state of an image; starts the two threads.
 pub(super) fn join(shared: &Arc<Shared>, observer: Arc<dyn StateObserver>) -> StateMembership {
     let (event_sender, events) = mpsc::channel();
     let (call_sender, calls) = mpsc::channel();
@@ -187,7 +186,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Peers {
-    /// Replaces the state. `done` is called on another thread, or at once with ENOTCONN after the daemon has left. Does not block.
+    /// Replaces the state. `done` is called on another thread, or at once with ENOTCONN after leaving. Does not block.
     pub(super) fn replace(&self, bytes: Vec<u8>, done: Done) {
         let sent = match &*lock(&self.calls) {
             Some(calls) => calls.send(Call::Replace(bytes, done)),
@@ -198,14 +197,14 @@ impl Peers {
         }
     }
 
-    /// Returns true if another daemon has removed this one from the member list. Reads the object over the connection of `image`.
+    /// Returns true if another daemon has removed this one from the member list. Reads the object over `image`.
     pub(super) fn is_excluded(&self, image: &Arc<Image>) -> bool {
         let entered = lock(&self.known).entered;
         let record = object_of(image).and_then(|object| reread(&object));
         record.is_ok_and(|record| entered.is_some_and(|instance| !record.has(&instance)))
     }
 
-    /// Returns the reason why the state is unknown; `None` while it is current.
+    /// Returns why the state is unknown; `None` while it is current.
     pub(super) fn unknown(&self) -> Option<String> {
         let known = lock(&self.known);
         let problem = || known.problem.clone();
@@ -234,9 +233,9 @@ impl Peers {
         self.observer.set_current(current);
     }
 
-    /// Extends the validity of the cached state: it ends `AGE_MAX` after the last confirmation of the watch by the cluster.
+    /// Extends the validity of the state to `AGE_MAX` after the last confirmation of the watch.
     fn extend(&self, watch: &Watch) -> Result<(), i32> {
-        // Read first: if the process is stopped in between, the validity ends too early instead of too late.
+        // Read first: if the process stops in between, the validity ends too early, not too late.
         let now = Clock::shared().elapsed();
         let left = AGE_MAX
             .checked_sub(watch.age()?)
@@ -246,7 +245,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Acts on a record from now on, unless a later one was adopted.
+    /// Acts on a record, unless a later one was adopted.
     fn adopt(&self, record: SharedRecord) -> Result<(), Error> {
         let mut known = lock(&self.known);
         if let Some(before) = &known.record
@@ -265,8 +264,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Replaces the record with the result of `change`, and retries if another daemon has replaced it first. If `change` returns `None`,
-    /// only adopts the record.
+    /// Replaces the record with the result of `change`; retries if another daemon was first. `None` of `change` only adopts.
     fn update(
         &self,
         object: &Arc<Object>,
@@ -334,7 +332,7 @@ impl Peers {
         }
     }
 
-    /// Watches the object and puts this daemon on the member list.
+    /// Watches the object and joins the member list.
     fn enter(&self) -> Result<Watch, Error> {
         let shared = self.shared.upgrade();
         let shared = shared.filter(|shared| !shared.is_closed());
@@ -343,10 +341,10 @@ impl Peers {
         let object = object_of(&image)?;
         let instance = random();
         let address = object.cluster().address().unwrap_or_default();
-        // The old entry stays on the list until the new one is there: otherwise no daemon could exclude this one in between.
+        // The old entry stays until the new one is there: otherwise no daemon could exclude this one in between.
         let before = {
             let mut known = lock(&self.known);
-            // An object that was removed and created again starts with another version.
+            // An object that was created again starts with another version.
             (known.record, known.object) = (None, None);
             known.instance = instance;
             known.entered
@@ -432,7 +430,7 @@ impl Peers {
             before.into_iter().any(is_excluded)
         };
         if some_left {
-            // After this, no OSD serves the excluded members once it has served this daemon.
+            // After this, no OSD serves excluded members once it has served this daemon.
             object.cluster().wait_for_map()?;
         }
         self.adopt(record)?;
@@ -470,7 +468,7 @@ impl Peers {
             }
             match calls.recv() {
                 Ok(Call::Replace(bytes, done)) => {
-                    // Replacements that must end before this one may be queued behind it. Their version is older, so that they fail.
+                    // Replacements that must end before this one may be queued behind it. Their version is outdated: they fail.
                     let mut meanwhile = || {
                         for call in calls.try_iter() {
                             match call {
@@ -530,7 +528,7 @@ impl Peers {
         }
     }
 
-    /// Announces the record to all members. If this daemon is new and the only member, replaces the state with the state after power on.
+    /// Announces the record to all. A new daemon that is the only member also replaces the state by the one after power on.
     fn announce_joined(
         &self,
         instance: [u8; 16],
@@ -563,15 +561,14 @@ impl Peers {
         }
     }
 
-    /// Returns the record of this instance. Fails after this daemon has lost its watch, because the record may be outdated.
+    /// Returns the record of this instance. Fails after the watch was lost: the record may be outdated.
     fn record_of(&self, instance: [u8; 16]) -> Result<SharedRecord, Error> {
         let known = lock(&self.known);
         let record = known.record.as_ref().filter(|_| known.instance == instance);
         record.cloned().ok_or_else(gone)
     }
 
-    /// Asks all members to adopt this daemon's record, and excludes those that do not. Calls `meanwhile` while it waits until commands that
-    /// they have begun have ended.
+    /// Makes all members adopt the record and excludes the others. Calls `meanwhile` while commands begun before are ending.
     fn announce(
         &self,
         object: &Arc<Object>,
@@ -615,8 +612,7 @@ impl Peers {
         }
     }
 
-    /// Ensures that no I/O of these daemons reaches the image any more, and removes them from the list. `asked`: time of the request to
-    /// them.
+    /// Stops all I/O of these daemons to the image and removes them from the list. `asked`: time of the request to them.
     fn exclude(
         &self,
         object: &Arc<Object>,

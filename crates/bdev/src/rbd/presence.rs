@@ -1,8 +1,8 @@
-//! Watches whether an image still exists and under which name, through the object of its name.
+//! Watches existence and name of an image, through the object of its name.
 //!
-//! `rbd rename` and `rbd rm` remove that object, `rbd_id.NAME`, and the cluster notifies its watchers at once. librbd does not report that
-//! the header of an open image is gone. No client sends notifications through this object that need an answer. Each open image has one
-//! thread for this, which waits and ends with the image's [`Presence`]. Tests: `tests/tests/rbd_faults.rs`.
+//! `rbd rename` and `rbd rm` remove that object, `rbd_id.NAME`, and the cluster notifies its watchers at once. librbd does not report a
+//! missing header of an open image. No client sends notifications through this object that need an answer. One thread per open image waits,
+//! and ends with the [`Presence`]. Tests: `tests/tests/rbd_faults.rs`.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -16,7 +16,7 @@ use super::reopening::Lost;
 /// Time after which the cluster considers a watcher dead.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// First pause between two attempts to watch. It doubles with each attempt, up to the longest.
+/// First pause between attempts to watch; doubles up to the longest.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_LONGEST: Duration = Duration::from_secs(30);
 
@@ -38,7 +38,7 @@ impl Drop for Presence {
     }
 }
 
-/// Watches an image that has this generation, or is about to get it. Does not block.
+/// Watches an image that has this generation or will get it. Does not block.
 pub(super) fn follow(
     shared: Weak<Shared>,
     image: &Arc<Image>,
@@ -103,7 +103,7 @@ impl Follower {
         }
     }
 
-    /// Finds the current name of the image and watches the object of that name. ENOENT: the image was removed.
+    /// Finds the image's current name and watches its object. ENOENT: the image was removed.
     fn watch(&mut self) -> Result<Watch, Error> {
         let image = self.image.upgrade();
         let image = image.ok_or_else(|| failed("watch a closed image", libc::EBADF))?;
@@ -125,7 +125,7 @@ impl Follower {
             move |_| drop(lost.send(Event::Lost)),
         );
         watch.map_err(|error| match error.errno() {
-            // An image in the trash has no name. Or the image was renamed a moment ago.
+            // The image is in the trash and has no name, or was just renamed.
             libc::ENOENT => failed("watch the name of the image", libc::EAGAIN),
             _ => error,
         })

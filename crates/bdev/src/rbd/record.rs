@@ -1,4 +1,4 @@
-//! Encoding of the object beside an image that holds the state which its daemons share.
+//! The object beside an image with the state that its daemons share.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -8,22 +8,22 @@
 //! | 2 | number of members; for each: 16 bytes instance, 2 bytes length, client address |
 //! | 4 | length of the state, then the state |
 //!
-//! The first 32 bytes guard a replacement. Every client with write access to the pool can write anything here: every length is checked.
+//! The first 32 bytes guard a replacement. Every client that may write the pool can write anything here: every length is checked.
 
 use crate::STATE_MAX;
 
 const MAGIC: [u8; 8] = *b"LunState";
 
-/// Length in bytes of the prefix that differs between any two records.
+/// Length in bytes of the prefix that differs between records.
 pub(super) const GUARD_LENGTH: usize = 32;
 
 /// Maximum number of members.
 pub(super) const MEMBERS_MAX: usize = 64;
 
-/// Maximum length of an address in bytes. Ceph lists all addresses of a client.
+/// Maximum length of an address in bytes; Ceph lists all addresses of a client.
 const ADDRESS_MAX: usize = 512;
 
-/// Maximum version of a record. The number never wraps around: daemons would take it for an earlier state.
+/// Maximum version. It never wraps around: daemons would see an earlier state.
 const VERSION_MAX: u64 = u64::MAX / 2;
 
 /// Maximum length of a record in bytes.
@@ -44,7 +44,7 @@ pub struct Member {
 pub struct SharedRecord {
     /// Number of replacements.
     pub version: u64,
-    /// Random. Distinguishes two records of the same version if the object was removed and created again.
+    /// Random. Distinguishes records of one version if the object was created again.
     pub nonce: [u8; 16],
     /// Members.
     pub members: Vec<Member>,
@@ -53,7 +53,7 @@ pub struct SharedRecord {
 }
 
 impl SharedRecord {
-    /// Parses the output of [`SharedRecord::encode`]. Returns `None` for any other bytes.
+    /// Parses the output of [`SharedRecord::encode`]; `None` for anything different.
     pub fn decode(bytes: &[u8]) -> Option<SharedRecord> {
         let (magic, rest) = bytes.split_first_chunk::<8>()?;
         let (version, rest) = rest.split_first_chunk::<8>()?;
@@ -115,7 +115,7 @@ impl SharedRecord {
         Some(bytes)
     }
 
-    /// Returns the first bytes of the object while it holds this record.
+    /// Returns the first bytes of the object while this record is in it.
     pub(super) fn guard(&self) -> [u8; GUARD_LENGTH] {
         let mut guard = [0; GUARD_LENGTH];
         guard[..8].copy_from_slice(&MAGIC);
@@ -124,7 +124,7 @@ impl SharedRecord {
         guard
     }
 
-    /// Returns the record's successor: the next version, with a new nonce.
+    /// Returns the successor: next version, new nonce.
     pub(super) fn next(&self) -> SharedRecord {
         SharedRecord {
             version: self.version + 1,

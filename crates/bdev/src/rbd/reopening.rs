@@ -1,14 +1,13 @@
-//! Opens an image again after its client was blocklisted or after it was removed.
+//! Opens an image again after its client was blocklisted or the image was removed.
 //!
-//! The creator of a blocklist entry relies on the absence of further writes. A new connection has another address and would evade the
-//! entry. Therefore the image is opened again only when the cluster answers the old connection: after the entry was removed or has expired.
-//! A daemon that has excluded this one ([`super::peers`]) relies only on the absence of writes over the old connection. Then the image is
-//! opened again at once, over a new connection.
+//! The creator of a blocklist entry relies on the absence of further writes. A new connection would have another address and evade the
+//! entry. Therefore the image is opened again only when the cluster answers the old connection: the entry was removed or has expired. A
+//! daemon that has excluded this one ([`super::peers`]) relies only on the end of writes over the old connection: then the image is opened
+//! again at once, over a new one.
 //!
-//! Until then I/O fails, even if librbd would execute it: objects of a removed image would be read as zeroes, and writes would be lost. The
-//! reopened image must be the same image and keep the promises made to clients; another image with its name is another disk. A thread of
-//! the image does this, started when the image is opened: a thread started by a worker would inherit the worker's sandbox, without access
-//! to the cluster.
+//! Until then I/O fails, even if librbd would execute it: objects of a removed image would be read as zeroes, and writes be lost. The image
+//! must be the same and keep the promises made to clients; another one of its name is another disk. A thread started when the image is
+//! opened does this: a thread started by a worker would inherit its sandbox and reach no cluster.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -21,14 +20,14 @@ use super::medium::ImageMedium;
 use super::{Settings, Shared, lock};
 use crate::{DiskState, OpenError};
 
-/// First pause; it doubles with each attempt, up to the longest.
+/// First pause between attempts; doubles up to the longest.
 const WAIT_FIRST: Duration = Duration::from_secs(1);
 const WAIT_LONGEST: Duration = Duration::from_secs(10);
 
-/// Time limit for joining the shared state again after the image was opened again.
+/// Time limit for rejoining the shared state after the image is open again.
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
 
-/// Key of the image's metadata, which need not exist: reading it queries the cluster.
+/// Metadata key that need not exist: reading it queries the cluster.
 const ASKED: &str = "lunette.fence";
 
 /// Reason why an image must be opened again.
@@ -40,7 +39,7 @@ pub(super) enum Lost {
 }
 
 impl Lost {
-    /// Classifies an errno of librbd, from I/O or from the header.
+    /// Classifies an errno of librbd, from I/O or the header.
     pub(super) fn of_errno(errno: i32) -> Option<Lost> {
         match errno {
             libc::ESHUTDOWN => Some(Lost::Blocklisted),
@@ -57,13 +56,13 @@ impl Lost {
     }
 }
 
-/// Availability of the image, as reported by I/O or by its header.
+/// Availability of the image, as reported by I/O or the header.
 #[derive(Default)]
 pub(super) struct Away {
     is_up: AtomicBool,
     /// Channel to the thread that opens the image again.
     lost: OnceLock<Sender<Lost>>,
-    /// Reason why the image is away, and the time of the next attempt.
+    /// Reason why the image is away; time of the next attempt.
     why: Mutex<Option<(String, Instant)>>,
 }
 
@@ -84,7 +83,7 @@ impl Away {
 }
 
 impl Shared {
-    /// Marks the image of this generation as lost: no more I/O goes to it. Does not block.
+    /// Marks the image of this generation as lost: it gets no more I/O. Does not block.
     pub(super) fn lose(self: &Arc<Shared>, generation: u64, lost: Lost) {
         if generation != self.generation() || self.away.is_up.swap(true, Ordering::AcqRel) {
             return;
@@ -96,7 +95,7 @@ impl Shared {
         self.close_image();
     }
 
-    /// Starts the thread that opens the image again after a loss. It ends with the image.
+    /// Starts the thread that opens a lost image again. It ends with the image.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -122,7 +121,7 @@ impl Shared {
         if *fenced {
             if peers.is_none() {
                 before.metadata(ASKED)?;
-                // From now on: a client that breaks a lock of the old connection has it blocklisted again.
+                // From now on: breaking a lock of the old connection blocklists it again.
                 *fenced = false;
             }
             before.cluster().retire();
@@ -140,7 +139,7 @@ impl Shared {
         self.follow(&image, self.generation() + 1)?;
         self.replace_image(image);
         if let Some(peers) = &peers {
-            // Waiting I/O continues when the disk is ready. I/O that others have aborted in the meantime must end before that.
+            // Waiting I/O continues when the disk is ready; I/O aborted by others in the meantime must end before.
             peers.wait_until_current(JOIN_LIMIT);
         }
         self.away.set(None);
@@ -148,7 +147,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Opens the image by its name and checks that it is the same image as before.
+    /// Opens the image by name and checks that it is the same one.
     fn find_again(&self, cluster: &Arc<Cluster>) -> Result<Arc<Image>, OpenError> {
         let (name, id) = (&self.options.image, self.medium.id());
         let refused = |what: String| {
@@ -186,7 +185,7 @@ impl Shared {
     }
 }
 
-/// Explains why no image is found by a name: returns the current name of the image. An image that is not listed is in the trash.
+/// Explains a missing image: its current name, or the trash if it is not listed.
 fn missing(name: &librbd::ImageName, id: &str, found: Option<&str>, is_listed: bool) -> String {
     let mut pool = name.pool.clone();
     if let Some(namespace) = &name.namespace {

@@ -1,8 +1,7 @@
-//! I/O of one worker on a SCSI logical unit. Submits commands to the unit's thread, and receives their results through an event that the
-//! worker's ring watches.
+//! I/O of one worker on a SCSI logical unit. The unit's thread executes commands; an event on the worker's ring signals their ends.
 //!
-//! An I/O larger than the unit's maximum transfer is executed in consecutive steps. Data is copied once, to and from memory that travels
-//! with the command.
+//! An I/O above the unit's maximum transfer is executed in consecutive steps. Data is copied once, to and from memory that travels with the
+//! command.
 
 use std::io;
 use std::sync::Arc;
@@ -109,7 +108,7 @@ impl ScsiChannel {
             .submit(step.command, sink, u64::from(index));
     }
 
-    /// Handles the end of a step. Returns `None` if the next step was started.
+    /// Handles the end of a step; `None` if the next one was started.
     fn step_ended(&mut self, index: u32, ended: Ended) -> Option<IoOutcome> {
         let slot = &mut self.slots[index as usize];
         let io = slot.io;
@@ -177,7 +176,7 @@ impl ScsiChannel {
         match io.kind {
             // The unit may or may not have executed it.
             IoKind::CompareAndWrite => IoErrorKind::WriteMedium.into(),
-            // Must not be repeated automatically, as I/O that waits for a disk is.
+            // Must not be repeated automatically, unlike other I/O that waits for a disk.
             IoKind::ScsiCommand => IoErrorKind::Cancelled.into(),
             _ => IoErrorKind::Offline.into(),
         }

@@ -1,4 +1,4 @@
-//! Encodes I/O as commands of SBC-4, and decodes responses of a unit. Pure.
+//! Encodes I/O as SBC-4 commands, and decodes responses. Pure.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,13 +26,13 @@ const FUA: u8 = 0x08;
 /// UNMAP bit in byte 1 of WRITE SAME.
 const UNMAP_BIT: u8 = 0x08;
 
-/// Maximum bytes of one command if the unit does not report a limit.
+/// Maximum bytes per command if the unit reports no limit.
 const TRANSFER_BYTES: u64 = 1 << 20;
-/// Maximum bytes of one command for every unit: the daemon holds them in memory.
+/// Maximum bytes per command for every unit: they are in memory.
 const TRANSFER_BYTES_MAX: u64 = 4 << 20;
-/// Maximum blocks of one WRITE SAME or UNMAP if the unit does not report a limit.
+/// Maximum blocks per WRITE SAME or UNMAP if the unit reports no limit.
 const RANGE_BLOCKS: u64 = 1 << 16;
-/// Maximum extents of one GET LBA STATUS: the maximum of a block status I/O.
+/// Extents per GET LBA STATUS: the maximum of a block status I/O.
 const EXTENTS: u32 = 256;
 
 /// Commands and limits used for a unit.
@@ -79,7 +79,7 @@ impl Manner {
             blocks.unwrap_or(RANGE_BLOCKS).min(u64::from(u32::MAX)) * block_size
         };
         let unmaps = match () {
-            // WRITE SAME has to write the blocks that it does not unmap. UNMAP is a hint and may leave blocks unchanged.
+            // WRITE SAME must write the blocks that it does not unmap. UNMAP is a hint and may leave blocks unchanged.
             () if unit.thin && unit.zeroes && properties.unmap_by_write_same => Unmaps::ByWriteSame,
             () if unit.thin && properties.unmap => Unmaps::ByUnmap,
             () if unit.thin && properties.unmap_by_write_same => Unmaps::ByWriteSame,
@@ -116,8 +116,8 @@ impl Manner {
         self.unmaps != Unmaps::No
     }
 
-    /// Returns the step of an I/O after its first `done` bytes. `read_out` returns a part of the I/O's buffer: offset, bytes. `by_writing`:
-    /// the unit does not support WRITE SAME, and zeroes are sent as data.
+    /// Returns the step of an I/O after `done` bytes. `read_out` returns a part of its buffer: offset, bytes. `by_writing`: without WRITE
+    /// SAME, zeroes are sent.
     pub fn step(
         &self,
         io: &IoRequest,
@@ -219,13 +219,12 @@ impl Manner {
         Step { command, bytes: 0 }
     }
 
-    /// Returns true if the unit needs no SYNCHRONIZE CACHE. A unit without that command has nothing to flush, unless it reports a write
-    /// cache.
+    /// A unit without SYNCHRONIZE CACHE has nothing to flush, unless it reports a write cache.
     pub fn is_flush_needless(&self) -> bool {
         self.write_cache != Some(true)
     }
 
-    /// Returns true if a flush must follow the I/O: the unit may have a cache and does not support FUA, or the command has no FUA bit.
+    /// Returns true if a flush must follow: the unit may have a cache, and lacks FUA or the command has no FUA bit.
     pub fn flushes_after(&self, io: &IoRequest) -> bool {
         let is_sent_with_fua = io.kind == IoKind::Write && self.fua;
         io.modifies()
@@ -234,8 +233,8 @@ impl Manner {
             && !is_sent_with_fua
     }
 
-    /// Converts GET LBA STATUS data to the block status of an I/O's range. Unmapped blocks are holes only if they read as zeroes. Blocks
-    /// that are not described are data.
+    /// Converts GET LBA STATUS data to the block status of a range. Unmapped blocks are holes only if they read as zeroes; blocks without a
+    /// descriptor are data.
     pub fn block_status(&self, io: &IoRequest, data: &[u8], blocks: u64) -> Vec<u8> {
         let first = io.offset / self.block_size;
         let has_holes = self.has_zeroes_in_holes();
@@ -259,7 +258,7 @@ impl Manner {
     }
 }
 
-/// Builds a 10-byte CDB with a block address and a length.
+/// Builds a 10-byte CDB with block address and length.
 fn cdb10(operation: u8, block: u32, length: u16) -> [u8; 16] {
     let mut cdb = [0; 16];
     cdb[0] = operation;
@@ -278,7 +277,7 @@ pub(super) fn command_in(io: &IoRequest, buffer: &IoBuffer) -> Option<ScsiComman
     ScsiCommand::decode(&header, io.length)
 }
 
-/// Returns true if the command may be executed twice on every type of device: it reads, or changes nothing.
+/// Returns true if the command may be executed twice on every device type: it changes nothing.
 fn is_repeatable(command: &ScsiCommand) -> bool {
     // TEST UNIT READY, READ, INQUIRY, MODE SENSE, READ CAPACITY, SYNCHRONIZE CACHE, LOG SENSE, PERSISTENT RESERVE IN, READ TOC,
     // GET CONFIGURATION, SERVICE ACTION IN, MAINTENANCE IN.
@@ -286,7 +285,7 @@ fn is_repeatable(command: &ScsiCommand) -> bool {
         0x00, 0x08, 0x12, 0x1a, 0x25, 0x28, 0x35, 0x43, 0x46, 0x4d, 0x5a, 0x5e, 0x88, 0x91, 0x9e,
         0xa3, 0xa8,
     ];
-    // Operation codes that mean something different on an optical unit, such as SEND KEY, have data-out.
+    // Operation codes with another meaning on an optical unit, such as SEND KEY, have data-out.
     command.data_out == 0 && READING.contains(&command.cdb[0])
 }
 
@@ -354,7 +353,7 @@ pub(super) fn outcome(io: &IoRequest, step_bytes: u64, done: &CommandDone) -> Io
         return Err(medium.into());
     }
     match done.status {
-        // Status GOOD with partial data: the missing part is not zeroes.
+        // GOOD with partial data: the missing part is not zeroes.
         GOOD if io.kind == IoKind::Read && done.data.len() as u64 != step_bytes => {
             Err(medium.into())
         }
@@ -389,7 +388,7 @@ fn refused(medium: IoErrorKind, done: &CommandDone) -> IoOutcome {
     Err(IoError::with_sense(kind, sense, 0))
 }
 
-/// Returns true if the unit does not support this command, or not in this form.
+/// Returns true if the unit does not support this command or form.
 pub(super) fn is_unknown_command(done: &CommandDone) -> bool {
     const ILLEGAL_REQUEST: u8 = 5;
     let sense = iscsi_initiator::Sense::parse(&done.sense);
@@ -503,7 +502,7 @@ mod tests {
         unit.properties.write_cache = Some(false);
         assert!(!Manner::of(&unit).flushes_after(&write));
         assert!(Manner::of(&unit).is_flush_needless());
-        // A unit with a cache that cannot be flushed cannot promise durability.
+        // A cached unit that cannot be flushed cannot promise durability.
         unit.properties.write_cache = Some(true);
         assert!(Manner::of(&unit).flushes_after(&write) && !Manner::of(&unit).is_flush_needless());
     }

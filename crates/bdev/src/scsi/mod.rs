@@ -1,7 +1,7 @@
-//! A disk on a SCSI logical unit: common code for units of iSCSI targets and of this machine.
+//! A disk on a SCSI logical unit: code for units of iSCSI targets and of this machine.
 //!
-//! One or more threads of the unit execute commands ([`CommandUnit`]). Workers submit commands to them and never wait. Size, discard
-//! behaviour and similar properties are those of the unit. A passed-through unit also executes commands of clients, unchanged.
+//! Threads of the unit execute commands ([`CommandUnit`]); workers submit them and never wait. Properties such as size and discard are
+//! those of the unit. A passed-through unit also executes commands of clients unchanged.
 
 mod channel;
 mod commands;
@@ -136,7 +136,7 @@ impl ScsiDisk {
 /// Receives events of the unit's thread and forwards changes.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Reason why the unit is down, and the time of the next attempt.
+    /// Reason for the unit being down; time of the next attempt.
     down: Mutex<Option<(String, std::time::Duration)>>,
     capacity: OnceLock<(Geometry, Arc<Capacity>)>,
     unmapped_zeroes: OnceLock<Arc<AtomicBool>>,
@@ -225,17 +225,17 @@ fn disk_info(
         io_alignment: block_size,
         optimal_io_size: sensible(properties.optimal_transfer).unwrap_or(0),
         read_only: read_only || unit.read_only,
-        // A unit without the report may have a cache, and a client can enable the cache of a passed-through unit.
+        // A unit may have an unreported cache, and clients can enable that of a passed-through unit.
         write_cache: reservations.is_some() || properties.write_cache.unwrap_or(true),
         discard_granularity: manner.unmaps().then_some(granularity),
         discard_zeroes: manner.discards_to_zeroes(),
         write_zeroes: true,
         anchors: false,
         atomic_writes: None,
-        // The unit cannot compare a part of a block, and other initiators may write to it.
+        // The unit cannot compare part of a block that others may write to.
         compare_and_write: (compared > 0 && geometry.block_size() >= block_size)
             .then_some(CompareAndWrite::Device { boundary: compared }),
-        // Other initiators may use the unit; coordination is up to the users.
+        // Other initiators may use the unit, at their own coordination.
         shared: false,
         rotational: properties.rotational,
         passthrough: reservations.map(|reservations| Passthrough {

@@ -1,4 +1,4 @@
-//! A layer that records announced I/Os, for tests of the announcements.
+//! A layer that records announced I/Os, for tests.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use uring::{Completion, Ring};
 
 const BLOCK: u64 = 512;
 
-/// Announcements and I/Os that reached a disk, by the first block of each I/O.
+/// Announcements and I/Os, by first block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Heard {
     Later(u64),
@@ -19,7 +19,7 @@ pub enum Heard {
 
 pub type Story = Arc<Mutex<Vec<Heard>>>;
 
-/// A layer that records announcements. The device below may use them or not.
+/// A layer that records announcements, whether the device below uses them or not.
 pub struct Listening {
     pub inner: Arc<dyn BlockDevice>,
     pub heard: Story,

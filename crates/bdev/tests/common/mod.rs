@@ -58,7 +58,7 @@ impl Worker {
         tag
     }
 
-    /// Runs one iteration. Returns false if no completion came in time.
+    /// Runs one iteration; false if no completion came in time.
     pub fn iterate(&mut self) -> bool {
         let mut completions = Vec::new();
         let wait = Wait::Until(Some(Duration::from_secs(30)));
@@ -121,7 +121,7 @@ pub fn filled(data: &[u8]) -> IoBuffer {
     buffer
 }
 
-/// Returns a buffer of `length` bytes with a window that starts `skip` bytes into a page and is cut at the given offsets.
+/// Returns a buffer of `length` bytes; its window starts `skip` bytes into a page and is cut at the given offsets.
 pub fn cut(length: usize, skip: usize, cuts: &[usize]) -> IoBuffer {
     let mut buffer = IoBuffer::owned(skip + length);
     for &cut in cuts {
