@@ -74,7 +74,7 @@ impl Limits {
             return Ok(());
         }
         match io.kind {
-            // Devices with shared state or commands handle these earlier.
+            // Devices with shared state or SCSI commands handle these earlier.
             IoKind::ReplaceState | IoKind::ScsiCommand => Err(IoErrorKind::Unsupported.into()),
             _ if self.read_only => Err(IoErrorKind::ReadOnly.into()),
             IoKind::Discard if !self.discard => Err(IoErrorKind::Unsupported.into()),

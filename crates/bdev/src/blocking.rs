@@ -85,7 +85,7 @@ pub(crate) struct StatusCalls {
 }
 
 impl StatusCalls {
-    /// Completions of this owner are for [`StatusCalls::complete`].
+    /// Completions of `owner` go to [`StatusCalls::complete`].
     pub fn new(owner: Owner) -> StatusCalls {
         StatusCalls {
             owner,

@@ -29,7 +29,6 @@ impl DelayTime {
     pub const FORMS: &'static str =
         "a time such as 250us, 2ms or 1s, MIN-MAX for any time between, or exp:MEAN";
 
-    /// Maximum time.
     const MAX: Duration = Duration::from_secs(3600);
 
     /// Parses the syntax of [`DelayTime::FORMS`].

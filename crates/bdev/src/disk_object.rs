@@ -186,7 +186,7 @@ impl Disk {
         &self.name
     }
 
-    /// Returns present geometry, abilities and identity. Locks: not for every request.
+    /// Returns present geometry, abilities and identity. Takes a lock: not for every request.
     pub fn info(&self) -> Arc<DiskInfo> {
         let info = self.info.read().unwrap_or_else(PoisonError::into_inner);
         info.clone()
@@ -453,7 +453,7 @@ impl Disk {
         layers.map(|layer| layer.kind()).collect()
     }
 
-    /// Returns the present device. Locks: not for every request.
+    /// Returns the present device. Takes a lock: not for every request.
     pub fn device(&self) -> Arc<dyn BlockDevice> {
         self.device.get().0
     }

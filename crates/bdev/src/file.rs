@@ -222,7 +222,7 @@ impl Shared {
         }
     }
 
-    /// Returns the extent at `from`, without data up to `to`.
+    /// Returns the extent at `from`. The file has no data from there to `to`.
     fn without_data(&self, from: u64, to: u64) -> Extent {
         if !self.info.anchors {
             return Extent::hole(to);

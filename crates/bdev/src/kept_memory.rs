@@ -137,7 +137,6 @@ impl KeptMemory {
         self.file.write_all_at(&bytes, 0)
     }
 
-    /// Returns the key of the medium.
     pub fn key(&self) -> String {
         let digits = self.id.iter().map(|byte| format!("{byte:02x}"));
         format!("ram:{}", digits.collect::<String>())

@@ -154,7 +154,6 @@ impl RangeLocks {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Creates the range locks of a disk with these conditions.
     pub(crate) fn new(conditions: Arc<Conditions>) -> RangeLocks {
         RangeLocks {
             conditions,
@@ -225,7 +224,6 @@ impl RangeLocks {
         }
     }
 
-    /// Opens the disk again.
     pub(crate) fn reopen(&self) {
         let mut state = self.lock();
         state.closed = Closed::No;

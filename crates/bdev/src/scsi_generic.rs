@@ -106,7 +106,6 @@ fn medium_key(path: &Path, info: &UnitInfo) -> String {
     }
 }
 
-/// An open device.
 struct Device {
     file: File,
     transfer_max: usize,

@@ -189,7 +189,7 @@ impl Throttle {
             .limits
     }
 
-    /// Returns 0 without limits, otherwise a number per setting.
+    /// Returns 0 without limits, and a different number for every setting.
     pub fn setting(&self) -> u32 {
         self.generation.load(Ordering::Acquire)
     }

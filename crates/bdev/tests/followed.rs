@@ -21,7 +21,6 @@ fn served(path: &Path, read_only: bool) -> Disk {
     Disk::new("d", None, open(options)).unwrap()
 }
 
-/// Sets the length of the file.
 fn set_len(path: &Path, bytes: u64) {
     let file = fs::File::options().write(true).open(path).unwrap();
     file.set_len(bytes).unwrap();

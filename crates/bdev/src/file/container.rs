@@ -74,7 +74,6 @@ impl File {
         })
     }
 
-    /// Returns the path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.shared.path
     }

@@ -110,7 +110,6 @@ impl Shared {
         self.file.path().display()
     }
 
-    /// Returns the number of the newest map.
     #[inline]
     fn map_number(&self) -> u64 {
         self.map_number.load(Ordering::Acquire)

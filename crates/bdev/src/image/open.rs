@@ -196,7 +196,6 @@ fn log_state(options: &ImageOptions, header: &Header, image: &qcow2::Image<Conta
     }
 }
 
-/// The files of one image.
 struct Files {
     file: File,
     container: Container,
@@ -284,7 +283,6 @@ fn not_served(error: &qcow2::Error) -> String {
     }
 }
 
-/// The backing image of an image.
 enum Below {
     Nothing,
     /// An open read-only device.

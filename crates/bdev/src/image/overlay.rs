@@ -129,7 +129,7 @@ fn shape(size: u64) -> CreateOptions {
 }
 
 impl Owner {
-    /// Internal snapshots would change their content.
+    /// Refuses an image with internal snapshots, because they would change.
     fn has_no_snapshots(&self) -> qcow2::Result<()> {
         match self.image.snapshots() {
             [] => Ok(()),

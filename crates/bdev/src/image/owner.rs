@@ -16,7 +16,6 @@ use crate::{BlockingIo, CopiedUp};
 
 /// Interval of the checks whether released clusters can be freed.
 const RELEASE_PAUSE: Duration = Duration::from_millis(20);
-/// Maximum number of requests in a batch.
 const BATCH_MAX: usize = 256;
 
 /// Operations that a worker cannot do by itself.

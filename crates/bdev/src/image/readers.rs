@@ -28,7 +28,7 @@ impl Readers {
         self.generation.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// Returns true if all earlier I/O has ended.
+    /// Returns true if all I/O from before this generation has ended.
     pub fn are_past(&self, generation: u64) -> bool {
         fence(Ordering::SeqCst);
         let mut each = self.each.lock().unwrap_or_else(PoisonError::into_inner);

@@ -20,7 +20,6 @@ use crate::{BlockDevice, IscsiOptions, OpenError};
 /// Queue depth, and the time that I/O waits for a lost session: the defaults of disks.
 const QUEUE_DEPTH: usize = 128;
 const REPLACEMENT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Time limit for a login.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A network disk.

@@ -17,7 +17,6 @@ const MAGIC: [u8; 8] = *b"LunState";
 /// Length in bytes of the prefix that differs between records.
 pub(super) const GUARD_LENGTH: usize = 32;
 
-/// Maximum number of members.
 pub(super) const MEMBERS_MAX: usize = 64;
 
 /// Maximum length of an address in bytes; Ceph lists all addresses of a client.

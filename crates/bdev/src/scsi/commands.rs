@@ -1,4 +1,4 @@
-//! Encodes I/O as SBC-4 commands, and decodes responses. Pure.
+//! Encodes I/O as SBC-4 commands, and decodes responses. Contains no I/O.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,7 +60,6 @@ enum Unmaps {
     ByWriteSame,
 }
 
-/// One step of an I/O.
 #[derive(Debug)]
 pub(super) struct Step {
     pub command: UnitCommand,

@@ -235,7 +235,7 @@ fn disk_info(
         // The unit cannot compare part of a block that others may write to.
         compare_and_write: (compared > 0 && geometry.block_size() >= block_size)
             .then_some(CompareAndWrite::Device { boundary: compared }),
-        // Other initiators may use the unit, at their own coordination.
+        // Other initiators may use the unit; its users must coordinate.
         shared: false,
         rotational: properties.rotational,
         passthrough: reservations.map(|reservations| Passthrough {

@@ -144,7 +144,6 @@ pub fn open(options: FileOptions) -> Arc<File> {
     Arc::new(File::open(options).unwrap_or_else(|e| panic!("{e}")))
 }
 
-/// Creates an image.
 pub fn make_image(path: &Path, options: &bdev::qcow2::CreateOptions) {
     let file = open(FileOptions {
         size: Some(4096),
@@ -154,7 +153,6 @@ pub fn make_image(path: &Path, options: &bdev::qcow2::CreateOptions) {
     bdev::qcow2::create(&file.container().unwrap(), options).unwrap();
 }
 
-/// Opens an image for serving.
 pub fn open_image(path: &Path, cache: CacheMode) -> Result<bdev::Image, bdev::OpenError> {
     bdev::Image::open(&bdev::ImageOptions {
         path: path.to_owned(),
