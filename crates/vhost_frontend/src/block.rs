@@ -166,6 +166,11 @@ impl BlkQueue {
         self.large.part(at, self.stride - PAGE)
     }
 
+    /// Returns a slot's request header in guest memory, unless headers and data are contiguous.
+    pub fn header(&self, slot: u16) -> Area {
+        self.small.part(usize::from(slot) * SMALL, HEADER)
+    }
+
     /// Adds a request: the device reads `out` bytes of the slot's data and writes `into` bytes. Returns false if the ring has no room;
     /// the slot stays taken.
     pub fn submit(&mut self, slot: u16, kind: u32, sector: u64, out: usize, into: usize) -> bool {
@@ -177,10 +182,7 @@ impl BlkQueue {
             )
         } else {
             let small = usize::from(slot) * SMALL;
-            (
-                self.small.part(small, HEADER),
-                self.small.part(small + SMALL_STATUS, 1),
-            )
+            (self.header(slot), self.small.part(small + SMALL_STATUS, 1))
         };
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&kind.to_le_bytes());

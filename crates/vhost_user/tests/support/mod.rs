@@ -271,7 +271,10 @@ impl IoChannel for WatchedBackend {
 
     fn complete(&mut self, ring: &mut Ring, completion: Completion, finished: &mut Vec<Finished>) {
         let waiting = self.waiting.get_mut(completion.token as usize);
-        let (io, mut buffer, tag) = waiting.and_then(Option::take).expect("a timer of ours");
+        let Some((io, mut buffer, tag)) = waiting.and_then(Option::take) else {
+            // Without a delay, I/Os may be pending in the inner device.
+            return self.inner.complete(ring, completion, finished);
+        };
         match self.inner.submit(ring, &io, &mut buffer, tag) {
             Submission::Done(outcome) => {
                 self.story.lock().unwrap().push(Moment::Ended(io.offset));
@@ -286,6 +289,6 @@ impl IoChannel for WatchedBackend {
     }
 
     fn in_flight(&self) -> usize {
-        self.waiting.iter().flatten().count()
+        self.waiting.iter().flatten().count() + self.inner.in_flight()
     }
 }
