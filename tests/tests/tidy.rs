@@ -66,6 +66,7 @@ const LEVELS: [(&str, &[&str]); 5] = [
             "guest_bench",
             "end_to_end",
             "fuzz_targets",
+            "models",
             "lunette-fuzz",
         ],
     ),

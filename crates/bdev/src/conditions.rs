@@ -3,7 +3,7 @@
 //! Workers load it for every I/O; while it is clear, as nearly always, the I/O starts without further checks. Each condition is set and
 //! cleared by one owner: [`crate::RangeLocks`], [`crate::Throttle`], [`crate::Recorder`] or the disk's [`crate::ErrorPolicy`].
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::{AtomicU32, Ordering};
 
 /// One condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

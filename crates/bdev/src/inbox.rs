@@ -1,13 +1,15 @@
 //! Answers of a device's thread to a worker, signalled by an event on its ring.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use uring::{Event, Owner, Ring, WatchId};
+
+use crate::sync::Mutex;
 
 /// Answers by the worker's command number.
 pub(crate) struct Inbox<T> {
     waiting: Mutex<Vec<(u64, T)>>,
-    event: Event,
+    pub(crate) event: Event,
 }
 
 impl<T> Inbox<T> {

@@ -43,6 +43,7 @@ mod scsi;
 mod scsi_generic;
 mod shared_state;
 mod state;
+mod sync;
 mod throttle;
 
 use std::io;

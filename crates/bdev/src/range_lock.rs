@@ -9,16 +9,17 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use block::{IoFlags, IoRequest};
 
 use crate::conditions::{Condition, Conditions};
+use crate::sync::{CountingArc, Mutex, MutexGuard};
 
 /// Held by a worker until its earlier I/Os have ended. Dropping the last copy grants the range.
 #[derive(Clone)]
 pub struct Barrier {
-    _on_last: Arc<OnLast>,
+    _on_last: CountingArc<OnLast>,
 }
 
 type Granted = Box<dyn FnOnce(RangeLock) + Send>;
@@ -34,7 +35,7 @@ enum Then {
 impl OnLast {
     fn barrier(then: Then) -> Barrier {
         Barrier {
-            _on_last: Arc::new(OnLast(Mutex::new(Some(then)))),
+            _on_last: CountingArc::new(OnLast(Mutex::new(Some(then)))),
         }
     }
 }

@@ -15,6 +15,7 @@ mod mapping;
 mod registration;
 mod ring_memory;
 pub mod sigbus;
+mod sync;
 mod table;
 mod used_pages;
 mod volatile;

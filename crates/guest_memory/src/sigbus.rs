@@ -5,27 +5,13 @@
 //! its next check. For any other address the handler restores the default action, so that a real bus error still ends the process.
 //! It makes only async-signal-safe calls.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
+mod slot;
+
+use crate::sync::{AtomicU32, AtomicUsize, Ordering};
+use slot::{FREE, POISONED, Slot};
 
 /// Maximum number of watched mappings. Each front end maps a handful of regions.
 const SLOTS: usize = 16_384;
-
-/// States of a slot, in the lower bits of its word. The upper bits count its claims.
-const FREE: u32 = 0;
-const CLAIMED: u32 = 1;
-const WATCHED: u32 = 2;
-const POISONED: u32 = 3;
-const STATE: u32 = 3;
-const CLAIM: u32 = 4;
-
-/// A watched range, or a free slot. The handler may read it while another thread changes it.
-struct Slot {
-    word: AtomicU32,
-    start: AtomicUsize,
-    length: AtomicUsize,
-}
-
-static TABLE: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
 
 impl Slot {
     const fn new() -> Slot {
@@ -35,47 +21,9 @@ impl Slot {
             length: AtomicUsize::new(0),
         }
     }
-
-    fn state(&self) -> u32 {
-        self.word.load(Ordering::Acquire) & STATE
-    }
-
-    fn claim(&self) -> bool {
-        let word = self.word.load(Ordering::Relaxed);
-        let claimed = (word & !STATE).wrapping_add(CLAIM) | CLAIMED;
-        let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
-        word & STATE == FREE
-            && (self.word)
-                .compare_exchange(word, claimed, success, failure)
-                .is_ok()
-    }
-
-    /// Sets the range of a claimed slot.
-    fn watch(&self, start: usize, length: usize) {
-        // A reader that sees the new range also sees the changed word.
-        fence(Ordering::Release);
-        self.start.store(start, Ordering::Relaxed);
-        self.length.store(length, Ordering::Relaxed);
-        self.enter(WATCHED);
-    }
-
-    fn enter(&self, state: u32) {
-        let claims = self.word.load(Ordering::Relaxed) & !STATE;
-        self.word.store(claims | state, Ordering::Release);
-    }
-
-    /// Returns the watched range. `None` also if the slot changes during the call, so start and length always belong to one
-    /// mapping.
-    fn range(&self) -> Option<(usize, usize)> {
-        let before = self.word.load(Ordering::Acquire);
-        let start = self.start.load(Ordering::Relaxed);
-        let length = self.length.load(Ordering::Relaxed);
-        fence(Ordering::Acquire);
-        let after = self.word.load(Ordering::Relaxed);
-        let is_stable = before & !STATE == after & !STATE;
-        (before & STATE >= WATCHED && is_stable).then_some((start, length))
-    }
 }
+
+static TABLE: [Slot; SLOTS] = [const { Slot::new() }; SLOTS];
 
 /// Slots from this index on were never used; the handler skips them.
 static USED: AtomicUsize = AtomicUsize::new(0);

@@ -17,6 +17,7 @@ mod slow;
 mod snapshot;
 mod sparse;
 mod stage;
+mod sync;
 pub mod table;
 mod word;
 

@@ -3,18 +3,13 @@
 //! The owner loads, adds and stores with plain moves, without locked instructions. A reader gets a past value of the word,
 //! at the cost of a shared copy of its cache line. Words that are read together may be from different moments.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering};
 
 /// One word. Only its owner may write it; a second writer would lose counts, but is memory-safe.
 #[derive(Default)]
-pub struct Word(AtomicU64);
+pub struct Word(pub(crate) AtomicU64);
 
 impl Word {
-    /// Creates a word.
-    pub const fn new(value: u64) -> Self {
-        Word(AtomicU64::new(value))
-    }
-
     /// Returns the value, on any thread.
     #[inline]
     pub fn get(&self) -> u64 {
@@ -42,7 +37,9 @@ impl std::fmt::Debug for Word {
 
 impl Clone for Word {
     fn clone(&self) -> Self {
-        Word::new(self.get())
+        let clone = Word::default();
+        clone.set(self.get());
+        clone
     }
 }
 

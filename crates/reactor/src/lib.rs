@@ -21,6 +21,7 @@ mod rate_limit;
 mod retry;
 mod source;
 mod step;
+mod sync;
 mod waiting;
 mod worker;
 

@@ -1,11 +1,11 @@
 //! Messages to a worker, executed between its iterations: the only access from other threads.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, PoisonError};
 
 use uring::Event;
 
 use crate::Worker;
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, mpsc};
 
 type Message = Box<dyn FnOnce(&mut Worker) + Send>;
 
