@@ -28,7 +28,7 @@ mod slot;
 #[path = "../../latency/src/word.rs"]
 mod word;
 
-// `uring::Event` and what else the files take from `uring` are in this crate.
+// The source files find `uring::Event` and other names of `uring` in this crate.
 extern crate self as uring;
 
 pub use counters::counts_grow_and_are_exact_when_the_owner_has_ended;

@@ -63,7 +63,7 @@ impl Disk {
         }
     }
 
-    /// Starts a worker with `count` writes, each of which it skips if the disk has the condition.
+    /// Starts a worker with `count` writes. It skips a write if the disk has the condition.
     fn worker(&self, count: usize, condition: Condition) -> thread::JoinHandle<()> {
         let worker = Arc::<ModelWorker>::default();
         let membership = self.locks.join(worker.clone());
@@ -99,7 +99,7 @@ pub fn held_range_is_its_holders_alone() {
         for worker in workers {
             worker.join().unwrap();
         }
-        assert!(disk.conditions.is_clear(), "a range is held for ever");
+        assert!(disk.conditions.is_clear(), "a range is still held");
         disk.data.check();
     });
 }

@@ -95,7 +95,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Changes what the driver may change, until the device is done.
+    /// Writes to the ring, the table and the region until the device is done.
     fn attack(&self) {
         let raw = RawRing::new(&self.layout, &self.table).unwrap();
         let region = RingMemory::new(self.inflight.clone(), 0, 4096);
