@@ -1,4 +1,4 @@
-//! Guests for demonstrations and tests: Linux kernels under QEMU, with disks served by a vhost-user back end.
+//! Guests under QEMU with disks from a vhost-user back end, for `lunette vm`, the demonstration and the tests.
 //!
 //! [`GuestBuilder`] boots a kernel with an initramfs built here; [`Guest::run`] runs a shell script in it and returns exit code and
 //! output; [`Daemon`] starts and stops `lunette`. Processes are killed when their owner is dropped, every wait has a timeout, and an
