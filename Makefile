@@ -107,7 +107,7 @@ test-one: ## One file of end-to-end tests: make test-one T=durability; or of tho
 	$(CARGO) build --workspace --exclude lunette-fuzz --bins --tests
 	LUNETTE_BIN=$(abspath $(target_directory))/debug/lunette $(tests_of) --test $(firstword $(T)) -- --test-threads=1 $(wordlist 2,99,$(T))
 
-check: ## Formatting, clippy (warnings denied), unused dependencies, licences and sources of all others, whether make static compiles
+check: ## Formatting, clippy and cargo doc (warnings denied), unused dependencies, licences and sources of all others, whether make static compiles
 	$(CARGO) fmt --all --check
 	@for tool in cargo-machete cargo-deny; do \
 		command -v $$tool > /dev/null || { echo "check: $$tool is missing; hint: cargo install --locked $$tool" >&2; exit 1; }; \
@@ -115,6 +115,7 @@ check: ## Formatting, clippy (warnings denied), unused dependencies, licences an
 	$(CARGO) machete --with-metadata
 	$(CARGO) deny check bans licenses sources
 	CUSTOM_LIBFUZZER_PATH=/not/linked/libfuzzer.a $(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --workspace --exclude lunette-fuzz --no-deps --document-private-items
 	$(CARGO) check -p lunette --target $(musl)
 
 # Always the whole workspace, and of that the tests that are meant: of one crate alone, dependencies would be built anew, with other

@@ -391,7 +391,7 @@ impl Disk {
     }
 
     /// Closes the disk: from now on I/O without [`block::IoFlags::CLOSER`] fails on every transport. I/O with it waits for changes in
-    /// flight and is limited in rate, see [`closed_pace`]. Quick; may be called twice.
+    /// flight and is limited in rate, see `closed_pace`. Quick; may be called twice.
     pub fn close(&self) {
         let capacity = self.info().geometry.capacity_bytes();
         self.throttle.set_pace(Some(closed_pace(capacity)));

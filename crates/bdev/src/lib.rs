@@ -8,7 +8,7 @@
 //! ```
 //!
 //! All workers share a block device. Each attaches its own channel and passes it the completions of the channel's [`uring::Owner`]s. A
-//! layer (`delay`, `faulty`) is a block device over another, to any depth. Every I/O passes [`admit`] first: range, read-only and similar
+//! layer (`delay`, `faulty`) is a block device over another, to any depth. Every I/O passes `admit` first: range, read-only and similar
 //! rules are the same everywhere. Tests: in each module, and `tests/` against a model.
 
 #![forbid(unsafe_code)]

@@ -27,7 +27,7 @@ pub enum IoKind {
     /// at the start of the buffer; otherwise fails with [`IoErrorKind::Miscompare`](crate::IoErrorKind). No range; `length`
     /// is the length of the buffer. Only for devices with such a state.
     ReplaceState,
-    /// Executes a SCSI command; see [`ScsiCommand`](crate::ScsiCommand). No range; `length` is the length of the buffer.
+    /// Executes a SCSI command; see [`ScsiCommand`]. No range; `length` is the length of the buffer.
     /// Only the issuer can determine whether it changes data. Only for devices with [`Passthrough`](crate::Passthrough).
     ScsiCommand,
 }

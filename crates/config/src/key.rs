@@ -19,7 +19,7 @@ pub struct Key<D: 'static, T: 'static> {
     pub name: &'static str,
     /// Kind of its values.
     pub kind: Kind,
-    /// Default in the documentation; [`REQUIRED`] or [`NONE`].
+    /// Default in the documentation; `REQUIRED` or `NONE`.
     pub default: &'static str,
     /// Way to change its value while the daemon runs.
     pub run_time: RunTime,

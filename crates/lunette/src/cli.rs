@@ -119,6 +119,10 @@ pub struct Configuration {
     /// size (to create it), cache (none, writeback, writethrough); of an image conf, id, keyring, mon_host, lock (cooperative, exclusive, shared), option.KEY; of all disks block_size (512, 4096), physical_block_size, ro, require, removable, serial, wwn, copy_across_targets,
     /// on_error (report, stop, enospc), io_timeout (seconds), and limits in a second: iops, bandwidth (with iops_burst, bandwidth_burst)
     #[arg(long, value_name = "NAME=BACKEND:...")]
+    #[expect(
+        rustdoc::broken_intra_doc_links,
+        reason = "the text is help: its brackets mark optional parts"
+    )]
     pub disk: Vec<String>,
     /// A disk as virtio-blk on a vhost-user socket; then ,name=NAME, ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP,
     /// and ,workers=1+3 or ,dedicated: the workers that serve it, or one of its own

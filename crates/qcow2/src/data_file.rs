@@ -184,7 +184,7 @@ impl<S: Storage> Image<S> {
         Ok(())
     }
 
-    /// Allocates the clusters of a new raw data file, after [`create`](crate::create).
+    /// Allocates the clusters of a new raw data file, after [`create`](crate::create()).
     ///
     /// # Errors
     /// The storage failed.

@@ -1,6 +1,6 @@
 //! Executes SCSI plans on disks for virtio-scsi and iSCSI: the layer between the pure core and the block devices.
 //!
-//! [`Units`] maps logical units to disks. A [`Task`] takes one command's [`scsi::Plan`] through its I/Os. [`execute`] serves the needs of a
+//! [`Units`] maps logical units to disks. A [`Task`] takes one command's [`scsi::Plan`] through its I/Os. [`execute()`] serves the needs of a
 //! task, and is the only function that a transport calls. [`Runners`] sends aborts to all queues and connections. [`TaskOrder`] keeps the
 //! order of tasks across queues. The caller chooses worker, ring and transport. A task is owned by its request's slot; a task of one I/O
 //! allocates nothing.

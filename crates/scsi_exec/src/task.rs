@@ -1,4 +1,4 @@
-//! One command from its plan to its response. A task states its next need; [`execute`](crate::execute) serves it.
+//! One command from its plan to its response. A task states its next need; [`execute`](crate::execute()) serves it.
 //!
 //! ```text
 //!   start -> Data | Scratch -> (I/O) -> resume -> ... -> Answer          the response is then in `response`
@@ -194,7 +194,7 @@ impl Task {
             && !self.is_ready()
     }
 
-    /// Returns true if the task has a need for [`execute`](crate::execute).
+    /// Returns true if the task has a need for [`execute`](crate::execute()).
     pub fn is_ready(&self) -> bool {
         !matches!(self.general.next, Need::Nothing)
     }

@@ -5,7 +5,7 @@
 //! below an earlier maximum. This crate contains `unsafe` code; its exported API is safe. Memory that the kernel may still
 //! access is leaked, never freed.
 //!
-//! Also here, because they need raw system calls: [`file_lock`], [`guard`], [`first_unwritten`], [`inherited`], [`make_tap`] and
+//! Also here, because they need raw system calls: [`file_lock`], [`guard`], [`first_unwritten`], [`inherited()`], [`make_tap`] and
 //! [`make_tun`]. Tests: `tests/`.
 
 mod discard;

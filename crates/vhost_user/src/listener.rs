@@ -272,7 +272,7 @@ impl Server {
     /// Serves a device on a socket path. If the socket cannot be bound yet and [`Server::set_may_wait`] allows it to wait, returns false.
     ///
     /// # Errors
-    /// See [`bind`].
+    /// See `socket::bind`.
     pub fn listen(&self, path: &Path, device: Arc<dyn VirtioDevice>) -> Result<bool, SocketError> {
         self.listen_with(path, Rights::default(), device)
     }
@@ -280,7 +280,7 @@ impl Server {
     /// Like [`Server::listen`], with these rights for the socket.
     ///
     /// # Errors
-    /// See [`bind`]. Also fails if the rights cannot be set.
+    /// See `socket::bind`. Also fails if the rights cannot be set.
     pub fn listen_with(
         &self,
         path: &Path,

@@ -550,7 +550,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             .or_else(|error| self.refuse(error.to_string()))
     }
 
-    /// The channel was taken from the message as a second descriptor: see [`SessionHandle::config_changed`].
+    /// The channel was taken from the message as a second descriptor: see `SessionHandle::config_changed`.
     fn set_backend_req_fd(&mut self, _backend: Backend) {}
 
     fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Reply<File> {

@@ -6,7 +6,7 @@ use std::fmt::{Display, Write};
 
 use latency::SparseHistogram;
 
-/// Content type of the text of a [`Page`].
+/// Content type of the text of a `Page`.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! PDUs on the wire (RFC 7143, section 11): headers as byte-exact structs, framing, digests.
 //!
 //! A PDU consists of a basic header segment of 48 bytes, additional header segments, a header digest, a data segment padded
-//! to four bytes, and a data digest. [`Decoder`] splits a byte stream into these parts without copying data. [`encode`]
+//! to four bytes, and a data digest. [`Decoder`] splits a byte stream into these parts without copying data. [`encode()`]
 //! writes a PDU.
 
 mod additional;

@@ -30,7 +30,7 @@ pub struct TaskManagement {
     /// The task of ABORT TASK and QUERY TASK, in progress on this connection.
     pub referenced: Option<TaskId>,
     /// The referenced task tag. An ABORT TASK without `referenced` means a task that has ended on this connection. The
-    /// answer is [`TaskFunctionResponse::TaskDoesNotExist`], unless the task was aborted and its I/O is still running.
+    /// answer is `TaskFunctionResponse::TaskDoesNotExist`, unless the task was aborted and its I/O is still running.
     pub referenced_tag: u32,
     /// The request's CmdSN: only older tasks of the session are affected (4.2.2.3.4).
     pub cmd_sn: u32,
