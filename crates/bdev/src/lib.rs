@@ -17,6 +17,7 @@ mod admit;
 mod attach;
 mod blocking;
 mod blocking_io;
+pub mod checked_text;
 mod conditions;
 mod delay;
 mod dirty_bitmap;

@@ -10,6 +10,10 @@ use std::path::PathBuf;
 
 use block::Identity;
 
+use crate::checked_text::{VERSION, check_line};
+
+/// Name of the record in its checksum.
+const ATTRIBUTE: &str = "identity";
 /// Maximum bytes of a path in a record; longer ones are omitted. ext4 has one block for all attributes of a file.
 const PATH_BYTES_MAX: usize = 2048;
 
@@ -61,6 +65,26 @@ impl IdentityRecord {
             text.extend(path);
         }
         text
+    }
+
+    /// Returns the attribute of the file: a line with the version, the length and the checksum of the record, then the record.
+    pub fn to_attribute(&self) -> Vec<u8> {
+        let text = self.encode();
+        [check_line(ATTRIBUTE, &text).as_bytes(), &text].concat()
+    }
+
+    /// Reads an attribute. Returns `None` if the attribute is damaged. Records of earlier versions, and those set by hand, have no first line:
+    /// they start with the UUID, so a damaged first line is never taken for one.
+    pub fn from_attribute(bytes: &[u8]) -> Option<IdentityRecord> {
+        if !bytes.starts_with(VERSION) {
+            return IdentityRecord::decode(bytes);
+        }
+        let end = bytes.iter().position(|byte| *byte == b'\n')?;
+        let (line, text) = bytes.split_at(end + 1);
+        match line == check_line(ATTRIBUTE, text).as_bytes() {
+            true => IdentityRecord::decode(text),
+            false => None,
+        }
     }
 
     /// Parses the output of [`IdentityRecord::encode`]; skips unknown words. `None`: not a record.
@@ -186,6 +210,41 @@ mod tests {
     }
 
     #[test]
+    fn damaged_attribute_is_no_record() {
+        let record = IdentityRecord {
+            identity: TEXT.parse().unwrap(),
+            stamp: Some(Stamp {
+                inode: 12,
+                birth: None,
+                path: Some("/srv/a\nb.raw".into()),
+            }),
+        };
+        let attribute = record.to_attribute();
+        let text = format!("{TEXT} inode=12 path=/srv/a\nb.raw");
+        let line = format!("lunette1 length={} crc32c=", text.len());
+        assert!(attribute.starts_with(line.as_bytes()) && attribute.ends_with(text.as_bytes()));
+        for length in 0..attribute.len() {
+            let cut = IdentityRecord::from_attribute(&attribute[..length]);
+            assert_eq!(cut, None, "{length} bytes");
+        }
+        for bit in 0..attribute.len() * 8 {
+            let mut damaged = attribute.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let read = IdentityRecord::from_attribute(&damaged);
+            assert_eq!(read, None, "bit {bit}");
+        }
+        assert_eq!(
+            IdentityRecord::from_attribute(&attribute),
+            Some(record.clone())
+        );
+        // Without a first line: an earlier version.
+        assert_eq!(
+            IdentityRecord::from_attribute(text.as_bytes()),
+            Some(record)
+        );
+    }
+
+    #[test]
     fn a_file_is_known_by_its_birth_and_without_one_by_its_inode() {
         let stamp = |inode, birth| Stamp {
             inode,
@@ -204,8 +263,8 @@ mod tests {
         fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), known: bool) {
             let mut text = if known { format!("{TEXT} ").into_bytes() } else { Vec::new() };
             text.extend(&bytes);
-            if let Some(record) = IdentityRecord::decode(&text) {
-                prop_assert_eq!(IdentityRecord::decode(&record.encode()), Some(record));
+            if let Some(record) = IdentityRecord::from_attribute(&text) {
+                prop_assert_eq!(IdentityRecord::from_attribute(&record.to_attribute()), Some(record));
             }
         }
 
@@ -216,6 +275,7 @@ mod tests {
                 identity: Identity::from_random_bits(bits),
                 stamp: Some(Stamp { inode, birth, path: path.map(PathBuf::from) }),
             };
+            prop_assert_eq!(IdentityRecord::from_attribute(&record.to_attribute()), Some(record.clone()));
             prop_assert_eq!(IdentityRecord::decode(&record.encode()), Some(record));
         }
     }

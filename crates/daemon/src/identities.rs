@@ -226,7 +226,7 @@ impl Identities {
     ) -> Result<(), String> {
         if let Some(medium) = device.medium() {
             let record = record(identity, medium);
-            if let Err(refused) = medium.set_attribute(&record.encode()) {
+            if let Err(refused) = medium.set_attribute(&record.to_attribute()) {
                 let has_attribute = matches!(medium.attribute(), Ok(Some(_)));
                 if has_attribute {
                     return Err(format!(
@@ -264,7 +264,7 @@ pub(crate) fn persist(claims: &[(Arc<Disk>, Claim)], store: &dyn Store) {
             continue;
         };
         let record = record(claim.identity, medium);
-        let Err(refused) = medium.set_attribute(&record.encode()) else {
+        let Err(refused) = medium.set_attribute(&record.to_attribute()) else {
             changed.extend(medium.reopen());
             continue;
         };
@@ -400,11 +400,12 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Result<Cl
         is_stale,
     };
     let mut inherited = None;
-    let attribute = attribute(medium)?;
-    if let Some(record) = attribute {
+    if let Some((attribute, record)) = attribute(medium)? {
         let is_here = record.stamp == now;
         if is_here || is_of_this(&record) && !medium.is_copy_of(&record) {
-            return Ok(written(&record, !is_here));
+            // The file was moved, or an earlier version wrote the attribute.
+            let current = self::record(record.identity, medium).to_attribute();
+            return Ok(written(&record, attribute != current));
         }
         inherited = Some(record);
     }
@@ -451,13 +452,13 @@ fn claim_medium(name: &str, medium: &dyn Medium, store: &dyn Store) -> Result<Cl
     })
 }
 
-/// Returns the identity in the attribute of a file; `None` if it has none or cannot have one.
-fn attribute(medium: &dyn Medium) -> Result<Option<IdentityRecord>, String> {
+/// Returns the attribute of a file, and the identity in it; `None` if the file has none or cannot have one.
+fn attribute(medium: &dyn Medium) -> Result<Option<(Vec<u8>, IdentityRecord)>, String> {
     let hint = "hint: restore the attribute, or remove it to give the disk a new identity without reservations: setfattr -x user.lunette.identity FILE";
     match medium.attribute() {
         Ok(None) => Ok(None),
-        Ok(Some(attribute)) => match IdentityRecord::decode(&attribute) {
-            Some(record) => Ok(Some(record)),
+        Ok(Some(attribute)) => match IdentityRecord::from_attribute(&attribute) {
+            Some(record) => Ok(Some((attribute, record))),
             None => Err(format!(
                 "its identity is unknown: the attribute user.lunette.identity of its file is damaged; {hint}"
             )),

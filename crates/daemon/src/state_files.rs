@@ -1,7 +1,7 @@
 //! The files of the state folder: their kinds, their check, and the way to reset a damaged one.
 //!
 //! ```text
-//!   KEY.saved       header of magic, length and CRC-32C over key and content, then the content
+//!   KEY.saved       header of version, length and CRC-32C over key and content, then the content
 //!   NAME.json       a line `lunette1 length=N crc32c=X`, then the text; a text without that line is not checked
 //!   initiator*      text with a check of its own (`iscsi_initiator`)
 //!   *.damaged-N     a file that was reset, N seconds after 1970
@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bdev::checked_text::{VERSION, check_line, checksum};
 use bdev::iscsi_initiator::is_identity_text;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -244,19 +245,8 @@ pub(crate) fn key_of(name: &str) -> String {
     String::from_utf8_lossy(&key).into_owned()
 }
 
-/// First bytes of each checked file.
-const MAGIC: &[u8; 8] = b"lunette1";
-/// Bytes of the header: magic, length of the payload, checksum.
+/// Bytes of the header: version, length of the payload, checksum.
 const HEADER: usize = 8 + 8 + 4;
-
-/// Returns the CRC-32C of key and payload. The key detects a renamed file.
-fn checksum(key: &str, payload: &[u8]) -> u32 {
-    let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
-    digest.update(key.as_bytes());
-    digest.update(&[0]);
-    digest.update(payload);
-    digest.finalize() as u32
-}
 
 pub(crate) fn checksum_of(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
@@ -266,7 +256,7 @@ pub(crate) fn checksum_of(bytes: &[u8]) -> u32 {
 pub(crate) fn encode(key: &str, payload: &[u8]) -> Vec<u8> {
     let length = (payload.len() as u64).to_le_bytes();
     let checksum = checksum(key, payload).to_le_bytes();
-    [MAGIC, &length[..], &checksum, payload].concat()
+    [VERSION, &length[..], &checksum, payload].concat()
 }
 
 const CUT: &str = "is empty or cut short";
@@ -277,7 +267,7 @@ const OTHER_CONTENT: &str = "has another content than was saved";
 /// Checks and removes the header.
 pub(crate) fn decode(key: &str, file: &[u8]) -> Result<Vec<u8>, &'static str> {
     let (header, payload) = file.split_first_chunk::<HEADER>().ok_or(CUT)?;
-    if !header.starts_with(MAGIC) {
+    if !header.starts_with(VERSION) {
         return Err(OTHER_FORMAT);
     }
     if header[8..16] != (payload.len() as u64).to_le_bytes() {
@@ -287,12 +277,6 @@ pub(crate) fn decode(key: &str, file: &[u8]) -> Result<Vec<u8>, &'static str> {
         return Err(OTHER_CONTENT);
     }
     Ok(payload.to_vec())
-}
-
-/// Returns the first line of a checked text.
-fn check_line(name: &str, text: &[u8]) -> String {
-    let (length, checksum) = (text.len(), checksum(name, text));
-    format!("lunette1 length={length} crc32c={checksum:08x}\n")
 }
 
 /// Adds the first line to the text of a file of this name.
@@ -431,7 +415,7 @@ pub(crate) fn condition(folder: &Path, name: &str) -> Condition {
         _ => without_check_line(name, &file).map(drop),
     };
     match checked {
-        Ok(()) if kind.check == Check::Line && !file.starts_with(MAGIC) => Condition::Unchecked,
+        Ok(()) if kind.check == Check::Line && !file.starts_with(VERSION) => Condition::Unchecked,
         Ok(()) => Condition::Good,
         Err(reason) => Condition::Damaged(reason.to_owned()),
     }

@@ -102,7 +102,7 @@ impl Medium for Shared {
             let mut value = vec![0; ATTRIBUTE_BYTES_MAX];
             let got = rustix::fs::lgetxattr(&path, ATTRIBUTE, &mut value[..]);
             let value = value_of(got, value).ok().flatten();
-            let found = value.and_then(|value| IdentityRecord::decode(&value));
+            let found = value.and_then(|value| IdentityRecord::from_attribute(&value));
             found.is_some_and(|found| found.identity == identity)
         };
         let (tell, told) = mpsc::sync_channel(1);
